@@ -1,0 +1,12 @@
+"""The array types that cross module boundaries."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Float32: TypeAlias = npt.NDArray[np.float32]
+Float64: TypeAlias = npt.NDArray[np.float64]
+UInt32: TypeAlias = npt.NDArray[np.uint32]
+AnyArray: TypeAlias = npt.NDArray[Any]
+Buffer: TypeAlias = bytes | bytearray | memoryview

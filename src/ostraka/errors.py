@@ -1,0 +1,138 @@
+"""Every deliberate error, and whose fault it is.
+
+OstrakaError
+├── ConfigError              the numbers asked for cannot work: change them
+├── LocalProtocolError       our own bug or misuse: stop
+├── RemoteProtocolError      a peer's message: drop it, keep the round
+│   ├── MalformedMessage     bytes that are no message at all
+│   ├── OpenError            bytes that do not authenticate or decrypt, for whatever reason
+│   ├── UpdateRejected       an authentic update that breaks a rule: says which client and which rule
+│   ├── ReceiptRefused       a receipt or offer that a client must not follow
+│   │   └── Fork             two receipts for one round: proof that the enclave's state was forked
+│   └── WorkerError          a worker's answer that cannot be used: says which worker
+│       ├── WorkerLied       its numbers are provably false
+│       └── WorkerGone       it did not answer in time; slow is not dishonest
+└── RoundFailed              the round cannot be completed, and nothing was published
+    └── TooFewUpdates        fewer valid updates than the rule needs
+"""
+
+from enum import StrEnum
+
+
+class OstrakaError(Exception):
+    """The root of every error that Ostraka raises on purpose."""
+
+
+class ConfigError(OstrakaError, ValueError):
+    """The caller asked for numbers that cannot work together."""
+
+
+class LocalProtocolError(OstrakaError):
+    """This side broke its own protocol: a bug or a misuse, never the peer's fault."""
+
+
+class RemoteProtocolError(OstrakaError):
+    """A peer sent something unacceptable. The message is dropped and nothing has changed."""
+
+
+class MalformedMessage(RemoteProtocolError):
+    """These bytes are not a message of the expected kind."""
+
+
+class OpenError(RemoteProtocolError):
+    """These bytes do not authenticate or decrypt. One error, so that no cause can be told apart."""
+
+    def __init__(self, what: str = "message") -> None:
+        super().__init__(f"{what} does not open: altered, misplaced, or not from an enrolled party")
+
+
+class Rejection(StrEnum):
+    """Why a client's update does not take part. The text is what an operator reads."""
+
+    FOREIGN_ROUND = "made for another round"
+    FOREIGN_CONFIG = "made for another config"
+    FOREIGN_KEY = "sealed to another enclave key"
+    WRONG_SHAPE = "wrong dimension, tiles or manifest"
+    UNOPENABLE_KEY = "its sealed key does not open"
+    BAD_NORM = "states a norm that is not finite or not possible"
+    DUPLICATE = "sent twice"
+    LATE = "arrived after the round closed"
+    INCOMPLETE = "incomplete when the round closed"
+    UNOPENABLE_TILE = "a tile does not open"
+    NOT_FINITE = "holds a NaN or an infinity"
+    FALSE_NORM = "its norm is not the stated one"
+    CHANGED = "a tile changed between the two passes"
+
+    @property
+    def provable(self) -> bool:
+        """True if only the client itself can have caused it: the host cannot forge what it signed."""
+        return self in _PROVABLE
+
+
+_PROVABLE = frozenset(
+    {
+        Rejection.WRONG_SHAPE,
+        Rejection.UNOPENABLE_KEY,
+        Rejection.BAD_NORM,
+        Rejection.NOT_FINITE,
+        Rejection.FALSE_NORM,
+    }
+)
+
+
+class UpdateRejected(RemoteProtocolError):
+    """An authentic update breaks a rule. Only this client is affected."""
+
+    def __init__(self, client: str, reason: Rejection) -> None:
+        super().__init__(f"update of client {client!r} rejected: {reason}")
+        self.client = client
+        self.reason = reason
+
+
+class ReceiptRefused(RemoteProtocolError):
+    """A signed statement of the enclave that this client must not follow: stale, forked or foreign."""
+
+
+class Fork(ReceiptRefused):
+    """The enclave signed two receipts for one round. Both are kept: together they are the proof."""
+
+    def __init__(self, held: object, other: object) -> None:
+        super().__init__(
+            "two different receipts are signed for the same round: the chain is forked"
+        )
+        self.held = held
+        self.other = other
+
+
+class WorkerError(RemoteProtocolError):
+    """A worker's answer cannot be used."""
+
+    def __init__(self, worker: str, what: str) -> None:
+        super().__init__(f"worker {worker!r} {what}")
+        self.worker = worker
+
+
+class WorkerLied(WorkerError):
+    """A worker returned numbers that are provably not those of the shares it was given."""
+
+
+class WorkerGone(WorkerError):
+    """A worker did not answer. That is a fault, not a lie."""
+
+
+class RoundFailed(OstrakaError):
+    """The round cannot be completed. Nothing was published."""
+
+
+class TooFewUpdates(RoundFailed):
+    """Fewer valid updates than the rule needs."""
+
+
+class LeakyMasking(UserWarning):
+    """The chosen masking does not hide updates from a single worker."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Gaussian masking reproduces the paper and leaks: one worker alone can recognise updates "
+            "by the polar attack, whatever the noise (docs/threat-model.md)"
+        )
