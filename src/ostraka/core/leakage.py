@@ -1,0 +1,93 @@
+"""What a share can tell, and what hiding costs in precision: law 6, the paper's corollary 1.
+
+(6)  I(W_i; Y_i) <= sum over k of 1/2 log2(1 + Var(W_ik) / sigma^2)  bits
+
+Larger noise hides more and rounds more away, so a leakage budget and a precision are two demands on
+one sigma: `require` meets both, or says how far apart they are. Everything is in units of the clip
+norm.
+
+The law takes the noise of different rows to be independent. That of law 4 is not, so a worker that
+looks at all its rows together learns more than this bound: see `ostraka.core.attacks.polar`.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from ostraka.core.distances import gram_error
+from ostraka.core.masking import grid_step
+from ostraka.errors import ConfigError
+
+# For one whole update, all its coordinates together.
+DEFAULT_BITS = 1e-3
+
+# Rows are scaled to the unit ball by their stated norms, which are checked to within 2^-10.
+ROW_NORM = 1 + 2.0**-10
+
+
+def bound_bits(sigma: float, *, variance: float, d: int) -> float:
+    """Law 6 for d coordinates of equal variance: d/2 log2(1 + variance / sigma^2)."""
+    _require_positive(sigma=sigma, variance=variance, d=d)
+    ratio = math.sqrt(variance) / sigma
+    return d / 2 * math.log1p(ratio * ratio) / math.log(2)
+
+
+def sigma_for(bits: float, *, variance: float, d: int) -> float:
+    """The sigma at which law 6 allows just `bits`: sqrt(variance / (2^(2 bits / d) - 1))."""
+    _require_positive(bits=bits, variance=variance, d=d)
+    # With x = 2 ln(2) bits / d this is the root of 1 / expm1(x), in a form that cannot overflow.
+    x = 2 * math.log(2) * bits / d
+    return math.sqrt(variance) * math.exp(-x / 2) / math.sqrt(-math.expm1(-x))
+
+
+def clipped_variance(norm: float, d: int) -> float:
+    """The variance of a coordinate to use in law 6 for updates with |W| <= norm: norm^2 / d.
+
+    The variances sum to at most E|W|^2 <= norm^2. The logarithm is concave, so by Jensen's
+    inequality the sum in law 6 is largest where they are all equal.
+    """
+    _require_positive(norm=norm, d=d)
+    return norm * norm / d
+
+
+def decoding_error(sigma: float, *, d: int, dtype: npt.DTypeLike, tile: int = 1024) -> float:
+    """How far a decoded squared distance may be from |W_i - W_j|^2, in squared clip norms.
+
+    dtype: of the shares and of the workers' sums. tile: see `distances.gram_error`.
+
+    Decoding subtracts C = 2 d sigma^2 from distances of that size, so the error is some eps C. The
+    grid of the shares adds to it, which matters for small d only.
+    """
+    _require_positive(sigma=sigma, d=d)
+    constant = 2 * d * sigma**2
+    summing = gram_error(d, square=constant / 2 + 2, tile=tile, dtype=dtype)
+    # On the grid R_i - R_j and W_i - W_j miss by up to one step in each coordinate. Their lengths
+    # are sqrt(C) and at most 2, and 5 steps are six deviations of twice an error along a direction.
+    gridding = 5 * grid_step(sigma) * (math.sqrt(constant) + 2)
+    return summing + gridding
+
+
+def require(
+    bits: float, precision: float, *, d: int, dtype: npt.DTypeLike, tile: int = 1024
+) -> float:
+    """The sigma that keeps the leakage of any update within `bits`.
+
+    ConfigError if distances could then be off by more than `precision`, in squared clip norms.
+    """
+    _require_positive(precision=precision)
+    sigma = sigma_for(bits, variance=clipped_variance(ROW_NORM, d), d=d)
+    error = decoding_error(sigma, d=d, dtype=dtype, tile=tile)
+    if error > precision:
+        raise ConfigError(
+            f"a leakage of at most {bits:g} bits needs noise of sigma={sigma:.4g} clip norms, and "
+            f"then distances over {d} coordinates in {np.dtype(dtype).name} are off by up to "
+            f"{error:.2g} squared clip norms; the precision asked for is {precision:g}"
+        )
+    return sigma
+
+
+def _require_positive(**numbers: float) -> None:
+    for name, number in numbers.items():
+        if not 0 < number < math.inf:
+            raise ConfigError(f"{name} must be positive and finite; got {number}")

@@ -1,0 +1,58 @@
+"""Multi-Krum: law 5, the paper's section 3.2, after Blanchard et al. (NeurIPS 2017).
+
+(5)  score_i = the sum of the n - f - 2 smallest D_ij over j != i; keep the k lowest; n >= 2f + 3
+
+The count is that of Blanchard et al. and of Flower: n - f - 2 squared distances to *others*. ByzFL
+sums n - f - 1 of them, others sum plain distances or fourth powers, and the selections differ.
+
+Distances are squared and signed: a decoded one may be slightly negative, and is used as it is. So
+is an asymmetric matrix, where row i scores client i.
+"""
+
+import math
+
+import numpy as np
+
+from ostraka.arrays import Float64
+from ostraka.errors import ConfigError
+
+
+def krum_scores(distances: Float64, f: int) -> Float64:
+    """The scores (n,) of law 5. distances: (n, n), whose diagonal is ignored whatever it holds."""
+    if distances.ndim != 2 or distances.shape[0] != distances.shape[1]:
+        raise ConfigError(f"Krum needs a square matrix; got shape {distances.shape}")
+    n = len(distances)
+    if f < 0 or n < 2 * f + 3:
+        raise ConfigError(f"Krum needs f >= 0 and n >= 2f + 3; got n={n}, f={f}")
+    others = np.array(distances, dtype=np.float64)
+    np.fill_diagonal(others, 0)
+    if bad := np.count_nonzero(~np.isfinite(others)):
+        raise ConfigError(f"Krum needs finite distances; {bad} of {n * (n - 1)} are not")
+    # A row is no neighbour of its own: its 0 must not count as the nearest distance.
+    np.fill_diagonal(others, math.inf)
+    others.sort(axis=1)
+    scores: Float64 = others[:, : n - f - 2].sum(axis=1)
+    return scores
+
+
+def multi_krum(distances: Float64, f: int, k: int) -> tuple[int, ...]:
+    """The k rows of lowest score, in ascending order. Of equal scores the lower row number wins."""
+    scores = krum_scores(distances, f)
+    n = len(scores)
+    if not 1 <= k <= n - f:
+        raise ConfigError(f"Multi-Krum keeps 1 <= k <= n - f rows; got k={k}, n={n}, f={f}")
+    kept = np.argsort(scores, kind="stable")[:k]
+    return tuple(sorted(kept.tolist()))
+
+
+def selection_gap(scores: Float64, k: int) -> float:
+    """By how much the best row left out scores above the worst kept; infinite if none is left out.
+
+    Errors of the scores that stay below half of it cannot change the selection.
+    """
+    if not 1 <= k <= len(scores):
+        raise ConfigError(f"a selection keeps 1 <= k <= n rows; got k={k}, n={len(scores)}")
+    if k == len(scores):
+        return math.inf
+    ordered = np.sort(scores)
+    return float(ordered[k] - ordered[k - 1])
