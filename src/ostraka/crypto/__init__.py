@@ -1,0 +1,1 @@
+"""Secrets in use: random streams, sealed updates, worker channels and receipts."""

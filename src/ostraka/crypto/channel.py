@@ -1,0 +1,104 @@
+"""The enclave's channel to one worker, for one attempt.
+
+    enclave -> worker   ChannelOffer    an ephemeral hybrid key, signed by the enclave
+    worker -> enclave   ChannelAccept   HPKE(secret) to that key, signed by the worker
+    both                key = HKDF-SHA256(secret, label, offer, accept, direction)
+
+Both signatures cover the whole transcript, so each side knows the other, the round, the attempt and
+the share that it is for. The ephemeral key and the secret are gone when the attempt ends: a recording
+of the traffic does not open later, not even with either side's identity key. Classical
+Diffie-Hellman alone would undo the clients' post-quantum seal, since every share passes here.
+"""
+
+import os
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ostraka.arrays import AnyArray, Buffer
+from ostraka.crypto import hpke
+from ostraka.crypto.aead import nonce, open_into, seal_into
+from ostraka.crypto.hpke import Entropy, HybridKey
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.encoding import UNSIGNED, digest, encode, pack
+from ostraka.errors import OpenError
+from ostraka.messages import ChannelAccept, ChannelOffer
+
+_SECRET_BYTES = 32
+_TO_WORKER = b"ostraka/channel/v1/to-worker"
+_TO_ENCLAVE = b"ostraka/channel/v1/to-enclave"
+
+
+class Channel:
+    """Two AES-256-GCM keys, one a direction. Shares go one way, one answer comes back."""
+
+    def __init__(self, secret: bytes, transcript: bytes) -> None:
+        self._to_worker = AESGCM(_derive(secret, _TO_WORKER, transcript))
+        self._to_enclave = AESGCM(_derive(secret, _TO_ENCLAVE, transcript))
+
+    def __repr__(self) -> str:
+        return "Channel(<secret>)"
+
+    def seal_share(self, index: int, row: int, share: AnyArray, out: Buffer) -> None:
+        """Seal one row of tile `index` into `out`, 16 bytes longer. Once per (tile, row)."""
+        seal_into(self._to_worker, nonce(index, row), share, out)
+
+    def open_share(self, index: int, row: int, sealed: Buffer, out: AnyArray) -> None:
+        """The worker's side of `seal_share`. Raises OpenError."""
+        open_into(self._to_worker, nonce(index, row), sealed, out, what="share")
+
+    def seal_answer(self, answer: bytes) -> bytes:
+        """Seal the worker's one answer. The key serves one attempt, so one nonce is enough."""
+        return self._to_enclave.encrypt(nonce(0), answer, None)
+
+    def open_answer(self, sealed: bytes) -> bytes:
+        """The enclave's side of `seal_answer`. Raises OpenError."""
+        try:
+            return self._to_enclave.decrypt(nonce(0), sealed, None)
+        except (InvalidTag, ValueError):
+            raise OpenError("answer") from None
+
+
+class PendingChannel:
+    """The enclave's half of the handshake, waiting for the worker's."""
+
+    def __init__(
+        self, blank: ChannelOffer, identity: Identity, key: HybridKey, worker: bytes
+    ) -> None:
+        self.offer = identity.sign(blank)
+        self._key = key
+        self._worker = worker
+
+    def __repr__(self) -> str:
+        return f"PendingChannel(worker={self._worker.hex()[:16]}, <secret>)"
+
+    def finish(self, accept: ChannelAccept) -> Channel:
+        """Raises OpenError unless the pinned worker accepted exactly this offer."""
+        check_signature(accept, self._worker)
+        if accept.offer != digest(self.offer):
+            raise OpenError("ChannelAccept")
+        secret = self._key.open(accept.sealed_secret, info=encode(self.offer))
+        return Channel(secret, _transcript(self.offer, accept))
+
+
+def accept_offer(
+    offer: ChannelOffer, *, enclave: bytes, identity: Identity, entropy: Entropy = os.urandom
+) -> tuple[ChannelAccept, Channel]:
+    """The worker's half of the handshake. Raises OpenError unless the offer is for this worker."""
+    check_signature(offer, enclave)
+    if offer.worker != identity.public:
+        raise OpenError("ChannelOffer")
+    secret = entropy(_SECRET_BYTES)
+    sealed = hpke.seal(offer.key, secret, info=encode(offer))
+    accept = identity.sign(ChannelAccept(digest(offer), sealed, UNSIGNED))
+    return accept, Channel(secret, _transcript(offer, accept))
+
+
+def _transcript(offer: ChannelOffer, accept: ChannelAccept) -> bytes:
+    return pack(encode(offer), encode(accept))
+
+
+def _derive(secret: bytes, label: bytes, transcript: bytes) -> bytes:
+    return HKDF(SHA256(), 32, salt=None, info=pack(label, transcript)).derive(secret)

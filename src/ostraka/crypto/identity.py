@@ -1,0 +1,53 @@
+"""Ed25519 identities. Every signature covers a whole message, its label and version included."""
+
+import os
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from ostraka.crypto.hpke import Entropy
+from ostraka.encoding import UNSIGNED, SignedMessage, encode
+from ostraka.errors import OpenError
+
+_SEED = 32
+
+AnySigned = TypeVar("AnySigned", bound=SignedMessage)
+
+
+class Identity:
+    """A party's long-lived signing key."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._private = Ed25519PrivateKey.from_private_bytes(seed)
+        self.public = self._private.public_key().public_bytes_raw()
+
+    @classmethod
+    def generate(cls, entropy: Entropy = os.urandom) -> "Identity":
+        return cls(entropy(_SEED))
+
+    def __repr__(self) -> str:
+        return f"Identity(public={self.public.hex()[:16]}, <secret>)"
+
+    def sign(self, message: AnySigned) -> AnySigned:
+        """The same message with its signature filled in."""
+        return _with_signature(message, self._private.sign(_signed_bytes(message)))
+
+
+def check_signature(message: SignedMessage, public: bytes) -> None:
+    """Raises OpenError unless the holder of `public` signed exactly this message."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(message.signature, _signed_bytes(message))
+    except (InvalidSignature, ValueError):
+        raise OpenError(type(message).__name__) from None
+
+
+def _signed_bytes(message: SignedMessage) -> bytes:
+    return encode(_with_signature(message, UNSIGNED))
+
+
+def _with_signature(message: AnySigned, signature: bytes) -> AnySigned:
+    changed: Any = replace(message, signature=signature)
+    signed: AnySigned = changed
+    return signed

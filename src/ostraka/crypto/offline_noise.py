@@ -1,0 +1,98 @@
+"""Constant-distance noise made offline, sealed, kept outside the enclave and spent once.
+
+Made tile by tile from a secret stream, so that memory is O(rows x tile): one reading of the stream
+for the Gram matrix, another for the rows themselves. The key lives in memory only and seals one set:
+after a restart no old noise opens, and noise that is spent cannot be opened again.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ostraka.arrays import Buffer, Float64
+from ostraka.config import RoundConfig
+from ostraka.core import masking, noise
+from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, nonce, open_into, seal_into
+from ostraka.crypto.hpke import Entropy
+from ostraka.crypto.stream import SecretStream
+from ostraka.errors import LocalProtocolError
+
+_VALUE_BYTES = 8
+
+
+class OfflineNoise:
+    """One set of noise for `rows` clients. Any subset of its rows has constant distances too."""
+
+    def __init__(self, rules: RoundConfig, rows: int, entropy: Entropy = os.urandom) -> None:
+        self.rows = rows
+        self._rules = rules
+        self._cipher = AESGCM(entropy(KEY_BYTES))
+        self._entropy = entropy
+        self._spent = False
+        self._made = False
+
+    def __repr__(self) -> str:
+        return f"OfflineNoise({self.rows} rows, spent={self._spent}, <secret>)"
+
+    def make(self) -> Iterator[bytes]:
+        """The sealed tiles, in order, for the host to keep."""
+        if self._made:
+            raise LocalProtocolError("this noise was made before; one key seals one set")
+        self._made = True
+        rules = self._rules
+        step = masking.grid_step(rules.sigma)
+        seed, factors = self._draw()
+        for index in range(rules.tiles):
+            rows = noise.apply(factors, self._normals(seed, index))
+            yield self._seal(index, masking.to_grid(rows, step, out=rows))
+
+    def spend(self) -> "SpentNoise":
+        """Hand this noise to one attempt. A second time raises LocalProtocolError."""
+        if self._spent:
+            raise LocalProtocolError("this noise was spent; a mask used twice shows W - W'")
+        self._spent = True
+        return SpentNoise(self._cipher, self.rows)
+
+    def _draw(self) -> tuple[bytes, tuple[Float64, ...]]:
+        """A seed, and the map from its normals to the noise."""
+        while True:
+            seed = self._entropy(KEY_BYTES)
+            try:
+                blocks = partial(self._blocks, seed)
+                return seed, noise.transform(blocks, sigma=self._rules.sigma)
+            except noise.IllConditioned:
+                continue  # Rare, and only where there are hardly more dimensions than rows.
+
+    def _blocks(self, seed: bytes) -> Iterator[Float64]:
+        return (self._normals(seed, index) for index in range(self._rules.tiles))
+
+    def _normals(self, seed: bytes, index: int) -> Float64:
+        shape = (self.rows, self._rules.tile_length(index))
+        return SecretStream(seed, stream=index).normal(shape)
+
+    def _seal(self, index: int, rows: Float64) -> bytes:
+        size = rows.shape[1] * _VALUE_BYTES + TAG_BYTES
+        sealed = bytearray(self.rows * size)
+        for row, values in enumerate(rows):
+            out = memoryview(sealed)[row * size : (row + 1) * size]
+            seal_into(self._cipher, nonce(index, row), values, out)
+        return bytes(sealed)
+
+
+class SpentNoise:
+    """Opens one set of noise, for one attempt."""
+
+    def __init__(self, cipher: AESGCM, rows: int) -> None:
+        self._cipher = cipher
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        return f"SpentNoise({self.rows} rows, <secret>)"
+
+    def open_into(self, index: int, row: int, sealed_tile: Buffer, out: Float64) -> None:
+        """Open one row of a sealed tile. Raises OpenError."""
+        size = out.nbytes + TAG_BYTES
+        sealed = memoryview(sealed_tile)[row * size : (row + 1) * size]
+        open_into(self._cipher, nonce(index, row), sealed, out, what="noise")

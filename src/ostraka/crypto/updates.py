@@ -1,0 +1,117 @@
+"""Sealed updates: a fresh key per upload, one AES-256-GCM seal per tile.
+
+    header  = signed(config, round, enclave key, client, upload, manifest, d, tile size and count,
+                     HPKE(key, stated norm))
+    tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
+
+A key seals one upload and is gone when `seal` returns: a resumed upload sends the stored bytes, and
+changed content is a new upload under a new key. Reusing a key would show the XOR of two updates.
+"""
+
+import hashlib
+import os
+import struct
+from dataclasses import dataclass, replace
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ostraka.arrays import AnyArray, Buffer, Float32
+from ostraka.config import RoundConfig
+from ostraka.crypto import hpke
+from ostraka.crypto.aead import KEY_BYTES, nonce, open_into
+from ostraka.crypto.hpke import Entropy, HybridKey
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED, encode
+from ostraka.errors import ConfigError, OpenError
+from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile
+
+_ID_BYTES = 32
+_SECRET = struct.Struct(">32sd")  # the AES key and the stated norm
+
+
+@dataclass(frozen=True)
+class SealedUpdate:
+    """An upload, ready to be sent and sent again: ciphertext only."""
+
+    header: UpdateHeader
+    tiles: tuple[UpdateTile, ...]
+
+
+class TileOpener:
+    """Opens the tiles of one upload, inside the enclave."""
+
+    def __init__(self, key: bytes, context: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._context = context
+
+    def __repr__(self) -> str:
+        return "TileOpener(<secret>)"
+
+    def open_into(self, index: int, ciphertext: Buffer, out: AnyArray) -> None:
+        """Open tile `index` into a reused buffer. Raises OpenError and leaves zeros behind."""
+        open_into(self._cipher, nonce(index), ciphertext, out, what="tile", bound=self._context)
+
+
+def seal(  # one upload, from the update to the bytes that leave the client
+    update: Float32,
+    *,
+    offer: RoundOffer,
+    rules: RoundConfig,
+    client: str,
+    identity: Identity,
+    entropy: Entropy = os.urandom,
+) -> SealedUpdate:
+    """Seal an update (d,) to the round that `offer` opened."""
+    if update.shape != (rules.dimension,):
+        raise ConfigError(f"an update has shape ({rules.dimension},); got {update.shape}")
+    blank = UpdateHeader(
+        config=offer.config,
+        round_id=offer.round_id,
+        enclave_key=hpke.fingerprint(offer.key),
+        client=client,
+        upload_id=entropy(_ID_BYTES),
+        manifest=rules.manifest.digest(),
+        dimension=rules.dimension,
+        tile=rules.tile,
+        tiles=rules.tiles,
+        sealed_key=b"",
+        signature=UNSIGNED,
+    )
+    key = entropy(KEY_BYTES)
+    secret = _SECRET.pack(key, stated_norm(update))
+    header = replace(blank, sealed_key=hpke.seal(offer.key, secret, info=context(blank)))
+    cipher, bound = AESGCM(key), tile_context(blank)
+    tiles = tuple(
+        UpdateTile(
+            blank.upload_id,
+            index,
+            cipher.encrypt(nonce(index), update[rules.tile_slice(index)].tobytes(), bound),
+        )
+        for index in range(rules.tiles)
+    )
+    return SealedUpdate(identity.sign(header), tiles)
+
+
+def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float]:
+    """What opens this upload's tiles, and its stated norm. Raises OpenError."""
+    secret = key.open(header.sealed_key, info=context(header))
+    if len(secret) != _SECRET.size:
+        raise OpenError("sealed key")
+    tile_key, norm = _SECRET.unpack(secret)
+    return TileOpener(tile_key, tile_context(header)), norm
+
+
+def stated_norm(update: Float32) -> float:
+    """The Euclidean norm, accumulated in float64."""
+    wide = update.astype(np.float64)
+    return float(np.sqrt(wide @ wide))
+
+
+def context(header: UpdateHeader) -> bytes:
+    """The signed fields without the HPKE output: what the seals of an upload are bound to."""
+    return encode(replace(header, sealed_key=b"", signature=UNSIGNED))
+
+
+def tile_context(header: UpdateHeader) -> bytes:
+    return hashlib.sha256(context(header)).digest()

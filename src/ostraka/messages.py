@@ -1,0 +1,154 @@
+"""What crosses a trust boundary, in the order in which it crosses.
+
+    client                          enclave                            worker
+       <------- RoundOffer ------------
+       -------- UpdateHeader --------->
+       -------- UpdateTile, many ----->
+                                       -------- ChannelOffer --------->
+                                       <------- ChannelAccept ---------
+                                       -------- ShareTile, many ------>
+                                       <------- Answer ----------------
+       <------- Receipt and model -----
+
+Every message is frozen, canonically encoded (`ostraka.encoding`) and free of secrets in the clear.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature
+
+HybridKey = Annotated[bytes, Length(1184 + 32)]  # ML-KEM-768 and X25519 public keys
+
+
+@dataclass(frozen=True)
+class RoundOffer:
+    """The enclave opens a round. The client checks it, trains, and seals its update to `key`."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/round-offer/v1"
+
+    number: int
+    round_id: Id
+    config: Digest
+    previous: Digest  # of the receipt before this round
+    key: HybridKey
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class UpdateHeader:
+    """Everything about an upload but its tiles. The signature covers all other fields.
+
+    The same fields without `sealed_key` are the context of the HPKE seal and of every tile.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/sealed-update/v1"
+
+    config: Digest
+    round_id: Id
+    enclave_key: Digest
+    client: str
+    upload_id: Id
+    manifest: Digest
+    dimension: int
+    tile: int
+    tiles: int
+    sealed_key: bytes  # HPKE: a fresh AES-256 key and the stated norm
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class UpdateTile:
+    """One tile of an upload, under the upload's own key with its number as the nonce."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/update-tile/v1"
+
+    upload_id: Id
+    index: int
+    ciphertext: Payload
+
+
+@dataclass(frozen=True)
+class ChannelOffer:
+    """The enclave asks one worker to take part in one attempt, under an ephemeral key."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/channel-offer/v1"
+
+    config: Digest
+    round_id: Id
+    attempt_id: Id
+    worker: Key  # the identity that this offer is for
+    point: int  # which share this worker gets
+    masking: str
+    rows: int
+    dimension: int
+    tile: int
+    key: HybridKey
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class ChannelAccept:
+    """The worker answers with a secret sealed to the offer's key, and signs both."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/channel-accept/v1"
+
+    offer: Digest
+    sealed_secret: bytes
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class ShareTile:
+    """One tile of every masked row, each row sealed on its own, end to end."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/share-tile/v1"
+
+    attempt_id: Id
+    index: int
+    ciphertext: Payload
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A worker's matrix over all tiles, sealed."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/answer/v1"
+
+    attempt_id: Id
+    ciphertext: bytes
+
+
+@dataclass(frozen=True)
+class RejectedClient:
+    """A client whose update took no part, and the rule that it broke."""
+
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the enclave vouches for about a finished round, chained to the receipt before it.
+
+    It names who was selected only where the config discloses that; `commitment` binds the enclave
+    to the selection either way, under a salt that stays inside.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/receipt/v1"
+
+    number: int
+    round_id: Id
+    previous: Digest
+    config: Digest
+    aggregate: Digest
+    participants: int
+    kept: int
+    rejected: tuple[RejectedClient, ...]
+    commitment: Digest
+    disclosed: bool
+    selected: tuple[str, ...]  # empty unless disclosed
+    masking: str
+    distances: str
+    cautions: tuple[str, ...]
+    signature: Signature
