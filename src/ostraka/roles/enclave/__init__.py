@@ -1,0 +1,25 @@
+"""The enclave: the only party that sees updates, distances and scores.
+
+Enclave.open_round() -> Collecting       clients' sealed updates come in
+Collecting.close()   -> Cohort           who takes part is now fixed
+Cohort.offload()     -> Connecting       each worker is offered a channel for one attempt
+Connecting.connect() -> Masking          first pass: open, check, clip, mask, seal to workers
+Masking.decode()     -> Averaging        distances, Multi-Krum; second pass: average
+Cohort.inside()      -> MeasuringInside  the first pass without workers
+Averaging.publish()  -> Published        the aggregate and its receipt
+"""
+
+from ostraka.roles.enclave.averaging import Averaging, Published
+from ostraka.roles.enclave.collecting import Collecting, Enclave
+from ostraka.roles.enclave.measuring import Cohort, Connecting, Masking, MeasuringInside
+
+__all__ = [
+    "Averaging",
+    "Cohort",
+    "Collecting",
+    "Connecting",
+    "Enclave",
+    "Masking",
+    "MeasuringInside",
+    "Published",
+]

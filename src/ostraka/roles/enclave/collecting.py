@@ -1,0 +1,209 @@
+"""The enclave opens a round and takes in sealed updates."""
+
+import math
+import os
+from dataclasses import dataclass, field
+
+from ostraka.config import Federation, RoundConfig
+from ostraka.crypto import updates
+from ostraka.crypto.aead import TAG_BYTES
+from ostraka.crypto.hpke import Entropy, HybridKey, fingerprint
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.encoding import UNSIGNED, digest
+from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
+from ostraka.messages import Receipt, RoundOffer, UpdateHeader, UpdateTile
+from ostraka.roles.enclave.context import RoundContext, Row, Standing
+from ostraka.roles.enclave.measuring import Cohort
+
+GENESIS = bytes(32)  # stands for the receipt before the first round
+
+_ID_BYTES = 32
+_VALUE_BYTES = 4
+_SMALLEST_NORM = 2.0**-149  # of a float32 vector that is not zero
+_MOST_UPLOADS = 64  # of one client in one round, each replacing an incomplete one
+
+
+class Enclave:
+    """The long-lived part: an identity, a federation and the head of the receipt chain."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        identity: Identity,
+        *,
+        head: Receipt | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        self._federation = federation
+        self._identity = identity
+        self._head = head
+        self._entropy = entropy
+
+    @property
+    def public(self) -> bytes:
+        """The key under which offers and receipts are signed."""
+        return self._identity.public
+
+    def prepare_noise(self) -> OfflineNoise:
+        """Noise for one attempt, to be made before the round and kept outside."""
+        rules, rows = self._federation.rules, len(self._federation.clients)
+        return OfflineNoise(rules, rows, self._entropy)
+
+    def open_round(self) -> "Collecting":
+        """A round under a fresh key and a random id, after the last receipt."""
+        head = self._head
+        return Collecting(
+            RoundContext(
+                federation=self._federation,
+                identity=self._identity,
+                entropy=self._entropy,
+                number=head.number + 1 if head else 1,
+                round_id=self._entropy(_ID_BYTES),
+                previous=digest(head) if head else GENESIS,
+            )
+        )
+
+    def follow(self, receipt: Receipt) -> None:
+        """Go on after a round that was published."""
+        expected = digest(self._head) if self._head else GENESIS
+        if receipt.previous != expected:
+            raise LocalProtocolError("a receipt is published once, after the one it names")
+        self._head = receipt
+
+
+@dataclass
+class _Upload:
+    """A client's upload as far as it has arrived."""
+
+    row: Row
+    missing: set[int] = field(repr=False)
+
+
+class Collecting:
+    """Accepts headers and tiles until the round closes. Whoever drives it stores the tiles."""
+
+    def __init__(self, context: RoundContext) -> None:
+        self._context = context
+        self._key = HybridKey(context.entropy)
+        self._key_hash = fingerprint(self._key.public)
+        self._config = context.federation.digest()
+        self._manifest = context.rules.manifest.digest()
+        self._members = {member.name: member.key for member in context.federation.clients}
+        self._uploads: dict[str, _Upload] = {}
+        self._clients: dict[bytes, str] = {}  # by upload id, replaced uploads included
+        self._liars: dict[str, Rejection] = {}
+        self._closed = False
+        self.offer = context.identity.sign(
+            RoundOffer(
+                number=context.number,
+                round_id=context.round_id,
+                config=self._config,
+                previous=context.previous,
+                key=self._key.public,
+                signature=UNSIGNED,
+            )
+        )
+
+    def accept(self, header: UpdateHeader) -> None:
+        """Begin a client's upload. Raises OpenError or UpdateRejected, and then nothing changes."""
+        self._authenticate(header)
+        self._require_fresh(header)
+        try:
+            row = self._read(header)
+        except UpdateRejected as rejected:
+            self._liars[header.client] = rejected.reason
+            raise
+        self._liars.pop(header.client, None)
+        self._clients[header.upload_id] = header.client
+        self._uploads[header.client] = _Upload(row, set(range(header.tiles)))
+
+    def accept_tile(self, tile: UpdateTile) -> None:
+        """Count a tile in. Its content is authenticated when the round is measured."""
+        client = self._clients.get(tile.upload_id)
+        upload = self._uploads.get(client) if client is not None else None
+        if client is None or upload is None or not self._fits(tile):
+            raise OpenError("tile")
+        if self._closed:
+            raise UpdateRejected(client, Rejection.LATE)
+        if upload.row.upload_id != tile.upload_id or tile.index not in upload.missing:
+            raise UpdateRejected(client, Rejection.DUPLICATE)
+        upload.missing.remove(tile.index)
+
+    def close(self) -> Cohort:
+        """Fix who takes part: every complete upload, in the roster's order.
+
+        Raises TooFewUpdates where Multi-Krum could not stand; the round then stays open.
+        """
+        rows = tuple(
+            self._uploads[member.name].row
+            for member in self._context.federation.clients
+            if member.name in self._uploads and not self._uploads[member.name].missing
+        )
+        complete = {row.client for row in rows}
+        incomplete = dict.fromkeys(self._uploads.keys() - complete, Rejection.INCOMPLETE)
+        rejected = {
+            client: reason
+            for client, reason in (incomplete | self._liars).items()
+            if client not in complete
+        }
+        standing = Standing(self._context.rules, rejected)
+        standing.require(len(rows))
+        self._closed = True
+        return Cohort(self._context, rows, standing)
+
+    def _authenticate(self, header: UpdateHeader) -> None:
+        key = self._members.get(header.client)
+        if key is None:
+            raise OpenError("UpdateHeader")
+        check_signature(header, key)
+
+    def _require_fresh(self, header: UpdateHeader) -> None:
+        """Raises unless this is a new upload for this round, by a client that has none complete."""
+        client = header.client
+        for expected, got, reason in (
+            (self._config, header.config, Rejection.FOREIGN_CONFIG),
+            (self._context.round_id, header.round_id, Rejection.FOREIGN_ROUND),
+            (self._key_hash, header.enclave_key, Rejection.FOREIGN_KEY),
+        ):
+            if got != expected:
+                raise UpdateRejected(client, reason)
+        if self._closed:
+            raise UpdateRejected(client, Rejection.LATE)
+        upload = self._uploads.get(client)
+        complete = upload is not None and not upload.missing
+        # A replayed header must not displace the upload that replaced it.
+        if (
+            complete
+            or header.upload_id in self._clients
+            or self._uploads_of(client) >= _MOST_UPLOADS
+        ):
+            raise UpdateRejected(client, Rejection.DUPLICATE)
+
+    def _uploads_of(self, client: str) -> int:
+        return sum(name == client for name in self._clients.values())
+
+    def _read(self, header: UpdateHeader) -> Row:
+        """Open the header. What is wrong from here on, the client itself has signed."""
+        rules = self._context.rules
+        shape = (header.manifest, header.dimension, header.tile, header.tiles)
+        if shape != (self._manifest, rules.dimension, rules.tile, rules.tiles):
+            raise UpdateRejected(header.client, Rejection.WRONG_SHAPE)
+        try:
+            opener, norm = updates.open_header(header, self._key)
+        except OpenError:
+            raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
+        if not _possible_norm(norm):
+            raise UpdateRejected(header.client, Rejection.BAD_NORM)
+        return Row(header.client, header.upload_id, opener, norm)
+
+    def _fits(self, tile: UpdateTile) -> bool:
+        rules: RoundConfig = self._context.rules
+        return (
+            tile.index < rules.tiles
+            and len(tile.ciphertext) == rules.tile_length(tile.index) * _VALUE_BYTES + TAG_BYTES
+        )
+
+
+def _possible_norm(norm: float) -> bool:
+    return math.isfinite(norm) and (norm == 0 or norm >= _SMALLEST_NORM)

@@ -1,0 +1,69 @@
+"""What stays fixed through a round, and who of its cohort is still in it."""
+
+from dataclasses import dataclass, field
+
+from ostraka.config import Federation, RoundConfig
+from ostraka.crypto.hpke import Entropy
+from ostraka.crypto.identity import Identity
+from ostraka.crypto.updates import TileOpener
+from ostraka.errors import Rejection, TooFewUpdates
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """The round's fixed facts."""
+
+    federation: Federation
+    identity: Identity = field(repr=False)
+    entropy: Entropy = field(repr=False)
+    number: int
+    round_id: bytes
+    previous: bytes
+
+    @property
+    def rules(self) -> RoundConfig:
+        return self.federation.rules
+
+
+@dataclass(frozen=True)
+class Row:
+    """One client's complete upload: its place in every matrix of the round."""
+
+    client: str
+    upload_id: bytes
+    opener: TileOpener
+    norm: float = field(repr=False)
+
+
+class Standing:
+    """Which clients were rejected, and what is left of N, f and k.
+
+    No veto: an update that its sender provably spoiled lowers N and f together, so that f liars
+    cannot push N below 2f + 3. What the host could have caused lowers N alone.
+    """
+
+    def __init__(self, rules: RoundConfig, rejected: dict[str, Rejection]) -> None:
+        self._rules = rules
+        self.rejected = dict(rejected)
+
+    def reject(self, client: str, reason: Rejection) -> None:
+        self.rejected.setdefault(client, reason)
+
+    def __contains__(self, client: str) -> bool:
+        return client not in self.rejected
+
+    @property
+    def f(self) -> int:
+        liars = sum(reason.provable for reason in self.rejected.values())
+        return max(0, self._rules.f - liars)
+
+    def require(self, n: int) -> None:
+        """Raises TooFewUpdates unless Multi-Krum can stand with n updates."""
+        if n < 2 * self.f + 3:
+            raise TooFewUpdates(
+                f"Krum needs n >= 2f + 3; {n} valid updates and f={self.f} are left, "
+                f"{len(self.rejected)} clients were rejected"
+            )
+
+    def kept(self, n: int) -> int:
+        return self._rules.kept(n, self.f)
