@@ -189,7 +189,7 @@ def power_of_two_above(value: float) -> float:
     if value <= 2.0**-149:
         return 2.0**-149
     mantissa, exponent = math.frexp(value)
-    return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)  # noqa: PLR2004
+    return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)
 
 
 def _require_distinct(members: tuple[Member, ...]) -> None:

@@ -116,7 +116,7 @@ def _to_bytes(value: Any) -> bytes:
     return pack(*(_to_bytes(getattr(value, field.name)) for field in dataclasses.fields(value)))
 
 
-def _from_bytes(kind: Any, raw: bytes) -> Any:  # noqa: PLR0911 (one case per type)
+def _from_bytes(kind: Any, raw: bytes) -> Any:
     if dataclasses.is_dataclass(kind):
         return _dataclass_from_bytes(kind, raw)
     origin = get_origin(kind)

@@ -7,6 +7,7 @@ is trusted with a secret but the roles themselves; what lies in `spool` and `noi
 import contextlib
 import os
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,12 +17,11 @@ from ostraka.arrays import Buffer, Float32
 from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.errors import ConfigError, LeakyMasking, Rejection, UpdateRejected
 from ostraka.messages import Receipt
 from ostraka.roles.client import Client
-from ostraka.roles.enclave import Averaging, Cohort, Collecting, Enclave, Published
+from ostraka.roles.enclave import Cohort, Collecting, Enclave, Published
 from ostraka.roles.worker import Worker
 
 
@@ -71,45 +71,21 @@ def run_round(
 
     # Section 3.2, encoding to decoding: by the workers on masked rows, or inside the enclave.
     if offline:
-        averaging = _offload(cohort, spool, workers, offline, noise)
+        connecting = cohort.offload(offline)
+        accepted = [
+            worker.accept(offer) for worker, offer in zip(workers, connecting.offers, strict=True)
+        ]
+        masked = connecting.connect([accept for _, accept in accepted])
+        for shares in masked.encode(spool.tiles(cohort, rules.tiles), noise):
+            for (computing, _), share in zip(accepted, shares, strict=True):
+                computing.add(share)
+        averaging = masked.decode([computing.answer() for computing, _ in accepted])
     else:
-        averaging = _inside(cohort, spool, rules.tiles)
+        averaging = cohort.inside().measure(spool.tiles(cohort, rules.tiles))
 
     # Section 3.2, aggregation: the enclave averages the chosen K and signs what it did.
-    published = _average(averaging, cohort, spool, rules.tiles)
+    published = averaging.average(spool.tiles(cohort, rules.tiles))
     return _result(published, [client.name for client in clients])
-
-
-def _offload(
-    cohort: Cohort,
-    spool: "_Spool",
-    workers: list[Worker],
-    offline: OfflineNoise,
-    noise: list[bytes],
-) -> Averaging:
-    connecting = cohort.offload(offline)
-    accepted = [
-        worker.accept(offer) for worker, offer in zip(workers, connecting.offers, strict=True)
-    ]
-    masked = connecting.connect([accept for _, accept in accepted])
-    for index, sealed_noise in enumerate(noise):
-        shares = masked.encode(index, spool.tile(cohort, index), sealed_noise)
-        for (computing, _), share in zip(accepted, shares, strict=True):
-            computing.add(share)
-    return masked.decode([computing.answer() for computing, _ in accepted])
-
-
-def _inside(cohort: Cohort, spool: "_Spool", tiles: int) -> Averaging:
-    measuring = cohort.inside()
-    for index in range(tiles):
-        measuring.measure(index, spool.tile(cohort, index))
-    return measuring.decode()
-
-
-def _average(averaging: Averaging, cohort: Cohort, spool: "_Spool", tiles: int) -> Published:
-    for index in range(tiles):
-        averaging.average(index, spool.tile(cohort, index))
-    return averaging.publish()
 
 
 class _Spool:
@@ -126,16 +102,17 @@ class _Spool:
                 collecting.accept_tile(tile)
                 self._tiles[tile.upload_id, tile.index] = tile.ciphertext
 
-    def tile(self, cohort: Cohort, index: int) -> list[Buffer]:
-        """Tile `index` of every row."""
-        return [self._tiles[upload, index] for upload in cohort.uploads]
+    def tiles(self, cohort: Cohort, count: int) -> Iterator[list[Buffer]]:
+        """Tile by tile, the ciphertext of every row."""
+        for index in range(count):
+            yield [self._tiles[upload, index] for upload in cohort.uploads]
 
 
 def _as_rows(updates: npt.ArrayLike) -> Float32:
     # A value beyond float32 becomes an infinity here, and its row is rejected for that.
     with np.errstate(over="ignore"):
         rows = np.ascontiguousarray(updates, dtype=np.float32)
-    if rows.ndim != 2:  # noqa: PLR2004
+    if rows.ndim != 2:
         raise ConfigError(f"updates are one row per client, (n, d); got shape {rows.shape}")
     return rows
 

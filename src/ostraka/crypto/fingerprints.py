@@ -11,8 +11,8 @@ from hmac import compare_digest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.arrays import Buffer
-from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.aead import KEY_BYTES, nonce
+from ostraka.crypto.hpke import Entropy
 from ostraka.errors import LocalProtocolError
 
 

@@ -9,7 +9,7 @@ from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.channel import Channel, accept_offer
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
-from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError, RemoteProtocolError
+from ostraka.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile
 
 _VALUE_BYTES = 8

@@ -1,7 +1,7 @@
 """Multi-Krum on the decoded distances, the second pass, and the receipt."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from ostraka.encoding import UNSIGNED, pack
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
 from ostraka.messages import Receipt, RejectedClient
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
+from ostraka.roles.enclave.lanes import Lanes
 
 _SALT_BYTES = 32
 _COMMITMENT = b"ostraka/selection/v1"
@@ -41,6 +42,7 @@ class Averaging:
         rows: tuple[Row, ...],
         standing: Standing,
         fingerprints: Fingerprints,
+        lanes: Lanes,
         *,
         scales: Sequence[float],
         distances: Float64,
@@ -51,48 +53,42 @@ class Averaging:
         self._rows = rows
         self._standing = standing
         self._fingerprints = fingerprints
+        self._lanes = lanes
         self._scales = scales
         self._distances = distances
         self._distance_error = distance_error
         self._measured_by = measured_by
-        self._aggregate = np.empty(context.rules.dimension, np.float32)
-        self._raw = np.empty(context.rules.tile, np.float32)
-        self._scaled = np.empty(context.rules.tile)
-        self._start()
+        self._raw = np.empty((lanes.count, context.rules.tile), np.float32)
+        self._scaled = np.empty((lanes.count, context.rules.tile))
+        self._select()
 
-    def average(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
-        """Average tile `index` over the selected rows, reading every row alike.
+    def average(self, tiles: Iterable[Sequence[Buffer]]) -> Published:
+        """Average the selected rows, reading every row alike; then sign what was done.
 
         Raises UpdateRejected if any row's tile is not what the first pass read. That client is then
         out, whatever its weight was, the rest is selected anew from the same matrix, and the second
-        pass starts over.
+        pass can start over.
         """
-        if index not in self._left:
-            raise LocalProtocolError(f"tile {index} is not there to be averaged, or was before")
-        length = self._context.rules.tile_length(index)
-        raw, scaled, total = self._raw[:length], self._scaled[:length], np.zeros(length)
-        for row, ciphertext in zip(self._alive, self._chosen(ciphertexts), strict=True):
-            self._reopen(index, row, ciphertext, raw)
-            np.multiply(raw, self._weights[row], out=scaled, dtype=np.float64)
-            total += scaled
-        self._aggregate[self._context.rules.tile_slice(index)] = total
-        self._left.remove(index)
+        aggregate = np.empty(self._context.rules.dimension, np.float32)
+        done = np.zeros(self._context.rules.tiles, bool)
 
-    def publish(self) -> Published:
-        """The aggregate, and a signed receipt chained to the last one."""
-        if self._left:
-            raise LocalProtocolError(f"{len(self._left)} tiles were not averaged")
-        selected = tuple(self._rows[row].client for row in self._selected)
-        return Published(
-            aggregate=self._aggregate,
-            receipt=self._context.identity.sign(self._receipt(selected)),
-            selected=selected,
-            rejected=dict(self._standing.rejected),
-            distance_error=self._distance_error,
-        )
+        def average_tile(lane: int, index: int, ciphertexts: Sequence[Buffer]) -> None:
+            part = aggregate[self._context.rules.tile_slice(index)]
+            part[:] = self._mean(lane, index, ciphertexts)
+            done[index] = True
 
-    def _start(self) -> None:
-        """Select among the rows still standing (law 5), and begin the second pass."""
+        try:
+            self._lanes.batches(tiles, average_tile)
+        except UpdateRejected as changed:
+            self._standing.reject(changed.client, changed.reason)
+            self._select()
+            raise
+        if not done.all():
+            raise LocalProtocolError(f"{np.sum(~done)} tiles were not averaged")
+        return self._publish(aggregate)
+
+    def _select(self) -> None:
+        """Multi-Krum (law 5) among the rows still standing."""
         alive = [row for row, member in enumerate(self._rows) if member.client in self._standing]
         self._standing.require(len(alive))
         among = self._distances[np.ix_(alive, alive)]
@@ -102,11 +98,16 @@ class Averaging:
         self._weights = np.zeros(len(self._rows))
         for row in self._selected:
             self._weights[row] = self._scales[row] / len(kept)
-        self._left = set(range(self._context.rules.tiles))
 
-    def _chosen(self, ciphertexts: Sequence[Buffer]) -> list[Buffer]:
-        """The tiles of the rows still standing: all of them, selected or not."""
-        return [ciphertexts[row] for row in self._alive]
+    def _mean(self, lane: int, index: int, ciphertexts: Sequence[Buffer]) -> Float64:
+        """The weighted sum of one tile. All rows are opened; those not selected weigh nothing."""
+        length = self._context.rules.tile_length(index)
+        raw, scaled, total = self._raw[lane, :length], self._scaled[lane, :length], np.zeros(length)
+        for row in self._alive:
+            self._reopen(index, row, ciphertexts[row], raw)
+            np.multiply(raw, self._weights[row], out=scaled, dtype=np.float64)
+            total += scaled
+        return total
 
     def _reopen(self, index: int, row: int, ciphertext: Buffer, out: Float32) -> None:
         member = self._rows[row]
@@ -115,11 +116,19 @@ class Averaging:
                 raise OpenError("tile")
             member.opener.open_into(index, ciphertext, out)
         except OpenError:
-            self._standing.reject(member.client, Rejection.CHANGED)
-            self._start()
             raise UpdateRejected(member.client, Rejection.CHANGED) from None
 
-    def _receipt(self, selected: tuple[str, ...]) -> Receipt:
+    def _publish(self, aggregate: Float32) -> Published:
+        selected = tuple(self._rows[row].client for row in self._selected)
+        return Published(
+            aggregate=aggregate,
+            receipt=self._context.identity.sign(self._receipt(aggregate, selected)),
+            selected=selected,
+            rejected=dict(self._standing.rejected),
+            distance_error=self._distance_error,
+        )
+
+    def _receipt(self, aggregate: Float32, selected: tuple[str, ...]) -> Receipt:
         context, config = self._context, self._context.rules
         salt = context.entropy(_SALT_BYTES)
         names = pack(*(client.encode() for client in selected))
@@ -128,7 +137,7 @@ class Averaging:
             round_id=context.round_id,
             previous=context.previous,
             config=context.federation.digest(),
-            aggregate=hashlib.sha256(self._aggregate.data).digest(),
+            aggregate=hashlib.sha256(aggregate.data).digest(),
             participants=len(self._alive),
             kept=len(selected),
             rejected=tuple(

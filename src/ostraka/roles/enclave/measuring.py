@@ -3,25 +3,26 @@
 Tile by tile across all clients, so that memory is O(clients x tile) whatever the dimension.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from ostraka.arrays import Buffer, Float64
-from ostraka.core import distances, leakage, masking
+from ostraka.core import distances
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.channel import Channel, PendingChannel
 from ostraka.crypto.hpke import HybridKey
-from ostraka.crypto.offline_noise import OfflineNoise, SpentNoise
+from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.encoding import UNSIGNED
-from ostraka.errors import LocalProtocolError, OpenError, WorkerError
+from ostraka.errors import OpenError, WorkerError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile
 from ostraka.roles.enclave.averaging import Averaging
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
+from ostraka.roles.enclave.gaussian import GaussianEncoder
+from ostraka.roles.enclave.lanes import Lanes
 from ostraka.roles.enclave.rows import RowReader
 
 _ID_BYTES = 32
-_VALUE_BYTES = 8
 _POINTS = (0, 1)  # the worker of W + R and the worker of W - R
 
 
@@ -42,28 +43,29 @@ class Cohort:
     def clients(self) -> tuple[str, ...]:
         return tuple(row.client for row in self._rows)
 
-    def offload(self, noise: OfflineNoise) -> "Connecting":
+    def offload(self, noise: OfflineNoise, lanes: Lanes | None = None) -> "Connecting":
         """Begin an attempt with workers: fresh ids, keys and noise, and this cohort as it stands."""
-        return Connecting(self._context, self._reader(), noise.spend())
+        reader = self._reader(lanes)
+        return Connecting(reader, GaussianEncoder(reader.rules, noise.spend(), reader.lanes))
 
-    def inside(self) -> "MeasuringInside":
+    def inside(self, lanes: Lanes | None = None) -> "MeasuringInside":
         """Begin an attempt without workers."""
-        return MeasuringInside(self._reader())
+        return MeasuringInside(self._reader(lanes))
 
-    def _reader(self) -> RowReader:
-        return RowReader(self._context, self._rows, self._standing)
+    def _reader(self, lanes: Lanes | None) -> RowReader:
+        return RowReader(self._context, self._rows, self._standing, lanes or Lanes())
 
 
 class Connecting:
     """Each worker was offered a channel for this attempt."""
 
-    def __init__(self, context: RoundContext, reader: RowReader, noise: SpentNoise) -> None:
+    def __init__(self, reader: RowReader, encoder: GaussianEncoder) -> None:
         self._reader = reader
-        self._noise = noise
-        self._workers = context.federation.workers
-        self._attempt = context.entropy(_ID_BYTES)
+        self._encoder = encoder
+        self._workers = reader.context.federation.workers
+        self._attempt = reader.context.entropy(_ID_BYTES)
         self._pending = tuple(
-            self._offer(context, point, worker.key)
+            self._offer(point, worker.key)
             for point, worker in zip(_POINTS, self._workers, strict=True)
         )
 
@@ -78,9 +80,10 @@ class Connecting:
             pending.finish(accept) for pending, accept in zip(self._pending, accepts, strict=True)
         )
         names = tuple(worker.name for worker in self._workers)
-        return Masking(self._attempt, self._reader, self._noise, channels, names)
+        return Masking(self._attempt, self._reader, self._encoder, channels, names)
 
-    def _offer(self, context: RoundContext, point: int, worker: bytes) -> PendingChannel:
+    def _offer(self, point: int, worker: bytes) -> PendingChannel:
+        context = self._reader.context
         key, rules = HybridKey(context.entropy), context.rules
         blank = ChannelOffer(
             config=context.federation.digest(),
@@ -105,59 +108,59 @@ class Masking:
         self,
         attempt: bytes,
         reader: RowReader,
-        noise: SpentNoise,
+        encoder: GaussianEncoder,
         channels: tuple[Channel, ...],
         names: tuple[str, ...],
     ) -> None:
-        rules = reader.rules
         self._attempt = attempt
         self._reader = reader
-        self._noise = noise
+        self._encoder = encoder
         self._channels = channels
         self._names = names
-        self._step = masking.grid_step(rules.sigma)
-        self._mask = np.empty(rules.tile)
-        self._shares = (np.empty(rules.tile), np.empty(rules.tile))
-        size = len(reader.rows) * (rules.tile * _VALUE_BYTES + TAG_BYTES)
-        self._sealed = tuple(bytearray(size) for _ in channels)
+        size = len(reader.rows) * self._sealed_size(reader.rules.tile)
+        self._sealed = tuple(memoryview(bytearray(size)) for _ in channels)
 
     def encode(
-        self, index: int, ciphertexts: Sequence[Buffer], noise: Buffer
-    ) -> tuple[ShareTile, ...]:
-        """Open tile `index` of every row, mask it (law 1), and seal one share to each worker.
+        self, tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer]
+    ) -> Iterator[tuple[ShareTile, ...]]:
+        """Open every tile of every row, mask it, and seal one share to each worker.
 
-        The shares are views of reused memory: send or copy them before the next call.
+        tiles: per tile, one ciphertext a row. noise: the sealed noise of each tile. Yields one share
+        per worker and tile: views of reused memory, to be sent or copied before the next is taken.
         """
-        self._reader.begin(index, ciphertexts)
-        length = self._reader.rules.tile_length(index)
-        for row, ciphertext in enumerate(ciphertexts):
-            self._encode_row(index, row, ciphertext, noise)
-        size = len(ciphertexts) * (length * _VALUE_BYTES + TAG_BYTES)
-        return tuple(
-            ShareTile(self._attempt, index, memoryview(sealed)[:size]) for sealed in self._sealed
-        )
+        for index, (ciphertexts, sealed_noise) in enumerate(zip(tiles, noise, strict=True)):
+            self._reader.begin(index, ciphertexts)
+            yield self._encode_tile(index, ciphertexts, sealed_noise)
 
     def decode(self, answers: Sequence[Answer]) -> Averaging:
-        """Distances from the workers' matrices (law 3), then the selection. Raises WorkerError."""
-        rules = self._reader.rules
-        plus, minus = (
+        """Distances from the workers' matrices, then the selection. Raises WorkerError."""
+        matrices = [
             self._open_answer(*each)
             for each in zip(self._channels, self._names, answers, strict=True)
-        )
-        decoded = masking.decode(plus, minus, sigma=rules.sigma, d=rules.dimension)
-        error = leakage.decoding_error(rules.sigma, d=rules.dimension, dtype=np.dtype(np.float64))
+        ]
+        decoded, error = self._encoder.decode(matrices)
         return self._reader.finish(decoded, error, measured_by="workers")
 
-    def _encode_row(self, index: int, row: int, ciphertext: Buffer, noise: Buffer) -> None:
-        values = self._reader.read(index, row, ciphertext)
-        mask = self._mask[: values.size]
-        self._noise.open_into(index, row, noise, mask)
-        plus, minus = (share[: values.size] for share in self._shares)
-        masking.encode(values, mask, step=self._step, plus=plus, minus=minus)
-        size = values.nbytes + TAG_BYTES
-        for channel, share, sealed in zip(self._channels, (plus, minus), self._sealed, strict=True):
-            out = memoryview(sealed)[row * size : (row + 1) * size]
-            channel.seal_share(index, row, share, out)
+    def _encode_tile(
+        self, index: int, ciphertexts: Sequence[Buffer], noise: Buffer
+    ) -> tuple[ShareTile, ...]:
+        size = self._sealed_size(self._reader.rules.tile_length(index))
+
+        def encode_row(lane: int, row: int) -> None:
+            values = self._reader.read(lane, index, row, ciphertexts[row])
+            shares = self._encoder.shares(lane, index, row, values, noise)
+            place = slice(row * size, (row + 1) * size)
+            for channel, share, sealed in zip(self._channels, shares, self._sealed, strict=True):
+                channel.seal_share(index, row, share, sealed[place])
+
+        self._reader.lanes.each(len(ciphertexts), encode_row)
+        return tuple(
+            ShareTile(self._attempt, index, sealed[: len(ciphertexts) * size])
+            for sealed in self._sealed
+        )
+
+    def _sealed_size(self, length: int) -> int:
+        return length * self._encoder.value_bytes + TAG_BYTES
 
     def _open_answer(self, channel: Channel, name: str, answer: Answer) -> Float64:
         n = len(self._reader.rows)
@@ -167,7 +170,7 @@ class Masking:
             raise WorkerError(name, "sent an answer that does not open") from None
         if answer.attempt_id != self._attempt:
             raise WorkerError(name, "answered another attempt")
-        if len(raw) != n * (n - 1) // 2 * _VALUE_BYTES:
+        if len(raw) != n * (n - 1) // 2 * self._encoder.value_bytes:
             raise WorkerError(name, f"sent {len(raw)} bytes for a matrix of {n} rows")
         upper = np.frombuffer(raw, np.dtype("<f8"))
         if not np.isfinite(upper).all():
@@ -184,15 +187,19 @@ class MeasuringInside:
         self._gram = np.zeros((n, n))
         self._block = np.empty((n, reader.rules.tile))
 
-    def measure(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
-        """Open tile `index` of every row and add its inner products."""
-        self._reader.begin(index, ciphertexts)
-        block = self._block[:, : self._reader.rules.tile_length(index)]
-        for row, ciphertext in enumerate(ciphertexts):
-            block[row] = self._reader.read(index, row, ciphertext)
-        distances.add_gram(self._gram, block)
-
-    def decode(self) -> Averaging:
-        """The selection."""
+    def measure(self, tiles: Iterable[Sequence[Buffer]]) -> Averaging:
+        """Open every tile of every row, add up the inner products, and select."""
+        for index, ciphertexts in enumerate(tiles):
+            self._reader.begin(index, ciphertexts)
+            self._add_tile(index, ciphertexts)
         error = distances.gram_error(self._reader.rules.dimension)
         return self._reader.finish(distances.from_gram(self._gram), error, measured_by="inside")
+
+    def _add_tile(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
+        block = self._block[:, : self._reader.rules.tile_length(index)]
+
+        def read_row(lane: int, row: int) -> None:
+            block[row] = self._reader.read(lane, index, row, ciphertexts[row])
+
+        self._reader.lanes.each(len(ciphertexts), read_row)
+        distances.add_gram(self._gram, block)

@@ -1,0 +1,114 @@
+"""Arithmetic modulo the Mersenne prime p = 2^31 - 1, exact, on arrays of residues.
+
+A residue is a uint32 in 0 ... p - 1. Sums and differences of two fit in 32 bits, so one conditional
+correction reduces them: for unsigned x, min(x, x - p) is x - p where x >= p and x elsewhere,
+because the difference wraps to a huge number where it would be negative.
+
+Products are exact in float64. Each residue is cut as x = 2^16 h + l, with h < 2^15 and l < 2^16, and
+
+    x y = 2^32 h h' + 2^16 (h l' + l h') + l l',    h l' + l h' = (h + l)(h' + l') - h h' - l l'
+
+so three real matrix products make one modular product. Their terms stay below 2^34: sums of 2^19 of
+them are integers below 2^53, which float64 holds exactly in whatever order BLAS adds them.
+
+The modulus is an argument where a test can then try every case.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ostraka.arrays import AnyArray, Float64, UInt32
+
+P = 2**31 - 1
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+
+_LIMB = 16
+# Sums of this many products of limbs are exact.
+_EXACT_TERMS = 1 << 19
+# Limbs are made for this many entries at a time, so that they are still in the cache when
+# multiplied.
+_PANEL = 1 << 17
+
+
+def add(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) -> UInt32:
+    """a + b. All of one shape; `out` may be a or b, `scratch` may not. modulus <= 2^31."""
+    np.add(a, b, out=out)
+    np.subtract(out, np.uint32(modulus), out=scratch)
+    return np.minimum(out, scratch, out=out)
+
+
+def sub(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) -> UInt32:
+    """a - b. All of one shape; `out` may be a or b, `scratch` may not. modulus <= 2^31."""
+    np.subtract(a, b, out=out)
+    np.add(out, np.uint32(modulus), out=scratch)
+    return np.minimum(out, scratch, out=out)
+
+
+def mul(a: UInt32, factor: int, modulus: int = P) -> UInt32:
+    """factor * a, for an integer of either sign."""
+    return reduce(a.astype(np.int64) * (factor % modulus), modulus)
+
+
+def reduce(values: Int64, modulus: int = P) -> UInt32:
+    """The residues of signed integers."""
+    return (values % modulus).astype(np.uint32)
+
+
+def signed(residues: UInt32, modulus: int = P) -> Int64:
+    """The integer of least size in each class: -(p - 1)/2 ... (p - 1)/2."""
+    values = residues.astype(np.int64)
+    values[values > modulus // 2] -= modulus
+    return values
+
+
+def matmul(a: UInt32, b: UInt32) -> UInt32:
+    """a @ b modulo p. a: (m, k), b: (k, n) residues, k <= 2^19."""
+    high_a, low_a = _limbs(a)
+    high_b, low_b = _limbs(b)
+    return _join(high_a @ high_b, (high_a + low_a) @ (high_b + low_b), low_a @ low_b)
+
+
+def gram(block: UInt32) -> UInt32:
+    """All inner products of the rows, modulo p. block: (n, b) residues; result: (n, n)."""
+    total = np.zeros((len(block), len(block)), np.uint32)
+    add_gram(total, block)
+    return total
+
+
+def add_gram(total: UInt32, block: UInt32) -> None:
+    """total += block @ block.T modulo p, in place. total: (n, n) residues, block: (n, b)."""
+    for start in range(0, block.shape[1], _EXACT_TERMS):
+        products = _gram(block[:, start : start + _EXACT_TERMS])
+        add(total, products, total, np.empty_like(total))
+
+
+def _gram(block: UInt32) -> UInt32:
+    """block: (n, b) residues, b <= 2^19."""
+    rows, columns = block.shape
+    sums = np.zeros((3, rows, rows))
+    width = max(1, _PANEL // max(1, rows))
+    for start in range(0, columns, width):
+        high, low = _limbs(block[:, start : start + width])
+        # A product with its own transpose costs half of a general one (BLAS syrk).
+        sums[0] += high @ high.T
+        sums[2] += low @ low.T
+        high += low
+        sums[1] += high @ high.T
+    return _join(*sums)
+
+
+def _limbs(residues: UInt32) -> tuple[Float64, Float64]:
+    """The 15 high and the 16 low bits."""
+    high = (residues >> np.uint32(_LIMB)).astype(np.float64)
+    low = (residues & np.uint32((1 << _LIMB) - 1)).astype(np.float64)
+    return high, low
+
+
+def _join(high: AnyArray, both: AnyArray, low: AnyArray) -> UInt32:
+    """The modular product from the sums of h h', (h + l)(h' + l') and l l'."""
+    cross = (both - high - low).astype(np.int64) % P
+    # 2^32 is 2 modulo p. Everything is below 2^54 + 2^47 + 2^53.
+    return reduce(2 * high.astype(np.int64) + (cross << _LIMB) + low.astype(np.int64))

@@ -1,0 +1,44 @@
+"""Shares work among threads that the driver owns. A role itself starts none.
+
+Every lane has scratch memory of its own, and no result depends on which lane made it: sums run over
+rows or tiles in their own order, whatever the number of lanes.
+"""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import TypeAlias, TypeVar
+
+Map: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]]
+
+T = TypeVar("T")
+
+
+class Lanes:
+    """`count` pieces of work at a time, by a `map` that may run them in parallel."""
+
+    def __init__(self, count: int = 1, run: Map = map) -> None:
+        self.count = count
+        self._run = run
+
+    def each(self, rows: int, work: Callable[[int, int], None]) -> None:
+        """Call work(lane, row) for every row, each lane taking every count-th."""
+
+        def lane_work(lane: int) -> None:
+            for row in range(lane, rows, self.count):
+                work(lane, row)
+
+        self._all(lane_work, self.count)
+
+    def batches(self, items: Iterable[T], work: Callable[[int, int, T], None]) -> None:
+        """Call work(lane, index, item) for every item, `count` items at a time."""
+        numbered = enumerate(items)
+        while batch := list(islice(numbered, self.count)):
+
+            def lane_work(lane: int, batch: list[tuple[int, T]] = batch) -> None:
+                work(lane, *batch[lane])
+
+            self._all(lane_work, len(batch))
+
+    def _all(self, work: Callable[[int], None], count: int) -> None:
+        for _ in self._run(work, range(count)):
+            pass
