@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 
+OTHER := Ostraka needs Python 3.11 or newer: make PYTHON=/path/to/python
+stop = { echo "$(1)" >&2; exit 1; }
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test check soak bench fmt clean
@@ -45,12 +48,11 @@ clean: ## Remove .venv, caches and built packages
 # The stamp goes before the work starts and returns when all of it is done. Without it the
 # environment is of unknown state, and is made anew.
 $(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || { \
-		echo "$(PYTHON) was not found: install Python 3.11 or newer, or run make PYTHON=/path/to/python" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "Ostraka needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Run make PYTHON=/path/to/python" >&2; exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-		echo "$(PYTHON) has no venv module: install it (on Debian, the package python3-venv)" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || $(call stop,$(PYTHON) was not found. $(OTHER))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| $(call stop,$(PYTHON) is $$($(PYTHON) --version 2>&1). $(OTHER))
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+		|| $(call stop,$(PYTHON) has no venv module; on Debian it is in the package python3-venv)
 	@echo "setting up $(VENV)" >&2
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $@

@@ -1,12 +1,14 @@
-"""The rules of a federation. A config that exists is valid, and its digest binds every ciphertext."""
+"""The rules of a federation. A config that exists is valid; its digest binds every ciphertext."""
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from ostraka import encoding
+from ostraka.arrays import Float64
 from ostraka.core import leakage
 from ostraka.encoding import Key
 from ostraka.errors import ConfigError
@@ -47,7 +49,7 @@ class Manifest:
         """An update that is a single vector of d values."""
         return cls((Tensor("update", (d,)),))
 
-    @property
+    @cached_property
     def dimension(self) -> int:
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
@@ -110,14 +112,14 @@ class RoundConfig:
     def tile_length(self, index: int) -> int:
         return min(self.tile, self.dimension - index * self.tile)
 
-    @property
+    @cached_property
     def sigma(self) -> float:
         """The deviation of Gaussian masks, in units of the clipping norm."""
         return leakage.require(
             self.leakage_bits, self.precision, d=self.dimension, dtype=np.dtype(np.float64)
         )
 
-    def clipping_norm(self, stated: list[float]) -> float:
+    def clipping_norm(self, stated: Float64) -> float:
         """The configured norm, or the power of two at or above 4 x the median of the stated ones.
 
         From the median, because f clients of N >= 2f + 3 cannot move that beyond the honest norms.

@@ -6,7 +6,7 @@ OstrakaError
 ├── RemoteProtocolError      a peer's message: drop it, keep the round
 │   ├── MalformedMessage     bytes that are no message at all
 │   ├── OpenError            bytes that do not authenticate or decrypt, for whatever reason
-│   ├── UpdateRejected       an authentic update that breaks a rule: says which client and which rule
+│   ├── UpdateRejected       an authentic update that breaks a rule: says whose and which
 │   ├── ReceiptRefused       a receipt or offer that a client must not follow
 │   │   └── Fork             two receipts for one round: proof that the enclave's state was forked
 │   └── WorkerError          a worker's answer that cannot be used: says which worker
@@ -65,7 +65,7 @@ class Rejection(StrEnum):
 
     @property
     def provable(self) -> bool:
-        """True if only the client itself can have caused it: the host cannot forge what it signed."""
+        """True if only the client can have caused it: the host cannot forge what it signed."""
         return self in _PROVABLE
 
 
@@ -90,7 +90,7 @@ class UpdateRejected(RemoteProtocolError):
 
 
 class ReceiptRefused(RemoteProtocolError):
-    """A signed statement of the enclave that this client must not follow: stale, forked or foreign."""
+    """A statement that this client must not follow: stale, forked or foreign."""
 
 
 class Fork(ReceiptRefused):
@@ -133,6 +133,6 @@ class LeakyMasking(UserWarning):
 
     def __init__(self) -> None:
         super().__init__(
-            "Gaussian masking reproduces the paper and leaks: one worker alone can recognise updates "
-            "by the polar attack, whatever the noise (docs/threat-model.md)"
+            "Gaussian masking reproduces the paper and leaks: one worker alone can recognise "
+            "updates by the polar attack, whatever the noise (docs/threat-model.md)"
         )

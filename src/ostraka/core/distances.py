@@ -48,7 +48,7 @@ def gram_error(
     Measured, not proved: rounding errors add up like random steps, one for each tile, and these
     constants are about twice the largest seen.
     """
-    return (16 + 0.8 * math.sqrt(d / tile)) * float(np.finfo(dtype).eps) * square
+    return (24 + 0.8 * math.sqrt(d / tile)) * float(np.finfo(dtype).eps) * square
 
 
 def add_naive(distances: Float64, block: AnyArray) -> None:

@@ -28,9 +28,8 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 _LIMB = 16
 # Sums of this many products of limbs are exact.
 _EXACT_TERMS = 1 << 19
-# Limbs are made for this many entries at a time, so that they are still in the cache when
-# multiplied.
-_PANEL = 1 << 17
+# Limbs are made for this many columns at a time, so that BLAS finds most of them in the cache.
+_PANEL = 1 << 11
 
 
 def add(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) -> UInt32:
@@ -48,8 +47,13 @@ def sub(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) ->
 
 
 def mul(a: UInt32, factor: int, modulus: int = P) -> UInt32:
-    """factor * a, for an integer of either sign."""
-    return reduce(a.astype(np.int64) * (factor % modulus), modulus)
+    """factor * a for a small factor >= 1, by doubling: additions beat 64-bit remainders to 2^5."""
+    product, scratch = a.copy(), np.empty_like(a)
+    for bit in f"{factor:b}"[1:]:
+        add(product, product, product, scratch, modulus)
+        if bit == "1":
+            add(product, a, product, scratch, modulus)
+    return product
 
 
 def reduce(values: Int64, modulus: int = P) -> UInt32:
@@ -87,11 +91,9 @@ def add_gram(total: UInt32, block: UInt32) -> None:
 
 def _gram(block: UInt32) -> UInt32:
     """block: (n, b) residues, b <= 2^19."""
-    rows, columns = block.shape
-    sums = np.zeros((3, rows, rows))
-    width = max(1, _PANEL // max(1, rows))
-    for start in range(0, columns, width):
-        high, low = _limbs(block[:, start : start + width])
+    sums = np.zeros((3, len(block), len(block)))
+    for start in range(0, block.shape[1], _PANEL):
+        high, low = _limbs(block[:, start : start + _PANEL])
         # A product with its own transpose costs half of a general one (BLAS syrk).
         sums[0] += high @ high.T
         sums[2] += low @ low.T

@@ -5,9 +5,9 @@
     both                key = HKDF-SHA256(secret, label, offer, accept, direction)
 
 Both signatures cover the whole transcript, so each side knows the other, the round, the attempt and
-the share that it is for. The ephemeral key and the secret are gone when the attempt ends: a recording
-of the traffic does not open later, not even with either side's identity key. Classical
-Diffie-Hellman alone would undo the clients' post-quantum seal, since every share passes here.
+the share that it is for. The ephemeral key and the secret are gone when the attempt ends: recorded
+traffic does not open later, not even with either side's identity key. Classical Diffie-Hellman
+alone would undo the clients' post-quantum seal, since every share passes here.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Constant-distance noise made offline, sealed, kept outside the enclave and spent once.
 
 Made tile by tile from a secret stream, so that memory is O(rows x tile): one reading of the stream
-for the Gram matrix, another for the rows themselves. The key lives in memory only and seals one set:
-after a restart no old noise opens, and noise that is spent cannot be opened again.
+for the Gram matrix, another for the rows themselves. The key lives in memory only and seals one
+set: after a restart no old noise opens, and noise that is spent cannot be opened again.
 """
 
 import os

@@ -12,7 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from ostraka.arrays import AnyArray, Float64, UInt32
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, LocalProtocolError
 
 KEY_BYTES = 32
 
@@ -47,7 +47,7 @@ class SecretStream:
 
     def fill(self, out: AnyArray) -> None:
         """Overwrite a contiguous array of any type with the next bytes of the stream."""
-        raw = _flat(out).view(np.uint8).data
+        raw = _flat(out).data.cast("B") if out.size else _ZEROS[:0]
         for start in range(0, len(raw), len(_ZEROS)):
             part = raw[start : start + len(_ZEROS)]
             self._cipher.update_into(_ZEROS[: len(part)], part)
@@ -102,7 +102,7 @@ def accept(words: AnyArray, modulus: int) -> int:
     if modulus < 1 or bits > width:
         raise ConfigError(f"words of {width} bits cannot be drawn modulo {modulus}")
     np.bitwise_and(words, words.dtype.type((1 << bits) - 1), out=words)
-    if not words.size or words.max() < modulus:
+    if not words.size or np.maximum.reduce(words) < modulus:
         return words.size
     kept = words[words < modulus]
     words[: kept.size] = kept
@@ -129,5 +129,7 @@ def _nonce(stream: int) -> bytes:
 
 
 def _flat(out: AnyArray) -> AnyArray:
-    """The same memory as one row; ValueError where that needs a copy, which nobody would see."""
-    return np.reshape(out, -1, copy=False)
+    """The same memory as one row, and never a copy, which nobody would see."""
+    if not out.flags.c_contiguous:
+        raise LocalProtocolError("a stream writes to contiguous arrays only")
+    return out.reshape(-1)

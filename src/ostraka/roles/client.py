@@ -59,7 +59,8 @@ class Client:
             )
         if following.number > last.number + 1:
             raise ReceiptRefused(
-                f"receipts {last.number + 1} to {following.number - 1} are missing: follow them first"
+                f"receipts {last.number + 1} to {following.number - 1} are missing: "
+                "follow them first"
             )
         if following.previous != digest(last):
             raise ReceiptRefused(

@@ -44,7 +44,7 @@ class Averaging:
         fingerprints: Fingerprints,
         lanes: Lanes,
         *,
-        scales: Sequence[float],
+        scales: Float64,
         distances: Float64,
         distance_error: float,
         measured_by: str,

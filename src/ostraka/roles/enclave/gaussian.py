@@ -3,10 +3,9 @@
 import numpy as np
 
 from ostraka.arrays import Buffer, Float64
-from ostraka.config import RoundConfig
 from ostraka.core import leakage, masking
 from ostraka.crypto.offline_noise import SpentNoise
-from ostraka.roles.enclave.lanes import Lanes
+from ostraka.roles.enclave.rows import RowReader
 
 
 class GaussianEncoder:
@@ -14,20 +13,23 @@ class GaussianEncoder:
 
     value_bytes = 8
 
-    def __init__(self, rules: RoundConfig, noise: SpentNoise, lanes: Lanes) -> None:
-        self._rules = rules
+    def __init__(self, reader: RowReader, noise: SpentNoise) -> None:
+        self._rules = reader.rules
         self._noise = noise
-        self._step = masking.grid_step(rules.sigma)
-        self._mask, self._plus, self._minus = np.empty((3, lanes.count, rules.tile))
+        self._step = masking.grid_step(self._rules.sigma)
+        shape = (3, reader.lanes.count, reader.group, self._rules.tile)
+        self._mask, self._plus, self._minus = np.empty(shape)
 
     def shares(
-        self, lane: int, index: int, row: int, values: Float64, sealed_noise: Buffer
+        self, lane: int, index: int, rows: range, values: Float64, sealed_noise: Buffer
     ) -> tuple[Float64, Float64]:
-        """W + R and W - R for one tile of one row: views of the lane's scratch memory."""
+        """W + R and W - R for one tile of some rows: (g, b), views of the lane's scratch memory."""
         mask, plus, minus = (
-            scratch[lane, : values.size] for scratch in (self._mask, self._plus, self._minus)
+            scratch[lane, : len(rows), : values.shape[1]]
+            for scratch in (self._mask, self._plus, self._minus)
         )
-        self._noise.open_into(index, row, sealed_noise, mask)
+        for row, out in zip(rows, mask, strict=True):
+            self._noise.open_into(index, row, sealed_noise, out)
         masking.encode(values, mask, step=self._step, plus=plus, minus=minus)
         return plus, minus
 

@@ -20,12 +20,13 @@ class Lanes:
         self.count = count
         self._run = run
 
-    def each(self, rows: int, work: Callable[[int, int], None]) -> None:
-        """Call work(lane, row) for every row, each lane taking every count-th."""
+    def groups(self, rows: int, size: int, work: Callable[[int, range], None]) -> None:
+        """Call work(lane, group) for consecutive rows in groups of `size`."""
+        groups = [range(start, min(start + size, rows)) for start in range(0, rows, size)]
 
         def lane_work(lane: int) -> None:
-            for row in range(lane, rows, self.count):
-                work(lane, row)
+            for group in groups[lane :: self.count]:
+                work(lane, group)
 
         self._all(lane_work, self.count)
 

@@ -44,9 +44,9 @@ class Cohort:
         return tuple(row.client for row in self._rows)
 
     def offload(self, noise: OfflineNoise, lanes: Lanes | None = None) -> "Connecting":
-        """Begin an attempt with workers: fresh ids, keys and noise, and this cohort as it stands."""
+        """Begin an attempt with workers: fresh ids, keys and noise, the cohort as it stands."""
         reader = self._reader(lanes)
-        return Connecting(reader, GaussianEncoder(reader.rules, noise.spend(), reader.lanes))
+        return Connecting(reader, GaussianEncoder(reader, noise.spend()))
 
     def inside(self, lanes: Lanes | None = None) -> "MeasuringInside":
         """Begin an attempt without workers."""
@@ -125,11 +125,10 @@ class Masking:
     ) -> Iterator[tuple[ShareTile, ...]]:
         """Open every tile of every row, mask it, and seal one share to each worker.
 
-        tiles: per tile, one ciphertext a row. noise: the sealed noise of each tile. Yields one share
-        per worker and tile: views of reused memory, to be sent or copied before the next is taken.
+        tiles: per tile, one ciphertext a row. noise: the sealed noise of each tile. Yields one
+        share per worker and tile: views of reused memory, to be sent before the next is taken.
         """
         for index, (ciphertexts, sealed_noise) in enumerate(zip(tiles, noise, strict=True)):
-            self._reader.begin(index, ciphertexts)
             yield self._encode_tile(index, ciphertexts, sealed_noise)
 
     def decode(self, answers: Sequence[Answer]) -> Averaging:
@@ -146,14 +145,14 @@ class Masking:
     ) -> tuple[ShareTile, ...]:
         size = self._sealed_size(self._reader.rules.tile_length(index))
 
-        def encode_row(lane: int, row: int) -> None:
-            values = self._reader.read(lane, index, row, ciphertexts[row])
-            shares = self._encoder.shares(lane, index, row, values, noise)
-            place = slice(row * size, (row + 1) * size)
+        def encode_group(lane: int, rows: range) -> None:
+            values = self._reader.scaled(lane, index, rows, ciphertexts)
+            shares = self._encoder.shares(lane, index, rows, values, noise)
             for channel, share, sealed in zip(self._channels, shares, self._sealed, strict=True):
-                channel.seal_share(index, row, share, sealed[place])
+                for row, values in zip(rows, share, strict=True):
+                    channel.seal_share(index, row, values, sealed[row * size : (row + 1) * size])
 
-        self._reader.lanes.each(len(ciphertexts), encode_row)
+        self._reader.each_group(index, ciphertexts, encode_group)
         return tuple(
             ShareTile(self._attempt, index, sealed[: len(ciphertexts) * size])
             for sealed in self._sealed
@@ -190,7 +189,6 @@ class MeasuringInside:
     def measure(self, tiles: Iterable[Sequence[Buffer]]) -> Averaging:
         """Open every tile of every row, add up the inner products, and select."""
         for index, ciphertexts in enumerate(tiles):
-            self._reader.begin(index, ciphertexts)
             self._add_tile(index, ciphertexts)
         error = distances.gram_error(self._reader.rules.dimension)
         return self._reader.finish(distances.from_gram(self._gram), error, measured_by="inside")
@@ -198,8 +196,8 @@ class MeasuringInside:
     def _add_tile(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
         block = self._block[:, : self._reader.rules.tile_length(index)]
 
-        def read_row(lane: int, row: int) -> None:
-            block[row] = self._reader.read(lane, index, row, ciphertexts[row])
+        def read_group(lane: int, rows: range) -> None:
+            block[rows.start : rows.stop] = self._reader.scaled(lane, index, rows, ciphertexts)
 
-        self._reader.lanes.each(len(ciphertexts), read_row)
+        self._reader.each_group(index, ciphertexts, read_group)
         distances.add_gram(self._gram, block)

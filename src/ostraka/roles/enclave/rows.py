@@ -1,6 +1,6 @@
 """Opens the rows of a cohort, tile by tile, and holds each to its stated norm."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,13 +12,14 @@ from ostraka.roles.enclave.context import RoundContext, Row, Standing
 from ostraka.roles.enclave.lanes import Lanes
 
 _NORM_TOLERANCE = 2.0**-10
+_GROUP_VALUES = 16_384  # enough work for one call, and still in the cache
 
 
 class RowReader:
-    """The first pass over one cohort. Rows come out scaled to the unit ball.
+    """The first pass over one cohort, a group of rows at a time.
 
-    A row that proves to be bad is read as zeros from then on and deleted from the matrix at the end:
-    nothing is rerun, and no other row is affected.
+    A row that proves to be bad is read as zeros from then on and deleted from the matrix at the
+    end: nothing is rerun, and no other row is affected.
     """
 
     def __init__(
@@ -28,78 +29,100 @@ class RowReader:
         self.rules = context.rules
         self.rows = rows
         self.lanes = lanes
+        self.group = max(1, _GROUP_VALUES // self.rules.tile)
+        self.norms = np.array([row.norm for row in rows])
+        self.clip = self.rules.clipping_norm(self.norms)
+        # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
+        # scales short rows with the federation, and long ones down to the sphere.
+        self.factors = 1.0 / np.maximum(self.clip, self.norms)
         self._standing = standing
-        self._clip = self.rules.clipping_norm([row.norm for row in rows])
-        # Dividing by the larger of the two scales short rows with the federation, and long ones
-        # down to the sphere.
-        self._factors = [1.0 / max(self._clip, row.norm) for row in rows]
+        self._stated = self.norms * self.factors
         self._squares = np.zeros(len(rows))
         self._fingerprints = Fingerprints(context.entropy)
         self._read = 0
-        self._raw = np.empty((lanes.count, self.rules.tile), np.float32)
-        self._scaled = np.empty((lanes.count, self.rules.tile))
+        shape = (lanes.count, self.group, self.rules.tile)
+        self._raw = np.empty(shape, np.float32)
+        self._scaled = np.empty(shape)
 
-    def begin(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
-        """Every tile is read once, in order, for all rows together: no mask may serve twice."""
+    def each_group(
+        self, index: int, ciphertexts: Sequence[Buffer], work: Callable[[int, range], None]
+    ) -> None:
+        """Call work(lane, rows) for all rows of tile `index`.
+
+        Every tile is read once, in order, for all rows together: no mask may serve twice.
+        """
         if index != self._read:
             raise LocalProtocolError(f"tile {self._read} is next to be read; got tile {index}")
         if len(ciphertexts) != len(self.rows):
             raise LocalProtocolError(f"{len(self.rows)} rows; got {len(ciphertexts)} tiles")
         self._read += 1
+        self.lanes.groups(len(self.rows), self.group, work)
 
-    def read(self, lane: int, index: int, row: int, ciphertext: Buffer) -> Float64:
-        """One tile of one row, opened, checked and scaled: a view of the lane's scratch memory."""
-        length = self.rules.tile_length(index)
-        raw, scaled = self._raw[lane, :length], self._scaled[lane, :length]
-        member = self.rows[row]
-        flaw = self._standing.rejected.get(member.client)
-        if flaw is None:
-            self._fingerprints.keep(row, index, ciphertext)
+    def open(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
+        """One tile of some rows as they were sent, (g, b): a view of the lane's scratch memory.
+
+        They are authentic, but neither finite nor short until `account` has said so.
+        """
+        raw = self._raw[lane, : len(rows), : self.rules.tile_length(index)]
+        for row, out in zip(rows, raw, strict=True):
+            member = self.rows[row]
+            if member.client not in self._standing:
+                out.fill(0)
+                continue
+            self._fingerprints.keep(row, index, ciphertexts[row])
             try:
-                member.opener.open_into(index, ciphertext, raw)
-                flaw = self._scale(row, raw, scaled)
+                member.opener.open_into(index, ciphertexts[row], out)
             except OpenError:
-                flaw = Rejection.UNOPENABLE_TILE
-        if flaw is not None:
-            self._standing.reject(member.client, flaw)
-            scaled.fill(0)
+                self._standing.reject(member.client, Rejection.UNOPENABLE_TILE)
+        return raw
+
+    def scaled(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float64:
+        """One tile of some rows, checked, in the unit ball: (g, b), the lane's scratch memory."""
+        raw = self.open(lane, index, rows, ciphertexts)
+        scaled = self._scaled[lane, : len(rows), : raw.shape[1]]
+        # An attacker's signalling NaN must not print a warning.
+        with np.errstate(all="ignore"):
+            np.multiply(raw, self.factors[rows.start : rows.stop, None], out=scaled)
+            squares = np.vecdot(scaled, scaled)
+        for flawed in self.account(rows, squares):
+            scaled[flawed] = 0
         return scaled
+
+    def account(self, rows: range, squares: Float64) -> list[int]:
+        """Add a tile's squares, in the unit ball, to the rows' norms.
+
+        Returns the places in the group of rows that are now rejected: they must be zeroed. A row
+        that is already too long cannot become short again, and must not be masked.
+        """
+        part = slice(rows.start, rows.stop)
+        self._squares[part] += squares
+        bound = self._stated[part] * (1 + _NORM_TOLERANCE)
+        # Written as a positive condition: a NaN fails it.
+        flawed = np.flatnonzero(~(np.sqrt(self._squares[part]) <= bound))
+        for place in flawed:
+            row = rows[place]
+            finite = np.isfinite(self._squares[row])
+            self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
+        return [int(place) for place in flawed]
+
+    def reject(self, row: int, reason: Rejection) -> None:
+        self._standing.reject(self.rows[row].client, reason)
 
     def finish(self, distances: Float64, error: float, *, measured_by: str) -> Averaging:
         """Judge the norms and hand the matrix over. `distances` and `error` are in unit balls."""
         if self._read != self.rules.tiles:
             raise LocalProtocolError(f"{self._read} of {self.rules.tiles} tiles were read")
-        for row, member in enumerate(self.rows):
-            # Written as a positive condition: a NaN fails it.
-            if not abs(np.sqrt(self._squares[row]) - self.norm(row)) <= self._tolerance(row):
-                self._standing.reject(member.client, Rejection.FALSE_NORM)
+        difference = np.abs(np.sqrt(self._squares) - self._stated)
+        for row in np.flatnonzero(~(difference <= self._stated * _NORM_TOLERANCE)).tolist():
+            self.reject(row, Rejection.FALSE_NORM)
         return Averaging(
             self.context,
             self.rows,
             self._standing,
             self._fingerprints,
             self.lanes,
-            scales=[factor * self._clip for factor in self._factors],
+            scales=self.factors * self.clip,
             distances=distances,
-            distance_error=error * self._clip**2,
+            distance_error=error * self.clip**2,
             measured_by=measured_by,
         )
-
-    def norm(self, row: int) -> float:
-        """The stated norm, scaled as the row is: at most 1."""
-        return self.rows[row].norm * self._factors[row]
-
-    def _scale(self, row: int, raw: Float32, scaled: Float64) -> Rejection | None:
-        # An attacker's signalling NaN must not print a warning.
-        with np.errstate(all="ignore"):
-            np.multiply(raw, self._factors[row], out=scaled, dtype=np.float64)
-            self._squares[row] += scaled @ scaled
-        if not np.isfinite(self._squares[row]):
-            return Rejection.NOT_FINITE
-        # A row that is already too long cannot become short again, and must not be masked.
-        if np.sqrt(self._squares[row]) > self.norm(row) + self._tolerance(row):
-            return Rejection.FALSE_NORM
-        return None
-
-    def _tolerance(self, row: int) -> float:
-        return self.norm(row) * _NORM_TOLERANCE

@@ -1,0 +1,4 @@
+"""Measures what the roles and kernels cost, in CPU seconds and in memory.
+
+kernels   one table of stages, timed side by side
+"""

@@ -1,0 +1,86 @@
+"""The parties of a made-up federation, and their updates.
+
+Keys and updates are functions of a party's name alone, so that two processes agree on them without
+a word. Nothing here is secret.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from ostraka.arrays import Float32
+from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
+from ostraka.crypto.identity import Identity
+from ostraka.crypto.updates import SealedUpdate
+from ostraka.messages import RoundOffer
+from ostraka.roles.client import Client
+from ostraka.roles.worker import Worker
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Everybody's identity, and the federation that pins them."""
+
+    federation: Federation
+    enclave: Identity
+
+    @property
+    def rules(self) -> RoundConfig:
+        return self.federation.rules
+
+    def seal(self, row: int, offer: RoundOffer) -> SealedUpdate:
+        """The upload of one client. Its tiles open under `upload_key(row)`."""
+        name = self.federation.clients[row].name
+
+        def entropy(count: int) -> bytes:
+            return upload_key(row)[:count]
+
+        client = Client(name, _identity(name), self.federation, self.enclave.public, None, entropy)
+        return client.join(offer).seal(update(row, self.rules.dimension)).sealed
+
+    def workers(self) -> list[Worker]:
+        return [
+            Worker(_identity(member.name), enclave=self.enclave.public)
+            for member in self.federation.workers
+        ]
+
+
+def cast(clients: int, dim: int, *, masking: str, workers: int = 2) -> Cast:
+    """A federation of the given size. ConfigError if there can be none."""
+    rules = RoundConfig(
+        Manifest.flat(dim), f=byzantine(clients), masking=masking, tile=default_tile(clients)
+    )
+    federation = Federation(
+        rules,
+        tuple(_member(f"client-{row}") for row in range(clients)),
+        tuple(_member(f"worker-{point}") for point in range(workers)),
+    )
+    return Cast(federation, _identity("enclave"))
+
+
+def byzantine(clients: int) -> int:
+    """The f to plan for: a fifth of the clients, or as many as Krum allows."""
+    return max(0, min(clients // 5, (clients - 3) // 2))
+
+
+def update(row: int, dim: int) -> Float32:
+    """One client's update (d,): standard normals."""
+    return np.random.default_rng(row).standard_normal(dim, dtype=np.float32)
+
+
+def upload_key(row: int) -> bytes:
+    """Whatever 32 bytes a client draws, it draws these: the key of its upload among them."""
+    return _seed(f"upload-{row}")
+
+
+def _member(name: str) -> Member:
+    return Member(name, _identity(name).public)
+
+
+def _identity(name: str) -> Identity:
+    return Identity(_seed(name))
+
+
+def _seed(name: str) -> bytes:
+    return hashlib.sha256(b"ostraka/bench/" + name.encode()).digest()

@@ -1,0 +1,183 @@
+"""How much memory the enclave takes: a whole round, the enclave in a process of its own.
+
+Clients and workers are on this side of a pipe; ciphertext lies in files, as a host would keep it,
+and the enclave reads it tile by tile into buffers of its own.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ostraka.arrays import Buffer
+from ostraka.bench.cast import Cast, cast
+from ostraka.bench.first_pass import LocalWorker, first_pass
+from ostraka.bench.memory import PeakMemory
+from ostraka.bench.stopwatch import Stopwatch
+from ostraka.config import RoundConfig
+from ostraka.crypto.aead import TAG_BYTES
+from ostraka.encoding import decode, encode
+from ostraka.errors import LocalProtocolError
+from ostraka.messages import (
+    Answer,
+    ChannelAccept,
+    ChannelOffer,
+    RoundOffer,
+    ShareTile,
+    UpdateHeader,
+    UpdateTile,
+)
+from ostraka.roles.enclave import Collecting, Enclave
+
+_UPDATES = "updates"
+_NOISE = "noise"
+_READY = b"ready"
+
+
+def enclave_peak_bytes(clients: int, dim: int, *, masking: str, directory: Path) -> int:
+    """The peak of anonymous memory while the enclave makes noise and runs one round."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=_enclave, args=(theirs, clients, dim, masking, directory), daemon=True
+    )
+    process.start()
+    theirs.close()
+    try:
+        return _outside(ours, cast(clients, dim, masking=masking), directory)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise LocalProtocolError("the enclave's process ended before its round did") from None
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
+
+
+def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
+    """The host, the clients and the workers. Returns what the enclave reports."""
+    offer = decode(RoundOffer, pipe.recv_bytes())
+    layout = Layout(parties.rules, len(parties.federation.clients), value_bytes=4)
+    with (directory / _UPDATES).open("wb") as spool:
+        for row in range(layout.rows):
+            upload = parties.seal(row, offer)
+            for tile in upload.tiles:
+                spool.seek(layout.offset(tile.index, row))
+                spool.write(tile.ciphertext)
+            spool.flush()
+            pipe.send_bytes(encode(upload.header))
+            _expect_ready(pipe)
+    workers = [LocalWorker(worker) for worker in parties.workers()]
+    offers = []
+    for worker in workers:
+        offers.append(decode(ChannelOffer, pipe.recv_bytes()))
+        pipe.send_bytes(encode(worker.accept(offers[-1])))
+    for index in range(parties.rules.tiles):
+        for worker, channel in zip(workers, offers, strict=True):
+            worker.add(ShareTile(channel.attempt_id, index, pipe.recv_bytes()))
+    for worker in workers:
+        _expect_ready(pipe)
+        pipe.send_bytes(encode(worker.answer()))
+    return int.from_bytes(pipe.recv_bytes(), "big")
+
+
+def _expect_ready(pipe: Connection) -> None:
+    if pipe.recv_bytes() != _READY:
+        raise LocalProtocolError("the enclave's process is out of step")
+
+
+def _enclave(pipe: Connection, clients: int, dim: int, masking: str, directory: Path) -> None:
+    """The other process. Ctrl-C is for the first one to handle: it ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with PeakMemory() as memory:
+        _whole_round(pipe, cast(clients, dim, masking=masking), directory)
+    pipe.send_bytes(memory.peak.to_bytes(8, "big"))
+
+
+def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
+    enclave = Enclave(parties.federation, parties.enclave)
+    offline = enclave.prepare_noise()
+    with (directory / _NOISE).open("wb") as file:
+        for sealed in offline.make():
+            file.write(sealed)
+
+    collecting = enclave.open_round()
+    pipe.send_bytes(encode(collecting.offer))
+    rows = len(parties.federation.clients)
+    updates = Layout(parties.rules, rows, value_bytes=4)
+    noise = Layout(parties.rules, rows, value_bytes=8)
+    for row in range(rows):
+        header = decode(UpdateHeader, pipe.recv_bytes())
+        collecting.accept(header)
+        _accept_tiles(collecting, header.upload_id, row, updates, directory / _UPDATES)
+        pipe.send_bytes(_READY)
+
+    averaging = first_pass(
+        collecting.close(),
+        offline,
+        tiles=updates.read_rows(directory / _UPDATES),
+        noise=noise.read(directory / _NOISE),
+        workers=[_PipedWorker(pipe) for _ in parties.federation.workers],
+        clock=Stopwatch(),
+    )
+    averaging.average(updates.read_rows(directory / _UPDATES))
+
+
+def _accept_tiles(
+    collecting: Collecting, upload: bytes, row: int, layout: "Layout", path: Path
+) -> None:
+    with path.open("rb") as spool:
+        for index in range(layout.rules.tiles):
+            spool.seek(layout.offset(index, row))
+            collecting.accept_tile(UpdateTile(upload, index, spool.read(layout.size(index))))
+
+
+class _PipedWorker:
+    """A worker at the other end of the pipe. Both sides go through the steps in one order."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def accept(self, offer: ChannelOffer) -> ChannelAccept:
+        self._pipe.send_bytes(encode(offer))
+        return decode(ChannelAccept, self._pipe.recv_bytes())
+
+    def add(self, share: ShareTile) -> None:
+        self._pipe.send_bytes(share.ciphertext)
+
+    def answer(self) -> Answer:
+        self._pipe.send_bytes(_READY)
+        return decode(Answer, self._pipe.recv_bytes())
+
+
+class Layout:
+    """Where sealed tiles lie in a file: tile after tile, and row after row within each."""
+
+    def __init__(self, rules: RoundConfig, rows: int, *, value_bytes: int) -> None:
+        self.rules = rules
+        self.rows = rows
+        self._value_bytes = value_bytes
+
+    def size(self, index: int) -> int:
+        """Of one row's part of a tile."""
+        return self.rules.tile_length(index) * self._value_bytes + TAG_BYTES
+
+    def offset(self, index: int, row: int) -> int:
+        # Only the last tile may be shorter, and nothing lies behind it.
+        return index * self.rows * self.size(0) + row * self.size(index)
+
+    def read(self, path: Path) -> Iterator[memoryview]:
+        """Each tile of all rows, in one buffer that is reused."""
+        buffer = memoryview(bytearray(self.rows * self.size(0)))
+        with path.open("rb", buffering=0) as file:
+            for index in range(self.rules.tiles):
+                tile = buffer[: self.rows * self.size(index)]
+                if file.readinto(tile) != len(tile):
+                    raise LocalProtocolError(f"{path.name} ends within tile {index}")
+                yield tile
+
+    def read_rows(self, path: Path) -> Iterator[list[Buffer]]:
+        """As `read`, cut into rows."""
+        for index, tile in enumerate(self.read(path)):
+            size = self.size(index)
+            yield [tile[row * size : (row + 1) * size] for row in range(self.rows)]

@@ -1,0 +1,56 @@
+"""How much memory there is, and how much a process uses: read from /proc."""
+
+import threading
+from pathlib import Path
+
+from ostraka.errors import ConfigError
+
+_KIB = 1024
+_INTERVAL_S = 0.01
+
+
+def available_bytes() -> int:
+    """What new work can use without swapping."""
+    return _field("/proc/meminfo", "MemAvailable")
+
+
+def anonymous_bytes() -> int:
+    """The memory of this process that no file backs: its own data, without code and page cache."""
+    return _field("/proc/self/status", "RssAnon")
+
+
+class PeakMemory:
+    """Samples `anonymous_bytes` in a thread, and keeps the largest."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._look()
+
+    def _sample(self) -> None:
+        while not self._done.wait(_INTERVAL_S):
+            self._look()
+
+    def _look(self) -> None:
+        self.peak = max(self.peak, anonymous_bytes())
+
+
+def _field(path: str, name: str) -> int:
+    try:
+        text = Path(path).read_text()
+    except OSError:
+        raise ConfigError(f"the benchmark needs Linux: {path} cannot be read") from None
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0]) * _KIB
+    raise ConfigError(f"the benchmark needs Linux: {path} has no {name}")

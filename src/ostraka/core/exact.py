@@ -1,0 +1,255 @@
+"""Exact masking: perfect secrecy from arithmetic modulo p = 2^31 - 1, and answers that are checked.
+
+(7)   q_i = floor(W_i / delta_i + u),  u uniform in [0, 1) and secret, so that E q_i = W_i / delta_i
+(8)   Y_i(x) = q_i + x R_i1 + ... + x^t R_it  modulo p, at the points x = 1, -1, ..., t, -t
+(9)   Y(x) Y(x)^T = G + x(...) + ... + x^2t R_t R_t^T, so that 2t points and R_t R_t^T give G = q q^T
+(10)  D_ij = delta_i^2 (s_i - v_i) + delta_j^2 (s_j - v_j) - 2 delta_i delta_j G_ij
+      where s_i = |q_i|^2 and v_i is the variance that the dither u added to it
+(11)  V^T G V = (q^T V)^T (q^T V) for a secret V that no worker could foresee
+
+Steps are per row: with one step for all, one long row makes the others coarse, and attackers pass.
+By law 7 every s_i is at most (p - 1)/2, so by Cauchy-Schwarz no inner product wraps around.
+
+Rows come in tiles. A group is a few rows of one tile, (g, b): work on about 16,384 values at a time
+stays in the cache, and costs more than the calls that start it.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ostraka.arrays import Float32, Float64, UInt32
+from ostraka.core import field
+from ostraka.core.field import Int64, P
+from ostraka.errors import ConfigError
+
+UInt16: TypeAlias = npt.NDArray[np.uint16]
+Int16: TypeAlias = npt.NDArray[np.int16]
+
+MAX_SQUARE = (P - 1) // 2
+MAX_COLLUSION = 3
+# A quarter of MAX_SQUARE is then left to the dither, and rounding stays below the deviation.
+MAX_DIMENSION = 1 << 30
+
+# The dither has this many bits, and rows are first rounded to multiples of delta / 2^16.
+_BITS = 16
+_ONE = 1 << _BITS
+# The longest row that law 7 allows, in steps, is this much shorter than the longest that fits: 32
+# for a norm that is wrong by 2^-10, and 32, or 64 standard deviations of |q|, for the dither.
+_MARGIN = 64
+# Outside this range 2^16 / delta is no normal float32. Rows of float32 do not get longer; those
+# that are shorter come out as zero, which is within the deviation that this step implies.
+_MIN_STEP, _MAX_STEP = 2.0**-111, 2.0**142
+# Sums of this many products of a 16-bit and a signed 31-bit number are exact in float64.
+_EXACT_ROWS = 128
+
+
+def step(norms: Float64, d: int) -> Float64:
+    """Law 7: delta_i = n_i / (sqrt((p - 1)/2 - d/4) - 64), rounded so that `scale` is exact. (n,)
+
+    norms: (n,) finite, each within 2^-10 of the true norm of its row of d values. Then |q_i|^2
+    exceeds (p - 1)/2 with probability below 2^-900, by Hoeffding's inequality.
+    """
+    if not 1 <= d <= MAX_DIMENSION:
+        raise ConfigError(f"exact masking takes 1 to {MAX_DIMENSION} dimensions; got {d}")
+    radius = math.sqrt(MAX_SQUARE - d / 4) - _MARGIN
+    return _ONE / scale(np.clip(norms / radius, _MIN_STEP, _MAX_STEP)).astype(np.float64)
+
+
+def scale(steps: Float64) -> Float32:
+    """What rows are multiplied by to count in units of delta / 2^16. (n,)"""
+    return (_ONE / steps).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """Buffers for a group of rows that `quantise` fills. Reused from group to group."""
+
+    residues: UInt32  # (g, b) q modulo p
+    signed: Float64  # (g, b) q itself, between -2^15 and 2^15
+    real: Float32  # scratch
+    low: Int16  # scratch
+
+    @classmethod
+    def empty(cls, rows: int, width: int) -> "Quantised":
+        shape = (rows, width)
+        return cls(
+            np.empty(shape, np.uint32),
+            np.empty(shape, np.float64),
+            np.empty(shape, np.float32),
+            np.empty(shape, np.int16),
+        )
+
+
+def quantise(
+    values: Float32, scales: Float32, dither: UInt16, out: Quantised
+) -> tuple[Int64, Int64]:
+    """Law 7 for a group of rows: their part of s, and of 2^32 v, both exact. (g,) each.
+
+    values: (g, b), b <= 2^22. scales: (g,). dither: (g, b) secret uniform words, used once.
+
+    In units of delta / 2^16 a value is rounded once to an integer a, and q = (a + j) >> 16 with a
+    uniform 16-bit j. So E q = a / 2^16 and Var q = f (2^16 - f) / 2^32 with f = a mod 2^16, not
+    nearly but exactly. What is left is the rounding: the a are those of a row that differs from
+    the given one by at most delta (2^-9 + 2^-17 sqrt(d)), and law 10 is unbiased for that row.
+
+    A row that is not as short as its scale says gives some q in range, and is found by s or by its
+    norm; a NaN gives some q too. Neither disturbs other rows.
+    """
+    fixed, spare = out.residues.view(np.int32), out.real.view(np.int32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.multiply(values, scales[:, None], out=out.real)
+        np.rint(out.real, out=out.real)
+        np.copyto(fixed, out.real, casting="unsafe")
+    variance = _variance(fixed, out)
+    np.copyto(spare, dither)
+    np.add(fixed, spare, out=fixed)
+    np.right_shift(fixed, _BITS, out=fixed)
+    np.copyto(out.signed, fixed)
+    # As an unsigned number a negative q is huge, and q + p is its residue.
+    np.add(out.residues, np.uint32(P), out=spare.view(np.uint32))
+    np.minimum(out.residues, spare.view(np.uint32), out=out.residues)
+    return _squares(out.signed), variance
+
+
+def _variance(fixed: npt.NDArray[np.int32], out: Quantised) -> Int64:
+    """The row sums of f (2^16 - f) = 2^30 - (f - 2^15)^2."""
+    np.copyto(out.low, fixed, casting="unsafe")
+    # The low 16 bits, read as a signed number, are f - 2^15 once their top bit is flipped.
+    np.bitwise_xor(out.low, np.int16(-_ONE // 2), out=out.low)
+    np.copyto(out.signed, out.low)
+    return fixed.shape[1] * (_ONE // 2) ** 2 - _squares(out.signed)
+
+
+def _squares(integers: Float64) -> Int64:
+    """Row sums of squares, exact: 2^22 squares of 16-bit integers sum to 2^52 at most."""
+    return np.vecdot(integers, integers).astype(np.int64)
+
+
+def fits(s: Int64) -> npt.NDArray[np.bool_]:
+    """Which rows are short enough that no inner product among them wraps around. s: (n,)"""
+    return s <= MAX_SQUARE
+
+
+def points(t: int) -> tuple[int, ...]:
+    """Where the 2t shares are taken: 1, -1, ..., t, -t. With 2t + 1 workers the last gets R_t."""
+    if not 1 <= t <= MAX_COLLUSION:
+        raise ConfigError(f"exact masking withstands 1 to {MAX_COLLUSION} colluders; got {t}")
+    return tuple(sign * x for x in range(1, t + 1) for sign in (1, -1))
+
+
+def shares(
+    q: UInt32, masks: Sequence[UInt32], out: Sequence[UInt32], scratch: UInt32, modulus: int = P
+) -> None:
+    """Law 8: the shares of q at `points(t)`, in that order, into the 2t arrays of `out`.
+
+    q, scratch, each mask and each out: one shape. masks: R_1 ... R_t, uniform, used once. Any t of
+    the shares are an invertible linear map of the masks, shifted: uniform whatever q is. So are any
+    t - 1 of them together with R_t.
+    """
+    for x in range(1, len(masks) + 1):
+        even = _polynomial([q, *masks[1::2]], x * x, scratch, modulus)
+        odd = _polynomial(masks[0::2], x * x, scratch, modulus)
+        odd = odd if x == 1 else field.mul(odd, x, modulus)
+        field.add(even, odd, out[2 * x - 2], scratch, modulus)
+        field.sub(even, odd, out[2 * x - 1], scratch, modulus)
+
+
+def _polynomial(terms: Sequence[UInt32], x: int, scratch: UInt32, modulus: int) -> UInt32:
+    """terms[0] + x terms[1] + ..., by Horner's rule. A single term is returned as it is."""
+    value = terms[-1]
+    for term in reversed(terms[:-1]):
+        value = field.mul(value, x, modulus)
+        field.add(value, term, value, scratch, modulus)
+    return value
+
+
+def decode(grams: Mapping[int, UInt32], leading: UInt32, modulus: int = P) -> UInt32:
+    """Law 9: the residues of G (n, n) from the Gram matrices of the shares, by point.
+
+    leading: (n, n) R_t R_t^T, made beforehand or by the worker that has R_t. Subtracting its term
+    leaves a polynomial of degree 2t - 1, and Lagrange gives its value at zero from 2t points.
+    """
+    total, degree = np.zeros(leading.shape, np.int64), len(grams)
+    for x, matrix in grams.items():
+        weight = _weight_at_zero(x, tuple(grams), modulus)
+        total += field.reduce(weight * matrix.astype(np.int64), modulus)
+        total -= field.reduce(weight * x**degree % modulus * leading.astype(np.int64), modulus)
+    return field.reduce(total, modulus)
+
+
+def _weight_at_zero(x: int, xs: Sequence[int], modulus: int) -> int:
+    """Lagrange: the product of y / (y - x) over the other points y."""
+    others = [y for y in xs if y != x]
+    return math.prod(others) * pow(math.prod(y - x for y in others), -1, modulus) % modulus
+
+
+def distances(gram: Int64, steps: Float64, s: Int64, v: Int64) -> Float64:
+    """Law 10: unbiased squared distances (n, n), signed, with a zero diagonal.
+
+    gram: (n, n) signed G. steps: (n,) of the rows as they are to count. s, v: (n,) from `quantise`,
+    v times 2^32. Equal rows give zero give or take the deviation, so half of them are negative.
+    """
+    squares = steps**2 * (s - v / float(_ONE) ** 2)
+    result: Float64 = squares[:, None] + squares - 2 * np.outer(steps, steps) * gram
+    np.fill_diagonal(result, 0)
+    return result
+
+
+def deviation(distances: Float64, steps: Float64, d: int) -> Float64:
+    """The standard deviation of law 10 is at most this: (n, n).
+
+    sqrt(D_ij (delta_i^2 + delta_j^2)) + sqrt(d) (delta_i^2 + delta_j^2) / 4
+    """
+    both = np.add.outer(steps**2, steps**2)
+    return np.sqrt(np.maximum(distances, 0) * both) + math.sqrt(d) / 4 * both
+
+
+class Freivalds:
+    """Law 11: evidence, gathered while masking, of what the decoded matrix must be.
+
+    A wrong symmetric matrix passes for at most 4 / p^2 < 2^-59 of all V: its error is a non-zero
+    quadratic form, which by Schwartz-Zippel vanishes at a random vector with probability 2 / p, and
+    there are two. V is fresh for every attempt, because an answer tells something about it.
+    """
+
+    def __init__(self, challenge: UInt32, width: int) -> None:
+        """challenge: (n, 2), secret and uniform modulo p. width: columns of a block at most."""
+        self._challenge = challenge
+        self._weights = np.ascontiguousarray(field.signed(challenge).T, np.float64)
+        self._evidence = np.zeros((2, 2), np.uint32)
+        self._sums = np.zeros((2, width), np.int64)
+        self._recent, self._recent_rows = np.zeros((2, width)), 0
+
+    def __repr__(self) -> str:
+        return f"Freivalds(<secret>, rows={len(self._challenge)})"
+
+    def add(self, first: int, q: Float64) -> None:
+        """Take rows first, first + 1, ... of the block. q: (g, b) integers within 2^16, g <= 128."""
+        if self._recent_rows + len(q) > _EXACT_ROWS:
+            self._settle()
+        self._recent[:, : q.shape[1]] += self._weights[:, first : first + len(q)] @ q
+        self._recent_rows += len(q)
+
+    def end_block(self) -> None:
+        """All rows of a block of columns have been taken; those not taken count as zero."""
+        self._settle()
+        field.add_gram(self._evidence, field.reduce(self._sums))
+        self._sums[:] = 0
+
+    def _settle(self) -> None:
+        self._sums += self._recent.astype(np.int64)
+        self._recent[:], self._recent_rows = 0, 0
+
+    def merge(self, other: "Freivalds") -> None:
+        """Take over what another, with the same challenge, gathered from other blocks."""
+        field.add(self._evidence, other._evidence, self._evidence, np.empty((2, 2), np.uint32))
+
+    def accepts(self, gram: UInt32) -> bool:
+        """True if the residues (n, n), taken before any other test of them, agree."""
+        claimed = field.matmul(field.matmul(self._challenge.T, gram), self._challenge)
+        return bool(np.array_equal(claimed, self._evidence))

@@ -1,0 +1,386 @@
+"""One federation in one process, driven message by message.
+
+`simulate(...)` gives a Simulation. It opens a Round, which a test sends messages to, good and bad;
+an Attempt is the part that workers have in it. Whatever crosses a trust boundary passes through its
+encoding. Only this file knows the order in which the roles are driven.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ostraka.config import Federation, Manifest, Member, RoundConfig
+from ostraka.crypto import hpke, updates
+from ostraka.crypto.aead import nonce
+from ostraka.crypto.identity import Identity
+from ostraka.crypto.stream import SecretStream
+from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.errors import Rejection, UpdateRejected
+from ostraka.messages import Answer, ChannelAccept, ShareTile, UpdateHeader, UpdateTile
+from ostraka.roles.client import Client
+from ostraka.roles.enclave import Averaging, Cohort, Enclave, Published
+from ostraka.roles.worker import Worker
+
+MASKINGS = ("none", "gaussian")
+WORKERS = {"none": 0, "gaussian": 2}
+
+
+@pytest.fixture(params=MASKINGS)
+def masking(request) -> str:
+    """Every way in which distances are measured."""
+    return request.param
+
+
+@pytest.fixture(params=[name for name in MASKINGS if WORKERS[name]])
+def offloaded(request) -> str:
+    """Every masking that has workers."""
+    return request.param
+
+
+@pytest.fixture
+def simulate() -> "type[Simulation]":
+    return Simulation
+
+
+# The float64 reference, written from DESIGN sections 1 and 3 and from nothing in the package.
+
+
+def norms_of(rows: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
+
+
+def clip(rows: np.ndarray, stated: Iterable[float]) -> np.ndarray:
+    """rows (n, d), each scaled down to 4 x the median of the stated norms, up to a power of two."""
+    median = max(float(np.median(list(stated))), 2.0**-151)
+    limit = np.exp2(np.ceil(np.log2(4 * median)))
+    long = np.maximum(norms_of(rows), limit)
+    return rows * (limit / long)[:, None]
+
+
+def krum_scores(rows: np.ndarray, f: int) -> np.ndarray:
+    """The sum of the n - f - 2 smallest squared distances to others, differences before squares."""
+    n = len(rows)
+    squares = [np.square(rows - row).sum(axis=1) for row in rows]
+    return np.array([np.sort(np.delete(squares[i], i))[: n - f - 2].sum() for i in range(n)])
+
+
+def lowest(scores: np.ndarray, k: int) -> tuple[int, ...]:
+    """The k rows of lowest score. Of equal scores the lower row wins."""
+    return tuple(sorted(sorted(range(len(scores)), key=lambda row: (scores[row], row))[:k]))
+
+
+def undecided(n: int, f: int, distance_error: float) -> float:
+    """The largest gap between two scores that errors of the distances can bridge.
+
+    The j-th smallest of some numbers moves by no more than they do, so a score of n - f - 2 terms is
+    off by at most (n - f - 2) errors, and two scores may move towards each other.
+    """
+    return 2 * (n - f - 2) * distance_error
+
+
+def assert_mean(aggregate: np.ndarray, rows: np.ndarray) -> None:
+    """aggregate is the mean of rows to 1e-6 relative; where they cancel, relative to the largest."""
+    assert aggregate.dtype == np.float32
+    largest = float(np.abs(rows).max())
+    np.testing.assert_allclose(aggregate, rows.mean(axis=0), rtol=1e-6, atol=1e-14 * largest)
+
+
+@pytest.fixture(scope="session")
+def reference() -> SimpleNamespace:
+    return SimpleNamespace(
+        norms=norms_of,
+        clip=clip,
+        scores=krum_scores,
+        lowest=lowest,
+        undecided=undecided,
+        assert_mean=assert_mean,
+    )
+
+
+def wire(message: Any) -> Any:
+    """A message as the other end decodes it."""
+    return decode(type(message), encode(message))
+
+
+class Simulation:
+    """Everybody in a federation, their secrets included."""
+
+    def __init__(
+        self,
+        *,
+        n: int = 7,
+        f: int = 1,
+        d: int = 50,
+        tile: int = 16,
+        masking: str = "none",
+        rows: np.ndarray | None = None,
+        seed: int = 0,
+        **rules: Any,
+    ) -> None:
+        self.drawn: list[bytes] = []
+        self._stream = SecretStream(seed.to_bytes(32, "big"))
+        if rows is None:
+            rows = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+        self.rows = rows
+        self.rules = RoundConfig(
+            Manifest.flat(rows.shape[1]), f=f, masking=masking, tile=tile, **rules
+        )
+        self.names = [f"client-{row}" for row in range(len(rows))]
+        self.identities = [Identity.generate(self.entropy) for _ in self.names]
+        workers = [Identity.generate(self.entropy) for _ in range(WORKERS[masking])]
+        self.stranger = Identity.generate(self.entropy)
+        self.federation = Federation(
+            self.rules,
+            tuple(
+                Member(name, identity.public)
+                for name, identity in zip(self.names, self.identities, strict=True)
+            ),
+            tuple(Member(f"worker-{i}", identity.public) for i, identity in enumerate(workers)),
+        )
+        self.enclave = Enclave(
+            self.federation, Identity.generate(self.entropy), entropy=self.entropy
+        )
+        self.clients = [self.client(row) for row in range(len(rows))]
+        self.workers = [
+            Worker(identity, enclave=self.enclave.public, entropy=self.entropy)
+            for identity in workers
+        ]
+
+    def entropy(self, n: int) -> bytes:
+        """The same bytes in every run. They are recorded: a test may look for them elsewhere."""
+        self.drawn.append(self._stream.bytes(n))
+        return self.drawn[-1]
+
+    def client(self, row: int) -> Client:
+        """A client that has followed no round yet."""
+        return Client(
+            self.names[row],
+            self.identities[row],
+            self.federation,
+            self.enclave.public,
+            entropy=self.entropy,
+        )
+
+    def open(self) -> "Round":
+        return Round(self)
+
+    def follow(self, published: Published) -> None:
+        """The enclave and all clients go on after a round."""
+        receipt = wire(published.receipt)
+        self.enclave.follow(receipt)
+        self.clients = [client.follow(receipt) for client in self.clients]
+
+
+@dataclass
+class Forgery:
+    """An upload whose client keeps its key and says what it likes."""
+
+    header: UpdateHeader
+    tiles: tuple[UpdateTile, ...]
+    norm: float
+    key: bytes
+
+    def tile(self, index: int, values: np.ndarray) -> UpdateTile:
+        """Another tile that opens in the same place of the same upload."""
+        bound = updates.tile_context(self.header)
+        sealed = AESGCM(self.key).encrypt(nonce(index), values.tobytes(), bound)
+        return UpdateTile(self.header.upload_id, index, sealed)
+
+
+class Round:
+    """One round, driven as a host would. `spool` is the host's: a test may alter what lies there."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.rules = simulation.rules
+        enclave = simulation.enclave
+        self.noise = enclave.prepare_noise() if simulation.workers else None
+        self.sealed_noise = list(self.noise.make()) if self.noise else []
+        self.collecting = enclave.open_round()
+        self.offer = wire(self.collecting.offer)
+        self.spool: dict[tuple[bytes, int], bytes] = {}
+        self.norms: dict[bytes, float] = {}  # as stated, by upload
+        self.changed: list[UpdateRejected] = []
+        self.cohort: Cohort
+        self.averaging: Averaging
+
+    def name(self, row: int) -> str:
+        return self.simulation.names[row]
+
+    def seal(self, row: int, update: np.ndarray | None = None) -> updates.SealedUpdate:
+        """An honest client's upload."""
+        update = self.simulation.rows[row] if update is None else update
+        sealed = self.simulation.clients[row].join(self.offer).seal(update).sealed
+        self.norms[sealed.header.upload_id] = float(norms_of(update[None])[0])
+        return sealed
+
+    def forge(
+        self,
+        row: int,
+        update: np.ndarray | None = None,
+        *,
+        norm: float | None = None,
+        to: bytes | None = None,
+        **fields: Any,
+    ) -> Forgery:
+        """An upload that its client signed, with any norm, any fields, and sealed to any key."""
+        rules, identity = self.rules, self.simulation.identities[row]
+        update = self.simulation.rows[row] if update is None else update
+        norm = float(norms_of(update[None])[0]) if norm is None else norm
+        key = self.simulation.entropy(32)
+        header = UpdateHeader(
+            config=self.offer.config,
+            round_id=self.offer.round_id,
+            enclave_key=hpke.fingerprint(self.offer.key),
+            client=self.name(row),
+            upload_id=self.simulation.entropy(32),
+            manifest=rules.manifest.digest(),
+            dimension=rules.dimension,
+            tile=rules.tile,
+            tiles=rules.tiles,
+            sealed_key=b"",
+            signature=UNSIGNED,
+        )
+        sealed_key = fields.pop("sealed_key", None)
+        header = replace(header, **fields)
+        if sealed_key is None:
+            secret = struct.pack(">32sd", key, norm)
+            sealed_key = hpke.seal(to or self.offer.key, secret, info=updates.context(header))
+        forgery = Forgery(identity.sign(replace(header, sealed_key=sealed_key)), (), norm, key)
+        forgery.tiles = tuple(
+            forgery.tile(index, update[rules.tile_slice(index)]) for index in range(rules.tiles)
+        )
+        self.norms[header.upload_id] = norm
+        return forgery
+
+    def accept(self, header: UpdateHeader) -> None:
+        self.collecting.accept(wire(header))
+
+    def accept_tile(self, tile: UpdateTile) -> None:
+        tile = wire(tile)
+        self.collecting.accept_tile(tile)
+        self.spool[tile.upload_id, tile.index] = bytes(tile.ciphertext)
+
+    def send(self, upload: updates.SealedUpdate | Forgery) -> None:
+        self.accept(upload.header)
+        for tile in upload.tiles:
+            self.accept_tile(tile)
+
+    def send_all(self, *, but: Iterable[int] = ()) -> None:
+        """The honest uploads of all clients but these."""
+        for row in sorted(set(range(len(self.simulation.rows))) - set(but)):
+            self.send(self.seal(row))
+
+    def close(self) -> None:
+        self.cohort = self.collecting.close()
+
+    def stored(self) -> Iterator[list[bytes]]:
+        """What the host shows: tile by tile, the ciphertext of every row."""
+        for index in range(self.rules.tiles):
+            yield [self.spool[upload, index] for upload in self.cohort.uploads]
+
+    def offload(self) -> "Attempt":
+        return Attempt(self)
+
+    def measure(self) -> None:
+        """The first pass, by workers or inside."""
+        if self.noise:
+            attempt = self.offload()
+            attempt.connect(attempt.accepts())
+            attempt.encode()
+            self.averaging = attempt.decode(attempt.answers())
+        else:
+            self.averaging = self.cohort.inside().measure(self.stored())
+
+    def average(self) -> Published:
+        """The second pass, begun again whenever a row is found changed; `changed` lists those."""
+        while True:
+            try:
+                return self.averaging.average(self.stored())
+            except UpdateRejected as rejected:
+                self.changed.append(rejected)
+
+    def finish(self) -> Published:
+        self.close()
+        self.measure()
+        return self.average()
+
+    def assert_result(
+        self, published: Published, rejected: dict[int, Rejection], *, absent: Iterable[int] = ()
+    ) -> None:
+        """The outcome is the reference's on the rows that neither were rejected nor stayed away."""
+        names = self.simulation.names
+        assert published.rejected == {names[row]: reason for row, reason in rejected.items()}
+        left = [row for row in range(len(names)) if row not in {*rejected, *absent}]
+        n, f = len(left), self.rules.f - sum(reason.provable for reason in rejected.values())
+        k = n - f if self.rules.k is None else min(self.rules.k, n - f)
+
+        stated = [self.norms[upload] for upload in self.cohort.uploads]
+        rows = clip(self.simulation.rows[left], stated)
+        scores = krum_scores(rows, f)
+        ordered = np.sort(scores)
+        gap = ordered[k] - ordered[k - 1] if k < n else np.inf
+        assert gap > undecided(n, f, published.distance_error), "pick rows that are clearly apart"
+
+        kept = lowest(scores, k)
+        assert published.selected == tuple(names[left[place]] for place in kept)
+        assert_mean(published.aggregate, rows[list(kept)])
+        receipt = published.receipt
+        assert (receipt.participants, receipt.kept) == (n, k)
+        assert {(each.client, each.reason) for each in receipt.rejected} == {
+            (names[row], reason) for row, reason in rejected.items()
+        }
+
+
+class Attempt:
+    """What the workers do for a round."""
+
+    def __init__(self, round_: Round) -> None:
+        assert round_.noise
+        self.round = round_
+        self.connecting = round_.cohort.offload(round_.noise)
+        self.offers = [wire(offer) for offer in self.connecting.offers]
+        self.computing: list[Any] = []
+
+    def accepts(self) -> list[ChannelAccept]:
+        joined = [
+            worker.accept(offer)
+            for worker, offer in zip(self.round.simulation.workers, self.offers, strict=True)
+        ]
+        self.computing = [computing for computing, _ in joined]
+        return [wire(accept) for _, accept in joined]
+
+    def connect(self, accepts: list[ChannelAccept]) -> None:
+        self.masking = self.connecting.connect(accepts)
+
+    def shares(self, noise: list[bytes] | None = None) -> Iterator[list[ShareTile]]:
+        """Mask tile after tile: one share for each worker."""
+        noise = self.round.sealed_noise if noise is None else noise
+        for shares in self.masking.encode(self.round.stored(), noise):
+            yield [wire(share) for share in shares]
+
+    def encode(self, noise: list[bytes] | None = None) -> None:
+        """Mask everything and hand the workers their shares."""
+        for shares in self.shares(noise):
+            for computing, share in zip(self.computing, shares, strict=True):
+                computing.add(share)
+
+    def answers(self) -> list[Answer]:
+        return [wire(computing.answer()) for computing in self.computing]
+
+    def decode(self, answers: list[Answer]) -> Averaging:
+        return self.masking.decode(answers)
+
+    def lie(self, worker: int, numbers: np.ndarray) -> Answer:
+        """An authentic answer of one worker that holds any numbers at all."""
+        computing = self.computing[worker]
+        return Answer(
+            self.offers[worker].attempt_id,
+            computing._channel.seal_answer(np.asarray(numbers, "<f8").tobytes()),
+        )

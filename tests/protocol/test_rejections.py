@@ -1,0 +1,523 @@
+"""The rejections of one client, as tables whose keys are sentences.
+
+Client 2 misbehaves, or somebody does so in its name. Every test goes on to the end of the round and
+compares the outcome with the float64 reference for all others.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ostraka.config import Manifest
+from ostraka.crypto import hpke
+from ostraka.errors import OpenError, RemoteProtocolError, TooFewUpdates, UpdateRejected
+from ostraka.errors import Rejection as R
+
+ME, OTHER = 2, 4
+
+SIGNALLING_NAN = np.frombuffer(bytes.fromhex("010080 7f".replace(" ", "")), "<f4")[0]
+
+
+def flip(data, bit=0):
+    raw = bytearray(data)
+    raw[bit // 8] ^= 1 << bit % 8
+    return bytes(raw)
+
+
+def assert_raises(expected, action, *arguments):
+    """expected: OpenError, or the reason of an UpdateRejected that names client 2."""
+    with pytest.raises(RemoteProtocolError) as caught:
+        action(*arguments)
+    if isinstance(expected, R):
+        assert isinstance(caught.value, UpdateRejected)
+        assert (caught.value.client, caught.value.reason) == (f"client-{ME}", expected)
+    else:
+        assert type(caught.value) is expected
+
+
+@pytest.fixture
+def opened(simulate, masking):
+    return simulate(masking=masking).open()
+
+
+# Headers. Each is refused, and the client's good upload is welcome afterwards.
+
+
+def resigned(round_, row, header):
+    return round_.simulation.identities[row].sign(header)
+
+
+def from_last_round(round_):
+    """The round before is left behind, and its header is sent to a new one."""
+    old = round_.seal(ME).header
+    new = round_.simulation.open()
+    vars(round_).update(vars(new))
+    return old
+
+
+BAD_HEADERS = {
+    "one that another enrolled client signed": (
+        lambda r: resigned(r, OTHER, r.seal(ME).header),
+        OpenError,
+    ),
+    "one that a stranger signed": (
+        lambda r: r.simulation.stranger.sign(r.seal(ME).header),
+        OpenError,
+    ),
+    "another client's, under my name": (
+        lambda r: replace(r.seal(OTHER).header, client=f"client-{ME}"),
+        OpenError,
+    ),
+    "one from a client that is not enrolled": (
+        lambda r: r.simulation.stranger.sign(replace(r.seal(ME).header, client="client-99")),
+        OpenError,
+    ),
+    "one with a bit of its signature flipped": (
+        lambda r: replace((h := r.seal(ME).header), signature=flip(h.signature)),
+        OpenError,
+    ),
+    "one with a bit of its sealed key flipped": (
+        lambda r: replace((h := r.seal(ME).header), sealed_key=flip(h.sealed_key)),
+        OpenError,
+    ),
+    "one without a signature": (lambda r: replace(r.seal(ME).header, signature=bytes(64)), OpenError),
+    "last round's": (from_last_round, R.FOREIGN_ROUND),
+    "one for another round": (lambda r: r.forge(ME, round_id=bytes(32)).header, R.FOREIGN_ROUND),
+    "one for another config": (lambda r: r.forge(ME, config=bytes(32)).header, R.FOREIGN_CONFIG),
+    "one for another enclave key": (
+        lambda r: r.forge(ME, enclave_key=bytes(32)).header,
+        R.FOREIGN_KEY,
+    ),
+    "one sealed to another key than it names": (
+        lambda r: r.forge(ME, to=hpke.HybridKey().public).header,
+        R.UNOPENABLE_KEY,
+    ),
+    "one with a truncated sealed key": (
+        lambda r: r.forge(ME, sealed_key=r.seal(ME).header.sealed_key[:-1]).header,
+        R.UNOPENABLE_KEY,
+    ),
+    "one without a sealed key": (lambda r: r.forge(ME, sealed_key=b"").header, R.UNOPENABLE_KEY),
+    "one with the sealed key of another client": (
+        lambda r: r.forge(ME, sealed_key=r.seal(OTHER).header.sealed_key).header,
+        R.UNOPENABLE_KEY,
+    ),
+    "one with the sealed key of another upload of mine": (
+        lambda r: r.forge(ME, sealed_key=r.seal(ME).header.sealed_key).header,
+        R.UNOPENABLE_KEY,
+    ),
+    "one that seals a key of another length": (
+        lambda r: resigned(r, ME, short_secret(r)),
+        R.UNOPENABLE_KEY,
+    ),
+    "one of another dimension": (lambda r: r.forge(ME, dimension=49).header, R.WRONG_SHAPE),
+    "one of another tile": (lambda r: r.forge(ME, tile=17).header, R.WRONG_SHAPE),
+    "one of another number of tiles": (lambda r: r.forge(ME, tiles=5).header, R.WRONG_SHAPE),
+    "one of no tiles": (lambda r: r.forge(ME, tiles=0).header, R.WRONG_SHAPE),
+    "one of very many tiles": (lambda r: r.forge(ME, tiles=2**64 - 1).header, R.WRONG_SHAPE),
+    "one of another manifest": (
+        lambda r: r.forge(ME, manifest=Manifest.flat(51).digest()).header,
+        R.WRONG_SHAPE,
+    ),
+    "one that states the norm NaN": (lambda r: r.forge(ME, norm=np.nan).header, R.BAD_NORM),
+    "one that states the norm inf": (lambda r: r.forge(ME, norm=np.inf).header, R.BAD_NORM),
+    "one that states the norm -inf": (lambda r: r.forge(ME, norm=-np.inf).header, R.BAD_NORM),
+    "one that states the norm -1": (lambda r: r.forge(ME, norm=-1.0).header, R.BAD_NORM),
+    "one that states the norm 1e-320": (lambda r: r.forge(ME, norm=1e-320).header, R.BAD_NORM),
+    "one just below the least float32": (
+        lambda r: r.forge(ME, norm=np.nextafter(2.0**-149, 0)).header,
+        R.BAD_NORM,
+    ),
+    "one that states a norm beyond float32": (lambda r: r.forge(ME, norm=1e300).header, R.BAD_NORM),
+}
+
+
+def short_secret(round_):
+    """A header whose HPKE plaintext is a key without a norm."""
+    header = replace(round_.seal(ME).header, sealed_key=b"", signature=bytes(64))
+    from ostraka.crypto.updates import context
+
+    sealed = hpke.seal(round_.offer.key, bytes(32), info=context(header))
+    return replace(header, sealed_key=sealed)
+
+
+@pytest.mark.parametrize("what", BAD_HEADERS)
+def test_a_bad_header_is_refused_and_leaves_no_trace(opened, what):
+    make, expected = BAD_HEADERS[what]
+    header = make(opened)
+    opened.send_all(but=[ME])
+    assert_raises(expected, opened.accept, header)
+    opened.send(opened.seal(ME))
+    opened.assert_result(opened.finish(), {})
+
+
+@pytest.mark.parametrize("what", BAD_HEADERS)
+def test_a_client_that_sends_only_a_bad_header_is_out_alone(opened, what):
+    make, expected = BAD_HEADERS[what]
+    header = make(opened)
+    opened.send_all(but=[ME])
+    assert_raises(expected, opened.accept, header)
+    # What somebody else, or the host, can have sent says nothing about the client: it is absent.
+    provable = isinstance(expected, R) and expected.provable
+    published = opened.finish()
+    opened.assert_result(published, {ME: expected} if provable else {}, absent=[ME])
+
+
+def test_a_bad_header_does_not_displace_the_good_upload_before_it(opened):
+    good = opened.seal(ME)
+    opened.accept(good.header)
+    assert_raises(R.BAD_NORM, opened.accept, opened.forge(ME, norm=np.nan).header)
+    for tile in good.tiles:
+        opened.accept_tile(tile)
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {})
+
+
+# Messages that come twice, or too late.
+
+
+def complete(round_):
+    round_.send(sealed := round_.seal(ME))
+    return sealed
+
+
+def replaced(round_):
+    """An incomplete upload, and the newer one that took its place and is not complete either."""
+    old, new = round_.seal(ME), round_.seal(ME)
+    round_.accept(old.header)
+    round_.accept_tile(old.tiles[0])
+    round_.accept(new.header)
+    round_.accept_tile(new.tiles[1])
+    return old, new
+
+
+def test_a_header_that_comes_twice(opened):
+    sealed = opened.seal(ME)
+    opened.accept(sealed.header)
+    assert_raises(R.DUPLICATE, opened.accept, sealed.header)
+    for tile in sealed.tiles:
+        opened.accept_tile(tile)
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {})
+
+
+def test_a_header_that_comes_again_after_its_upload_is_complete(opened):
+    sealed = complete(opened)
+    assert_raises(R.DUPLICATE, opened.accept, sealed.header)
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {})
+
+
+def test_a_complete_upload_is_final(opened):
+    complete(opened)
+    assert_raises(R.DUPLICATE, opened.accept, opened.seal(ME, -opened.simulation.rows[ME]).header)
+    assert_raises(R.DUPLICATE, opened.accept, opened.forge(ME, norm=np.nan).header)
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {})
+
+
+def test_a_tile_that_comes_twice(opened):
+    sealed = opened.seal(ME)
+    opened.accept(sealed.header)
+    opened.accept_tile(sealed.tiles[0])
+    assert_raises(R.DUPLICATE, opened.accept_tile, sealed.tiles[0])
+    assert_raises(
+        R.DUPLICATE,
+        opened.accept_tile,
+        replace(sealed.tiles[0], ciphertext=flip(sealed.tiles[0].ciphertext)),
+    )
+    for tile in sealed.tiles[1:]:
+        opened.accept_tile(tile)
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {})
+
+
+def test_a_replayed_header_does_not_displace_the_upload_that_replaced_it(opened):
+    old, new = replaced(opened)
+    assert_raises(R.DUPLICATE, opened.accept, old.header)
+    opened.accept_tile(new.tiles[0])
+    for tile in new.tiles[2:]:
+        opened.accept_tile(tile)
+    opened.send_all(but=[ME])
+    published = opened.finish()
+    assert new.header.upload_id in opened.cohort.uploads
+    opened.assert_result(published, {})
+
+
+def test_a_tile_of_an_upload_that_was_replaced(opened):
+    old, new = replaced(opened)
+    for tile in old.tiles:
+        assert_raises(R.DUPLICATE, opened.accept_tile, tile)
+    opened.accept_tile(new.tiles[0])
+    for tile in new.tiles[2:]:
+        opened.accept_tile(tile)
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {})
+
+
+def test_a_header_with_the_upload_id_of_another_client(opened):
+    theirs = complete_of(opened, OTHER)
+    mine = opened.forge(ME, upload_id=theirs.header.upload_id)
+    assert_raises(R.DUPLICATE, opened.accept, mine.header)
+    opened.send_all(but=[OTHER])
+    opened.norms[theirs.header.upload_id] = float(np.linalg.norm(opened.simulation.rows[OTHER]))
+    opened.assert_result(opened.finish(), {})
+
+
+def complete_of(round_, row):
+    round_.send(sealed := round_.seal(row))
+    return sealed
+
+
+def test_a_client_cannot_begin_uploads_without_end(opened):
+    for attempt in range(1_000):
+        try:
+            opened.accept(opened.forge(ME).header)
+        except UpdateRejected as rejected:
+            assert rejected.reason == R.DUPLICATE
+            break
+    assert 1 < attempt < 999
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {ME: R.INCOMPLETE})
+
+
+def test_what_comes_late_is_refused(opened):
+    early, late = opened.seal(ME), opened.seal(OTHER)
+    opened.accept(early.header)
+    opened.send_all(but=[ME])
+    opened.close()
+    assert_raises(R.LATE, opened.accept_tile, early.tiles[0])
+    assert_raises(R.LATE, opened.accept, opened.seal(ME).header)
+    with pytest.raises(UpdateRejected, match="after the round closed"):
+        opened.accept(late.header)
+    # A lie that comes late is late as well, and changes neither n nor f.
+    assert_raises(R.LATE, opened.accept, opened.forge(ME, norm=np.nan).header)
+    opened.measure()
+    opened.assert_result(opened.average(), {ME: R.INCOMPLETE})
+
+
+# Tiles that are refused on arrival. The good one is welcome afterwards.
+
+BAD_TILES = {
+    "one that is truncated": lambda r, t: replace(t, ciphertext=t.ciphertext[:-1]),
+    "one that is too long": lambda r, t: replace(t, ciphertext=t.ciphertext + b"\0"),
+    "one that is empty": lambda r, t: replace(t, ciphertext=b""),
+    "one past the last": lambda r, t: replace(t, index=4),
+    "one far past the last": lambda r, t: replace(t, index=2**64 - 1),
+    "one of an unknown upload": lambda r, t: replace(t, upload_id=bytes(32)),
+    "one of an upload whose header was not sent": lambda r, t: r.seal(ME).tiles[0],
+    "one of an upload whose header was refused": lambda r, t: refused_upload(r).tiles[0],
+    "a full one in the place of the short last one": lambda r, t: replace(t, index=3),
+    "last round's": lambda r, t: r.simulation.open().seal(ME).tiles[0],
+}
+
+
+def refused_upload(round_):
+    forgery = round_.forge(ME, dimension=49)
+    assert_raises(R.WRONG_SHAPE, round_.accept, forgery.header)
+    return forgery
+
+
+@pytest.mark.parametrize("what", BAD_TILES)
+def test_a_bad_tile_is_refused_and_leaves_no_trace(opened, what):
+    sealed = opened.seal(ME)
+    opened.accept(sealed.header)
+    assert_raises(OpenError, opened.accept_tile, BAD_TILES[what](opened, sealed.tiles[0]))
+    for tile in sealed.tiles:
+        opened.accept_tile(tile)
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {})
+
+
+def test_tiles_may_come_in_any_order(opened):
+    for row in range(7):
+        sealed = opened.seal(row)
+        opened.accept(sealed.header)
+        for tile in sealed.tiles[::-1]:
+            opened.accept_tile(tile)
+    opened.assert_result(opened.finish(), {})
+
+
+# Uploads that arrive whole and prove bad when they are opened.
+
+
+def with_tile(round_, index, tile):
+    """My upload, with something else as one of its tiles."""
+    sealed = round_.seal(ME)
+    tiles = list(sealed.tiles)
+    tiles[index] = replace(tile(sealed), upload_id=sealed.header.upload_id, index=index)
+    return replace(sealed, tiles=tuple(tiles))
+
+
+def with_value(round_, value, place=20):
+    update = round_.simulation.rows[ME].copy()
+    norm = float(np.linalg.norm(update))
+    update[place] = value
+    return round_.forge(ME, update, norm=norm)
+
+
+def with_norm(round_, factor):
+    return round_.forge(ME, norm=factor * float(np.linalg.norm(round_.simulation.rows[ME])))
+
+
+def of_zeros(round_, norm):
+    return round_.forge(ME, np.zeros(50, np.float32), norm=norm)
+
+
+BAD_UPLOADS = {
+    "one flipped bit": (
+        lambda r: with_tile(
+            r, 1, lambda s: replace(s.tiles[1], ciphertext=flip(s.tiles[1].ciphertext))
+        ),
+        R.UNOPENABLE_TILE,
+    ),
+    "one flipped bit in the tag of the last tile": (
+        lambda r: with_tile(
+            r, 3, lambda s: replace(s.tiles[3], ciphertext=flip(s.tiles[3].ciphertext, -1))
+        ),
+        R.UNOPENABLE_TILE,
+    ),
+    "two tiles in each other's place": (
+        lambda r: with_tile(r, 1, lambda s: s.tiles[0]),
+        R.UNOPENABLE_TILE,
+    ),
+    "a tile of another upload of mine": (
+        lambda r: with_tile(r, 1, lambda s: r.seal(ME).tiles[1]),
+        R.UNOPENABLE_TILE,
+    ),
+    "a tile of another client": (
+        lambda r: with_tile(r, 1, lambda s: r.seal(OTHER).tiles[1]),
+        R.UNOPENABLE_TILE,
+    ),
+    "a NaN": (lambda r: with_value(r, np.nan), R.NOT_FINITE),
+    "a NaN in the last place": (lambda r: with_value(r, np.nan, 49), R.NOT_FINITE),
+    "a signalling NaN": (lambda r: with_value(r, SIGNALLING_NAN), R.NOT_FINITE),
+    "an infinity": (lambda r: with_value(r, np.inf), R.NOT_FINITE),
+    "a negative infinity": (lambda r: with_value(r, -np.inf), R.NOT_FINITE),
+    "the largest float32 and an honest norm": (
+        lambda r: with_value(r, np.finfo(np.float32).max),
+        R.FALSE_NORM,
+    ),
+    "too small a norm": (lambda r: with_norm(r, 1 - 2.0**-9), R.FALSE_NORM),
+    "too large a norm": (lambda r: with_norm(r, 1 + 2.0**-9), R.FALSE_NORM),
+    "a norm that is far too small": (lambda r: with_norm(r, 1e-30), R.FALSE_NORM),
+    "a norm that is far too large": (lambda r: with_norm(r, 1e30), R.FALSE_NORM),
+    "the norm zero": (lambda r: with_norm(r, 0), R.FALSE_NORM),
+    "the least norm": (lambda r: r.forge(ME, norm=2.0**-149), R.FALSE_NORM),
+    "zeros and another norm": (lambda r: of_zeros(r, 7.0), R.FALSE_NORM),
+}
+
+
+@pytest.mark.parametrize("what", BAD_UPLOADS)
+def test_a_bad_upload_is_out_alone(opened, what):
+    make, reason = BAD_UPLOADS[what]
+    opened.send(make(opened))
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {ME: reason})
+
+
+@pytest.mark.parametrize("factor", [1 - 2.0**-11, 1, 1 + 2.0**-11])
+def test_a_norm_may_be_off_by_a_rounding_error(opened, factor):
+    opened.send(with_norm(opened, factor))
+    opened.send_all(but=[ME])
+    opened.assert_result(opened.finish(), {})
+
+
+@pytest.mark.parametrize("norm", [0.0, -0.0])
+def test_an_update_of_zeros_may_say_so(simulate, masking, norm):
+    rows = np.random.default_rng(1).normal(size=(7, 50)).astype(np.float32)
+    rows[ME] = 0
+    round_ = simulate(rows=rows, masking=masking).open()
+    round_.send(of_zeros(round_, norm))
+    round_.send_all(but=[ME])
+    round_.assert_result(round_.finish(), {})
+
+
+# Tiles that change between the two passes. The row is out, selected or not, and the pass restarts.
+
+
+def forged_twin(round_, forgery):
+    """A tile of other content that opens in the same place: same key, same nonce, same header."""
+    return forgery.tile(1, -7 * round_.simulation.rows[ME][16:32]).ciphertext
+
+
+def forged_nan(round_, forgery):
+    return forgery.tile(1, np.full(16, np.nan, np.float32)).ciphertext
+
+
+CHANGES = {
+    "one bit flips": lambda r, f: flip(f.tiles[1].ciphertext),
+    "one bit of the tag flips": lambda r, f: flip(f.tiles[1].ciphertext, -1),
+    "another tile that opens in its place": forged_twin,
+    "a tile of NaNs that opens in its place": forged_nan,
+    "another tile of the upload": lambda r, f: f.tiles[0].ciphertext,
+    "a tile of another client": lambda r, f: r.spool[r.cohort.uploads[OTHER], 1],
+    "a shorter one": lambda r, f: f.tiles[1].ciphertext[:-1],
+    "a longer one": lambda r, f: f.tiles[1].ciphertext + b"\0",
+    "nothing": lambda r, f: b"",
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_tile_that_changes_between_the_passes(opened, what):
+    forgery = opened.forge(ME)
+    opened.send(forgery)
+    opened.send_all(but=[ME])
+    opened.close()
+    opened.measure()
+    opened.spool[forgery.header.upload_id, 1] = CHANGES[what](opened, forgery)
+    published = opened.average()
+    assert [(each.client, each.reason) for each in opened.changed] == [(f"client-{ME}", R.CHANGED)]
+    opened.assert_result(published, {ME: R.CHANGED})
+
+
+def test_a_change_has_the_same_consequence_whatever_the_weight(simulate, masking):
+    outcomes = []
+    for row in range(7):
+        round_ = simulate(masking=masking).open()
+        round_.send_all()
+        round_.close()
+        round_.measure()
+        round_.spool[round_.cohort.uploads[row], 3] = b""
+        published = round_.average()
+        round_.assert_result(published, {row: R.CHANGED})
+        outcomes.append((len(round_.changed), published.receipt.kept))
+    assert set(outcomes) == {(1, 5)}, "selected or not, the host sees the same"
+
+
+def test_several_rows_that_change_are_found_one_by_one(simulate, masking):
+    round_ = simulate(n=9, masking=masking).open()
+    round_.send_all()
+    round_.close()
+    round_.measure()
+    for row, index in ((8, 0), (1, 2), (5, 3)):
+        round_.spool[round_.cohort.uploads[row], index] = b""
+    published = round_.average()
+    assert [each.client for each in round_.changed] == ["client-8", "client-1", "client-5"]
+    round_.assert_result(published, dict.fromkeys((8, 1, 5), R.CHANGED))
+
+
+def test_a_row_out_in_the_first_pass_is_not_looked_at_in_the_second(opened):
+    opened.send(with_norm(opened, 2))
+    opened.send_all(but=[ME])
+    opened.close()
+    opened.measure()
+    for index in range(4):
+        opened.spool[opened.cohort.uploads[ME], index] = b""
+    opened.assert_result(opened.average(), {ME: R.FALSE_NORM})
+    assert not opened.changed
+
+
+def test_nothing_is_published_after_too_many_rows_changed(simulate, masking):
+    round_ = simulate(n=5, masking=masking).open()
+    round_.send_all()
+    round_.close()
+    round_.measure()
+    stored = dict(round_.spool)
+    round_.spool[round_.cohort.uploads[ME], 0] = b""
+    with pytest.raises(TooFewUpdates):
+        round_.average()
+    # The host shows the good bytes again; the round is over all the same.
+    round_.spool = stored
+    with pytest.raises(TooFewUpdates):
+        round_.average()

@@ -1,0 +1,119 @@
+"""Law 2: squared distances between rows."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.arrays import Float64
+from ostraka.core import distances
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+def exact(rows: Float64) -> Float64:
+    """Distances in rational arithmetic, rounded once."""
+    fractions = [[Fraction(value) for value in row] for row in rows.tolist()]
+    return np.array(
+        [
+            [float(sum((a - b) ** 2 for a, b in zip(x, y, strict=True))) for y in fractions]
+            for x in fractions
+        ]
+    )
+
+
+def by_gram(rows: Float64, width: int) -> Float64:
+    gram = np.zeros((len(rows), len(rows)))
+    for i in range(0, rows.shape[1], width):
+        distances.add_gram(gram, rows[:, i : i + width])
+    return distances.from_gram(gram)
+
+
+def test_law2_by_hand():
+    rows = np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 0.0]])
+    expected = [[0, 25, 9], [25, 0, 16], [9, 16, 0]]
+    np.testing.assert_array_equal(distances.naive(rows), expected)
+    np.testing.assert_array_equal(by_gram(rows, 1), expected)
+
+
+@given(
+    n=st.integers(1, 8), d=st.integers(1, 60), width=st.integers(1, 60), seed=st.integers(0, 2**32)
+)
+def test_law2_both_forms_agree_with_rational_arithmetic(n: int, d: int, width: int, seed: int):
+    rng = np.random.default_rng(seed)
+    rows = rng.standard_normal((n, d)) + rng.choice([0.0, 10.0])
+    expected = exact(rows)
+    np.testing.assert_allclose(distances.naive(rows), expected, rtol=1e-13)
+    largest = float(np.square(rows).sum(axis=1).max())
+    error = distances.gram_error(d, square=largest, tile=min(width, d))
+    np.testing.assert_allclose(by_gram(rows, width), expected, rtol=0, atol=error)
+
+
+@pytest.mark.parametrize("tile", [1, 64, 1024, 16_384])
+@pytest.mark.parametrize("d", [1000, 50_000])
+def test_gram_error_bounds_the_error_and_is_not_loose(d: int, tile: int):
+    rng = np.random.default_rng(d + tile)
+    rows = rng.standard_normal((16, d))
+    rows /= np.linalg.norm(rows, axis=1)[:, None]
+    worst = float(np.abs(by_gram(rows, tile) - distances.naive(rows)).max())
+    stated = distances.gram_error(d, tile=min(tile, d))
+    assert stated / 100 < worst < stated
+
+
+def test_naive_keeps_what_the_gram_form_cancels():
+    """Rows 1e-9 apart and 1e3 long: the difference is below the Gram form's precision."""
+    row = np.random.default_rng(0).standard_normal(1000) * 30
+    rows = np.vstack([row, row + 1e-9 * np.sign(row)])
+    true = exact(rows)[0, 1]
+    assert distances.naive(rows)[0, 1] == pytest.approx(true, rel=1e-12)
+    assert abs(by_gram(rows, 1000)[0, 1] - true) > true / 2
+
+
+def test_the_naive_form_accumulates():
+    rows = np.random.default_rng(0).standard_normal((5, 100))
+    total = np.zeros((5, 5))
+    for i in range(0, 100, 30):
+        distances.add_naive(total, rows[:, i : i + 30])
+    np.testing.assert_allclose(total, distances.naive(rows), rtol=1e-14)
+
+
+def test_float32_blocks_are_precise_to_float32():
+    rows = np.random.default_rng(0).standard_normal((6, 5000)).astype(np.float32)
+    expected = distances.naive(rows.astype(np.float64))
+    gram, total = np.zeros((6, 6)), np.zeros((6, 6))
+    for i in range(0, 5000, 1024):
+        distances.add_gram32(gram, rows[:, i : i + 1024])
+        distances.add_naive(total, rows[:, i : i + 1024])
+    np.testing.assert_allclose(distances.from_gram(gram), expected, rtol=1e-5)
+    np.testing.assert_allclose(total, expected, rtol=1e-5)
+
+
+def test_the_diagonal_is_exactly_zero_and_the_matrix_symmetric():
+    found = by_gram(1e6 * np.random.default_rng(3).standard_normal((9, 333)), 100)
+    np.testing.assert_array_equal(np.diagonal(found), 0)
+    np.testing.assert_array_equal(found, found.T)
+
+
+def test_equal_rows_may_come_out_negative_and_are_not_clamped():
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(50):
+        row = rng.standard_normal(700)
+        found.append(by_gram(np.vstack([row, row * (1 + EPS)]), 64)[0, 1])
+    assert min(found) < 0 < max(found)
+
+
+def test_upper_triangle_by_hand():
+    matrix = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])
+    np.testing.assert_array_equal(distances.to_upper(matrix), [1, 2, 3])
+    np.testing.assert_array_equal(distances.from_upper(np.array([1.0, 2.0, 3.0]), 3), matrix)
+
+
+@given(n=st.integers(1, 12))
+def test_upper_triangles_come_back(n: int):
+    matrix = distances.naive(np.random.default_rng(n).standard_normal((n, 5)))
+    upper = distances.to_upper(matrix)
+    assert upper.shape == (n * (n - 1) // 2,)
+    np.testing.assert_array_equal(distances.from_upper(upper, n), matrix)
