@@ -116,7 +116,11 @@ class RoundConfig:
     def sigma(self) -> float:
         """The deviation of Gaussian masks, in units of the clipping norm."""
         return leakage.require(
-            self.leakage_bits, self.precision, d=self.dimension, dtype=np.dtype(np.float64)
+            self.leakage_bits,
+            self.precision,
+            d=self.dimension,
+            dtype=np.float64,
+            tile=self.tile,
         )
 
     def clipping_norm(self, stated: Float64) -> float:

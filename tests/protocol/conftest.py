@@ -19,6 +19,7 @@ from ostraka.config import Federation, Manifest, Member, RoundConfig
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import Rejection, UpdateRejected
@@ -31,13 +32,13 @@ MASKINGS = ("none", "gaussian")
 WORKERS = {"none": 0, "gaussian": 2}
 
 
-@pytest.fixture(params=MASKINGS)
+@pytest.fixture(params=MASKINGS, scope="session")
 def masking(request) -> str:
     """Every way in which distances are measured."""
     return request.param
 
 
-@pytest.fixture(params=[name for name in MASKINGS if WORKERS[name]])
+@pytest.fixture(params=[name for name in MASKINGS if WORKERS[name]], scope="session")
 def offloaded(request) -> str:
     """Every masking that has workers."""
     return request.param
@@ -87,8 +88,8 @@ def undecided(n: int, f: int, distance_error: float) -> float:
 def assert_mean(aggregate: np.ndarray, rows: np.ndarray) -> None:
     """aggregate is the mean of rows to 1e-6 relative; where they cancel, relative to the largest."""
     assert aggregate.dtype == np.float32
-    largest = float(np.abs(rows).max())
-    np.testing.assert_allclose(aggregate, rows.mean(axis=0), rtol=1e-6, atol=1e-14 * largest)
+    atol = 1e-14 * float(np.abs(rows).max()) + 2.0**-150  # half the least float32
+    np.testing.assert_allclose(aggregate, rows.mean(axis=0), rtol=1e-6, atol=atol)
 
 
 @pytest.fixture(scope="session")
@@ -200,8 +201,10 @@ class Round:
         self.simulation = simulation
         self.rules = simulation.rules
         enclave = simulation.enclave
-        self.noise = enclave.prepare_noise() if simulation.workers else None
-        self.sealed_noise = list(self.noise.make()) if self.noise else []
+        self.noise: OfflineNoise | None = None
+        self.sealed_noise: list[bytes] = []
+        if simulation.workers:
+            self.renew_noise()
         self.collecting = enclave.open_round()
         self.offer = wire(self.collecting.offer)
         self.spool: dict[tuple[bytes, int], bytes] = {}
@@ -288,6 +291,11 @@ class Round:
     def offload(self) -> "Attempt":
         return Attempt(self)
 
+    def renew_noise(self) -> None:
+        """What a host asks for when noise is spent or spoilt."""
+        self.noise = self.simulation.enclave.prepare_noise()
+        self.sealed_noise = list(self.noise.make())
+
     def measure(self) -> None:
         """The first pass, by workers or inside."""
         if self.noise:
@@ -344,6 +352,7 @@ class Attempt:
     def __init__(self, round_: Round) -> None:
         assert round_.noise
         self.round = round_
+        self.sealed_noise = round_.sealed_noise
         self.connecting = round_.cohort.offload(round_.noise)
         self.offers = [wire(offer) for offer in self.connecting.offers]
         self.computing: list[Any] = []
@@ -361,7 +370,7 @@ class Attempt:
 
     def shares(self, noise: list[bytes] | None = None) -> Iterator[list[ShareTile]]:
         """Mask tile after tile: one share for each worker."""
-        noise = self.round.sealed_noise if noise is None else noise
+        noise = self.sealed_noise if noise is None else noise
         for shares in self.masking.encode(self.round.stored(), noise):
             yield [wire(share) for share in shares]
 

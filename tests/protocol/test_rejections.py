@@ -10,13 +10,21 @@ import numpy as np
 import pytest
 
 from ostraka.config import Manifest
-from ostraka.crypto import hpke
-from ostraka.errors import OpenError, RemoteProtocolError, TooFewUpdates, UpdateRejected
+from ostraka.crypto import hpke, updates
+from ostraka.errors import (
+    LocalProtocolError,
+    MalformedMessage,
+    OpenError,
+    RemoteProtocolError,
+    TooFewUpdates,
+    UpdateRejected,
+    WorkerError,
+)
 from ostraka.errors import Rejection as R
 
 ME, OTHER = 2, 4
 
-SIGNALLING_NAN = np.frombuffer(bytes.fromhex("010080 7f".replace(" ", "")), "<f4")[0]
+SIGNALLING_NAN = np.uint32(0x7F800001).view(np.float32)
 
 
 def flip(data, bit=0):
@@ -46,6 +54,13 @@ def opened(simulate, masking):
 
 def resigned(round_, row, header):
     return round_.simulation.identities[row].sign(header)
+
+
+def short_secret(round_):
+    """A header whose HPKE plaintext is a key without a norm."""
+    header = replace(round_.seal(ME).header, sealed_key=b"", signature=bytes(64))
+    sealed = hpke.seal(round_.offer.key, bytes(32), info=updates.context(header))
+    return resigned(round_, ME, replace(header, sealed_key=sealed))
 
 
 def from_last_round(round_):
@@ -107,7 +122,7 @@ BAD_HEADERS = {
         R.UNOPENABLE_KEY,
     ),
     "one that seals a key of another length": (
-        lambda r: resigned(r, ME, short_secret(r)),
+        short_secret,
         R.UNOPENABLE_KEY,
     ),
     "one of another dimension": (lambda r: r.forge(ME, dimension=49).header, R.WRONG_SHAPE),
@@ -128,17 +143,7 @@ BAD_HEADERS = {
         lambda r: r.forge(ME, norm=np.nextafter(2.0**-149, 0)).header,
         R.BAD_NORM,
     ),
-    "one that states a norm beyond float32": (lambda r: r.forge(ME, norm=1e300).header, R.BAD_NORM),
 }
-
-
-def short_secret(round_):
-    """A header whose HPKE plaintext is a key without a norm."""
-    header = replace(round_.seal(ME).header, sealed_key=b"", signature=bytes(64))
-    from ostraka.crypto.updates import context
-
-    sealed = hpke.seal(round_.offer.key, bytes(32), info=context(header))
-    return replace(header, sealed_key=sealed)
 
 
 @pytest.mark.parametrize("what", BAD_HEADERS)
@@ -176,8 +181,8 @@ def test_a_bad_header_does_not_displace_the_good_upload_before_it(opened):
 # Messages that come twice, or too late.
 
 
-def complete(round_):
-    round_.send(sealed := round_.seal(ME))
+def complete(round_, row=ME):
+    round_.send(sealed := round_.seal(row))
     return sealed
 
 
@@ -256,17 +261,11 @@ def test_a_tile_of_an_upload_that_was_replaced(opened):
 
 
 def test_a_header_with_the_upload_id_of_another_client(opened):
-    theirs = complete_of(opened, OTHER)
-    mine = opened.forge(ME, upload_id=theirs.header.upload_id)
+    theirs = complete(opened, OTHER).header.upload_id
+    mine = opened.forge(ME, opened.simulation.rows[OTHER], upload_id=theirs)
     assert_raises(R.DUPLICATE, opened.accept, mine.header)
     opened.send_all(but=[OTHER])
-    opened.norms[theirs.header.upload_id] = float(np.linalg.norm(opened.simulation.rows[OTHER]))
     opened.assert_result(opened.finish(), {})
-
-
-def complete_of(round_, row):
-    round_.send(sealed := round_.seal(row))
-    return sealed
 
 
 def test_a_client_cannot_begin_uploads_without_end(opened):
@@ -352,7 +351,7 @@ def with_tile(round_, index, tile):
 def with_value(round_, value, place=20):
     update = round_.simulation.rows[ME].copy()
     norm = float(np.linalg.norm(update))
-    update[place] = value
+    update.view(np.uint32)[place] = np.float32(value).view(np.uint32)
     return round_.forge(ME, update, norm=norm)
 
 
@@ -521,3 +520,238 @@ def test_nothing_is_published_after_too_many_rows_changed(simulate, masking):
     round_.spool = stored
     with pytest.raises(TooFewUpdates):
         round_.average()
+
+
+def test_one_round_has_one_receipt(opened):
+    opened.send_all()
+    published = opened.finish()
+    # Two receipts for one round are proof of a fork, so a second pass run again must not sign anew.
+    with pytest.raises(LocalProtocolError):
+        opened.average()
+    opened.assert_result(published, {})
+
+
+def test_a_round_closes_once(opened):
+    opened.send_all()
+    opened.close()
+    with pytest.raises(LocalProtocolError):
+        opened.close()
+    opened.measure()
+    opened.assert_result(opened.average(), {})
+
+
+# Workers. What one of them, or the host between, gets wrong is refused, and the right one works.
+
+
+@pytest.fixture
+def attempt(simulate, offloaded):
+    """All clients have sent, and the workers were made their offers."""
+    round_ = simulate(masking=offloaded).open()
+    round_.send_all()
+    round_.close()
+    return round_.offload()
+
+
+def finish(attempt):
+    round_ = attempt.round
+    round_.averaging = attempt.decode(attempt.answers())
+    round_.assert_result(round_.average(), {})
+
+
+def another(attempt):
+    attempt.round.renew_noise()
+    return attempt.round.offload()
+
+
+BAD_ACCEPTS = {
+    "by another worker": lambda a, mine, other: other,
+    "another worker's signature": lambda a, mine, other: replace(mine, signature=other.signature),
+    "for another attempt": lambda a, mine, other: another(a).accepts()[0],
+    "another secret than was signed": lambda a, mine, other: replace(
+        mine, sealed_secret=other.sealed_secret
+    ),
+    "a flipped bit": lambda a, mine, other: replace(mine, sealed_secret=flip(mine.sealed_secret)),
+    "signed by a stranger": lambda a, mine, other: a.round.simulation.stranger.sign(mine),
+}
+
+
+@pytest.mark.parametrize("what", BAD_ACCEPTS)
+def test_a_bad_accept_is_refused_and_leaves_no_trace(attempt, what):
+    mine, *others = attempt.accepts()
+    with pytest.raises(OpenError):
+        attempt.connect([BAD_ACCEPTS[what](attempt, mine, others[0]), *others])
+    attempt.connect([mine, *others])
+    attempt.encode()
+    finish(attempt)
+
+
+BAD_OFFERS = {
+    "another worker's": lambda a: a.offers[1],
+    "signed by a stranger": lambda a: a.round.simulation.stranger.sign(a.offers[0]),
+    "another worker's, under my name": lambda a: replace(a.offers[1], worker=a.offers[0].worker),
+    "another point": lambda a: replace(a.offers[0], point=a.offers[1].point),
+    "more rows": lambda a: replace(a.offers[0], rows=2**40),
+    "no tile": lambda a: replace(a.offers[0], tile=0),
+    "another key": lambda a: replace(a.offers[0], key=a.offers[1].key),
+}
+
+
+@pytest.mark.parametrize("what", BAD_OFFERS)
+def test_a_worker_refuses_a_bad_offer(attempt, what):
+    with pytest.raises(OpenError):
+        attempt.round.simulation.workers[0].accept(BAD_OFFERS[what](attempt))
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    finish(attempt)
+
+
+BAD_SHARES = {
+    "for another attempt": lambda mine, other: replace(mine, attempt_id=bytes(32)),
+    "past the last": lambda mine, other: replace(mine, index=4),
+    "in the place of the next": lambda mine, other: replace(mine, index=1),
+    "in the place of the short last one": lambda mine, other: replace(mine, index=3),
+    "truncated": lambda mine, other: replace(mine, ciphertext=mine.ciphertext[:-1]),
+    "empty": lambda mine, other: replace(mine, ciphertext=b""),
+    "a flipped bit": lambda mine, other: replace(mine, ciphertext=flip(mine.ciphertext)),
+    "a flipped bit in the last row": lambda mine, other: replace(
+        mine, ciphertext=flip(mine.ciphertext, -1)
+    ),
+    "two rows in each other's place": lambda mine, other: replace(
+        mine, ciphertext=swap_halves(mine.ciphertext, 7)
+    ),
+    "the other worker's": lambda mine, other: other,
+}
+
+
+def swap_halves(data, parts):
+    """The first two of so many equal parts, exchanged."""
+    size = len(data) // parts
+    return data[size : 2 * size] + data[:size] + data[2 * size :]
+
+
+@pytest.mark.parametrize("what", BAD_SHARES)
+def test_a_bad_share_is_refused_and_leaves_no_trace(attempt, what):
+    attempt.connect(attempt.accepts())
+    for index, shares in enumerate(attempt.shares()):
+        if index == 0:
+            with pytest.raises((MalformedMessage, OpenError)):
+                attempt.computing[0].add(BAD_SHARES[what](*shares))
+        for computing, share in zip(attempt.computing, shares, strict=True):
+            computing.add(share)
+    finish(attempt)
+
+
+def test_a_share_that_comes_twice(attempt):
+    attempt.connect(attempt.accepts())
+    for shares in attempt.shares():
+        for computing, share in zip(attempt.computing, shares, strict=True):
+            computing.add(share)
+            with pytest.raises(RemoteProtocolError):
+                computing.add(share)
+    finish(attempt)
+
+
+def test_a_worker_does_not_answer_early(attempt):
+    attempt.connect(attempt.accepts())
+    with pytest.raises(LocalProtocolError):
+        attempt.computing[0].answer()
+
+
+BAD_ANSWERS = {
+    "a flipped bit": lambda mine, other: replace(mine, ciphertext=flip(mine.ciphertext)),
+    "truncated": lambda mine, other: replace(mine, ciphertext=mine.ciphertext[:-1]),
+    "nothing": lambda mine, other: replace(mine, ciphertext=b""),
+    "the other worker's": lambda mine, other: other,
+    "for another attempt": lambda mine, other: replace(mine, attempt_id=bytes(32)),
+}
+
+
+@pytest.mark.parametrize("what", BAD_ANSWERS)
+def test_a_bad_answer_is_refused_and_leaves_no_trace(attempt, what):
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    mine, *others = attempt.answers()
+    with pytest.raises(WorkerError) as caught:
+        attempt.decode([BAD_ANSWERS[what](mine, others[0]), *others])
+    assert caught.value.worker == "worker-0"
+    finish(attempt)
+
+
+BAD_NUMBERS = {
+    "too few": np.ones(20),
+    "too many": np.ones(22),
+    "none": np.ones(0),
+    "one NaN": np.r_[np.nan, np.ones(20)],
+    "one infinity": np.r_[np.ones(20), np.inf],
+    "numbers beyond all distances": np.full(21, 1e308),
+    "numbers below all distances": np.full(21, -1e308),
+}
+
+
+@pytest.mark.parametrize("what", BAD_NUMBERS)
+def test_numbers_that_are_no_distances_are_refused_and_leave_no_trace(simulate, what):
+    """An authentic answer, from a worker that is broken or worse."""
+    round_ = simulate(masking="gaussian").open()
+    round_.send_all()
+    round_.close()
+    attempt = round_.offload()
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    with pytest.raises(WorkerError) as caught:
+        attempt.decode([attempt.lie(0, BAD_NUMBERS[what]), attempt.answers()[1]])
+    assert caught.value.worker == "worker-0"
+    finish(attempt)
+
+
+BAD_NOISE = {
+    "a flipped bit in the first row": lambda a, noise: [flip(noise[0]), *noise[1:]],
+    "a flipped bit in the last tile": lambda a, noise: [*noise[:-1], flip(noise[-1], -1)],
+    "two tiles in each other's place": lambda a, noise: [noise[1], noise[0], *noise[2:]],
+    "two rows in each other's place": lambda a, noise: [swap_halves(noise[0], 7), *noise[1:]],
+    "a truncated tile": lambda a, noise: [noise[0][:-1], *noise[1:]],
+    "an empty tile": lambda a, noise: [b"", *noise[1:]],
+    "noise of another set": lambda a, noise: list(other_noise(a)),
+}
+
+
+def other_noise(attempt):
+    return attempt.round.simulation.enclave.prepare_noise().make()
+
+
+@pytest.mark.parametrize("what", BAD_NOISE)
+def test_noise_that_the_host_altered_ends_the_attempt_and_not_the_round(simulate, what):
+    round_ = simulate(masking="gaussian").open()
+    round_.send_all()
+    round_.close()
+    attempt = round_.offload()
+    attempt.connect(attempt.accepts())
+    with pytest.raises(OpenError):
+        attempt.encode(BAD_NOISE[what](attempt, round_.sealed_noise))
+    # No tile is masked a second time, so this attempt cannot go on. One with fresh noise can.
+    with pytest.raises(LocalProtocolError):
+        attempt.encode()
+    with pytest.raises(LocalProtocolError):
+        round_.offload()
+    round_.renew_noise()
+    round_.measure()
+    round_.assert_result(round_.average(), {})
+
+
+def test_a_tile_is_masked_once(attempt):
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    with pytest.raises(LocalProtocolError):
+        attempt.encode()
+    finish(attempt)
+
+
+def test_noise_is_spent_once(attempt):
+    with pytest.raises(LocalProtocolError, match="spent"):
+        attempt.round.offload()
+
+
+def test_distances_are_not_decoded_before_all_tiles_are_masked(attempt):
+    attempt.connect(attempt.accepts())
+    next(attempt.shares())
+    with pytest.raises(LocalProtocolError):
+        attempt.decode([attempt.lie(worker, np.ones(21)) for worker in (0, 1)])

@@ -27,14 +27,13 @@ def add_gram32(gram: Float64, block: Float32) -> None:
 
 
 def from_gram(gram: Float64) -> Float64:
-    """D_ij = G_ii + G_jj - 2 G_ij. gram: (n, n). Returns (n, n), its diagonal exactly 0.
+    """D_ij = G_ii + G_jj - 2 G_ij. gram: (n, n). Returns (n, n); its diagonal is exactly 0.
 
     Rows that nearly coincide may come out slightly negative, and are left so: a clamp would bias
     the error.
     """
     squares = np.diagonal(gram)
     distances: Float64 = squares[:, None] + squares - 2 * gram
-    np.fill_diagonal(distances, 0)
     return distances
 
 

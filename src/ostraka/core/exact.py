@@ -222,28 +222,30 @@ class Freivalds:
         self._challenge = challenge
         self._weights = np.ascontiguousarray(field.signed(challenge).T, np.float64)
         self._evidence = np.zeros((2, 2), np.uint32)
-        self._sums = np.zeros((2, width), np.int64)
-        self._recent, self._recent_rows = np.zeros((2, width)), 0
+        self._sums, self._settled = np.zeros((2, width)), np.zeros((2, width), np.int64)
+        self._unsettled_rows = 0
 
     def __repr__(self) -> str:
         return f"Freivalds(<secret>, rows={len(self._challenge)})"
 
     def add(self, first: int, q: Float64) -> None:
         """Take rows first, first + 1, ... of the block. q: (g, b) integers within 2^16, g <= 128."""
-        if self._recent_rows + len(q) > _EXACT_ROWS:
+        if self._unsettled_rows + len(q) > _EXACT_ROWS:
             self._settle()
-        self._recent[:, : q.shape[1]] += self._weights[:, first : first + len(q)] @ q
-        self._recent_rows += len(q)
+        # Two products of a vector and a matrix: BLAS would copy the matrix for one of two rows.
+        for weights, sums in zip(self._weights, self._sums, strict=True):
+            sums[: q.shape[1]] += weights[first : first + len(q)] @ q
+        self._unsettled_rows += len(q)
 
     def end_block(self) -> None:
         """All rows of a block of columns have been taken; those not taken count as zero."""
         self._settle()
-        field.add_gram(self._evidence, field.reduce(self._sums))
-        self._sums[:] = 0
+        field.add_gram(self._evidence, field.reduce(self._settled))
+        self._settled[:] = 0
 
     def _settle(self) -> None:
-        self._sums += self._recent.astype(np.int64)
-        self._recent[:], self._recent_rows = 0, 0
+        self._settled += self._sums.astype(np.int64)
+        self._sums[:], self._unsettled_rows = 0, 0
 
     def merge(self, other: "Freivalds") -> None:
         """Take over what another, with the same challenge, gathered from other blocks."""

@@ -28,7 +28,8 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 _LIMB = 16
 # Sums of this many products of limbs are exact.
 _EXACT_TERMS = 1 << 19
-# Limbs are made for this many columns at a time, so that BLAS finds most of them in the cache.
+# Limbs are made for this many columns of 64 rows at a time, so that BLAS finds them in the cache,
+# but for no fewer columns, which would cost more.
 _PANEL = 1 << 11
 
 
@@ -92,8 +93,9 @@ def add_gram(total: UInt32, block: UInt32) -> None:
 def _gram(block: UInt32) -> UInt32:
     """block: (n, b) residues, b <= 2^19."""
     sums = np.zeros((3, len(block), len(block)))
-    for start in range(0, block.shape[1], _PANEL):
-        high, low = _limbs(block[:, start : start + _PANEL])
+    width = max(_PANEL, 64 * _PANEL // len(block))
+    for start in range(0, block.shape[1], width):
+        high, low = _limbs(block[:, start : start + width])
         # A product with its own transpose costs half of a general one (BLAS syrk).
         sums[0] += high @ high.T
         sums[2] += low @ low.T

@@ -38,4 +38,6 @@ class GaussianEncoder:
         plus, minus = matrices
         sigma, d = self._rules.sigma, self._rules.dimension
         decoded = masking.decode(plus, minus, sigma=sigma, d=d)
-        return decoded, leakage.decoding_error(sigma, d=d, dtype=np.float64)
+        return decoded, leakage.decoding_error(
+            sigma, d=d, dtype=np.float64, tile=self._rules.tile
+        )

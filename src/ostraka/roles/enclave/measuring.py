@@ -190,7 +190,7 @@ class MeasuringInside:
         """Open every tile of every row, add up the inner products, and select."""
         for index, ciphertexts in enumerate(tiles):
             self._add_tile(index, ciphertexts)
-        error = distances.gram_error(self._reader.rules.dimension)
+        error = distances.gram_error(self._reader.rules.dimension, tile=self._reader.rules.tile)
         return self._reader.finish(distances.from_gram(self._gram), error, measured_by="inside")
 
     def _add_tile(self, index: int, ciphertexts: Sequence[Buffer]) -> None:

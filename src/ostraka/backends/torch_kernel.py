@@ -1,0 +1,257 @@
+"""What a worker computes, in torch: the same residues, to the bit, as the numpy kernel.
+
+Residues modulo p = 2^31 - 1 come as int32 tensors, which hold them all. Their Gram matrix takes one
+of two routes, both exact:
+
+- float64: limbs of 15 and 16 bits and three real products (ostraka.core.field). A sum of up to 2^19
+  columns is an integer below 2^53.
+- int8: a residue x stands for the integer s of least size in its class, |s| < 2^30, and so has four
+  balanced digits, s = d0 + 2^8 d1 + 2^16 d2 + 2^24 d3 with -128 <= d < 128. Then
+
+      s s' = sum over i of 2^(16 i) di di' + sum over i < j of 2^(8 (i + j)) (di dj' + dj di')
+
+  where the second half of each bracket is the transpose of the first: ten products of digits, in
+  four calls. A sum of up to 2^16 columns is at most 2^30 in size, so int32 holds it.
+
+Some GPUs multiply float64 at a small fraction of their int8 rate and others do not, so on CUDA both
+are timed. A processor takes float64: where it has no instructions for int8 that torch knows, the
+other route was thirty times slower.
+
+The arithmetic below does not depend on the device and is tested on the processor. No GPU was at
+hand: the CUDA route has been written and type-checked, not run. A kernel therefore compares its
+device with numpy before it is used, because a worker whose library rounds is a worker that lies.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ostraka.arrays import AnyArray, Float64, UInt32
+from ostraka.core import field
+from ostraka.core.field import P
+from ostraka.errors import ConfigError
+
+Route: TypeAlias = Literal["auto", "float64", "int8"]
+_GramFunction: TypeAlias = Callable[[Tensor], Tensor]
+
+# A block goes to the device in slabs of at most this many values, which bounds its memory.
+_SLAB = 1 << 22
+# Columns that are multiplied at once. On a processor the limbs should stay in the cache; on a GPU
+# fewer and larger steps are better. Either keeps the sums of both routes exact.
+_PANEL = {"cpu": 1 << 11, "cuda": 1 << 16}
+
+_DIGITS = 4
+# Adding 128 to each of the three low digits makes them bytes without a sign.
+_BIAS = 0x808080
+# CUDA multiplies int8 matrices of more than 16 rows, with sides that are multiples of 8; it is at
+# its best with multiples of 32.
+_ALIGNMENT = 32
+_TIMINGS = 3
+
+
+class TorchKernel:
+    """The kernel of a worker with torch, on "cpu", "cuda" or "cuda:1".
+
+    route: how residues are multiplied. "auto" is float64 on a processor; on CUDA it is the faster
+    one, timed once for every class of shapes.
+    """
+
+    def __init__(self, device: str = "cpu", *, route: Route = "auto") -> None:
+        if route not in get_args(Route):
+            raise ConfigError(f"no route {route!r}: choose one of {get_args(Route)}")
+        self._device = _find(device)
+        self._route = route
+        self._fastest: dict[tuple[int, int], _GramFunction] = {}
+        _check_exact(field_gram_int8 if route == "int8" else field_gram_float64, self._device)
+
+    def add_gram(self, total: Float64, block: Float64) -> None:
+        """total (n, n) += block @ block.T, block: (n, b)."""
+        for slab in self._slabs(block):
+            total += gram(slab).cpu().numpy()
+
+    def add_field_gram(self, total: UInt32, block: UInt32) -> None:
+        """total (n, n) += block @ block.T modulo p, block: (n, b) residues."""
+        scratch = np.empty_like(total)
+        for slab in self._slabs(block.view(np.int32)):
+            products = self._field_gram(slab)(slab).to(torch.int32).cpu().numpy()
+            field.add(total, products.view(np.uint32), total, scratch)
+
+    def _slabs(self, block: AnyArray) -> Iterator[Tensor]:
+        """block: (n, b), moved to the device some columns at a time."""
+        width = max(1, _SLAB // max(1, len(block)))
+        for start in range(0, block.shape[1], width):
+            yield _upload(block[:, start : start + width], self._device)
+
+    def _field_gram(self, slab: Tensor) -> _GramFunction:
+        if self._route == "int8":
+            return field_gram_int8
+        if self._route == "float64" or self._device.type == "cpu":
+            return field_gram_float64
+        rows, columns = slab.shape
+        shape_class = (rows.bit_length(), columns.bit_length())
+        if shape_class not in self._fastest:
+            self._fastest[shape_class] = faster_field_gram(slab)
+        return self._fastest[shape_class]
+
+
+def gram(block: Tensor) -> Tensor:
+    """All inner products of the rows. block: (n, b) float64; result: (n, n)."""
+    total = block.new_zeros(len(block), len(block))
+    for panel in _panels(block):
+        total.addmm_(panel, panel.t())
+    return total
+
+
+def field_gram_float64(block: Tensor) -> Tensor:
+    """All inner products of the rows, modulo p. block: (n, b) int32 residues; (n, n) int64."""
+    return _sum(_float64_products, block)
+
+
+def field_gram_int8(block: Tensor) -> Tensor:
+    """As `field_gram_float64`, by products of int8 digits."""
+    return _sum(_int8_products, block)
+
+
+def faster_field_gram(block: Tensor) -> _GramFunction:
+    """The faster route for this block and its device; float64 wherever int8 cannot be used."""
+    try:
+        # This first run also warms both up. The int8 product has no public name and has been seen
+        # to be refused, or wrong, on some devices and shapes.
+        if not torch.equal(field_gram_int8(block), field_gram_float64(block)):
+            return field_gram_float64
+    except RuntimeError:
+        return field_gram_float64
+    return min((field_gram_float64, field_gram_int8), key=lambda route: _seconds(route, block))
+
+
+def _sum(products: _GramFunction, block: Tensor) -> Tensor:
+    total = torch.zeros(len(block), len(block), dtype=torch.int64, device=block.device)
+    for panel in _panels(block):
+        total += products(panel)
+    return total % P
+
+
+def _panels(block: Tensor) -> tuple[Tensor, ...]:
+    panels: tuple[Tensor, ...] = torch.split(block, _PANEL[block.device.type], dim=1)
+    return panels
+
+
+def _float64_products(panel: Tensor) -> Tensor:
+    """panel: (n, b <= 2^19) int32 residues; (n, n) residues."""
+    high = (panel >> 16).to(torch.float64)
+    low = (panel & 0xFFFF).to(torch.float64)
+    high_sums = (high @ high.t()).to(torch.int64)
+    low_sums = (low @ low.t()).to(torch.int64)
+    high += low
+    cross = (high @ high.t()).to(torch.int64) - high_sums - low_sums
+    # 2^32 is 2 modulo p. Everything is below 2^54 + 2^47 + 2^53.
+    return (2 * high_sums + ((cross % P) << 16) + low_sums) % P
+
+
+def _int8_products(panel: Tensor) -> Tensor:
+    """panel: (n, b <= 2^16) int32 residues; (n, n) residues."""
+    n, b = panel.shape
+    rows = _aligned(n)
+    # Zeros beyond the edges add nothing to any product.
+    digits = torch.zeros(_DIGITS, rows, _aligned(b), dtype=torch.int8, device=panel.device)
+    digits[:, :n, :b] = _digits(panel)
+    squares = torch.zeros(rows, rows, dtype=torch.int64, device=panel.device)
+    crosses = torch.zeros_like(squares)
+    for i in range(_DIGITS):
+        # Rows times columns in memory order, the one layout that every GPU takes.
+        products = torch._int_mm(digits[i], digits[i:].flatten(0, 1).t())  # (rows, (4 - i) rows)
+        square, *others = torch.split(products, rows, dim=1)
+        squares.add_(square, alpha=_power(2 * i))
+        for j, cross in enumerate(others, start=i + 1):
+            crosses.add_(cross, alpha=_power(i + j))
+    # Sums of at most 2^30 times powers of at most 2^24: everything is below 2^57.
+    return (squares + crosses + crosses.t())[:n, :n] % P
+
+
+def _digits(residues: Tensor) -> Tensor:
+    """The balanced digits in base 256, lowest first. residues: (n, b) int32; (4, n, b) int8."""
+    n, b = residues.shape
+    # The 31st bit is set just where x > (p - 1)/2.
+    signed = residues - (residues >> 30) * P
+    # The low three bytes of the sum are digits plus 128; flipping the top bit of such a byte takes
+    # the 128 off again. The top byte is the fourth digit as it stands, -64 to 64.
+    packed = ((signed + _BIAS) ^ _BIAS).contiguous()
+    return packed.view(torch.int8).view(n, b, _DIGITS).permute(2, 0, 1)
+
+
+def _power(exponent: int) -> int:
+    """256^exponent modulo p, where 2^31 is 1."""
+    return 1 << (8 * exponent % 31)
+
+
+def _aligned(side: int) -> int:
+    return _ALIGNMENT * max(1, math.ceil(side / _ALIGNMENT))
+
+
+def _upload(block: AnyArray, device: torch.device) -> Tensor:
+    """A copy on the device. From pinned memory it is made while the host goes on."""
+    dtype = torch.from_numpy(np.empty(0, block.dtype)).dtype
+    host = torch.empty(block.shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    np.copyto(host.numpy(), block)
+    return host.to(device, non_blocking=True)
+
+
+def _seconds(route: _GramFunction, block: Tensor) -> float:
+    """The shortest of a few runs."""
+    times = []
+    for _ in range(_TIMINGS):
+        _finish(block.device)
+        start = time.perf_counter()
+        route(block)
+        _finish(block.device)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _find(name: str) -> torch.device:
+    """Raises ConfigError unless torch has this device here."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"torch knows no device {name!r}") from None
+    if device.type not in _PANEL:
+        raise ConfigError(f"no kernel for torch device {name!r}: choose 'cpu' or 'cuda:<number>'")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            build = f"torch {torch.__version__}, built for CUDA {torch.version.cuda}"
+            raise ConfigError(f"no device {name!r} here: {build}, finds {count} CUDA devices")
+    return device
+
+
+def _check_exact(route: _GramFunction, device: torch.device) -> None:
+    """Raises ConfigError unless this device gives what numpy gives on the hardest residues."""
+    block = _hard_residues()
+    try:
+        found = route(_upload(block.view(np.int32), device)).cpu().numpy()
+    except RuntimeError as error:
+        raise ConfigError(f"{route.__name__} does not run on {device}: {error}") from error
+    if not np.array_equal(found, field.gram(block)):
+        raise ConfigError(f"{route.__name__} is not exact on {device}")
+
+
+def _hard_residues() -> UInt32:
+    """(33, 520) residues whose digits or limbs are as large as they get, in runs of eight, so that
+    a sum of neighbours that saturates is noticed."""
+    top, low = 0x7F7F7F, -0x808080
+    integers = [0, 1, -1, P // 2, -(P // 2), top, low, (63 << 24) + top, -(63 << 24) + low]
+    integers += [0x7FFF, 0x8000, 0xFFFF, 0x10000, -0xFFFF, -0x10000]
+    values = np.array([integer % P for integer in integers], np.uint32)
+    columns = np.arange(520) // 8
+    block: UInt32 = values[(np.arange(33)[:, None] * (columns + 1) + columns) % len(values)]
+    return block

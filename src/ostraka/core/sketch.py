@@ -1,0 +1,63 @@
+"""Secret sketch: law 12. A row of d values folded to m, so that distances cost m and not d.
+
+(12)  S_h = sum of sign_k W_k over all k with (k - start of its block + shift of its block) mod m = h
+      E |S_i - S_j|^2 = D_ij,  standard deviation at most sqrt(2/m) D_ij
+
+Signs and shifts are secret, uniform, the same for all rows, and drawn once the rows are fixed. A
+block has at most m coordinates and its own shift: two coordinates of one block never meet, and two
+of different blocks meet with probability exactly 1/m, whoever chose them. With one shift for more
+than m coordinates, k and k + m would always meet, and an attacker would hide one behind the other.
+
+A block never crosses a tile's edge: a tile of b values is cut into ceil(b / m) blocks, all of m
+values but the last. With m >= b every tile is one block.
+
+float32 sums lose about 2^-24 |W| for the square root of the number of blocks: nothing beside
+sqrt(2/m). They hold while sqrt(d/m) |W| < 2^127, so rows are clipped before they are folded.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from ostraka.arrays import Float32, UInt32
+from ostraka.errors import ConfigError
+
+MIN_SIZE = 4096
+
+
+def check(m: int, d: int) -> None:
+    """A sketch below 4,096 is too rough to rank updates by, and one above d is no sketch."""
+    if not MIN_SIZE <= m <= d:
+        raise ConfigError(f"a sketch has {MIN_SIZE} to d = {d} values; got m = {m}")
+
+
+def error(m: int) -> float:
+    """The relative standard deviation of a squared distance: sqrt(2/m)."""
+    return math.sqrt(2 / m)
+
+
+def blocks(width: int, m: int) -> int:
+    """How many shifts a tile of that width needs."""
+    return -(-width // m)
+
+
+def signs(bits: npt.NDArray[np.uint8], width: int) -> UInt32:
+    """Sign bits of float32 (width,), one from each secret bit. bits: (ceil(width / 8),)"""
+    return np.unpackbits(bits, count=width).astype(np.uint32) << np.uint32(31)
+
+
+def fold(values: Float32, signs: UInt32, shifts: UInt32, out: Float32) -> None:
+    """Law 12: add a tile of some rows to their sketches. Destroys `values`, where the signs go.
+
+    values: (g, b). signs: (b,). shifts: (blocks(b, m),), each below m. out: (g, m).
+    """
+    m = out.shape[1]
+    flipped = values.view(np.uint32)
+    np.bitwise_xor(flipped, signs, out=flipped)
+    for block, shift in enumerate(shifts.tolist()):
+        part = values[:, block * m : (block + 1) * m]
+        # What fits between the shift and the end goes there, and the rest starts over at zero.
+        straight = min(part.shape[1], m - shift)
+        out[:, shift : shift + straight] += part[:, :straight]
+        out[:, : part.shape[1] - straight] += part[:, straight:]

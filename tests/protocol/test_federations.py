@@ -1,0 +1,134 @@
+"""Random federations: what `run_round` selects and averages is what float64 Multi-Krum does."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from ostraka import run_round
+
+pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
+
+SPREADS = (0.0, 1e-7, 1e-5, 1e-3, 0.1, 1.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Updates (n, d), and the numbers of the rule."""
+
+    rows: np.ndarray
+    f: int
+    k: int | None
+
+    def __repr__(self) -> str:
+        n, d = self.rows.shape
+        return f"Case(n={n}, d={d}, f={self.f}, k={self.k}, norms={norms(self.rows)})"
+
+
+def norms(rows):
+    return np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
+
+
+def build(draw_int, draw_choice, rng):
+    """One federation. draw_int(low, high) and draw_choice(options) say which."""
+    n = draw_int(5, 40)
+    d = draw_int(n, 5_000)
+    f = draw_int(0, (n - 3) // 2)
+    k = draw_choice((None, draw_int(f + 2, n - f)))
+    # Honest updates are a common direction and some spread about it; with none they are identical.
+    rows = rng.normal(size=d) + draw_choice(SPREADS) * rng.normal(size=(n, d))
+    for row in range(f):
+        rows[row] = hostile(draw_choice(("noise", "flipped", "copied", "zero")), rows, rng)
+    # Anybody, honest or not, may be up to 1e6 times as long.
+    longer = rng.random(n) < draw_choice((0, 0.1, 0.5))
+    rows[longer] *= 10 ** rng.uniform(0, 6, size=(longer.sum(), 1))
+    rows *= 10.0 ** draw_int(-6, 6)
+    return Case(rng.permutation(rows).astype(np.float32), f, k)
+
+
+def hostile(kind, rows, rng):
+    match kind:
+        case "noise":
+            return rng.normal(size=rows.shape[1])
+        case "flipped":
+            return -rows[-1]
+        case "copied":
+            return rows[-1]
+    return np.zeros(rows.shape[1])
+
+
+@st.composite
+def federations(draw):
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return build(
+        lambda low, high: draw(st.integers(low, high)),
+        lambda options: draw(st.sampled_from(options)),
+        rng,
+    )
+
+
+def check(case, masking, reference):
+    """Returns whether the scores were far enough apart to demand one selection."""
+    n, f = len(case.rows), case.f
+    k = n - f if case.k is None else case.k
+    result = run_round(case.rows, f=f, k=case.k, masking=masking)
+    clipped = reference.clip(case.rows, norms(case.rows))
+
+    assert result.rejected == {}
+    assert len(result.selected) == k
+    assert result.selected == tuple(sorted(set(result.selected)))
+    reference.assert_mean(result.aggregate, clipped[list(result.selected)])
+
+    scores = reference.scores(clipped, f)
+    ordered = np.sort(scores)
+    gap = ordered[k] - ordered[k - 1] if k < n else np.inf
+    decided = bool(gap > reference.undecided(n, f, result.distance_error))
+    if decided:
+        assert result.selected == reference.lowest(scores, k)
+    return decided
+
+
+@given(case=federations())
+def test_random_federations(case, masking, reference):
+    event(f"decided by the gap: {check(case, masking, reference)}")
+
+
+def test_most_federations_are_decided_by_the_gap(masking, reference):
+    """Otherwise the test above would demand nothing."""
+    decided = []
+    for seed in range(16):
+        rng = np.random.default_rng(seed)
+        case = build(
+            lambda low, high, rng=rng: int(rng.integers(low, high + 1)),
+            lambda options, rng=rng: options[rng.integers(len(options))],
+            rng,
+        )
+        decided.append(check(case, masking, reference))
+    assert sum(decided) >= len(decided) / 2
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-20, 1e20, 1e38])
+def test_the_ends_of_float32(masking, reference, scale):
+    rng = np.random.default_rng(0)
+    rows = (scale * rng.uniform(-3, 3, size=(9, 30))).astype(np.float32)
+    assert check(Case(rows, 2, 5), masking, reference)
+
+
+def test_nothing_but_zeros(masking):
+    result = run_round(np.zeros((7, 20)), f=2, masking=masking)
+    assert len(result.selected) == 5
+    assert not result.aggregate.any()
+
+
+def test_one_attacker_cannot_hide_the_others_distances(masking, reference):
+    """A row of 1e6 x the honest norm must not swallow the differences between honest rows."""
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=200) + 0.01 * rng.normal(size=(12, 200))
+    rows[5] *= 1e6
+    rows[8] += 0.1 * rng.normal(size=200)
+    case = Case(rows.astype(np.float32), 2, None)
+    assert check(case, masking, reference)
+    result = run_round(case.rows, f=2, masking=masking)
+    assert not {5, 8} & set(result.selected)

@@ -1,0 +1,282 @@
+"""Random and mutated bytes: a decoder or a role raises what it documents, and the round goes on.
+
+Nobody who is not enrolled, and no bit that flips on the way, can make a role raise anything but
+MalformedMessage or OpenError.
+"""
+
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka import messages
+from ostraka.config import Federation, Manifest, RoundConfig
+from ostraka.encoding import decode, encode
+from ostraka.errors import MalformedMessage, OpenError, UpdateRejected, WorkerError
+from ostraka.errors import Rejection as R
+from ostraka.messages import (
+    Answer,
+    ChannelAccept,
+    ChannelOffer,
+    Receipt,
+    RoundOffer,
+    ShareTile,
+    UpdateHeader,
+    UpdateTile,
+)
+
+KINDS = (
+    RoundOffer,
+    UpdateHeader,
+    UpdateTile,
+    ChannelOffer,
+    ChannelAccept,
+    ShareTile,
+    Answer,
+    Receipt,
+)
+
+
+def test_every_message_is_in_the_table():
+    labelled = {each for each in vars(messages).values() if hasattr(each, "LABEL")}
+    assert labelled == set(KINDS)
+
+
+@given(data=st.binary(max_size=200))
+@pytest.mark.parametrize("kind", [*KINDS, Manifest, RoundConfig, Federation])
+def test_random_bytes_are_no_message(kind, data):
+    with pytest.raises(MalformedMessage):
+        decode(kind, data)
+
+
+# Mutations of bytes. Each takes a generator and a message's bytes.
+
+
+def flip_bits(rng, data):
+    raw = np.frombuffer(data, np.uint8).copy()
+    for bit in rng.integers(8 * len(raw), size=rng.integers(1, 4)):
+        raw[bit // 8] ^= 1 << bit % 8
+    return raw.tobytes()
+
+
+def truncate(rng, data):
+    return data[: rng.integers(len(data))]
+
+
+def extend(rng, data):
+    return data + rng.bytes(rng.integers(1, 40))
+
+
+def cut_out(rng, data):
+    start, stop = np.sort(rng.integers(len(data) + 1, size=2))
+    return data[:start] + data[stop:]
+
+
+def double(rng, data):
+    start, stop = np.sort(rng.integers(len(data) + 1, size=2))
+    return data[:stop] + data[start:]
+
+
+def overwrite(rng, data):
+    start = rng.integers(len(data))
+    return (data[:start] + rng.bytes(rng.integers(1, 70)))[: len(data)] + data[start + 70 :]
+
+
+def lie_about_a_length(rng, data):
+    """Length prefixes are eight bytes, most of them zero."""
+    start = data.find(bytes(6), rng.integers(len(data)))
+    return data[: max(start, 0)] + rng.bytes(8) + data[max(start, 0) + 8 :]
+
+
+def noise(rng, data):
+    return rng.bytes(rng.integers(300))
+
+
+BYTES = (flip_bits, truncate, extend, cut_out, double, overwrite, lie_about_a_length, noise)
+
+
+def pick(rng, options):
+    return options[rng.integers(len(options))]
+
+
+def change_a_field(rng, message):
+    """Still a message of its kind: one of its fields holds something else of the right type."""
+    field = pick(rng, dataclasses.fields(message)).name
+    value = getattr(message, field)
+    match value:
+        case bool():
+            other: Any = not value
+        case bytes() if value and rng.random() < 0.5:
+            other = flip_bits(rng, value)
+        case bytes():
+            other = rng.bytes(len(value))
+        case int():
+            other = pick(rng, (0, 1, value + 1, 2**31, 2**63, 2**64 - 1))
+        case str():
+            other = pick(rng, ("", "client-0", "client-99", value + "\0"))
+        case tuple():
+            other = value[1:] if value else ()
+    return replace(message, **{field: other})
+
+
+def mutate(rng, message):
+    """Bytes that differ from the message's own."""
+    original = encode(message)
+    changed = original
+    while changed == original:
+        if rng.random() < 0.4:
+            changed = encode(change_a_field(rng, message))
+        else:
+            changed = pick(rng, BYTES)(rng, original)
+    return changed
+
+
+@dataclass
+class Target:
+    """A kind of message: one that is authentic, who takes it, and what else than bytes it may be."""
+
+    message: Any
+    take: Any
+    allowed: tuple[type[Exception], ...] = (MalformedMessage, OpenError)
+
+
+def attack(target, rng, count):
+    """Feed the target with mutants. Returns those that were taken for good."""
+    taken = []
+    for _ in range(count):
+        data = mutate(rng, target.message)
+        try:
+            target.take(decode(type(target.message), data))
+        except target.allowed as error:
+            assert type(error) in target.allowed, f"{type(error)} for {data!r}"
+        else:
+            taken.append(data)
+    return taken
+
+
+@pytest.fixture
+def count(scale):
+    """Per kind of message: eight kinds make 100,000 in make soak."""
+    return scale(400, 12_500)
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(2021)
+
+
+def test_mutated_headers(simulate, rng, count):
+    round_ = simulate().open()
+    sealed = round_.seal(2)
+    assert attack(Target(sealed.header, round_.accept), rng, count) == []
+    round_.send(sealed)
+    assert attack(Target(sealed.header, round_.accept), rng, count // 4) == []
+    round_.send_all(but=[2])
+    round_.assert_result(round_.finish(), {})
+
+
+def test_headers_that_their_client_signed(simulate, rng, count):
+    """What is authentic may also be rejected by name. None of it is taken, but for a new upload."""
+    round_ = simulate().open()
+    sealed = round_.seal(2)
+    for _ in range(count):
+        header = round_.simulation.identities[2].sign(change_a_field(rng, sealed.header))
+        if header == sealed.header:
+            continue
+        with pytest.raises((OpenError, UpdateRejected)) as caught:
+            round_.accept(header)
+        if isinstance(caught.value, UpdateRejected):
+            assert caught.value.client == "client-2"
+    round_.send(sealed)
+    round_.send_all(but=[2])
+    round_.assert_result(round_.finish(), {})
+
+
+def test_sealed_keys_of_any_bytes(simulate, rng, count):
+    round_ = simulate().open()
+    genuine = round_.seal(2).header.sealed_key
+    for _ in range(count // 4):
+        mutant = pick(rng, BYTES)(rng, genuine)
+        if mutant == genuine:
+            continue
+        with pytest.raises(UpdateRejected) as caught:
+            round_.accept(round_.forge(2, sealed_key=mutant).header)
+        assert caught.value.reason == R.UNOPENABLE_KEY
+    round_.send_all()
+    round_.assert_result(round_.finish(), {})
+
+
+def test_mutated_tiles(simulate, masking, rng, count):
+    """A tile's content is authenticated when it is measured, so some of them are taken for now.
+
+    An upload that is still incomplete may thus be spoilt, as by any host; no other one is.
+    """
+    round_ = simulate(masking=masking).open()
+    victim = round_.seal(2)
+    round_.send_all(but=[2])
+    round_.accept(victim.header)
+    allowed = (MalformedMessage, OpenError, UpdateRejected)
+    for sealed in (victim, round_.seal(3)):
+        for tile in sealed.tiles[:2]:
+            attack(Target(tile, round_.accept_tile, allowed), rng, count // 4)
+    for tile in victim.tiles:
+        try:
+            round_.accept_tile(tile)
+        except UpdateRejected as rejected:
+            assert (rejected.client, rejected.reason) == ("client-2", R.DUPLICATE)
+    round_.assert_result(round_.finish(), {2: R.UNOPENABLE_TILE})
+
+
+def test_mutated_round_offers(simulate, rng, count):
+    round_ = simulate().open()
+    client = round_.simulation.clients[0]
+    assert attack(Target(round_.offer, client.join), rng, count) == []
+
+
+def test_mutated_receipts(simulate, rng, count):
+    simulation = simulate(disclose_selection=True)
+    round_ = simulation.open()
+    submitted = simulation.clients[0].join(round_.offer).seal(simulation.rows[0])
+    round_.send_all()
+    published = round_.finish()
+
+    def take(receipt):
+        submitted.finish(receipt, published.aggregate)
+
+    assert attack(Target(published.receipt, take), rng, count) == []
+    assert submitted.finish(published.receipt, published.aggregate).last == published.receipt
+
+
+def test_mutated_messages_between_enclave_and_workers(simulate, offloaded, rng, count):
+    round_ = simulate(masking=offloaded).open()
+    round_.send_all()
+    round_.close()
+    attempt = round_.offload()
+
+    offer = Target(attempt.offers[0], round_.simulation.workers[0].accept)
+    assert attack(offer, rng, count) == []
+
+    mine, *others = attempt.accepts()
+    accept = Target(mine, lambda message: attempt.connect([message, *others]))
+    assert attack(accept, rng, count) == []
+    attempt.connect([mine, *others])
+
+    for shares in attempt.shares():
+        share = Target(shares[0], attempt.computing[0].add)
+        assert attack(share, rng, count // 4) == []
+        for computing, each in zip(attempt.computing, shares, strict=True):
+            computing.add(each)
+
+    mine, *others = attempt.answers()
+    answer = Target(
+        mine,
+        lambda message: attempt.decode([message, *others]),
+        (MalformedMessage, WorkerError),
+    )
+    assert attack(answer, rng, count) == []
+    round_.averaging = attempt.decode([mine, *others])
+    round_.assert_result(round_.average(), {})

@@ -1,0 +1,150 @@
+"""No veto (DESIGN section 2): f provable liars cannot end a round, and what a host can cause may."""
+
+import numpy as np
+import pytest
+
+from ostraka.errors import Rejection as R
+from ostraka.errors import TooFewUpdates, UpdateRejected
+
+
+def refused(round_, row, **lie):
+    """A client whose header is refused, and that sends nothing else."""
+    with pytest.raises(UpdateRejected):
+        round_.accept(round_.forge(row, **lie).header)
+
+
+def uploaded(round_, row, update=None, **lie):
+    """A client whose upload is whole, and a lie."""
+    round_.send(round_.forge(row, update, **lie))
+
+
+def with_nan(round_, row):
+    update = round_.simulation.rows[row].copy()
+    norm = float(np.linalg.norm(update))
+    update[-1] = np.nan
+    uploaded(round_, row, update, norm=norm)
+
+
+LIES = {
+    "another dimension": (lambda r, i: refused(r, i, dimension=49), R.WRONG_SHAPE),
+    "another manifest": (lambda r, i: refused(r, i, manifest=bytes(32)), R.WRONG_SHAPE),
+    "a key that does not open": (lambda r, i: refused(r, i, sealed_key=b"?"), R.UNOPENABLE_KEY),
+    "an impossible norm": (lambda r, i: refused(r, i, norm=-1.0), R.BAD_NORM),
+    "a NaN": (with_nan, R.NOT_FINITE),
+    "too small a norm": (lambda r, i: uploaded(r, i, norm=1e-3), R.FALSE_NORM),
+    "too large a norm": (lambda r, i: uploaded(r, i, norm=1e3), R.FALSE_NORM),
+}
+
+
+def test_the_table_holds_every_provable_reason():
+    assert {reason for _, reason in LIES.values()} == {reason for reason in R if reason.provable}
+
+
+@pytest.mark.parametrize("f", [1, 2, 3])
+@pytest.mark.parametrize("what", LIES)
+def test_f_provable_liars_do_not_end_the_round(simulate, masking, f, what):
+    lie, reason = LIES[what]
+    round_ = simulate(n=2 * f + 3, f=f, masking=masking).open()
+    for row in range(f):
+        lie(round_, row)
+    round_.send_all(but=range(f))
+    round_.assert_result(round_.finish(), dict.fromkeys(range(f), reason))
+
+
+def test_liars_of_every_kind_together(simulate, masking):
+    f = len(LIES)
+    round_ = simulate(n=2 * f + 3, f=f, masking=masking).open()
+    for row, (lie, _) in enumerate(LIES.values()):
+        lie(round_, row)
+    round_.send_all(but=range(f))
+    reasons = [reason for _, reason in LIES.values()]
+    round_.assert_result(round_.finish(), dict(enumerate(reasons)))
+
+
+@pytest.mark.parametrize("f", [1, 2, 3])
+def test_drop_outs_do_end_the_round(simulate, masking, f):
+    round_ = simulate(n=2 * f + 3, f=f, masking=masking).open()
+    round_.send_all(but=[0])
+    with pytest.raises(TooFewUpdates, match=rf"{2 * f + 2} valid updates and f={f}"):
+        round_.close()
+    round_.send(round_.seal(0))
+    round_.assert_result(round_.finish(), {})
+
+
+def test_a_tile_that_does_not_open_counts_as_a_drop_out(simulate, masking):
+    round_ = simulate(n=5, f=1, masking=masking).open()
+    round_.send_all()
+    round_.close()
+    round_.spool[round_.cohort.uploads[3], 0] = bytes(16 * 4 + 16)
+    with pytest.raises(TooFewUpdates):
+        round_.measure()
+
+
+def test_a_liar_and_a_drop_out_beyond_what_the_rule_bears(simulate, masking):
+    round_ = simulate(n=7, f=2, masking=masking).open()
+    refused(round_, 0, norm=np.nan)
+    round_.send_all(but=[0, 1, 2])
+    # Four are left, and one of them may be Byzantine.
+    with pytest.raises(TooFewUpdates, match="4 valid updates and f=1"):
+        round_.close()
+    round_.send(round_.seal(2))
+    round_.assert_result(round_.finish(), {0: R.BAD_NORM}, absent=[1])
+
+
+def test_a_liar_that_comes_back_honest_is_counted_as_honest(simulate, masking):
+    round_ = simulate(masking=masking).open()
+    refused(round_, 0, norm=np.nan)
+    round_.send_all()
+    round_.assert_result(round_.finish(), {})
+
+
+def test_a_liar_that_comes_back_and_stops_halfway_is_a_drop_out(simulate, masking):
+    round_ = simulate(masking=masking).open()
+    refused(round_, 0, norm=np.nan)
+    round_.accept(round_.seal(0).header)
+    round_.send_all(but=[0])
+    round_.assert_result(round_.finish(), {0: R.INCOMPLETE})
+
+
+@pytest.mark.parametrize(
+    ("k", "liars", "absent", "kept"),
+    [
+        (None, 0, 0, 7),
+        (None, 1, 0, 7),  # n = 8, f = 1
+        (None, 2, 0, 7),  # n = 7, f = 0
+        (None, 0, 2, 5),  # n = 7, f = 2
+        (7, 0, 0, 7),
+        (7, 2, 0, 7),
+        (7, 0, 1, 6),  # n = 8, f = 2
+        (7, 1, 2, 5),  # n = 6, f = 1
+        (4, 0, 0, 4),
+        (4, 2, 0, 4),
+        (4, 0, 2, 4),
+    ],
+)
+def test_k_shrinks_with_what_is_left(simulate, masking, k, liars, absent, kept):
+    round_ = simulate(n=9, f=2, k=k, masking=masking).open()
+    for row in range(liars):
+        uploaded(round_, row, norm=1e3)
+    gone = range(liars, liars + absent)
+    round_.send_all(but=[*range(liars), *gone])
+    published = round_.finish()
+    assert len(published.selected) == kept
+    round_.assert_result(published, dict.fromkeys(range(liars), R.FALSE_NORM), absent=gone)
+
+
+@pytest.mark.parametrize("norm", [1e30, 1e300, 1.7e308])
+def test_more_liars_than_f_end_a_round_properly_if_at_all(simulate, masking, norm):
+    """Beyond what is promised. They own the median norm, and still get no other error than ours."""
+    round_ = simulate(n=7, f=1, masking=masking).open()
+    for row in range(4):
+        try:
+            uploaded(round_, row, norm=norm)
+        except UpdateRejected as rejected:
+            assert rejected.reason == R.BAD_NORM
+    round_.send_all(but=range(4))
+    published = round_.finish()
+    assert set(published.rejected) == {f"client-{row}" for row in range(4)}
+    np.testing.assert_allclose(
+        published.aggregate, round_.simulation.rows[4:].mean(axis=0), rtol=1e-6
+    )
