@@ -9,15 +9,17 @@ import numpy as np
 
 from ostraka import encoding
 from ostraka.arrays import Float64
-from ostraka.core import leakage
+from ostraka.core import exact, leakage, sketch
 from ostraka.encoding import Key
 from ostraka.errors import ConfigError
 
 DEFAULT_TILE = 16_384
 MAX_TILE_VALUES = 4 * 2**20  # clients x tile: what the enclave holds of all updates at one time
+MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
 
-MASKINGS = ("gaussian", "none")
-GAUSSIAN_WORKERS = 2
+MASKINGS = ("exact", "gaussian", "none")
+DISTANCES = ("workers", "inside")
+MIN_WORKERS, MAX_WORKERS = 2, 7
 
 
 @dataclass(frozen=True)
@@ -58,22 +60,51 @@ class Manifest:
 
 
 @dataclass(frozen=True)
+class Tiling:
+    """A vector of `length` values, cut into tiles of `tile` values and a rest."""
+
+    length: int
+    tile: int
+
+    @property
+    def count(self) -> int:
+        return -(-self.length // self.tile)
+
+    def size(self, index: int) -> int:
+        return min(self.tile, self.length - index * self.tile)
+
+    def part(self, index: int) -> slice:
+        start = index * self.tile
+        return slice(start, start + self.size(index))
+
+
+@dataclass(frozen=True)
 class RoundConfig:
     """The rules of one round.
 
     f clients at most are Byzantine; k updates are averaged (None: all but f). Long updates are
-    scaled down to `clip_norm` (None: see `clipping_norm`). `leakage_bits` bounds what a single
-    worker learns of one whole update (law 6); `precision` is the largest error of a squared
-    distance that is acceptable, as a part of the squared clipping norm.
+    scaled down to `clip_norm` (None: see `clipping_norm`).
+
+    Distances are measured by `workers` workers on masked rows, of which half may collude, or inside
+    the enclave; with a `sketch`, on that many columns into which the enclave folds each row.
+    `verify` checks the workers' answers.
+
+    For Gaussian masking, `leakage_bits` bounds what one worker learns of one whole update if rows
+    were masked independently (law 6), and `precision` is the largest acceptable error of a squared
+    distance, as a part of the squared clipping norm.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/round-config/v1"
 
     manifest: Manifest
     f: int
-    masking: str
+    masking: str = "exact"
     k: int | None = None
     clip_norm: float | None = None
+    distances: str = "workers"
+    workers: int = 2
+    sketch: int | None = None
+    verify: bool = True
     leakage_bits: float = leakage.DEFAULT_BITS
     precision: float = 1e-3
     tile: int = DEFAULT_TILE
@@ -93,6 +124,23 @@ class RoundConfig:
             raise ConfigError(f"clip_norm must be positive and finite; got {self.clip_norm}")
         if self.tile < 1:
             raise ConfigError(f"a tile holds at least one value; got {self.tile}")
+        if self.distances not in DISTANCES:
+            raise ConfigError(f"distances is one of {', '.join(DISTANCES)}; got {self.distances!r}")
+        if self.sketch is not None:
+            sketch.check(self.sketch, self.dimension)
+        if not self.inside:
+            self._check_workers()
+
+    def _check_workers(self) -> None:
+        if not MIN_WORKERS <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"{MIN_WORKERS} to {MAX_WORKERS} workers; got {self.workers}")
+        if self.masking == "exact":
+            exact.step(np.ones(1), self.columns.length)  # refuses a dimension that is too large
+        if self.masking == "gaussian" and self.workers != MIN_WORKERS:
+            raise ConfigError(
+                f"Gaussian masking is for two workers; got {self.workers}: "
+                "exact masking takes up to seven"
+            )
         if self.masking == "gaussian":
             self.sigma  # noqa: B018 (refuses a budget that its precision cannot meet)
 
@@ -100,17 +148,30 @@ class RoundConfig:
     def dimension(self) -> int:
         return self.manifest.dimension
 
+    @cached_property
+    def tiling(self) -> Tiling:
+        """How an update is cut."""
+        return Tiling(self.dimension, self.tile)
+
+    @cached_property
+    def columns(self) -> Tiling:
+        """What is measured, and how that is cut: the update itself, or its sketch."""
+        return Tiling(self.sketch or self.dimension, self.tile)
+
     @property
     def tiles(self) -> int:
-        return -(-self.dimension // self.tile)
+        return self.tiling.count
 
     def tile_slice(self, index: int) -> slice:
-        """The coordinates in tile `index`."""
-        start = index * self.tile
-        return slice(start, start + self.tile_length(index))
+        return self.tiling.part(index)
 
     def tile_length(self, index: int) -> int:
-        return min(self.tile, self.dimension - index * self.tile)
+        return self.tiling.size(index)
+
+    @property
+    def inside(self) -> bool:
+        """Whether the enclave measures by itself."""
+        return self.distances == "inside" or self.masking == "none"
 
     @cached_property
     def sigma(self) -> float:
@@ -118,7 +179,7 @@ class RoundConfig:
         return leakage.require(
             self.leakage_bits,
             self.precision,
-            d=self.dimension,
+            d=self.columns.length,
             dtype=np.float64,
             tile=self.tile,
         )
@@ -165,13 +226,20 @@ class Federation:
                 f"clients x tile <= {MAX_TILE_VALUES}; got {n} x {rules.tile}: "
                 f"take a tile of at most {MAX_TILE_VALUES // n}"
             )
-        if rules.masking == "gaussian" and n > rules.dimension:
+        if rules.sketch is not None and n * rules.sketch > MAX_SKETCH_VALUES:
+            raise ConfigError(
+                f"clients x sketch <= {MAX_SKETCH_VALUES}; got {n} x {rules.sketch}: "
+                f"take a sketch of at most {MAX_SKETCH_VALUES // n}"
+            )
+        if not rules.inside and rules.masking == "gaussian" and n > rules.columns.length:
             raise ConfigError(
                 f"constant-distance noise needs as many dimensions as clients; "
-                f"got {n} clients and dimension {rules.dimension}"
+                f"got {n} clients and {rules.columns.length} dimensions"
             )
-        if rules.masking == "gaussian" and len(self.workers) != GAUSSIAN_WORKERS:
-            raise ConfigError(f"Gaussian masking takes two workers; got {len(self.workers)}")
+        if not rules.inside and len(self.workers) < rules.workers:
+            raise ConfigError(
+                f"the rules ask for {rules.workers} workers; {len(self.workers)} are enrolled"
+            )
         _require_distinct(self.clients + self.workers)
 
     def digest(self) -> bytes:

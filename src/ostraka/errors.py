@@ -113,7 +113,11 @@ class WorkerError(RemoteProtocolError):
 
 
 class WorkerLied(WorkerError):
-    """A worker returned numbers that are provably not those of the shares it was given."""
+    """Workers returned numbers that are provably not those of the shares they were given."""
+
+    def __init__(self, workers: tuple[str, ...]) -> None:
+        super().__init__(", ".join(workers), "returned a false matrix")
+        self.workers = workers
 
 
 class WorkerGone(WorkerError):

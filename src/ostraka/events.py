@@ -16,7 +16,6 @@ class ClientRejected:
 class AttemptStarted:
     """The cohort is being measured: by these workers, or inside the enclave if there are none."""
 
-    attempt: int
     clients: int
     workers: tuple[str, ...]
 

@@ -6,7 +6,7 @@
        -------- UpdateTile, many ----->
                                        -------- ChannelOffer --------->
                                        <------- ChannelAccept ---------
-                                       -------- ShareTile, many ------>
+                                       -------- ShareTile, many ------>   or MaskSeed
                                        <------- Answer ----------------
        <------- Receipt and model -----
 
@@ -81,7 +81,7 @@ class ChannelOffer:
     point: int  # which share this worker gets
     masking: str
     rows: int
-    dimension: int
+    columns: int  # of the rows, or of their sketches
     tile: int
     key: HybridKey
     signature: Signature
@@ -107,6 +107,16 @@ class ShareTile:
     attempt_id: Id
     index: int
     ciphertext: Payload
+
+
+@dataclass(frozen=True)
+class MaskSeed:
+    """For the last of 2t + 1 workers: the seed of the leading mask, instead of shares; sealed."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/mask-seed/v1"
+
+    attempt_id: Id
+    ciphertext: bytes
 
 
 @dataclass(frozen=True)

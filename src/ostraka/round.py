@@ -1,27 +1,45 @@
 """One round, all roles in one process, in the order of the paper's sections.
 
 This is the executable specification: deployments drive the same roles over a network. Nothing here
-is trusted with a secret but the roles themselves; what lies in `spool` and `noise` is ciphertext.
+is trusted with a secret but the roles themselves; what the host holds is ciphertext.
 """
 
 import contextlib
 import os
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from ostraka import calibration, events
 from ostraka.arrays import Buffer, Float32
 from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
-from ostraka.errors import ConfigError, LeakyMasking, Rejection, UpdateRejected
+from ostraka.errors import (
+    ConfigError,
+    LeakyMasking,
+    Rejection,
+    UpdateRejected,
+    WorkerError,
+    WorkerLied,
+)
+from ostraka.events import Event
 from ostraka.messages import Receipt
 from ostraka.roles.client import Client
-from ostraka.roles.enclave import Cohort, Collecting, Enclave, Published
+from ostraka.roles.enclave import (
+    Averaging,
+    Cohort,
+    Collecting,
+    Dispute,
+    Enclave,
+    Lanes,
+    Published,
+)
 from ostraka.roles.worker import Worker
 
 
@@ -30,7 +48,8 @@ class RoundResult:
     """What a round yields. Only this in-process specification shows who was selected.
 
     aggregate: (d,) float32, the mean of the selected, clipped rows. rejected: rows that broke the
-    protocol. distance_error: the stated error of the squared distances that the selection rests on.
+    protocol. distance_error: what no squared distance that the selection rests on is expected to be
+    off by. events: what an operator would have seen.
     """
 
     aggregate: Float32
@@ -38,6 +57,17 @@ class RoundResult:
     rejected: dict[int, Rejection]
     receipt: Receipt
     distance_error: float
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True)
+class Parties:
+    """Everybody who takes part, in one process. Workers beyond those in the rules are spares."""
+
+    rules: RoundConfig
+    enclave: Enclave
+    clients: list[Client]
+    workers: dict[str, Worker]
 
 
 def run_round(
@@ -45,54 +75,84 @@ def run_round(
     *,
     f: int,
     k: int | None = None,
-    masking: str,
+    masking: str = "exact",
+    sketch: int | None = None,
+    workers: int = 2,
     clip_norm: float | None = None,
+    verify: bool = True,
+    distances: str = "workers",
+    threads: int = 1,
     entropy: Entropy | None = None,
 ) -> RoundResult:
     """Aggregate updates (n, d) of which f may be Byzantine.
 
-    k: how many to average (None: n - f). masking: "gaussian" is the paper's, "none" measures inside
-    the enclave. clip_norm: longer rows are scaled down to it (None: 4 x the median norm, rounded up
-    to a power of two). entropy: a source of secret bytes, called with a count (None: the OS).
+    k: how many to average (None: n - f). masking: "exact", the paper's "gaussian", or "none" for
+    distances inside the enclave. sketch: fold rows to so many columns first. workers: 2 to 7, of
+    which half may collude. clip_norm: longer rows are scaled down to it (None: 4 x the median norm,
+    rounded up to a power of two). verify: check the workers. distances: "workers", "inside", or
+    "auto" for the cheaper. entropy: a source of secret bytes, called with a count (None: the OS).
     """
     rows = _as_rows(updates)
-    rules = _rules(rows, f=f, k=k, masking=masking, clip_norm=clip_norm)
-    enclave, clients, workers = _enrol(rules, len(rows), entropy or os.urandom)
+    n, d = rows.shape
+    if distances == "auto":
+        distances = calibration.load().choose(n, sketch or d, workers).distances
+    rules = RoundConfig(
+        Manifest.flat(d),
+        f=f,
+        k=k,
+        masking=masking,
+        sketch=sketch,
+        workers=workers,
+        clip_norm=clip_norm,
+        verify=verify,
+        distances=distances,
+        tile=default_tile(n),
+    )
+    if masking == "gaussian" and not rules.inside:
+        warnings.warn(LeakyMasking(), stacklevel=2)
+    parties = enrol(rules, clients=n, entropy=entropy or os.urandom)
+    with _lanes(threads) as lanes:
+        return play(parties, rows, lanes)
 
-    # Section 3.2, noise generation: offline, before there are updates, sealed and kept outside.
-    offline = enclave.prepare_noise() if workers else None
-    noise = list(offline.make()) if offline else []
+
+def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:
+    """One round of the protocol. rows: (n, d), one per client."""
+    enclave, host = parties.enclave, _Host(parties, lanes)
+
+    # Section 3.2, noise generation: offline, before there are updates; sealed and kept outside.
+    prepared = None if parties.rules.inside else _Prepared(enclave)
 
     # Section 3.1: each client checks the enclave's offer and seals its update to it.
-    collecting, spool = enclave.open_round(), _Spool()
-    for client, update in zip(clients, rows, strict=True):
-        spool.collect(collecting, client.join(collecting.offer).seal(update).sealed)
+    collecting = enclave.open_round()
+    for client, update in zip(parties.clients, rows, strict=True):
+        host.collect(collecting, client.join(collecting.offer).seal(update).sealed)
     cohort = collecting.close()
 
-    # Section 3.2, encoding to decoding: by the workers on masked rows, or inside the enclave.
-    if offline:
-        connecting = cohort.offload(offline)
-        accepted = [
-            worker.accept(offer) for worker, offer in zip(workers, connecting.offers, strict=True)
-        ]
-        masked = connecting.connect([accept for _, accept in accepted])
-        for shares in masked.encode(spool.tiles(cohort, rules.tiles), noise):
-            for (computing, _), share in zip(accepted, shares, strict=True):
-                computing.add(share)
-        averaging = masked.decode([computing.answer() for computing, _ in accepted])
-    else:
-        averaging = cohort.inside().measure(spool.tiles(cohort, rules.tiles))
+    # Section 3.2, encoding to decoding: by workers on masked rows, or inside the enclave.
+    averaging = host.measure(cohort, prepared)
 
     # Section 3.2, aggregation: the enclave averages the chosen K and signs what it did.
-    published = averaging.average(spool.tiles(cohort, rules.tiles))
-    return _result(published, [client.name for client in clients])
+    published = averaging.average(host.tiles(cohort))
+    enclave.follow(published.receipt)
+    return _result(published, [client.name for client in parties.clients], host.log)
 
 
-class _Spool:
-    """Where a host keeps ciphertext for the enclave."""
+class _Prepared:
+    """What was made offline for one attempt: secrets in the enclave, ciphertext outside."""
 
-    def __init__(self) -> None:
-        self._tiles: dict[tuple[bytes, int], Buffer] = {}
+    def __init__(self, enclave: Enclave) -> None:
+        self.offline = enclave.prepare()
+        self.sealed = list(self.offline.make())
+
+
+@dataclass
+class _Host:
+    """Drives the enclave: keeps ciphertext for it, carries messages, lends threads."""
+
+    parties: Parties
+    lanes: Lanes
+    spool: dict[tuple[bytes, int], Buffer] = field(default_factory=dict)
+    log: list[Event] = field(default_factory=list)
 
     def collect(self, collecting: Collecting, sealed: SealedUpdate) -> None:
         """Hand one upload to the enclave. A rejected client is the enclave's to report."""
@@ -100,12 +160,77 @@ class _Spool:
             collecting.accept(sealed.header)
             for tile in sealed.tiles:
                 collecting.accept_tile(tile)
-                self._tiles[tile.upload_id, tile.index] = tile.ciphertext
+                self.spool[tile.upload_id, tile.index] = tile.ciphertext
 
-    def tiles(self, cohort: Cohort, count: int) -> Iterator[list[Buffer]]:
+    def tiles(self, cohort: Cohort) -> Iterator[list[Buffer]]:
         """Tile by tile, the ciphertext of every row."""
-        for index in range(count):
-            yield [self._tiles[upload, index] for upload in cohort.uploads]
+        for index in range(self.parties.rules.tiling.count):
+            yield [self.spool[upload, index] for upload in cohort.uploads]
+
+    def measure(self, cohort: Cohort, prepared: _Prepared | None) -> Averaging:
+        """Attempts with workers, each on fresh masks; inside the enclave when too few are left."""
+        left, count = dict(self.parties.workers), self.parties.rules.workers
+        while prepared is not None and len(left) >= count:
+            chosen = dict(list(left.items())[:count])
+            self.log.append(events.AttemptStarted(len(cohort.clients), tuple(chosen)))
+            try:
+                return self._offload(cohort, chosen, prepared)
+            except WorkerLied as lie:
+                for name in lie.workers:
+                    del left[name]
+                    self.log.append(events.WorkerLied(name))
+            except WorkerError as fault:
+                del left[fault.worker]
+                self.log.append(events.WorkerFailed(fault.worker, str(fault)))
+            prepared = _Prepared(self.parties.enclave)
+        self.log.append(events.AttemptStarted(len(cohort.clients), ()))
+        return cohort.inside(self.lanes).measure(self.tiles(cohort))
+
+    def _offload(
+        self, cohort: Cohort, workers: dict[str, Worker], prepared: _Prepared
+    ) -> Averaging:
+        """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
+        connecting = cohort.offload(prepared.offline, list(workers), self.lanes)
+        offers = zip(workers.values(), connecting.offers, strict=True)
+        joined = [worker.accept(offer) for worker, offer in offers]
+        computing = [each for each, _ in joined]
+        masking = connecting.connect([accept for _, accept in joined])
+        if (seed := masking.seed()) is not None:
+            computing[-1].add_seed(seed)
+        for shares in masking.encode(self.tiles(cohort), prepared.sealed):
+            for worker, share in zip(computing, shares, strict=False):
+                worker.add(share)
+        outcome = masking.decode([worker.answer() for worker in computing])
+        if isinstance(outcome, Dispute):
+            outcome.settle(self.tiles(cohort), prepared.sealed)
+        return outcome
+
+
+def enrol(
+    rules: RoundConfig, *, clients: int, spares: int = 0, entropy: Entropy = os.urandom
+) -> Parties:
+    """Identities for everybody, and the federation that pins them."""
+    count = 0 if rules.inside else rules.workers + spares
+    members = {f"client-{row}": Identity.generate(entropy) for row in range(clients)}
+    helpers = {f"worker-{number}": Identity.generate(entropy) for number in range(1, count + 1)}
+    federation = Federation(rules, _roster(members), _roster(helpers))
+    enclave = Enclave(federation, Identity.generate(entropy), entropy=entropy)
+    return Parties(
+        rules,
+        enclave,
+        [
+            Client(name, identity, federation, enclave.public, entropy=entropy)
+            for name, identity in members.items()
+        ],
+        {
+            name: Worker(identity, enclave=enclave.public, entropy=entropy)
+            for name, identity in helpers.items()
+        },
+    )
+
+
+def _roster(identities: dict[str, Identity]) -> tuple[Member, ...]:
+    return tuple(Member(name, identity.public) for name, identity in identities.items())
 
 
 def _as_rows(updates: npt.ArrayLike) -> Float32:
@@ -117,49 +242,26 @@ def _as_rows(updates: npt.ArrayLike) -> Float32:
     return rows
 
 
-def _rules(
-    rows: Float32, *, f: int, k: int | None, masking: str, clip_norm: float | None
-) -> RoundConfig:
-    n, d = rows.shape
-    if masking == "gaussian":
-        warnings.warn(LeakyMasking(), stacklevel=3)
-    return RoundConfig(
-        Manifest.flat(d), f=f, k=k, masking=masking, clip_norm=clip_norm, tile=default_tile(n)
-    )
+@contextlib.contextmanager
+def _lanes(threads: int) -> Iterator[Lanes]:
+    if threads < 1:
+        raise ConfigError(f"at least one thread; got threads={threads}")
+    with ThreadPoolExecutor(threads) as pool:
+        yield Lanes(threads, pool.map) if threads > 1 else Lanes()
 
 
-def _enrol(
-    rules: RoundConfig, n: int, entropy: Entropy
-) -> tuple[Enclave, list[Client], list[Worker]]:
-    """Identities for everybody, and the federation that pins them."""
-    clients = {f"client-{row}": Identity.generate(entropy) for row in range(n)}
-    helpers = 0 if rules.masking == "none" else 2
-    workers = {f"worker-{point}": Identity.generate(entropy) for point in range(helpers)}
-    federation = Federation(rules, _members(clients), _members(workers))
-    enclave = Enclave(federation, Identity.generate(entropy), entropy=entropy)
-    return (
-        enclave,
-        [
-            Client(name, identity, federation, enclave.public, entropy=entropy)
-            for name, identity in clients.items()
-        ],
-        [
-            Worker(identity, enclave=enclave.public, entropy=entropy)
-            for identity in workers.values()
-        ],
-    )
-
-
-def _members(identities: dict[str, Identity]) -> tuple[Member, ...]:
-    return tuple(Member(name, identity.public) for name, identity in identities.items())
-
-
-def _result(published: Published, names: list[str]) -> RoundResult:
+def _result(published: Published, names: list[str], log: list[Event]) -> RoundResult:
     row_of = {name: row for row, name in enumerate(names)}
+    rejections = (
+        events.ClientRejected(name, reason) for name, reason in published.rejected.items()
+    )
+    receipt = published.receipt
+    done = events.RoundPublished(receipt.number, receipt.participants, receipt.kept)
     return RoundResult(
         aggregate=published.aggregate,
         selected=tuple(row_of[name] for name in published.selected),
         rejected={row_of[name]: reason for name, reason in published.rejected.items()},
-        receipt=published.receipt,
+        receipt=receipt,
         distance_error=published.distance_error,
+        events=(*log, *rejections, done),
     )

@@ -70,15 +70,13 @@ def naive(rows: AnyArray) -> Float64:
     return distances
 
 
-def to_upper(matrix: Float64) -> Float64:
-    """The entries above the diagonal, row after row (n (n - 1) / 2,): all that there is to send."""
-    upper: Float64 = matrix[np.triu_indices(len(matrix), 1)]
-    return upper
+def to_upper(matrix: AnyArray, *, diagonal: bool = False) -> AnyArray:
+    """The entries above the diagonal, or with it, row after row: all that there is to send."""
+    return matrix[np.triu_indices(len(matrix), 0 if diagonal else 1)]
 
 
-def from_upper(upper: Float64, n: int) -> Float64:
-    """The symmetric matrix (n, n) with a zero diagonal whose `to_upper` this is."""
-    matrix = np.zeros((n, n))
-    matrix[np.triu_indices(n, 1)] = upper
-    matrix += matrix.T
-    return matrix
+def from_upper(upper: AnyArray, n: int, *, diagonal: bool = False) -> AnyArray:
+    """The symmetric matrix (n, n) whose `to_upper` this is; its diagonal is zero if not given."""
+    matrix = np.zeros((n, n), upper.dtype)
+    matrix[np.triu_indices(n, 0 if diagonal else 1)] = upper
+    return np.triu(matrix) + np.triu(matrix, 1).T

@@ -2,7 +2,7 @@
 
 (7)   q_i = floor(W_i / delta_i + u),  u uniform in [0, 1) and secret, so that E q_i = W_i / delta_i
 (8)   Y_i(x) = q_i + x R_i1 + ... + x^t R_it  modulo p, at the points x = 1, -1, ..., t, -t
-(9)   Y(x) Y(x)^T = G + x(...) + ... + x^2t R_t R_t^T, so that 2t points and R_t R_t^T give G = q q^T
+(9)   Y(x) Y(x)^T = G + x(...) + ... + x^2t R_t R_t^T, so 2t points and R_t R_t^T give G = q q^T
 (10)  D_ij = delta_i^2 (s_i - v_i) + delta_j^2 (s_j - v_j) - 2 delta_i delta_j G_ij
       where s_i = |q_i|^2 and v_i is the variance that the dither u added to it
 (11)  V^T G V = (q^T V)^T (q^T V) for a secret V that no worker could foresee
@@ -10,8 +10,8 @@
 Steps are per row: with one step for all, one long row makes the others coarse, and attackers pass.
 By law 7 every s_i is at most (p - 1)/2, so by Cauchy-Schwarz no inner product wraps around.
 
-Rows come in tiles. A group is a few rows of one tile, (g, b): work on about 16,384 values at a time
-stays in the cache, and costs more than the calls that start it.
+Rows come in tiles, and a few rows of one tile make a group, (g, b): enough values that they cost
+more than the calls that start the work on them, few enough that they stay in the cache.
 """
 
 import math
@@ -44,8 +44,15 @@ _MARGIN = 64
 # Outside this range 2^16 / delta is no normal float32. Rows of float32 do not get longer; those
 # that are shorter come out as zero, which is within the deviation that this step implies.
 _MIN_STEP, _MAX_STEP = 2.0**-111, 2.0**142
-# Sums of this many products of a 16-bit and a signed 31-bit number are exact in float64.
-_EXACT_ROWS = 128
+# Sums of this many products of integers within 2^15 and 2^30 stay well within 2^53.
+_EXACT_TERMS = 192
+# Measured from 2^14 to 2^18: smaller groups pay for calls, larger ones for memory.
+_GROUP_VALUES, _GROUP_ROWS = 1 << 17, 128
+
+
+def group_rows(width: int) -> int:
+    """How many rows of a tile of that width to work on at a time."""
+    return max(1, min(_GROUP_ROWS, _GROUP_VALUES // width))
 
 
 def step(norms: Float64, d: int) -> Float64:
@@ -82,6 +89,15 @@ class Quantised:
             np.empty(shape, np.float64),
             np.empty(shape, np.float32),
             np.empty(shape, np.int16),
+        )
+
+    def cut(self, rows: int, width: int) -> "Quantised":
+        """The same memory, for fewer rows and columns."""
+        return Quantised(
+            self.residues[:rows, :width],
+            self.signed[:rows, :width],
+            self.real[:rows, :width],
+            self.low[:rows, :width],
         )
 
 
@@ -122,12 +138,14 @@ def _variance(fixed: npt.NDArray[np.int32], out: Quantised) -> Int64:
     # The low 16 bits, read as a signed number, are f - 2^15 once their top bit is flipped.
     np.bitwise_xor(out.low, np.int16(-_ONE // 2), out=out.low)
     np.copyto(out.signed, out.low)
-    return fixed.shape[1] * (_ONE // 2) ** 2 - _squares(out.signed)
+    variance: Int64 = fixed.shape[1] * (_ONE // 2) ** 2 - _squares(out.signed)
+    return variance
 
 
 def _squares(integers: Float64) -> Int64:
     """Row sums of squares, exact: 2^22 squares of 16-bit integers sum to 2^52 at most."""
-    return np.vecdot(integers, integers).astype(np.int64)
+    squares: Int64 = np.vecdot(integers, integers).astype(np.int64)
+    return squares
 
 
 def fits(s: Int64) -> npt.NDArray[np.bool_]:
@@ -206,7 +224,8 @@ def deviation(distances: Float64, steps: Float64, d: int) -> Float64:
     sqrt(D_ij (delta_i^2 + delta_j^2)) + sqrt(d) (delta_i^2 + delta_j^2) / 4
     """
     both = np.add.outer(steps**2, steps**2)
-    return np.sqrt(np.maximum(distances, 0) * both) + math.sqrt(d) / 4 * both
+    bound: Float64 = np.sqrt(np.maximum(distances, 0) * both) + math.sqrt(d) / 4 * both
+    return bound
 
 
 class Freivalds:
@@ -222,34 +241,41 @@ class Freivalds:
         self._challenge = challenge
         self._weights = np.ascontiguousarray(field.signed(challenge).T, np.float64)
         self._evidence = np.zeros((2, 2), np.uint32)
-        self._sums, self._settled = np.zeros((2, width)), np.zeros((2, width), np.int64)
-        self._unsettled_rows = 0
+        self._sums, self._terms = np.zeros((2, width)), 0
 
     def __repr__(self) -> str:
         return f"Freivalds(<secret>, rows={len(self._challenge)})"
 
     def add(self, first: int, q: Float64) -> None:
-        """Take rows first, first + 1, ... of the block. q: (g, b) integers within 2^16, g <= 128."""
-        if self._unsettled_rows + len(q) > _EXACT_ROWS:
+        """Take rows first, first + 1, ... of a block. q: (g, b) integers within 2^15, g <= 128."""
+        if self._terms + len(q) > _EXACT_TERMS:
             self._settle()
-        # Two products of a vector and a matrix: BLAS would copy the matrix for one of two rows.
+        # Two products of a vector and a matrix: for one of two rows BLAS would copy the matrix.
         for weights, sums in zip(self._weights, self._sums, strict=True):
             sums[: q.shape[1]] += weights[first : first + len(q)] @ q
-        self._unsettled_rows += len(q)
+        self._terms += len(q)
+
+    def take(self, other: "Freivalds") -> None:
+        """Take over the rows of this block that another, with the same challenge, was given."""
+        self._settle()
+        other._settle()
+        self._sums += other._sums
+        self._terms += 1
+        other._clear()
 
     def end_block(self) -> None:
         """All rows of a block of columns have been taken; those not taken count as zero."""
         self._settle()
-        field.add_gram(self._evidence, field.reduce(self._settled))
-        self._settled[:] = 0
+        field.add_balanced_gram(self._evidence, self._sums)
+        self._clear()
 
     def _settle(self) -> None:
-        self._settled += self._sums.astype(np.int64)
-        self._sums[:], self._unsettled_rows = 0, 0
+        """Make the sums smaller than any one term."""
+        field.balance(self._sums)
+        self._terms = 1
 
-    def merge(self, other: "Freivalds") -> None:
-        """Take over what another, with the same challenge, gathered from other blocks."""
-        field.add(self._evidence, other._evidence, self._evidence, np.empty((2, 2), np.uint32))
+    def _clear(self) -> None:
+        self._sums[:], self._terms = 0, 0
 
     def accepts(self, gram: UInt32) -> bool:
         """True if the residues (n, n), taken before any other test of them, agree."""

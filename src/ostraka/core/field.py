@@ -4,7 +4,7 @@ A residue is a uint32 in 0 ... p - 1. Sums and differences of two fit in 32 bits
 correction reduces them: for unsigned x, min(x, x - p) is x - p where x >= p and x elsewhere,
 because the difference wraps to a huge number where it would be negative.
 
-Products are exact in float64. Each residue is cut as x = 2^16 h + l, with h < 2^15 and l < 2^16, and
+Products are exact in float64. Each residue is cut as x = 2^16 h + l, h < 2^15 and l < 2^16, and
 
     x y = 2^32 h h' + 2^16 (h l' + l h') + l l',    h l' + l h' = (h + l)(h' + l') - h h' - l l'
 
@@ -28,8 +28,7 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 _LIMB = 16
 # Sums of this many products of limbs are exact.
 _EXACT_TERMS = 1 << 19
-# Limbs are made for this many columns of 64 rows at a time, so that BLAS finds them in the cache,
-# but for no fewer columns, which would cost more.
+# Limbs are made for this many columns at a time, so that BLAS finds most of them in the cache.
 _PANEL = 1 << 11
 
 
@@ -69,6 +68,23 @@ def signed(residues: UInt32, modulus: int = P) -> Int64:
     return values
 
 
+def balance(values: Float64, modulus: int = P) -> None:
+    """In place: integers within 2^52 become congruent ones within modulus / 2 + 1, exactly.
+
+    The rounded quotient may be off by one in a tie. Its product with the modulus is within 2^53.
+    """
+    multiples = values * (1 / modulus)
+    np.rint(multiples, out=multiples)
+    multiples *= modulus
+    values -= multiples
+
+
+def balanced_limbs(values: Float64) -> tuple[Float64, Float64]:
+    """High and low limbs within 2^14 + 1 and 2^15, of integers within p / 2 + 1."""
+    high = np.rint(values * 2.0**-_LIMB)
+    return high, values - high * 2.0**_LIMB
+
+
 def matmul(a: UInt32, b: UInt32) -> UInt32:
     """a @ b modulo p. a: (m, k), b: (k, n) residues, k <= 2^19."""
     high_a, low_a = _limbs(a)
@@ -86,22 +102,25 @@ def gram(block: UInt32) -> UInt32:
 def add_gram(total: UInt32, block: UInt32) -> None:
     """total += block @ block.T modulo p, in place. total: (n, n) residues, block: (n, b)."""
     for start in range(0, block.shape[1], _EXACT_TERMS):
-        products = _gram(block[:, start : start + _EXACT_TERMS])
-        add(total, products, total, np.empty_like(total))
+        columns = block[:, start : start + _EXACT_TERMS]
+        sums = np.zeros((3, *total.shape))
+        for panel in range(0, columns.shape[1], _PANEL):
+            products = _products(*_limbs(columns[:, panel : panel + _PANEL]))
+            for sum_, product in zip(sums, products, strict=True):
+                sum_ += product
+        add(total, _join(*sums), total, np.empty_like(total))
 
 
-def _gram(block: UInt32) -> UInt32:
-    """block: (n, b) residues, b <= 2^19."""
-    sums = np.zeros((3, len(block), len(block)))
-    width = max(_PANEL, 64 * _PANEL // len(block))
-    for start in range(0, block.shape[1], width):
-        high, low = _limbs(block[:, start : start + width])
-        # A product with its own transpose costs half of a general one (BLAS syrk).
-        sums[0] += high @ high.T
-        sums[2] += low @ low.T
-        high += low
-        sums[1] += high @ high.T
-    return _join(*sums)
+def add_balanced_gram(total: UInt32, block: Float64) -> None:
+    """The same for at most 2^19 columns of integers within p / 2 + 1."""
+    products = _join(*_products(*balanced_limbs(block)))
+    add(total, products, total, np.empty_like(total))
+
+
+def _products(high: Float64, low: Float64) -> tuple[Float64, Float64, Float64]:
+    """Of limbs (n, b), each (n, n). BLAS syrk: half the cost of a general product."""
+    both = high + low
+    return high @ high.T, both @ both.T, low @ low.T
 
 
 def _limbs(residues: UInt32) -> tuple[Float64, Float64]:

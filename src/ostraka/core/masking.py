@@ -61,3 +61,43 @@ def decode(plus: Float64, minus: Float64, *, sigma: float, d: int) -> Float64:
     distances: Float64 = ((plus - constant) + (minus - constant)) / 2
     np.fill_diagonal(distances, 0)
     return distances
+
+
+class Agreement:
+    """Evidence, gathered while masking, of what a matrix of squared distances must be.
+
+    For weights v that sum to zero, v^T D v = -2 |sum of v_i Y_i|^2. A matrix with an entry that is
+    wrong by much more than the rounding error fails for all but a small part of all secret v; one
+    that is wrong by less passes. So this is weaker than `ostraka.core.exact.Freivalds`.
+    """
+
+    def __init__(self, weights: Float64, width: int) -> None:
+        """weights: (2, n), secret and normal. width: columns of a block at most."""
+        self._weights = weights - weights.mean(axis=1, keepdims=True)
+        self._sums = np.zeros((2, width))
+        self._evidence = np.zeros((2, 2))
+
+    def __repr__(self) -> str:
+        return f"Agreement(<secret>, rows={self._weights.shape[1]})"
+
+    def add(self, first: int, rows: Float64) -> None:
+        """Take rows first, first + 1, ... of the block. rows: (g, b)."""
+        part = self._weights[:, first : first + len(rows)]
+        self._sums[:, : rows.shape[1]] += part @ rows
+
+    def take(self, other: "Agreement") -> None:
+        """Take over the rows of this block that another, with the same weights, was given."""
+        self._sums += other._sums
+        other._sums[:] = 0
+
+    def end_block(self) -> None:
+        """All rows of a block of columns have been taken."""
+        self._evidence += self._sums @ self._sums.T
+        self._sums[:] = 0
+
+    def accepts(self, distances: Float64, error: float) -> bool:
+        """Whether the matrix (n, n) agrees, if every entry may be off by `error`."""
+        claimed = self._weights @ distances @ self._weights.T
+        sums = np.abs(self._weights).sum(axis=1)
+        tolerance = error * np.outer(sums, sums)
+        return bool((np.abs(claimed + 2 * self._evidence) <= tolerance).all())

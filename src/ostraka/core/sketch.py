@@ -1,6 +1,6 @@
 """Secret sketch: law 12. A row of d values folded to m, so that distances cost m and not d.
 
-(12)  S_h = sum of sign_k W_k over all k with (k - start of its block + shift of its block) mod m = h
+(12)  S_h = sum of sign_k W_k over all k with (k + shift of k's block) mod m = h, k from its start
       E |S_i - S_j|^2 = D_ij,  standard deviation at most sqrt(2/m) D_ij
 
 Signs and shifts are secret, uniform, the same for all rows, and drawn once the rows are fixed. A
@@ -42,19 +42,18 @@ def blocks(width: int, m: int) -> int:
     return -(-width // m)
 
 
-def signs(bits: npt.NDArray[np.uint8], width: int) -> UInt32:
-    """Sign bits of float32 (width,), one from each secret bit. bits: (ceil(width / 8),)"""
-    return np.unpackbits(bits, count=width).astype(np.uint32) << np.uint32(31)
+def signs(bits: npt.NDArray[np.uint8], width: int) -> Float32:
+    """1 or -1 (width,) from each secret bit. bits: (ceil(width / 8),)"""
+    return 1 - 2 * np.unpackbits(bits, count=width).astype(np.float32)
 
 
-def fold(values: Float32, signs: UInt32, shifts: UInt32, out: Float32) -> None:
-    """Law 12: add a tile of some rows to their sketches. Destroys `values`, where the signs go.
+def fold(values: Float32, signs: Float32, shifts: UInt32, out: Float32) -> None:
+    """Law 12: add a tile of some rows to their sketches. Multiplies `values` by the signs in place.
 
     values: (g, b). signs: (b,). shifts: (blocks(b, m),), each below m. out: (g, m).
     """
     m = out.shape[1]
-    flipped = values.view(np.uint32)
-    np.bitwise_xor(flipped, signs, out=flipped)
+    np.multiply(values, signs, out=values)
     for block, shift in enumerate(shifts.tolist()):
         part = values[:, block * m : (block + 1) * m]
         # What fits between the shift and the end goes there, and the rest starts over at zero.

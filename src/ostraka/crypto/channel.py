@@ -29,6 +29,7 @@ from ostraka.messages import ChannelAccept, ChannelOffer
 _SECRET_BYTES = 32
 _TO_WORKER = b"ostraka/channel/v1/to-worker"
 _TO_ENCLAVE = b"ostraka/channel/v1/to-enclave"
+_SEED_NONCE = nonce(2**48 - 1, 0)
 
 
 class Channel:
@@ -49,16 +50,21 @@ class Channel:
         """The worker's side of `seal_share`. Raises OpenError."""
         open_into(self._to_worker, nonce(index, row), sealed, out, what="share")
 
+    def seal_seed(self, seed: bytes) -> bytes:
+        """Seal a mask's seed. No tile has the number that its nonce takes."""
+        return self._to_worker.encrypt(_SEED_NONCE, seed, None)
+
+    def open_seed(self, sealed: bytes) -> bytes:
+        """The worker's side of `seal_seed`. Raises OpenError."""
+        return _open(self._to_worker, _SEED_NONCE, sealed, "seed")
+
     def seal_answer(self, answer: bytes) -> bytes:
         """Seal the worker's one answer. The key serves one attempt, so one nonce is enough."""
         return self._to_enclave.encrypt(nonce(0), answer, None)
 
     def open_answer(self, sealed: bytes) -> bytes:
         """The enclave's side of `seal_answer`. Raises OpenError."""
-        try:
-            return self._to_enclave.decrypt(nonce(0), sealed, None)
-        except (InvalidTag, ValueError):
-            raise OpenError("answer") from None
+        return _open(self._to_enclave, nonce(0), sealed, "answer")
 
 
 class PendingChannel:
@@ -94,6 +100,13 @@ def accept_offer(
     sealed = hpke.seal(offer.key, secret, info=encode(offer))
     accept = identity.sign(ChannelAccept(digest(offer), sealed, UNSIGNED))
     return accept, Channel(secret, _transcript(offer, accept))
+
+
+def _open(cipher: AESGCM, nonce: bytes, sealed: bytes, what: str) -> bytes:
+    try:
+        return cipher.decrypt(nonce, sealed, None)
+    except (InvalidTag, ValueError):
+        raise OpenError(what) from None
 
 
 def _transcript(offer: ChannelOffer, accept: ChannelAccept) -> bytes:

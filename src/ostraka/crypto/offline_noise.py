@@ -44,7 +44,7 @@ class OfflineNoise:
         rules = self._rules
         step = masking.grid_step(rules.sigma)
         seed, factors = self._draw()
-        for index in range(rules.tiles):
+        for index in range(rules.columns.count):
             rows = noise.apply(factors, self._normals(seed, index))
             yield self._seal(index, masking.to_grid(rows, step, out=rows))
 
@@ -66,10 +66,10 @@ class OfflineNoise:
                 continue  # Rare, and only where there are hardly more dimensions than rows.
 
     def _blocks(self, seed: bytes) -> Iterator[Float64]:
-        return (self._normals(seed, index) for index in range(self._rules.tiles))
+        return (self._normals(seed, index) for index in range(self._rules.columns.count))
 
     def _normals(self, seed: bytes, index: int) -> Float64:
-        shape = (self.rows, self._rules.tile_length(index))
+        shape = (self.rows, self._rules.columns.size(index))
         return SecretStream(seed, stream=index).normal(shape)
 
     def _seal(self, index: int, rows: Float64) -> bytes:

@@ -74,7 +74,7 @@ def seal(  # one upload, from the update to the bytes that leave the client
         manifest=rules.manifest.digest(),
         dimension=rules.dimension,
         tile=rules.tile,
-        tiles=rules.tiles,
+        tiles=rules.tiling.count,
         sealed_key=b"",
         signature=UNSIGNED,
     )
@@ -86,9 +86,9 @@ def seal(  # one upload, from the update to the bytes that leave the client
         UpdateTile(
             blank.upload_id,
             index,
-            cipher.encrypt(nonce(index), update[rules.tile_slice(index)].tobytes(), bound),
+            cipher.encrypt(nonce(index), update[rules.tiling.part(index)].tobytes(), bound),
         )
-        for index in range(rules.tiles)
+        for index in range(rules.tiling.count)
     )
     return SealedUpdate(identity.sign(header), tiles)
 

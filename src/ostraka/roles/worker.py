@@ -1,28 +1,39 @@
-"""A worker: untrusted, sees masked rows only, and returns the matrix of their distances."""
+"""A worker: untrusted, sees masked rows only, and returns a matrix over them."""
 
 import os
+from typing import Any
 
 import numpy as np
 
+from ostraka.arrays import AnyArray
+from ostraka.config import Tiling
 from ostraka.core import distances
+from ostraka.core.kernel import Kernel, NumpyKernel
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.channel import Channel, accept_offer
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.offline_mask import mask_tiles
 from ostraka.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
-from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile
+from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 
-_VALUE_BYTES = 8
+_TYPES: dict[str, np.dtype[Any]] = {"gaussian": np.dtype("<f8"), "exact": np.dtype("<u4")}
 
 
 class Worker:
     """Waits for offers from the one enclave that it serves."""
 
     def __init__(
-        self, identity: Identity, *, enclave: bytes, entropy: Entropy = os.urandom
+        self,
+        identity: Identity,
+        *,
+        enclave: bytes,
+        kernel: Kernel | None = None,
+        entropy: Entropy = os.urandom,
     ) -> None:
         self._identity = identity
         self._enclave = enclave
+        self._kernel = kernel or NumpyKernel()
         self._entropy = entropy
 
     def accept(self, offer: ChannelOffer) -> tuple["Computing", ChannelAccept]:
@@ -30,41 +41,65 @@ class Worker:
         accepted, channel = accept_offer(
             offer, enclave=self._enclave, identity=self._identity, entropy=self._entropy
         )
-        return Computing(offer, channel), accepted
+        if offer.masking not in _TYPES:
+            raise MalformedMessage(f"this worker does not know {offer.masking!r} masking")
+        return Computing(offer, channel, self._kernel), accepted
 
 
 class Computing:
     """Adds up the Gram matrix of its masked rows, tile by tile, in any order."""
 
-    def __init__(self, offer: ChannelOffer, channel: Channel) -> None:
+    def __init__(self, offer: ChannelOffer, channel: Channel, kernel: Kernel) -> None:
         self._offer = offer
         self._channel = channel
-        self._left = set(range(-(-offer.dimension // offer.tile)))
-        self._gram = np.zeros((offer.rows, offer.rows))
-        self._block = np.empty((offer.rows, min(offer.tile, offer.dimension)))
+        self._kernel = kernel
+        self._columns = Tiling(offer.columns, offer.tile)
+        self._left = set(range(self._columns.count))
+        self._type = _TYPES[offer.masking]
+        self._gram = np.zeros((offer.rows, offer.rows), self._type)
+        self._block = np.empty((offer.rows, min(offer.tile, offer.columns)), self._type)
 
     def add(self, tile: ShareTile) -> None:
         """Take in one tile of shares. Raises RemoteProtocolError, and then nothing changes."""
-        offer = self._offer
-        if tile.attempt_id != offer.attempt_id or tile.index not in self._left:
+        if tile.attempt_id != self._offer.attempt_id or tile.index not in self._left:
             raise RemoteProtocolError(f"share tile {tile.index} is not expected in this attempt")
-        length = min(offer.tile, offer.dimension - tile.index * offer.tile)
-        size = length * _VALUE_BYTES + TAG_BYTES
-        if len(tile.ciphertext) != offer.rows * size:
+        block = self._block[:, : self._columns.size(tile.index)]
+        size = block.shape[1] * self._type.itemsize + TAG_BYTES
+        if len(tile.ciphertext) != len(block) * size:
             raise MalformedMessage(f"share tile {tile.index} has {len(tile.ciphertext)} bytes")
-        block = self._block[:, :length]
         sealed = memoryview(tile.ciphertext)
-        for row in range(offer.rows):
-            self._channel.open_share(
-                tile.index, row, sealed[row * size : (row + 1) * size], block[row]
-            )
-        distances.add_gram(self._gram, block)
+        for row, out in enumerate(block):
+            self._channel.open_share(tile.index, row, sealed[row * size : (row + 1) * size], out)
+        self._add(block)
         self._left.remove(tile.index)
 
+    def add_seed(self, message: MaskSeed) -> None:
+        """Make the mask that a seed stands for, in place of shares. Raises RemoteProtocolError."""
+        everything = len(self._left) == self._columns.count
+        if message.attempt_id != self._offer.attempt_id or not everything:
+            raise RemoteProtocolError("a mask seed is not expected in this attempt")
+        seed = self._channel.open_seed(message.ciphertext)
+        for block in mask_tiles(seed, self._offer.rows, self._columns):
+            self._add(block)
+        self._left.clear()
+
     def answer(self) -> Answer:
-        """The squared distances between masked rows (law 2), sealed to the enclave."""
+        """The matrix over all tiles, sealed to the enclave: what is above its diagonal, by rows.
+
+        Exact masking wants inner products modulo p with the diagonal, Gaussian masking wants
+        squared distances (law 2).
+        """
         if self._left:
             raise LocalProtocolError(f"{len(self._left)} tiles of shares have not arrived")
-        upper = distances.to_upper(distances.from_gram(self._gram))
-        sealed = self._channel.seal_answer(upper.astype("<f8").tobytes())
+        if self._offer.masking == "exact":
+            upper = distances.to_upper(self._gram, diagonal=True)
+        else:
+            upper = distances.to_upper(distances.from_gram(self._gram))
+        sealed = self._channel.seal_answer(upper.tobytes())
         return Answer(self._offer.attempt_id, sealed)
+
+    def _add(self, block: AnyArray) -> None:
+        if self._offer.masking == "exact":
+            self._kernel.add_field_gram(self._gram, block)
+        else:
+            self._kernel.add_gram(self._gram, block)

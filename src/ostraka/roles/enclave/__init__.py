@@ -11,14 +11,17 @@ Averaging.publish()  -> Published        the aggregate and its receipt
 
 from ostraka.roles.enclave.averaging import Averaging, Published
 from ostraka.roles.enclave.collecting import Collecting, Enclave
-from ostraka.roles.enclave.measuring import Cohort, Connecting, Masking, MeasuringInside
+from ostraka.roles.enclave.lanes import Lanes
+from ostraka.roles.enclave.measuring import Cohort, Connecting, Dispute, Masking, MeasuringInside
 
 __all__ = [
     "Averaging",
     "Cohort",
     "Collecting",
     "Connecting",
+    "Dispute",
     "Enclave",
+    "Lanes",
     "Masking",
     "MeasuringInside",
     "Published",

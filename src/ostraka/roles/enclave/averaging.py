@@ -70,10 +70,10 @@ class Averaging:
         pass can start over.
         """
         aggregate = np.empty(self._context.rules.dimension, np.float32)
-        done = np.zeros(self._context.rules.tiles, bool)
+        done = np.zeros(self._context.rules.tiling.count, bool)
 
         def average_tile(lane: int, index: int, ciphertexts: Sequence[Buffer]) -> None:
-            part = aggregate[self._context.rules.tile_slice(index)]
+            part = aggregate[self._context.rules.tiling.part(index)]
             part[:] = self._mean(lane, index, ciphertexts)
             done[index] = True
 
@@ -101,7 +101,7 @@ class Averaging:
 
     def _mean(self, lane: int, index: int, ciphertexts: Sequence[Buffer]) -> Float64:
         """The weighted sum of one tile. All rows are opened; those not selected weigh nothing."""
-        length = self._context.rules.tile_length(index)
+        length = self._context.rules.tiling.size(index)
         raw, scaled, total = self._raw[lane, :length], self._scaled[lane, :length], np.zeros(length)
         for row in self._alive:
             self._reopen(index, row, ciphertexts[row], raw)

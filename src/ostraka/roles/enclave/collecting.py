@@ -9,6 +9,7 @@ from ostraka.crypto import updates
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.hpke import Entropy, HybridKey, fingerprint
 from ostraka.crypto.identity import Identity, check_signature
+from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
@@ -45,10 +46,11 @@ class Enclave:
         """The key under which offers and receipts are signed."""
         return self._identity.public
 
-    def prepare_noise(self) -> OfflineNoise:
-        """Noise for one attempt, to be made before the round and kept outside."""
+    def prepare(self) -> OfflineNoise | OfflineMask:
+        """What one attempt needs and can be made before its round: noise, or a mask."""
         rules, rows = self._federation.rules, len(self._federation.clients)
-        return OfflineNoise(rules, rows, self._entropy)
+        kind = OfflineNoise if rules.masking == "gaussian" else OfflineMask
+        return kind(rules, rows, self._entropy)
 
     def open_round(self) -> "Collecting":
         """A round under a fresh key and a random id, after the last receipt."""
@@ -187,7 +189,7 @@ class Collecting:
         """Open the header. What is wrong from here on, the client itself has signed."""
         rules = self._context.rules
         shape = (header.manifest, header.dimension, header.tile, header.tiles)
-        if shape != (self._manifest, rules.dimension, rules.tile, rules.tiles):
+        if shape != (self._manifest, rules.dimension, rules.tile, rules.tiling.count):
             raise UpdateRejected(header.client, Rejection.WRONG_SHAPE)
         try:
             opener, norm = updates.open_header(header, self._key)
@@ -200,8 +202,8 @@ class Collecting:
     def _fits(self, tile: UpdateTile) -> bool:
         rules: RoundConfig = self._context.rules
         return (
-            tile.index < rules.tiles
-            and len(tile.ciphertext) == rules.tile_length(tile.index) * _VALUE_BYTES + TAG_BYTES
+            tile.index < rules.tiling.count
+            and len(tile.ciphertext) == rules.tiling.size(tile.index) * _VALUE_BYTES + TAG_BYTES
         )
 
 

@@ -1,43 +1,121 @@
 """The paper's masking: Gaussian noise of constant distances, in float64, for two workers."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
-from ostraka.arrays import Buffer, Float64
+from ostraka.arrays import AnyArray, Buffer, Float32, Float64
 from ostraka.core import leakage, masking
+from ostraka.core.distances import gram_error
+from ostraka.core.masking import Agreement
+from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.offline_noise import SpentNoise
+from ostraka.crypto.stream import SecretStream
+from ostraka.roles.enclave.encoding import Measured
 from ostraka.roles.enclave.rows import RowReader
+
+# The norm of a sketch is random around that of its row. Halved, it stays within the unit ball that
+# law 6 is for: m >= 4,096 columns make a norm of twice the row's a matter of 100 deviations.
+_SKETCH_SHRINK = 0.5
 
 
 class GaussianEncoder:
     """Law 1 on the way out, law 3 on the way back. One attempt, one set of noise."""
 
-    value_bytes = 8
+    value_type: np.dtype[Any] = np.dtype("<f8")
+    shares_per_row = 2
+    answer_has_diagonal = False
 
     def __init__(self, reader: RowReader, noise: SpentNoise) -> None:
-        self._rules = reader.rules
+        rules = reader.rules
+        self._reader = reader
+        self._rules = rules
         self._noise = noise
-        self._step = masking.grid_step(self._rules.sigma)
-        shape = (3, reader.lanes.count, reader.group, self._rules.tile)
-        self._mask, self._plus, self._minus = np.empty(shape)
+        self._step = masking.grid_step(rules.sigma)
+        self._shrink = _SKETCH_SHRINK if rules.sketch else 1.0
+        self._factors = reader.factors * self._shrink
+        shape = (4, reader.lanes.count, reader.group, rules.tile)
+        self._values, self._mask, self._plus, self._minus = np.empty(shape)
+        self._last: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
+        weights = _weights(reader) if rules.verify else None
+        self._checks = [
+            Agreement(weights, rules.tile) for _ in range(reader.lanes.count) if weights is not None
+        ]
+
+    def __repr__(self) -> str:
+        return "GaussianEncoder(<secret>)"
 
     def shares(
-        self, lane: int, index: int, rows: range, values: Float64, sealed_noise: Buffer
+        self, lane: int, index: int, rows: range, values: Float32, noise: Buffer
     ) -> tuple[Float64, Float64]:
-        """W + R and W - R for one tile of some rows: (g, b), views of the lane's scratch memory."""
-        mask, plus, minus = (
+        """W + R and W - R for one tile of some rows."""
+        scaled, mask, plus, minus = (
             scratch[lane, : len(rows), : values.shape[1]]
-            for scratch in (self._mask, self._plus, self._minus)
+            for scratch in (self._values, self._mask, self._plus, self._minus)
         )
+        np.multiply(values, self._factors[rows.start : rows.stop, None], out=scaled)
         for row, out in zip(rows, mask, strict=True):
-            self._noise.open_into(index, row, sealed_noise, out)
-        masking.encode(values, mask, step=self._step, plus=plus, minus=minus)
+            self._noise.open_into(index, row, noise, out)
+        masking.encode(scaled, mask, step=self._step, plus=plus, minus=minus)
+        self._last[lane] = scaled
         return plus, minus
 
-    def decode(self, matrices: list[Float64]) -> tuple[Float64, float]:
-        """The distances between updates, and their stated error."""
+    def witness(self, lane: int, rows: range) -> None:
+        if self._checks:
+            self._checks[lane].add(rows.start, self._last[lane])
+
+    def end_tile(self) -> None:
+        if self._checks:
+            first, *others = self._checks
+            for other in others:
+                first.take(other)
+            first.end_block()
+
+    def flaw(self, upper: AnyArray) -> str | None:
+        return None if np.isfinite(upper).all() else "sent distances that are not finite"
+
+    def decode(self, matrices: Sequence[Float64]) -> Measured | None:
+        """Law 3. The check has a tolerance: smaller lies than that pass."""
         plus, minus = matrices
-        sigma, d = self._rules.sigma, self._rules.dimension
-        decoded = masking.decode(plus, minus, sigma=sigma, d=d)
-        return decoded, leakage.decoding_error(
-            sigma, d=d, dtype=np.float64, tile=self._rules.tile
-        )
+        sigma, d, tile = self._rules.sigma, self._rules.columns.length, self._rules.tile
+        distances = masking.decode(plus, minus, sigma=sigma, d=d)
+        error = leakage.decoding_error(sigma, d=d, dtype=np.float64, tile=tile)
+        if self._checks and not self._checks[0].accepts(distances, error):
+            return None
+        unit = self._shrink**2
+        return Measured(distances / unit, np.array(error / unit))
+
+    def audited(
+        self, lane: int, index: int, rows: range, values: Float32, noise: Buffer
+    ) -> tuple[Float64, Float64]:
+        return self.shares(lane, index, rows, values, noise)
+
+    def auditors(self) -> Sequence["FloatAuditor"]:
+        rules = self._rules
+        square = rules.columns.length * rules.sigma**2 + 2
+        error = gram_error(rules.columns.length, square=square, tile=rules.tile)
+        return [FloatAuditor(_weights(self._reader), rules.tile, error) for _ in range(2)]
+
+
+class FloatAuditor:
+    """Judges one worker's distances against its own shares, to within rounding."""
+
+    def __init__(self, weights: Float64, tile: int, error: float) -> None:
+        self._agreement = Agreement(weights, tile)
+        self._error = error
+
+    def __repr__(self) -> str:
+        return "FloatAuditor(<secret>)"
+
+    def add(self, share: Float64) -> None:
+        self._agreement.add(0, share)
+        self._agreement.end_block()
+
+    def accepts(self, matrix: Float64) -> bool:
+        return self._agreement.accepts(matrix, self._error)
+
+
+def _weights(reader: RowReader) -> Float64:
+    stream = SecretStream(reader.context.entropy(KEY_BYTES))
+    return stream.normal((2, len(reader.rows)))

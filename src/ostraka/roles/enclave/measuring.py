@@ -4,30 +4,38 @@ Tile by tile across all clients, so that memory is O(clients x tile) whatever th
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
+from typing import NoReturn
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float64
-from ostraka.core import distances
+from ostraka.arrays import AnyArray, Buffer, Float64
+from ostraka.config import Member
+from ostraka.core import distances, sketch
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.channel import Channel, PendingChannel
 from ostraka.crypto.hpke import HybridKey
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline_mask import OfflineMask, SpentMask
+from ostraka.crypto.offline_noise import OfflineNoise, SpentNoise
 from ostraka.encoding import UNSIGNED
-from ostraka.errors import OpenError, WorkerError
-from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile
+from ostraka.errors import LocalProtocolError, OpenError, WorkerError, WorkerLied
+from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 from ostraka.roles.enclave.averaging import Averaging
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
+from ostraka.roles.enclave.encoding import Encoder, Measured
+from ostraka.roles.enclave.exact import ExactEncoder
+from ostraka.roles.enclave.folding import Folding
 from ostraka.roles.enclave.gaussian import GaussianEncoder
 from ostraka.roles.enclave.lanes import Lanes
 from ostraka.roles.enclave.rows import RowReader
 
 _ID_BYTES = 32
-_POINTS = (0, 1)  # the worker of W + R and the worker of W - R
+_DEVIATIONS = 6  # of the sketch's error, that the stated one allows for
 
 
 class Cohort:
-    """Who takes part, in which row. An attempt to measure it may begin."""
+    """Who takes part, in which row. An attempt to measure it may begin, and another after it."""
 
     def __init__(self, context: RoundContext, rows: tuple[Row, ...], standing: Standing) -> None:
         self._context = context
@@ -43,10 +51,18 @@ class Cohort:
     def clients(self) -> tuple[str, ...]:
         return tuple(row.client for row in self._rows)
 
-    def offload(self, noise: OfflineNoise, lanes: Lanes | None = None) -> "Connecting":
-        """Begin an attempt with workers: fresh ids, keys and noise, the cohort as it stands."""
+    def offload(
+        self,
+        offline: OfflineNoise | OfflineMask,
+        workers: Sequence[str] | None = None,
+        lanes: Lanes | None = None,
+    ) -> "Connecting":
+        """Begin an attempt with these workers: fresh ids, keys and masks, the cohort as it stands.
+
+        workers: enrolled names, as many as the rules say (None: the first ones).
+        """
         reader = self._reader(lanes)
-        return Connecting(reader, GaussianEncoder(reader, noise.spend()))
+        return Connecting(reader, offline, self._enrolled(workers))
 
     def inside(self, lanes: Lanes | None = None) -> "MeasuringInside":
         """Begin an attempt without workers."""
@@ -55,32 +71,46 @@ class Cohort:
     def _reader(self, lanes: Lanes | None) -> RowReader:
         return RowReader(self._context, self._rows, self._standing, lanes or Lanes())
 
+    def _enrolled(self, names: Sequence[str] | None) -> tuple[Member, ...]:
+        """One point per identity: a worker with two shares could take the mask off."""
+        roster = {member.name: member for member in self._context.federation.workers}
+        count = self._context.rules.workers
+        chosen = list(roster)[:count] if names is None else list(names)
+        if len(chosen) != count or len(set(chosen)) != count or not set(chosen) <= set(roster):
+            raise LocalProtocolError(f"an attempt needs {count} different enrolled workers")
+        return tuple(roster[name] for name in chosen)
+
 
 class Connecting:
     """Each worker was offered a channel for this attempt."""
 
-    def __init__(self, reader: RowReader, encoder: GaussianEncoder) -> None:
+    def __init__(
+        self, reader: RowReader, offline: OfflineNoise | OfflineMask, workers: tuple[Member, ...]
+    ) -> None:
         self._reader = reader
-        self._encoder = encoder
-        self._workers = reader.context.federation.workers
+        self._offline = offline
+        self._workers = workers
         self._attempt = reader.context.entropy(_ID_BYTES)
         self._pending = tuple(
-            self._offer(point, worker.key)
-            for point, worker in zip(_POINTS, self._workers, strict=True)
+            self._offer(point, worker.key) for point, worker in enumerate(workers)
         )
 
     @property
     def offers(self) -> tuple[ChannelOffer, ...]:
-        """One per worker, in the roster's order."""
+        """One per worker, in the order of the attempt's workers."""
         return tuple(pending.offer for pending in self._pending)
 
     def connect(self, accepts: Sequence[ChannelAccept]) -> "Masking":
-        """Raises OpenError unless every pinned worker accepted its own offer."""
-        channels = tuple(
-            pending.finish(accept) for pending, accept in zip(self._pending, accepts, strict=True)
-        )
+        """Raises WorkerError unless every chosen worker accepted its own offer."""
+        channels = tuple(map(self._finish, self._pending, self._workers, accepts))
         names = tuple(worker.name for worker in self._workers)
-        return Masking(self._attempt, self._reader, self._encoder, channels, names)
+        return Masking(self._attempt, self._reader, self._offline, channels, names)
+
+    def _finish(self, pending: PendingChannel, worker: Member, accept: ChannelAccept) -> Channel:
+        try:
+            return pending.finish(accept)
+        except OpenError:
+            raise WorkerError(worker.name, "did not accept the offer made to it") from None
 
     def _offer(self, point: int, worker: bytes) -> PendingChannel:
         context = self._reader.context
@@ -93,7 +123,7 @@ class Connecting:
             point=point,
             masking=rules.masking,
             rows=len(self._reader.rows),
-            dimension=rules.dimension,
+            columns=rules.columns.length,
             tile=rules.tile,
             key=key.public,
             signature=UNSIGNED,
@@ -108,73 +138,183 @@ class Masking:
         self,
         attempt: bytes,
         reader: RowReader,
-        encoder: GaussianEncoder,
+        offline: OfflineNoise | OfflineMask,
         channels: tuple[Channel, ...],
         names: tuple[str, ...],
     ) -> None:
         self._attempt = attempt
         self._reader = reader
-        self._encoder = encoder
+        self._columns = reader.rules.columns
+        self._spent = offline.spend()
         self._channels = channels
         self._names = names
-        size = len(reader.rows) * self._sealed_size(reader.rules.tile)
-        self._sealed = tuple(memoryview(bytearray(size)) for _ in channels)
+        self._folding = Folding(reader) if reader.rules.sketch else None
+        self._encoder: Encoder | None = None
+
+    def seed(self) -> MaskSeed | None:
+        """What the last of an odd number of workers gets, instead of shares."""
+        if not isinstance(self._spent, SpentMask) or self._spent.gram is not None:
+            return None
+        return MaskSeed(self._attempt, self._channels[-1].seal_seed(self._spent.seed))
 
     def encode(
-        self, tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer]
+        self, tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None = None
     ) -> Iterator[tuple[ShareTile, ...]]:
-        """Open every tile of every row, mask it, and seal one share to each worker.
+        """Open every tile of every row, mask what is to be measured, and seal it to the workers.
 
-        tiles: per tile, one ciphertext a row. noise: the sealed noise of each tile. Yields one
-        share per worker and tile: views of reused memory, to be sent before the next is taken.
+        tiles: per tile, one ciphertext a row. noise: the sealed noise of each tile, for Gaussian
+        masking. Yields one share tile per worker: views of reused memory, to be sent before the
+        next ones are taken.
         """
-        for index, (ciphertexts, sealed_noise) in enumerate(zip(tiles, noise, strict=True)):
-            yield self._encode_tile(index, ciphertexts, sealed_noise)
+        if self._encoder is not None:
+            raise LocalProtocolError("this attempt has masked its rows; a mask serves once")
+        if self._folding is not None:
+            self._folding.fold(tiles)
+            tiles = repeat((), self._columns.count)
+        self._encoder = self._make_encoder()
+        size = len(self._reader.rows) * self._sealed_size(self._columns.tile)
+        sealed = [memoryview(bytearray(size)) for _ in range(self._encoder.shares_per_row)]
+        for index, (ciphertexts, sealed_noise) in _tile_by_tile(tiles, noise):
+            yield self._encode_tile(self._encoder, index, ciphertexts, sealed_noise, sealed)
 
-    def decode(self, answers: Sequence[Answer]) -> Averaging:
-        """Distances from the workers' matrices, then the selection. Raises WorkerError."""
+    def decode(self, answers: Sequence[Answer]) -> "Averaging | Dispute":
+        """Distances and the selection; or a dispute, if the answers contradict the evidence.
+
+        Raises WorkerError for an answer that is not one on its face.
+        """
+        if self._encoder is None:
+            raise LocalProtocolError("nothing has been masked yet")
         matrices = [
-            self._open_answer(*each)
+            self._open_answer(self._encoder, *each)
             for each in zip(self._channels, self._names, answers, strict=True)
         ]
-        decoded, error = self._encoder.decode(matrices)
-        return self._reader.finish(decoded, error, measured_by="workers")
+        measured = self._encoder.decode(matrices)
+        if measured is None:
+            return Dispute(self._reader, self._folding, self._encoder, matrices, self._names)
+        return _finish(self._reader, measured, "workers")
+
+    def _make_encoder(self) -> Encoder:
+        if isinstance(self._spent, SpentNoise):
+            return GaussianEncoder(self._reader, self._spent)
+        norms = self._folding.norms() if self._folding else self._reader.norms
+        return ExactEncoder(self._reader, self._spent, norms)
 
     def _encode_tile(
-        self, index: int, ciphertexts: Sequence[Buffer], noise: Buffer
+        self,
+        encoder: Encoder,
+        index: int,
+        ciphertexts: Sequence[Buffer],
+        noise: Buffer,
+        sealed: list[memoryview],
     ) -> tuple[ShareTile, ...]:
-        size = self._sealed_size(self._reader.rules.tile_length(index))
+        size = self._sealed_size(self._columns.size(index))
 
         def encode_group(lane: int, rows: range) -> None:
-            values = self._reader.scaled(lane, index, rows, ciphertexts)
-            shares = self._encoder.shares(lane, index, rows, values, noise)
-            for channel, share, sealed in zip(self._channels, shares, self._sealed, strict=True):
-                for row, values in zip(rows, share, strict=True):
-                    channel.seal_share(index, row, values, sealed[row * size : (row + 1) * size])
+            if self._folding is None:
+                values = self._reader.read(lane, index, rows, ciphertexts)
+            else:
+                values = self._folding.columns(index, rows)
+            shares = encoder.shares(lane, index, rows, values, noise)
+            encoder.witness(lane, rows)
+            for channel, share, out in zip(self._channels, shares, sealed, strict=False):
+                for row, row_share in zip(rows, share, strict=True):
+                    place = slice(row * size, (row + 1) * size)
+                    channel.seal_share(index, row, row_share, out[place])
 
-        self._reader.each_group(index, ciphertexts, encode_group)
-        return tuple(
-            ShareTile(self._attempt, index, sealed[: len(ciphertexts) * size])
-            for sealed in self._sealed
-        )
+        if self._folding is None:
+            self._reader.begin(index, ciphertexts)
+        self._reader.each_group(encode_group)
+        encoder.end_tile()
+        used = len(self._reader.rows) * size
+        return tuple(ShareTile(self._attempt, index, out[:used]) for out in sealed)
 
     def _sealed_size(self, length: int) -> int:
-        return length * self._encoder.value_bytes + TAG_BYTES
+        value_bytes = 8 if isinstance(self._spent, SpentNoise) else 4
+        return length * value_bytes + TAG_BYTES
 
-    def _open_answer(self, channel: Channel, name: str, answer: Answer) -> Float64:
-        n = len(self._reader.rows)
+    def _open_answer(
+        self, encoder: Encoder, channel: Channel, name: str, answer: Answer
+    ) -> AnyArray:
+        n, diagonal = len(self._reader.rows), encoder.answer_has_diagonal
         try:
             raw = channel.open_answer(answer.ciphertext)
         except OpenError:
             raise WorkerError(name, "sent an answer that does not open") from None
         if answer.attempt_id != self._attempt:
             raise WorkerError(name, "answered another attempt")
-        if len(raw) != n * (n - 1) // 2 * self._encoder.value_bytes:
+        entries = n * (n + 1) // 2 if diagonal else n * (n - 1) // 2
+        if len(raw) != entries * encoder.value_type.itemsize:
             raise WorkerError(name, f"sent {len(raw)} bytes for a matrix of {n} rows")
-        upper = np.frombuffer(raw, np.dtype("<f8"))
-        if not np.isfinite(upper).all():
-            raise WorkerError(name, "sent distances that are not finite")
-        return distances.from_upper(upper, n)
+        upper = np.frombuffer(raw, encoder.value_type)
+        if (flaw := encoder.flaw(upper)) is not None:
+            raise WorkerError(name, flaw)
+        return distances.from_upper(upper, n, diagonal=diagonal)
+
+
+class Dispute:
+    """The answers contradict what the enclave knows of the rows: a worker has lied.
+
+    Nothing of them is used. The rows are read once more and every share is derived again, to find
+    out whose answer is false; then the cohort may be measured in a new attempt.
+    """
+
+    def __init__(
+        self,
+        reader: RowReader,
+        folding: Folding | None,
+        encoder: Encoder,
+        matrices: Sequence[AnyArray],
+        names: tuple[str, ...],
+    ) -> None:
+        self._reader = reader
+        self._folding = folding
+        self._encoder = encoder
+        self._matrices = matrices
+        self._names = names
+
+    def settle(
+        self, tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None = None
+    ) -> NoReturn:
+        """Raises WorkerLied, naming who did. tiles, noise: as `Masking.encode` was given them.
+
+        Or OpenError, if the host does not hold the same bytes any more; or LocalProtocolError, if
+        every answer is true by itself, which would be this enclave's own fault.
+        """
+        auditors = self._encoder.auditors()
+        if self._folding is not None:
+            tiles = repeat((), self._reader.rules.columns.count)
+        for index, (ciphertexts, sealed_noise) in _tile_by_tile(tiles, noise):
+            blocks = self._shares_again(index, ciphertexts, sealed_noise)
+            for auditor, block in zip(auditors, blocks, strict=True):
+                auditor.add(block)
+        liars = tuple(
+            name
+            for name, auditor, matrix in zip(self._names, auditors, self._matrices, strict=True)
+            if not auditor.accepts(matrix)
+        )
+        if not liars:
+            raise LocalProtocolError("the answers are wrong together, and each is right by itself")
+        raise WorkerLied(liars)
+
+    def _shares_again(
+        self, index: int, ciphertexts: Sequence[Buffer], noise: Buffer
+    ) -> list[AnyArray]:
+        """What each worker was given in tile `index`: (n, b) a worker."""
+        shape = (len(self._reader.rows), self._reader.rules.columns.size(index))
+        blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
+
+        def derive(lane: int, rows: range) -> None:
+            if self._folding is None:
+                values = self._reader.reread(lane, index, rows, ciphertexts)
+            else:
+                values = self._folding.columns(index, rows)
+            for block, share in zip(
+                blocks, self._encoder.audited(lane, index, rows, values, noise), strict=True
+            ):
+                block[rows.start : rows.stop] = share
+
+        self._reader.each_group(derive)
+        return blocks
 
 
 class MeasuringInside:
@@ -182,22 +322,55 @@ class MeasuringInside:
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
+        self._factors = reader.factors[:, None]
         n = len(reader.rows)
         self._gram = np.zeros((n, n))
-        self._block = np.empty((n, reader.rules.tile))
 
     def measure(self, tiles: Iterable[Sequence[Buffer]]) -> Averaging:
         """Open every tile of every row, add up the inner products, and select."""
+        if self._reader.rules.sketch:
+            folding = Folding(self._reader)
+            folding.fold(tiles)
+            distances.add_gram(self._gram, folding.rows * self._factors)
+        else:
+            self._add_all(tiles)
+        columns = self._reader.rules.columns
+        error = distances.gram_error(columns.length, tile=columns.tile)
+        measured = Measured(distances.from_gram(self._gram), np.array(error))
+        return _finish(self._reader, measured, "inside")
+
+    def _add_all(self, tiles: Iterable[Sequence[Buffer]]) -> None:
+        space = np.empty((len(self._gram), self._reader.rules.tile))
         for index, ciphertexts in enumerate(tiles):
-            self._add_tile(index, ciphertexts)
-        error = distances.gram_error(self._reader.rules.dimension, tile=self._reader.rules.tile)
-        return self._reader.finish(distances.from_gram(self._gram), error, measured_by="inside")
+            self._reader.begin(index, ciphertexts)
+            block = space[:, : self._reader.rules.tiling.size(index)]
+            self._reader.each_group(partial(self._read_into, block, index, ciphertexts))
+            distances.add_gram(self._gram, block)
 
-    def _add_tile(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
-        block = self._block[:, : self._reader.rules.tile_length(index)]
+    def _read_into(
+        self,
+        block: Float64,
+        index: int,
+        ciphertexts: Sequence[Buffer],
+        lane: int,
+        rows: range,
+    ) -> None:
+        part = slice(rows.start, rows.stop)
+        values = self._reader.read(lane, index, rows, ciphertexts)
+        np.multiply(values, self._factors[part], out=block[part])
 
-        def read_group(lane: int, rows: range) -> None:
-            block[rows.start : rows.stop] = self._reader.scaled(lane, index, rows, ciphertexts)
 
-        self._reader.each_group(index, ciphertexts, read_group)
-        distances.add_gram(self._gram, block)
+def _tile_by_tile(
+    tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None
+) -> Iterator[tuple[int, tuple[Sequence[Buffer], Buffer]]]:
+    """Each tile's number, ciphertexts, and sealed noise if there is any."""
+    return enumerate(zip(tiles, noise or repeat(b""), strict=False))
+
+
+def _finish(reader: RowReader, measured: Measured, measured_by: str) -> Averaging:
+    """Add the sketch's own error to the stated one, and go on to the second pass."""
+    error = measured.error
+    if reader.rules.sketch is not None:
+        relative = _DEVIATIONS * sketch.error(reader.rules.sketch)
+        error = error + relative * np.abs(measured.distances)
+    return reader.finish(measured.distances, error, measured_by=measured_by)

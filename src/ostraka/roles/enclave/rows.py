@@ -38,80 +38,62 @@ class RowReader:
         self._standing = standing
         self._stated = self.norms * self.factors
         self._squares = np.zeros(len(rows))
+        self._zero_from = np.full(len(rows), self.rules.tiling.count)
         self._fingerprints = Fingerprints(context.entropy)
         self._read = 0
         shape = (lanes.count, self.group, self.rules.tile)
         self._raw = np.empty(shape, np.float32)
-        self._scaled = np.empty(shape)
+        self._wide = np.empty(shape)
 
-    def each_group(
-        self, index: int, ciphertexts: Sequence[Buffer], work: Callable[[int, range], None]
-    ) -> None:
-        """Call work(lane, rows) for all rows of tile `index`.
+    def each_group(self, work: Callable[[int, range], None]) -> None:
+        """Call work(lane, rows) for all rows."""
+        self.lanes.groups(len(self.rows), self.group, work)
 
-        Every tile is read once, in order, for all rows together: no mask may serve twice.
-        """
+    def begin(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
+        """Every tile is read once, in order, for all rows together: no mask may serve twice."""
         if index != self._read:
             raise LocalProtocolError(f"tile {self._read} is next to be read; got tile {index}")
         if len(ciphertexts) != len(self.rows):
             raise LocalProtocolError(f"{len(self.rows)} rows; got {len(ciphertexts)} tiles")
         self._read += 1
-        self.lanes.groups(len(self.rows), self.group, work)
 
-    def open(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
-        """One tile of some rows as they were sent, (g, b): a view of the lane's scratch memory.
+    def read(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
+        """One tile of some rows, opened and checked: (g, b), a view of the lane's scratch memory.
 
-        They are authentic, but neither finite nor short until `account` has said so.
+        What is rejected by now is zero, so that no NaN and no long row ever gets further.
         """
-        raw = self._raw[lane, : len(rows), : self.rules.tile_length(index)]
+        raw = self._raw[lane, : len(rows), : self.rules.tiling.size(index)]
         for row, out in zip(rows, raw, strict=True):
-            member = self.rows[row]
-            if member.client not in self._standing:
-                out.fill(0)
-                continue
-            self._fingerprints.keep(row, index, ciphertexts[row])
-            try:
-                member.opener.open_into(index, ciphertexts[row], out)
-            except OpenError:
-                self._standing.reject(member.client, Rejection.UNOPENABLE_TILE)
-        return raw
-
-    def scaled(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float64:
-        """One tile of some rows, checked, in the unit ball: (g, b), the lane's scratch memory."""
-        raw = self.open(lane, index, rows, ciphertexts)
-        scaled = self._scaled[lane, : len(rows), : raw.shape[1]]
+            self._open(index, row, ciphertexts[row], out)
+        wide = self._wide[lane, : len(rows), : raw.shape[1]]
         # An attacker's signalling NaN must not print a warning.
         with np.errstate(all="ignore"):
-            np.multiply(raw, self.factors[rows.start : rows.stop, None], out=scaled)
-            squares = np.vecdot(scaled, scaled)
-        for flawed in self.account(rows, squares):
-            scaled[flawed] = 0
-        return scaled
+            np.copyto(wide, raw)
+            squares = np.vecdot(wide, wide) * self.factors[rows.start : rows.stop] ** 2
+        for place in self._overlong(rows, squares):
+            raw[place] = 0
+            self._zero_from[rows[place]] = min(index, self._zero_from[rows[place]])
+        return raw
 
-    def account(self, rows: range, squares: Float64) -> list[int]:
-        """Add a tile's squares, in the unit ball, to the rows' norms.
-
-        Returns the places in the group of rows that are now rejected: they must be zeroed. A row
-        that is already too long cannot become short again, and must not be masked.
-        """
-        part = slice(rows.start, rows.stop)
-        self._squares[part] += squares
-        bound = self._stated[part] * (1 + _NORM_TOLERANCE)
-        # Written as a positive condition: a NaN fails it.
-        flawed = np.flatnonzero(~(np.sqrt(self._squares[part]) <= bound))
-        for place in flawed:
-            row = rows[place]
-            finite = np.isfinite(self._squares[row])
-            self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
-        return [int(place) for place in flawed]
+    def reread(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
+        """Exactly what `read` returned. Raises OpenError if the bytes are no longer the same."""
+        raw = self._raw[lane, : len(rows), : self.rules.tiling.size(index)]
+        for row, out in zip(rows, raw, strict=True):
+            out.fill(0)
+            if index >= self._zero_from[row]:
+                continue
+            if not self._fingerprints.same(row, index, ciphertexts[row]):
+                raise OpenError("tile")
+            self.rows[row].opener.open_into(index, ciphertexts[row], out)
+        return raw
 
     def reject(self, row: int, reason: Rejection) -> None:
         self._standing.reject(self.rows[row].client, reason)
 
-    def finish(self, distances: Float64, error: float, *, measured_by: str) -> Averaging:
+    def finish(self, distances: Float64, error: Float64, *, measured_by: str) -> Averaging:
         """Judge the norms and hand the matrix over. `distances` and `error` are in unit balls."""
-        if self._read != self.rules.tiles:
-            raise LocalProtocolError(f"{self._read} of {self.rules.tiles} tiles were read")
+        if self._read != self.rules.tiling.count:
+            raise LocalProtocolError(f"{self._read} of {self.rules.tiling.count} tiles were read")
         difference = np.abs(np.sqrt(self._squares) - self._stated)
         for row in np.flatnonzero(~(difference <= self._stated * _NORM_TOLERANCE)).tolist():
             self.reject(row, Rejection.FALSE_NORM)
@@ -123,6 +105,34 @@ class RowReader:
             self.lanes,
             scales=self.factors * self.clip,
             distances=distances,
-            distance_error=error * self.clip**2,
+            distance_error=float(np.max(error)) * self.clip**2,
             measured_by=measured_by,
         )
+
+    def _open(self, index: int, row: int, ciphertext: Buffer, out: Float32) -> None:
+        member = self.rows[row]
+        if member.client not in self._standing:
+            self._zero_from[row] = min(index, self._zero_from[row])
+            out.fill(0)
+            return
+        self._fingerprints.keep(row, index, ciphertext)
+        try:
+            member.opener.open_into(index, ciphertext, out)
+        except OpenError:
+            self._zero_from[row] = index
+            self.reject(row, Rejection.UNOPENABLE_TILE)
+
+    def _overlong(self, rows: range, squares: Float64) -> list[int]:
+        """Add a tile's squares to the norms; the places in the group that are too long by now.
+
+        A row that is already too long cannot become short again.
+        """
+        part = slice(rows.start, rows.stop)
+        self._squares[part] += squares
+        bound = self._stated[part] * (1 + _NORM_TOLERANCE)
+        # Written as a positive condition: a NaN fails it.
+        places: list[int] = np.flatnonzero(~(np.sqrt(self._squares[part]) <= bound)).tolist()
+        for place in places:
+            finite = np.isfinite(self._squares[rows[place]])
+            self.reject(rows[place], Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
+        return places

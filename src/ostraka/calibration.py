@@ -1,0 +1,30 @@
+"""Where this machine's costs are kept: written by `ostraka bench calibrate`, read for "auto"."""
+
+import os
+from pathlib import Path
+
+from ostraka.core.costs import Costs
+
+
+def path() -> Path:
+    """In the user's cache."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "ostraka" / "costs.json"
+
+
+def load() -> Costs:
+    """This machine's costs, or the defaults where it was never calibrated."""
+    try:
+        return Costs.from_json(path().read_text())
+    except FileNotFoundError:
+        return Costs()
+
+
+def save(costs: Costs) -> Path:
+    """Keep the costs, replacing the file in one step."""
+    target = path()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_suffix(".new")
+    temporary.write_text(costs.to_json() + "\n")
+    temporary.replace(target)
+    return target

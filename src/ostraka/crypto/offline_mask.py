@@ -1,0 +1,85 @@
+"""The leading mask of an attempt, R_t, made from 32 secret bytes and used once.
+
+The enclave needs its Gram matrix R_t R_t^T to decode. With 2t workers it makes that itself,
+offline, before the round; with 2t + 1 the last worker gets the seed and makes it, and nothing is
+left to do here. Seed and matrix live in memory only: after a restart no old mask can come back.
+"""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from ostraka.arrays import UInt32
+from ostraka.config import RoundConfig, Tiling
+from ostraka.core import field
+from ostraka.crypto.aead import KEY_BYTES
+from ostraka.crypto.hpke import Entropy
+from ostraka.crypto.stream import SecretStream
+from ostraka.errors import LocalProtocolError
+
+
+class OfflineMask:
+    """The leading mask for up to `rows` clients. Any number of its first rows may be used."""
+
+    def __init__(self, rules: RoundConfig, rows: int, entropy: Entropy = os.urandom) -> None:
+        self._columns = rules.columns
+        self._gram_is_ours = rules.workers % 2 == 0
+        self._rows = rows
+        self._seed = entropy(KEY_BYTES)
+        self._gram: UInt32 | None = None
+        self._spent = False
+
+    def __repr__(self) -> str:
+        return f"OfflineMask({self._rows} rows, spent={self._spent}, <secret>)"
+
+    def make(self) -> Iterator[bytes]:
+        """Compute the Gram matrix if no worker will: O(rows^2 x columns), before the round.
+
+        Returns what the host is to keep, as `OfflineNoise.make` does: nothing.
+        """
+        if self._gram_is_ours:
+            self._make_gram()
+        return iter(())
+
+    def spend(self) -> "SpentMask":
+        """Hand this mask to one attempt. A second time raises LocalProtocolError."""
+        if self._spent:
+            raise LocalProtocolError("this mask was spent; a mask used twice shows W - W'")
+        if self._gram_is_ours and self._gram is None:
+            raise LocalProtocolError("this mask was not made; its Gram matrix is needed to decode")
+        self._spent = True
+        return SpentMask(self._seed, self._gram)
+
+    def _make_gram(self) -> None:
+        self._gram = np.zeros((self._rows, self._rows), np.uint32)
+        for block in mask_tiles(self._seed, self._rows, self._columns):
+            field.add_gram(self._gram, block)
+
+
+class SpentMask:
+    """The leading mask, in the hands of its attempt. `gram` is None where a worker makes it."""
+
+    def __init__(self, seed: bytes, gram: UInt32 | None) -> None:
+        self.seed = seed
+        self.gram = gram
+
+    def __repr__(self) -> str:
+        return "SpentMask(<secret>)"
+
+
+def mask_stream(row: int, index: int) -> int:
+    """The stream, under a mask's seed, of one tile of one row."""
+    return index << 32 | row
+
+
+def mask_tiles(seed: bytes, rows: int, columns: Tiling) -> Iterator[UInt32]:
+    """The mask that a seed stands for, tile by tile: (rows, b), views of reused memory."""
+    stream = SecretStream(seed)
+    block = np.empty((rows, columns.tile), np.uint32)
+    for index in range(columns.count):
+        part = block[:, : columns.size(index)]
+        for row, out in enumerate(part):
+            stream.seek(mask_stream(row, index))
+            stream.uniform_into(out, field.P)
+        yield part

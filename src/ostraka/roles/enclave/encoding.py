@@ -1,0 +1,60 @@
+"""What a masking scheme does for the first pass, whichever it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ostraka.arrays import AnyArray, Buffer, Float32, Float64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Squared distances (n, n) of rows in the unit ball, and the error to expect of each."""
+
+    distances: Float64
+    error: Float64
+
+
+class Encoder(Protocol):
+    """One attempt's masks. Every share can be derived again, and is then the same to the bit."""
+
+    value_type: np.dtype[Any]
+    shares_per_row: int
+    answer_has_diagonal: bool
+
+    def shares(
+        self, lane: int, index: int, rows: range, values: Float32, noise: Buffer
+    ) -> Sequence[AnyArray]:
+        """The shares (g, b) of one tile of some rows, one per point: views of scratch memory."""
+
+    def witness(self, lane: int, rows: range) -> None:
+        """Gather evidence, for `decode` to check, from the rows last passed to `shares`."""
+
+    def end_tile(self) -> None:
+        """All rows of a tile have been witnessed."""
+
+    def flaw(self, upper: AnyArray) -> str | None:
+        """What is wrong on their face with the numbers that a worker sent, if anything is."""
+
+    def decode(self, matrices: Sequence[AnyArray]) -> Measured | None:
+        """The distances, or None if the answers contradict the evidence."""
+
+    def audited(
+        self, lane: int, index: int, rows: range, values: Float32, noise: Buffer
+    ) -> Sequence[AnyArray]:
+        """The shares again, one per worker: the mask itself for one that was given its seed."""
+
+    def auditors(self) -> Sequence["Auditor"]:
+        """One per worker, under fresh challenges."""
+
+
+class Auditor(Protocol):
+    """Judges one worker's matrix by itself, from the shares that this worker was given."""
+
+    def add(self, share: AnyArray) -> None:
+        """One tile of all rows (n, b), as it was sent."""
+
+    def accepts(self, matrix: AnyArray) -> bool:
+        """Whether the matrix can be that of the shares."""
