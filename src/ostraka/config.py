@@ -120,8 +120,8 @@ class RoundConfig:
                 f"k >= f + 2, or f colluders can isolate one honest update; "
                 f"got k={self.k}, f={self.f}"
             )
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            raise ConfigError(f"clip_norm must be positive and finite; got {self.clip_norm}")
+        if self.clip_norm is not None and not 2.0**-126 <= self.clip_norm < math.inf:
+            raise ConfigError(f"clip_norm must be at least 2^-126 and finite; got {self.clip_norm}")
         if self.tile < 1:
             raise ConfigError(f"a tile holds at least one value; got {self.tile}")
         if self.distances not in DISTANCES:
@@ -259,9 +259,9 @@ def default_tile(clients: int) -> int:
 
 
 def power_of_two_above(value: float) -> float:
-    """The smallest power of two >= value, and never below the smallest float32, 2^-149."""
-    if value <= 2.0**-149:
-        return 2.0**-149
+    """The smallest power of two >= value, and never below 2^-126, the smallest normal float32."""
+    if value <= 2.0**-126:
+        return 2.0**-126
     mantissa, exponent = math.frexp(value)
     return math.ldexp(1.0, exponent - 1 if mantissa == 0.5 else exponent)
 

@@ -41,8 +41,8 @@ _ONE = 1 << _BITS
 # The longest row that law 7 allows, in steps, is this much shorter than the longest that fits: 32
 # for a norm that is wrong by 2^-10, and 32, or 64 standard deviations of |q|, for the dither.
 _MARGIN = 64
-# Outside this range 2^16 / delta is no normal float32. Rows of float32 do not get longer; those
-# that are shorter come out as zero, which is within the deviation that this step implies.
+# Outside this range 2^16 / delta is no normal float32. Rows of float32 do not get longer. Those
+# shorter than 2^-96 are only counted coarsely, in the least step, and the deviation says so.
 _MIN_STEP, _MAX_STEP = 2.0**-111, 2.0**142
 # Sums of this many products of integers within 2^15 and 2^30 stay well within 2^53.
 _EXACT_TERMS = 192
@@ -91,11 +91,11 @@ class Quantised:
             np.empty(shape, np.int16),
         )
 
-    def cut(self, rows: int, width: int) -> "Quantised":
-        """The same memory, for fewer rows and columns."""
+    def cut(self, rows: int, width: int, signed: Float64) -> "Quantised":
+        """The same memory, for fewer rows and columns, but for where q itself goes."""
         return Quantised(
             self.residues[:rows, :width],
-            self.signed[:rows, :width],
+            signed[:rows, :width],
             self.real[:rows, :width],
             self.low[:rows, :width],
         )
@@ -116,9 +116,22 @@ def quantise(
     A row that is not as short as its scale says gives some q in range, and is found by s or by its
     norm; a NaN gives some q too. Neither disturbs other rows.
     """
-    fixed, spare = out.residues.view(np.int32), out.real.view(np.int32)
+    load(values, scales, out)
+    return quantise_loaded(dither, out)
+
+
+def load(values: Float32, scales: Float32, out: Quantised) -> Float64:
+    """The first half of `quantise`: out.real in units of delta / 2^16, and its squares (g,)."""
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(values, scales[:, None], out=out.real)
+        squares: Float64 = np.vecdot(out.real, out.real).astype(np.float64)
+    return squares
+
+
+def quantise_loaded(dither: UInt16, out: Quantised) -> tuple[Int64, Int64]:
+    """The second half of `quantise`."""
+    fixed, spare = out.residues.view(np.int32), out.real.view(np.int32)
+    with np.errstate(over="ignore", invalid="ignore"):
         np.rint(out.real, out=out.real)
         np.copyto(fixed, out.real, casting="unsafe")
     variance = _variance(fixed, out)
@@ -172,7 +185,7 @@ def shares(
     for x in range(1, len(masks) + 1):
         even = _polynomial([q, *masks[1::2]], x * x, scratch, modulus)
         odd = _polynomial(masks[0::2], x * x, scratch, modulus)
-        odd = odd if x == 1 else field.mul(odd, x, modulus)
+        odd = odd if x == 1 else field.mul(odd, x, scratch, modulus)
         field.add(even, odd, out[2 * x - 2], scratch, modulus)
         field.sub(even, odd, out[2 * x - 1], scratch, modulus)
 
@@ -181,7 +194,7 @@ def _polynomial(terms: Sequence[UInt32], x: int, scratch: UInt32, modulus: int) 
     """terms[0] + x terms[1] + ..., by Horner's rule. A single term is returned as it is."""
     value = terms[-1]
     for term in reversed(terms[:-1]):
-        value = field.mul(value, x, modulus)
+        value = field.mul(value, x, scratch, modulus)
         field.add(value, term, value, scratch, modulus)
     return value
 

@@ -46,9 +46,9 @@ def sub(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) ->
     return np.minimum(out, scratch, out=out)
 
 
-def mul(a: UInt32, factor: int, modulus: int = P) -> UInt32:
+def mul(a: UInt32, factor: int, scratch: UInt32, modulus: int = P) -> UInt32:
     """factor * a for a small factor >= 1, by doubling: additions beat 64-bit remainders to 2^5."""
-    product, scratch = a.copy(), np.empty_like(a)
+    product = a.copy()
     for bit in f"{factor:b}"[1:]:
         add(product, product, product, scratch, modulus)
         if bit == "1":
@@ -69,9 +69,9 @@ def signed(residues: UInt32, modulus: int = P) -> Int64:
 
 
 def balance(values: Float64, modulus: int = P) -> None:
-    """In place: integers within 2^52 become congruent ones within modulus / 2 + 1, exactly.
+    """In place: integers within 2^53 - 2^31 become congruent ones within modulus / 2 + 1, exactly.
 
-    The rounded quotient may be off by one in a tie. Its product with the modulus is within 2^53.
+    The rounded quotient may be off by one near a tie. Its multiple is still an integer within 2^53.
     """
     multiples = values * (1 / modulus)
     np.rint(multiples, out=multiples)

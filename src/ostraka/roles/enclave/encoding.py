@@ -24,13 +24,17 @@ class Encoder(Protocol):
     shares_per_row: int
     answer_has_diagonal: bool
 
-    def shares(
-        self, lane: int, index: int, rows: range, values: Float32, noise: Buffer
-    ) -> Sequence[AnyArray]:
-        """The shares (g, b) of one tile of some rows, one per point: views of scratch memory."""
+    def load(self, lane: int, rows: range, values: Float32) -> tuple[AnyArray, Float64]:
+        """Scale one tile of some rows (g, b); the result, and its squares in the unit ball (g,).
+
+        The result may still be changed, before `shares`.
+        """
+
+    def shares(self, lane: int, index: int, rows: range, noise: Buffer) -> Sequence[AnyArray]:
+        """The shares (g, b) of what was loaded, one per point: views of scratch memory."""
 
     def witness(self, lane: int, rows: range) -> None:
-        """Gather evidence, for `decode` to check, from the rows last passed to `shares`."""
+        """Gather evidence, for `decode` to check, from the rows that were last shared."""
 
     def end_tile(self) -> None:
         """All rows of a tile have been witnessed."""
@@ -41,9 +45,7 @@ class Encoder(Protocol):
     def decode(self, matrices: Sequence[AnyArray]) -> Measured | None:
         """The distances, or None if the answers contradict the evidence."""
 
-    def audited(
-        self, lane: int, index: int, rows: range, values: Float32, noise: Buffer
-    ) -> Sequence[AnyArray]:
+    def audited(self, lane: int, index: int, rows: range, noise: Buffer) -> Sequence[AnyArray]:
         """The shares again, one per worker: the mask itself for one that was given its seed."""
 
     def auditors(self) -> Sequence["Auditor"]:

@@ -27,17 +27,18 @@ class GaussianEncoder:
     shares_per_row = 2
     answer_has_diagonal = False
 
-    def __init__(self, reader: RowReader, noise: SpentNoise) -> None:
+    def __init__(self, reader: RowReader, noise: SpentNoise, factors: Float64) -> None:
+        """factors: (n,) what rows are multiplied by to lie in the unit ball."""
         rules = reader.rules
         self._reader = reader
         self._rules = rules
         self._noise = noise
         self._step = masking.grid_step(rules.sigma)
         self._shrink = _SKETCH_SHRINK if rules.sketch else 1.0
-        self._factors = reader.factors * self._shrink
+        self._factors = factors[:, None] * self._shrink
         shape = (4, reader.lanes.count, reader.group, rules.tile)
         self._values, self._mask, self._plus, self._minus = np.empty(shape)
-        self._last: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
+        self._loaded: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
         weights = _weights(reader) if rules.verify else None
         self._checks = [
             Agreement(weights, rules.tile) for _ in range(reader.lanes.count) if weights is not None
@@ -46,24 +47,30 @@ class GaussianEncoder:
     def __repr__(self) -> str:
         return "GaussianEncoder(<secret>)"
 
-    def shares(
-        self, lane: int, index: int, rows: range, values: Float32, noise: Buffer
-    ) -> tuple[Float64, Float64]:
-        """W + R and W - R for one tile of some rows."""
-        scaled, mask, plus, minus = (
-            scratch[lane, : len(rows), : values.shape[1]]
-            for scratch in (self._values, self._mask, self._plus, self._minus)
+    def load(self, lane: int, rows: range, values: Float32) -> tuple[Float64, Float64]:
+        scaled = self._values[lane, : len(rows), : values.shape[1]]
+        # An attacker's signalling NaN must not print a warning.
+        with np.errstate(all="ignore"):
+            np.multiply(values, self._factors[rows.start : rows.stop], out=scaled)
+            squares = np.vecdot(scaled, scaled)
+        self._loaded[lane] = scaled
+        return scaled, squares
+
+    def shares(self, lane: int, index: int, rows: range, noise: Buffer) -> tuple[Float64, Float64]:
+        """W + R and W - R."""
+        scaled = self._loaded[lane]
+        mask, plus, minus = (
+            scratch[lane, : len(rows), : scaled.shape[1]]
+            for scratch in (self._mask, self._plus, self._minus)
         )
-        np.multiply(values, self._factors[rows.start : rows.stop, None], out=scaled)
         for row, out in zip(rows, mask, strict=True):
             self._noise.open_into(index, row, noise, out)
         masking.encode(scaled, mask, step=self._step, plus=plus, minus=minus)
-        self._last[lane] = scaled
         return plus, minus
 
     def witness(self, lane: int, rows: range) -> None:
         if self._checks:
-            self._checks[lane].add(rows.start, self._last[lane])
+            self._checks[lane].add(rows.start, self._loaded[lane])
 
     def end_tile(self) -> None:
         if self._checks:
@@ -86,10 +93,8 @@ class GaussianEncoder:
         unit = self._shrink**2
         return Measured(distances / unit, np.array(error / unit))
 
-    def audited(
-        self, lane: int, index: int, rows: range, values: Float32, noise: Buffer
-    ) -> tuple[Float64, Float64]:
-        return self.shares(lane, index, rows, values, noise)
+    def audited(self, lane: int, index: int, rows: range, noise: Buffer) -> tuple[Float64, Float64]:
+        return self.shares(lane, index, rows, noise)
 
     def auditors(self) -> Sequence["FloatAuditor"]:
         rules = self._rules

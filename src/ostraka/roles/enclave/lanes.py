@@ -21,11 +21,12 @@ class Lanes:
         self._run = run
 
     def groups(self, rows: int, size: int, work: Callable[[int, range], None]) -> None:
-        """Call work(lane, group) for consecutive rows in groups of `size`."""
+        """Call work(lane, group) for groups of `size` rows; each lane takes consecutive ones."""
         groups = [range(start, min(start + size, rows)) for start in range(0, rows, size)]
+        share = -(-len(groups) // self.count)
 
         def lane_work(lane: int) -> None:
-            for group in groups[lane :: self.count]:
+            for group in groups[lane * share : (lane + 1) * share]:
                 work(lane, group)
 
         self._all(lane_work, self.count)

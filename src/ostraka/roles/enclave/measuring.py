@@ -194,10 +194,12 @@ class Masking:
         return _finish(self._reader, measured, "workers")
 
     def _make_encoder(self) -> Encoder:
+        factors, norms = self._reader.factors, self._reader.norms
+        if self._folding is not None:
+            factors, norms = np.ones_like(factors), self._folding.norms()
         if isinstance(self._spent, SpentNoise):
-            return GaussianEncoder(self._reader, self._spent)
-        norms = self._folding.norms() if self._folding else self._reader.norms
-        return ExactEncoder(self._reader, self._spent, norms)
+            return GaussianEncoder(self._reader, self._spent, factors)
+        return ExactEncoder(self._reader, self._spent, factors, norms)
 
     def _encode_tile(
         self,
@@ -211,10 +213,11 @@ class Masking:
 
         def encode_group(lane: int, rows: range) -> None:
             if self._folding is None:
-                values = self._reader.read(lane, index, rows, ciphertexts)
+                values = self._reader.open(lane, index, rows, ciphertexts)
+                self._reader.account(index, rows, *encoder.load(lane, rows, values))
             else:
-                values = self._folding.columns(index, rows)
-            shares = encoder.shares(lane, index, rows, values, noise)
+                encoder.load(lane, rows, self._folding.columns(index, rows))
+            shares = encoder.shares(lane, index, rows, noise)
             encoder.witness(lane, rows)
             for channel, share, out in zip(self._channels, shares, sealed, strict=False):
                 for row, row_share in zip(rows, share, strict=True):
@@ -305,12 +308,12 @@ class Dispute:
 
         def derive(lane: int, rows: range) -> None:
             if self._folding is None:
-                values = self._reader.reread(lane, index, rows, ciphertexts)
+                values = self._reader.reopen(lane, index, rows, ciphertexts)
             else:
                 values = self._folding.columns(index, rows)
-            for block, share in zip(
-                blocks, self._encoder.audited(lane, index, rows, values, noise), strict=True
-            ):
+            self._encoder.load(lane, rows, values)
+            shares = self._encoder.audited(lane, index, rows, noise)
+            for block, share in zip(blocks, shares, strict=True):
                 block[rows.start : rows.stop] = share
 
         self._reader.each_group(derive)
@@ -331,7 +334,7 @@ class MeasuringInside:
         if self._reader.rules.sketch:
             folding = Folding(self._reader)
             folding.fold(tiles)
-            distances.add_gram(self._gram, folding.rows * self._factors)
+            distances.add_gram(self._gram, folding.rows.astype(np.float64))
         else:
             self._add_all(tiles)
         columns = self._reader.rules.columns
@@ -356,8 +359,12 @@ class MeasuringInside:
         rows: range,
     ) -> None:
         part = slice(rows.start, rows.stop)
-        values = self._reader.read(lane, index, rows, ciphertexts)
-        np.multiply(values, self._factors[part], out=block[part])
+        values = self._reader.open(lane, index, rows, ciphertexts)
+        # An attacker's signalling NaN must not print a warning.
+        with np.errstate(all="ignore"):
+            scaled = np.multiply(values, self._factors[part], out=block[part])
+            squares = np.vecdot(scaled, scaled)
+        self._reader.account(index, rows, scaled, squares)
 
 
 def _tile_by_tile(

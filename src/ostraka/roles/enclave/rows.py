@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float32, Float64
+from ostraka.arrays import AnyArray, Buffer, Float32, Float64
 from ostraka.crypto.fingerprints import Fingerprints
 from ostraka.errors import LocalProtocolError, OpenError, Rejection
 from ostraka.roles.enclave.averaging import Averaging
@@ -43,7 +43,6 @@ class RowReader:
         self._read = 0
         shape = (lanes.count, self.group, self.rules.tile)
         self._raw = np.empty(shape, np.float32)
-        self._wide = np.empty(shape)
 
     def each_group(self, work: Callable[[int, range], None]) -> None:
         """Call work(lane, rows) for all rows."""
@@ -57,26 +56,48 @@ class RowReader:
             raise LocalProtocolError(f"{len(self.rows)} rows; got {len(ciphertexts)} tiles")
         self._read += 1
 
-    def read(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
-        """One tile of some rows, opened and checked: (g, b), a view of the lane's scratch memory.
+    def open(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
+        """One tile of some rows as they were sent: (g, b), a view of the lane's scratch memory.
 
-        What is rejected by now is zero, so that no NaN and no long row ever gets further.
+        They are authentic. They are neither finite nor short until `account` has judged them.
         """
         raw = self._raw[lane, : len(rows), : self.rules.tiling.size(index)]
         for row, out in zip(rows, raw, strict=True):
-            self._open(index, row, ciphertexts[row], out)
-        wide = self._wide[lane, : len(rows), : raw.shape[1]]
-        # An attacker's signalling NaN must not print a warning.
-        with np.errstate(all="ignore"):
-            np.copyto(wide, raw)
-            squares = np.vecdot(wide, wide) * self.factors[rows.start : rows.stop] ** 2
-        for place in self._overlong(rows, squares):
-            raw[place] = 0
-            self._zero_from[rows[place]] = min(index, self._zero_from[rows[place]])
+            member = self.rows[row]
+            if member.client not in self._standing:
+                self._zero(row, index)
+                out.fill(0)
+                continue
+            self._fingerprints.keep(row, index, ciphertexts[row])
+            try:
+                member.opener.open_into(index, ciphertexts[row], out)
+            except OpenError:
+                self._zero(row, index)
+                self.reject(row, Rejection.UNOPENABLE_TILE)
         return raw
 
-    def reread(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
-        """Exactly what `read` returned. Raises OpenError if the bytes are no longer the same."""
+    def account(self, index: int, rows: range, values: AnyArray, squares: Float64) -> None:
+        """Add a tile's squares to the rows' norms, and zero what is too long by now or not finite.
+
+        values: (g, b), the tile as it goes on. squares: (g,) of the tile in the unit ball. A row
+        that is already too long cannot become short again.
+        """
+        part = slice(rows.start, rows.stop)
+        self._squares[part] += squares
+        bound = self._stated[part] * (1 + _NORM_TOLERANCE)
+        # Written as a positive condition: a NaN fails it.
+        sound = np.sqrt(self._squares[part]) <= bound
+        if sound.all():
+            return
+        for place in np.flatnonzero(~sound).tolist():
+            row = rows[place]
+            values[place] = 0
+            self._zero(row, index)
+            finite = np.isfinite(self._squares[row])
+            self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
+
+    def reopen(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
+        """What went on from this tile after `account`. Raises OpenError if its bytes changed."""
         raw = self._raw[lane, : len(rows), : self.rules.tiling.size(index)]
         for row, out in zip(rows, raw, strict=True):
             out.fill(0)
@@ -109,30 +130,6 @@ class RowReader:
             measured_by=measured_by,
         )
 
-    def _open(self, index: int, row: int, ciphertext: Buffer, out: Float32) -> None:
-        member = self.rows[row]
-        if member.client not in self._standing:
-            self._zero_from[row] = min(index, self._zero_from[row])
-            out.fill(0)
-            return
-        self._fingerprints.keep(row, index, ciphertext)
-        try:
-            member.opener.open_into(index, ciphertext, out)
-        except OpenError:
-            self._zero_from[row] = index
-            self.reject(row, Rejection.UNOPENABLE_TILE)
-
-    def _overlong(self, rows: range, squares: Float64) -> list[int]:
-        """Add a tile's squares to the norms; the places in the group that are too long by now.
-
-        A row that is already too long cannot become short again.
-        """
-        part = slice(rows.start, rows.stop)
-        self._squares[part] += squares
-        bound = self._stated[part] * (1 + _NORM_TOLERANCE)
-        # Written as a positive condition: a NaN fails it.
-        places: list[int] = np.flatnonzero(~(np.sqrt(self._squares[part]) <= bound)).tolist()
-        for place in places:
-            finite = np.isfinite(self._squares[rows[place]])
-            self.reject(rows[place], Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
-        return places
+    def _zero(self, row: int, index: int) -> None:
+        """From this tile on, the row counts as zeros."""
+        self._zero_from[row] = min(index, self._zero_from[row])
