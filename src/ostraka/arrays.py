@@ -1,5 +1,6 @@
 """The array types that cross module boundaries."""
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,3 +11,8 @@ Float64: TypeAlias = npt.NDArray[np.float64]
 UInt32: TypeAlias = npt.NDArray[np.uint32]
 AnyArray: TypeAlias = npt.NDArray[Any]
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+
+def cut(space: AnyArray, *shape: int) -> AnyArray:
+    """A contiguous array of this shape at the start of the memory of a larger one."""
+    return space.reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -70,6 +70,11 @@ class Tiling:
     def count(self) -> int:
         return -(-self.length // self.tile)
 
+    @property
+    def group(self) -> int:
+        """How many rows are worked on at a time. Their masks are drawn together."""
+        return exact.group_rows(self.tile)
+
     def size(self, index: int) -> int:
         return min(self.tile, self.length - index * self.tile)
 

@@ -18,7 +18,7 @@ from ostraka.errors import ConfigError, Rejection
 from ostraka.round import run_round
 
 # The masking that is shown if none is asked for.
-DEFAULT_MASKING = "gaussian"
+DEFAULT_MASKING = "exact"
 MIXED = "mixed"
 
 _STEP = 0.5  # of the way to the optimum, in one round

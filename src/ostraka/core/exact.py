@@ -22,7 +22,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import Float32, Float64, UInt32
+from ostraka.arrays import Float32, Float64, UInt32, cut
 from ostraka.core import field
 from ostraka.core.field import Int64, P
 from ostraka.errors import ConfigError
@@ -91,14 +91,10 @@ class Quantised:
             np.empty(shape, np.int16),
         )
 
-    def cut(self, rows: int, width: int, signed: Float64) -> "Quantised":
-        """The same memory, for fewer rows and columns, but for where q itself goes."""
-        return Quantised(
-            self.residues[:rows, :width],
-            signed[:rows, :width],
-            self.real[:rows, :width],
-            self.low[:rows, :width],
-        )
+    def cut(self, rows: int, width: int) -> "Quantised":
+        """The same memory, for fewer rows and columns."""
+        parts = (self.residues, self.signed, self.real, self.low)
+        return Quantised(*(cut(part, rows, width) for part in parts))
 
 
 def quantise(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ostraka.arrays import UInt32
+from ostraka.arrays import UInt32, cut
 from ostraka.config import RoundConfig, Tiling
 from ostraka.core import field
 from ostraka.crypto.aead import KEY_BYTES
@@ -68,18 +68,21 @@ class SpentMask:
         return "SpentMask(<secret>)"
 
 
-def mask_stream(row: int, index: int) -> int:
-    """The stream, under a mask's seed, of one tile of one row."""
-    return index << 32 | row
+def mask_stream(index: int, rows: range) -> int:
+    """The stream, under a mask's seed, of one tile of a group of rows: drawn row after row.
+
+    So a cohort that ends within a group has the same masks in the rows that it has.
+    """
+    return index << 32 | rows.start
 
 
 def mask_tiles(seed: bytes, rows: int, columns: Tiling) -> Iterator[UInt32]:
     """The mask that a seed stands for, tile by tile: (rows, b), views of reused memory."""
     stream = SecretStream(seed)
-    block = np.empty((rows, columns.tile), np.uint32)
+    space = np.empty((rows, columns.tile), np.uint32)
     for index in range(columns.count):
-        part = block[:, : columns.size(index)]
-        for row, out in enumerate(part):
-            stream.seek(mask_stream(row, index))
-            stream.uniform_into(out, field.P)
-        yield part
+        block = cut(space, rows, columns.size(index))
+        for start in range(0, rows, columns.group):
+            stream.seek(mask_stream(index, range(start, rows)))
+            stream.uniform_into(block[start : start + columns.group], field.P)
+        yield block

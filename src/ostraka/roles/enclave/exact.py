@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Buffer, Float32, Float64, UInt32
+from ostraka.arrays import AnyArray, Buffer, Float32, Float64, UInt32, cut
 from ostraka.core import exact, field
 from ostraka.core.exact import Freivalds, Quantised
 from ostraka.crypto.aead import KEY_BYTES
@@ -16,7 +16,6 @@ from ostraka.roles.enclave.encoding import Measured
 from ostraka.roles.enclave.rows import RowReader
 
 _DEVIATIONS = 6  # that the stated error allows a distance to be off
-_BATCH = 8  # rows that the check takes at once: one at a time costs several times as much
 
 
 class ExactEncoder:
@@ -41,9 +40,9 @@ class ExactEncoder:
         self._s, self._v = np.zeros((2, len(norms)), np.int64)
         mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [mask.seed]
         dither_key = entropy(KEY_BYTES)
-        challenge = _challenge(reader) if rules.verify else None
+        challenge, shape = _challenge(reader), (reader.group, rules.tile)
         self._lanes = [
-            _Lane(reader.group, rules.tile, mask_keys, dither_key, challenge)
+            _Lane(shape, mask_keys, dither_key, Freivalds(challenge, rules.tile))
             for _ in range(reader.lanes.count)
         ]
 
@@ -63,14 +62,14 @@ class ExactEncoder:
         scratch, part = self._lanes[lane], slice(rows.start, rows.stop)
         self._s[part] += scratch.s
         self._v[part] += scratch.v
-        scratch.witness(rows)
+        if self._reader.rules.verify:
+            scratch.check.add(rows.start, scratch.q.signed)
 
     def end_tile(self) -> None:
-        checks = [check for check in (lane.end_tile() for lane in self._lanes) if check]
-        for other in checks[1:]:
-            checks[0].take(other)
-        for check in checks[:1]:
-            check.end_block()
+        first, *others = (lane.check for lane in self._lanes)
+        for other in others:
+            first.take(other)
+        first.end_block()
 
     def flaw(self, upper: AnyArray) -> str | None:
         return None if (upper < field.P).all() else "sent numbers that are no residues"
@@ -79,8 +78,7 @@ class ExactEncoder:
         """Laws 9 to 11. The check comes first: any other test before it would be an oracle."""
         shared = dict(zip(exact.points(self._collusion), matrices, strict=False))
         residues = exact.decode(shared, self._leading(matrices))
-        check = self._lanes[0].check
-        if check is not None and not check.accepts(residues):
+        if self._reader.rules.verify and not self._lanes[0].check.accepts(residues):
             return None
         for row in np.flatnonzero(~exact.fits(self._s)).tolist():
             self._reader.reject(row, Rejection.FALSE_NORM)
@@ -122,64 +120,41 @@ class FieldAuditor:
 
 
 class _Lane:
-    """One lane's memory and streams. The rows that it is given in a tile are consecutive."""
+    """One lane's memory and streams."""
 
     def __init__(
-        self,
-        group: int,
-        tile: int,
-        mask_keys: list[bytes],
-        dither_key: bytes,
-        challenge: UInt32 | None,
+        self, shape: tuple[int, int], mask_keys: list[bytes], dither_key: bytes, check: Freivalds
     ) -> None:
+        """shape: (g, b), of the largest group."""
+        t = len(mask_keys)
         self._masks = [SecretStream(key) for key in mask_keys]
         self._dither = SecretStream(dither_key)
-        t, shape = len(mask_keys), (group, tile)
         self._quantised = Quantised.empty(*shape)
         self._dither_words = np.empty(shape, np.uint16)
         self._mask_words = np.empty((t, *shape), np.uint32)
-        self._shares = np.empty((2 * t, *shape), np.uint32)
-        self.check = None if challenge is None else Freivalds(challenge, tile)
-        self._batch = np.empty((max(group, _BATCH), tile))
-        self._waiting = range(0)
+        self._share_words = np.empty((2 * t, *shape), np.uint32)
+        self.check = check
 
     def load(self, values: Float32, scales: Float32) -> tuple[Float32, Float64]:
         """Rows (g, b) in units of their steps, and their squares."""
-        g, b = values.shape
-        if len(self._waiting) + g > len(self._batch):
-            self._flush(b)
-        self._q = self._quantised.cut(g, b, self._batch[len(self._waiting) :])
-        return self._q.real, exact.load(values, scales, self._q)
+        self.q = self._quantised.cut(*values.shape)
+        return self.q.real, exact.load(values, scales, self.q)
 
     def shares(self, index: int, rows: range) -> Sequence[UInt32]:
         """The shares of what was loaded, quantised with the dither that belongs to it."""
-        g, b = self._q.real.shape
-        dither, masks = self._dither_words[:g, :b], self._mask_words[:, :g, :b]
-        for place, row in enumerate(rows):
-            self._dither.seek(mask_stream(row, index))
-            self._dither.fill(dither[place])
-            for stream, mask in zip(self._masks, masks, strict=True):
-                stream.seek(mask_stream(row, index))
-                stream.uniform_into(mask[place], field.P)
+        shape, stream = self.q.real.shape, mask_stream(index, rows)
+        dither = cut(self._dither_words, *shape)
+        self._dither.seek(stream)
+        self._dither.fill(dither)
+        self.s, self.v = exact.quantise_loaded(dither, self.q)
+        masks = [cut(words, *shape) for words in self._mask_words]
+        for source, mask in zip(self._masks, masks, strict=True):
+            source.seek(stream)
+            source.uniform_into(mask, field.P)
         self.leading = masks[-1]
-        self.s, self.v = exact.quantise_loaded(dither, self._q)
-        shares = list(self._shares[:, :g, :b])
-        exact.shares(self._q.residues, list(masks), shares, self._q.real.view(np.uint32))
+        shares = [cut(words, *shape) for words in self._share_words]
+        exact.shares(self.q.residues, masks, shares, self.q.real.view(np.uint32))
         return shares
-
-    def witness(self, rows: range) -> None:
-        """Keep the quantised rows for the check, which takes some at a time."""
-        start = self._waiting.start if self._waiting else rows.start
-        self._waiting = range(start, rows.stop)
-
-    def end_tile(self) -> Freivalds | None:
-        self._flush(self._q.real.shape[1])
-        return self.check
-
-    def _flush(self, width: int) -> None:
-        if self.check is not None and self._waiting:
-            self.check.add(self._waiting.start, self._batch[: len(self._waiting), :width])
-        self._waiting = range(0)
 
 
 def _challenge(reader: RowReader) -> UInt32:

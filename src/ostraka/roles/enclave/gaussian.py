@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Buffer, Float32, Float64
+from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
 from ostraka.core import leakage, masking
 from ostraka.core.distances import gram_error
 from ostraka.core.masking import Agreement
@@ -39,16 +39,14 @@ class GaussianEncoder:
         shape = (4, reader.lanes.count, reader.group, rules.tile)
         self._values, self._mask, self._plus, self._minus = np.empty(shape)
         self._loaded: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
-        weights = _weights(reader) if rules.verify else None
-        self._checks = [
-            Agreement(weights, rules.tile) for _ in range(reader.lanes.count) if weights is not None
-        ]
+        weights = _weights(reader)
+        self._checks = [Agreement(weights, rules.tile) for _ in range(reader.lanes.count)]
 
     def __repr__(self) -> str:
         return "GaussianEncoder(<secret>)"
 
     def load(self, lane: int, rows: range, values: Float32) -> tuple[Float64, Float64]:
-        scaled = self._values[lane, : len(rows), : values.shape[1]]
+        scaled = cut(self._values[lane], *values.shape)
         # An attacker's signalling NaN must not print a warning.
         with np.errstate(all="ignore"):
             np.multiply(values, self._factors[rows.start : rows.stop], out=scaled)
@@ -60,8 +58,7 @@ class GaussianEncoder:
         """W + R and W - R."""
         scaled = self._loaded[lane]
         mask, plus, minus = (
-            scratch[lane, : len(rows), : scaled.shape[1]]
-            for scratch in (self._mask, self._plus, self._minus)
+            cut(space[lane], *scaled.shape) for space in (self._mask, self._plus, self._minus)
         )
         for row, out in zip(rows, mask, strict=True):
             self._noise.open_into(index, row, noise, out)
@@ -69,15 +66,14 @@ class GaussianEncoder:
         return plus, minus
 
     def witness(self, lane: int, rows: range) -> None:
-        if self._checks:
+        if self._rules.verify:
             self._checks[lane].add(rows.start, self._loaded[lane])
 
     def end_tile(self) -> None:
-        if self._checks:
-            first, *others = self._checks
-            for other in others:
-                first.take(other)
-            first.end_block()
+        first, *others = self._checks
+        for other in others:
+            first.take(other)
+        first.end_block()
 
     def flaw(self, upper: AnyArray) -> str | None:
         return None if np.isfinite(upper).all() else "sent distances that are not finite"
@@ -88,7 +84,7 @@ class GaussianEncoder:
         sigma, d, tile = self._rules.sigma, self._rules.columns.length, self._rules.tile
         distances = masking.decode(plus, minus, sigma=sigma, d=d)
         error = leakage.decoding_error(sigma, d=d, dtype=np.float64, tile=tile)
-        if self._checks and not self._checks[0].accepts(distances, error):
+        if self._rules.verify and not self._checks[0].accepts(distances, error):
             return None
         unit = self._shrink**2
         return Measured(distances / unit, np.array(error / unit))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Buffer, Float32, Float64
+from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
 from ostraka.crypto.fingerprints import Fingerprints
 from ostraka.errors import LocalProtocolError, OpenError, Rejection
 from ostraka.roles.enclave.averaging import Averaging
@@ -12,7 +12,6 @@ from ostraka.roles.enclave.context import RoundContext, Row, Standing
 from ostraka.roles.enclave.lanes import Lanes
 
 _NORM_TOLERANCE = 2.0**-10
-_GROUP_VALUES = 16_384  # enough work for one call, and still in the cache
 
 
 class RowReader:
@@ -29,7 +28,7 @@ class RowReader:
         self.rules = context.rules
         self.rows = rows
         self.lanes = lanes
-        self.group = max(1, _GROUP_VALUES // self.rules.tile)
+        self.group = self.rules.tiling.group
         self.norms = np.array([row.norm for row in rows])
         self.clip = self.rules.clipping_norm(self.norms)
         # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
@@ -61,7 +60,7 @@ class RowReader:
 
         They are authentic. They are neither finite nor short until `account` has judged them.
         """
-        raw = self._raw[lane, : len(rows), : self.rules.tiling.size(index)]
+        raw = cut(self._raw[lane], len(rows), self.rules.tiling.size(index))
         for row, out in zip(rows, raw, strict=True):
             member = self.rows[row]
             if member.client not in self._standing:
@@ -98,7 +97,7 @@ class RowReader:
 
     def reopen(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
         """What went on from this tile after `account`. Raises OpenError if its bytes changed."""
-        raw = self._raw[lane, : len(rows), : self.rules.tiling.size(index)]
+        raw = cut(self._raw[lane], len(rows), self.rules.tiling.size(index))
         for row, out in zip(rows, raw, strict=True):
             out.fill(0)
             if index >= self._zero_from[row]:
