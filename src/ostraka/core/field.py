@@ -106,8 +106,8 @@ def add_gram(total: UInt32, block: UInt32) -> None:
         sums = np.zeros((3, *total.shape))
         for panel in range(0, columns.shape[1], _PANEL):
             products = _products(*_limbs(columns[:, panel : panel + _PANEL]))
-            for sum_, product in zip(sums, products, strict=True):
-                sum_ += product
+            for place, product in enumerate(products):
+                sums[place] += product
         add(total, _join(*sums), total, np.empty_like(total))
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.arrays import Buffer, Float64
+from ostraka.arrays import AnyArray, Buffer, Float64
 from ostraka.config import RoundConfig
 from ostraka.core import masking, noise
 from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, nonce, open_into, seal_into
@@ -91,8 +91,8 @@ class SpentNoise:
     def __repr__(self) -> str:
         return f"SpentNoise({self.rows} rows, <secret>)"
 
-    def open_into(self, index: int, row: int, sealed_tile: Buffer, out: Float64) -> None:
+    def open_into(self, index: int, row: int, sealed_tile: Buffer, out: AnyArray) -> None:
         """Open one row of a sealed tile. Raises OpenError."""
-        size = out.nbytes + TAG_BYTES
+        size = out.nbytes + TAG_BYTES  # out may be a view as bytes
         sealed = memoryview(sealed_tile)[row * size : (row + 1) * size]
         open_into(self._cipher, nonce(index, row), sealed, out, what="noise")

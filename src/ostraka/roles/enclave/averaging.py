@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float32, Float64
+from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
 from ostraka.core import rules
 from ostraka.crypto.fingerprints import Fingerprints
 from ostraka.encoding import UNSIGNED, pack
@@ -58,8 +58,9 @@ class Averaging:
         self._distances = distances
         self._distance_error = distance_error
         self._measured_by = measured_by
-        self._raw = np.empty((lanes.count, context.rules.tile), np.float32)
-        self._scaled = np.empty((lanes.count, context.rules.tile))
+        shape = (lanes.count, context.rules.tiling.group, context.rules.tile)
+        self._raw = np.empty(shape, np.float32)
+        self._wide = np.empty(shape)
         self._select()
 
     def average(self, tiles: Iterable[Sequence[Buffer]]) -> Published:
@@ -101,15 +102,19 @@ class Averaging:
 
     def _mean(self, lane: int, index: int, ciphertexts: Sequence[Buffer]) -> Float64:
         """The weighted sum of one tile. All rows are opened; those not selected weigh nothing."""
-        length = self._context.rules.tiling.size(index)
-        raw, scaled, total = self._raw[lane, :length], self._scaled[lane, :length], np.zeros(length)
-        for row in self._alive:
-            self._reopen(index, row, ciphertexts[row], raw)
-            np.multiply(raw, self._weights[row], out=scaled, dtype=np.float64)
-            total += scaled
+        tiling = self._context.rules.tiling
+        total = np.zeros(tiling.size(index))
+        for start in range(0, len(self._alive), tiling.group):
+            rows = self._alive[start : start + tiling.group]
+            raw = cut(self._raw[lane], len(rows), total.size)
+            for row, out in zip(rows, raw.view(np.uint8), strict=True):
+                self._reopen(index, row, ciphertexts[row], out)
+            wide = cut(self._wide[lane], *raw.shape)
+            np.copyto(wide, raw)
+            total += self._weights[rows] @ wide
         return total
 
-    def _reopen(self, index: int, row: int, ciphertext: Buffer, out: Float32) -> None:
+    def _reopen(self, index: int, row: int, ciphertext: Buffer, out: AnyArray) -> None:
         member = self._rows[row]
         try:
             if not self._fingerprints.same(row, index, ciphertext):

@@ -60,7 +60,7 @@ class GaussianEncoder:
         mask, plus, minus = (
             cut(space[lane], *scaled.shape) for space in (self._mask, self._plus, self._minus)
         )
-        for row, out in zip(rows, mask, strict=True):
+        for row, out in zip(rows, mask.view(np.uint8), strict=True):
             self._noise.open_into(index, row, noise, out)
         masking.encode(scaled, mask, step=self._step, plus=plus, minus=minus)
         return plus, minus

@@ -31,6 +31,7 @@ from ostraka.roles.enclave.lanes import Lanes
 from ostraka.roles.enclave.rows import RowReader
 
 _ID_BYTES = 32
+_PANEL = 4096  # columns of a sketch, between sums in float64
 _DEVIATIONS = 6  # of the sketch's error, that the stated one allows for
 
 
@@ -220,7 +221,7 @@ class Masking:
             shares = encoder.shares(lane, index, rows, noise)
             encoder.witness(lane, rows)
             for channel, share, out in zip(self._channels, shares, sealed, strict=False):
-                for row, row_share in zip(rows, share, strict=True):
+                for row, row_share in zip(rows, share.view(np.uint8), strict=True):
                     place = slice(row * size, (row + 1) * size)
                     channel.seal_share(index, row, row_share, out[place])
 
@@ -321,7 +322,7 @@ class Dispute:
 
 
 class MeasuringInside:
-    """Measures the distances in the enclave itself, by a float64 Gram matrix."""
+    """Measures the distances in the enclave itself, by a Gram matrix of all rows."""
 
     def __init__(self, reader: RowReader) -> None:
         self._reader = reader
@@ -331,24 +332,33 @@ class MeasuringInside:
 
     def measure(self, tiles: Iterable[Sequence[Buffer]]) -> Averaging:
         """Open every tile of every row, add up the inner products, and select."""
-        if self._reader.rules.sketch:
-            folding = Folding(self._reader)
-            folding.fold(tiles)
-            distances.add_gram(self._gram, folding.rows.astype(np.float64))
-        else:
-            self._add_all(tiles)
-        columns = self._reader.rules.columns
-        error = distances.gram_error(columns.length, tile=columns.tile)
+        add = self._add_sketches if self._reader.rules.sketch else self._add_rows
+        error = add(tiles)
         measured = Measured(distances.from_gram(self._gram), np.array(error))
         return _finish(self._reader, measured, "inside")
 
-    def _add_all(self, tiles: Iterable[Sequence[Buffer]]) -> None:
+    def _add_sketches(self, tiles: Iterable[Sequence[Buffer]]) -> float:
+        """Products in float32, since a sketch is no better than sqrt(2/m) anyway. Error to expect.
+
+        Without their mean, rows that are nearly equal stay well apart in float32.
+        """
+        folding = Folding(self._reader)
+        folding.fold(tiles)
+        rows = folding.rows - folding.rows.mean(axis=0)
+        for start in range(0, rows.shape[1], _PANEL):
+            distances.add_gram32(self._gram, rows[:, start : start + _PANEL])
+        return distances.gram_error(rows.shape[1], tile=_PANEL, dtype=np.float32)
+
+    def _add_rows(self, tiles: Iterable[Sequence[Buffer]]) -> float:
+        """Products in float64. Returns the error to expect."""
         space = np.empty((len(self._gram), self._reader.rules.tile))
         for index, ciphertexts in enumerate(tiles):
             self._reader.begin(index, ciphertexts)
             block = space[:, : self._reader.rules.tiling.size(index)]
             self._reader.each_group(partial(self._read_into, block, index, ciphertexts))
             distances.add_gram(self._gram, block)
+        tiling = self._reader.rules.tiling
+        return distances.gram_error(tiling.length, tile=tiling.tile)
 
     def _read_into(
         self,

@@ -61,7 +61,7 @@ class RowReader:
         They are authentic. They are neither finite nor short until `account` has judged them.
         """
         raw = cut(self._raw[lane], len(rows), self.rules.tiling.size(index))
-        for row, out in zip(rows, raw, strict=True):
+        for row, out in zip(rows, raw.view(np.uint8), strict=True):
             member = self.rows[row]
             if member.client not in self._standing:
                 self._zero(row, index)
@@ -98,7 +98,7 @@ class RowReader:
     def reopen(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
         """What went on from this tile after `account`. Raises OpenError if its bytes changed."""
         raw = cut(self._raw[lane], len(rows), self.rules.tiling.size(index))
-        for row, out in zip(rows, raw, strict=True):
+        for row, out in zip(rows, raw.view(np.uint8), strict=True):
             out.fill(0)
             if index >= self._zero_from[row]:
                 continue
