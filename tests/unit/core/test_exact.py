@@ -39,7 +39,7 @@ def masked(residues, t, rng):
 
 
 @given(norm=st.floats(0, 1e300), d=st.integers(1, 2**30))
-def test_eq7_steps_are_the_formula_and_scales_are_exact(norm, d):
+def test_law7_steps_are_the_formula_and_scales_are_exact(norm, d):
     (step,) = exact.step(np.array([norm]), d)
     formula = norm / (math.sqrt((P - 1) / 2 - d / 4) - 64)
     assert step == pytest.approx(min(max(formula, 2.0**-111), 2.0**142), rel=2**-23)
@@ -48,13 +48,13 @@ def test_eq7_steps_are_the_formula_and_scales_are_exact(norm, d):
 
 
 @pytest.mark.parametrize("d", [0, -1, 2**30 + 1])
-def test_eq7_refuses_dimensions_that_leave_no_room(d):
+def test_law7_refuses_dimensions_that_leave_no_room(d):
     with pytest.raises(ConfigError, match=str(d)):
         exact.step(np.ones(1), d)
 
 
 @pytest.mark.parametrize("a", [0, 1, -1, 32768, 65535, 65536, -65536, 100_001, -(2**30) - 3])
-def test_eq7_every_dither_once_gives_the_exact_mean_and_variance(a):
+def test_law7_every_dither_once_gives_the_exact_mean_and_variance(a):
     # A scale of one makes the value itself the integer a, in units of delta / 2^16.
     a = int(np.float32(a))
     every = np.arange(2**16, dtype=np.uint16)[None]
@@ -67,7 +67,7 @@ def test_eq7_every_dither_once_gives_the_exact_mean_and_variance(a):
     np.testing.assert_array_equal(residues, q % P)
 
 
-def test_eq7_rounding_is_within_what_is_stated():
+def test_law7_rounding_is_within_what_is_stated():
     rng = np.random.default_rng(1)
     rows = rng.standard_cauchy((20, 500)).astype(np.float32)
     steps = exact.step(norms(rows), 500)
@@ -92,7 +92,7 @@ HOSTILE = {
 @pytest.mark.parametrize("row", HOSTILE)
 @pytest.mark.parametrize("d", [2, 500, 2**16, 2**20])
 @pytest.mark.parametrize("scale", [1.0, 1e-28, 1e30])
-def test_eq7_no_row_wraps_even_with_its_norm_understated(row, d, scale):
+def test_law7_no_row_wraps_even_with_its_norm_understated(row, d, scale):
     rng = np.random.default_rng(d)
     values = (HOSTILE[row](d) * scale).astype(np.float32)
     steps = exact.step(norms(values) * (1 - 2**-10), d)
@@ -105,11 +105,11 @@ def test_eq7_no_row_wraps_even_with_its_norm_understated(row, d, scale):
     assert np.abs(q - values / steps[:, None]).max() < 1.01
 
 
-def test_eq7_fits_is_strict_at_half_the_modulus():
+def test_law7_fits_is_strict_at_half_the_modulus():
     assert exact.fits(np.array([0, (P - 1) // 2, (P + 1) // 2])).tolist() == [True, True, False]
 
 
-def test_eq7_zero_and_tiny_rows():
+def test_law7_zero_and_tiny_rows():
     rows = np.zeros((3, 10), np.float32)
     rows[1, 3], rows[2, 3] = 2.0**-149, 2.0**-100
     steps = exact.step(norms(rows), 10)
@@ -120,7 +120,7 @@ def test_eq7_zero_and_tiny_rows():
 
 
 @pytest.mark.parametrize("bad", [3.0, 1e5, 1e38, np.inf, -np.inf, np.nan])
-def test_eq7_a_row_with_a_false_norm_spoils_only_itself(bad):
+def test_law7_a_row_with_a_false_norm_spoils_only_itself(bad):
     rng = np.random.default_rng(2)
     rows = rng.standard_normal((3, 50)).astype(np.float32)
     dither = rng.integers(0, 2**16, rows.shape).astype(np.uint16)
@@ -135,7 +135,7 @@ def test_eq7_a_row_with_a_false_norm_spoils_only_itself(bad):
         assert not exact.fits(spoiled[2])[1]
 
 
-def test_eq7_s_and_v_add_up_over_tiles_and_groups():
+def test_law7_s_and_v_add_up_over_tiles_and_groups():
     rng = np.random.default_rng(3)
     rows = rng.standard_normal((5, 300)).astype(np.float32)
     dither = rng.integers(0, 2**16, rows.shape).astype(np.uint16)
@@ -146,7 +146,7 @@ def test_eq7_s_and_v_add_up_over_tiles_and_groups():
         part = slice(first, min(first + 2, 5))
         for start in range(0, 300, 128):
             tile = (part, slice(start, min(start + 128, 300)))
-            out = buffers.cut(*rows[tile].shape, buffers.signed)
+            out = buffers.cut(*rows[tile].shape)
             scales = exact.scale(steps[part])
             ds, dv = exact.quantise(rows[tile].copy(), scales, dither[tile], out)
             s[part] -= ds
@@ -165,7 +165,7 @@ def test_groups_are_at_least_one_row_and_never_more_than_freivalds_takes():
 
 
 @pytest.mark.parametrize("t", [1, 2, 3])
-def test_eq8_shares_are_the_polynomial(t):
+def test_law8_shares_are_the_polynomial(t):
     rng = np.random.default_rng(t)
     q = rng.integers(0, P, (2, 50)).astype(np.uint32)
     q[0, :4] = [0, 1, P - 1, (P - 1) // 2]
@@ -178,7 +178,7 @@ def test_eq8_shares_are_the_polynomial(t):
         np.testing.assert_array_equal(share, expected % P)
 
 
-def test_eq8_the_second_share_may_take_the_place_of_the_mask():
+def test_law8_the_second_share_may_take_the_place_of_the_mask():
     rng = np.random.default_rng(4)
     q, mask = rng.integers(0, P, (2, 1, 50)).astype(np.uint32)
     expected = [np.empty_like(q), np.empty_like(q)]
@@ -190,7 +190,7 @@ def test_eq8_the_second_share_may_take_the_place_of_the_mask():
 
 
 @pytest.mark.parametrize("t", [0, 4])
-def test_eq8_refuses_other_numbers_of_colluders(t):
+def test_law8_refuses_other_numbers_of_colluders(t):
     with pytest.raises(ConfigError, match=str(t)):
         exact.points(t)
 
@@ -209,7 +209,7 @@ def joint(view, workers):
 
 
 @pytest.mark.parametrize(("t", "modulus"), [(1, 3), (1, 5), (2, 5), (2, 7), (2, 11), (3, 7)])
-def test_eq8_any_t_workers_learn_nothing_and_t_plus_one_learn_everything(t, modulus):
+def test_law8_any_t_workers_learn_nothing_and_t_plus_one_learn_everything(t, modulus):
     by_secret = [views(q, t, modulus) for q in range(modulus)]
     workers = [*exact.points(t), INFINITY]
     for some in itertools.combinations(workers, t):
@@ -227,7 +227,7 @@ def test_eq8_any_t_workers_learn_nothing_and_t_plus_one_learn_everything(t, modu
 
 
 @pytest.mark.parametrize("t", [1, 2, 3])
-def test_eq9_decoding_gives_the_exact_inner_products(t):
+def test_law9_decoding_gives_the_exact_inner_products(t):
     rng = np.random.default_rng(10 + t)
     rows = rng.standard_normal((7, 400)).astype(np.float32)
     rows[1], rows[2], rows[3] = rows[0], -rows[0], np.eye(1, 400) * 1e6
@@ -239,7 +239,7 @@ def test_eq9_decoding_gives_the_exact_inner_products(t):
     np.testing.assert_array_equal(field.signed(decoded), q @ q.T)
 
 
-def test_eq9_inner_products_of_half_the_modulus_keep_their_sign():
+def test_law9_inner_products_of_half_the_modulus_keep_their_sign():
     q = np.array([[32767, 255, 8, 1, 1, 1], [-32767, -255, -8, -1, -1, -1]])
     q = np.concatenate([q, np.zeros((2, 4), np.int64)], axis=1)
     missing = (P - 1) // 2 - int((q[0] ** 2).sum())
@@ -255,7 +255,7 @@ def test_eq9_inner_products_of_half_the_modulus_keep_their_sign():
 
 
 @pytest.mark.parametrize(("t", "modulus"), [(1, 3), (2, 5), (3, 7)])
-def test_eq9_decodes_every_secret_under_every_mask(t, modulus):
+def test_law9_decodes_every_secret_under_every_mask(t, modulus):
     for q in range(modulus):
         view = views(q, t, modulus)
         squares = {x: y * y % modulus for x, y in view.items()}
@@ -281,7 +281,7 @@ def pairs(rng, d):
 
 
 @pytest.mark.parametrize("kind", pairs(np.random.default_rng(0), 3))
-def test_eq10_distances_are_unbiased_with_the_stated_deviation(kind):
+def test_law10_distances_are_unbiased_with_the_stated_deviation(kind):
     rng = np.random.default_rng(20)
     trials, d = 400, 1500
     rows = np.array(pairs(rng, d)[kind], np.float32)
@@ -301,7 +301,7 @@ def test_eq10_distances_are_unbiased_with_the_stated_deviation(kind):
         assert 0.3 < (decoded < 0).mean() < 0.7
 
 
-def test_eq10_the_diagonal_is_zero_and_the_matrix_symmetric():
+def test_law10_the_diagonal_is_zero_and_the_matrix_symmetric():
     rng = np.random.default_rng(21)
     rows = rng.standard_normal((6, 100)).astype(np.float32)
     steps = exact.step(norms(rows), 100)
@@ -313,7 +313,7 @@ def test_eq10_the_diagonal_is_zero_and_the_matrix_symmetric():
     assert (np.abs(found - true) <= 6 * exact.deviation(true, steps, 100)).all()
 
 
-def test_eq10_a_deviation_is_a_number_for_negative_distances():
+def test_law10_a_deviation_is_a_number_for_negative_distances():
     found = exact.deviation(np.array([[0.0, -1.0], [-1.0, 0.0]]), np.ones(2), 100)
     np.testing.assert_allclose(found, 5.0)
 
@@ -338,14 +338,14 @@ def secrets(rng, n=9, d=200):
     return q, field.reduce(q @ q.T)
 
 
-def test_eq11_the_true_matrix_is_accepted():
+def test_law11_the_true_matrix_is_accepted():
     rng = np.random.default_rng(30)
     q, gram = secrets(rng)
     for group, block in [(1, 200), (4, 64), (128, 7)]:
         assert checked(q, rng, group=group, block=block).accepts(gram)
 
 
-def test_eq11_a_thousand_least_lies_are_caught():
+def test_law11_a_thousand_least_lies_are_caught():
     rng = np.random.default_rng(31)
     q, gram = secrets(rng)
     for _ in range(1000):
@@ -367,7 +367,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_eq11_lies_of_other_shapes_are_caught(lie):
+def test_law11_lies_of_other_shapes_are_caught(lie):
     rng = np.random.default_rng(32)
     q, gram = secrets(rng)
     false = field.reduce(LIES[lie](gram.astype(np.int64)))
@@ -375,7 +375,7 @@ def test_eq11_lies_of_other_shapes_are_caught(lie):
     assert not checked(q, rng).accepts(false)
 
 
-def test_eq11_the_sums_are_exact_for_many_rows_of_the_largest_values():
+def test_law11_the_sums_are_exact_for_many_rows_of_the_largest_values():
     rng = np.random.default_rng(33)
     n, half = 701, (P - 1) // 2
     # An odd sum of odd products beyond 2^53: the first that float64 cannot hold.
@@ -387,7 +387,7 @@ def test_eq11_the_sums_are_exact_for_many_rows_of_the_largest_values():
         assert evidence.accepts(field.reduce(q @ q.T))
 
 
-def test_eq11_groups_may_be_given_to_several_checkers_of_one_challenge():
+def test_law11_groups_may_be_given_to_several_checkers_of_one_challenge():
     rng = np.random.default_rng(34)
     n = 300
     q = rng.integers(-(2**15), 2**15, (n, 90))

@@ -30,7 +30,7 @@ def squares(x, m, tile, trials, seed):
     return np.array([float(s.astype(np.float64) @ s) for s in sketches])
 
 
-def test_eq12_against_the_formula():
+def test_law12_against_the_formula():
     rng = np.random.default_rng(0)
     m, tile, d = 16, 40, 130
     rows = rng.standard_normal((3, d)).astype(np.float32)
@@ -44,7 +44,7 @@ def test_eq12_against_the_formula():
 
 
 @pytest.mark.parametrize("tile", [1, 7, 16, 17, 100])
-def test_eq12_coordinates_of_one_block_never_meet(tile):
+def test_law12_coordinates_of_one_block_never_meet(tile):
     m = 16
     block = min(m, tile)
     rows = np.eye(block, tile, dtype=np.float32)
@@ -54,7 +54,7 @@ def test_eq12_coordinates_of_one_block_never_meet(tile):
 
 
 @pytest.mark.parametrize("tile", [4, 8, 24])
-def test_eq12_coordinates_of_two_blocks_meet_once_in_m(tile):
+def test_law12_coordinates_of_two_blocks_meet_once_in_m(tile):
     m, trials = 8, 4000
     first, second = (0, tile + 3) if tile <= m else (0, m + 3)
     rows = np.zeros((2, 3 * tile), np.float32)
@@ -67,7 +67,7 @@ def test_eq12_coordinates_of_two_blocks_meet_once_in_m(tile):
     assert abs(products.mean()) < 5 * math.sqrt(1 / m / trials)
 
 
-def test_eq12_equal_rows_have_equal_sketches():
+def test_law12_equal_rows_have_equal_sketches():
     rng = np.random.default_rng(2)
     row = rng.standard_normal(1000).astype(np.float32)
     out = folded(np.stack([row, row]), 64, 100, rng)
@@ -100,7 +100,7 @@ def inputs():
 
 @pytest.mark.parametrize("kind", inputs())
 @pytest.mark.parametrize("tile", [TILE, 3 * M])
-def test_eq12_distances_are_unbiased_within_the_predicted_error(kind, tile):
+def test_law12_distances_are_unbiased_within_the_predicted_error(kind, tile):
     x = inputs()[kind]
     trials = 150
     relative = squares(x, M, tile, trials, seed=4) / float(x @ x) - 1
@@ -119,7 +119,7 @@ def public_fold(x, m):
 
 
 @pytest.mark.parametrize("tile", [TILE, M, 3 * M])
-def test_eq12_what_cancels_in_a_public_fold_does_not_cancel_here(tile):
+def test_law12_what_cancels_in_a_public_fold_does_not_cancel_here(tile):
     d = 12 * M
     attack = np.zeros(d)
     places = np.random.default_rng(5).choice(M, 1000, replace=False)
@@ -129,7 +129,7 @@ def test_eq12_what_cancels_in_a_public_fold_does_not_cancel_here(tile):
     assert np.abs(relative).max() < 5 * sketch.error(M)
 
 
-def test_eq12_float32_sums_are_exact_enough():
+def test_law12_float32_sums_are_exact_enough():
     rng = np.random.default_rng(7)
     x = rng.standard_normal(400_000)
     m, tile = 4096, 1000
