@@ -1,0 +1,220 @@
+"""Workers that lie are caught and named, those that fail are replaced, and the round goes on."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ostraka import events
+from ostraka.config import Manifest, RoundConfig
+from ostraka.core import distances, field
+from ostraka.errors import OpenError, WorkerError, WorkerLied
+from ostraka.messages import Answer
+from ostraka.roles.enclave import Dispute, Lanes
+from ostraka.round import Parties, enrol, play
+
+pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
+
+
+class Liar:
+    """A kernel that adds `lie` to one entry of the matrix, once."""
+
+    def __init__(self, row: int, column: int, lie: float) -> None:
+        self.place = (min(row, column), max(row, column))
+        self.lie = lie
+
+    def add_gram(self, total: np.ndarray, block: np.ndarray) -> None:
+        distances.add_gram(total, block)
+        total[self.place] += self.lie
+        total[self.place[::-1]] = total[self.place]
+        self.lie = 0
+
+    def add_field_gram(self, total: np.ndarray, block: np.ndarray) -> None:
+        field.add_gram(total, block)
+        total[self.place] = (int(total[self.place]) + int(self.lie)) % field.P
+        self.lie = 0
+
+
+class Idle:
+    """A worker that is gone."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def accept(self, offer: Any) -> Any:
+        raise WorkerError(self.name, "does not answer")
+
+
+def federation(
+    *, n: int = 8, d: int = 40, spares: int = 0, seed: int = 0, **rules: Any
+) -> tuple[Parties, np.ndarray]:
+    rows = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+    config = RoundConfig(Manifest.flat(d), f=1, tile=16, **rules)
+    return enrol(config, clients=n, spares=spares), rows
+
+
+def kinds(result: Any) -> list[type]:
+    return [type(event) for event in result.events]
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 6, 7])
+def test_every_worker_is_caught_at_the_smallest_lie(workers):
+    for number in range(1, workers + 1):
+        parties, rows = federation(workers=workers)
+        honest = play(parties, rows, Lanes()).selected
+        liar = f"worker-{number}"
+        parties.workers[liar]._kernel = Liar(2, 5, 1)
+        result = play(parties, rows, Lanes())
+        assert events.WorkerLied(liar) in result.events
+        assert kinds(result).count(events.WorkerLied) == 1
+        assert result.receipt.distances == "inside"
+        assert result.selected == honest
+
+
+def test_smallest_lies_are_never_missed(scale):
+    """A random entry, the diagonal included, of a random worker, up or down by one."""
+    rng = np.random.default_rng(0)
+    parties = {workers: federation(n=5, d=16, workers=workers) for workers in (2, 3, 4)}
+    for _ in range(scale(150, 10_000)):
+        cast, rows = parties[int(rng.choice([2, 3, 4]))]
+        liar = str(rng.choice(list(cast.workers)))
+        row, column = rng.integers(5, size=2)
+        cast.workers[liar]._kernel = Liar(row, column, rng.choice([-1, 1]))
+        named = [e.worker for e in play(cast, rows, Lanes()).events if type(e) is events.WorkerLied]
+        assert named == [liar]
+
+
+@pytest.mark.parametrize("sketch", [None, 4096])
+@pytest.mark.parametrize("masking", ["exact", "gaussian"])
+def test_a_spare_takes_the_place_of_a_liar(masking, sketch):
+    parties, rows = federation(d=5_000, spares=1, masking=masking, sketch=sketch)
+    parties.workers["worker-1"]._kernel = Liar(0, 1, 1e6)
+    result = play(parties, rows, Lanes(2))
+    assert events.WorkerLied("worker-1") in result.events
+    assert events.AttemptStarted(8, ("worker-2", "worker-3")) in result.events
+    assert result.receipt.distances == "workers"
+
+
+def test_two_liars_are_both_named():
+    parties, rows = federation(workers=4)
+    parties.workers["worker-1"]._kernel = Liar(0, 1, 1)
+    parties.workers["worker-4"]._kernel = Liar(3, 3, 7)
+    result = play(parties, rows, Lanes())
+    assert {event.worker for event in result.events if type(event) is events.WorkerLied} == {
+        "worker-1",
+        "worker-4",
+    }
+
+
+def test_lies_that_cancel_in_the_decoded_matrix_do_no_harm():
+    """Two workers that add and take away the same change nothing, so there is nothing to catch."""
+    parties, rows = federation()
+    honest = play(parties, rows, Lanes()).selected
+    parties.workers["worker-1"]._kernel = Liar(0, 1, 5)
+    parties.workers["worker-2"]._kernel = Liar(0, 1, -5)
+    assert play(parties, rows, Lanes()).selected == honest
+
+
+def test_without_verification_a_lie_passes():
+    """The test above can fail."""
+    parties, rows = federation(verify=False)
+    parties.workers["worker-1"]._kernel = Liar(0, 1, 1)
+    assert events.WorkerLied not in kinds(play(parties, rows, Lanes()))
+
+
+def test_gaussian_masking_lets_lies_of_rounding_size_pass():
+    parties, rows = federation(masking="gaussian")
+    parties.workers["worker-1"]._kernel = Liar(0, 1, 1e-9)
+    assert events.WorkerLied not in kinds(play(parties, rows, Lanes()))
+
+
+def test_a_worker_that_is_gone_is_no_liar():
+    parties, rows = federation(spares=1)
+    parties.workers["worker-2"] = Idle("worker-2")  # type: ignore[assignment]
+    result = play(parties, rows, Lanes())
+    assert events.WorkerLied not in kinds(result)
+    assert events.WorkerFailed("worker-2", "worker 'worker-2' does not answer") in result.events
+    assert events.AttemptStarted(8, ("worker-1", "worker-3")) in result.events
+
+
+def test_every_attempt_has_fresh_masks():
+    parties, rows = federation(spares=1)
+    shares: list[bytes] = []
+    worker = parties.workers["worker-1"]
+    accept = worker.accept
+
+    def recording(offer: Any) -> Any:
+        computing, accepted = accept(offer)
+        add = computing.add
+
+        def record(tile: Any) -> None:
+            add(tile)
+            shares.append(computing._block.tobytes())
+
+        computing.add = record  # type: ignore[method-assign]
+        return computing, accepted
+
+    worker.accept = recording  # type: ignore[method-assign]
+    parties.workers["worker-2"]._kernel = Liar(0, 1, 1)
+    play(parties, rows, Lanes())
+    half = len(shares) // 2
+    assert half == parties.rules.tiling.count
+    assert not set(shares[:half]) & set(shares[half:])
+
+
+BAD_ANSWERS = {
+    "too short": lambda attempt, answers: reseal(attempt, answers, lambda raw: raw[:-4]),
+    "too long": lambda attempt, answers: reseal(attempt, answers, lambda raw: raw + bytes(4)),
+    "empty": lambda attempt, answers: reseal(attempt, answers, lambda raw: b""),
+    "out of range": lambda attempt, answers: reseal(
+        attempt, answers, lambda raw: b"\xff" * len(raw)
+    ),
+    "another attempt's": lambda attempt, answers: replace(answers[0], attempt_id=bytes(32)),
+    "altered": lambda attempt, answers: replace(
+        answers[0], ciphertext=bytes(16) + answers[0].ciphertext[16:]
+    ),
+    "another worker's": lambda attempt, answers: answers[1],
+}
+
+
+def reseal(attempt: Any, answers: list[Answer], change: Any) -> Answer:
+    channel = attempt.masking._channels[0]
+    changed = change(channel.open_answer(answers[0].ciphertext))
+    return replace(answers[0], ciphertext=channel.seal_answer(changed))
+
+
+@pytest.mark.parametrize("bad", BAD_ANSWERS)
+def test_an_answer_that_is_none_names_its_worker_and_leaves_no_trace(simulate, offloaded, bad):
+    round_ = simulate(masking=offloaded).open()
+    round_.send_all()
+    round_.close()
+    attempt = round_.offload()
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    answers = attempt.answers()
+    with pytest.raises(WorkerError) as error:
+        attempt.masking.decode([BAD_ANSWERS[bad](attempt, answers), *answers[1:]])
+    assert error.value.worker == "worker-0"
+    assert not isinstance(error.value, WorkerLied)
+    round_.averaging = attempt.masking.decode(answers)
+    round_.assert_result(round_.average(), {})
+
+
+def test_a_dispute_over_bytes_that_the_host_has_changed_blames_no_worker(simulate):
+    round_ = simulate(masking="exact").open()
+    round_.send_all()
+    round_.close()
+    attempt = round_.offload()
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    answers = attempt.answers()
+    lie = reseal(attempt, answers, lambda raw: bytes([raw[0] ^ 1]) + raw[1:])
+    dispute = attempt.masking.decode([lie, *answers[1:]])
+    assert isinstance(dispute, Dispute)
+    with pytest.raises(WorkerLied, match="worker-0"):
+        dispute.settle(round_.stored())
+    upload = round_.cohort.uploads[3]
+    round_.spool[upload, 1] = bytes(len(round_.spool[upload, 1]))
+    with pytest.raises(OpenError):
+        dispute.settle(round_.stored())
