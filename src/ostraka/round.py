@@ -117,10 +117,10 @@ def run_round(
 
 def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:
     """One round of the protocol. rows: (n, d), one per client."""
-    enclave, host = parties.enclave, _Host(parties, lanes)
+    enclave, host = parties.enclave, Host(parties, lanes)
 
     # Section 3.2, noise generation: offline, before there are updates; sealed and kept outside.
-    prepared = None if parties.rules.inside else _Prepared(enclave)
+    prepared = None if parties.rules.inside else Prepared(enclave)
 
     # Section 3.1: each client checks the enclave's offer and seals its update to it.
     collecting = enclave.open_round()
@@ -137,7 +137,7 @@ def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:
     return _result(published, [client.name for client in parties.clients], host.log)
 
 
-class _Prepared:
+class Prepared:
     """What was made offline for one attempt: secrets in the enclave, ciphertext outside."""
 
     def __init__(self, enclave: Enclave) -> None:
@@ -146,7 +146,7 @@ class _Prepared:
 
 
 @dataclass
-class _Host:
+class Host:
     """Drives the enclave: keeps ciphertext for it, carries messages, lends threads."""
 
     parties: Parties
@@ -167,7 +167,7 @@ class _Host:
         for index in range(self.parties.rules.tiling.count):
             yield [self.spool[upload, index] for upload in cohort.uploads]
 
-    def measure(self, cohort: Cohort, prepared: _Prepared | None) -> Averaging:
+    def measure(self, cohort: Cohort, prepared: Prepared | None) -> Averaging:
         """Attempts with workers, each on fresh masks; inside the enclave when too few are left."""
         left, count = dict(self.parties.workers), self.parties.rules.workers
         while prepared is not None and len(left) >= count:
@@ -182,13 +182,11 @@ class _Host:
             except WorkerError as fault:
                 del left[fault.worker]
                 self.log.append(events.WorkerFailed(fault.worker, str(fault)))
-            prepared = _Prepared(self.parties.enclave)
+            prepared = Prepared(self.parties.enclave)
         self.log.append(events.AttemptStarted(len(cohort.clients), ()))
         return cohort.inside(self.lanes).measure(self.tiles(cohort))
 
-    def _offload(
-        self, cohort: Cohort, workers: dict[str, Worker], prepared: _Prepared
-    ) -> Averaging:
+    def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Prepared) -> Averaging:
         """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
         connecting = cohort.offload(prepared.offline, list(workers), self.lanes)
         offers = zip(workers.values(), connecting.offers, strict=True)

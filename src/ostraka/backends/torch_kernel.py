@@ -229,8 +229,9 @@ def _find(name: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            build = f"torch {torch.__version__}, built for CUDA {torch.version.cuda}"
-            raise ConfigError(f"no device {name!r} here: {build}, finds {count} CUDA devices")
+            cuda = torch.version.cuda
+            build = f"{torch.__version__}, built {f'for CUDA {cuda}' if cuda else 'without CUDA'}"
+            raise ConfigError(f"no device {name!r} here: torch {build}, finds {count} CUDA devices")
     return device
 
 

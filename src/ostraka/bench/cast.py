@@ -10,12 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostraka.arrays import Float32
-from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
+from ostraka.config import (
+    MAX_SKETCH_VALUES,
+    Federation,
+    Manifest,
+    Member,
+    RoundConfig,
+    default_tile,
+)
+from ostraka.core.sketch import MIN_SIZE
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.offline_mask import OfflineMask
+from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.stream import SecretStream
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.messages import RoundOffer
 from ostraka.roles.client import Client
 from ostraka.roles.worker import Worker
+
+_SKETCH = 16_384
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,15 @@ class Cast:
         client = Client(name, _identity(name), self.federation, self.enclave.public, None, entropy)
         return client.join(offer).seal(update(row, self.rules.dimension)).sealed
 
+    def offline(self) -> OfflineNoise | OfflineMask:
+        """What the enclave makes before a round. Every call gives the same, under the same key.
+
+        Its entropy is replayed, so that what one process has made and sealed, another can spend:
+        nothing but a benchmark may do this.
+        """
+        kind = OfflineNoise if self.rules.masking == "gaussian" else OfflineMask
+        return kind(self.rules, len(self.federation.clients), SecretStream(_seed("noise")).bytes)
+
     def workers(self) -> list[Worker]:
         return [
             Worker(_identity(member.name), enclave=self.enclave.public)
@@ -46,17 +68,27 @@ class Cast:
         ]
 
 
-def cast(clients: int, dim: int, *, masking: str, workers: int = 2) -> Cast:
-    """A federation of the given size. ConfigError if there can be none."""
+def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> Cast:
+    """A federation of the given size, with two workers. ConfigError if there can be none."""
     rules = RoundConfig(
-        Manifest.flat(dim), f=byzantine(clients), masking=masking, tile=default_tile(clients)
+        Manifest.flat(dim),
+        f=byzantine(clients),
+        masking=masking,
+        sketch=sketch,
+        tile=default_tile(clients),
     )
     federation = Federation(
         rules,
         tuple(_member(f"client-{row}") for row in range(clients)),
-        tuple(_member(f"worker-{point}") for point in range(workers)),
+        tuple(_member(f"worker-{number}") for number in (1, 2)),
     )
     return Cast(federation, _identity("enclave"))
+
+
+def sketch_size(clients: int, dim: int) -> int | None:
+    """The columns to fold to: 16,384 where that is possible; None if no sketch is."""
+    columns = min(_SKETCH, dim, MAX_SKETCH_VALUES // clients)
+    return columns if columns >= MIN_SIZE else None
 
 
 def byzantine(clients: int) -> int:

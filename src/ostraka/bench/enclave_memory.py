@@ -1,22 +1,20 @@
 """How much memory the enclave takes: a whole round, the enclave in a process of its own.
 
 Clients and workers are on this side of a pipe; ciphertext lies in files, as a host would keep it,
-and the enclave reads it tile by tile into buffers of its own.
+and the enclave reads it tile by tile into buffers of its own. The sealed noise stays behind for the
+stages that spend it again.
 """
 
 import multiprocessing
 import signal
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ostraka.arrays import Buffer
 from ostraka.bench.cast import Cast, cast
 from ostraka.bench.first_pass import LocalWorker, first_pass
 from ostraka.bench.memory import PeakMemory
+from ostraka.bench.spool import NOISE, UPDATES, Layout
 from ostraka.bench.stopwatch import Stopwatch
-from ostraka.config import RoundConfig
-from ostraka.crypto.aead import TAG_BYTES
 from ostraka.encoding import decode, encode
 from ostraka.errors import LocalProtocolError
 from ostraka.messages import (
@@ -30,8 +28,6 @@ from ostraka.messages import (
 )
 from ostraka.roles.enclave import Collecting, Enclave
 
-_UPDATES = "updates"
-_NOISE = "noise"
 _READY = b"ready"
 
 
@@ -58,7 +54,7 @@ def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
     """The host, the clients and the workers. Returns what the enclave reports."""
     offer = decode(RoundOffer, pipe.recv_bytes())
     layout = Layout(parties.rules, len(parties.federation.clients), value_bytes=4)
-    with (directory / _UPDATES).open("wb") as spool:
+    with (directory / UPDATES).open("wb") as spool:
         for row in range(layout.rows):
             upload = parties.seal(row, offer)
             for tile in upload.tiles:
@@ -72,7 +68,7 @@ def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
     for worker in workers:
         offers.append(decode(ChannelOffer, pipe.recv_bytes()))
         pipe.send_bytes(encode(worker.accept(offers[-1])))
-    for index in range(parties.rules.tiles):
+    for index in range(parties.rules.tiling.count):
         for worker, channel in zip(workers, offers, strict=True):
             worker.add(ShareTile(channel.attempt_id, index, pipe.recv_bytes()))
     for worker in workers:
@@ -96,8 +92,8 @@ def _enclave(pipe: Connection, clients: int, dim: int, masking: str, directory: 
 
 def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
     enclave = Enclave(parties.federation, parties.enclave)
-    offline = enclave.prepare_noise()
-    with (directory / _NOISE).open("wb") as file:
+    offline = parties.offline()
+    with (directory / NOISE).open("wb") as file:
         for sealed in offline.make():
             file.write(sealed)
 
@@ -109,25 +105,25 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
     for row in range(rows):
         header = decode(UpdateHeader, pipe.recv_bytes())
         collecting.accept(header)
-        _accept_tiles(collecting, header.upload_id, row, updates, directory / _UPDATES)
+        _accept_tiles(collecting, header.upload_id, row, updates, directory / UPDATES)
         pipe.send_bytes(_READY)
 
     averaging = first_pass(
         collecting.close(),
         offline,
-        tiles=updates.read_rows(directory / _UPDATES),
-        noise=noise.read(directory / _NOISE),
+        tiles=updates.read_rows(directory / UPDATES),
+        noise=noise.read(directory / NOISE),
         workers=[_PipedWorker(pipe) for _ in parties.federation.workers],
         clock=Stopwatch(),
     )
-    averaging.average(updates.read_rows(directory / _UPDATES))
+    averaging.average(updates.read_rows(directory / UPDATES))
 
 
 def _accept_tiles(
-    collecting: Collecting, upload: bytes, row: int, layout: "Layout", path: Path
+    collecting: Collecting, upload: bytes, row: int, layout: Layout, path: Path
 ) -> None:
     with path.open("rb") as spool:
-        for index in range(layout.rules.tiles):
+        for index in range(layout.tiling.count):
             spool.seek(layout.offset(index, row))
             collecting.accept_tile(UpdateTile(upload, index, spool.read(layout.size(index))))
 
@@ -148,36 +144,3 @@ class _PipedWorker:
     def answer(self) -> Answer:
         self._pipe.send_bytes(_READY)
         return decode(Answer, self._pipe.recv_bytes())
-
-
-class Layout:
-    """Where sealed tiles lie in a file: tile after tile, and row after row within each."""
-
-    def __init__(self, rules: RoundConfig, rows: int, *, value_bytes: int) -> None:
-        self.rules = rules
-        self.rows = rows
-        self._value_bytes = value_bytes
-
-    def size(self, index: int) -> int:
-        """Of one row's part of a tile."""
-        return self.rules.tile_length(index) * self._value_bytes + TAG_BYTES
-
-    def offset(self, index: int, row: int) -> int:
-        # Only the last tile may be shorter, and nothing lies behind it.
-        return index * self.rows * self.size(0) + row * self.size(index)
-
-    def read(self, path: Path) -> Iterator[memoryview]:
-        """Each tile of all rows, in one buffer that is reused."""
-        buffer = memoryview(bytearray(self.rows * self.size(0)))
-        with path.open("rb", buffering=0) as file:
-            for index in range(self.rules.tiles):
-                tile = buffer[: self.rows * self.size(index)]
-                if file.readinto(tile) != len(tile):
-                    raise LocalProtocolError(f"{path.name} ends within tile {index}")
-                yield tile
-
-    def read_rows(self, path: Path) -> Iterator[list[Buffer]]:
-        """As `read`, cut into rows."""
-        for index, tile in enumerate(self.read(path)):
-            size = self.size(index)
-            yield [tile[row * size : (row + 1) * size] for row in range(self.rows)]

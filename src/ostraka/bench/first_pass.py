@@ -5,10 +5,11 @@ from typing import Protocol
 
 from ostraka.arrays import Buffer
 from ostraka.bench.stopwatch import Stopwatch
+from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.errors import LocalProtocolError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile
-from ostraka.roles.enclave import Averaging, Cohort
-from ostraka.roles.enclave.lanes import Lanes
+from ostraka.roles.enclave import Averaging, Cohort, Dispute, Lanes
 from ostraka.roles.worker import Computing, Worker
 
 
@@ -42,17 +43,17 @@ class LocalWorker:
 
 def first_pass(
     cohort: Cohort,
-    offline: OfflineNoise,
+    offline: OfflineNoise | OfflineMask,
     *,
     tiles: Iterable[Sequence[Buffer]],
-    noise: Iterable[Buffer],
+    noise: Iterable[Buffer] | None,
     workers: Sequence[WorkerLink],
     clock: Stopwatch,
     lanes: Lanes | None = None,
 ) -> Averaging:
     """Open, check, mask, seal to the workers, decode. `clock` sees only what the enclave does."""
     with clock:
-        connecting = cohort.offload(offline, lanes)
+        connecting = cohort.offload(offline, lanes=lanes)
         offers = connecting.offers
     accepts = [worker.accept(offer) for worker, offer in zip(workers, offers, strict=True)]
     with clock:
@@ -62,4 +63,7 @@ def first_pass(
             worker.add(share)
     answers = [worker.answer() for worker in workers]
     with clock:
-        return masking.decode(answers)
+        outcome = masking.decode(answers)
+    if isinstance(outcome, Dispute):
+        raise LocalProtocolError("honest workers were taken for liars")
+    return outcome

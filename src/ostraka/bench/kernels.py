@@ -8,7 +8,7 @@ stage begins, and {"figures": ...} or {"error": ..., "config": ...} at the end.
 import json
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,12 +27,7 @@ _MIB = 2**20
 
 def measure(plan: Plan, directory: Path, report: Report) -> Figures:
     """Run the plan. directory: for files, to be removed by whoever made it."""
-    turns = [
-        (name, repeat)
-        for repeat in range(plan.repeat)
-        for name in plan.stages
-        if repeat == 0 or not STAGES[name].once
-    ]
+    turns = list(_turns(plan))
     steps = 2 + len(turns)
 
     def begin(what: str, done: int) -> None:
@@ -43,11 +38,12 @@ def measure(plan: Plan, directory: Path, report: Report) -> Figures:
         begin("enclave memory", 0)
         peak = enclave_peak_bytes(plan.clients, plan.dim, masking="gaussian", directory=directory)
 
-    # Every repeat runs every stage once, so that what else the machine does hits all of them alike.
     begin("sealing updates", 1)
-    load = Workload(plan.clients, plan.dim, plan.threads)
+    load = Workload(plan.clients, plan.dim, directory, plan.threads)
+    # The first pass over new memory is slower than all others, and is not counted.
+    STAGES[REFERENCE].run(load, Stopwatch())
     clocks: dict[str, list[Stopwatch]] = {name: [] for name in plan.stages}
-    for done, (name, _) in enumerate(turns, 2):
+    for done, name in enumerate(turns, 2):
         begin(name, done)
         clock = Stopwatch()
         STAGES[name].run(load, clock)
@@ -62,6 +58,19 @@ def measure(plan: Plan, directory: Path, report: Report) -> Figures:
         "enclave_rss_mib": None if peak is None else peak / _MIB,
         "stages": summary(clocks),
     }
+
+
+def _turns(plan: Plan) -> Iterator[str]:
+    """The stages in the order in which they run.
+
+    Every repeat runs every stage, so that what else the machine does hits all of them alike. The
+    reference, by which all others are divided, runs between any two.
+    """
+    for repeat in range(plan.repeat):
+        yield REFERENCE
+        for name in plan.stages:
+            if name != REFERENCE and (repeat == 0 or not STAGES[name].once):
+                yield from (name, REFERENCE)
 
 
 def summary(clocks: dict[str, list[Stopwatch]]) -> Figures:

@@ -47,15 +47,15 @@ def run_kernels(plan: Plan, on_stage: Callable[[str, int, int], None]) -> dict[s
 
 
 def _listen(events: IO[str], on_stage: Callable[[str, int, int], None]) -> dict[str, Any] | None:
-    figures = None
+    figures: dict[str, Any] | None = None
     for line in events:
-        match json.loads(line):
-            case {"stage": name, "done": done, "of": of}:
-                on_stage(name, done, of)
-            case {"figures": dict(figures)}:
-                pass
-            case {"error": message, "config": config}:
-                raise ConfigError(message) if config else LocalProtocolError(message)
+        event: dict[str, Any] = json.loads(line)
+        if "stage" in event:
+            on_stage(event["stage"], event["done"], event["of"])
+        elif "figures" in event:
+            figures = event["figures"]
+        else:
+            raise (ConfigError if event["config"] else LocalProtocolError)(event["error"])
     return figures
 
 

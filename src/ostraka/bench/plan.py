@@ -4,7 +4,7 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 
-from ostraka.bench.cast import cast
+from ostraka.bench.cast import cast, sketch_size
 from ostraka.bench.memory import available_bytes
 from ostraka.bench.stages import STAGES
 from ostraka.errors import ConfigError
@@ -35,12 +35,21 @@ class Plan:
         if unknown := sorted(set(self.only) - set(STAGES)):
             raise ConfigError(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
         cast(self.clients, self.dim, masking="gaussian")
+        if impossible := sorted(set(self.only) - set(self.stages)):
+            raise ConfigError(
+                f"no sketch of {self.clients} clients' {self.dim} values is possible, and so no "
+                f"{', '.join(impossible)}"
+            )
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages to run, in the table's order."""
+        wanted = {REFERENCE, *(self.only or STAGES)}
+        sketches = sketch_size(self.clients, self.dim) is not None
         return tuple(
-            name for name in STAGES if not self.only or name == REFERENCE or name in self.only
+            name
+            for name, stage in STAGES.items()
+            if name in wanted and (sketches or not stage.sketches)
         )
 
     @property

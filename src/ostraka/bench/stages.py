@@ -4,47 +4,48 @@ A stage gets the workload and a stopwatch, and runs the clock over what the encl
 clients and workers do meanwhile is not counted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ostraka.arrays import Float32, Float64
+from ostraka.bench.cast import cast
 from ostraka.bench.first_pass import first_pass
 from ostraka.bench.stopwatch import Stopwatch
-from ostraka.bench.workload import Workload
+from ostraka.bench.workload import Attempt, Workload
 from ostraka.core import distances, noise
 from ostraka.crypto.stream import SecretStream
 
-# Gram-Schmidt is run on at most this many values x rows: some ten seconds.
-_MGS_WORK = 4_000_000_000
+# Gram-Schmidt runs on so many columns that rows^2 x columns stays below this: half a minute.
+_MGS_WORK = 16_000_000_000
 
 
 def open_updates(load: Workload, clock: Stopwatch) -> None:
     raw = np.empty(load.rules.tile, np.float32)
     with clock:
-        for index in range(load.rules.tiles):
-            out = raw[: load.rules.tile_length(index)]
+        for index in range(load.tiling.count):
+            out = raw[: load.tiling.size(index)]
             for row in range(load.clients):
                 load.open_row(index, row, out)
 
 
 def average(load: Workload, clock: Stopwatch) -> None:
     updates, weights = load.updates, _weights(load)
-    mean = np.empty(load.rules.dimension, np.float32)
+    mean = np.empty(load.dim, np.float32)
     with clock:
-        for index in range(load.rules.tiles):
-            part = load.rules.tile_slice(index)
+        for index in range(load.tiling.count):
+            part = load.tiling.part(index)
             np.matmul(weights, updates[:, part], out=mean[part])
 
 
 def floor(load: Workload, clock: Stopwatch) -> None:
     weights, block = _weights(load), _block(load)
-    mean = np.empty(load.rules.dimension, np.float32)
+    mean = np.empty(load.dim, np.float32)
     with clock:
-        for index in range(load.rules.tiles):
+        for index in range(load.tiling.count):
             opened = load.open_tile(index, block)
-            np.matmul(weights, opened, out=mean[load.rules.tile_slice(index)])
+            np.matmul(weights, opened, out=mean[load.tiling.part(index)])
 
 
 def inside_naive(load: Workload, clock: Stopwatch) -> None:
@@ -67,33 +68,48 @@ def inside_blas64(load: Workload, clock: Stopwatch) -> None:
 
 
 def gaussian_online(load: Workload, clock: Stopwatch) -> None:
-    first_pass(
-        load.cohort,
-        load.noise(),
-        tiles=load.tiles(),
-        noise=load.sealed_noise,
-        workers=load.workers(),
-        clock=clock,
-        lanes=load.lanes,
-    )
+    _masked(load, clock, load.attempt("gaussian"), load.sealed_noise)
+
+
+def exact_online(load: Workload, clock: Stopwatch) -> None:
+    _masked(load, clock, load.attempt("exact"))
+
+
+def exact_sketch(load: Workload, clock: Stopwatch) -> None:
+    _masked(load, clock, load.attempt("exact", sketch=True))
+
+
+def sketch_inside(load: Workload, clock: Stopwatch) -> None:
+    measuring = load.attempt("exact", sketch=True).cohort.inside(load.lanes)
+    with clock:
+        measuring.measure(load.tiles())
 
 
 def noise_normals(load: Workload, clock: Stopwatch) -> None:
     seed = bytes(32)
     with clock:
-        for index in range(load.rules.tiles):
-            shape = (load.clients, load.rules.tile_length(index))
+        for index in range(load.tiling.count):
+            shape = (load.clients, load.tiling.size(index))
             SecretStream(seed, stream=index).normal(shape)
 
 
 def noise_orth(load: Workload, clock: Stopwatch) -> None:
-    gaussian = load.updates
+    gaussian, wide = load.updates, np.empty((2, load.clients, load.rules.tile))
+
+    def blocks() -> Iterator[Float64]:
+        for index in range(load.tiling.count):
+            block = wide[0, :, : load.tiling.size(index)]
+            np.copyto(block, gaussian[:, load.tiling.part(index)])
+            yield block
+
     with clock:
-        noise.constant_distance(gaussian, sigma=1.0)
+        factors = noise.transform(blocks, sigma=1.0)
+        for block in blocks():
+            noise.apply(factors, block, out=wide[1, :, : block.shape[1]])
 
 
 def noise_mgs(load: Workload, clock: Stopwatch) -> None:
-    n, d = load.clients, load.rules.dimension
+    n, d = load.clients, load.dim
     columns = min(d, max(n, _MGS_WORK // n**2))
     gaussian = load.updates[:, :columns]
     with clock:
@@ -101,10 +117,30 @@ def noise_mgs(load: Workload, clock: Stopwatch) -> None:
     clock.extrapolate(part=columns, whole=d)
 
 
+def noise_gram_offline(load: Workload, clock: Stopwatch) -> None:
+    offline = cast(load.clients, load.dim, masking="exact").offline()
+    with clock:
+        offline.make()
+
+
+def _masked(
+    load: Workload, clock: Stopwatch, attempt: Attempt, noise: list[bytes] | None = None
+) -> None:
+    first_pass(
+        attempt.cohort,
+        attempt.offline,
+        tiles=load.tiles(),
+        noise=noise,
+        workers=attempt.workers,
+        clock=clock,
+        lanes=load.lanes,
+    )
+
+
 def _inside(load: Workload, clock: Stopwatch, add: Callable[[Float64, Float32], None]) -> None:
     block, total = _block(load), np.zeros((load.clients, load.clients))
     with clock:
-        for index in range(load.rules.tiles):
+        for index in range(load.tiling.count):
             add(total, load.open_tile(index, block))
 
 
@@ -125,13 +161,14 @@ class Stage:
     """A row of the table.
 
     once: not repeated, because it is costly. extra: bytes of memory per value of an update, beyond
-    the updates and their ciphertext.
+    the updates and their ciphertext. sketches: only where updates are long enough for a sketch.
     """
 
     run: Callable[[Workload, Stopwatch], None]
     what: str
     once: bool = False
     extra: int = 0
+    sketches: bool = False
 
 
 STAGES = {
@@ -141,10 +178,16 @@ STAGES = {
     "inside_naive": Stage(inside_naive, "open, distances pair by pair in the enclave"),
     "inside_blas32": Stage(inside_blas32, "open, float32 Gram matrix in the enclave"),
     "inside_blas64": Stage(inside_blas64, "open, float64 Gram matrix in the enclave"),
-    "gaussian_online": Stage(
-        gaussian_online, "the enclave's first pass with Gaussian masks, and decoding", extra=8
+    "sketch_inside": Stage(
+        sketch_inside, "the enclave's whole first pass on a sketch, no workers", sketches=True
     ),
-    "noise_normals": Stage(noise_normals, "offline: secret normals for one set of noise"),
-    "noise_orth": Stage(noise_orth, "offline: orthogonalise them by CholeskyQR", extra=8),
-    "noise_mgs": Stage(noise_mgs, "offline: the same by modified Gram-Schmidt", once=True),
+    "exact_online": Stage(exact_online, "the enclave's first pass with exact masks, and decoding"),
+    "exact_sketch": Stage(exact_sketch, "the same on a sketch", sketches=True),
+    "gaussian_online": Stage(gaussian_online, "the same with Gaussian masks, no sketch", extra=8),
+    "noise_gram_offline": Stage(
+        noise_gram_offline, "offline: the Gram matrix of an exact mask, for two workers", once=True
+    ),
+    "noise_normals": Stage(noise_normals, "offline: secret normals for Gaussian masks", once=True),
+    "noise_orth": Stage(noise_orth, "offline: orthogonalise them by CholeskyQR"),
+    "noise_mgs": Stage(noise_mgs, "offline: the same by modified Gram-Schmidt", once=True, extra=8),
 }

@@ -28,7 +28,7 @@ class Stopwatch:
         """Say that only some of the columns were measured: `seconds` grows in proportion."""
         if part < whole:
             self._factor = whole / part
-            self.note = f"measured on {part} of {whole} columns, scaled in proportion"
+            self.note = f"measured on {part} of {whole} columns and scaled: a low estimate"
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         iterator = iter(items)

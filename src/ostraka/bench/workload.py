@@ -1,41 +1,50 @@
 """What the stages work on. What only some of them need is made when first asked for."""
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
+from copy import copy
+from functools import cache, cached_property
+from pathlib import Path
 
 import numpy as np
 
 from ostraka.arrays import Buffer, Float32
-from ostraka.bench.cast import cast, update, upload_key
+from ostraka.bench.cast import Cast, cast, sketch_size, update, upload_key
 from ostraka.bench.first_pass import LocalWorker
+from ostraka.bench.spool import NOISE, Layout
+from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
-from ostraka.crypto.stream import SecretStream
-from ostraka.crypto.updates import TileOpener, tile_context
-from ostraka.roles.enclave import Cohort, Enclave
-from ostraka.roles.enclave.lanes import Lanes
-
-_NOISE_SEED = bytes(32)
+from ostraka.crypto.updates import TileOpener, stated_norm, tile_context
+from ostraka.roles.enclave import Cohort, Enclave, Lanes
+from ostraka.roles.enclave.context import RoundContext, Row, Standing
 
 
 class Workload:
-    """A federation between the closing of a round and its first pass, all in memory."""
+    """A federation between the closing of a round and its first pass, all in memory.
 
-    def __init__(self, clients: int, dim: int, threads: int = 1) -> None:
+    One set of uploads serves rounds under different rules: these are tried in turn, by cohorts
+    that hold the same rows.
+    """
+
+    def __init__(self, clients: int, dim: int, directory: Path, threads: int = 1) -> None:
         self.clients = clients
-        self.cast = cast(clients, dim, masking="gaussian")
-        self.rules = self.cast.rules
+        self.dim = dim
+        self.parties = cast(clients, dim, masking="gaussian")
+        self.rules = self.parties.rules
+        self.tiling = self.rules.tiling
         self.lanes = Lanes(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Lanes()
-        self._tiles: list[list[Buffer]] = [[] for _ in range(self.rules.tiles)]
-        self._openers: list[TileOpener] = []
-        self.cohort = self._collect()
+        self._directory = directory
+        self._tiles: list[list[Buffer]] = [[] for _ in range(self.tiling.count)]
+        self._rows: list[Row] = []
+        self._seal_updates()
 
     @cached_property
     def updates(self) -> Float32:
         """The updates in the clear (n, d)."""
-        rows = np.empty((self.clients, self.rules.dimension), np.float32)
+        rows = np.empty((self.clients, self.dim), np.float32)
         for row in range(self.clients):
-            rows[row] = update(row, self.rules.dimension)
+            rows[row] = update(row, self.dim)
         return rows
 
     def tiles(self) -> Iterator[list[Buffer]]:
@@ -44,37 +53,58 @@ class Workload:
 
     def open_row(self, index: int, row: int, out: Float32) -> None:
         """Open one tile of one row into `out`, as the enclave does."""
-        self._openers[row].open_into(index, self._tiles[index][row], out)
+        self._rows[row].opener.open_into(index, self._tiles[index][row], out)
 
     def open_tile(self, index: int, block: Float32) -> Float32:
         """Open one tile of all rows into `block` (n, tile); the part of it that was written."""
-        block = block[:, : self.rules.tile_length(index)]
+        block = block[:, : self.tiling.size(index)]
         for row in range(self.clients):
             self.open_row(index, row, block[row])
         return block
 
-    def noise(self) -> OfflineNoise:
-        """The noise whose sealed tiles are `sealed_noise`, as if it had never been spent.
-
-        Only a benchmark may do this: the entropy is replayed, so every set has the same key.
-        """
-        return OfflineNoise(self.rules, self.clients, SecretStream(_NOISE_SEED).bytes)
+    def attempt(self, masking: str, *, sketch: bool = False) -> "Attempt":
+        """A round under these rules, before its first pass."""
+        return Attempt(*self._prepared(masking, sketch), self._rows)
 
     @cached_property
     def sealed_noise(self) -> list[bytes]:
-        return list(self.noise().make())
+        """Gaussian noise, which the enclave's own process has made and left behind."""
+        layout = Layout(self.rules, self.clients, value_bytes=8)
+        return [bytes(tile) for tile in layout.read(self._directory / NOISE)]
 
-    def workers(self) -> list[LocalWorker]:
-        return [LocalWorker(worker) for worker in self.cast.workers()]
+    @cache  # noqa: B019 (lives as long as the one workload of a run)
+    def _prepared(self, masking: str, sketch: bool) -> tuple[Cast, OfflineNoise | OfflineMask]:
+        columns = sketch_size(self.clients, self.dim) if sketch else None
+        parties = cast(self.clients, self.dim, masking=masking, sketch=columns)
+        offline = parties.offline()
+        if isinstance(offline, OfflineMask):
+            offline.make()
+        return parties, offline
 
-    def _collect(self) -> Cohort:
-        """Every client's upload goes to the enclave, and its ciphertext is kept."""
-        collecting = Enclave(self.cast.federation, self.cast.enclave).open_round()
+    def _seal_updates(self) -> None:
+        offer = Enclave(self.parties.federation, self.parties.enclave).open_round().offer
         for row in range(self.clients):
-            upload = self.cast.seal(row, collecting.offer)
-            collecting.accept(upload.header)
+            upload = self.parties.seal(row, offer)
             for tile in upload.tiles:
-                collecting.accept_tile(tile)
                 self._tiles[tile.index].append(tile.ciphertext)
-            self._openers.append(TileOpener(upload_key(row), tile_context(upload.header)))
-        return collecting.close()
+            header, norm = upload.header, stated_norm(update(row, self.dim))
+            opener = TileOpener(upload_key(row), tile_context(header))
+            self._rows.append(Row(header.client, header.upload_id, opener, norm))
+
+
+class Attempt:
+    """The parties of one attempt, and what was made for it offline."""
+
+    def __init__(self, parties: Cast, offline: OfflineNoise | OfflineMask, rows: list[Row]) -> None:
+        context = RoundContext(
+            federation=parties.federation,
+            identity=parties.enclave,
+            entropy=os.urandom,
+            number=1,
+            round_id=bytes(32),
+            previous=bytes(32),
+        )
+        self.cohort = Cohort(context, tuple(rows), Standing(parties.rules, {}))
+        # A copy of what was never spent can be spent: only a benchmark may use a mask twice.
+        self.offline = copy(offline)
+        self.workers = [LocalWorker(worker) for worker in parties.workers()]

@@ -116,13 +116,19 @@ def test_cuda_would_take_every_int8_product(monkeypatch, n, b):
         assert inner % 8 == columns % 8 == 0
 
 
-def test_a_full_panel_of_extreme_digits_does_not_overflow():
-    columns = torch_kernel._PANEL["cuda"]
+@pytest.mark.parametrize(
+    ("products", "value"),
+    [
+        (torch_kernel._int8_products, from_digits(-128, -128, -128, -63)),
+        (torch_kernel._float64_products, P - 1),
+    ],
+)
+def test_a_full_panel_of_the_largest_limbs_does_not_overflow(products, value):
+    columns = max(torch_kernel._PANEL.values())
     assert columns * 128**2 < 2**31
-    value = from_digits(-128, -128, -128, -63)
+    assert columns * 2**34 < 2**53
     block = np.full((1, columns), value, np.uint32)
-    for products in (torch_kernel._int8_products, torch_kernel._float64_products):
-        assert products(tensor(block)).item() == columns * value**2 % P
+    assert products(tensor(block)).item() == columns * value**2 % P
 
 
 @given(st.lists(st.integers(0, P - 1), min_size=1, max_size=50))

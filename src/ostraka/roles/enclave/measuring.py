@@ -62,14 +62,15 @@ class Cohort:
 
         workers: enrolled names, as many as the rules say (None: the first ones).
         """
-        reader = self._reader(lanes)
+        reader = self.reader(lanes)
         return Connecting(reader, offline, self._enrolled(workers))
 
     def inside(self, lanes: Lanes | None = None) -> "MeasuringInside":
         """Begin an attempt without workers."""
-        return MeasuringInside(self._reader(lanes))
+        return MeasuringInside(self.reader(lanes))
 
-    def _reader(self, lanes: Lanes | None) -> RowReader:
+    def reader(self, lanes: Lanes | None) -> RowReader:
+        """The rows of this cohort, to be opened once."""
         return RowReader(self._context, self._rows, self._standing, lanes or Lanes())
 
     def _enrolled(self, names: Sequence[str] | None) -> tuple[Member, ...]:
