@@ -13,6 +13,13 @@ class ClientRejected:
 
 
 @dataclass(frozen=True)
+class DistancesChosen:
+    """Where distances will be measured was left to the machine; this is its reason."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class AttemptStarted:
     """The cohort is being measured: by these workers, or inside the enclave if there are none."""
 
@@ -44,4 +51,6 @@ class RoundPublished:
     kept: int
 
 
-Event: TypeAlias = ClientRejected | AttemptStarted | WorkerLied | WorkerFailed | RoundPublished
+Event: TypeAlias = (
+    ClientRejected | DistancesChosen | AttemptStarted | WorkerLied | WorkerFailed | RoundPublished
+)

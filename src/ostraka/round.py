@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -94,8 +94,11 @@ def run_round(
     """
     rows = _as_rows(updates)
     n, d = rows.shape
+    log: list[Event] = []
     if distances == "auto":
-        distances = calibration.load().choose(n, sketch or d, workers).distances
+        choice = calibration.load().choose(n, sketch or d, workers)
+        distances = choice.distances
+        log.append(events.DistancesChosen(str(choice)))
     rules = RoundConfig(
         Manifest.flat(d),
         f=f,
@@ -112,7 +115,8 @@ def run_round(
         warnings.warn(LeakyMasking(), stacklevel=2)
     parties = enrol(rules, clients=n, entropy=entropy or os.urandom)
     with _lanes(threads) as lanes:
-        return play(parties, rows, lanes)
+        result = play(parties, rows, lanes)
+    return replace(result, events=(*log, *result.events))
 
 
 def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ostraka.arrays import Float32
 from ostraka.config import (
-    MAX_SKETCH_VALUES,
+    MAX_TILE_VALUES,
     Federation,
     Manifest,
     Member,
@@ -86,8 +86,8 @@ def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> 
 
 
 def sketch_size(clients: int, dim: int) -> int | None:
-    """The columns to fold to: 16,384 where that is possible; None if no sketch is."""
-    columns = min(_SKETCH, dim, MAX_SKETCH_VALUES // clients)
+    """The columns to fold to: 16,384, or 4 Mi values of all clients together; None if too few."""
+    columns = min(_SKETCH, dim, max(MIN_SIZE, MAX_TILE_VALUES // clients))
     return columns if columns >= MIN_SIZE else None
 
 

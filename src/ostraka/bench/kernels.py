@@ -1,50 +1,43 @@
 """The benchmark's own process: `python -m ostraka.bench.kernels PLAN DIRECTORY`.
 
 A process of its own, because BLAS reads its number of threads when numpy is first imported. PLAN is
-JSON. Events go to stdout, one JSON object a line: {"stage": ..., "done": ..., "of": ...} when a
-stage begins, and {"figures": ...} or {"error": ..., "config": ...} at the end.
+JSON.
 """
 
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
 
+from ostraka.bench.cast import sketch_size
+from ostraka.bench.child import Begin, Figures, report
 from ostraka.bench.enclave_memory import enclave_peak_bytes
 from ostraka.bench.plan import REFERENCE, WHOLE_ROUND, Plan
 from ostraka.bench.stages import STAGES
 from ostraka.bench.stopwatch import Stopwatch
 from ostraka.bench.workload import Workload
-from ostraka.errors import ConfigError, OstrakaError
-
-Figures: TypeAlias = dict[str, Any]
-Report: TypeAlias = Callable[[Figures], None]
 
 _MIB = 2**20
 
 
-def measure(plan: Plan, directory: Path, report: Report) -> Figures:
+def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
     """Run the plan. directory: for files, to be removed by whoever made it."""
     turns = list(_turns(plan))
     steps = 2 + len(turns)
-
-    def begin(what: str, done: int) -> None:
-        report({"stage": what, "done": done, "of": steps})
-
     peak = None
     if WHOLE_ROUND in plan.stages:
-        begin("enclave memory", 0)
+        begin("enclave memory", 0, steps)
         peak = enclave_peak_bytes(plan.clients, plan.dim, masking="gaussian", directory=directory)
 
-    begin("sealing updates", 1)
+    begin("sealing updates", 1, steps)
     load = Workload(plan.clients, plan.dim, directory, plan.threads)
     # The first pass over new memory is slower than all others, and is not counted.
     STAGES[REFERENCE].run(load, Stopwatch())
     clocks: dict[str, list[Stopwatch]] = {name: [] for name in plan.stages}
     for done, name in enumerate(turns, 2):
-        begin(name, done)
+        begin(name, done, steps)
         clock = Stopwatch()
         STAGES[name].run(load, clock)
         clocks[name].append(clock)
@@ -55,6 +48,7 @@ def measure(plan: Plan, directory: Path, report: Report) -> Figures:
         "threads": plan.threads,
         "repeat": plan.repeat,
         "tile": load.rules.tile,
+        "sketch": sketch_size(plan.clients, plan.dim),
         "enclave_rss_mib": None if peak is None else peak / _MIB,
         "stages": summary(clocks),
     }
@@ -90,24 +84,13 @@ def summary(clocks: dict[str, list[Stopwatch]]) -> Figures:
     return stages
 
 
-def main(plan: str, directory: str) -> int:
-    try:
-        figures = measure(_plan(plan), Path(directory), _send)
-    except OstrakaError as error:
-        _send({"error": str(error), "config": isinstance(error, ConfigError)})
-        return 1
-    _send({"figures": figures})
-    return 0
-
-
 def _plan(text: str) -> Plan:
     fields = json.loads(text)
     return Plan(**fields | {"only": tuple(fields["only"])})
 
 
-def _send(event: Figures) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
+def main(plan: str, directory: str) -> int:
+    return report(partial(measure, _plan(plan), Path(directory)))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import IO, Any
+from typing import IO
 
+from ostraka.bench.child import Begin, Figures
 from ostraka.bench.plan import Plan
+from ostraka.core.costs import Costs
 from ostraka.errors import ConfigError, LocalProtocolError
 
 _THREAD_VARIABLES = (
@@ -21,24 +22,34 @@ _THREAD_VARIABLES = (
 )
 
 
-def run_kernels(plan: Plan, on_stage: Callable[[str, int, int], None]) -> dict[str, Any]:
-    """The figures of a plan. on_stage(name, done, of) is called when a stage begins."""
+def run_kernels(plan: Plan, begin: Begin) -> Figures:
+    """The figures of a plan. begin(stage, done, of) is called when a stage begins."""
     plan.require_room()
     with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as directory:
-        process = subprocess.Popen(  # noqa: S603 (this interpreter, and arguments of our own)
-            [sys.executable, "-m", "ostraka.bench.kernels", json.dumps(asdict(plan)), directory],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            env=os.environ | dict.fromkeys(_THREAD_VARIABLES, str(plan.threads)),
-            text=True,
-            # A group of its own: Ctrl-C reaches this process alone, and this one ends the others.
-            start_new_session=True,
-        )
-        try:
-            figures = _listen(process.stdout, on_stage) if process.stdout else None
-            process.wait()
-        finally:
-            _end(process)
+        arguments = [json.dumps(asdict(plan)), directory]
+        return _run("ostraka.bench.kernels", arguments, plan.threads, begin)
+
+
+def run_calibration(begin: Begin) -> Costs:
+    """What one thread of this machine takes."""
+    return Costs.from_json(json.dumps(_run("ostraka.bench.calibrate", [], 1, begin)))
+
+
+def _run(module: str, arguments: list[str], threads: int, begin: Begin) -> Figures:
+    process = subprocess.Popen(  # noqa: S603 (this interpreter, and arguments of our own)
+        [sys.executable, "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+        text=True,
+        # A group of its own: Ctrl-C reaches this process alone, and this one ends the others.
+        start_new_session=True,
+    )
+    try:
+        figures = _listen(process.stdout, begin) if process.stdout else None
+        process.wait()
+    finally:
+        _end(process)
     if figures is None:
         raise LocalProtocolError(
             f"the benchmark's process ended with code {process.returncode} and without figures"
@@ -46,12 +57,12 @@ def run_kernels(plan: Plan, on_stage: Callable[[str, int, int], None]) -> dict[s
     return figures
 
 
-def _listen(events: IO[str], on_stage: Callable[[str, int, int], None]) -> dict[str, Any] | None:
-    figures: dict[str, Any] | None = None
+def _listen(events: IO[str], begin: Begin) -> Figures | None:
+    figures: Figures | None = None
     for line in events:
-        event: dict[str, Any] = json.loads(line)
+        event: Figures = json.loads(line)
         if "stage" in event:
-            on_stage(event["stage"], event["done"], event["of"])
+            begin(event["stage"], event["done"], event["of"])
         elif "figures" in event:
             figures = event["figures"]
         else:

@@ -25,7 +25,7 @@ def open_updates(load: Workload, clock: Stopwatch) -> None:
     raw = np.empty(load.rules.tile, np.float32)
     with clock:
         for index in range(load.tiling.count):
-            out = raw[: load.tiling.size(index)]
+            out = raw[: load.tiling.size(index)].view(np.uint8)
             for row in range(load.clients):
                 load.open_row(index, row, out)
 

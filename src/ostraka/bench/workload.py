@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float32
+from ostraka.arrays import AnyArray, Buffer, Float32, cut
 from ostraka.bench.cast import Cast, cast, sketch_size, update, upload_key
 from ostraka.bench.first_pass import LocalWorker
 from ostraka.bench.spool import NOISE, Layout
@@ -51,15 +51,15 @@ class Workload:
         """Tile by tile, the ciphertext of every row."""
         return iter(self._tiles)
 
-    def open_row(self, index: int, row: int, out: Float32) -> None:
-        """Open one tile of one row into `out`, as the enclave does."""
+    def open_row(self, index: int, row: int, out: AnyArray) -> None:
+        """Open one tile of one row into `out`, a view as bytes, as the enclave does."""
         self._rows[row].opener.open_into(index, self._tiles[index][row], out)
 
     def open_tile(self, index: int, block: Float32) -> Float32:
         """Open one tile of all rows into `block` (n, tile); the part of it that was written."""
-        block = block[:, : self.tiling.size(index)]
-        for row in range(self.clients):
-            self.open_row(index, row, block[row])
+        block = cut(block, self.clients, self.tiling.size(index))
+        for row, out in enumerate(block.view(np.uint8)):
+            self.open_row(index, row, out)
         return block
 
     def attempt(self, masking: str, *, sketch: bool = False) -> "Attempt":

@@ -1,15 +1,18 @@
 """`ostraka bench`."""
 
+import math
 from typing import Annotated, Any
 
 import click
 import typer
 from rich.table import Table
 
-from ostraka.bench.launch import run_kernels
+from ostraka import calibration
+from ostraka.bench.launch import run_calibration, run_kernels
 from ostraka.bench.plan import Plan
 from ostraka.bench.stages import STAGES
 from ostraka.cli.output import Json, help_without_command, progress, show, table
+from ostraka.core.costs import Costs
 
 
 def bench(ctx: typer.Context) -> None:
@@ -18,6 +21,7 @@ def bench(ctx: typer.Context) -> None:
     \b
     Examples:
       ostraka bench kernels
+      ostraka bench calibrate
     """
     help_without_command(ctx)
 
@@ -53,6 +57,33 @@ def kernels(
     with progress() as step:
         figures = run_kernels(plan, step)
     show(_table(figures), _memory(figures), figures=figures, as_json=as_json)
+
+
+def calibrate(*, as_json: Json = False) -> None:
+    """Measure this machine for distances="auto".
+
+    Keeps the costs in the user's cache, where run_round(distances="auto") finds them.
+
+    \b
+    Examples:
+      ostraka bench calibrate
+      ostraka bench calibrate --json
+    """
+    with progress() as step:
+        costs = run_calibration(step)
+    target = calibration.save(costs)
+    rows = table("Workers", "masks, ns a value", "cheaper than inside from")
+    for workers, cost in zip((2, 4, 6), costs.mask, strict=True):
+        rows.add_row(f"{workers} or {workers + 1}", f"{cost:.3g}", _clients(costs, workers))
+    figures = {"gram": costs.gram, "mask": list(costs.mask), "path": str(target)}
+    inside = (
+        f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value. Kept in {target}."
+    )
+    show(rows, inside, figures=figures, as_json=as_json)
+
+
+def _clients(costs: Costs, workers: int) -> str:
+    return f"{math.ceil(costs.break_even(workers))} clients"
 
 
 def _table(figures: dict[str, Any]) -> Table:

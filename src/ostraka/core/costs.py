@@ -1,7 +1,7 @@
 """Which is cheaper for the enclave: to measure distances itself, or to mask rows for workers?
 
-    inside = gram n^2 c              every pair of rows, in BLAS
-    masked = (mask + share w) n c    quantise, mask and check once, and seal a share per worker
+    inside = gram n^2 c      every pair of rows, in BLAS
+    masked = mask[t] n c     quantise, mask, check and seal, against t colluding workers
 
 c is the number of columns: d, or the size of the sketch. Opening and averaging cost the same either
 way. The noise Gram that an even number of workers needs is made offline and not counted here.
@@ -9,49 +9,50 @@ way. The noise Gram that an even number of workers needs is made offline and not
 
 import json
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 
 from ostraka.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Nanoseconds of enclave time per pair and column, per value, and per value and share.
+    """Nanoseconds of enclave time: per pair of rows and column, and per value for t = 1, 2, 3.
 
     The defaults were measured on a 2-core virtual machine; `ostraka bench calibrate` measures
     yours.
     """
 
-    gram: float = 0.045
-    mask: float = 4.0
-    share: float = 1.2
+    gram: float = 0.05
+    mask: tuple[float, float, float] = (8.0, 20.0, 45.0)
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
+        for value in (self.gram, *self.mask):
             if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"cost {name!r} must be positive and finite; got {value}")
-
-    def inside(self, n: int, columns: int) -> float:
-        """Seconds to measure n rows inside."""
-        return self.gram * n**2 * columns * 1e-9
-
-    def masked(self, n: int, columns: int, workers: int) -> float:
-        """Seconds to mask n rows for so many workers."""
-        return (self.mask + self.share * workers) * n * columns * 1e-9
+                raise ConfigError(f"a cost must be positive and finite; got {value}")
 
     def choose(self, n: int, columns: int, workers: int) -> "Choice":
-        inside, masked = self.inside(n, columns), self.masked(n, columns, workers)
+        """For n rows of so many columns, and so many workers."""
+        collusion = workers // 2
+        if not 1 <= collusion <= len(self.mask):
+            raise ConfigError(f"costs are known for 2 to 7 workers; got {workers}")
+        inside = self.gram * n**2 * columns * 1e-9
+        masked = self.mask[collusion - 1] * n * columns * 1e-9
         return Choice("inside" if inside <= masked else "workers", inside, masked)
 
+    def break_even(self, workers: int) -> float:
+        """From how many clients on masks are cheaper."""
+        return self.mask[workers // 2 - 1] / self.gram
+
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps({"gram": self.gram, "mask": self.mask})
 
     @classmethod
     def from_json(cls, text: str) -> "Costs":
         """Raises ConfigError unless the text is what `to_json` gives."""
         try:
             values = json.loads(text)
-            return cls(**{field.name: float(values[field.name]) for field in fields(cls)})
+            first, second, third = values["mask"]
+            return cls(float(values["gram"]), (float(first), float(second), float(third)))
         except (ValueError, TypeError, KeyError) as bad:
             raise ConfigError(f"not a table of costs: {bad}") from None
 
@@ -65,7 +66,8 @@ class Choice:
     masked: float
 
     def __str__(self) -> str:
+        where = "inside the enclave" if self.distances == "inside" else "by workers"
         return (
-            f"distances {self.distances}: {self.inside:.3g} s inside the enclave, "
-            f"{self.masked:.3g} s to mask them for workers"
+            f"distances {where}: about {self.inside:.2g} s to measure them inside, "
+            f"{self.masked:.2g} s to mask them for workers"
         )

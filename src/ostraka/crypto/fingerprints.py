@@ -21,21 +21,20 @@ class Fingerprints:
 
     def __init__(self, entropy: Entropy = os.urandom) -> None:
         self._cipher = AESGCM(entropy(KEY_BYTES))
-        self._kept: dict[tuple[int, int], bytes] = {}
+        self._kept: dict[bytes, bytes] = {}  # by nonce
 
     def __repr__(self) -> str:
         return f"Fingerprints({len(self._kept)} tiles, <secret>)"
 
     def keep(self, row: int, index: int, ciphertext: Buffer) -> None:
         """Remember what the first pass read. Once per tile: a second look is a bug."""
-        if (row, index) in self._kept:
+        place = nonce(row, index)
+        if place in self._kept:
             raise LocalProtocolError(f"tile {index} of row {row} was read twice in the first pass")
-        self._kept[row, index] = self._gmac(row, index, ciphertext)
+        self._kept[place] = self._cipher.encrypt(place, b"", ciphertext)
 
     def same(self, row: int, index: int, ciphertext: Buffer) -> bool:
         """Whether the second pass reads the same bytes."""
-        return compare_digest(self._kept[row, index], self._gmac(row, index, ciphertext))
-
-    def _gmac(self, row: int, index: int, ciphertext: Buffer) -> bytes:
+        place = nonce(row, index)
         # The tags never leave the enclave, so computing one twice under a nonce shows nothing.
-        return self._cipher.encrypt(nonce(row, index), b"", ciphertext)
+        return compare_digest(self._kept[place], self._cipher.encrypt(place, b"", ciphertext))

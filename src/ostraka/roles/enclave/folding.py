@@ -1,10 +1,12 @@
 """The secret sketch (law 12): every row folded to a few columns while it is opened."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float32, Float64
+from ostraka.arrays import Buffer, Float32, Float64, UInt32
 from ostraka.core import sketch
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
@@ -27,8 +29,9 @@ class Folding:
 
     def fold(self, tiles: Iterable[Sequence[Buffer]]) -> None:
         """The whole first pass over the updates."""
-        for index, ciphertexts in enumerate(tiles):
-            self._fold_tile(index, ciphertexts)
+        numbered, together = enumerate(tiles), max(1, self.rows.shape[1] // self._reader.rules.tile)
+        while batch := list(islice(numbered, together)):
+            self._fold_batch([self._draw(*tile) for tile in batch])
         self.rows *= self._to_unit[:, None].astype(np.float32)
 
     def columns(self, index: int, rows: range) -> Float32:
@@ -40,21 +43,40 @@ class Folding:
         wide = (row.astype(np.float64) for row in self.rows)
         return np.array([np.linalg.norm(row) for row in wide])
 
-    def _fold_tile(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
+    def _draw(self, index: int, ciphertexts: Sequence[Buffer]) -> "_Tile":
+        """The signs and shifts of one tile, the same for all rows."""
         width, m = self._reader.rules.tiling.size(index), self.rows.shape[1]
         bits = np.frombuffer(self._stream.bytes(-(-width // 8)), np.uint8)
-        signs = sketch.signs(bits, width)
         shifts = self._stream.uniform(sketch.blocks(width, m), m)
+        return _Tile(index, ciphertexts, sketch.signs(bits, width), shifts)
+
+    def _fold_batch(self, batch: list["_Tile"]) -> None:
+        """Tiles that together are as wide as a sketch, so that a sketch is in the cache for all."""
 
         def fold_group(lane: int, rows: range) -> None:
-            part = slice(rows.start, rows.stop)
-            values = self._reader.open(lane, index, rows, ciphertexts)
-            # An attacker's signalling NaN must not print a warning.
-            with np.errstate(all="ignore"):
-                np.multiply(values, self._scales[part, None], out=values)
-                squares = np.vecdot(values, values) * self._to_unit[part] ** 2
-            self._reader.account(index, rows, values, squares)
-            sketch.fold(values, signs, shifts, out=self.rows[part])
+            for tile in batch:
+                self._fold_rows(lane, rows, tile)
 
-        self._reader.begin(index, ciphertexts)
+        for tile in batch:
+            self._reader.begin(tile.index, tile.ciphertexts)
         self._reader.each_group(fold_group)
+
+    def _fold_rows(self, lane: int, rows: range, tile: "_Tile") -> None:
+        part = slice(rows.start, rows.stop)
+        values = self._reader.open(lane, tile.index, rows, tile.ciphertexts)
+        # An attacker's signalling NaN must not print a warning.
+        with np.errstate(all="ignore"):
+            np.multiply(values, self._scales[part, None], out=values)
+            squares = np.vecdot(values, values) * self._to_unit[part] ** 2
+        self._reader.account(tile.index, rows, values, squares)
+        sketch.fold(values, tile.signs, tile.shifts, out=self.rows[part])
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """One tile of all rows, and how to fold it."""
+
+    index: int
+    ciphertexts: Sequence[Buffer]
+    signs: Float32
+    shifts: UInt32

@@ -61,9 +61,10 @@ class RowReader:
         They are authentic. They are neither finite nor short until `account` has judged them.
         """
         raw = cut(self._raw[lane], len(rows), self.rules.tiling.size(index))
+        rejected = self._standing.rejected
         for row, out in zip(rows, raw.view(np.uint8), strict=True):
             member = self.rows[row]
-            if member.client not in self._standing:
+            if member.client in rejected:
                 self._zero(row, index)
                 out.fill(0)
                 continue
