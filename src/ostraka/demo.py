@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ostraka.arrays import Float32, Float64
 from ostraka.config import require_krum
 from ostraka.errors import ConfigError, Rejection
+from ostraka.events import Event
 from ostraka.round import run_round
 
 # The masking that is shown if none is asked for.
@@ -68,6 +69,7 @@ class Demo:
     rounds: int = 5
     attack: str = MIXED
     masking: str = DEFAULT_MASKING
+    distances: str = "workers"
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -100,6 +102,7 @@ class DemoRound:
     selected: tuple[int, ...]
     dropped: tuple[int, ...]
     rejected: dict[int, Rejection]
+    events: tuple[Event, ...]
     relative_difference: float
     ostraka_error: float
     plain_error: float
@@ -138,7 +141,9 @@ def run(demo: Demo) -> Iterator[DemoRound]:
     for number in range(1, demo.rounds + 1):
         jitter = _NOISE * rng.normal(scale=d**-0.5, size=(n, d))
         updates = _updates(model, optima, jitter, attackers, rng)
-        result = run_round(updates, f=demo.byzantine, masking=demo.masking)
+        result = run_round(
+            updates, f=demo.byzantine, masking=demo.masking, distances=demo.distances
+        )
         honest = _mean(updates, np.delete(np.arange(n), rows))
         # None of the honest updates is so long that it would be clipped.
         expected = _mean(updates, result.selected)
@@ -152,6 +157,7 @@ def run(demo: Demo) -> Iterator[DemoRound]:
             selected=result.selected,
             dropped=tuple(sorted(set(range(n)) - set(result.selected) - set(result.rejected))),
             rejected=result.rejected,
+            events=result.events,
             relative_difference=_relative(result.aggregate, expected),
             ostraka_error=_relative(result.aggregate, honest),
             plain_error=_relative(_plain_average(updates), honest),

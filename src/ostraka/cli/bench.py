@@ -76,10 +76,8 @@ def calibrate(*, as_json: Json = False) -> None:
     for workers, cost in zip((2, 4, 6), costs.mask, strict=True):
         rows.add_row(f"{workers} or {workers + 1}", f"{cost:.3g}", _clients(costs, workers))
     figures = {"gram": costs.gram, "mask": list(costs.mask), "path": str(target)}
-    inside = (
-        f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value. Kept in {target}."
-    )
-    show(rows, inside, figures=figures, as_json=as_json)
+    inside = f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value."
+    show(rows, inside, f"Kept in {target}.", figures=figures, as_json=as_json)
 
 
 def _clients(costs: Costs, workers: int) -> str:

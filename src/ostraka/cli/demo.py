@@ -9,8 +9,9 @@ import typer
 from rich.table import Table
 
 from ostraka.cli.output import Json, progress, show, table
-from ostraka.config import MASKINGS
+from ostraka.config import DISTANCES, MASKINGS
 from ostraka.demo import ATTACKS, DEFAULT_MASKING, MIXED, Demo, DemoRound, Summary, run, summarise
+from ostraka.events import DistancesChosen
 
 _AVERAGED_IN = 1
 _LEGEND = """\
@@ -34,6 +35,13 @@ def demo(
         str,
         typer.Option(click_type=click.Choice(MASKINGS), help="How updates are masked."),
     ] = DEFAULT_MASKING,
+    distances: Annotated[
+        str,
+        typer.Option(
+            click_type=click.Choice([*DISTANCES, "auto"]),
+            help="Who measures distances; auto: whatever is cheaper here, and why.",
+        ),
+    ] = "workers",
     seed: Annotated[int, typer.Option(help="Of the synthetic task; secrets are always new.")] = 0,
     as_json: Json = False,
 ) -> None:
@@ -47,9 +55,9 @@ def demo(
     Examples:
       ostraka demo
       ostraka demo --attack sign-flip --clients 20 --byzantine 8
-      ostraka demo --rounds 2 --json
+      ostraka demo --distances auto --rounds 2 --json
     """
-    settings = Demo(clients, byzantine, dim, rounds, attack, masking, seed)
+    settings = Demo(clients, byzantine, dim, rounds, attack, masking, distances, seed)
     done = []
     with progress(rounds) as step:
         for each in run(settings):
@@ -59,6 +67,7 @@ def demo(
     show(
         f"Synthetic task of {dim} values, {clients} clients, masking: {masking}.\n"
         f"Attackers: {_attackers(done[0]) or 'none'}.",
+        *_reasons(done[0]),
         _table(done),
         *_rejections(done),
         _verdict(summary),
@@ -97,6 +106,11 @@ def _table(rounds: Sequence[DemoRound]) -> Table:
             *(f"{number:.2g}" for number in numbers),
         )
     return rows
+
+
+def _reasons(one: DemoRound) -> list[str]:
+    """Why distances were measured where they were, if that was left to the machine."""
+    return [f"Automatic: {each.why}." for each in one.events if isinstance(each, DistancesChosen)]
 
 
 def _rejections(rounds: Sequence[DemoRound]) -> list[str]:
