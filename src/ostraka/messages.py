@@ -100,7 +100,7 @@ class ChannelAccept:
 
 @dataclass(frozen=True)
 class ShareTile:
-    """One tile of every masked row, each row sealed on its own, end to end."""
+    """One tile of every masked row, sealed by the group of rows, one after another."""
 
     LABEL: ClassVar[bytes] = b"ostraka/share-tile/v1"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from ostraka.bench.cast import Cast, cast
 from ostraka.bench.first_pass import LocalWorker, first_pass
 from ostraka.bench.memory import PeakMemory
-from ostraka.bench.spool import NOISE, UPDATES, Layout
+from ostraka.bench.spool import NOISE, UPDATES, Layout, read_noise
 from ostraka.bench.stopwatch import Stopwatch
 from ostraka.encoding import decode, encode
 from ostraka.errors import LocalProtocolError
@@ -53,7 +53,7 @@ def enclave_peak_bytes(clients: int, dim: int, *, masking: str, directory: Path)
 def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
     """The host, the clients and the workers. Returns what the enclave reports."""
     offer = decode(RoundOffer, pipe.recv_bytes())
-    layout = Layout(parties.rules, len(parties.federation.clients), value_bytes=4)
+    layout = Layout(parties.rules, len(parties.federation.clients))
     with (directory / UPDATES).open("wb") as spool:
         for row in range(layout.rows):
             upload = parties.seal(row, offer)
@@ -100,8 +100,7 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
     collecting = enclave.open_round()
     pipe.send_bytes(encode(collecting.offer))
     rows = len(parties.federation.clients)
-    updates = Layout(parties.rules, rows, value_bytes=4)
-    noise = Layout(parties.rules, rows, value_bytes=8)
+    updates = Layout(parties.rules, rows)
     for row in range(rows):
         header = decode(UpdateHeader, pipe.recv_bytes())
         collecting.accept(header)
@@ -112,7 +111,7 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
         collecting.close(),
         offline,
         tiles=updates.read_rows(directory / UPDATES),
-        noise=noise.read(directory / NOISE),
+        noise=read_noise(directory, parties.rules, rows),
         workers=[_PipedWorker(pipe) for _ in parties.federation.workers],
         clock=Stopwatch(),
     )

@@ -8,7 +8,6 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from ostraka.bench.cast import sketch_size
@@ -90,7 +89,7 @@ def _plan(text: str) -> Plan:
 
 
 def main(plan: str, directory: str) -> int:
-    return report(partial(measure, _plan(plan), Path(directory)))
+    return report(lambda begin: measure(_plan(plan), Path(directory), begin))
 
 
 if __name__ == "__main__":

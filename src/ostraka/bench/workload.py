@@ -12,7 +12,7 @@ import numpy as np
 from ostraka.arrays import AnyArray, Buffer, Float32, cut
 from ostraka.bench.cast import Cast, cast, sketch_size, update, upload_key
 from ostraka.bench.first_pass import LocalWorker
-from ostraka.bench.spool import NOISE, Layout
+from ostraka.bench.spool import read_noise
 from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.crypto.updates import TileOpener, stated_norm, tile_context
@@ -69,8 +69,7 @@ class Workload:
     @cached_property
     def sealed_noise(self) -> list[bytes]:
         """Gaussian noise, which the enclave's own process has made and left behind."""
-        layout = Layout(self.rules, self.clients, value_bytes=8)
-        return [bytes(tile) for tile in layout.read(self._directory / NOISE)]
+        return [bytes(tile) for tile in read_noise(self._directory, self.rules, self.clients)]
 
     @cache  # noqa: B019 (lives as long as the one workload of a run)
     def _prepared(self, masking: str, sketch: bool) -> tuple[Cast, OfflineNoise | OfflineMask]:

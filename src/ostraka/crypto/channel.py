@@ -42,13 +42,13 @@ class Channel:
     def __repr__(self) -> str:
         return "Channel(<secret>)"
 
-    def seal_share(self, index: int, row: int, share: AnyArray, out: Buffer) -> None:
-        """Seal one row of tile `index` into `out`, 16 bytes longer. Once per (tile, row)."""
-        seal_into(self._to_worker, nonce(index, row), share, out)
+    def seal_share(self, index: int, first: int, share: AnyArray, out: Buffer) -> None:
+        """Seal a group of rows of tile `index` into `out`, 16 bytes longer. Once per group."""
+        seal_into(self._to_worker, nonce(index, first), share, out)
 
-    def open_share(self, index: int, row: int, sealed: Buffer, out: AnyArray) -> None:
+    def open_share(self, index: int, first: int, sealed: Buffer, out: AnyArray) -> None:
         """The worker's side of `seal_share`. Raises OpenError."""
-        open_into(self._to_worker, nonce(index, row), sealed, out, what="share")
+        open_into(self._to_worker, nonce(index, first), sealed, out, what="share")
 
     def seal_seed(self, seed: bytes) -> bytes:
         """Seal a mask's seed. No tile has the number that its nonce takes."""

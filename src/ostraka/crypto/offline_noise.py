@@ -9,12 +9,14 @@ import os
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.arrays import AnyArray, Buffer, Float64
+from ostraka.arrays import Buffer, Float64
 from ostraka.config import RoundConfig
 from ostraka.core import masking, noise
-from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, nonce, open_into, seal_into
+from ostraka.crypto.aead import KEY_BYTES, nonce, open_into, seal_into
+from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import LocalProtocolError
@@ -26,15 +28,16 @@ class OfflineNoise:
     """One set of noise for `rows` clients. Any subset of its rows has constant distances too."""
 
     def __init__(self, rules: RoundConfig, rows: int, entropy: Entropy = os.urandom) -> None:
-        self.rows = rows
+        self._rows = rows
         self._rules = rules
+        self._layout = SealedGroups(rules.columns, rows, _VALUE_BYTES)
         self._cipher = AESGCM(entropy(KEY_BYTES))
         self._entropy = entropy
         self._spent = False
         self._made = False
 
     def __repr__(self) -> str:
-        return f"OfflineNoise({self.rows} rows, spent={self._spent}, <secret>)"
+        return f"OfflineNoise({self._rows} rows, spent={self._spent}, <secret>)"
 
     def make(self) -> Iterator[bytes]:
         """The sealed tiles, in order, for the host to keep."""
@@ -53,7 +56,7 @@ class OfflineNoise:
         if self._spent:
             raise LocalProtocolError("this noise was spent; a mask used twice shows W - W'")
         self._spent = True
-        return SpentNoise(self._cipher, self.rows)
+        return SpentNoise(self._cipher, self._layout)
 
     def _draw(self) -> tuple[bytes, tuple[Float64, ...]]:
         """A seed, and the map from its normals to the noise."""
@@ -69,30 +72,35 @@ class OfflineNoise:
         return (self._normals(seed, index) for index in range(self._rules.columns.count))
 
     def _normals(self, seed: bytes, index: int) -> Float64:
-        shape = (self.rows, self._rules.columns.size(index))
+        shape = (self._rows, self._rules.columns.size(index))
         return SecretStream(seed, stream=index).normal(shape)
 
     def _seal(self, index: int, rows: Float64) -> bytes:
-        size = rows.shape[1] * _VALUE_BYTES + TAG_BYTES
-        sealed = bytearray(self.rows * size)
-        for row, values in enumerate(rows):
-            out = memoryview(sealed)[row * size : (row + 1) * size]
-            seal_into(self._cipher, nonce(index, row), values, out)
+        sealed = memoryview(bytearray(self._layout.size(index)))
+        for group in self._layout.groups():
+            values = rows[group.start : group.stop]
+            out = sealed[self._layout.part(index, group)]
+            seal_into(self._cipher, nonce(index, group.start), values, out)
         return bytes(sealed)
 
 
 class SpentNoise:
     """Opens one set of noise, for one attempt."""
 
-    def __init__(self, cipher: AESGCM, rows: int) -> None:
+    def __init__(self, cipher: AESGCM, layout: SealedGroups) -> None:
         self._cipher = cipher
-        self.rows = rows
+        self._layout = layout
 
     def __repr__(self) -> str:
-        return f"SpentNoise({self.rows} rows, <secret>)"
+        return f"SpentNoise({self._layout.rows} rows, <secret>)"
 
-    def open_into(self, index: int, row: int, sealed_tile: Buffer, out: AnyArray) -> None:
-        """Open one row of a sealed tile. Raises OpenError."""
-        size = out.nbytes + TAG_BYTES  # out may be a view as bytes
-        sealed = memoryview(sealed_tile)[row * size : (row + 1) * size]
-        open_into(self._cipher, nonce(index, row), sealed, out, what="noise")
+    def open_into(self, index: int, group: range, sealed_tile: Buffer, out: Float64) -> None:
+        """Open the noise of one group of rows, or of its first ones: out (g, b). OpenError."""
+        layout = self._layout
+        whole = range(group.start, min(group.start + layout.columns.group, layout.rows))
+        sealed = memoryview(sealed_tile)[layout.part(index, whole)]
+        # A cohort may end within a group. The noise of the rest is for nobody.
+        space = out if group == whole else np.empty((len(whole), out.shape[1]))
+        open_into(self._cipher, nonce(index, group.start), sealed, space, what="noise")
+        if space is not out:
+            out[:] = space[: len(group)]

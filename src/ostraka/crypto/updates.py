@@ -63,8 +63,11 @@ def seal(  # one upload, from the update to the bytes that leave the client
     entropy: Entropy = os.urandom,
 ) -> SealedUpdate:
     """Seal an update (d,) to the round that `offer` opened."""
-    if update.shape != (rules.dimension,):
-        raise ConfigError(f"an update has shape ({rules.dimension},); got {update.shape}")
+    if update.shape != (rules.dimension,) or update.dtype != np.dtype("<f4"):
+        raise ConfigError(
+            f"an update is ({rules.dimension},) float32, little-endian; "
+            f"got {update.shape} {update.dtype}"
+        )
     blank = UpdateHeader(
         config=offer.config,
         round_id=offer.round_id,
@@ -104,8 +107,10 @@ def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float
 
 def stated_norm(update: Float32) -> float:
     """The Euclidean norm, accumulated in float64."""
-    wide = update.astype(np.float64)
-    return float(np.sqrt(wide @ wide))
+    # What is not finite is for the enclave to reject; here it must not even warn.
+    with np.errstate(all="ignore"):
+        wide = update.astype(np.float64)
+        return float(np.sqrt(wide @ wide))
 
 
 def context(header: UpdateHeader) -> bytes:

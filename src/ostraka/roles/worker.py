@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from ostraka.arrays import AnyArray
+from ostraka.arrays import AnyArray, cut
 from ostraka.config import Tiling
 from ostraka.core import distances
 from ostraka.core.kernel import Kernel, NumpyKernel
-from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.channel import Channel, accept_offer
+from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.offline_mask import mask_tiles
@@ -56,6 +56,7 @@ class Computing:
         self._columns = Tiling(offer.columns, offer.tile)
         self._left = set(range(self._columns.count))
         self._type = _TYPES[offer.masking]
+        self._layout = SealedGroups(self._columns, offer.rows, self._type.itemsize)
         self._gram = np.zeros((offer.rows, offer.rows), self._type)
         self._block = np.empty((offer.rows, min(offer.tile, offer.columns)), self._type)
 
@@ -63,13 +64,13 @@ class Computing:
         """Take in one tile of shares. Raises RemoteProtocolError, and then nothing changes."""
         if tile.attempt_id != self._offer.attempt_id or tile.index not in self._left:
             raise RemoteProtocolError(f"share tile {tile.index} is not expected in this attempt")
-        block = self._block[:, : self._columns.size(tile.index)]
-        size = block.shape[1] * self._type.itemsize + TAG_BYTES
-        if len(tile.ciphertext) != len(block) * size:
+        if len(tile.ciphertext) != self._layout.size(tile.index):
             raise MalformedMessage(f"share tile {tile.index} has {len(tile.ciphertext)} bytes")
+        block = cut(self._block, self._offer.rows, self._columns.size(tile.index))
         sealed = memoryview(tile.ciphertext)
-        for row, out in enumerate(block):
-            self._channel.open_share(tile.index, row, sealed[row * size : (row + 1) * size], out)
+        for group in self._layout.groups():
+            part, out = self._layout.part(tile.index, group), block[group.start : group.stop]
+            self._channel.open_share(tile.index, group.start, sealed[part], out)
         self._add(block)
         self._left.remove(tile.index)
 

@@ -60,8 +60,7 @@ class GaussianEncoder:
         mask, plus, minus = (
             cut(space[lane], *scaled.shape) for space in (self._mask, self._plus, self._minus)
         )
-        for row, out in zip(rows, mask.view(np.uint8), strict=True):
-            self._noise.open_into(index, row, noise, out)
+        self._noise.open_into(index, rows, noise, mask)
         masking.encode(scaled, mask, step=self._step, plus=plus, minus=minus)
         return plus, minus
 

@@ -13,8 +13,8 @@ import numpy as np
 from ostraka.arrays import AnyArray, Buffer, Float64
 from ostraka.config import Member
 from ostraka.core import distances, sketch
-from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.channel import Channel, PendingChannel
+from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.offline_mask import OfflineMask, SpentMask
 from ostraka.crypto.offline_noise import OfflineNoise, SpentNoise
@@ -148,6 +148,8 @@ class Masking:
         self._reader = reader
         self._columns = reader.rules.columns
         self._spent = offline.spend()
+        value_bytes = 8 if isinstance(self._spent, SpentNoise) else 4
+        self._layout = SealedGroups(self._columns, len(reader.rows), value_bytes)
         self._channels = channels
         self._names = names
         self._folding = Folding(reader) if reader.rules.sketch else None
@@ -174,8 +176,8 @@ class Masking:
             self._folding.fold(tiles)
             tiles = repeat((), self._columns.count)
         self._encoder = self._make_encoder()
-        size = len(self._reader.rows) * self._sealed_size(self._columns.tile)
-        sealed = [memoryview(bytearray(size)) for _ in range(self._encoder.shares_per_row)]
+        largest = self._layout.size(0)
+        sealed = [memoryview(bytearray(largest)) for _ in range(self._encoder.shares_per_row)]
         for index, (ciphertexts, sealed_noise) in _tile_by_tile(tiles, noise):
             yield self._encode_tile(self._encoder, index, ciphertexts, sealed_noise, sealed)
 
@@ -211,8 +213,6 @@ class Masking:
         noise: Buffer,
         sealed: list[memoryview],
     ) -> tuple[ShareTile, ...]:
-        size = self._sealed_size(self._columns.size(index))
-
         def encode_group(lane: int, rows: range) -> None:
             if self._folding is None:
                 values = self._reader.open(lane, index, rows, ciphertexts)
@@ -221,21 +221,16 @@ class Masking:
                 encoder.load(lane, rows, self._folding.columns(index, rows))
             shares = encoder.shares(lane, index, rows, noise)
             encoder.witness(lane, rows)
+            part = self._layout.part(index, rows)
             for channel, share, out in zip(self._channels, shares, sealed, strict=False):
-                for row, row_share in zip(rows, share.view(np.uint8), strict=True):
-                    place = slice(row * size, (row + 1) * size)
-                    channel.seal_share(index, row, row_share, out[place])
+                channel.seal_share(index, rows.start, share, out[part])
 
         if self._folding is None:
             self._reader.begin(index, ciphertexts)
         self._reader.each_group(encode_group)
         encoder.end_tile()
-        used = len(self._reader.rows) * size
+        used = self._layout.size(index)
         return tuple(ShareTile(self._attempt, index, out[:used]) for out in sealed)
-
-    def _sealed_size(self, length: int) -> int:
-        value_bytes = 8 if isinstance(self._spent, SpentNoise) else 4
-        return length * value_bytes + TAG_BYTES
 
     def _open_answer(
         self, encoder: Encoder, channel: Channel, name: str, answer: Answer
