@@ -19,17 +19,15 @@ from ostraka.config import Federation, Manifest, Member, RoundConfig
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import Rejection, UpdateRejected
 from ostraka.messages import Answer, ChannelAccept, ShareTile, UpdateHeader, UpdateTile
 from ostraka.roles.client import Client
-from ostraka.roles.enclave import Averaging, Cohort, Enclave, Published
+from ostraka.roles.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
 from ostraka.roles.worker import Worker
 
-MASKINGS = ("none", "gaussian")
-WORKERS = {"none": 0, "gaussian": 2}
+MASKINGS = ("none", "gaussian", "exact")
 
 
 @pytest.fixture(params=MASKINGS, scope="session")
@@ -38,7 +36,7 @@ def masking(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=[name for name in MASKINGS if WORKERS[name]], scope="session")
+@pytest.fixture(params=[name for name in MASKINGS if name != "none"], scope="session")
 def offloaded(request) -> str:
     """Every masking that has workers."""
     return request.param
@@ -49,7 +47,7 @@ def simulate() -> "type[Simulation]":
     return Simulation
 
 
-# The float64 reference, written from DESIGN sections 1 and 3 and from nothing in the package.
+# The float64 reference. It is written from the laws and uses nothing of the package.
 
 
 def norms_of(rows: np.ndarray) -> np.ndarray:
@@ -58,7 +56,7 @@ def norms_of(rows: np.ndarray) -> np.ndarray:
 
 def clip(rows: np.ndarray, stated: Iterable[float]) -> np.ndarray:
     """rows (n, d), each scaled down to 4 x the median of the stated norms, up to a power of two."""
-    median = max(float(np.median(list(stated))), 2.0**-151)
+    median = max(float(np.median(list(stated))), 2.0**-128)  # no limit is below float32's range
     limit = np.exp2(np.ceil(np.log2(4 * median)))
     long = np.maximum(norms_of(rows), limit)
     return rows * (limit / long)[:, None]
@@ -79,14 +77,14 @@ def lowest(scores: np.ndarray, k: int) -> tuple[int, ...]:
 def undecided(n: int, f: int, distance_error: float) -> float:
     """The largest gap between two scores that errors of the distances can bridge.
 
-    The j-th smallest of some numbers moves by no more than they do, so a score of n - f - 2 terms is
-    off by at most (n - f - 2) errors, and two scores may move towards each other.
+    The j-th smallest of some numbers moves by no more than they do, so a score of n - f - 2 terms
+    is off by at most (n - f - 2) errors, and two scores may move towards each other.
     """
     return 2 * (n - f - 2) * distance_error
 
 
 def assert_mean(aggregate: np.ndarray, rows: np.ndarray) -> None:
-    """aggregate is the mean of rows to 1e-6 relative; where they cancel, relative to the largest."""
+    """aggregate is the mean of rows to 1e-6 relative; to the largest of them where they cancel."""
     assert aggregate.dtype == np.float32
     atol = 1e-14 * float(np.abs(rows).max()) + 2.0**-150  # half the least float32
     np.testing.assert_allclose(aggregate, rows.mean(axis=0), rtol=1e-6, atol=atol)
@@ -122,9 +120,11 @@ class Simulation:
         masking: str = "none",
         rows: np.ndarray | None = None,
         seed: int = 0,
+        lanes: int = 1,
         **rules: Any,
     ) -> None:
         self.drawn: list[bytes] = []
+        self.lanes = Lanes(lanes)
         self._stream = SecretStream(seed.to_bytes(32, "big"))
         if rows is None:
             rows = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
@@ -134,7 +134,8 @@ class Simulation:
         )
         self.names = [f"client-{row}" for row in range(len(rows))]
         self.identities = [Identity.generate(self.entropy) for _ in self.names]
-        workers = [Identity.generate(self.entropy) for _ in range(WORKERS[masking])]
+        helpers = 0 if self.rules.inside else self.rules.workers
+        workers = [Identity.generate(self.entropy) for _ in range(helpers)]
         self.stranger = Identity.generate(self.entropy)
         self.federation = Federation(
             self.rules,
@@ -195,21 +196,20 @@ class Forgery:
 
 
 class Round:
-    """One round, driven as a host would. `spool` is the host's: a test may alter what lies there."""
+    """One round, driven as a host would. `spool` is the host's: a test may alter what is there."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.rules = simulation.rules
-        enclave = simulation.enclave
-        self.noise: OfflineNoise | None = None
-        self.sealed_noise: list[bytes] = []
-        if simulation.workers:
-            self.renew_noise()
-        self.collecting = enclave.open_round()
+        if not self.rules.inside:
+            self.prepare()
+        self.collecting = simulation.enclave.open_round()
         self.offer = wire(self.collecting.offer)
         self.spool: dict[tuple[bytes, int], bytes] = {}
         self.norms: dict[bytes, float] = {}  # as stated, by upload
         self.changed: list[UpdateRejected] = []
+        self.prepared: Any
+        self.sealed_noise: list[bytes]
         self.cohort: Cohort
         self.averaging: Averaging
 
@@ -246,7 +246,7 @@ class Round:
             manifest=rules.manifest.digest(),
             dimension=rules.dimension,
             tile=rules.tile,
-            tiles=rules.tiles,
+            tiles=rules.tiling.count,
             sealed_key=b"",
             signature=UNSIGNED,
         )
@@ -257,7 +257,8 @@ class Round:
             sealed_key = hpke.seal(to or self.offer.key, secret, info=updates.context(header))
         forgery = Forgery(identity.sign(replace(header, sealed_key=sealed_key)), (), norm, key)
         forgery.tiles = tuple(
-            forgery.tile(index, update[rules.tile_slice(index)]) for index in range(rules.tiles)
+            forgery.tile(index, update[rules.tiling.part(index)])
+            for index in range(rules.tiling.count)
         )
         self.norms[header.upload_id] = norm
         return forgery
@@ -285,26 +286,26 @@ class Round:
 
     def stored(self) -> Iterator[list[bytes]]:
         """What the host shows: tile by tile, the ciphertext of every row."""
-        for index in range(self.rules.tiles):
+        for index in range(self.rules.tiling.count):
             yield [self.spool[upload, index] for upload in self.cohort.uploads]
 
     def offload(self) -> "Attempt":
         return Attempt(self)
 
-    def renew_noise(self) -> None:
-        """What a host asks for when noise is spent or spoilt."""
-        self.noise = self.simulation.enclave.prepare_noise()
-        self.sealed_noise = list(self.noise.make())
+    def prepare(self) -> None:
+        """Make what an attempt needs beforehand, again if the last was spent or spoilt."""
+        self.prepared = self.simulation.enclave.prepare()
+        self.sealed_noise = list(self.prepared.make())
 
     def measure(self) -> None:
         """The first pass, by workers or inside."""
-        if self.noise:
+        if self.rules.inside:
+            self.averaging = self.cohort.inside(self.simulation.lanes).measure(self.stored())
+        else:
             attempt = self.offload()
             attempt.connect(attempt.accepts())
             attempt.encode()
             self.averaging = attempt.decode(attempt.answers())
-        else:
-            self.averaging = self.cohort.inside().measure(self.stored())
 
     def average(self) -> Published:
         """The second pass, begun again whenever a row is found changed; `changed` lists those."""
@@ -350,46 +351,60 @@ class Attempt:
     """What the workers do for a round."""
 
     def __init__(self, round_: Round) -> None:
-        assert round_.noise
         self.round = round_
         self.sealed_noise = round_.sealed_noise
-        self.connecting = round_.cohort.offload(round_.noise)
+        self.connecting = round_.cohort.offload(round_.prepared, None, round_.simulation.lanes)
         self.offers = [wire(offer) for offer in self.connecting.offers]
         self.computing: list[Any] = []
 
     def accepts(self) -> list[ChannelAccept]:
         joined = [
             worker.accept(offer)
-            for worker, offer in zip(self.round.simulation.workers, self.offers, strict=True)
+            for worker, offer in zip(self.round.simulation.workers, self.offers, strict=False)
         ]
         self.computing = [computing for computing, _ in joined]
         return [wire(accept) for _, accept in joined]
 
     def connect(self, accepts: list[ChannelAccept]) -> None:
         self.masking = self.connecting.connect(accepts)
+        self.seed = self.masking.seed()
 
     def shares(self, noise: list[bytes] | None = None) -> Iterator[list[ShareTile]]:
-        """Mask tile after tile: one share for each worker."""
+        """Mask tile after tile: one share for each worker that gets any."""
         noise = self.sealed_noise if noise is None else noise
         for shares in self.masking.encode(self.round.stored(), noise):
             yield [wire(share) for share in shares]
 
     def encode(self, noise: list[bytes] | None = None) -> None:
-        """Mask everything and hand the workers their shares."""
+        """Mask everything and hand the workers their shares, or the seed."""
+        if self.seed is not None:
+            self.computing[-1].add_seed(wire(self.seed))
         for shares in self.shares(noise):
-            for computing, share in zip(self.computing, shares, strict=True):
+            for computing, share in zip(self.computing, shares, strict=False):
                 computing.add(share)
 
     def answers(self) -> list[Answer]:
         return [wire(computing.answer()) for computing in self.computing]
 
     def decode(self, answers: list[Answer]) -> Averaging:
-        return self.masking.decode(answers)
+        """Answers that contradict what the enclave knows are settled at once: WorkerLied."""
+        outcome = self.masking.decode(answers)
+        if isinstance(outcome, Dispute):
+            outcome.settle(self.round.stored(), self.sealed_noise)
+        return outcome
+
+    def told(self, worker: int) -> np.ndarray:
+        """The numbers in one worker's honest answer."""
+        computing = self.computing[worker]
+        channel = self.masking._channels[worker]
+        raw = channel.open_answer(computing.answer().ciphertext)
+        return np.frombuffer(raw, self.number_type()).copy()
+
+    def number_type(self) -> str:
+        return {"gaussian": "<f8", "exact": "<u4"}[self.round.rules.masking]
 
     def lie(self, worker: int, numbers: np.ndarray) -> Answer:
         """An authentic answer of one worker that holds any numbers at all."""
-        computing = self.computing[worker]
-        return Answer(
-            self.offers[worker].attempt_id,
-            computing._channel.seal_answer(np.asarray(numbers, "<f8").tobytes()),
-        )
+        raw = np.asarray(numbers, self.number_type()).tobytes()
+        sealed = self.computing[worker]._channel.seal_answer(raw)
+        return Answer(self.offers[worker].attempt_id, sealed)

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ostraka.errors import Rejection as R
-from ostraka.errors import TooFewUpdates
+from ostraka.errors import Rejection, TooFewUpdates
 
 N, F = 7, 1
 NEEDED = 2 * F + 3
@@ -30,10 +29,10 @@ def test_every_pattern_of_drop_outs(simulate, masking, pattern):
         match (pattern + row) % 3:
             case 1:
                 send_part(round_, row, tiles=0)
-                rejected[row] = R.INCOMPLETE
+                rejected[row] = Rejection.INCOMPLETE
             case 2:
                 send_part(round_, row, tiles=2)
-                rejected[row] = R.INCOMPLETE
+                rejected[row] = Rejection.INCOMPLETE
     for row in there:
         round_.send(round_.seal(row))
 

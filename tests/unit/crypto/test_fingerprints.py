@@ -1,0 +1,64 @@
+import pytest
+
+from ostraka.crypto.fingerprints import Fingerprints
+from ostraka.errors import LocalProtocolError
+
+TILE = bytes(range(200))
+
+
+def kept():
+    fingerprints = Fingerprints(bytes)
+    fingerprints.keep(2, 3, TILE)
+    return fingerprints
+
+
+def test_the_same_bytes_are_the_same():
+    assert kept().same(2, 3, TILE)
+    assert kept().same(2, 3, memoryview(bytearray(TILE)))
+
+
+def test_every_bit_counts():
+    fingerprints = kept()
+    for bit in range(8 * len(TILE)):
+        other = bytearray(TILE)
+        other[bit // 8] ^= 1 << bit % 8
+        assert not fingerprints.same(2, 3, other)
+
+
+@pytest.mark.parametrize("other", [b"", TILE[:-1], TILE + b"\0", TILE[::-1]])
+def test_other_bytes_are_not_the_same(other):
+    assert not kept().same(2, 3, other)
+
+
+def test_a_fingerprint_is_of_its_own_place():
+    fingerprints = kept()
+    for row, index in ((3, 2), (0, 3), (2, 0)):
+        fingerprints.keep(row, index, b"something else")
+        assert not fingerprints.same(row, index, TILE)
+    assert len(set(fingerprints._kept.values())) == 4
+
+
+def test_the_same_bytes_in_two_places_have_two_fingerprints():
+    """So that one does not show that two rows are alike."""
+    fingerprints = kept()
+    for row, index in ((3, 2), (2, 4), (4, 3)):
+        fingerprints.keep(row, index, TILE)
+    assert len(set(fingerprints._kept.values())) == 4
+
+
+def test_every_key_gives_other_fingerprints():
+    one, two = Fingerprints(), Fingerprints()
+    one.keep(0, 0, TILE)
+    two.keep(0, 0, TILE)
+    assert one._kept != two._kept
+
+
+def test_a_tile_is_read_once_in_the_first_pass():
+    fingerprints = kept()
+    with pytest.raises(LocalProtocolError, match="tile 3 of row 2"):
+        fingerprints.keep(2, 3, TILE)
+    assert fingerprints.same(2, 3, TILE)
+
+
+def test_the_key_does_not_print():
+    assert repr(kept()) == "Fingerprints(1 tiles, <secret>)"

@@ -1,0 +1,84 @@
+import dataclasses
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.encoding import UNSIGNED, Signature
+from ostraka.errors import OpenError
+from ostraka.messages import RoundOffer
+
+ALICE, BOB = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
+OFFER = RoundOffer(
+    number=1,
+    round_id=b"r" * 32,
+    config=b"c" * 32,
+    previous=bytes(32),
+    key=bytes(1216),
+    signature=UNSIGNED,
+)
+
+
+def test_a_signature_is_filled_in_and_nothing_else():
+    signed = ALICE.sign(OFFER)
+    assert replace(signed, signature=UNSIGNED) == OFFER
+    check_signature(signed, ALICE.public)
+
+
+def test_signing_again_replaces_the_signature():
+    assert ALICE.sign(BOB.sign(OFFER)) == ALICE.sign(OFFER)
+
+
+def test_every_field_is_signed():
+    signed = ALICE.sign(OFFER)
+    for field in dataclasses.fields(RoundOffer):
+        value = getattr(signed, field.name)
+        other: Any = value + 1 if isinstance(value, int) else bytes([value[0] ^ 1]) + value[1:]
+        with pytest.raises(OpenError):
+            check_signature(replace(signed, **{field.name: other}), ALICE.public)
+
+
+@dataclass(frozen=True)
+class One:
+    LABEL: ClassVar[bytes] = b"test/one/v1"
+    text: str
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class Two:
+    LABEL: ClassVar[bytes] = b"test/two/v1"
+    text: str
+    signature: Signature
+
+
+def test_the_label_is_signed():
+    one = ALICE.sign(One("same", UNSIGNED))
+    with pytest.raises(OpenError):
+        check_signature(Two("same", one.signature), ALICE.public)
+
+
+@pytest.mark.parametrize(
+    "public", [BOB.public, b"", bytes(32), ALICE.public[:-1], ALICE.public + b"\0", b"\xff" * 32]
+)
+def test_another_key_is_refused(public):
+    with pytest.raises(OpenError, match="RoundOffer") as caught:
+        check_signature(ALICE.sign(OFFER), public)
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("signature", [UNSIGNED, b"", b"\xff" * 64, bytes(63), bytes(65)])
+def test_another_signature_is_refused(signature):
+    with pytest.raises(OpenError):
+        check_signature(replace(ALICE.sign(OFFER), signature=signature), ALICE.public)
+
+
+def test_an_identity_is_its_seed():
+    assert Identity(bytes([1]) * 32).sign(OFFER) == ALICE.sign(OFFER)
+    assert Identity.generate(lambda n: bytes([1]) * n).public == ALICE.public
+    assert Identity.generate().public != Identity.generate().public
+
+
+def test_the_key_does_not_print():
+    assert repr(ALICE) == f"Identity(public={ALICE.public.hex()[:16]}, <secret>)"

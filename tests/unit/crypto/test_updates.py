@@ -1,0 +1,193 @@
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ostraka.config import Manifest, RoundConfig
+from ostraka.crypto import hpke, updates
+from ostraka.crypto.hpke import HybridKey
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.crypto.stream import SecretStream
+from ostraka.encoding import UNSIGNED
+from ostraka.errors import ConfigError, OpenError
+from ostraka.messages import RoundOffer
+
+ENCLAVE, CLIENT, KEY = Identity(bytes(32)), Identity(bytes([1]) * 32), HybridKey()
+RULES = RoundConfig(Manifest.flat(50), f=1, masking="none", tile=16)
+OFFER = ENCLAVE.sign(
+    RoundOffer(1, b"r" * 32, b"c" * 32, bytes(32), key=KEY.public, signature=UNSIGNED)
+)
+UPDATE = np.random.default_rng(0).normal(size=50).astype(np.float32)
+
+
+def entropy(seed):
+    return SecretStream(bytes([seed]) * 32).bytes
+
+
+def seal(update=UPDATE, seed=1, client="alice"):
+    return updates.seal(
+        update, offer=OFFER, rules=RULES, client=client, identity=CLIENT, entropy=entropy(seed)
+    )
+
+
+def open_all(header, tiles):
+    opener, norm = updates.open_header(header, KEY)
+    out = np.empty(50, np.float32)
+    for tile in tiles:
+        opener.open_into(tile.index, tile.ciphertext, out[RULES.tiling.part(tile.index)])
+    return out, norm
+
+
+def test_the_enclave_opens_what_the_client_sealed():
+    sealed = seal()
+    out, norm = open_all(sealed.header, sealed.tiles)
+    assert np.array_equal(out, UPDATE)
+    assert norm == pytest.approx(np.linalg.norm(UPDATE.astype(np.float64)), rel=1e-15)
+
+
+def test_the_header_says_what_it_is_for_and_is_signed():
+    header = seal().header
+    check_signature(header, CLIENT.public)
+    assert (header.config, header.round_id) == (OFFER.config, OFFER.round_id)
+    assert header.enclave_key == hpke.fingerprint(KEY.public)
+    assert header.client == "alice"
+    assert header.manifest == RULES.manifest.digest()
+    assert (header.dimension, header.tile, header.tiles) == (50, 16, 4)
+
+
+def test_the_tiles_are_those_of_the_update():
+    sealed = seal()
+    assert [tile.index for tile in sealed.tiles] == [0, 1, 2, 3]
+    assert [len(tile.ciphertext) for tile in sealed.tiles] == [80, 80, 80, 24]
+    assert {tile.upload_id for tile in sealed.tiles} == {sealed.header.upload_id}
+
+
+def test_every_upload_has_a_key_of_its_own():
+    """Under one key the XOR of two ciphertexts would be that of the updates."""
+    one, two = seal(seed=1), seal(seed=2)
+    assert one.header.upload_id != two.header.upload_id
+    xor = np.frombuffer(one.tiles[0].ciphertext, np.uint8) ^ np.frombuffer(
+        two.tiles[0].ciphertext, np.uint8
+    )
+    assert np.count_nonzero(xor[:64]) > 48
+    opener, _ = updates.open_header(one.header, KEY)
+    with pytest.raises(OpenError):
+        opener.open_into(0, two.tiles[0].ciphertext, np.empty(16, np.float32))
+
+
+def test_by_default_the_key_is_the_system_s():
+    sealed = [
+        updates.seal(UPDATE, offer=OFFER, rules=RULES, client="alice", identity=CLIENT)
+        for _ in range(2)
+    ]
+    assert sealed[0].tiles[0].ciphertext != sealed[1].tiles[0].ciphertext
+
+
+def test_the_key_is_in_no_message():
+    drawn = []
+    source = entropy(5)
+
+    def recording(n):
+        drawn.append(source(n))
+        return drawn[-1]
+
+    sealed = updates.seal(
+        UPDATE, offer=OFFER, rules=RULES, client="alice", identity=CLIENT, entropy=recording
+    )
+    upload_id, key = drawn
+    assert upload_id == sealed.header.upload_id
+    assert key not in sealed.header.sealed_key
+    assert not any(key in tile.ciphertext for tile in sealed.tiles)
+
+
+BOUND = {
+    "config": b"C" * 32,
+    "round_id": b"R" * 32,
+    "enclave_key": b"K" * 32,
+    "client": "bob",
+    "upload_id": b"U" * 32,
+    "manifest": b"M" * 32,
+    "dimension": 51,
+    "tile": 17,
+    "tiles": 5,
+}
+
+
+@pytest.mark.parametrize("field", BOUND)
+def test_every_field_is_bound_to_the_sealed_key_and_to_the_tiles(field):
+    sealed = seal()
+    changed = replace(sealed.header, **{field: BOUND[field]})
+    with pytest.raises(OpenError):
+        updates.open_header(changed, KEY)
+    assert updates.tile_context(changed) != updates.tile_context(sealed.header)
+
+
+def test_a_header_opens_with_its_own_key_only():
+    with pytest.raises(OpenError):
+        updates.open_header(seal().header, HybridKey())
+
+
+@pytest.mark.parametrize("length", [0, 8, 39, 41, 80])
+def test_a_secret_of_another_length_is_refused(length):
+    header = replace(seal().header, sealed_key=b"")
+    sealed_key = hpke.seal(KEY.public, bytes(length), info=updates.context(header))
+    with pytest.raises(OpenError):
+        updates.open_header(replace(header, sealed_key=sealed_key), KEY)
+
+
+def test_the_secret_is_a_key_and_a_norm():
+    header = replace(seal().header, sealed_key=b"")
+    secret = struct.pack(">32sd", bytes(32), -3.5)
+    sealed_key = hpke.seal(KEY.public, secret, info=updates.context(header))
+    assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1] == -3.5
+
+
+BAD_UPDATES = {
+    "too short": np.zeros(49, np.float32),
+    "too long": np.zeros(51, np.float32),
+    "a matrix": np.zeros((5, 10), np.float32),
+    "of float64": np.zeros(50),
+    "of integers": np.zeros(50, np.int32),
+    "of the other byte order": np.zeros(50, ">f4"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_UPDATES)
+def test_what_is_no_update_is_not_sealed(what):
+    with pytest.raises(ConfigError, match=r"float32|shape"):
+        seal(BAD_UPDATES[what])
+
+
+def test_an_update_may_be_a_view():
+    sealed = seal(np.stack([UPDATE, UPDATE], axis=1)[:, 1])
+    assert np.array_equal(open_all(sealed.header, sealed.tiles)[0], UPDATE)
+
+
+def test_the_stated_norm_is_accumulated_in_float64():
+    update = np.full(50, np.finfo(np.float32).max, np.float32)
+    assert updates.stated_norm(update) == pytest.approx(float(update[0]) * np.sqrt(50), rel=1e-15)
+    assert updates.stated_norm(np.array([2.0**-149], np.float32)) == 2.0**-149
+    assert updates.stated_norm(np.zeros(3, np.float32)) == 0
+
+
+def test_a_norm_that_is_not_finite_is_stated_without_a_warning():
+    """The enclave rejects it. A client's training may well diverge."""
+    update = UPDATE.copy()
+    update.view(np.uint32)[3] = 0x7F800001  # a signalling NaN
+    assert np.isnan(updates.stated_norm(update))
+    update[3] = np.inf
+    assert updates.stated_norm(update) == np.inf
+
+
+def test_a_tile_that_fails_leaves_zeros():
+    sealed = seal()
+    opener, _ = updates.open_header(sealed.header, KEY)
+    out = np.full(16, 7, np.float32)
+    with pytest.raises(OpenError):
+        opener.open_into(1, sealed.tiles[0].ciphertext, out)
+    assert not out.any()
+
+
+def test_the_key_does_not_print():
+    assert repr(updates.open_header(seal().header, KEY)[0]) == "TileOpener(<secret>)"

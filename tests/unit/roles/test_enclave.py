@@ -1,0 +1,111 @@
+"""The enclave between rounds. What happens in one is tested in tests/protocol."""
+
+from dataclasses import replace
+
+import pytest
+
+from ostraka.config import Federation, Manifest, Member, RoundConfig
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.crypto.stream import SecretStream
+from ostraka.encoding import UNSIGNED, digest
+from ostraka.errors import LocalProtocolError, OpenError, Rejection, TooFewUpdates
+from ostraka.messages import Receipt, UpdateTile
+from ostraka.roles.enclave import Enclave
+from ostraka.roles.enclave.context import Standing
+
+IDENTITY = Identity(bytes([200]) * 32)
+RULES = RoundConfig(Manifest.flat(10), f=2, masking="none", tile=4)
+FEDERATION = Federation(RULES, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), ())
+
+
+def enclave(**changes):
+    return Enclave(FEDERATION, IDENTITY, **changes)
+
+
+def receipt(number=1, previous=bytes(32)):
+    blank = Receipt(
+        number=number,
+        round_id=b"r" * 32,
+        previous=previous,
+        config=FEDERATION.digest(),
+        aggregate=bytes(32),
+        participants=7,
+        kept=5,
+        rejected=(),
+        commitment=bytes(32),
+        disclosed=False,
+        selected=(),
+        masking="none",
+        distances="inside",
+        cautions=(),
+        signature=UNSIGNED,
+    )
+    return IDENTITY.sign(blank)
+
+
+def test_an_offer_is_signed_and_says_where_the_chain_is():
+    first = enclave().open_round().offer
+    check_signature(first, enclave().public)
+    assert (first.number, first.previous) == (1, bytes(32))
+    assert first.config == FEDERATION.digest()
+    later = enclave(head=receipt(8)).open_round().offer
+    assert (later.number, later.previous) == (9, digest(receipt(8)))
+
+
+def test_every_round_has_a_fresh_id_and_a_fresh_key():
+    """Also when it is opened again after a crash: what was sealed to the old key is void."""
+    same = enclave()
+    offers = [same.open_round().offer for _ in range(3)]
+    assert len({offer.round_id for offer in offers}) == 3
+    assert len({offer.key for offer in offers}) == 3
+
+
+def test_randomness_is_an_argument():
+    offers = [enclave(entropy=SecretStream(bytes(32)).bytes).open_round().offer for _ in range(2)]
+    assert offers[0] == offers[1]
+
+
+def test_the_chain_goes_on_after_its_own_head():
+    party = enclave()
+    party.follow(receipt())
+    party.follow(receipt(2, digest(receipt())))
+    assert party.open_round().offer.number == 3
+    for stale in (receipt(), receipt(2, digest(receipt())), receipt(3)):
+        with pytest.raises(LocalProtocolError):
+            party.follow(stale)
+    assert party.open_round().offer.number == 3
+
+
+def test_a_round_without_updates_stays_open():
+    collecting = enclave().open_round()
+    with pytest.raises(TooFewUpdates, match="0 valid updates and f=2"):
+        collecting.close()
+    with pytest.raises(OpenError):
+        collecting.accept_tile(UpdateTile(bytes(32), 0, bytes(32)))
+
+
+def test_standing_lowers_f_for_provable_lies_only():
+    standing = Standing(RULES, {"client-0": Rejection.BAD_NORM})
+    assert (standing.f, standing.kept(6)) == (1, 5)
+    standing.reject("client-1", Rejection.UNOPENABLE_TILE)
+    assert (standing.f, standing.kept(5)) == (1, 4)
+    standing.require(5)
+    with pytest.raises(TooFewUpdates, match="4 valid updates and f=1"):
+        standing.require(4)
+    for row in (2, 3, 4):
+        standing.reject(f"client-{row}", Rejection.NOT_FINITE)
+    assert standing.f == 0
+
+
+def test_the_first_reason_stands():
+    standing = Standing(RULES, {})
+    standing.reject("client-0", Rejection.UNOPENABLE_TILE)
+    standing.reject("client-0", Rejection.FALSE_NORM)
+    assert standing.rejected == {"client-0": Rejection.UNOPENABLE_TILE}
+    assert "client-0" not in standing
+    assert "client-1" in standing
+
+
+def test_a_given_k_is_kept_while_it_can_be():
+    standing = Standing(replace(RULES, k=4), {})
+    assert [standing.kept(n) for n in (9, 7, 6, 5)] == [4, 4, 4, 3]

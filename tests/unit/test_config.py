@@ -1,0 +1,287 @@
+import dataclasses
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.config import (
+    DEFAULT_TILE,
+    MAX_TILE_VALUES,
+    Federation,
+    Manifest,
+    Member,
+    RoundConfig,
+    Tensor,
+    default_tile,
+    power_of_two_above,
+    require_krum,
+)
+from ostraka.core.leakage import bound_bits
+from ostraka.encoding import decode, encode, pack, unpack
+from ostraka.errors import ConfigError, MalformedMessage
+
+
+def members(n, *, kind="client", first=0):
+    return tuple(Member(f"{kind}-{i}", bytes([first + i]) * 32) for i in range(n))
+
+
+def rules(d=100, **changes):
+    return RoundConfig(Manifest.flat(d), **{"f": 1, "masking": "none", **changes})
+
+
+def federation(n=7, enrolled=0, **changes):
+    return Federation(rules(**changes), members(n), members(enrolled, kind="worker", first=100))
+
+
+IMPOSSIBLE = {
+    "f below zero": (lambda: rules(f=-1), "f=-1"),
+    "an unknown masking": (lambda: rules(masking="rot13"), "'rot13'"),
+    "k below f + 2": (lambda: rules(f=3, k=4), "k=4, f=3"),
+    "k above n - f": (lambda: federation(7, f=2, k=6), "k=6, n=7, f=2"),
+    "n below 2f + 3": (lambda: federation(6, f=2), "n=6, f=2"),
+    "a clip norm of zero": (lambda: rules(clip_norm=0.0), "got 0.0"),
+    "a clip norm below zero": (lambda: rules(clip_norm=-1.0), "got -1.0"),
+    "a clip norm below float32's range": (lambda: rules(clip_norm=1e-40), "got 1e-40"),
+    "a clip norm of NaN": (lambda: rules(clip_norm=math.nan), "got nan"),
+    "an infinite clip norm": (lambda: rules(clip_norm=math.inf), "got inf"),
+    "a clip norm beyond any float32 update": (lambda: rules(clip_norm=1e300), "1e\\+300"),
+    "an empty tile": (lambda: rules(tile=0), "got 0"),
+    "too large a tile": (lambda: federation(7, tile=2**20), r"7 x 1048576.*at most 599186"),
+    "no values": (lambda: Manifest(()), "at least one value"),
+    "a tensor of no values": (lambda: Manifest((Tensor("w", (3, 0)),)), "at least one value"),
+    "a tensor of negative shape": (lambda: Manifest((Tensor("w", (-2, -3)),)), "-2"),
+    "two tensors of one name": (
+        lambda: Manifest((Tensor("w", (1,)), Tensor("w", (2,)))),
+        r"\['w', 'w'\]",
+    ),
+    "more clients than dimensions": (
+        lambda: federation(7, 2, d=6, masking="gaussian"),
+        "7 clients and 6 dimensions",
+    ),
+    "one worker": (lambda: rules(masking="exact", workers=1), "got 1"),
+    "eight workers": (lambda: rules(masking="exact", workers=8), "got 8"),
+    "too few enrolled workers": (lambda: federation(7, 2, masking="exact", workers=3), "3.* 2 are"),
+    "Gaussian masking without workers": (lambda: federation(7, 0, masking="gaussian"), " 0 are"),
+    "Gaussian masking for three workers": (lambda: rules(masking="gaussian", workers=3), "got 3"),
+    "distances by nobody": (lambda: rules(distances="elsewhere"), "'elsewhere'"),
+    "too small a sketch": (lambda: rules(d=10_000, sketch=4_095), "m = 4095"),
+    "a sketch larger than the update": (lambda: rules(d=5_000, sketch=5_001), "d = 5000.*m = 5001"),
+    "too large a sketch": (
+        lambda: federation(7, d=2**22, sketch=2**22, tile=16),
+        r"7 x 4194304.*at most 2396745",
+    ),
+    "a budget that its precision cannot meet": (
+        lambda: rules(masking="gaussian", leakage_bits=1e-12, precision=1e-9),
+        r"1e-12 bits.*squared clip norms; the precision asked for is 1e-09",
+    ),
+    "a leakage budget of nothing": (lambda: rules(masking="gaussian", leakage_bits=0.0), "bits"),
+    "a leakage budget of NaN": (lambda: rules(masking="gaussian", leakage_bits=math.nan), "bits"),
+    "the least leakage budget": (lambda: rules(masking="gaussian", leakage_bits=5e-324), "bits"),
+    "a leakage budget near it": (lambda: rules(masking="gaussian", leakage_bits=1e-318), "bits"),
+    "a precision below zero": (lambda: rules(masking="gaussian", precision=-1.0), "precision"),
+    "two clients of one name": (
+        lambda: Federation(rules(), (*members(5), replace(members(6)[5], name="client-0")), ()),
+        "own name",
+    ),
+    "two clients of one key": (
+        lambda: Federation(rules(), (*members(5), replace(members(6)[5], key=bytes(32))), ()),
+        "own key",
+    ),
+    "a client that is also a worker": (
+        lambda: Federation(rules(), members(7), (Member("worker-0", bytes(32)),)),
+        "own key",
+    ),
+    "a worker with a client's name": (
+        lambda: Federation(rules(), members(7), (Member("client-0", b"w" * 32),)),
+        "own name",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", IMPOSSIBLE)
+def test_an_impossible_config_states_its_numbers(what):
+    make, numbers = IMPOSSIBLE[what]
+    with pytest.raises(ConfigError, match=numbers):
+        make()
+
+
+@pytest.mark.parametrize(("n", "f"), [(3, 0), (5, 1), (7, 2), (23, 10)])
+def test_krum_s_condition_is_tight(n, f):
+    require_krum(n, f)
+    with pytest.raises(ConfigError, match=f"n={n - 1}, f={f}"):
+        require_krum(n - 1, f)
+    assert federation(n, f=f).rules.kept(n, f) == n - f
+
+
+def test_k_may_be_anything_from_f_plus_2_to_n_minus_f():
+    for k in range(4, 8):
+        assert federation(9, f=2, k=k).rules.kept(9, 2) == k
+    assert rules(f=2, k=7).kept(8, 2) == 6
+    assert rules(f=2, k=4).kept(8, 2) == 4
+    assert rules(f=2).kept(8, 1) == 7
+
+
+CHANGES = {
+    "manifest": Manifest.flat(5_001),
+    "f": 2,
+    "masking": "gaussian",
+    "k": 4,
+    "clip_norm": 2.0,
+    "leakage_bits": 2e-3,
+    "precision": 2e-3,
+    "tile": 99,
+    "disclose_selection": True,
+    "distances": "inside",
+    "workers": 3,
+    "sketch": 4_096,
+    "verify": False,
+}
+
+
+def test_the_digest_binds_every_rule():
+    fields = {field.name for field in dataclasses.fields(RoundConfig)}
+    assert fields <= set(CHANGES), "a new field needs a line in the table"
+    base = federation(7, 3, d=5_000)
+    digests = {
+        replace(base, rules=replace(base.rules, **{name: CHANGES[name]})).digest()
+        for name in fields
+    }
+    assert len(digests | {base.digest()}) == len(fields) + 1
+
+
+def test_the_digest_binds_the_roster():
+    base = federation(7, 2)
+    others = (
+        replace(base, clients=members(8)),
+        replace(base, clients=base.clients[::-1]),
+        replace(base, clients=(*base.clients[:-1], Member("client-6", b"k" * 32))),
+        replace(base, clients=(*base.clients[:-1], Member("other", base.clients[-1].key))),
+        replace(base, workers=base.workers[::-1]),
+        replace(base, workers=base.workers[:1]),
+    )
+    assert len({each.digest() for each in (base, *others)}) == 7
+
+
+def test_the_manifest_says_what_coordinates_mean():
+    manifest = Manifest((Tensor("w", (3, 4)), Tensor("b", (3,)), Tensor("scale", ())))
+    assert manifest.dimension == 16
+    digests = {
+        each.digest()
+        for each in (
+            manifest,
+            Manifest(manifest.tensors[::-1]),
+            Manifest((Tensor("w", (4, 3)), *manifest.tensors[1:])),
+            Manifest((Tensor("v", (3, 4)), *manifest.tensors[1:])),
+            Manifest((Tensor("w", (3, 4), "float16"), *manifest.tensors[1:])),
+            Manifest.flat(16),
+        )
+    }
+    assert len(digests) == 6
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: federation(7),
+        lambda: federation(9, 2, masking="gaussian", f=3, k=5, disclose_selection=True),
+        lambda: federation(7, clip_norm=0.5, tile=3),
+        lambda: federation(7, clip_norm=1),
+        lambda: federation(7, 2, masking="gaussian", leakage_bits=1, precision=1),
+    ],
+)
+def test_a_config_survives_its_encoding(make):
+    config = make()
+    decoded = decode(Federation, encode(config))
+    assert decoded == config
+    assert decoded.digest() == config.digest()
+
+
+def test_equal_rules_have_equal_digests():
+    """1 == 1.0, whichever of them a caller writes."""
+    assert federation(7, clip_norm=1) == federation(7, clip_norm=1.0)
+    assert federation(7, clip_norm=1).digest() == federation(7, clip_norm=1.0).digest()
+
+
+def test_an_impossible_config_does_not_decode():
+    raw = encode(federation(7, f=2)).replace(pack((2).to_bytes(8, "big")), pack(bytes(7) + b"\x09"))
+    with pytest.raises(MalformedMessage, match="n=7, f=9"):
+        decode(Federation, raw)
+
+
+def test_a_manifest_of_absurd_size_does_not_decode():
+    """2^1260 values fit no float: still a message or MalformedMessage, and nothing else."""
+    label, body = unpack(encode(rules(masking="gaussian")))
+    _, *rest = unpack(body)
+    shape = pack(*[(2**63).to_bytes(8, "big")] * 20)
+    absurd = pack(pack(pack(b"w", shape, b"float32")))
+    with pytest.raises(MalformedMessage):
+        decode(RoundConfig, pack(label, pack(absurd, *rest)))
+
+
+@given(d=st.integers(1, 2_000), tile=st.integers(1, 600))
+def test_tiles_cut_an_update_into_parts(d, tile):
+    tiling = rules(d=d, tile=tile).tiling
+    parts = [tiling.part(index) for index in range(tiling.count)]
+    covered = np.concatenate([np.arange(d)[part] for part in parts])
+    assert np.array_equal(covered, np.arange(d))
+    lengths = [tiling.size(index) for index in range(tiling.count)]
+    assert lengths == [part.stop - part.start for part in parts]
+    assert all(length == tile for length in lengths[:-1])
+    assert 1 <= lengths[-1] <= tile
+
+
+def test_the_default_tile_fits_any_federation():
+    for clients in (1, 5, 64, 256, 257, 1_024, 100_000, MAX_TILE_VALUES):
+        tile = default_tile(clients)
+        assert clients * tile <= MAX_TILE_VALUES
+        assert tile == DEFAULT_TILE or 2 * clients * tile > MAX_TILE_VALUES
+
+
+@pytest.mark.parametrize(
+    ("value", "power"),
+    [
+        (1.0, 1.0),
+        (1.0000001, 2.0),
+        (0.75, 1.0),
+        (0.5, 0.5),
+        (3.0, 4.0),
+        (1e-6, 2.0**-19),
+        (0.0, 2.0**-126),
+        (2.0**-149, 2.0**-126),
+        (2.0**-126, 2.0**-126),
+        (2.0**1023, 2.0**1023),
+    ],
+)
+def test_power_of_two_above(value, power):
+    assert power_of_two_above(value) == power
+
+
+@given(st.floats(2.0**-126, 2.0**1023))
+def test_a_power_of_two_is_at_most_twice_the_value(value):
+    power = power_of_two_above(value)
+    assert value <= power < 2 * value or power == value
+    assert math.frexp(power)[0] == 0.5
+
+
+def test_the_clipping_norm_is_the_configured_one_or_from_the_median():
+    assert rules(clip_norm=0.3).clipping_norm(np.array([1.0, 2.0, 3.0])) == 0.3
+    assert rules().clipping_norm(np.array([1.0, 1.0, 1e30])) == 4.0
+    assert rules().clipping_norm(np.array([1.0, 1.1, 1e30])) == 8.0
+    assert rules().clipping_norm(np.array([0.0, 0.0, 1.0])) == 2.0**-126
+
+
+def test_f_clients_cannot_move_the_clipping_norm_beyond_the_honest_ones():
+    rng = np.random.default_rng(0)
+    for f in range(5):
+        honest = rng.uniform(1, 2, size=f + 3)
+        for lie in (0.0, 1e-30, 1e30, 3e38):
+            stated = rng.permutation(np.concatenate([honest, np.full(f, lie)]))
+            assert 4 <= rules(f=f).clipping_norm(stated) <= 8
+
+
+def test_sigma_keeps_the_leakage_within_its_budget():
+    config = rules(d=1_000, masking="gaussian", leakage_bits=1e-3)
+    assert bound_bits(config.sigma, variance=1 / 1_000, d=1_000) <= 1e-3
