@@ -17,6 +17,8 @@ DEFAULT_TILE = 16_384
 MAX_TILE_VALUES = 4 * 2**20  # clients x tile: what the enclave holds of all updates at one time
 MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
 
+MAX_DIMENSION = 2**40
+
 MASKINGS = ("exact", "gaussian", "none")
 DISTANCES = ("workers", "inside")
 MIN_WORKERS, MAX_WORKERS = 2, 7
@@ -43,8 +45,10 @@ class Manifest:
         names = [tensor.name for tensor in self.tensors]
         if len(set(names)) != len(names):
             raise ConfigError(f"tensor names must differ; got {names}")
-        if self.dimension < 1:
-            raise ConfigError("an update has at least one value; the manifest has none")
+        if any(size < 0 for tensor in self.tensors for size in tensor.shape):
+            raise ConfigError(f"shapes cannot be negative; got {[t.shape for t in self.tensors]}")
+        if not 1 <= self.dimension <= MAX_DIMENSION:
+            raise ConfigError(f"an update has at least one value and at most {MAX_DIMENSION}")
 
     @classmethod
     def flat(cls, d: int) -> "Manifest":
@@ -125,8 +129,9 @@ class RoundConfig:
                 f"k >= f + 2, or f colluders can isolate one honest update; "
                 f"got k={self.k}, f={self.f}"
             )
-        if self.clip_norm is not None and not 2.0**-126 <= self.clip_norm < math.inf:
-            raise ConfigError(f"clip_norm must be at least 2^-126 and finite; got {self.clip_norm}")
+        largest = 2.0**128 * math.sqrt(self.dimension)  # no float32 update is longer
+        if self.clip_norm is not None and not 2.0**-126 <= self.clip_norm <= largest:
+            raise ConfigError(f"clip_norm must be 2^-126 to {largest:.2g}; got {self.clip_norm}")
         if self.tile < 1:
             raise ConfigError(f"a tile holds at least one value; got {self.tile}")
         if self.distances not in DISTANCES:

@@ -10,6 +10,7 @@ import hashlib
 import struct
 from dataclasses import dataclass
 from functools import cache
+from operator import index
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args, get_origin
 from typing import get_type_hints as type_hints
@@ -76,7 +77,7 @@ def unpack(data: bytes) -> list[bytes]:
 
 def encode(message: Message) -> bytes:
     """The canonical bytes of a message."""
-    return pack(message.LABEL, _to_bytes(message))
+    return pack(message.LABEL, _to_bytes(type(message), message))
 
 
 def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
@@ -97,23 +98,25 @@ def _length(field: bytes) -> bytes:
     return len(field).to_bytes(_PREFIX, "big")
 
 
-def _to_bytes(value: Any) -> bytes:
-    match value:
-        case None:
-            return b""
-        case bool():
-            return b"\1" if value else b"\0"
-        case bytes() | memoryview():
-            return bytes(value)
-        case int():
-            return value.to_bytes(8, "big")
-        case float():
-            return struct.pack(">d", value)
-        case str():
-            return value.encode()
-        case tuple():
-            return pack(*map(_to_bytes, value))
-    return pack(*(_to_bytes(getattr(value, field.name)) for field in dataclasses.fields(value)))
+def _to_bytes(kind: Any, value: Any) -> bytes:
+    """By the declared type and not the value's own, so that 1 and 1.0 are the same ratio."""
+    if dataclasses.is_dataclass(kind):
+        names = (field.name for field in dataclasses.fields(kind))
+        hints = zip(names, _field_types(kind), strict=True)
+        return pack(*(_to_bytes(hint, getattr(value, name)) for name, hint in hints))
+    origin = get_origin(kind)
+    if origin is tuple:
+        return pack(*(_to_bytes(get_args(kind)[0], each) for each in value))
+    if isinstance(kind, UnionType):
+        inner = next(option for option in get_args(kind) if option is not NoneType)
+        return b"" if value is None else _to_bytes(inner, value)
+    if origin is Annotated or kind is bytes:
+        return bytes(value)
+    if kind is str:
+        return str(value).encode()
+    if kind is bool:
+        return b"\1" if value else b"\0"
+    return index(value).to_bytes(8, "big") if kind is int else struct.pack(">d", value)
 
 
 def _from_bytes(kind: Any, raw: bytes) -> Any:

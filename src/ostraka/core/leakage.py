@@ -76,8 +76,11 @@ def require(
     ConfigError if distances could then be off by more than `precision`, in squared clip norms.
     """
     _require_positive(precision=precision)
-    sigma = sigma_for(bits, variance=clipped_variance(ROW_NORM, d), d=d)
-    error = decoding_error(sigma, d=d, dtype=dtype, tile=tile)
+    try:
+        sigma = sigma_for(bits, variance=clipped_variance(ROW_NORM, d), d=d)
+        error = decoding_error(sigma, d=d, dtype=dtype, tile=tile)
+    except (OverflowError, ZeroDivisionError):
+        raise ConfigError(f"no noise in float64 keeps the leakage within {bits:g} bits") from None
     if error > precision:
         raise ConfigError(
             f"a leakage of at most {bits:g} bits needs noise of sigma={sigma:.4g} clip norms, and "

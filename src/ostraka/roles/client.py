@@ -100,7 +100,9 @@ class Submitted:
     def finish(self, receipt: Receipt, aggregate: Float32) -> Client:
         """Accept the round's outcome. Raises OpenError or ReceiptRefused."""
         after = self.client.follow(receipt)
-        if receipt.round_id != self.offer.round_id:
+        offer = self.offer
+        promised = (offer.round_id, offer.number, offer.previous)
+        if (receipt.round_id, receipt.number, receipt.previous) != promised:
             raise ReceiptRefused("the receipt is for another round than the one this client joined")
         if receipt.aggregate != hashlib.sha256(aggregate.data).digest():
             raise ReceiptRefused("the aggregate is not the one that the receipt vouches for")

@@ -14,7 +14,7 @@ from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.offline_mask import mask_tiles
-from ostraka.errors import LocalProtocolError, MalformedMessage, RemoteProtocolError
+from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 
 _TYPES: dict[str, np.dtype[Any]] = {"gaussian": np.dtype("<f8"), "exact": np.dtype("<u4")}
@@ -63,7 +63,7 @@ class Computing:
     def add(self, tile: ShareTile) -> None:
         """Take in one tile of shares. Raises RemoteProtocolError, and then nothing changes."""
         if tile.attempt_id != self._offer.attempt_id or tile.index not in self._left:
-            raise RemoteProtocolError(f"share tile {tile.index} is not expected in this attempt")
+            raise OpenError("share tile")
         if len(tile.ciphertext) != self._layout.size(tile.index):
             raise MalformedMessage(f"share tile {tile.index} has {len(tile.ciphertext)} bytes")
         block = cut(self._block, self._offer.rows, self._columns.size(tile.index))
@@ -78,7 +78,7 @@ class Computing:
         """Make the mask that a seed stands for, in place of shares. Raises RemoteProtocolError."""
         everything = len(self._left) == self._columns.count
         if message.attempt_id != self._offer.attempt_id or not everything:
-            raise RemoteProtocolError("a mask seed is not expected in this attempt")
+            raise OpenError("mask seed")
         seed = self._channel.open_seed(message.ciphertext)
         for block in mask_tiles(seed, self._offer.rows, self._columns):
             self._add(block)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Published:
 
     aggregate: Float32
     receipt: Receipt
-    selected: tuple[str, ...]
+    selected: tuple[str, ...] = field(repr=False)
     rejected: dict[str, Rejection]
     distance_error: float
 
@@ -61,6 +61,7 @@ class Averaging:
         shape = (lanes.count, context.rules.tiling.group, context.rules.tile)
         self._raw = np.empty(shape, np.float32)
         self._wide = np.empty(shape)
+        self._published = False
         self._select()
 
     def average(self, tiles: Iterable[Sequence[Buffer]]) -> Published:
@@ -70,6 +71,9 @@ class Averaging:
         out, whatever its weight was, the rest is selected anew from the same matrix, and the second
         pass can start over.
         """
+        if self._published:
+            raise LocalProtocolError("this round is published; a second receipt would be a fork")
+        self._select()  # Again, because the last call may have ended in TooFewUpdates.
         aggregate = np.empty(self._context.rules.dimension, np.float32)
         done = np.zeros(self._context.rules.tiling.count, bool)
 
@@ -86,6 +90,7 @@ class Averaging:
             raise
         if not done.all():
             raise LocalProtocolError(f"{np.sum(~done)} tiles were not averaged")
+        self._published = True
         return self._publish(aggregate)
 
     def _select(self) -> None:
@@ -123,13 +128,18 @@ class Averaging:
         except OpenError:
             raise UpdateRejected(member.client, Rejection.CHANGED) from None
 
+    def _rejected(self) -> dict[str, Rejection]:
+        """In the roster's order, so that the same round has the same receipt."""
+        rejected, roster = self._standing.rejected, self._context.federation.clients
+        return {each.name: rejected[each.name] for each in roster if each.name in rejected}
+
     def _publish(self, aggregate: Float32) -> Published:
         selected = tuple(self._rows[row].client for row in self._selected)
         return Published(
             aggregate=aggregate,
             receipt=self._context.identity.sign(self._receipt(aggregate, selected)),
             selected=selected,
-            rejected=dict(self._standing.rejected),
+            rejected=self._rejected(),
             distance_error=self._distance_error,
         )
 
@@ -146,7 +156,7 @@ class Averaging:
             participants=len(self._alive),
             kept=len(selected),
             rejected=tuple(
-                RejectedClient(client, reason) for client, reason in self._standing.rejected.items()
+                RejectedClient(client, reason) for client, reason in self._rejected().items()
             ),
             commitment=hashlib.sha256(pack(_COMMITMENT, salt, names)).digest(),
             disclosed=config.disclose_selection,

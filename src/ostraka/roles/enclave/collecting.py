@@ -137,6 +137,8 @@ class Collecting:
 
         Raises TooFewUpdates where Multi-Krum could not stand; the round then stays open.
         """
+        if self._closed:
+            raise LocalProtocolError("this round was closed before")
         rows = tuple(
             self._uploads[member.name].row
             for member in self._context.federation.clients
@@ -195,7 +197,7 @@ class Collecting:
             opener, norm = updates.open_header(header, self._key)
         except OpenError:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
-        if not _possible_norm(norm):
+        if not _possible_norm(norm, rules.dimension):
             raise UpdateRejected(header.client, Rejection.BAD_NORM)
         return Row(header.client, header.upload_id, opener, norm)
 
@@ -207,5 +209,5 @@ class Collecting:
         )
 
 
-def _possible_norm(norm: float) -> bool:
-    return math.isfinite(norm) and (norm == 0 or norm >= _SMALLEST_NORM)
+def _possible_norm(norm: float, d: int) -> bool:
+    return norm == 0 or _SMALLEST_NORM <= norm <= 2.0**128 * math.sqrt(d)

@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float32, Float64, UInt32
+from ostraka.arrays import Buffer, Float32, Float64, UInt32, cut
 from ostraka.core import sketch
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
@@ -26,6 +26,8 @@ class Folding:
         with np.errstate(divide="ignore"):
             self._scales = np.clip(1 / reader.norms, 2.0**-126, 2.0**126).astype(np.float32)
         self._to_unit = reader.factors / self._scales
+        group = (reader.lanes.count, reader.group, reader.rules.tile)
+        self._scaled = np.empty(group, np.float32)
 
     def fold(self, tiles: Iterable[Sequence[Buffer]]) -> None:
         """The whole first pass over the updates."""
@@ -66,10 +68,11 @@ class Folding:
         values = self._reader.open(lane, tile.index, rows, tile.ciphertexts)
         # An attacker's signalling NaN must not print a warning.
         with np.errstate(all="ignore"):
-            np.multiply(values, self._scales[part, None], out=values)
-            squares = np.vecdot(values, values) * self._to_unit[part] ** 2
-        self._reader.account(tile.index, rows, values, squares)
-        sketch.fold(values, tile.signs, tile.shifts, out=self.rows[part])
+            scaled = cut(self._scaled[lane], *values.shape)
+            np.multiply(values, self._scales[part, None], out=scaled)
+            squares = np.vecdot(scaled, scaled) * self._to_unit[part] ** 2
+        self._reader.account(lane, tile.index, rows, scaled, squares)
+        sketch.fold(scaled, tile.signs, tile.shifts, out=self.rows[part])
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,10 @@ class GaussianEncoder:
         first.end_block()
 
     def flaw(self, upper: AnyArray) -> str | None:
-        return None if np.isfinite(upper).all() else "sent distances that are not finite"
+        constant = 2 * self._rules.columns.length * self._rules.sigma**2
+        # Shares are sqrt(C) apart, give or take 2. Written as a positive condition, for NaN.
+        possible = (np.abs(upper) <= 2 * (constant + 8)).all()
+        return None if possible else "sent distances that its shares cannot have"
 
     def decode(self, matrices: Sequence[Float64]) -> Measured | None:
         """Law 3. The check has a tolerance: smaller lies than that pass."""

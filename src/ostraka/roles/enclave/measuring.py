@@ -104,7 +104,8 @@ class Connecting:
 
     def connect(self, accepts: Sequence[ChannelAccept]) -> "Masking":
         """Raises WorkerError unless every chosen worker accepted its own offer."""
-        channels = tuple(map(self._finish, self._pending, self._workers, accepts))
+        each = zip(self._pending, self._workers, accepts, strict=True)
+        channels = tuple(self._finish(*one) for one in each)
         names = tuple(worker.name for worker in self._workers)
         return Masking(self._attempt, self._reader, self._offline, channels, names)
 
@@ -154,6 +155,7 @@ class Masking:
         self._names = names
         self._folding = Folding(reader) if reader.rules.sketch else None
         self._encoder: Encoder | None = None
+        self._encoded = 0
 
     def seed(self) -> MaskSeed | None:
         """What the last of an odd number of workers gets, instead of shares."""
@@ -186,14 +188,16 @@ class Masking:
 
         Raises WorkerError for an answer that is not one on its face.
         """
-        if self._encoder is None:
-            raise LocalProtocolError("nothing has been masked yet")
+        if self._encoder is None or self._encoded != self._columns.count:
+            raise LocalProtocolError(f"{self._encoded} of {self._columns.count} tiles are masked")
         matrices = [
             self._open_answer(self._encoder, *each)
             for each in zip(self._channels, self._names, answers, strict=True)
         ]
         measured = self._encoder.decode(matrices)
         if measured is None:
+            # Under the same challenge, a second answer could be fitted to what the first one told.
+            self._encoded = 0
             return Dispute(self._reader, self._folding, self._encoder, matrices, self._names)
         return _finish(self._reader, measured, "workers")
 
@@ -216,7 +220,7 @@ class Masking:
         def encode_group(lane: int, rows: range) -> None:
             if self._folding is None:
                 values = self._reader.open(lane, index, rows, ciphertexts)
-                self._reader.account(index, rows, *encoder.load(lane, rows, values))
+                self._reader.account(lane, index, rows, *encoder.load(lane, rows, values))
             else:
                 encoder.load(lane, rows, self._folding.columns(index, rows))
             shares = encoder.shares(lane, index, rows, noise)
@@ -229,6 +233,7 @@ class Masking:
             self._reader.begin(index, ciphertexts)
         self._reader.each_group(encode_group)
         encoder.end_tile()
+        self._encoded += 1
         used = self._layout.size(index)
         return tuple(ShareTile(self._attempt, index, out[:used]) for out in sealed)
 
@@ -370,7 +375,7 @@ class MeasuringInside:
         with np.errstate(all="ignore"):
             scaled = np.multiply(values, self._factors[part], out=block[part])
             squares = np.vecdot(scaled, scaled)
-        self._reader.account(index, rows, scaled, squares)
+        self._reader.account(lane, index, rows, scaled, squares)
 
 
 def _tile_by_tile(

@@ -76,11 +76,13 @@ class RowReader:
                 self.reject(row, Rejection.UNOPENABLE_TILE)
         return raw
 
-    def account(self, index: int, rows: range, values: AnyArray, squares: Float64) -> None:
+    def account(
+        self, lane: int, index: int, rows: range, values: AnyArray, squares: Float64
+    ) -> None:
         """Add a tile's squares to the rows' norms, and zero what is too long by now or not finite.
 
-        values: (g, b), the tile as it goes on. squares: (g,) of the tile in the unit ball. A row
-        that is already too long cannot become short again.
+        values: (g, b), the tile that the lane opened last, as it goes on. squares: (g,) of it in
+        the unit ball. A row that is already too long cannot become short again.
         """
         part = slice(rows.start, rows.stop)
         self._squares[part] += squares
@@ -93,7 +95,8 @@ class RowReader:
             row = rows[place]
             values[place] = 0
             self._zero(row, index)
-            finite = np.isfinite(self._squares[row])
+            sent = cut(self._raw[lane], *values.shape)[place]
+            finite = np.isfinite(sent).all()
             self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
 
     def reopen(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
