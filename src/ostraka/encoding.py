@@ -100,8 +100,8 @@ def _length(field: bytes) -> bytes:
 
 def _to_bytes(kind: Any, value: Any) -> bytes:
     """By the declared type and not the value's own, so that 1 and 1.0 are the same ratio."""
-    if dataclasses.is_dataclass(kind):
-        names = (field.name for field in dataclasses.fields(kind))
+    if dataclasses.is_dataclass(value):
+        names = (field.name for field in dataclasses.fields(value))
         hints = zip(names, _field_types(kind), strict=True)
         return pack(*(_to_bytes(hint, getattr(value, name)) for name, hint in hints))
     origin = get_origin(kind)
@@ -155,7 +155,7 @@ def _dataclass_from_bytes(kind: Any, raw: bytes) -> Any:
 
 
 @cache
-def _field_types(kind: Any) -> tuple[Any, ...]:
+def _field_types(kind: type[Any]) -> tuple[Any, ...]:
     hints = type_hints(kind, include_extras=True)
     return tuple(hints[field.name] for field in dataclasses.fields(kind))
 

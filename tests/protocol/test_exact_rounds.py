@@ -37,7 +37,7 @@ class Recording(ExactEncoder):
             self.decoded = field.signed(residues)
             return accepts(residues)
 
-        check.accepts = record
+        check.accepts = record  # type: ignore[method-assign]
         return super().decode(matrices)
 
 

@@ -49,7 +49,7 @@ def test_add_and_sub_work_in_place():
         expected = operation(a, b, np.empty_like(a), scratch)
         for where in (0, 1):
             operands = [a.copy(), b.copy()]
-            operation(*operands, operands[where], scratch)
+            operation(operands[0], operands[1], operands[where], scratch)
             np.testing.assert_array_equal(operands[where], expected)
 
 

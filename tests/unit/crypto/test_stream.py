@@ -113,8 +113,8 @@ def test_normals_are_box_muller_of_the_stream():
 def test_normals_are_normal_and_uncorrelated():
     x = SecretStream(KEY).normal((2, 100_000))
     assert stats.kstest(x.reshape(-1), "norm").pvalue > 1e-3
-    assert abs(np.corrcoef(x)[0, 1]) < 4 / np.sqrt(x.shape[1])
-    assert abs(np.corrcoef(x[0, 0::2], x[0, 1::2])[0, 1]) < 4 / np.sqrt(x.shape[1] / 2)
+    for one, other in ((x[0], x[1]), (x[0, 0::2], x[0, 1::2])):
+        assert abs(np.mean(one * other)) < 4 / np.sqrt(len(one))
 
 
 def test_even_normal_draws_do_not_depend_on_the_chunk(monkeypatch):

@@ -12,19 +12,23 @@ from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
 from ostraka.roles.enclave.rows import RowReader
 
+_TAME = 40  # the binary logarithm of a norm that needs no scale, at most, up or down
+
 
 class Folding:
     """Folds the rows of one attempt, in the unit ball. Signs and shifts are drawn after its cohort
     is fixed, so that no client can know them."""
 
     def __init__(self, reader: RowReader) -> None:
+        norms = np.maximum(reader.norms, 2.0**-149)
         self._reader = reader
         self._stream = SecretStream(reader.context.entropy(KEY_BYTES))
         shape = (len(reader.rows), reader.rules.columns.length)
         self.rows: Float32 = np.zeros(shape, np.float32)
-        # Every row is folded at its own scale, where float32 neither overflows nor underflows.
-        with np.errstate(divide="ignore"):
-            self._scales = np.clip(1 / reader.norms, 2.0**-126, 2.0**126).astype(np.float32)
+        # Rows whose squares leave the range of float32 are folded at a scale of their own.
+        self._tame = bool(np.all((reader.norms == 0) | (abs(np.log2(norms)) <= _TAME)))
+        scales = np.ones_like(norms) if self._tame else np.clip(1 / norms, 2.0**-126, 2.0**126)
+        self._scales = scales.astype(np.float32)
         self._to_unit = reader.factors / self._scales
         group = (reader.lanes.count, reader.group, reader.rules.tile)
         self._scaled = np.empty(group, np.float32)
@@ -68,11 +72,15 @@ class Folding:
         values = self._reader.open(lane, tile.index, rows, tile.ciphertexts)
         # An attacker's signalling NaN must not print a warning.
         with np.errstate(all="ignore"):
-            scaled = cut(self._scaled[lane], *values.shape)
-            np.multiply(values, self._scales[part, None], out=scaled)
+            scaled = values if self._tame else self._scale(lane, part, values)
             squares = np.vecdot(scaled, scaled) * self._to_unit[part] ** 2
         self._reader.account(lane, tile.index, rows, scaled, squares)
         sketch.fold(scaled, tile.signs, tile.shifts, out=self.rows[part])
+
+    def _scale(self, lane: int, part: slice, values: Float32) -> Float32:
+        scaled: Float32 = cut(self._scaled[lane], *values.shape)
+        np.multiply(values, self._scales[part, None], out=scaled)
+        return scaled
 
 
 @dataclass(frozen=True)
