@@ -10,7 +10,7 @@ from ostraka.core import attacks, exact, field
 from ostraka.core.rules import multi_krum
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
-from ostraka.roles.enclave import measuring
+from ostraka.roles.enclave import masking
 from ostraka.roles.enclave.exact import ExactEncoder
 
 
@@ -44,7 +44,7 @@ class Recording(ExactEncoder):
 @pytest.fixture(scope="module", autouse=True)
 def _recorded():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(measuring, "ExactEncoder", Recording)
+        patch.setattr(masking, "ExactEncoder", Recording)
         yield
 
 

@@ -10,9 +10,12 @@ Averaging.publish()  -> Published        the aggregate and its receipt
 """
 
 from ostraka.roles.enclave.averaging import Averaging, Published
+from ostraka.roles.enclave.cohort import Cohort, Connecting
 from ostraka.roles.enclave.collecting import Collecting, Enclave
+from ostraka.roles.enclave.dispute import Dispute
+from ostraka.roles.enclave.inside import MeasuringInside
 from ostraka.roles.enclave.lanes import Lanes
-from ostraka.roles.enclave.measuring import Cohort, Connecting, Dispute, Masking, MeasuringInside
+from ostraka.roles.enclave.masking import Masking
 
 __all__ = [
     "Averaging",

@@ -14,8 +14,8 @@ from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
 from ostraka.messages import Receipt, RoundOffer, UpdateHeader, UpdateTile
+from ostraka.roles.enclave.cohort import Cohort
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
-from ostraka.roles.enclave.measuring import Cohort
 
 GENESIS = bytes(32)  # stands for the receipt before the first round
 

@@ -12,7 +12,7 @@ from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.offline_mask import SpentMask, mask_stream
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
-from ostraka.roles.enclave.encoding import Measured
+from ostraka.roles.enclave.encoder import Measured
 from ostraka.roles.enclave.rows import RowReader
 
 _DEVIATIONS = 6  # that the stated error allows a distance to be off

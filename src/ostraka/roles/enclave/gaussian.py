@@ -12,7 +12,7 @@ from ostraka.core.masking import Agreement
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.offline_noise import SpentNoise
 from ostraka.crypto.stream import SecretStream
-from ostraka.roles.enclave.encoding import Measured
+from ostraka.roles.enclave.encoder import Measured
 from ostraka.roles.enclave.rows import RowReader
 
 # The norm of a sketch is random around that of its row. Halved, it stays within the unit ball that

@@ -5,13 +5,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
+from ostraka.core import sketch
 from ostraka.crypto.fingerprints import Fingerprints
 from ostraka.errors import LocalProtocolError, OpenError, Rejection
 from ostraka.roles.enclave.averaging import Averaging
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
+from ostraka.roles.enclave.encoder import Measured
 from ostraka.roles.enclave.lanes import Lanes
 
 _NORM_TOLERANCE = 2.0**-10
+_DEVIATIONS = 6  # of the sketch's error, that the stated one allows for
 
 
 class RowReader:
@@ -114,8 +117,8 @@ class RowReader:
     def reject(self, row: int, reason: Rejection) -> None:
         self._standing.reject(self.rows[row].client, reason)
 
-    def finish(self, distances: Float64, error: Float64, *, measured_by: str) -> Averaging:
-        """Judge the norms and hand the matrix over. `distances` and `error` are in unit balls."""
+    def finish(self, measured: Measured, *, measured_by: str) -> Averaging:
+        """Judge the norms, and go on to the second pass with what was measured in the unit ball."""
         if self._read != self.rules.tiling.count:
             raise LocalProtocolError(f"{self._read} of {self.rules.tiling.count} tiles were read")
         difference = np.abs(np.sqrt(self._squares) - self._stated)
@@ -128,11 +131,18 @@ class RowReader:
             self._fingerprints,
             self.lanes,
             scales=self.factors * self.clip,
-            distances=distances,
-            distance_error=float(np.max(error)) * self.clip**2,
+            distances=measured.distances,
+            distance_error=float(np.max(self._error(measured))) * self.clip**2,
             measured_by=measured_by,
         )
 
     def _zero(self, row: int, index: int) -> None:
         """From this tile on, the row counts as zeros."""
         self._zero_from[row] = min(index, self._zero_from[row])
+
+    def _error(self, measured: Measured) -> Float64:
+        """What was stated, and what the sketch adds to it."""
+        if self.rules.sketch is None:
+            return measured.error
+        relative = _DEVIATIONS * sketch.error(self.rules.sketch)
+        return measured.error + relative * np.abs(measured.distances)

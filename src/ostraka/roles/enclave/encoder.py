@@ -1,7 +1,8 @@
 """What a masking scheme does for the first pass, whichever it is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,3 +61,10 @@ class Auditor(Protocol):
 
     def accepts(self, matrix: AnyArray) -> bool:
         """Whether the matrix can be that of the shares."""
+
+
+def tile_by_tile(
+    tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None
+) -> Iterator[tuple[int, tuple[Sequence[Buffer], Buffer]]]:
+    """Each tile's number, ciphertexts, and sealed noise if there is any."""
+    return enumerate(zip(tiles, noise or repeat(b""), strict=False))

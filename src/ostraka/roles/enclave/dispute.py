@@ -1,0 +1,79 @@
+"""Finds out which worker lied, by deriving every share again."""
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import NoReturn
+
+import numpy as np
+
+from ostraka.arrays import AnyArray, Buffer
+from ostraka.errors import LocalProtocolError, WorkerLied
+from ostraka.roles.enclave.encoder import Encoder, tile_by_tile
+from ostraka.roles.enclave.folding import Folding
+from ostraka.roles.enclave.rows import RowReader
+
+
+class Dispute:
+    """The answers contradict what the enclave knows of the rows: a worker has lied.
+
+    Nothing of them is used. The rows are read once more and every share is derived again, to find
+    out whose answer is false; then the cohort may be measured in a new attempt.
+    """
+
+    def __init__(
+        self,
+        reader: RowReader,
+        folding: Folding | None,
+        encoder: Encoder,
+        matrices: Sequence[AnyArray],
+        names: tuple[str, ...],
+    ) -> None:
+        self._reader = reader
+        self._folding = folding
+        self._encoder = encoder
+        self._matrices = matrices
+        self._names = names
+
+    def settle(
+        self, tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None = None
+    ) -> NoReturn:
+        """Raises WorkerLied, naming who did. tiles, noise: as `Masking.encode` was given them.
+
+        Or OpenError, if the host does not hold the same bytes any more; or LocalProtocolError, if
+        every answer is true by itself, which would be this enclave's own fault.
+        """
+        auditors = self._encoder.auditors()
+        if self._folding is not None:
+            tiles = repeat((), self._reader.rules.columns.count)
+        for index, (ciphertexts, sealed_noise) in tile_by_tile(tiles, noise):
+            blocks = self._shares_again(index, ciphertexts, sealed_noise)
+            for auditor, block in zip(auditors, blocks, strict=True):
+                auditor.add(block)
+        liars = tuple(
+            name
+            for name, auditor, matrix in zip(self._names, auditors, self._matrices, strict=True)
+            if not auditor.accepts(matrix)
+        )
+        if not liars:
+            raise LocalProtocolError("the answers are wrong together, and each is right by itself")
+        raise WorkerLied(liars)
+
+    def _shares_again(
+        self, index: int, ciphertexts: Sequence[Buffer], noise: Buffer
+    ) -> list[AnyArray]:
+        """What each worker was given in tile `index`: (n, b) a worker."""
+        shape = (len(self._reader.rows), self._reader.rules.columns.size(index))
+        blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
+
+        def derive(lane: int, rows: range) -> None:
+            if self._folding is None:
+                values = self._reader.reopen(lane, index, rows, ciphertexts)
+            else:
+                values = self._folding.columns(index, rows)
+            self._encoder.load(lane, rows, values)
+            shares = self._encoder.audited(lane, index, rows, noise)
+            for block, share in zip(blocks, shares, strict=True):
+                block[rows.start : rows.stop] = share
+
+        self._reader.each_group(derive)
+        return blocks
