@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from ostraka.core.costs import Costs
+from ostraka.errors import ConfigError
 
 
 def path() -> Path:
@@ -18,6 +19,8 @@ def load() -> Costs:
         return Costs.from_json(path().read_text())
     except FileNotFoundError:
         return Costs()
+    except (OSError, ValueError) as bad:
+        raise ConfigError(f"{path()}: {bad}; delete it, or run `ostraka bench calibrate`") from None
 
 
 def save(costs: Costs) -> Path:

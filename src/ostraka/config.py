@@ -14,6 +14,7 @@ from ostraka.encoding import Key
 from ostraka.errors import ConfigError
 
 DEFAULT_TILE = 16_384
+MAX_TILE = 2**18  # norms are summed in float32 within a tile
 MAX_TILE_VALUES = 4 * 2**20  # clients x tile: what the enclave holds of all updates at one time
 MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
 
@@ -48,7 +49,7 @@ class Manifest:
         if any(size < 0 for tensor in self.tensors for size in tensor.shape):
             raise ConfigError(f"shapes cannot be negative; got {[t.shape for t in self.tensors]}")
         if not 1 <= self.dimension <= MAX_DIMENSION:
-            raise ConfigError(f"an update has at least one value and at most {MAX_DIMENSION}")
+            raise ConfigError(f"an update has 1 to {MAX_DIMENSION} values; got {self.dimension}")
 
     @classmethod
     def flat(cls, d: int) -> "Manifest":
@@ -132,10 +133,13 @@ class RoundConfig:
         largest = 2.0**128 * math.sqrt(self.dimension)  # no float32 update is longer
         if self.clip_norm is not None and not 2.0**-126 <= self.clip_norm <= largest:
             raise ConfigError(f"clip_norm must be 2^-126 to {largest:.2g}; got {self.clip_norm}")
-        if self.tile < 1:
-            raise ConfigError(f"a tile holds at least one value; got {self.tile}")
+        if not 1 <= self.tile <= MAX_TILE:
+            raise ConfigError(f"a tile holds 1 to {MAX_TILE} values; got {self.tile}")
         if self.distances not in DISTANCES:
-            raise ConfigError(f"distances is one of {', '.join(DISTANCES)}; got {self.distances!r}")
+            raise ConfigError(
+                f"distances is one of {', '.join(DISTANCES)}, or auto for run_round; "
+                f"got {self.distances!r}"
+            )
         if self.sketch is not None:
             sketch.check(self.sketch, self.dimension)
         if not self.inside:
@@ -259,7 +263,10 @@ class Federation:
 def require_krum(n: int, f: int) -> None:
     """Multi-Krum's own condition (Blanchard et al. 2017)."""
     if n < 2 * f + 3:
-        raise ConfigError(f"Krum needs n >= 2f + 3; got n={n}, f={f}")
+        raise ConfigError(
+            f"Multi-Krum needs n >= 2f + 3 clients; got n={n}, f={f}: "
+            f"take at least {2 * f + 3} clients, or f at most {max(0, (n - 3) // 2)}"
+        )
 
 
 def default_tile(clients: int) -> int:

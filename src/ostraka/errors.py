@@ -16,6 +16,7 @@ OstrakaError
     └── TooFewUpdates        fewer valid updates than the rule needs
 """
 
+from collections import Counter
 from enum import StrEnum
 
 
@@ -54,7 +55,7 @@ class Rejection(StrEnum):
     FOREIGN_KEY = "sealed to another enclave key"
     WRONG_SHAPE = "wrong dimension, tiles or manifest"
     UNOPENABLE_KEY = "its sealed key does not open"
-    BAD_NORM = "states a norm that is not finite or not possible"
+    BAD_NORM = "its stated norm is not possible (a NaN or an infinity in the update makes it so)"
     DUPLICATE = "sent twice"
     LATE = "arrived after the round closed"
     INCOMPLETE = "incomplete when the round closed"
@@ -129,7 +130,16 @@ class RoundFailed(OstrakaError):
 
 
 class TooFewUpdates(RoundFailed):
-    """Fewer valid updates than the rule needs."""
+    """Fewer valid updates than the rule needs. `rejected` says whose were not valid, and why."""
+
+    def __init__(self, valid: int, f: int, rejected: dict[str, Rejection]) -> None:
+        reasons = Counter(rejected.values()).most_common()
+        why = "; ".join(f"{count} x {reason}" for reason, count in reasons) or "none"
+        super().__init__(
+            f"Multi-Krum needs n >= 2f + 3; {valid} valid updates and f={f} are left. "
+            f"Rejected: {why}"
+        )
+        self.rejected = rejected
 
 
 class LeakyMasking(UserWarning):

@@ -5,6 +5,7 @@ is trusted with a secret but the roles themselves; what the host holds is cipher
 """
 
 import contextlib
+import operator
 import os
 import warnings
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ from ostraka.errors import (
     ConfigError,
     LeakyMasking,
     Rejection,
-    UpdateRejected,
+    RemoteProtocolError,
     WorkerError,
     WorkerLied,
 )
@@ -95,26 +96,26 @@ def run_round(
     rows = _as_rows(updates)
     n, d = rows.shape
     log: list[Event] = []
-    if distances == "auto":
-        choice = calibration.load().choose(n, sketch or d, workers)
-        distances = choice.distances
-        log.append(events.DistancesChosen(str(choice)))
     rules = RoundConfig(
         Manifest.flat(d),
-        f=f,
-        k=k,
+        f=_whole("f", f),
+        k=None if k is None else _whole("k", k),
         masking=masking,
-        sketch=sketch,
-        workers=workers,
-        clip_norm=clip_norm,
-        verify=verify,
-        distances=distances,
+        sketch=None if sketch is None else _whole("sketch", sketch),
+        workers=_whole("workers", workers),
+        clip_norm=None if clip_norm is None else float(clip_norm),
+        verify=bool(verify),
+        distances="workers" if distances == "auto" else distances,
         tile=default_tile(n),
     )
+    if distances == "auto" and not rules.inside:
+        choice = calibration.load().choose(n, rules.columns.length, rules.workers)
+        rules = replace(rules, distances=choice.distances)
+        log.append(events.DistancesChosen(str(choice)))
+    parties = enrol(rules, clients=n, entropy=entropy or os.urandom)
     if masking == "gaussian" and not rules.inside:
         warnings.warn(LeakyMasking(), stacklevel=2)
-    parties = enrol(rules, clients=n, entropy=entropy or os.urandom)
-    with _lanes(threads) as lanes:
+    with _lanes(_whole("threads", threads)) as lanes:
         result = play(parties, rows, lanes)
     return replace(result, events=(*log, *result.events))
 
@@ -160,7 +161,7 @@ class Host:
 
     def collect(self, collecting: Collecting, sealed: SealedUpdate) -> None:
         """Hand one upload to the enclave. A rejected client is the enclave's to report."""
-        with contextlib.suppress(UpdateRejected):
+        with contextlib.suppress(RemoteProtocolError):
             collecting.accept(sealed.header)
             for tile in sealed.tiles:
                 collecting.accept_tile(tile)
@@ -236,12 +237,28 @@ def _roster(identities: dict[str, Identity]) -> tuple[Member, ...]:
 
 
 def _as_rows(updates: npt.ArrayLike) -> Float32:
+    try:
+        given = np.asarray(updates)
+    except (ValueError, TypeError, RuntimeError) as bad:
+        raise ConfigError(
+            f"updates are numbers, one row of equal length per client: {bad}"
+        ) from None
+    if given.ndim != 2 or given.dtype.kind not in "fiub" or np.ma.isMaskedArray(updates):
+        raise ConfigError(
+            f"updates are real numbers, one row per client, (n, d); "
+            f"got shape {given.shape} of {given.dtype}"
+        )
     # A value beyond float32 becomes an infinity here, and its row is rejected for that.
-    with np.errstate(over="ignore"):
-        rows = np.ascontiguousarray(updates, dtype=np.float32)
-    if rows.ndim != 2:
-        raise ConfigError(f"updates are one row per client, (n, d); got shape {rows.shape}")
-    return rows
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.ascontiguousarray(given, dtype="<f4")
+
+
+def _whole(name: str, value: int) -> int:
+    """A whole number, numpy's own among them."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is a whole number; got {value!r}") from None
 
 
 @contextlib.contextmanager

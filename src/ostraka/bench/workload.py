@@ -17,7 +17,7 @@ from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.crypto.updates import TileOpener, stated_norm, tile_context
 from ostraka.roles.enclave import Cohort, Enclave, Lanes
-from ostraka.roles.enclave.context import RoundContext, Row, Standing
+from ostraka.roles.enclave.context import Publication, RoundContext, Row, Standing
 
 
 class Workload:
@@ -99,7 +99,7 @@ class Attempt:
             federation=parties.federation,
             identity=parties.enclave,
             entropy=os.urandom,
-            number=1,
+            publication=Publication(1),
             round_id=bytes(32),
             previous=bytes(32),
         )

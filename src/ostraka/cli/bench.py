@@ -71,13 +71,21 @@ def calibrate(*, as_json: Json = False) -> None:
     """
     with progress() as step:
         costs = run_calibration(step)
-    target = calibration.save(costs)
     rows = table("Workers", "masks, ns a value", "cheaper than inside from")
     for workers, cost in zip((2, 4, 6), costs.mask, strict=True):
         rows.add_row(f"{workers} or {workers + 1}", f"{cost:.3g}", _clients(costs, workers))
-    figures = {"gram": costs.gram, "mask": list(costs.mask), "path": str(target)}
     inside = f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value."
-    show(rows, inside, f"Kept in {target}.", figures=figures, as_json=as_json)
+    kept = _keep(costs)
+    figures = {"gram": costs.gram, "mask": list(costs.mask), "kept": str(calibration.path())}
+    show(rows, inside, kept, figures=figures, as_json=as_json)
+
+
+def _keep(costs: Costs) -> str:
+    """Keep what was measured; a cache that cannot be written must not lose it."""
+    try:
+        return f"Kept in {calibration.save(costs)}."
+    except OSError as unwritable:
+        return f"Not kept: {unwritable}."
 
 
 def _clients(costs: Costs, workers: int) -> str:

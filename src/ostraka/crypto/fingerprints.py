@@ -1,8 +1,9 @@
-"""Proof that the second pass reads the very ciphertext that the first one read.
+"""Proof that the second pass averages the very values that the first one measured.
 
 A client in league with the host can make two tiles that open under one key, nonce and header, and
 the host could show one when distances are measured and the other when updates are averaged. So the
-first pass keeps a GMAC of every ciphertext tile under a key that never leaves the enclave.
+first pass keeps a GMAC of every opened tile under a key that never leaves the enclave. It is of the
+plaintext, in the enclave's own memory: ciphertext may change between two looks at it.
 """
 
 import os
@@ -10,8 +11,8 @@ from hmac import compare_digest
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.arrays import Buffer
-from ostraka.crypto.aead import KEY_BYTES, nonce
+from ostraka.arrays import AnyArray
+from ostraka.crypto.aead import KEY_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy
 from ostraka.errors import LocalProtocolError
 
@@ -26,15 +27,15 @@ class Fingerprints:
     def __repr__(self) -> str:
         return f"Fingerprints({len(self._kept)} tiles, <secret>)"
 
-    def keep(self, row: int, index: int, ciphertext: Buffer) -> None:
-        """Remember what the first pass read. Once per tile: a second look is a bug."""
+    def keep(self, row: int, index: int, opened: AnyArray) -> None:
+        """Remember what the first pass opened. Once per tile: a second look is a bug."""
         place = nonce(row, index)
         if place in self._kept:
             raise LocalProtocolError(f"tile {index} of row {row} was read twice in the first pass")
-        self._kept[place] = self._cipher.encrypt(place, b"", ciphertext)
+        self._kept[place] = self._cipher.encrypt(place, b"", as_bytes(opened))
 
-    def same(self, row: int, index: int, ciphertext: Buffer) -> bool:
-        """Whether the second pass reads the same bytes."""
+    def same(self, row: int, index: int, opened: AnyArray) -> bool:
+        """Whether the second pass has opened the same values."""
         place = nonce(row, index)
         # The tags never leave the enclave, so computing one twice under a nonce shows nothing.
-        return compare_digest(self._kept[place], self._cipher.encrypt(place, b"", ciphertext))
+        return compare_digest(self._kept[place], self._cipher.encrypt(place, b"", as_bytes(opened)))

@@ -23,6 +23,7 @@ class OfflineMask:
     """The leading mask for up to `rows` clients. Any number of its first rows may be used."""
 
     def __init__(self, rules: RoundConfig, rows: int, entropy: Entropy = os.urandom) -> None:
+        self._rules = rules
         self._columns = rules.columns
         self._gram_is_ours = rules.workers % 2 == 0
         self._rows = rows
@@ -41,6 +42,10 @@ class OfflineMask:
         if self._gram_is_ours:
             self._make_gram()
         return iter(())
+
+    def serves(self, rules: RoundConfig, rows: int) -> bool:
+        """Whether this is enough, and right, for so many rows under these rules."""
+        return rules == self._rules and rows <= self._rows
 
     def spend(self) -> "SpentMask":
         """Hand this mask to one attempt. A second time raises LocalProtocolError."""

@@ -51,6 +51,10 @@ class OfflineNoise:
             rows = noise.apply(factors, self._normals(seed, index))
             yield self._seal(index, masking.to_grid(rows, step, out=rows))
 
+    def serves(self, rules: RoundConfig, rows: int) -> bool:
+        """Whether this is enough, and right, for so many rows under these rules."""
+        return rules == self._rules and rows <= self._rows
+
     def spend(self) -> "SpentNoise":
         """Hand this noise to one attempt. A second time raises LocalProtocolError."""
         if self._spent:

@@ -4,6 +4,8 @@ import hashlib
 import os
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ostraka.arrays import Float32
 from ostraka.config import Federation
 from ostraka.crypto import updates
@@ -104,6 +106,10 @@ class Submitted:
         promised = (offer.round_id, offer.number, offer.previous)
         if (receipt.round_id, receipt.number, receipt.previous) != promised:
             raise ReceiptRefused("the receipt is for another round than the one this client joined")
-        if receipt.aggregate != hashlib.sha256(aggregate.data).digest():
+        if aggregate.shape != (self.client.federation.rules.dimension,) or (
+            aggregate.dtype != np.dtype("<f4")
+        ):
+            raise ReceiptRefused("the aggregate is not a vector of float32 of the right dimension")
+        if receipt.aggregate != hashlib.sha256(aggregate.tobytes()).digest():
             raise ReceiptRefused("the aggregate is not the one that the receipt vouches for")
         return after

@@ -17,9 +17,8 @@ from ostraka.roles.enclave.lanes import Lanes
 
 _SALT_BYTES = 32
 _COMMITMENT = b"ostraka/selection/v1"
-_CAUTIONS = {
-    "gaussian": ("gaussian masking: a single worker can recognise updates by the polar attack",),
-}
+_LEAKY = "gaussian masking: a single worker can recognise updates by the polar attack"
+_UNCHECKED = "the workers' answers were not checked"
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Published:
     receipt: Receipt
     selected: tuple[str, ...] = field(repr=False)
     rejected: dict[str, Rejection]
-    distance_error: float
+    distance_error: float = field(repr=False)  # tells something of the distances; stays inside
 
 
 class Averaging:
@@ -61,7 +60,6 @@ class Averaging:
         shape = (lanes.count, context.rules.tiling.group, context.rules.tile)
         self._raw = np.empty(shape, np.float32)
         self._wide = np.empty(shape)
-        self._published = False
         self._select()
 
     def average(self, tiles: Iterable[Sequence[Buffer]]) -> Published:
@@ -71,8 +69,6 @@ class Averaging:
         out, whatever its weight was, the rest is selected anew from the same matrix, and the second
         pass can start over.
         """
-        if self._published:
-            raise LocalProtocolError("this round is published; a second receipt would be a fork")
         self._select()  # Again, because the last call may have ended in TooFewUpdates.
         aggregate = np.empty(self._context.rules.dimension, np.float32)
         done = np.zeros(self._context.rules.tiling.count, bool)
@@ -90,7 +86,7 @@ class Averaging:
             raise
         if not done.all():
             raise LocalProtocolError(f"{np.sum(~done)} tiles were not averaged")
-        self._published = True
+        self._context.publication.claim()
         return self._publish(aggregate)
 
     def _select(self) -> None:
@@ -122,11 +118,17 @@ class Averaging:
     def _reopen(self, index: int, row: int, ciphertext: Buffer, out: AnyArray) -> None:
         member = self._rows[row]
         try:
-            if not self._fingerprints.same(row, index, ciphertext):
-                raise OpenError("tile")
             member.opener.open_into(index, ciphertext, out)
+            if not self._fingerprints.same(row, index, out):
+                raise OpenError("tile")
         except OpenError:
             raise UpdateRejected(member.client, Rejection.CHANGED) from None
+
+    def _cautions(self) -> tuple[str, ...]:
+        config = self._context.rules
+        leaky = (_LEAKY,) if config.masking == "gaussian" and not config.inside else ()
+        unchecked = (_UNCHECKED,) if self._measured_by == "workers" and not config.verify else ()
+        return leaky + unchecked
 
     def _rejected(self) -> dict[str, Rejection]:
         """In the roster's order, so that the same round has the same receipt."""
@@ -163,6 +165,6 @@ class Averaging:
             selected=selected if config.disclose_selection else (),
             masking=config.masking,
             distances=self._measured_by,
-            cautions=_CAUTIONS.get(config.masking, ()),
+            cautions=self._cautions(),
             signature=UNSIGNED,
         )

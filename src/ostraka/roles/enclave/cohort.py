@@ -46,8 +46,10 @@ class Cohort:
 
         workers: enrolled names, as many as the rules say (None: the first ones).
         """
-        reader = self.reader(lanes)
-        return Connecting(reader, offline, self._enrolled(workers))
+        kind = OfflineNoise if self._context.rules.masking == "gaussian" else OfflineMask
+        if type(offline) is not kind or not offline.serves(self._context.rules, len(self._rows)):
+            raise LocalProtocolError("what was made offline is for other rules, or for fewer rows")
+        return Connecting(self.reader(lanes), offline, self._enrolled(workers))
 
     def inside(self, lanes: Lanes | None = None) -> "MeasuringInside":
         """Begin an attempt without workers."""

@@ -15,7 +15,7 @@ from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
 from ostraka.messages import Receipt, RoundOffer, UpdateHeader, UpdateTile
 from ostraka.roles.enclave.cohort import Cohort
-from ostraka.roles.enclave.context import RoundContext, Row, Standing
+from ostraka.roles.enclave.context import Publication, RoundContext, Row, Standing
 
 GENESIS = bytes(32)  # stands for the receipt before the first round
 
@@ -38,8 +38,8 @@ class Enclave:
     ) -> None:
         self._federation = federation
         self._identity = identity
-        self._head = head
         self._entropy = entropy
+        self._continue(head)
 
     @property
     def public(self) -> bytes:
@@ -60,18 +60,23 @@ class Enclave:
                 federation=self._federation,
                 identity=self._identity,
                 entropy=self._entropy,
-                number=head.number + 1 if head else 1,
+                publication=self._publication,
                 round_id=self._entropy(_ID_BYTES),
                 previous=digest(head) if head else GENESIS,
             )
         )
 
     def follow(self, receipt: Receipt) -> None:
-        """Go on after a round that was published."""
+        """Go on after a round that this enclave published."""
+        check_signature(receipt, self.public)
         expected = digest(self._head) if self._head else GENESIS
-        if receipt.previous != expected:
-            raise LocalProtocolError("a receipt is published once, after the one it names")
-        self._head = receipt
+        if receipt.previous != expected or receipt.number != self._publication.number:
+            raise LocalProtocolError("a receipt is followed once, after the one it names")
+        self._continue(receipt)
+
+    def _continue(self, head: Receipt | None) -> None:
+        self._head = head
+        self._publication = Publication(head.number + 1 if head else 1)
 
 
 @dataclass

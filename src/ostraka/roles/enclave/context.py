@@ -6,7 +6,23 @@ from ostraka.config import Federation, RoundConfig
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import TileOpener
-from ostraka.errors import Rejection, TooFewUpdates
+from ostraka.errors import LocalProtocolError, Rejection, TooFewUpdates
+
+
+class Publication:
+    """The right to publish round `number`. There is one, whatever rounds and attempts there were.
+
+    Two results for one round would be a fork, and their difference may be a single update.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._claimed = False
+
+    def claim(self) -> None:
+        if self._claimed:
+            raise LocalProtocolError(f"round {self.number} was published; it is published once")
+        self._claimed = True
 
 
 @dataclass(frozen=True)
@@ -16,9 +32,13 @@ class RoundContext:
     federation: Federation
     identity: Identity = field(repr=False)
     entropy: Entropy = field(repr=False)
-    number: int
+    publication: Publication
     round_id: bytes
     previous: bytes
+
+    @property
+    def number(self) -> int:
+        return self.publication.number
 
     @property
     def rules(self) -> RoundConfig:
@@ -60,10 +80,7 @@ class Standing:
     def require(self, n: int) -> None:
         """Raises TooFewUpdates unless Multi-Krum can stand with n updates."""
         if n < 2 * self.f + 3:
-            raise TooFewUpdates(
-                f"Krum needs n >= 2f + 3; {n} valid updates and f={self.f} are left, "
-                f"{len(self.rejected)} clients were rejected"
-            )
+            raise TooFewUpdates(n, self.f, dict(self.rejected))
 
     def kept(self, n: int) -> int:
         return self._rules.kept(n, self.f)

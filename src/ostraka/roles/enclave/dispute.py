@@ -8,7 +8,7 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer
 from ostraka.errors import LocalProtocolError, WorkerLied
-from ostraka.roles.enclave.encoder import Encoder, tile_by_tile
+from ostraka.roles.enclave.encoder import Auditor, Encoder, tile_by_tile
 from ostraka.roles.enclave.folding import Folding
 from ostraka.roles.enclave.rows import RowReader
 
@@ -42,26 +42,36 @@ class Dispute:
         Or OpenError, if the host does not hold the same bytes any more; or LocalProtocolError, if
         every answer is true by itself, which would be this enclave's own fault.
         """
-        auditors = self._encoder.auditors()
+        auditors, read = self._encoder.auditors(), 0
         if self._folding is not None:
             tiles = repeat((), self._reader.rules.columns.count)
         for index, (ciphertexts, sealed_noise) in tile_by_tile(tiles, noise):
             blocks = self._shares_again(index, ciphertexts, sealed_noise)
             for auditor, block in zip(auditors, blocks, strict=True):
                 auditor.add(block)
-        liars = tuple(
-            name
-            for name, auditor, matrix in zip(self._names, auditors, self._matrices, strict=True)
-            if not auditor.accepts(matrix)
-        )
-        if not liars:
+            read += 1
+        if read != (count := self._reader.rules.columns.count):
+            raise LocalProtocolError(f"{read} of {count} tiles were read")
+        raise WorkerLied(self._liars(auditors))
+
+    def _liars(self, auditors: Sequence[Auditor]) -> tuple[str, ...]:
+        """Whoever is surely wrong; or else whoever is most wrong, since somebody is."""
+        doubts = [
+            auditor.doubt(matrix) for auditor, matrix in zip(auditors, self._matrices, strict=True)
+        ]
+        worst = min(max(doubts), 1.0)
+        if worst == 0:
             raise LocalProtocolError("the answers are wrong together, and each is right by itself")
-        raise WorkerLied(liars)
+        return tuple(
+            name for name, doubt in zip(self._names, doubts, strict=True) if doubt >= worst
+        )
 
     def _shares_again(
         self, index: int, ciphertexts: Sequence[Buffer], noise: Buffer
     ) -> list[AnyArray]:
         """What each worker was given in tile `index`: (n, b) a worker."""
+        if self._folding is None and len(ciphertexts) != len(self._reader.rows):
+            raise LocalProtocolError(f"{len(self._reader.rows)} rows; got {len(ciphertexts)} tiles")
         shape = (len(self._reader.rows), self._reader.rules.columns.size(index))
         blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
 

@@ -1,7 +1,7 @@
 """What a masking scheme does for the first pass, whichever it is."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -14,8 +14,8 @@ from ostraka.arrays import AnyArray, Buffer, Float32, Float64
 class Measured:
     """Squared distances (n, n) of rows in the unit ball, and the error to expect of each."""
 
-    distances: Float64
-    error: Float64
+    distances: Float64 = field(repr=False)
+    error: Float64 = field(repr=False)
 
 
 class Encoder(Protocol):
@@ -59,8 +59,8 @@ class Auditor(Protocol):
     def add(self, share: AnyArray) -> None:
         """One tile of all rows (n, b), as it was sent."""
 
-    def accepts(self, matrix: AnyArray) -> bool:
-        """Whether the matrix can be that of the shares."""
+    def doubt(self, matrix: AnyArray) -> float:
+        """How far the matrix is from that of the shares: 0 is agreement, from 1 on it is false."""
 
 
 def tile_by_tile(

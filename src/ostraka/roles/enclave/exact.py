@@ -114,9 +114,9 @@ class FieldAuditor:
     def add(self, share: UInt32) -> None:
         field.add_gram(self._evidence, field.matmul(self._challenge.T, share))
 
-    def accepts(self, matrix: UInt32) -> bool:
+    def doubt(self, matrix: UInt32) -> float:
         claimed = field.matmul(field.matmul(self._challenge.T, matrix), self._challenge)
-        return bool(np.array_equal(claimed, self._evidence))
+        return 0.0 if np.array_equal(claimed, self._evidence) else 1.0
 
 
 class _Lane:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
 from ostraka.core import leakage, masking
-from ostraka.core.distances import gram_error
+from ostraka.core.distances import add_gram, from_gram, gram_error
 from ostraka.core.masking import Agreement
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.offline_noise import SpentNoise
@@ -95,28 +95,28 @@ class GaussianEncoder:
         return self.shares(lane, index, rows, noise)
 
     def auditors(self) -> Sequence["FloatAuditor"]:
-        rules = self._rules
-        square = rules.columns.length * rules.sigma**2 + 2
-        error = gram_error(rules.columns.length, square=square, tile=rules.tile)
-        return [FloatAuditor(_weights(self._reader), rules.tile, error) for _ in range(2)]
+        columns, n = self._rules.columns, len(self._reader.rows)
+        square = columns.length * self._rules.sigma**2 + 2
+        error = gram_error(columns.length, square=square, tile=columns.tile)
+        return [FloatAuditor(n, error), FloatAuditor(n, error)]
 
 
 class FloatAuditor:
-    """Judges one worker's distances against its own shares, to within rounding."""
+    """Computes one worker's distances again, and compares them to within rounding."""
 
-    def __init__(self, weights: Float64, tile: int, error: float) -> None:
-        self._agreement = Agreement(weights, tile)
+    def __init__(self, rows: int, error: float) -> None:
+        self._gram = np.zeros((rows, rows))
         self._error = error
 
     def __repr__(self) -> str:
         return "FloatAuditor(<secret>)"
 
     def add(self, share: Float64) -> None:
-        self._agreement.add(0, share)
-        self._agreement.end_block()
+        add_gram(self._gram, share)
 
-    def accepts(self, matrix: Float64) -> bool:
-        return self._agreement.accepts(matrix, self._error)
+    def doubt(self, matrix: Float64) -> float:
+        """In multiples of the error of two sums that should be equal."""
+        return float(np.abs(matrix - from_gram(self._gram)).max() / (2 * self._error))
 
 
 def _weights(reader: RowReader) -> Float64:

@@ -42,5 +42,19 @@ class Lanes:
             self._all(lane_work, len(batch))
 
     def _all(self, work: Callable[[int], None], count: int) -> None:
-        for _ in self._run(work, range(count)):
+        """Run every lane to its end, and only then raise what the first of them raised.
+
+        A lane that ran on while its memory is used again would spoil what comes next.
+        """
+        failures: dict[int, Exception] = {}
+
+        def guarded(lane: int) -> None:
+            try:
+                work(lane)
+            except Exception as failure:  # noqa: BLE001 (raised below)
+                failures[lane] = failure
+
+        for _ in self._run(guarded, range(count)):
             pass
+        if failures:
+            raise failures[min(failures)]

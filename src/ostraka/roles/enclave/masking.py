@@ -47,6 +47,7 @@ class Masking:
         self._folding = Folding(reader) if reader.rules.sketch else None
         self._encoder: Encoder | None = None
         self._encoded = 0
+        self._decoded = False
 
     def seed(self) -> MaskSeed | None:
         """What the last of an odd number of workers gets, instead of shares."""
@@ -79,16 +80,18 @@ class Masking:
 
         Raises WorkerError for an answer that is not one on its face.
         """
+        if self._decoded:
+            raise LocalProtocolError("this attempt was decoded; another takes fresh masks")
         if self._encoder is None or self._encoded != self._columns.count:
             raise LocalProtocolError(f"{self._encoded} of {self._columns.count} tiles are masked")
         matrices = [
             self._open_answer(self._encoder, *each)
             for each in zip(self._channels, self._names, answers, strict=True)
         ]
+        # Under one challenge, a second answer could be fitted to what became of the first.
+        self._decoded = True
         measured = self._encoder.decode(matrices)
         if measured is None:
-            # Under the same challenge, a second answer could be fitted to what the first one told.
-            self._encoded = 0
             return Dispute(self._reader, self._folding, self._encoder, matrices, self._names)
         return self._reader.finish(measured, measured_by="workers")
 

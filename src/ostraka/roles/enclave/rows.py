@@ -71,12 +71,13 @@ class RowReader:
                 self._zero(row, index)
                 out.fill(0)
                 continue
-            self._fingerprints.keep(row, index, ciphertexts[row])
             try:
                 member.opener.open_into(index, ciphertexts[row], out)
             except OpenError:
                 self._zero(row, index)
                 self.reject(row, Rejection.UNOPENABLE_TILE)
+            else:
+                self._fingerprints.keep(row, index, out)
         return raw
 
     def account(
@@ -109,9 +110,9 @@ class RowReader:
             out.fill(0)
             if index >= self._zero_from[row]:
                 continue
-            if not self._fingerprints.same(row, index, ciphertexts[row]):
-                raise OpenError("tile")
             self.rows[row].opener.open_into(index, ciphertexts[row], out)
+            if not self._fingerprints.same(row, index, out):
+                raise OpenError("tile")
         return raw
 
     def reject(self, row: int, reason: Rejection) -> None:

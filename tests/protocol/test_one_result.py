@@ -1,0 +1,136 @@
+"""A round has one result, whatever a host does: two would differ by one client's update."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ostraka.errors import LocalProtocolError, OpenError, UpdateRejected
+from ostraka.roles.enclave import Dispute, Lanes
+
+pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
+
+
+def closed(simulation):
+    round_ = simulation.open()
+    round_.send_all()
+    round_.close()
+    return round_
+
+
+def test_two_attempts_are_not_both_published(simulate, masking):
+    round_ = closed(simulate(masking=masking))
+    first = round_.cohort.inside().measure(round_.stored())
+    second = round_.cohort.inside().measure(round_.stored())
+    first.average(round_.stored())
+    with pytest.raises(LocalProtocolError, match="published once"):
+        second.average(round_.stored())
+
+
+def test_two_rounds_of_one_number_are_not_both_published(simulate):
+    simulation = simulate()
+    rounds = [closed(simulation), closed(simulation)]
+    for round_ in rounds:
+        round_.measure()
+    rounds[0].average()
+    with pytest.raises(LocalProtocolError, match="published once"):
+        rounds[1].average()
+
+
+def test_an_attempt_is_decoded_once(simulate, offloaded):
+    round_ = closed(simulate(masking=offloaded))
+    attempt = round_.offload()
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    answers = attempt.answers()
+    attempt.masking.decode(answers)
+    with pytest.raises(LocalProtocolError, match="decoded"):
+        attempt.masking.decode(answers)
+
+
+def test_an_enclave_follows_only_what_it_signed(simulate):
+    simulation = simulate()
+    round_ = closed(simulation)
+    round_.measure()
+    receipt = round_.average().receipt
+    with pytest.raises(OpenError):
+        simulation.enclave.follow(replace(receipt, number=77))
+    simulation.enclave.follow(receipt)
+    with pytest.raises(LocalProtocolError):
+        simulation.enclave.follow(receipt)
+
+
+def test_what_was_made_for_other_rules_is_refused(simulate):
+    gaussian, exact = simulate(masking="gaussian"), simulate(masking="exact")
+    wide = simulate(masking="exact", workers=4)
+    for other in (gaussian, wide):
+        round_ = closed(exact)
+        prepared = other.enclave.prepare()
+        list(prepared.make())
+        with pytest.raises(LocalProtocolError, match="other rules"):
+            round_.cohort.offload(prepared)
+
+
+def test_a_dispute_with_missing_tiles_blames_nobody(simulate):
+    round_ = closed(simulate(masking="exact"))
+    attempt = round_.offload()
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    answers = attempt.answers()
+    numbers = attempt.told(0)
+    numbers[0] ^= 1
+    dispute = attempt.masking.decode([attempt.lie(0, numbers), answers[1]])
+    assert isinstance(dispute, Dispute)
+    tiles = list(round_.stored())
+    for missing in (tiles[:-1], [], [tile[:-1] for tile in tiles]):
+        with pytest.raises(LocalProtocolError):
+            dispute.settle(missing)
+
+
+class Fickle(list):
+    """A host's memory that changes between two looks at it."""
+
+    def __init__(self, tile, row, other):
+        super().__init__(tile)
+        self.row, self.other, self.looks = row, other, 0
+
+    def __getitem__(self, row):
+        if row == self.row:
+            self.looks += 1
+            if self.looks > 1:
+                return self.other
+        return super().__getitem__(row)
+
+
+def test_what_is_averaged_is_what_was_measured_even_if_memory_changes(simulate, masking):
+    """Two tiles open under one key; the host shows one to the check and the other to the sum."""
+    round_ = simulate(masking=masking).open()
+    round_.send_all(but=[3])
+    forged = round_.forge(3)
+    round_.send(forged)
+    round_.close()
+    round_.measure()
+    opposite = forged.tile(0, -round_.simulation.rows[3][:16]).ciphertext
+    tiles = [list(tile) for tile in round_.stored()]
+    tiles[0] = Fickle(tiles[0], 3, opposite)
+    published = round_.averaging.average(tiles)
+    round_.assert_result(published, {})
+    round_ = None
+
+
+def test_every_lane_ends_before_an_error_is_raised():
+    """A lane that ran on would write into memory that the next pass uses."""
+    ended = []
+
+    def work(lane, rows):
+        if lane == 0:
+            raise UpdateRejected("client-0", "x")  # type: ignore[arg-type]
+        for _ in range(200):
+            np.dot(np.ones(10_000), np.ones(10_000))
+        ended.append(lane)
+
+    with ThreadPoolExecutor(3) as pool:
+        with pytest.raises(UpdateRejected):
+            Lanes(3, pool.map).groups(3, 1, work)
+        assert sorted(ended) == [1, 2]
