@@ -16,7 +16,6 @@ Every message is frozen, canonically encoded (`ostraka.encoding`) and free of se
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from ostraka.config import MAX_TILE_VALUES
 from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature
 
 HybridKey = Annotated[bytes, Length(1184 + 32)]  # ML-KEM-768 and X25519 public keys
@@ -86,12 +85,6 @@ class ChannelOffer:
     tile: int
     key: HybridKey
     signature: Signature
-
-    def __post_init__(self) -> None:
-        if not (self.tile >= 1 and self.columns >= 1 and self.rows >= 1):
-            raise ValueError("rows, columns and tile are at least one")
-        if self.rows * self.tile > MAX_TILE_VALUES:
-            raise ValueError(f"rows x tile <= {MAX_TILE_VALUES}")
 
 
 @dataclass(frozen=True)

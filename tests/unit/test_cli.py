@@ -79,7 +79,10 @@ def test_the_package_runs_as_a_module():
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == "ostraka: Krum needs n >= 2f + 3; got n=4, f=3\n"
+    assert done.stderr == (
+        "ostraka: Multi-Krum needs n >= 2f + 3 clients; got n=4, f=3: "
+        "take at least 9 clients, or f at most 0\n"
+    )
 
 
 MISTAKES = {
@@ -90,7 +93,7 @@ MISTAKES = {
     "a stage that does not exist": ("bench kernels --only ceiling", "'floor'"),
     "no number": ("leakage --dim many", "'many' is not a valid int"),
     "a missing option": ("leakage", "Missing option '--dim'"),
-    "too many attackers": ("demo --byzantine 5", "Krum needs n >= 2f + 3; got n=12, f=5"),
+    "too many attackers": ("demo --byzantine 5", "Krum needs n >= 2f + 3 clients; got n=12, f=5"),
     "no dimension": ("leakage --dim 0", "positive and finite; got 0"),
     "a sigma below zero": ("leakage --dim 10 --sigma -1", "positive and finite; got -1"),
     "a precision of nothing": ("leakage --dim 10 --precision 0", "precision must be positive"),
@@ -146,7 +149,7 @@ def test_the_demo_tells_people_who_was_left_out_and_why():
     result = run(f"demo {SMALL} --attack nan")
     assert result.exit_code == 0
     assert "No attacker was averaged in." in result.stdout
-    assert "was rejected: states a norm that is not finite" in result.stdout
+    assert "was rejected: its stated norm is not possible" in result.stdout
     assert result.stderr == ""
 
 

@@ -163,7 +163,7 @@ IMPOSSIBLE = {
     "one row": ({"updates": np.zeros(40), "f": 0}, r"\(40,\)"),
     "a stack of rows": ({"updates": np.zeros((2, 3, 4)), "f": 0}, r"\(2, 3, 4\)"),
     "no rows": ({"updates": np.zeros((0, 4)), "f": 0}, "n=0"),
-    "no columns": ({"updates": np.zeros((9, 0)), "f": 0}, "at least one value"),
+    "no columns": ({"updates": np.zeros((9, 0)), "f": 0}, "values; got 0"),
     "no such masking": ({"updates": updates(), "f": 2, "masking": "invisible"}, "'invisible'"),
     "a clip norm of zero": ({"updates": updates(), "f": 2, "clip_norm": 0.0}, "clip_norm"),
     "a clip norm beyond float32": ({"updates": updates(), "f": 2, "clip_norm": 1e300}, "clip_norm"),

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, cut
-from ostraka.config import Tiling
+from ostraka.config import MAX_TILE_VALUES, Tiling
 from ostraka.core import distances
 from ostraka.core.kernel import Kernel, NumpyKernel
 from ostraka.crypto.channel import Channel, accept_offer
@@ -43,6 +43,12 @@ class Worker:
         )
         if offer.masking not in _TYPES:
             raise MalformedMessage(f"this worker does not know {offer.masking!r} masking")
+        if min(offer.rows, offer.columns, offer.tile) < 1:
+            raise MalformedMessage("an offer of no rows, no columns or no tile")
+        if offer.rows * offer.tile > MAX_TILE_VALUES:
+            raise MalformedMessage(
+                f"rows x tile <= {MAX_TILE_VALUES}; got {offer.rows * offer.tile}"
+            )
         return Computing(offer, channel, self._kernel), accepted
 
 
