@@ -5,11 +5,14 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.ready
+CORE := $(VENV)/.ready
+STAMP := $(VENV)/.ready-dev
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
+PIP = $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-OTHER := Ostraka needs Python 3.11 or newer: make PYTHON=/path/to/python
+comma := ,
 stop = { echo "$(1)" >&2; exit 1; }
+OTHER := or run make PYTHON=/path/to/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -18,7 +21,7 @@ stop = { echo "$(1)" >&2; exit 1; }
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## Run a round with attackers in it and show what happens
+demo: $(CORE) ## Run rounds with attackers in them and show what happens
 	@$(BIN)/ostraka demo $(ARGS)
 
 test: $(STAMP) ## Run all tests, with sampled counts
@@ -34,7 +37,7 @@ check: $(STAMP) ## Formatting, lint, types, import contracts and the fast tests:
 soak: $(STAMP) ## Run all tests, with full counts: takes long
 	OSTRAKA_SOAK=1 $(PYTEST) -m "" $(ARGS)
 
-bench: $(STAMP) ## Measure the kernels
+bench: $(CORE) ## Measure the kernels
 	@$(BIN)/ostraka bench kernels $(ARGS)
 
 fmt: $(STAMP) ## Format the code and fix what ruff can fix
@@ -45,16 +48,23 @@ clean: ## Remove .venv, caches and built packages
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The stamp goes before the work starts and returns when all of it is done. Without it the
+# A stamp goes before the work starts and returns when all of it is done. Without it the
 # environment is of unknown state, and is made anew.
-$(STAMP): pyproject.toml constraints.txt
-	@command -v $(PYTHON) >/dev/null || $(call stop,$(PYTHON) was not found. $(OTHER))
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| $(call stop,$(PYTHON) is $$($(PYTHON) --version 2>&1). $(OTHER))
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
-		|| $(call stop,$(PYTHON) has no venv module; on Debian it is in the package python3-venv)
-	@echo "setting up $(VENV)" >&2
+$(CORE): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || \
+		$(call stop,$(PYTHON) was not found: install Python 3.11 or newer$(comma) $(OTHER))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		$(call stop,Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1): install one$(comma) $(OTHER))
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		$(call stop,$(PYTHON) has no venv module: install it (on Debian$(comma) the package python3-venv))
+	@echo "setting up $(VENV) (some seconds)" >&2
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
+	@rm -f $@ $(STAMP)
+	@$(PIP) -e .
+	@touch $@
+
+$(STAMP): $(CORE)
+	@echo "installing the tools for tests and checks (a minute or more)" >&2
 	@rm -f $@
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PIP) -e '.[dev]'
 	@touch $@

@@ -122,7 +122,7 @@ class WorkerLied(WorkerError):
 
 
 class WorkerGone(WorkerError):
-    """A worker did not answer. That is a fault, not a lie."""
+    """A worker did not answer, says whoever drives it. That is a fault, not a lie."""
 
 
 class RoundFailed(OstrakaError):

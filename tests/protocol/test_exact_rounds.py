@@ -59,6 +59,7 @@ def federations(draw):
     return rows.astype(np.float32)
 
 
+@pytest.mark.slow
 @given(rows=federations(), workers=st.integers(2, 7), threads=st.integers(1, 2))
 def test_decoded_inner_products_are_those_of_the_quantised_rows(rows, workers, threads):
     run_round(rows, f=1, workers=workers, threads=threads)

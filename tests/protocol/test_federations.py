@@ -91,6 +91,7 @@ def check(case, masking, reference, **options):
     return decided
 
 
+@pytest.mark.slow
 @given(case=federations())
 def test_random_federations(case, masking, reference):
     event(f"decided by the gap: {check(case, masking, reference)}")

@@ -9,7 +9,7 @@ import pytest
 from ostraka import events
 from ostraka.config import Manifest, RoundConfig
 from ostraka.core import distances, field
-from ostraka.errors import OpenError, WorkerError, WorkerLied
+from ostraka.errors import OpenError, WorkerError, WorkerGone, WorkerLied
 from ostraka.messages import Answer
 from ostraka.roles.enclave import Dispute, Lanes
 from ostraka.round import Parties, enrol, play
@@ -43,7 +43,7 @@ class Idle:
         self.name = name
 
     def accept(self, offer: Any) -> Any:
-        raise WorkerError(self.name, "does not answer")
+        raise WorkerGone(self.name, "does not answer")
 
 
 def federation(
@@ -72,6 +72,7 @@ def test_every_worker_is_caught_at_the_smallest_lie(workers):
         assert result.selected == honest
 
 
+@pytest.mark.slow
 def test_smallest_lies_are_never_missed(scale):
     """A random entry, the diagonal included, of a random worker, up or down by one."""
     rng = np.random.default_rng(0)

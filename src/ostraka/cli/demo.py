@@ -13,13 +13,10 @@ from ostraka.config import DISTANCES, MASKINGS
 from ostraka.demo import ATTACKS, DEFAULT_MASKING, MIXED, Demo, DemoRound, Summary, run, summarise
 from ostraka.events import DistancesChosen
 
-_AVERAGED_IN = 1
+_AVERAGED_IN, _INTERRUPTED = 1, 130
 _LEGEND = """\
-Dropped: by Multi-Krum. Rejected: before it, for what the update is.
-off selected: distance of the result from the mean of the selected updates,
-  in multiples of that mean's length. off honest: likewise, all honest updates.
-way left: distance of the model from the optimum, 1 at the start.
-plain: the same by plain averaging of all updates that are finite."""
+Rejected: the update itself was not valid. Dropped: left out by Multi-Krum.
+Distances are to the optimum, 1 at the start."""
 
 
 def demo(
@@ -58,52 +55,49 @@ def demo(
       ostraka demo --distances auto --rounds 2 --json
     """
     settings = Demo(clients, byzantine, dim, rounds, attack, masking, distances, seed)
-    done = []
+    done: list[DemoRound] = []
+    interrupted = False
     with progress(rounds) as step:
-        for each in run(settings):
-            done.append(each)
-            step(f"round {each.number}", each.number, rounds)
-    summary = summarise(settings, done)
-    show(
-        f"Synthetic task of {dim} values, {clients} clients, masking: {masking}.\n"
-        f"Attackers: {_attackers(done[0]) or 'none'}.",
-        *_reasons(done[0]),
-        _table(done),
-        *_rejections(done),
-        _verdict(summary),
-        figures=asdict(summary),
-        as_json=as_json,
-    )
-    if summary.byzantine_selected:
+        try:
+            for each in run(settings):
+                done.append(each)
+                step(f"round {each.number}", each.number, rounds)
+        except KeyboardInterrupt:
+            interrupted = True
+    if done:
+        _show(settings, done, as_json=as_json)
+    if interrupted:
+        raise typer.Exit(_INTERRUPTED)
+    if any(each.byzantine_selected for each in done):
         raise typer.Exit(_AVERAGED_IN)
 
 
-def _table(rounds: Sequence[DemoRound]) -> Table:
-    rows = table(
-        "round",
-        "Dropped",
-        "Rejected",
-        "off selected",
-        "off honest",
-        "plain",
-        "way left",
-        "plain",
-        caption=_LEGEND,
-        caption_justify="left",
+def _show(settings: Demo, done: Sequence[DemoRound], *, as_json: bool) -> None:
+    summary = summarise(settings, done)
+    show(
+        f"{settings.clients} clients, {settings.byzantine} of them attack: "
+        f"{_attackers(done[0]) or 'none'}.\n"
+        f"Synthetic task, {settings.dim} values an update; masking: {settings.masking}.",
+        *_reasons(done[0]),
+        _table(done),
+        _LEGEND,
+        *_rejections(done),
+        *_verdict(summary),
+        figures=asdict(settings) | asdict(summary),
+        as_json=as_json,
     )
+
+
+def _table(rounds: Sequence[DemoRound]) -> Table:
+    rows = table("round", "Rejected", "Dropped", "Ostraka", "plain averaging")
+    rows.columns[3].justify = "right"
     for each in rounds:
-        numbers = (
-            each.relative_difference,
-            each.ostraka_error,
-            each.plain_error,
-            each.ostraka_left,
-            each.plain_left,
-        )
         rows.add_row(
             str(each.number),
-            _names(each.dropped),
             _names(each.rejected),
-            *(f"{number:.2g}" for number in numbers),
+            _names(each.dropped),
+            f"{each.ostraka_left:.2g}",
+            f"{each.plain_left:.2g}",
         )
     return rows
 
@@ -114,22 +108,23 @@ def _reasons(one: DemoRound) -> list[str]:
 
 
 def _rejections(rounds: Sequence[DemoRound]) -> list[str]:
-    """Each reason once, however many rounds it held in."""
-    lines = [
-        f"Client {row} was rejected: {reason}."
-        for each in rounds
-        for row, reason in sorted(each.rejected.items())
+    """Each reason once, with the clients that it was given for in any round."""
+    clients: dict[str, set[int]] = {}
+    for each in rounds:
+        for row, reason in each.rejected.items():
+            clients.setdefault(str(reason), set()).add(row)
+    return [f"Rejected {_names(rows)}: {reason}." for reason, rows in clients.items()]
+
+
+def _verdict(summary: Summary) -> list[str]:
+    averaged = summary.byzantine_selected
+    first = f"Attackers averaged in: {averaged}." if averaged else "No attacker was averaged in."
+    return [
+        f"{first} What is left of the way to the optimum: {summary.ostraka_left:.2g} with Ostraka, "
+        f"{summary.plain_left:.2g} by plain averaging of all finite updates.",
+        f"The result is the mean of the selected updates to {summary.max_relative_difference:.1g} "
+        "of its length.",
     ]
-    return list(dict.fromkeys(lines))
-
-
-def _verdict(summary: Summary) -> str:
-    if summary.byzantine_selected:
-        return f"Attackers were averaged in {summary.byzantine_selected} times."
-    return (
-        f"No attacker was averaged in. The result is the mean of the selected updates to "
-        f"{summary.max_relative_difference:.1g} of its length."
-    )
 
 
 def _attackers(one: DemoRound) -> str:

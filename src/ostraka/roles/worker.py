@@ -46,9 +46,7 @@ class Worker:
         if min(offer.rows, offer.columns, offer.tile) < 1:
             raise MalformedMessage("an offer of no rows, no columns or no tile")
         if offer.rows * offer.tile > MAX_TILE_VALUES:
-            raise MalformedMessage(
-                f"rows x tile <= {MAX_TILE_VALUES}; got {offer.rows * offer.tile}"
-            )
+            raise MalformedMessage(f"{offer.rows} rows x {offer.tile} are above {MAX_TILE_VALUES}")
         return Computing(offer, channel, self._kernel), accepted
 
 
