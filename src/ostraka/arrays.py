@@ -1,10 +1,15 @@
 """The array types that cross module boundaries."""
 
 import math
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if sys.byteorder != "little":
+    # Tiles, shares and keystreams are read as they lie in memory.
+    raise ImportError("Ostraka runs on little-endian machines only")
 
 Float32: TypeAlias = npt.NDArray[np.float32]
 Float64: TypeAlias = npt.NDArray[np.float64]

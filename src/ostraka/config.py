@@ -173,16 +173,6 @@ class RoundConfig:
         return Tiling(self.sketch or self.dimension, self.tile)
 
     @property
-    def tiles(self) -> int:
-        return self.tiling.count
-
-    def tile_slice(self, index: int) -> slice:
-        return self.tiling.part(index)
-
-    def tile_length(self, index: int) -> int:
-        return self.tiling.size(index)
-
-    @property
     def inside(self) -> bool:
         """Whether the enclave measures by itself."""
         return self.distances == "inside" or self.masking == "none"

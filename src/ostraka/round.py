@@ -27,10 +27,11 @@ from ostraka.errors import (
     Rejection,
     RemoteProtocolError,
     WorkerError,
+    WorkerGone,
     WorkerLied,
 )
 from ostraka.events import Event
-from ostraka.messages import Receipt
+from ostraka.messages import ChannelAccept, ChannelOffer, Receipt
 from ostraka.roles.client import Client
 from ostraka.roles.enclave import (
     Averaging,
@@ -41,7 +42,7 @@ from ostraka.roles.enclave import (
     Lanes,
     Published,
 )
-from ostraka.roles.worker import Worker
+from ostraka.roles.worker import Computing, Worker
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,8 @@ class Host:
     def measure(self, cohort: Cohort, prepared: Prepared | None) -> Averaging:
         """Attempts with workers, each on fresh masks; inside the enclave when too few are left."""
         left, count = dict(self.parties.workers), self.parties.rules.workers
-        while prepared is not None and len(left) >= count:
+        while not self.parties.rules.inside and len(left) >= count:
+            prepared = prepared or Prepared(self.parties.enclave)
             chosen = dict(list(left.items())[:count])
             self.log.append(events.AttemptStarted(len(cohort.clients), tuple(chosen)))
             try:
@@ -187,15 +189,15 @@ class Host:
             except WorkerError as fault:
                 del left[fault.worker]
                 self.log.append(events.WorkerFailed(fault.worker, str(fault)))
-            prepared = Prepared(self.parties.enclave)
+            prepared = None
         self.log.append(events.AttemptStarted(len(cohort.clients), ()))
         return cohort.inside(self.lanes).measure(self.tiles(cohort))
 
     def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Prepared) -> Averaging:
         """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
         connecting = cohort.offload(prepared.offline, list(workers), self.lanes)
-        offers = zip(workers.values(), connecting.offers, strict=True)
-        joined = [worker.accept(offer) for worker, offer in offers]
+        offers = zip(workers.items(), connecting.offers, strict=True)
+        joined = [_join(name, worker, offer) for (name, worker), offer in offers]
         computing = [each for each, _ in joined]
         masking = connecting.connect([accept for _, accept in joined])
         if (seed := masking.seed()) is not None:
@@ -207,6 +209,16 @@ class Host:
         if isinstance(outcome, Dispute):
             outcome.settle(self.tiles(cohort), prepared.sealed)
         return outcome
+
+
+def _join(name: str, worker: Worker, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:
+    """A worker that does not take its offer is at fault, and not the round."""
+    try:
+        return worker.accept(offer)
+    except WorkerError:
+        raise
+    except RemoteProtocolError as refused:
+        raise WorkerGone(name, f"did not take part: {refused}") from None
 
 
 def enrol(

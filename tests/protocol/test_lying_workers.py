@@ -1,6 +1,5 @@
 """Workers that lie are caught and named, those that fail are replaced, and the round goes on."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +8,8 @@ import pytest
 from ostraka import events
 from ostraka.config import Manifest, RoundConfig
 from ostraka.core import distances, field
-from ostraka.errors import OpenError, WorkerError, WorkerGone, WorkerLied
-from ostraka.messages import Answer
-from ostraka.roles.enclave import Dispute, Lanes
+from ostraka.errors import WorkerGone
+from ostraka.roles.enclave import Lanes
 from ostraka.round import Parties, enrol, play
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
@@ -114,11 +112,13 @@ def test_lies_that_cancel_in_the_decoded_matrix_do_no_harm():
     honest = play(parties, rows, Lanes()).selected
     parties.workers["worker-1"]._kernel = Liar(0, 1, 5)
     parties.workers["worker-2"]._kernel = Liar(0, 1, -5)
-    assert play(parties, rows, Lanes()).selected == honest
+    result = play(parties, rows, Lanes())
+    assert result.selected == honest
+    assert result.receipt.distances == "workers"
 
 
 def test_without_verification_a_lie_passes():
-    """The test above can fail."""
+    """So that it is verification that catches it."""
     parties, rows = federation(verify=False)
     parties.workers["worker-1"]._kernel = Liar(0, 1, 1)
     assert events.WorkerLied not in kinds(play(parties, rows, Lanes()))
@@ -162,60 +162,3 @@ def test_every_attempt_has_fresh_masks():
     half = len(shares) // 2
     assert half == parties.rules.tiling.count
     assert not set(shares[:half]) & set(shares[half:])
-
-
-BAD_ANSWERS = {
-    "too short": lambda attempt, answers: reseal(attempt, answers, lambda raw: raw[:-4]),
-    "too long": lambda attempt, answers: reseal(attempt, answers, lambda raw: raw + bytes(4)),
-    "empty": lambda attempt, answers: reseal(attempt, answers, lambda raw: b""),
-    "out of range": lambda attempt, answers: reseal(
-        attempt, answers, lambda raw: b"\xff" * len(raw)
-    ),
-    "another attempt's": lambda attempt, answers: replace(answers[0], attempt_id=bytes(32)),
-    "altered": lambda attempt, answers: replace(
-        answers[0], ciphertext=bytes(16) + answers[0].ciphertext[16:]
-    ),
-    "another worker's": lambda attempt, answers: answers[1],
-}
-
-
-def reseal(attempt: Any, answers: list[Answer], change: Any) -> Answer:
-    channel = attempt.masking._channels[0]
-    changed = change(channel.open_answer(answers[0].ciphertext))
-    return replace(answers[0], ciphertext=channel.seal_answer(changed))
-
-
-@pytest.mark.parametrize("bad", BAD_ANSWERS)
-def test_an_answer_that_is_none_names_its_worker_and_leaves_no_trace(simulate, offloaded, bad):
-    round_ = simulate(masking=offloaded).open()
-    round_.send_all()
-    round_.close()
-    attempt = round_.offload()
-    attempt.connect(attempt.accepts())
-    attempt.encode()
-    answers = attempt.answers()
-    with pytest.raises(WorkerError) as error:
-        attempt.masking.decode([BAD_ANSWERS[bad](attempt, answers), *answers[1:]])
-    assert error.value.worker == "worker-0"
-    assert not isinstance(error.value, WorkerLied)
-    round_.averaging = attempt.masking.decode(answers)
-    round_.assert_result(round_.average(), {})
-
-
-def test_a_dispute_over_bytes_that_the_host_has_changed_blames_no_worker(simulate):
-    round_ = simulate(masking="exact").open()
-    round_.send_all()
-    round_.close()
-    attempt = round_.offload()
-    attempt.connect(attempt.accepts())
-    attempt.encode()
-    answers = attempt.answers()
-    lie = reseal(attempt, answers, lambda raw: bytes([raw[0] ^ 1]) + raw[1:])
-    dispute = attempt.masking.decode([lie, *answers[1:]])
-    assert isinstance(dispute, Dispute)
-    with pytest.raises(WorkerLied, match="worker-0"):
-        dispute.settle(round_.stored())
-    upload = round_.cohort.uploads[3]
-    round_.spool[upload, 1] = bytes(len(round_.spool[upload, 1]))
-    with pytest.raises(OpenError):
-        dispute.settle(round_.stored())

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ostraka.errors import LocalProtocolError, OpenError, UpdateRejected
-from ostraka.roles.enclave import Dispute, Lanes
+from ostraka.roles.enclave import Lanes
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
@@ -72,22 +72,6 @@ def test_what_was_made_for_other_rules_is_refused(simulate):
             round_.cohort.offload(prepared)
 
 
-def test_a_dispute_with_missing_tiles_blames_nobody(simulate):
-    round_ = closed(simulate(masking="exact"))
-    attempt = round_.offload()
-    attempt.connect(attempt.accepts())
-    attempt.encode()
-    answers = attempt.answers()
-    numbers = attempt.told(0)
-    numbers[0] ^= 1
-    dispute = attempt.masking.decode([attempt.lie(0, numbers), answers[1]])
-    assert isinstance(dispute, Dispute)
-    tiles = list(round_.stored())
-    for missing in (tiles[:-1], [], [tile[:-1] for tile in tiles]):
-        with pytest.raises(LocalProtocolError):
-            dispute.settle(missing)
-
-
 class Fickle(list):
     """A host's memory that changes between two looks at it."""
 
@@ -116,7 +100,6 @@ def test_what_is_averaged_is_what_was_measured_even_if_memory_changes(simulate, 
     tiles[0] = Fickle(tiles[0], 3, opposite)
     published = round_.averaging.average(tiles)
     round_.assert_result(published, {})
-    round_ = None
 
 
 def test_every_lane_ends_before_an_error_is_raised():

@@ -76,7 +76,7 @@ def calibrate(*, as_json: Json = False) -> None:
         rows.add_row(f"{workers} or {workers + 1}", f"{cost:.3g}", _clients(costs, workers))
     inside = f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value."
     kept = _keep(costs)
-    figures = {"gram": costs.gram, "mask": list(costs.mask), "kept": str(calibration.path())}
+    figures = {"gram": costs.gram, "mask": list(costs.mask), "path": str(calibration.path())}
     show(rows, inside, kept, figures=figures, as_json=as_json)
 
 

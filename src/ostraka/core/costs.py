@@ -53,7 +53,7 @@ class Costs:
             values = json.loads(text)
             first, second, third = values["mask"]
             return cls(float(values["gram"]), (float(first), float(second), float(third)))
-        except (ValueError, TypeError, KeyError) as bad:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as bad:
             raise ConfigError(f"not a table of costs: {bad}") from None
 
 

@@ -78,7 +78,7 @@ class Quantised:
 
     residues: UInt32  # (g, b) q modulo p
     signed: Float64  # (g, b) q itself, between -2^15 and 2^15
-    real: Float32  # scratch
+    real: Float32  # rows in units of delta / 2^16, between `load` and `quantise_loaded`; scratch
     low: Int16  # scratch
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Masking one row, and unmasking distances: laws 1 and 3, the paper's section 3.2.
+"""Masking rows, and unmasking distances: laws 1 and 3, the paper's section 3.2.
 
 (1)  Y+ = W + R,  Y- = W - R
 (3)  D+_ij + D-_ij = 2 |W_i - W_j|^2 + 2 |R_i - R_j|^2,  where the last term is 2 C by law 4

@@ -12,7 +12,7 @@ A block never crosses a tile's edge: a tile of b values is cut into ceil(b / m) 
 values but the last. With m >= b every tile is one block.
 
 float32 sums lose about 2^-24 |W| for the square root of the number of blocks: nothing beside
-sqrt(2/m). They hold while sqrt(d/m) |W| < 2^127, so rows are clipped before they are folded.
+sqrt(2/m). They hold while sqrt(d/m) |W| < 2^127, so longer rows are scaled before they are folded.
 """
 
 import math

@@ -65,6 +65,8 @@ class OfflineMask:
 class SpentMask:
     """The leading mask, in the hands of its attempt. `gram` is None where a worker makes it."""
 
+    value_bytes = 4  # of a share
+
     def __init__(self, seed: bytes, gram: UInt32 | None) -> None:
         self.seed = seed
         self.gram = gram

@@ -91,6 +91,8 @@ class OfflineNoise:
 class SpentNoise:
     """Opens one set of noise, for one attempt."""
 
+    value_bytes = _VALUE_BYTES  # of a share
+
     def __init__(self, cipher: AESGCM, layout: SealedGroups) -> None:
         self._cipher = cipher
         self._layout = layout

@@ -4,9 +4,9 @@ Enclave.open_round() -> Collecting       clients' sealed updates come in
 Collecting.close()   -> Cohort           who takes part is now fixed
 Cohort.offload()     -> Connecting       each worker is offered a channel for one attempt
 Connecting.connect() -> Masking          first pass: open, check, clip, mask, seal to workers
-Masking.decode()     -> Averaging        distances, Multi-Krum; second pass: average
-Cohort.inside()      -> MeasuringInside  the first pass without workers
-Averaging.publish()  -> Published        the aggregate and its receipt
+Masking.decode()     -> Averaging        distances and Multi-Krum; or a Dispute: a worker lied
+Cohort.inside()      -> MeasuringInside  the first pass without workers, also to an Averaging
+Averaging.average()  -> Published        second pass: the aggregate and its receipt
 """
 
 from ostraka.roles.enclave.averaging import Averaging, Published

@@ -67,13 +67,19 @@ class Averaging:
 
         Raises UpdateRejected if any row's tile is not what the first pass read. That client is then
         out, whatever its weight was, the rest is selected anew from the same matrix, and the second
-        pass can start over.
+        pass can start over; or TooFewUpdates, if the rest is too few. Several tiles may be held at
+        a time, so their memory must not be used again during the pass.
         """
         self._select()  # Again, because the last call may have ended in TooFewUpdates.
         aggregate = np.empty(self._context.rules.dimension, np.float32)
         done = np.zeros(self._context.rules.tiling.count, bool)
 
         def average_tile(lane: int, index: int, ciphertexts: Sequence[Buffer]) -> None:
+            if index >= len(done) or len(ciphertexts) != len(self._rows):
+                raise LocalProtocolError(
+                    f"{len(done)} tiles of {len(self._rows)} rows; "
+                    f"got tile {index} of {len(ciphertexts)}"
+                )
             part = aggregate[self._context.rules.tiling.part(index)]
             part[:] = self._mean(lane, index, ciphertexts)
             done[index] = True

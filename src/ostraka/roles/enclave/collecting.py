@@ -113,7 +113,10 @@ class Collecting:
         )
 
     def accept(self, header: UpdateHeader) -> None:
-        """Begin a client's upload. Raises OpenError or UpdateRejected, and then nothing changes."""
+        """Begin a client's upload. Raises OpenError or UpdateRejected, and no upload changes.
+
+        A header that its own client has spoilt is remembered until that client sends a good one.
+        """
         self._authenticate(header)
         self._require_fresh(header)
         try:

@@ -9,6 +9,8 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64
 
+DEVIATIONS = 6  # that a stated error allows a distance to be off
+
 
 @dataclass(frozen=True)
 class Measured:

@@ -12,10 +12,8 @@ from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.offline_mask import SpentMask, mask_stream
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
-from ostraka.roles.enclave.encoder import Measured
+from ostraka.roles.enclave.encoder import DEVIATIONS, Measured
 from ostraka.roles.enclave.rows import RowReader
-
-_DEVIATIONS = 6  # that the stated error allows a distance to be off
 
 
 class ExactEncoder:
@@ -85,7 +83,7 @@ class ExactEncoder:
         steps = self._steps * self._factors
         distances = exact.distances(field.signed(residues), steps, self._s, self._v)
         columns = self._reader.rules.columns.length
-        return Measured(distances, _DEVIATIONS * exact.deviation(distances, steps, columns))
+        return Measured(distances, DEVIATIONS * exact.deviation(distances, steps, columns))
 
     def audited(self, lane: int, index: int, rows: range, noise: Buffer = b"") -> Sequence[UInt32]:
         shares = self.shares(lane, index, rows)

@@ -40,8 +40,7 @@ class Masking:
         self._reader = reader
         self._columns = reader.rules.columns
         self._spent = offline.spend()
-        value_bytes = 8 if isinstance(self._spent, SpentNoise) else 4
-        self._layout = SealedGroups(self._columns, len(reader.rows), value_bytes)
+        self._layout = SealedGroups(self._columns, len(reader.rows), self._spent.value_bytes)
         self._channels = channels
         self._names = names
         self._folding = Folding(reader) if reader.rules.sketch else None
@@ -60,9 +59,9 @@ class Masking:
     ) -> Iterator[tuple[ShareTile, ...]]:
         """Open every tile of every row, mask what is to be measured, and seal it to the workers.
 
-        tiles: per tile, one ciphertext a row. noise: the sealed noise of each tile, for Gaussian
-        masking. Yields one share tile per worker: views of reused memory, to be sent before the
-        next ones are taken.
+        tiles: per tile, one ciphertext a row, in memory that is not used again during the pass.
+        noise: the sealed noise of each tile, for Gaussian masking. Yields one share tile per
+        worker: views of reused memory, to be sent before the next ones are taken.
         """
         if self._encoder is not None:
             raise LocalProtocolError("this attempt has masked its rows; a mask serves once")

@@ -10,11 +10,10 @@ from ostraka.crypto.fingerprints import Fingerprints
 from ostraka.errors import LocalProtocolError, OpenError, Rejection
 from ostraka.roles.enclave.averaging import Averaging
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
-from ostraka.roles.enclave.encoder import Measured
+from ostraka.roles.enclave.encoder import DEVIATIONS, Measured
 from ostraka.roles.enclave.lanes import Lanes
 
 _NORM_TOLERANCE = 2.0**-10
-_DEVIATIONS = 6  # of the sketch's error, that the stated one allows for
 
 
 class RowReader:
@@ -52,8 +51,10 @@ class RowReader:
 
     def begin(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
         """Every tile is read once, in order, for all rows together: no mask may serve twice."""
-        if index != self._read:
-            raise LocalProtocolError(f"tile {self._read} is next to be read; got tile {index}")
+        if index != self._read or index >= self.rules.tiling.count:
+            raise LocalProtocolError(
+                f"tile {self._read} of {self.rules.tiling.count} is next; got tile {index}"
+            )
         if len(ciphertexts) != len(self.rows):
             raise LocalProtocolError(f"{len(self.rows)} rows; got {len(ciphertexts)} tiles")
         self._read += 1
@@ -97,10 +98,10 @@ class RowReader:
             return
         for place in np.flatnonzero(~sound).tolist():
             row = rows[place]
+            # Looked at before it is zeroed: `values` may be the same memory.
+            finite = np.isfinite(cut(self._raw[lane], *values.shape)[place]).all()
             values[place] = 0
             self._zero(row, index)
-            sent = cut(self._raw[lane], *values.shape)[place]
-            finite = np.isfinite(sent).all()
             self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
 
     def reopen(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
@@ -145,5 +146,5 @@ class RowReader:
         """What was stated, and what the sketch adds to it."""
         if self.rules.sketch is None:
             return measured.error
-        relative = _DEVIATIONS * sketch.error(self.rules.sketch)
+        relative = DEVIATIONS * sketch.error(self.rules.sketch)
         return measured.error + relative * np.abs(measured.distances)

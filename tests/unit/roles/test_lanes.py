@@ -1,0 +1,100 @@
+"""Lanes on real threads: every piece of work is done once, by one lane at a time."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from ostraka import run_round
+from ostraka.crypto.stream import SecretStream
+from ostraka.roles.enclave import Lanes
+
+
+@pytest.fixture(params=[1, 2, 3, 8])
+def lanes(request):
+    with ThreadPoolExecutor(request.param) as pool:
+        yield Lanes(request.param, pool.map)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(0, 3), (1, 3), (3, 3), (10, 3), (24, 3), (25, 1)])
+def test_groups_cover_all_rows_once(lanes, rows, size):
+    done, lock = [], threading.Lock()
+
+    def work(lane, group):
+        with lock:
+            done.append((lane, group))
+
+    lanes.groups(rows, size, work)
+    assert sorted(row for _, group in done for row in group) == list(range(rows))
+    for lane, group in done:
+        assert 0 <= lane < lanes.count
+        assert group.start % size == 0
+        assert len(group) == min(size, rows - group.start)
+
+
+@pytest.mark.parametrize("items", [0, 1, 2, 7, 16])
+def test_batches_take_all_items_in_order(lanes, items):
+    done, lock = [], threading.Lock()
+
+    def work(lane, index, item):
+        with lock:
+            done.append((index, item, lane))
+
+    lanes.batches((f"item {place}" for place in range(items)), work)
+    assert sorted(done) == [(place, f"item {place}", place % lanes.count) for place in range(items)]
+
+
+def test_no_lane_does_two_things_at_a_time(lanes):
+    busy = [threading.Lock() for _ in range(lanes.count)]
+
+    def work(lane, *_):
+        assert busy[lane].acquire(blocking=False)
+        threading.Event().wait(0.001)
+        busy[lane].release()
+
+    lanes.groups(40, 2, work)
+    lanes.batches(range(20), work)
+
+
+def test_lanes_work_side_by_side():
+    """The test above can fail: two lanes that wait for each other both arrive."""
+    meeting = threading.Barrier(2, timeout=10)
+    with ThreadPoolExecutor(2) as pool:
+
+        def meet(lane, group):
+            meeting.wait()
+
+        Lanes(2, pool.map).groups(2, 1, meet)
+
+
+def test_an_error_in_a_lane_reaches_the_driver(lanes):
+    def fail(lane, index, item):
+        if item == 4:
+            raise KeyError(item)
+
+    with pytest.raises(KeyError, match="4"):
+        lanes.batches(range(9), fail)
+
+
+@pytest.mark.parametrize("sketch", [None, 20_000])
+@pytest.mark.parametrize("masking", ["none", "gaussian", "exact"])
+@pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
+def test_threads_change_nothing_over_many_tiles_and_groups(masking, sketch):
+    """Three tiles, the last of them short, and three groups of eight rows, likewise."""
+    rows = np.random.default_rng(0).normal(size=(19, 40_000)).astype(np.float32)
+    one, *others = (
+        run_round(
+            rows,
+            f=2,
+            masking=masking,
+            sketch=sketch,
+            threads=threads,
+            entropy=SecretStream(bytes(32)).bytes,
+        )
+        for threads in (1, 2, 4)
+    )
+    for other in others:
+        assert one.receipt == other.receipt
+        assert one.aggregate.tobytes() == other.aggregate.tobytes()
+        assert one.selected == other.selected

@@ -1,0 +1,76 @@
+"""Where costs are kept, and what `distances="auto"` makes of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ostraka import calibration, events, run_round
+from ostraka.core.costs import Costs
+from ostraka.errors import ConfigError
+
+ROWS = np.random.default_rng(0).normal(size=(9, 40)).astype(np.float32)
+CHEAP_MASKS = Costs(gram=1.0, mask=(1.0, 1.0, 1.0))
+DEAR_MASKS = Costs(gram=1.0, mask=(99.0, 99.0, 99.0))
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def test_the_path_is_in_the_user_s_cache(tmp_path, monkeypatch):
+    assert calibration.path() == tmp_path / "ostraka" / "costs.json"
+    for unset in (
+        lambda: monkeypatch.setenv("XDG_CACHE_HOME", ""),
+        lambda: monkeypatch.delenv("XDG_CACHE_HOME"),
+    ):
+        unset()
+        assert calibration.path() == Path.home() / ".cache" / "ostraka" / "costs.json"
+
+
+def test_a_machine_that_was_never_calibrated_has_the_defaults():
+    assert calibration.load() == Costs()
+
+
+def test_costs_are_kept_and_replaced():
+    for costs in (CHEAP_MASKS, DEAR_MASKS):
+        assert calibration.save(costs) == calibration.path()
+        assert calibration.load() == costs
+    assert [each.name for each in calibration.path().parent.iterdir()] == ["costs.json"]
+
+
+@pytest.mark.parametrize(("costs", "where"), [(CHEAP_MASKS, "workers"), (DEAR_MASKS, "inside")])
+def test_auto_takes_what_is_cheaper_and_says_why(costs, where):
+    calibration.save(costs)
+    result = run_round(ROWS, f=2, distances="auto")
+    assert result.receipt.distances == where
+    first, second, *_ = result.events
+    assert first == events.DistancesChosen(str(costs.choose(9, 40, 2)))
+    assert isinstance(second, events.AttemptStarted)
+    assert bool(second.workers) is (where == "workers")
+
+
+def test_auto_counts_the_columns_of_the_sketch_and_the_colluders():
+    calibration.save(Costs(gram=1.0, mask=(1.0, 1.0, 99.0)))
+    rows = np.random.default_rng(0).normal(size=(9, 5_000)).astype(np.float32)
+    result = run_round(rows, f=2, sketch=4096, workers=6, distances="auto")
+    assert result.receipt.distances == "inside"
+    assert result.events[0] == events.DistancesChosen(str(calibration.load().choose(9, 4096, 6)))
+
+
+@pytest.mark.parametrize("distances", ["workers", "inside"])
+def test_an_order_is_not_second_guessed(distances):
+    calibration.path().parent.mkdir()
+    calibration.path().write_text("not read at all")
+    result = run_round(ROWS, f=2, distances=distances)
+    assert result.receipt.distances == distances
+    assert not any(isinstance(each, events.DistancesChosen) for each in result.events)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"gram": -1, "mask": [1, 1, 1]}'])
+def test_a_damaged_file_is_a_config_error(text):
+    calibration.path().parent.mkdir()
+    calibration.path().write_text(text)
+    with pytest.raises(ConfigError):
+        run_round(ROWS, f=2, distances="auto")
