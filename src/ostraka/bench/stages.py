@@ -85,6 +85,12 @@ def sketch_inside(load: Workload, clock: Stopwatch) -> None:
         measuring.measure(load.tiles())
 
 
+def second_pass(load: Workload, clock: Stopwatch) -> None:
+    averaging = load.attempt("exact", sketch=True).cohort.inside(load.lanes).measure(load.tiles())
+    with clock:
+        averaging.average(load.tiles())
+
+
 def noise_normals(load: Workload, clock: Stopwatch) -> None:
     seed = bytes(32)
     with clock:
@@ -184,6 +190,9 @@ STAGES = {
     "exact_online": Stage(exact_online, "the enclave's first pass with exact masks, and decoding"),
     "exact_sketch": Stage(exact_sketch, "the same on a sketch", sketches=True),
     "gaussian_online": Stage(gaussian_online, "the same with Gaussian masks, no sketch", extra=8),
+    "second_pass": Stage(
+        second_pass, "the enclave's second pass: open, check, average, sign", sketches=True
+    ),
     "noise_gram_offline": Stage(
         noise_gram_offline, "offline: the Gram matrix of an exact mask, for two workers", once=True
     ),
