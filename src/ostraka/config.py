@@ -1,6 +1,7 @@
 """The rules of a federation. A config that exists is valid; its digest binds every ciphertext."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -10,7 +11,8 @@ import numpy as np
 from ostraka import encoding
 from ostraka.arrays import Float64
 from ostraka.core import exact, leakage, sketch
-from ostraka.encoding import Key
+from ostraka.core.optimiser import FEDAVG, Optimiser
+from ostraka.encoding import Digest, Key
 from ostraka.errors import ConfigError
 
 DEFAULT_TILE = 16_384
@@ -101,7 +103,7 @@ class RoundConfig:
 
     For Gaussian masking, `leakage_bits` bounds what one worker learns of one whole update if rows
     were masked independently (law 6), and `precision` is the largest acceptable error of a squared
-    distance, as a part of the squared clipping norm.
+    distance, as a part of the squared clipping norm. `optimiser` turns aggregates into models.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/round-config/v1"
@@ -119,6 +121,7 @@ class RoundConfig:
     precision: float = 1e-3
     tile: int = DEFAULT_TILE
     disclose_selection: bool = False
+    optimiser: Optimiser = FEDAVG
 
     def __post_init__(self) -> None:
         if self.f < 0:
@@ -212,16 +215,27 @@ class Member:
 
 @dataclass(frozen=True)
 class Federation:
-    """The rules, and who plays by them."""
+    """The rules, who plays by them, and who decides about both.
+
+    authority: the Ed25519 key that signs every revision of this. revoked: former members, whose
+    keys may never return. successors: the identities of enclaves to which this one may hand its
+    sealed state (`Claims.identity`).
+    """
 
     LABEL: ClassVar[bytes] = b"ostraka/federation/v1"
 
     rules: RoundConfig
     clients: tuple[Member, ...]
     workers: tuple[Member, ...]
+    authority: Key
+    revision: int = 1
+    revoked: tuple[Member, ...] = ()
+    successors: tuple[Digest, ...] = ()
 
     def __post_init__(self) -> None:
         rules, n = self.rules, len(self.clients)
+        if self.revision < 1:
+            raise ConfigError(f"revisions count from 1; got {self.revision}")
         require_krum(n, rules.f)
         if rules.k is not None and rules.k > n - rules.f:
             raise ConfigError(f"k <= n - f; got k={rules.k}, n={n}, f={rules.f}")
@@ -244,7 +258,7 @@ class Federation:
             raise ConfigError(
                 f"the rules ask for {rules.workers} workers; {len(self.workers)} are enrolled"
             )
-        _require_distinct(self.clients + self.workers)
+        _require_distinct(self.clients + self.workers + self.revoked)
 
     def digest(self) -> bytes:
         return encoding.digest(self)
@@ -277,7 +291,8 @@ def _require_distinct(members: tuple[Member, ...]) -> None:
     """One name and one key per party: a key enrolled twice would count as two clients."""
     for what, values in (
         ("name", [member.name for member in members]),
-        ("key", [member.key for member in members]),
+        ("key", [member.key.hex() for member in members]),
     ):
         if len(set(values)) != len(values):
-            raise ConfigError(f"every client and worker needs its own {what}; one occurs twice")
+            twice = Counter(values).most_common(1)[0][0]
+            raise ConfigError(f"every client and worker needs its own {what}; {twice} occurs twice")

@@ -3,10 +3,13 @@
 OstrakaError
 ├── ConfigError              the numbers asked for cannot work: change them
 ├── LocalProtocolError       our own bug or misuse: stop
+├── PlatformError            the machine's TEE or its files do not answer as they must
 ├── RemoteProtocolError      a peer's message: drop it, keep the round
 │   ├── MalformedMessage     bytes that are no message at all
 │   ├── OpenError            bytes that do not authenticate or decrypt, for whatever reason
+│   │   └── NotEnrolled      they claim a name that is on no roster
 │   ├── UpdateRejected       an authentic update that breaks a rule: says whose and which
+│   ├── AttestationRefused   evidence or a roster that a policy does not accept: says why
 │   ├── ReceiptRefused       a receipt or offer that a client must not follow
 │   │   └── Fork             two receipts for one round: proof that the enclave's state was forked
 │   └── WorkerError          a worker's answer that cannot be used: says which worker
@@ -32,6 +35,10 @@ class LocalProtocolError(OstrakaError):
     """This side broke its own protocol: a bug or a misuse, never the peer's fault."""
 
 
+class PlatformError(OstrakaError):
+    """The TEE of this machine, or a file beside it, does not answer as it must. Says what to do."""
+
+
 class RemoteProtocolError(OstrakaError):
     """A peer sent something unacceptable. The message is dropped and nothing has changed."""
 
@@ -47,9 +54,18 @@ class OpenError(RemoteProtocolError):
         super().__init__(f"{what} does not open: altered, misplaced, or not from an enrolled party")
 
 
+class NotEnrolled(OpenError):
+    """Somebody claims a name that is not on the roster. Nothing about it is authentic."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("UpdateHeader")
+        self.name = name
+
+
 class Rejection(StrEnum):
     """Why a client's update does not take part. The text is what an operator reads."""
 
+    REVOKED = "revoked by the federation's authority"
     FOREIGN_ROUND = "made for another round"
     FOREIGN_CONFIG = "made for another config"
     FOREIGN_KEY = "sealed to another enclave key"
@@ -87,6 +103,37 @@ class UpdateRejected(RemoteProtocolError):
     def __init__(self, client: str, reason: Rejection) -> None:
         super().__init__(f"update of client {client!r} rejected: {reason}")
         self.client = client
+        self.reason = reason
+
+
+class Refusal(StrEnum):
+    """Why a client does not trust an enclave. Each is one step of the verification."""
+
+    AUTHORITY = "the federation is not signed by the authority that the policy names"
+    WORKERS = "a worker is enrolled whose key the policy does not pin"
+    MASKING = "the policy does not allow this masking"
+    KIND = "the policy does not allow this kind of evidence"
+    SIMULATION_POLICY = "simulated evidence, and the policy does not allow it"
+    SIMULATION_FLAG = "simulated evidence, and the caller did not ask for it"
+    MALFORMED = "the evidence cannot be read"
+    COLLATERAL = "the platform's collateral is missing or does not fit"
+    ROOT = "the certificates do not lead to the pinned root"
+    SIGNATURE = "the evidence is not signed by the platform"
+    VALIDITY = "a certificate or a piece of collateral is not valid at this time"
+    REVOKED = "the platform is revoked"
+    TCB = "the platform's security version is not good enough"
+    PLATFORM = "the policy does not allow such a platform"
+    DEBUG = "the enclave can be debugged, so its host can read it"
+    MEASUREMENT = "the policy does not list this code"
+    VERSION = "the code's security version is too low"
+    BINDING = "the evidence is about another challenge, another key or another config"
+
+
+class AttestationRefused(RemoteProtocolError):
+    """This enclave is not trusted, and nothing was sealed to it."""
+
+    def __init__(self, reason: Refusal, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else str(reason))
         self.reason = reason
 
 

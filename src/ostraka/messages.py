@@ -1,7 +1,9 @@
 """What crosses a trust boundary, in the order in which it crosses.
 
     client                          enclave                            worker
-       <------- RoundOffer ------------
+       <------- Charter ---------------
+       -------- Challenge ------------>
+       <------- Introduction ----------    RoundOffer and Evidence
        -------- UpdateHeader --------->
        -------- UpdateTile, many ----->
                                        -------- ChannelOffer --------->
@@ -13,12 +15,57 @@
 Every message is frozen, canonically encoded (`ostraka.encoding`) and free of secrets in the clear.
 """
 
+import hashlib
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from ostraka.arrays import Float32
+from ostraka.config import Federation
 from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature
 
 HybridKey = Annotated[bytes, Length(1184 + 32)]  # ML-KEM-768 and X25519 public keys
+
+SIMULATION = "simulation"  # evidence that proves nothing but that the protocol works
+IN_PROCESS = "in-process"  # no evidence: the client runs the enclave in its own process
+
+
+def vector_digest(vector: Float32) -> bytes:
+    """The name of a model or an aggregate (d,) in other messages: SHA-256 of its bytes."""
+    return hashlib.sha256(vector.data).digest()
+
+
+@dataclass(frozen=True)
+class Charter:
+    """The federation's rules and roster, as its authority signed them."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/charter/v1"
+
+    federation: Federation
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A client asks the enclave to prove what it is. The nonce is the client's own, used once."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/challenge/v1"
+
+    nonce: Id
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the platform says of the enclave, in the platform's own format.
+
+    endorsements: certificates and collateral that came along. They are signed by the platform's
+    maker, so it does not matter who carries them; nothing in them is trusted by itself.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/evidence/v1"
+
+    kind: str
+    document: bytes
+    endorsements: tuple[bytes, ...]
 
 
 @dataclass(frozen=True)
@@ -31,8 +78,20 @@ class RoundOffer:
     round_id: Id
     config: Digest
     previous: Digest  # of the receipt before this round
+    model: Digest  # the global model that clients train from
     key: HybridKey
     signature: Signature
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """The answer to a challenge: the open round, the key that signs, and the proof of both."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/introduction/v1"
+
+    offer: RoundOffer
+    receipt_key: Key
+    evidence: Evidence
 
 
 @dataclass(frozen=True)
@@ -151,7 +210,10 @@ class Receipt:
     round_id: Id
     previous: Digest
     config: Digest
+    revision: int  # of the config
+    evidence: str  # what the enclave proves itself by
     aggregate: Digest
+    model: Digest  # the global model after this round
     participants: int
     kept: int
     rejected: tuple[RejectedClient, ...]

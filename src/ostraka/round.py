@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from ostraka import calibration, events
 from ostraka.arrays import Buffer, Float32
+from ostraka.attestation.attested import in_process
 from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
@@ -31,7 +32,7 @@ from ostraka.errors import (
     WorkerLied,
 )
 from ostraka.events import Event
-from ostraka.messages import ChannelAccept, ChannelOffer, Receipt
+from ostraka.messages import ChannelAccept, ChannelOffer, Receipt, RoundOffer
 from ostraka.roles.client import Client
 from ostraka.roles.enclave import (
     Averaging,
@@ -70,6 +71,11 @@ class Parties:
     enclave: Enclave
     clients: list[Client]
     workers: dict[str, Worker]
+
+    def seal(self, client: Client, offer: RoundOffer, update: Float32) -> SealedUpdate:
+        """What a client sends to the enclave that it shares this process with."""
+        attested = in_process(offer, self.enclave.public)
+        return client.join(offer, attested).seal(update).sealed
 
 
 def run_round(
@@ -131,7 +137,7 @@ def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:
     # Section 3.1: each client checks the enclave's offer and seals its update to it.
     collecting = enclave.open_round()
     for client, update in zip(parties.clients, rows, strict=True):
-        host.collect(collecting, client.join(collecting.offer).seal(update).sealed)
+        host.collect(collecting, parties.seal(client, collecting.offer, update))
     cohort = collecting.close()
 
     # Section 3.2, encoding to decoding: by workers on masked rows, or inside the enclave.
@@ -139,7 +145,7 @@ def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:
 
     # Section 3.2, aggregation: the enclave averages the chosen K and signs what it did.
     published = averaging.average(host.tiles(cohort))
-    enclave.follow(published.receipt)
+    enclave.follow(published.receipt, published.state)
     return _result(published, [client.name for client in parties.clients], host.log)
 
 
@@ -228,15 +234,13 @@ def enrol(
     count = 0 if rules.inside else rules.workers + spares
     members = {f"client-{row}": Identity.generate(entropy) for row in range(clients)}
     helpers = {f"worker-{number}": Identity.generate(entropy) for number in range(1, count + 1)}
-    federation = Federation(rules, _roster(members), _roster(helpers))
+    authority = Identity.generate(entropy)
+    federation = Federation(rules, _roster(members), _roster(helpers), authority.public)
     enclave = Enclave(federation, Identity.generate(entropy), entropy=entropy)
     return Parties(
         rules,
         enclave,
-        [
-            Client(name, identity, federation, enclave.public, entropy=entropy)
-            for name, identity in members.items()
-        ],
+        [Client(name, identity, federation, entropy=entropy) for name, identity in members.items()],
         {
             name: Worker(identity, enclave=enclave.public, entropy=entropy)
             for name, identity in helpers.items()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from ostraka.attestation.attested import in_process
 from ostraka.config import Federation, Manifest, Member, RoundConfig
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
@@ -22,8 +23,16 @@ from ostraka.crypto.identity import Identity
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import Rejection, UpdateRejected
-from ostraka.messages import Answer, ChannelAccept, ShareTile, UpdateHeader, UpdateTile
-from ostraka.roles.client import Client
+from ostraka.messages import (
+    Answer,
+    ChannelAccept,
+    Receipt,
+    RoundOffer,
+    ShareTile,
+    UpdateHeader,
+    UpdateTile,
+)
+from ostraka.roles.client import Client, Joined
 from ostraka.roles.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
 from ostraka.roles.worker import Worker
 
@@ -137,6 +146,7 @@ class Simulation:
         helpers = 0 if self.rules.inside else self.rules.workers
         workers = [Identity.generate(self.entropy) for _ in range(helpers)]
         self.stranger = Identity.generate(self.entropy)
+        self.authority = Identity.generate(self.entropy)
         self.federation = Federation(
             self.rules,
             tuple(
@@ -144,11 +154,13 @@ class Simulation:
                 for name, identity in zip(self.names, self.identities, strict=True)
             ),
             tuple(Member(f"worker-{i}", identity.public) for i, identity in enumerate(workers)),
+            self.authority.public,
         )
         self.enclave = Enclave(
             self.federation, Identity.generate(self.entropy), entropy=self.entropy
         )
         self.clients = [self.client(row) for row in range(len(rows))]
+        self.states = {0: self.enclave._state}  # the model after each round
         self.workers = [
             Worker(identity, enclave=self.enclave.public, entropy=self.entropy)
             for identity in workers
@@ -172,10 +184,19 @@ class Simulation:
     def open(self) -> "Round":
         return Round(self)
 
+    def join(self, client: Client, offer: RoundOffer) -> Joined:
+        return client.join(offer, in_process(offer, self.enclave.public))
+
+    def restart(self, *receipts: Receipt) -> None:
+        """The enclave as it was when it had signed these, and no more."""
+        head = receipts[-1] if receipts else None
+        self.enclave._continue(head, self.states[len(receipts)])
+
     def follow(self, published: Published) -> None:
         """The enclave and all clients go on after a round."""
         receipt = wire(published.receipt)
-        self.enclave.follow(receipt)
+        self.states[receipt.number] = published.state
+        self.enclave.follow(receipt, published.state)
         self.clients = [client.follow(receipt) for client in self.clients]
 
 
@@ -219,7 +240,7 @@ class Round:
     def seal(self, row: int, update: np.ndarray | None = None) -> updates.SealedUpdate:
         """An honest client's upload."""
         update = self.simulation.rows[row] if update is None else update
-        sealed = self.simulation.clients[row].join(self.offer).seal(update).sealed
+        sealed = self.simulation.join(self.simulation.clients[row], self.offer).seal(update).sealed
         self.norms[sealed.header.upload_id] = float(norms_of(update[None])[0])
         return sealed
 

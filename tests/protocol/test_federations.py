@@ -171,13 +171,13 @@ def peak_memory(simulate, masking, d):
 
 
 def test_memory_is_that_of_one_tile_of_all_rows(simulate, masking):
-    """What grows with d is one aggregate and one fingerprint a tile, and no update."""
+    """What grows with d is the model, the aggregate and a fingerprint a tile, and no update."""
     small, large = 100_000, 200_000
     growth = peak_memory(simulate, masking, large) - peak_memory(simulate, masking, small)
-    aggregate = 4 * (large - small)
+    model = 4 * (large - small)
     fingerprints = 400 * 6 * (large - small) // 1024
-    assert growth < aggregate + fingerprints + 100_000
-    assert growth < 6 * aggregate / 2, "the bound above is well below all updates"
+    assert growth < 2 * model + fingerprints + 100_000
+    assert growth < 6 * model, "the bound above is below all updates"
 
 
 @pytest.mark.parametrize("lanes", [2, 3, 8])

@@ -15,13 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka import messages
+from ostraka.attestation.attested import in_process
 from ostraka.config import Federation, Manifest, RoundConfig
 from ostraka.encoding import decode, encode
 from ostraka.errors import MalformedMessage, OpenError, Rejection, UpdateRejected, WorkerError
 from ostraka.messages import (
     Answer,
+    Challenge,
     ChannelAccept,
     ChannelOffer,
+    Charter,
+    Evidence,
+    Introduction,
     MaskSeed,
     Receipt,
     RoundOffer,
@@ -31,7 +36,11 @@ from ostraka.messages import (
 )
 
 KINDS = (
+    Charter,
+    Challenge,
     RoundOffer,
+    Evidence,
+    Introduction,
     UpdateHeader,
     UpdateTile,
     ChannelOffer,
@@ -44,7 +53,11 @@ KINDS = (
 
 
 def test_every_message_is_in_the_table():
-    labelled = {each for each in vars(messages).values() if hasattr(each, "LABEL")}
+    labelled = {
+        each
+        for each in vars(messages).values()
+        if hasattr(each, "LABEL") and each.__module__ == messages.__name__
+    }
     assert labelled == set(KINDS)
 
 
@@ -233,21 +246,27 @@ def test_mutated_tiles(simulate, masking, rng, count):
 def test_mutated_round_offers(simulate, rng, count):
     round_ = simulate().open()
     client = round_.simulation.clients[0]
-    assert attack(Target(round_.offer, client.join), rng, count) == []
+
+    attested = in_process(round_.offer, round_.simulation.enclave.public)
+
+    def take(offer):
+        client.join(offer, attested)
+
+    assert attack(Target(round_.offer, take), rng, count) == []
 
 
 def test_mutated_receipts(simulate, rng, count):
     simulation = simulate(disclose_selection=True)
     round_ = simulation.open()
-    submitted = simulation.clients[0].join(round_.offer).seal(simulation.rows[0])
+    submitted = simulation.join(simulation.clients[0], round_.offer).seal(simulation.rows[0])
     round_.send_all()
     published = round_.finish()
 
     def take(receipt):
-        submitted.finish(receipt, published.aggregate)
+        submitted.finish(receipt, published.state.model)
 
     assert attack(Target(published.receipt, take), rng, count) == []
-    assert submitted.finish(published.receipt, published.aggregate).last == published.receipt
+    assert submitted.finish(published.receipt, published.state.model).last == published.receipt
 
 
 def test_mutated_messages_between_enclave_and_workers(simulate, offloaded, rng, count):

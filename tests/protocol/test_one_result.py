@@ -54,12 +54,15 @@ def test_an_enclave_follows_only_what_it_signed(simulate):
     simulation = simulate()
     round_ = closed(simulation)
     round_.measure()
-    receipt = round_.average().receipt
+    published = round_.average()
+    receipt = published.receipt
     with pytest.raises(OpenError):
-        simulation.enclave.follow(replace(receipt, number=77))
-    simulation.enclave.follow(receipt)
+        simulation.enclave.follow(replace(receipt, number=77), published.state)
+    with pytest.raises(LocalProtocolError, match="model"):
+        simulation.enclave.follow(receipt, simulation.states[0])
+    simulation.enclave.follow(receipt, published.state)
     with pytest.raises(LocalProtocolError):
-        simulation.enclave.follow(receipt)
+        simulation.enclave.follow(receipt, published.state)
 
 
 def test_what_was_made_for_other_rules_is_refused(simulate):

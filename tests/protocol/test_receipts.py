@@ -57,7 +57,7 @@ def test_a_receipt_says_what_happened(simulate, masking):
     assert receipt == published.receipt
     assert receipt.round_id == round_.offer.round_id
     assert receipt.config == simulation.federation.digest()
-    assert receipt.aggregate == hashlib.sha256(published.aggregate.tobytes()).digest()
+    assert receipt.aggregate == hashlib.sha256(published.state.model.tobytes()).digest()
     assert (receipt.participants, receipt.kept) == (5, 4)
     assert [(each.client, each.reason) for each in receipt.rejected] == [
         ("client-3", Rejection.FALSE_NORM)
@@ -125,7 +125,7 @@ def test_gaussian_masking_warns_and_nothing_else_does(masking, recwarn):
 
 def restarted(simulation, *receipts):
     """The enclave as it was when it had signed these, and no more: a host restored old state."""
-    simulation.enclave._continue(receipts[-1] if receipts else None)
+    simulation.restart(*receipts)
     return simulation.open().offer
 
 
@@ -162,11 +162,14 @@ def test_a_client_refuses_to_follow(chain, what):
 OFFERS = {
     "the first round again": lambda s, one, two: restarted(s),
     "the round that it holds": lambda s, one, two: restarted(s, one),
-    "a round after a gap": lambda s, one, two: sign(s, replace(restarted(s, two), number=4)),
+    "a round after a gap": lambda s, one, two: sign(s, replace(restarted(s, one, two), number=4)),
     "a round after another chain": lambda s, one, two: sign(
-        s, replace(restarted(s, two), previous=digest(one))
+        s, replace(restarted(s, one, two), previous=digest(one))
     ),
-    "another config": lambda s, one, two: sign(s, replace(restarted(s, two), config=bytes(32))),
+    "another config": lambda s, one, two: sign(
+        s, replace(restarted(s, one, two), config=bytes(32))
+    ),
+    "another model": lambda s, one, two: sign(s, replace(restarted(s, one, two), model=one.model)),
 }
 
 
@@ -174,8 +177,8 @@ OFFERS = {
 def test_a_client_refuses_to_join(chain, what):
     simulation, (one, two, _), client = chain
     with pytest.raises(ReceiptRefused):
-        client.join(OFFERS[what](simulation, one, two))
-    assert client.join(restarted(simulation, one, two)).offer.number == 3
+        simulation.join(client, OFFERS[what](simulation, one, two))
+    assert simulation.join(client, restarted(simulation, one, two)).offer.number == 3
 
 
 def test_two_receipts_for_one_round_are_proof_of_a_fork(chain):
@@ -194,6 +197,9 @@ def test_altered_receipts_do_not_open(chain):
     for change in (
         {"number": 9},
         {"aggregate": bytes(32)},
+        {"model": bytes(32)},
+        {"revision": 2},
+        {"evidence": "sgx"},
         {"kept": 1},
         {"masking": "exact"},
         {"cautions": ("none",)},
@@ -215,26 +221,26 @@ def test_altered_receipts_do_not_open(chain):
 def submitted(simulate):
     simulation = simulate()
     round_ = simulation.open()
-    waiting = simulation.clients[0].join(round_.offer).seal(simulation.rows[0])
+    waiting = simulation.join(simulation.clients[0], round_.offer).seal(simulation.rows[0])
     round_.send_all()
     return simulation, waiting, round_.finish()
 
 
 def test_a_client_accepts_the_outcome(submitted):
     _, waiting, published = submitted
-    after = waiting.finish(published.receipt, published.aggregate)
+    after = waiting.finish(published.receipt, published.state.model)
     assert after.last == published.receipt
     assert after.name == "client-0"
 
 
-def test_a_client_refuses_another_aggregate(submitted):
+def test_a_client_refuses_another_model(submitted):
     _, waiting, published = submitted
-    wrong = published.aggregate.copy()
+    wrong = published.state.model.copy()
     wrong[7] = np.nextafter(wrong[7], np.float32(9))
-    for aggregate in (wrong, wrong[:-1], wrong.astype(np.float64), -published.aggregate):
-        with pytest.raises(ReceiptRefused, match="aggregate"):
-            waiting.finish(published.receipt, aggregate)
-    assert waiting.finish(published.receipt, published.aggregate).last == published.receipt
+    for model in (wrong, wrong[:-1], wrong.astype(np.float64), -published.state.model):
+        with pytest.raises(ReceiptRefused, match="model"):
+            waiting.finish(published.receipt, model)
+    assert waiting.finish(published.receipt, published.state.model).last == published.receipt
 
 
 def test_a_client_refuses_the_receipt_of_another_round(submitted):
@@ -242,7 +248,7 @@ def test_a_client_refuses_the_receipt_of_another_round(submitted):
     restarted(simulation)
     other = play(simulation, follow=False)
     with pytest.raises(ReceiptRefused, match="another round"):
-        waiting.finish(other, published.aggregate)
+        waiting.finish(other, published.state.model)
 
 
 def test_a_client_refuses_a_receipt_that_contradicts_the_offer(submitted):
@@ -251,15 +257,17 @@ def test_a_client_refuses_a_receipt_that_contradicts_the_offer(submitted):
     for change in ({"number": 7}, {"previous": bytes([1]) * 32}):
         with pytest.raises(ReceiptRefused):
             waiting.finish(
-                sign(simulation, replace(published.receipt, **change)), published.aggregate
+                sign(simulation, replace(published.receipt, **change)), published.state.model
             )
 
 
 def test_the_enclave_goes_on_after_its_own_last_receipt_only(simulate):
     simulation = simulate()
     first = play(simulation)
-    second = play(simulation, follow=False)
+    round_ = simulation.open()
+    round_.send_all()
+    second = round_.finish()
     with pytest.raises(LocalProtocolError):
-        simulation.enclave.follow(first)
-    simulation.enclave.follow(second)
+        simulation.enclave.follow(first, simulation.states[1])
+    simulation.follow(second)
     assert simulation.open().offer.number == 3

@@ -16,6 +16,7 @@ from ostraka.crypto import hpke, updates
 from ostraka.errors import (
     LocalProtocolError,
     MalformedMessage,
+    NotEnrolled,
     OpenError,
     Rejection,
     RemoteProtocolError,
@@ -88,7 +89,7 @@ BAD_HEADERS = {
     ),
     "one from a client that is not enrolled": (
         lambda r: r.simulation.stranger.sign(replace(r.seal(ME).header, client="client-99")),
-        OpenError,
+        NotEnrolled,
     ),
     "one with a bit of its signature flipped": (
         lambda r: replace((h := r.seal(ME).header), signature=flip(h.signature)),

@@ -51,7 +51,7 @@ def finished(simulate, masking):
     """A whole round, and all that lived in it."""
     simulation = simulate(masking=masking)
     round_ = simulation.open()
-    submitted = simulation.clients[0].join(round_.offer).seal(simulation.rows[0])
+    submitted = simulation.join(simulation.clients[0], round_.offer).seal(simulation.rows[0])
     round_.send(submitted.sealed)
     round_.norms[submitted.sealed.header.upload_id] = float(np.linalg.norm(simulation.rows[0]))
     round_.send_all(but=[0])
@@ -152,8 +152,9 @@ def provocations(round_):
     yield round_.accept_tile, unknown
     yield (round_.close,)
     client = round_.simulation.clients[0]
-    yield client.join, stranger.sign(round_.offer)
-    yield client.join(round_.offer).seal, np.zeros(3, np.float32)
+    join = round_.simulation.join
+    yield join, client, stranger.sign(round_.offer)
+    yield join(client, round_.offer).seal, np.zeros(3, np.float32)
 
 
 def test_no_error_shows_a_secret(simulate, masking):
@@ -212,7 +213,9 @@ def test_the_selection_does_not_print(simulate, masking):
 
 def test_a_submitted_update_does_not_print(simulate):
     simulation = simulate()
-    submitted = simulation.clients[0].join(simulation.open().offer).seal(simulation.rows[0])
+    submitted = simulation.join(simulation.clients[0], simulation.open().offer).seal(
+        simulation.rows[0]
+    )
     assert isinstance(submitted, Submitted)
     assert len(repr(submitted)) < 20_000
     assert "UpdateTile" not in repr(submitted)

@@ -20,6 +20,7 @@ from ostraka.config import (
     require_krum,
 )
 from ostraka.core.leakage import bound_bits
+from ostraka.core.optimiser import Optimiser
 from ostraka.encoding import decode, encode, pack, unpack
 from ostraka.errors import ConfigError, MalformedMessage
 
@@ -28,12 +29,17 @@ def members(n, *, kind="client", first=0):
     return tuple(Member(f"{kind}-{i}", bytes([first + i]) * 32) for i in range(n))
 
 
+AUTHORITY = b"a" * 32
+
+
 def rules(d=100, **changes):
     return RoundConfig(Manifest.flat(d), **{"f": 1, "masking": "none", **changes})
 
 
 def federation(n=7, enrolled=0, **changes):
-    return Federation(rules(**changes), members(n), members(enrolled, kind="worker", first=100))
+    return Federation(
+        rules(**changes), members(n), members(enrolled, kind="worker", first=100), AUTHORITY
+    )
 
 
 IMPOSSIBLE = {
@@ -84,19 +90,23 @@ IMPOSSIBLE = {
     "a leakage budget near it": (lambda: rules(masking="gaussian", leakage_bits=1e-318), "bits"),
     "a precision below zero": (lambda: rules(masking="gaussian", precision=-1.0), "precision"),
     "two clients of one name": (
-        lambda: Federation(rules(), (*members(5), replace(members(6)[5], name="client-0")), ()),
+        lambda: Federation(
+            rules(), (*members(5), replace(members(6)[5], name="client-0")), (), AUTHORITY
+        ),
         "own name",
     ),
     "two clients of one key": (
-        lambda: Federation(rules(), (*members(5), replace(members(6)[5], key=bytes(32))), ()),
+        lambda: Federation(
+            rules(), (*members(5), replace(members(6)[5], key=bytes(32))), (), AUTHORITY
+        ),
         "own key",
     ),
     "a client that is also a worker": (
-        lambda: Federation(rules(), members(7), (Member("worker-0", bytes(32)),)),
+        lambda: Federation(rules(), members(7), (Member("worker-0", bytes(32)),), AUTHORITY),
         "own key",
     ),
     "a worker with a client's name": (
-        lambda: Federation(rules(), members(7), (Member("client-0", b"w" * 32),)),
+        lambda: Federation(rules(), members(7), (Member("client-0", b"w" * 32),), AUTHORITY),
         "own name",
     ),
 }
@@ -139,6 +149,7 @@ CHANGES = {
     "workers": 3,
     "sketch": 4_096,
     "verify": False,
+    "optimiser": Optimiser(learning_rate=0.5),
 }
 
 
@@ -164,6 +175,26 @@ def test_the_digest_binds_the_roster():
         replace(base, workers=base.workers[:1]),
     )
     assert len({each.digest() for each in (base, *others)}) == 7
+
+
+def test_the_digest_binds_who_decides_and_who_is_out():
+    base = federation(7, 2)
+    others = (
+        replace(base, authority=b"b" * 32),
+        replace(base, revision=2),
+        replace(base, revoked=(Member("mallory", b"m" * 32),)),
+        replace(base, successors=(b"s" * 32,)),
+    )
+    assert len({each.digest() for each in (base, *others)}) == 5
+
+
+def test_a_revoked_key_never_returns():
+    base = federation(7, 2)
+    for former in (Member("client-0", b"m" * 32), Member("new name", base.clients[0].key)):
+        with pytest.raises(ConfigError, match="occurs twice"):
+            replace(base, revoked=(former,))
+    with pytest.raises(ConfigError, match="count from 1"):
+        replace(base, revision=0)
 
 
 def test_the_manifest_says_what_coordinates_mean():

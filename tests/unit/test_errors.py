@@ -79,6 +79,7 @@ def test_an_open_error_gives_no_cause():
 def test_what_the_host_can_cause_is_not_provable(reason):
     """It can drop, delay, repeat and alter what it carries, and it cannot sign."""
     host = {
+        Rejection.REVOKED,
         Rejection.FOREIGN_ROUND,
         Rejection.FOREIGN_CONFIG,
         Rejection.FOREIGN_KEY,

@@ -42,7 +42,7 @@ class _Cohort:
         collecting, rng = self._parties.enclave.open_round(), np.random.default_rng(0)
         for client in self._parties.clients:
             update = rng.standard_normal(rules.dimension, dtype=np.float32)
-            self._host.collect(collecting, client.join(collecting.offer).seal(update).sealed)
+            self._host.collect(collecting, self._parties.seal(client, collecting.offer, update))
         self._cohort = collecting.close()
 
     def opened(self) -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostraka.arrays import Float32
+from ostraka.attestation.attested import in_process
 from ostraka.config import (
     MAX_TILE_VALUES,
     Federation,
@@ -18,6 +19,8 @@ from ostraka.config import (
     RoundConfig,
     default_tile,
 )
+from ostraka.core import optimiser
+from ostraka.core.optimiser import ServerState
 from ostraka.core.sketch import MIN_SIZE
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.offline_mask import OfflineMask
@@ -49,8 +52,9 @@ class Cast:
         def entropy(count: int) -> bytes:
             return upload_key(row)[:count]
 
-        client = Client(name, _identity(name), self.federation, self.enclave.public, None, entropy)
-        return client.join(offer).seal(update(row, self.rules.dimension)).sealed
+        client = Client(name, _identity(name), self.federation, entropy=entropy)
+        joined = client.join(offer, in_process(offer, self.enclave.public))
+        return joined.seal(update(row, self.rules.dimension)).sealed
 
     def offline(self) -> OfflineNoise | OfflineMask:
         """What the enclave makes before a round. Every call gives the same, under the same key.
@@ -60,6 +64,10 @@ class Cast:
         """
         kind = OfflineNoise if self.rules.masking == "gaussian" else OfflineMask
         return kind(self.rules, len(self.federation.clients), SecretStream(_seed("noise")).bytes)
+
+    def state(self) -> ServerState:
+        """The model before the first round: nothing but zeros."""
+        return optimiser.start(np.zeros(self.rules.dimension, np.float32), self.rules.optimiser)
 
     def workers(self) -> list[Worker]:
         return [
@@ -81,6 +89,7 @@ def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> 
         rules,
         tuple(_member(f"client-{row}") for row in range(clients)),
         tuple(_member(f"worker-{number}") for number in (1, 2)),
+        _identity("authority").public,
     )
     return Cast(federation, _identity("enclave"))
 

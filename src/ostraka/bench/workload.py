@@ -16,6 +16,7 @@ from ostraka.bench.spool import read_noise
 from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.crypto.updates import TileOpener, stated_norm, tile_context
+from ostraka.messages import IN_PROCESS
 from ostraka.roles.enclave import Cohort, Enclave, Lanes
 from ostraka.roles.enclave.context import Publication, RoundContext, Row, Standing
 
@@ -102,6 +103,8 @@ class Attempt:
             publication=Publication(1),
             round_id=bytes(32),
             previous=bytes(32),
+            state=parties.state(),
+            evidence=IN_PROCESS,
         )
         self.cohort = Cohort(context, tuple(rows), Standing(parties.rules, {}))
         # A copy of what was never spent can be spent: only a benchmark may use a mask twice.

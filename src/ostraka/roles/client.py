@@ -1,12 +1,12 @@
 """A client: seals its update to a round, and follows the chain of receipts."""
 
-import hashlib
 import os
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ostraka.arrays import Float32
+from ostraka.attestation.attested import Attested
 from ostraka.config import Federation
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import Entropy
@@ -14,59 +14,73 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import digest
 from ostraka.errors import Fork, ReceiptRefused
-from ostraka.messages import Receipt, RoundOffer
+from ostraka.messages import Receipt, RoundOffer, vector_digest
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client between rounds. `last` is the newest receipt that it holds."""
+    """A client between rounds.
+
+    federation: the newest revision that it agreed to. enclave: the key that signs offers and
+    receipts, once an enclave has proved that it holds it. last: the newest receipt that it holds.
+    """
 
     name: str
     identity: Identity
     federation: Federation
-    enclave: bytes  # the key that signs offers and receipts
+    enclave: bytes | None = None
     last: Receipt | None = None
     entropy: Entropy = field(default=os.urandom, repr=False)
 
-    def join(self, offer: RoundOffer) -> "Joined":
-        """Take part in a round. Raises OpenError or ReceiptRefused."""
-        check_signature(offer, self.enclave)
+    def adopt(self, federation: Federation) -> "Client":
+        """Agree to a newer revision, whose charter was verified. Raises ReceiptRefused."""
+        if federation == self.federation:
+            return self
+        if federation.revision <= self.federation.revision:
+            raise ReceiptRefused(
+                f"revision {federation.revision} of the federation is not newer than "
+                f"revision {self.federation.revision}, which this client agreed to"
+            )
+        return replace(self, federation=federation)
+
+    def trust(self, attested: Attested) -> "Client":
+        """Take the proved enclave's word from here on. Raises ReceiptRefused for a second one."""
+        if self.enclave not in (None, attested.receipt_key):
+            raise ReceiptRefused(
+                "this enclave signs with another key than the one that this client follows"
+            )
+        self._require_config(attested.config)
+        return replace(self, enclave=attested.receipt_key)
+
+    def join(self, offer: RoundOffer, attested: Attested) -> "Joined":
+        """Take part in a round of a proved enclave. Raises OpenError or ReceiptRefused."""
+        client = self.trust(attested)
+        check_signature(offer, attested.receipt_key)
         self._require_config(offer.config)
+        if offer.key != attested.round_key:
+            raise ReceiptRefused("the offer's key is not the one that the enclave has proved")
         if self.last is not None:
-            self._require_next(self.last, offer)
-        return Joined(self, offer)
+            _require_next(self.last, offer)
+            if offer.model != self.last.model:
+                raise ReceiptRefused("the round does not start from the last published model")
+        return Joined(client, offer, attested)
 
     def follow(self, receipt: Receipt) -> "Client":
         """Accept the next receipt of the chain. Raises OpenError or ReceiptRefused."""
+        if self.enclave is None:
+            raise ReceiptRefused("no enclave has proved itself to this client yet")
         check_signature(receipt, self.enclave)
         self._require_config(receipt.config)
         if self.last is not None:
             if receipt.number == self.last.number and receipt != self.last:
                 raise Fork(self.last, receipt)
-            self._require_next(self.last, receipt)
+            _require_next(self.last, receipt)
         return replace(self, last=receipt)
 
     def _require_config(self, config: bytes) -> None:
         if config != self.federation.digest():
             raise ReceiptRefused(
                 "the enclave runs another config than the one this client agreed to"
-            )
-
-    @staticmethod
-    def _require_next(last: Receipt, following: RoundOffer | Receipt) -> None:
-        if following.number <= last.number:
-            raise ReceiptRefused(
-                f"round {following.number} is not newer than round {last.number}, "
-                "whose receipt this client holds"
-            )
-        if following.number > last.number + 1:
-            raise ReceiptRefused(
-                f"receipts {last.number + 1} to {following.number - 1} are missing: "
-                "follow them first"
-            )
-        if following.previous != digest(last):
-            raise ReceiptRefused(
-                f"round {following.number} does not continue the chain that this client holds"
             )
 
 
@@ -76,6 +90,7 @@ class Joined:
 
     client: Client
     offer: RoundOffer
+    attested: Attested
 
     def seal(self, update: Float32) -> "Submitted":
         """Seal an update (d,) for this round. The result can be sent any number of times."""
@@ -88,28 +103,47 @@ class Joined:
             identity=client.identity,
             entropy=client.entropy,
         )
-        return Submitted(client, self.offer, sealed)
+        return Submitted(self, sealed)
 
 
 @dataclass(frozen=True)
 class Submitted:
     """A client that waits for the round's receipt. It keeps its upload until it holds that."""
 
-    client: Client
-    offer: RoundOffer
+    joined: Joined
     sealed: SealedUpdate = field(repr=False)
 
-    def finish(self, receipt: Receipt, aggregate: Float32) -> Client:
+    def finish(self, receipt: Receipt, model: Float32) -> Client:
         """Accept the round's outcome. Raises OpenError or ReceiptRefused."""
-        after = self.client.follow(receipt)
-        offer = self.offer
+        after, offer = self.joined.client.follow(receipt), self.joined.offer
         promised = (offer.round_id, offer.number, offer.previous)
         if (receipt.round_id, receipt.number, receipt.previous) != promised:
             raise ReceiptRefused("the receipt is for another round than the one this client joined")
-        if aggregate.shape != (self.client.federation.rules.dimension,) or (
-            aggregate.dtype != np.dtype("<f4")
-        ):
-            raise ReceiptRefused("the aggregate is not a vector of float32 of the right dimension")
-        if receipt.aggregate != hashlib.sha256(aggregate.tobytes()).digest():
-            raise ReceiptRefused("the aggregate is not the one that the receipt vouches for")
+        if receipt.evidence != self.joined.attested.kind:
+            raise ReceiptRefused("the receipt names other evidence than the enclave has shown")
+        require_model(model, receipt.model, after.federation)
         return after
+
+
+def require_model(model: Float32, promised: bytes, federation: Federation) -> None:
+    """Raises ReceiptRefused unless this is the model (d,) that was promised."""
+    if model.shape != (federation.rules.dimension,) or model.dtype != np.dtype("<f4"):
+        raise ReceiptRefused("the model is not a vector of float32 of the right dimension")
+    if vector_digest(np.ascontiguousarray(model)) != promised:
+        raise ReceiptRefused("the model is not the one that the enclave vouches for")
+
+
+def _require_next(last: Receipt, following: RoundOffer | Receipt) -> None:
+    if following.number <= last.number:
+        raise ReceiptRefused(
+            f"round {following.number} is not newer than round {last.number}, "
+            "whose receipt this client holds"
+        )
+    if following.number > last.number + 1:
+        raise ReceiptRefused(
+            f"receipts {last.number + 1} to {following.number - 1} are missing: follow them first"
+        )
+    if following.previous != digest(last):
+        raise ReceiptRefused(
+            f"round {following.number} does not continue the chain that this client holds"
+        )

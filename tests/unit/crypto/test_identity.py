@@ -15,6 +15,7 @@ OFFER = RoundOffer(
     round_id=b"r" * 32,
     config=b"c" * 32,
     previous=bytes(32),
+    model=bytes(32),
     key=bytes(1216),
     signature=UNSIGNED,
 )

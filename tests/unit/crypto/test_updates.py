@@ -16,7 +16,7 @@ from ostraka.messages import RoundOffer
 ENCLAVE, CLIENT, KEY = Identity(bytes(32)), Identity(bytes([1]) * 32), HybridKey()
 RULES = RoundConfig(Manifest.flat(50), f=1, masking="none", tile=16)
 OFFER = ENCLAVE.sign(
-    RoundOffer(1, b"r" * 32, b"c" * 32, bytes(32), key=KEY.public, signature=UNSIGNED)
+    RoundOffer(1, b"r" * 32, b"c" * 32, bytes(32), bytes(32), key=KEY.public, signature=UNSIGNED)
 )
 UPDATE = np.random.default_rng(0).normal(size=50).astype(np.float32)
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ostraka.attestation.attested import in_process
 from ostraka.config import Federation, Manifest, Member, RoundConfig
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import HybridKey
@@ -18,13 +19,16 @@ FEDERATION = Federation(
     RoundConfig(Manifest.flat(10), f=1, masking="none", tile=4),
     tuple(Member(f"client-{i}", each.public) for i, each in enumerate(CLIENTS)),
     (),
+    bytes([201]) * 32,
 )
 KEY = HybridKey()
 ALICE = Client("client-0", CLIENTS[0], FEDERATION, ENCLAVE.public)
 
 
 def offer(number=1, previous=bytes(32), **changes):
-    blank = RoundOffer(number, b"r" * 32, FEDERATION.digest(), previous, KEY.public, UNSIGNED)
+    blank = RoundOffer(
+        number, b"r" * 32, FEDERATION.digest(), previous, bytes(32), KEY.public, UNSIGNED
+    )
     return ENCLAVE.sign(replace(blank, **changes))
 
 
@@ -34,7 +38,10 @@ def receipt(number=1, previous=bytes(32), **changes):
         round_id=b"r" * 32,
         previous=previous,
         config=FEDERATION.digest(),
+        revision=1,
+        evidence="in-process",
         aggregate=bytes(32),
+        model=bytes(32),
         participants=5,
         kept=4,
         rejected=(),
@@ -49,29 +56,33 @@ def receipt(number=1, previous=bytes(32), **changes):
     return ENCLAVE.sign(replace(blank, **changes))
 
 
+def join(client, given):
+    return client.join(given, in_process(given, ENCLAVE.public))
+
+
 def test_a_client_checks_who_made_the_offer():
-    ALICE.join(offer())
+    join(ALICE, offer())
     for signer in (CLIENTS[0], CLIENTS[1], Identity(b"s" * 32)):
         with pytest.raises(OpenError):
-            ALICE.join(signer.sign(offer()))
+            join(ALICE, signer.sign(offer()))
 
 
 def test_a_client_checks_the_config_of_the_offer():
     with pytest.raises(ReceiptRefused, match="another config"):
-        ALICE.join(offer(config=bytes(32)))
+        join(ALICE, offer(config=bytes(32)))
 
 
 def test_a_newcomer_may_join_at_any_round():
-    assert ALICE.join(offer(number=12, previous=b"p" * 32)).offer.number == 12
+    assert join(ALICE, offer(number=12, previous=b"p" * 32)).offer.number == 12
 
 
 def test_a_client_joins_only_the_round_after_the_receipt_that_it_holds():
     held = receipt(3)
     client = ALICE.follow(held)
-    client.join(offer(4, digest(held)))
+    join(client, offer(4, digest(held)))
     for number, previous in ((3, held.previous), (5, digest(held)), (4, bytes(32)), (1, bytes(32))):
         with pytest.raises(ReceiptRefused):
-            client.join(offer(number, previous))
+            join(client, offer(number, previous))
 
 
 def test_following_makes_a_new_client_and_leaves_the_old_one():
@@ -83,7 +94,7 @@ def test_following_makes_a_new_client_and_leaves_the_old_one():
 
 def test_an_update_is_sealed_for_the_round_that_was_joined():
     update = np.arange(10, dtype=np.float32)
-    sealed = ALICE.join(offer()).seal(update).sealed
+    sealed = join(ALICE, offer()).seal(update).sealed
     check_signature(sealed.header, CLIENTS[0].public)
     assert sealed.header.client == "client-0"
     opener, norm = updates.open_header(sealed.header, KEY)
@@ -94,7 +105,7 @@ def test_an_update_is_sealed_for_the_round_that_was_joined():
 
 
 def test_sealing_again_is_a_new_upload_under_a_new_key():
-    joined = ALICE.join(offer())
+    joined = join(ALICE, offer())
     one, two = (joined.seal(np.ones(10, np.float32)).sealed for _ in range(2))
     assert one.header.upload_id != two.header.upload_id
     assert one.tiles[0].ciphertext != two.tiles[0].ciphertext
@@ -102,4 +113,4 @@ def test_sealing_again_is_a_new_upload_under_a_new_key():
 
 def test_an_update_of_another_shape_is_the_client_s_own_mistake():
     with pytest.raises(ConfigError, match=r"\(10,\).*got \(9,\)"):
-        ALICE.join(offer()).seal(np.ones(9, np.float32))
+        join(ALICE, offer()).seal(np.ones(9, np.float32))

@@ -2,20 +2,26 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ostraka.config import Federation, Manifest, Member, RoundConfig
+from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, TooFewUpdates
-from ostraka.messages import Receipt, UpdateTile
+from ostraka.messages import Receipt, UpdateTile, vector_digest
 from ostraka.roles.enclave import Enclave
 from ostraka.roles.enclave.context import Standing
 
 IDENTITY = Identity(bytes([200]) * 32)
+MODEL = np.zeros(10, np.float32)
+STATE = ServerState(MODEL)
 RULES = RoundConfig(Manifest.flat(10), f=2, masking="none", tile=4)
-FEDERATION = Federation(RULES, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), ())
+FEDERATION = Federation(
+    RULES, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), (), b"a" * 32
+)
 
 
 def enclave(**changes):
@@ -28,7 +34,10 @@ def receipt(number=1, previous=bytes(32)):
         round_id=b"r" * 32,
         previous=previous,
         config=FEDERATION.digest(),
+        revision=1,
+        evidence="in-process",
         aggregate=bytes(32),
+        model=vector_digest(MODEL),
         participants=7,
         kept=5,
         rejected=(),
@@ -67,12 +76,12 @@ def test_randomness_is_an_argument():
 
 def test_the_chain_goes_on_after_its_own_head():
     party = enclave()
-    party.follow(receipt())
-    party.follow(receipt(2, digest(receipt())))
+    party.follow(receipt(), STATE)
+    party.follow(receipt(2, digest(receipt())), STATE)
     assert party.open_round().offer.number == 3
     for stale in (receipt(), receipt(2, digest(receipt())), receipt(3)):
         with pytest.raises(LocalProtocolError):
-            party.follow(stale)
+            party.follow(stale, STATE)
     assert party.open_round().offer.number == 3
 
 

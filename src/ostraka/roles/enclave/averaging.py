@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
-from ostraka.core import rules
+from ostraka.core import optimiser, rules
+from ostraka.core.optimiser import ServerState
 from ostraka.crypto.fingerprints import Fingerprints
 from ostraka.encoding import UNSIGNED, pack
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
-from ostraka.messages import Receipt, RejectedClient
+from ostraka.messages import SIMULATION, Receipt, RejectedClient, vector_digest
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
 from ostraka.roles.enclave.lanes import Lanes
 
@@ -19,6 +20,7 @@ _SALT_BYTES = 32
 _COMMITMENT = b"ostraka/selection/v1"
 _LEAKY = "gaussian masking: a single worker can recognise updates by the polar attack"
 _UNCHECKED = "the workers' answers were not checked"
+_SIMULATED = "simulated: no TEE protects this enclave, and its host can read every update"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Published:
     """The outcome of a round. `selected` stays inside unless the config discloses it."""
 
     aggregate: Float32
+    state: ServerState
     receipt: Receipt
     selected: tuple[str, ...] = field(repr=False)
     rejected: dict[str, Rejection]
@@ -134,7 +137,8 @@ class Averaging:
         config = self._context.rules
         leaky = (_LEAKY,) if config.masking == "gaussian" and not config.inside else ()
         unchecked = (_UNCHECKED,) if self._measured_by == "workers" and not config.verify else ()
-        return leaky + unchecked
+        simulated = (_SIMULATED,) if self._context.evidence == SIMULATION else ()
+        return leaky + unchecked + simulated
 
     def _rejected(self) -> dict[str, Rejection]:
         """In the roster's order, so that the same round has the same receipt."""
@@ -143,15 +147,19 @@ class Averaging:
 
     def _publish(self, aggregate: Float32) -> Published:
         selected = tuple(self._rows[row].client for row in self._selected)
+        state = optimiser.advance(self._context.state, aggregate, self._context.rules.optimiser)
         return Published(
             aggregate=aggregate,
-            receipt=self._context.identity.sign(self._receipt(aggregate, selected)),
+            state=state,
+            receipt=self._context.identity.sign(self._receipt(aggregate, state, selected)),
             selected=selected,
             rejected=self._rejected(),
             distance_error=self._distance_error,
         )
 
-    def _receipt(self, aggregate: Float32, selected: tuple[str, ...]) -> Receipt:
+    def _receipt(
+        self, aggregate: Float32, state: ServerState, selected: tuple[str, ...]
+    ) -> Receipt:
         context, config = self._context, self._context.rules
         salt = context.entropy(_SALT_BYTES)
         names = pack(*(client.encode() for client in selected))
@@ -160,7 +168,10 @@ class Averaging:
             round_id=context.round_id,
             previous=context.previous,
             config=context.federation.digest(),
-            aggregate=hashlib.sha256(aggregate.data).digest(),
+            revision=context.federation.revision,
+            evidence=context.evidence,
+            aggregate=vector_digest(aggregate),
+            model=vector_digest(state.model),
             participants=len(self._alive),
             kept=len(selected),
             rejected=tuple(

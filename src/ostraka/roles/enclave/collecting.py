@@ -4,7 +4,12 @@ import math
 import os
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from ostraka.attestation.binding import Binding
 from ostraka.config import Federation, RoundConfig
+from ostraka.core import optimiser
+from ostraka.core.optimiser import ServerState
 from ostraka.crypto import updates
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.hpke import Entropy, HybridKey, fingerprint
@@ -12,8 +17,16 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.encoding import UNSIGNED, digest
-from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
-from ostraka.messages import Receipt, RoundOffer, UpdateHeader, UpdateTile
+from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError, Rejection, UpdateRejected
+from ostraka.messages import (
+    IN_PROCESS,
+    Charter,
+    Receipt,
+    RoundOffer,
+    UpdateHeader,
+    UpdateTile,
+    vector_digest,
+)
 from ostraka.roles.enclave.cohort import Cohort
 from ostraka.roles.enclave.context import Publication, RoundContext, Row, Standing
 
@@ -34,12 +47,15 @@ class Enclave:
         identity: Identity,
         *,
         head: Receipt | None = None,
+        state: ServerState | None = None,
+        evidence: str = IN_PROCESS,
         entropy: Entropy = os.urandom,
     ) -> None:
         self._federation = federation
         self._identity = identity
+        self._evidence = evidence
         self._entropy = entropy
-        self._continue(head)
+        self._continue(head, state or _from_nothing(federation.rules))
 
     @property
     def public(self) -> bytes:
@@ -63,19 +79,40 @@ class Enclave:
                 publication=self._publication,
                 round_id=self._entropy(_ID_BYTES),
                 previous=digest(head) if head else GENESIS,
+                state=self._state,
+                evidence=self._evidence,
             )
         )
 
-    def follow(self, receipt: Receipt) -> None:
+    def adopt(self, charter: Charter) -> None:
+        """Change rules or roster from the next round on, by the word of the same authority.
+
+        Raises OpenError where the authority has not signed, LocalProtocolError for an old revision
+        or another model.
+        """
+        old, new = self._federation, charter.federation
+        check_signature(charter, old.authority)
+        if new.revision <= old.revision or new.authority != old.authority:
+            raise LocalProtocolError(
+                f"revision {new.revision} does not replace revision {old.revision}"
+            )
+        if new.rules.manifest != old.rules.manifest:
+            raise LocalProtocolError("a new revision cannot have another model")
+        self._federation = new
+
+    def follow(self, receipt: Receipt, state: ServerState) -> None:
         """Go on after a round that this enclave published."""
         check_signature(receipt, self.public)
         expected = digest(self._head) if self._head else GENESIS
         if receipt.previous != expected or receipt.number != self._publication.number:
             raise LocalProtocolError("a receipt is followed once, after the one it names")
-        self._continue(receipt)
+        self._continue(receipt, state)
 
-    def _continue(self, head: Receipt | None) -> None:
+    def _continue(self, head: Receipt | None, state: ServerState) -> None:
+        if head is not None and head.model != vector_digest(state.model):
+            raise LocalProtocolError("this model is not the one of the last receipt")
         self._head = head
+        self._state = state
         self._publication = Publication(head.number + 1 if head else 1)
 
 
@@ -97,6 +134,7 @@ class Collecting:
         self._config = context.federation.digest()
         self._manifest = context.rules.manifest.digest()
         self._members = {member.name: member.key for member in context.federation.clients}
+        self._revoked = {member.name: member.key for member in context.federation.revoked}
         self._uploads: dict[str, _Upload] = {}
         self._clients: dict[bytes, str] = {}  # by upload id, replaced uploads included
         self._liars: dict[str, Rejection] = {}
@@ -107,10 +145,15 @@ class Collecting:
                 round_id=context.round_id,
                 config=self._config,
                 previous=context.previous,
+                model=vector_digest(context.state.model),
                 key=self._key.public,
                 signature=UNSIGNED,
             )
         )
+
+    def binding(self, nonce: bytes) -> Binding:
+        """What evidence for this challenge must be about."""
+        return Binding(nonce, self._key.public, self._context.identity.public, self._config)
 
     def accept(self, header: UpdateHeader) -> None:
         """Begin a client's upload. Raises OpenError or UpdateRejected, and no upload changes.
@@ -165,10 +208,13 @@ class Collecting:
         return Cohort(self._context, rows, standing)
 
     def _authenticate(self, header: UpdateHeader) -> None:
-        key = self._members.get(header.client)
+        name = header.client
+        key = self._members.get(name) or self._revoked.get(name)
         if key is None:
-            raise OpenError("UpdateHeader")
+            raise NotEnrolled(name)
         check_signature(header, key)
+        if name in self._revoked:
+            raise UpdateRejected(name, Rejection.REVOKED)
 
     def _require_fresh(self, header: UpdateHeader) -> None:
         """Raises unless this is a new upload for this round, by a client that has none complete."""
@@ -215,6 +261,10 @@ class Collecting:
             tile.index < rules.tiling.count
             and len(tile.ciphertext) == rules.tiling.size(tile.index) * _VALUE_BYTES + TAG_BYTES
         )
+
+
+def _from_nothing(rules: RoundConfig) -> ServerState:
+    return optimiser.start(np.zeros(rules.dimension, np.float32), rules.optimiser)
 
 
 def _possible_norm(norm: float, d: int) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ostraka.config import Federation, RoundConfig
+from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import TileOpener
@@ -35,6 +36,8 @@ class RoundContext:
     publication: Publication
     round_id: bytes
     previous: bytes
+    state: ServerState = field(repr=False)  # before this round
+    evidence: str
 
     @property
     def number(self) -> int:

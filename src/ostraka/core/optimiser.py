@@ -1,0 +1,90 @@
+"""How the aggregate of a round moves the global model.
+
+(13) fedavg:  w' = w + lr a
+     sgd:     v' = momentum v + a,  w' = w + lr v'
+     fedadam: m' = b1 m + (1 - b1) a,  v' = b2 v + (1 - b2) a²,  w' = w + lr m' / (√v' + epsilon)
+
+a is the aggregate: the mean of the selected clients' differences from w, and so already points
+downhill. FedAdam is that of Reddi et al. 2021 (adaptive federated optimization), without bias
+correction.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ostraka.arrays import Float32, Float64
+from ostraka.errors import ConfigError
+
+KINDS = ("fedavg", "sgd", "fedadam")
+_BLOCK = 2**16
+_MOMENTS = {"fedavg": 0, "sgd": 1, "fedadam": 2}
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """The server's step. Fields that a kind does not use do not count."""
+
+    kind: str = "fedavg"
+    learning_rate: float = 1.0
+    momentum: float = 0.9
+    beta1: float = 0.9
+    beta2: float = 0.99
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"the optimiser is one of {', '.join(KINDS)}; got {self.kind!r}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ConfigError(f"learning_rate must be positive; got {self.learning_rate}")
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"0 <= {name} < 1; got {getattr(self, name)}")
+        if not 0 < self.epsilon < float("inf"):
+            raise ConfigError(f"epsilon must be positive; got {self.epsilon}")
+
+
+FEDAVG = Optimiser()
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """The global model (d,) and the optimiser's moments, each (d,)."""
+
+    model: Float32
+    moments: tuple[Float64, ...] = field(default=(), repr=False)
+
+
+def start(model: Float32, optimiser: Optimiser) -> ServerState:
+    """Before the first round: no moments yet."""
+    return ServerState(model, tuple(np.zeros(model.shape) for _ in range(_MOMENTS[optimiser.kind])))
+
+
+def advance(state: ServerState, aggregate: Float32, optimiser: Optimiser) -> ServerState:
+    """The state after a round whose aggregate (d,) this is. Law 13."""
+    if len(state.moments) != _MOMENTS[optimiser.kind]:
+        raise ConfigError(f"{optimiser.kind} does not go on from {len(state.moments)} moments")
+    after = ServerState(np.empty_like(state.model), tuple(map(np.empty_like, state.moments)))
+    # By blocks, so that what is held in float64 does not grow with d.
+    for start in range(0, len(aggregate), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        before = [moment[part] for moment in state.moments]
+        step, moments = _step(aggregate[part].astype(np.float64), before, optimiser)
+        after.model[part] = state.model[part] + optimiser.learning_rate * step
+        for out, moment in zip(after.moments, moments, strict=True):
+            out[part] = moment
+    return after
+
+
+def _step(
+    a: Float64, moments: list[Float64], optimiser: Optimiser
+) -> tuple[Float64, tuple[Float64, ...]]:
+    """Where to go from here, before the learning rate, and the next moments."""
+    if optimiser.kind == "fedavg":
+        return a, ()
+    if optimiser.kind == "sgd":
+        v = optimiser.momentum * moments[0] + a
+        return v, (v,)
+    m = optimiser.beta1 * moments[0] + (1 - optimiser.beta1) * a
+    v = optimiser.beta2 * moments[1] + (1 - optimiser.beta2) * a * a
+    return m / (np.sqrt(v) + optimiser.epsilon), (m, v)
