@@ -16,7 +16,7 @@ OTHER := or run make PYTHON=/path/to/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check soak bench fmt clean
+.PHONY: help demo test check soak bench proto fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ soak: $(STAMP) ## Run all tests, with full counts: takes long
 
 bench: $(CORE) ## Measure the kernels
 	@$(BIN)/ostraka bench kernels $(ARGS)
+
+proto: $(STAMP) ## Generate the transport's code from its schema
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
+		src/ostraka/transport/ostraka.proto
 
 fmt: $(STAMP) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .

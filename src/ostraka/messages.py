@@ -6,6 +6,7 @@
        <------- Introduction ----------    RoundOffer and Evidence
        -------- UpdateHeader --------->
        -------- UpdateTile, many ----->
+                                       <------- WorkerHello -----------
                                        -------- ChannelOffer --------->
                                        <------- ChannelAccept ---------
                                        -------- ShareTile, many ------>   or MaskSeed
@@ -46,11 +47,16 @@ class Charter:
 
 @dataclass(frozen=True)
 class Challenge:
-    """A client asks the enclave to prove what it is. The nonce is the client's own, used once."""
+    """A client asks the enclave to prove what it is. The nonce is the client's own, used once.
+
+    Signed, because evidence takes its time to make, and strangers shall not use that up.
+    """
 
     LABEL: ClassVar[bytes] = b"ostraka/challenge/v1"
 
     nonce: Id
+    client: str
+    signature: Signature
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,17 @@ class UpdateTile:
     upload_id: Id
     index: int
     ciphertext: Payload
+
+
+@dataclass(frozen=True)
+class WorkerHello:
+    """A worker offers its service. The nonce is the enclave's, so that nobody takes its place."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/worker-hello/v1"
+
+    nonce: Id
+    worker: str
+    signature: Signature
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,28 +23,13 @@ from ostraka.config import Federation, Manifest, Member, RoundConfig, default_ti
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
-from ostraka.errors import (
-    ConfigError,
-    LeakyMasking,
-    Rejection,
-    RemoteProtocolError,
-    WorkerError,
-    WorkerGone,
-    WorkerLied,
-)
+from ostraka.errors import ConfigError, LeakyMasking, Rejection, RemoteProtocolError
 from ostraka.events import Event
-from ostraka.messages import ChannelAccept, ChannelOffer, Receipt, RoundOffer
+from ostraka.host import Host, Prepared
+from ostraka.messages import Receipt, RoundOffer
 from ostraka.roles.client import Client
-from ostraka.roles.enclave import (
-    Averaging,
-    Cohort,
-    Collecting,
-    Dispute,
-    Enclave,
-    Lanes,
-    Published,
-)
-from ostraka.roles.worker import Computing, Worker
+from ostraka.roles.enclave import Cohort, Collecting, Enclave, Lanes, Published
+from ostraka.roles.worker import Worker
 
 
 @dataclass(frozen=True)
@@ -129,42 +115,40 @@ def run_round(
 
 def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:
     """One round of the protocol. rows: (n, d), one per client."""
-    enclave, host = parties.enclave, Host(parties, lanes)
+    enclave, rules, log = parties.enclave, parties.rules, list[Event]()
 
     # Section 3.2, noise generation: offline, before there are updates; sealed and kept outside.
-    prepared = None if parties.rules.inside else Prepared(enclave)
+    made = [] if rules.inside else [Prepared(enclave)]
 
     # Section 3.1: each client checks the enclave's offer and seals its update to it.
-    collecting = enclave.open_round()
+    collecting, spool = enclave.open_round(), Spool(rules)
     for client, update in zip(parties.clients, rows, strict=True):
-        host.collect(collecting, parties.seal(client, collecting.offer, update))
+        spool.collect(collecting, parties.seal(client, collecting.offer, update))
     cohort = collecting.close()
 
     # Section 3.2, encoding to decoding: by workers on masked rows, or inside the enclave.
-    averaging = host.measure(cohort, prepared)
+    host = Host(
+        rules=rules,
+        lanes=lanes,
+        tiles=partial(spool.tiles, cohort),
+        workers=parties.workers,
+        prepare=lambda: made.pop() if made else Prepared(enclave),
+        tell=log.append,
+    )
+    averaging = host.measure(cohort)
 
     # Section 3.2, aggregation: the enclave averages the chosen K and signs what it did.
-    published = averaging.average(host.tiles(cohort))
+    published = host.average(averaging)
     enclave.follow(published.receipt, published.state)
-    return _result(published, [client.name for client in parties.clients], host.log)
+    return _result(published, [client.name for client in parties.clients], log)
 
 
-class Prepared:
-    """What was made offline for one attempt: secrets in the enclave, ciphertext outside."""
+class Spool:
+    """The host's memory of ciphertext, by upload and tile."""
 
-    def __init__(self, enclave: Enclave) -> None:
-        self.offline = enclave.prepare()
-        self.sealed = list(self.offline.make())
-
-
-@dataclass
-class Host:
-    """Drives the enclave: keeps ciphertext for it, carries messages, lends threads."""
-
-    parties: Parties
-    lanes: Lanes
-    spool: dict[tuple[bytes, int], Buffer] = field(default_factory=dict)
-    log: list[Event] = field(default_factory=list)
+    def __init__(self, rules: RoundConfig) -> None:
+        self._count = rules.tiling.count
+        self._tiles: dict[tuple[bytes, int], Buffer] = {}
 
     def collect(self, collecting: Collecting, sealed: SealedUpdate) -> None:
         """Hand one upload to the enclave. A rejected client is the enclave's to report."""
@@ -172,59 +156,12 @@ class Host:
             collecting.accept(sealed.header)
             for tile in sealed.tiles:
                 collecting.accept_tile(tile)
-                self.spool[tile.upload_id, tile.index] = tile.ciphertext
+                self._tiles[tile.upload_id, tile.index] = tile.ciphertext
 
     def tiles(self, cohort: Cohort) -> Iterator[list[Buffer]]:
         """Tile by tile, the ciphertext of every row."""
-        for index in range(self.parties.rules.tiling.count):
-            yield [self.spool[upload, index] for upload in cohort.uploads]
-
-    def measure(self, cohort: Cohort, prepared: Prepared | None) -> Averaging:
-        """Attempts with workers, each on fresh masks; inside the enclave when too few are left."""
-        left, count = dict(self.parties.workers), self.parties.rules.workers
-        while not self.parties.rules.inside and len(left) >= count:
-            prepared = prepared or Prepared(self.parties.enclave)
-            chosen = dict(list(left.items())[:count])
-            self.log.append(events.AttemptStarted(len(cohort.clients), tuple(chosen)))
-            try:
-                return self._offload(cohort, chosen, prepared)
-            except WorkerLied as lie:
-                for name in lie.workers:
-                    del left[name]
-                    self.log.append(events.WorkerLied(name))
-            except WorkerError as fault:
-                del left[fault.worker]
-                self.log.append(events.WorkerFailed(fault.worker, str(fault)))
-            prepared = None
-        self.log.append(events.AttemptStarted(len(cohort.clients), ()))
-        return cohort.inside(self.lanes).measure(self.tiles(cohort))
-
-    def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Prepared) -> Averaging:
-        """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
-        connecting = cohort.offload(prepared.offline, list(workers), self.lanes)
-        offers = zip(workers.items(), connecting.offers, strict=True)
-        joined = [_join(name, worker, offer) for (name, worker), offer in offers]
-        computing = [each for each, _ in joined]
-        masking = connecting.connect([accept for _, accept in joined])
-        if (seed := masking.seed()) is not None:
-            computing[-1].add_seed(seed)
-        for shares in masking.encode(self.tiles(cohort), prepared.sealed):
-            for worker, share in zip(computing, shares, strict=False):
-                worker.add(share)
-        outcome = masking.decode([worker.answer() for worker in computing])
-        if isinstance(outcome, Dispute):
-            outcome.settle(self.tiles(cohort), prepared.sealed)
-        return outcome
-
-
-def _join(name: str, worker: Worker, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:
-    """A worker that does not take its offer is at fault, and not the round."""
-    try:
-        return worker.accept(offer)
-    except WorkerError:
-        raise
-    except RemoteProtocolError as refused:
-        raise WorkerGone(name, f"did not take part: {refused}") from None
+        for index in range(self._count):
+            yield [self._tiles[upload, index] for upload in cohort.uploads]
 
 
 def enrol(

@@ -33,6 +33,7 @@ from ostraka.messages import (
     ShareTile,
     UpdateHeader,
     UpdateTile,
+    WorkerHello,
 )
 
 KINDS = (
@@ -43,6 +44,7 @@ KINDS = (
     Introduction,
     UpdateHeader,
     UpdateTile,
+    WorkerHello,
     ChannelOffer,
     ChannelAccept,
     ShareTile,

@@ -12,8 +12,9 @@ import numpy as np
 from ostraka.bench.child import Begin, Figures, report
 from ostraka.config import DEFAULT_TILE, Manifest, RoundConfig
 from ostraka.core.costs import Costs
+from ostraka.host import Prepared
 from ostraka.roles.enclave import Lanes
-from ostraka.round import Host, Prepared, enrol
+from ostraka.round import Spool, enrol
 
 _LEAST = 1e-4  # ns: what is lost in noise still has to be positive
 
@@ -38,11 +39,11 @@ class _Cohort:
     def __init__(self, clients: int, tiles: int, workers: int) -> None:
         rules = RoundConfig(Manifest.flat(tiles * DEFAULT_TILE), f=1, workers=workers)
         self._parties = enrol(rules, clients=clients)
-        self._host = Host(self._parties, Lanes())
+        self._spool = Spool(rules)
         collecting, rng = self._parties.enclave.open_round(), np.random.default_rng(0)
         for client in self._parties.clients:
             update = rng.standard_normal(rules.dimension, dtype=np.float32)
-            self._host.collect(collecting, self._parties.seal(client, collecting.offer, update))
+            self._spool.collect(collecting, self._parties.seal(client, collecting.offer, update))
         self._cohort = collecting.close()
 
     def opened(self) -> float:
@@ -50,7 +51,7 @@ class _Cohort:
         reader = self._cohort.reader(Lanes())
 
         def open_all() -> None:
-            for index, ciphertexts in enumerate(self._host.tiles(self._cohort)):
+            for index, ciphertexts in enumerate(self._spool.tiles(self._cohort)):
                 reader.begin(index, ciphertexts)
                 for start in range(0, len(ciphertexts), reader.group):
                     rows = range(start, min(start + reader.group, len(ciphertexts)))
@@ -60,7 +61,7 @@ class _Cohort:
 
     def inside(self) -> float:
         measuring = self._cohort.inside()
-        return _cpu(partial(measuring.measure, self._host.tiles(self._cohort)))
+        return _cpu(partial(measuring.measure, self._spool.tiles(self._cohort)))
 
     def masked(self) -> float:
         connecting = self._cohort.offload(Prepared(self._parties.enclave).offline)
@@ -68,7 +69,7 @@ class _Cohort:
         masking = connecting.connect([worker.accept(offer)[1] for worker, offer in workers])
 
         def mask_all() -> None:
-            for _ in masking.encode(self._host.tiles(self._cohort)):
+            for _ in masking.encode(self._spool.tiles(self._cohort)):
                 pass
 
         return _cpu(mask_all)

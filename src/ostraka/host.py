@@ -1,0 +1,115 @@
+"""The host of an enclave: stores ciphertext for it, carries messages, and lends it threads.
+
+Nothing here is trusted with a secret. The workers may be in this process or across a network.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from ostraka import events
+from ostraka.arrays import Buffer
+from ostraka.config import RoundConfig
+from ostraka.errors import (
+    RemoteProtocolError,
+    UpdateRejected,
+    WorkerError,
+    WorkerGone,
+    WorkerLied,
+)
+from ostraka.events import Event
+from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
+from ostraka.roles.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
+
+Tiles: TypeAlias = Callable[[], Iterator[list[Buffer]]]
+"""Starts a pass: tile by tile, the ciphertext of every row of the cohort."""
+
+
+class Computing(Protocol):
+    """A worker in the middle of an attempt."""
+
+    def add(self, tile: ShareTile) -> None: ...
+    def add_seed(self, message: MaskSeed) -> None: ...
+    def answer(self) -> Answer: ...
+
+
+class Worker(Protocol):
+    """A worker that can be asked. Whatever it does wrong is a WorkerError."""
+
+    def accept(self, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]: ...
+
+
+class Prepared:
+    """What was made offline for one attempt: secrets in the enclave, ciphertext outside."""
+
+    def __init__(self, enclave: Enclave) -> None:
+        self.offline = enclave.prepare()
+        self.sealed = list(self.offline.make())
+
+
+@dataclass(frozen=True)
+class Host:
+    """Drives one closed round to its end.
+
+    prepare: what is made before each attempt, or was made offline and is spent now. tell: takes
+    what an operator may see.
+    """
+
+    rules: RoundConfig
+    lanes: Lanes
+    tiles: Tiles
+    workers: Mapping[str, Worker]
+    prepare: Callable[[], Prepared]
+    tell: Callable[[Event], None]
+
+    def measure(self, cohort: Cohort) -> Averaging:
+        """Attempts with workers, each on fresh masks; inside the enclave when too few are left."""
+        left, count = dict(self.workers), self.rules.workers
+        while not self.rules.inside and len(left) >= count:
+            chosen = dict(list(left.items())[:count])
+            self.tell(events.AttemptStarted(len(cohort.clients), tuple(chosen)))
+            try:
+                return self._offload(cohort, chosen, self.prepare())
+            except WorkerLied as lie:
+                for name in lie.workers:
+                    del left[name]
+                    self.tell(events.WorkerLied(name))
+            except WorkerError as fault:
+                del left[fault.worker]
+                self.tell(events.WorkerFailed(fault.worker, str(fault)))
+        self.tell(events.AttemptStarted(len(cohort.clients), ()))
+        return cohort.inside(self.lanes).measure(self.tiles())
+
+    def average(self, averaging: Averaging) -> Published:
+        """The second pass, begun again without any client whose bytes have changed since."""
+        while True:
+            with contextlib.suppress(UpdateRejected):  # The receipt names whoever is out for this.
+                return averaging.average(self.tiles())
+
+    def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Prepared) -> Averaging:
+        """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
+        connecting = cohort.offload(prepared.offline, list(workers), self.lanes)
+        offers = zip(workers.items(), connecting.offers, strict=True)
+        joined = [_join(name, worker, offer) for (name, worker), offer in offers]
+        computing = [each for each, _ in joined]
+        masking = connecting.connect([accept for _, accept in joined])
+        if (seed := masking.seed()) is not None:
+            computing[-1].add_seed(seed)
+        for shares in masking.encode(self.tiles(), prepared.sealed):
+            for worker, share in zip(computing, shares, strict=False):
+                worker.add(share)
+        outcome = masking.decode([worker.answer() for worker in computing])
+        if isinstance(outcome, Dispute):
+            outcome.settle(self.tiles(), prepared.sealed)
+        return outcome
+
+
+def _join(name: str, worker: Worker, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:
+    """A worker that does not take its offer is at fault, and not the round."""
+    try:
+        return worker.accept(offer)
+    except WorkerError:
+        raise
+    except RemoteProtocolError as refused:
+        raise WorkerGone(name, f"did not take part: {refused}") from None

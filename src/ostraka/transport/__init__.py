@@ -1,0 +1,1 @@
+"""Moves bytes (gRPC), and knows no roles."""

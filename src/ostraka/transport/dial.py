@@ -1,0 +1,32 @@
+"""How clients and workers reach the enclave's service."""
+
+from pathlib import Path
+
+import grpc
+
+from ostraka.errors import ConfigError
+
+_KEEPALIVE_MS = 30_000
+_MEBIBYTE = 2**20
+
+
+def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) -> grpc.Channel:
+    """A channel to HOST:PORT. What matters is sealed end to end; TLS on top is an option.
+
+    tls_ca: the certificates (PEM) that vouch for the server; None for no TLS. largest: of a message
+    from the other side, in bytes.
+    """
+    if ":" not in address:
+        raise ConfigError(f"an address is HOST:PORT; got {address!r}")
+    options = [
+        ("grpc.max_receive_message_length", largest),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.enable_retries", 0),
+    ]
+    if tls_ca is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(tls_ca.read_bytes())
+    return grpc.secure_channel(address, credentials, options=options)

@@ -1,0 +1,163 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class CharterRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class CharterReply(_message.Message):
+    __slots__ = ("charter",)
+    CHARTER_FIELD_NUMBER: _ClassVar[int]
+    charter: bytes
+    def __init__(self, charter: _Optional[bytes] = ...) -> None: ...
+
+class IntroduceRequest(_message.Message):
+    __slots__ = ("challenge",)
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    challenge: bytes
+    def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
+
+class IntroduceReply(_message.Message):
+    __slots__ = ("introduction",)
+    INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
+    introduction: bytes
+    def __init__(self, introduction: _Optional[bytes] = ...) -> None: ...
+
+class UploadRequest(_message.Message):
+    __slots__ = ("header", "tiles")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    TILES_FIELD_NUMBER: _ClassVar[int]
+    header: bytes
+    tiles: Tiles
+    def __init__(self, header: _Optional[bytes] = ..., tiles: _Optional[_Union[Tiles, _Mapping]] = ...) -> None: ...
+
+class Tiles(_message.Message):
+    __slots__ = ("tile",)
+    TILE_FIELD_NUMBER: _ClassVar[int]
+    tile: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, tile: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class UploadReply(_message.Message):
+    __slots__ = ("missing", "complete")
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    missing: Missing
+    complete: Complete
+    def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
+
+class Missing(_message.Message):
+    __slots__ = ("range",)
+    RANGE_FIELD_NUMBER: _ClassVar[int]
+    range: _containers.RepeatedCompositeFieldContainer[Range]
+    def __init__(self, range: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
+
+class Range(_message.Message):
+    __slots__ = ("start", "stop")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    start: int
+    stop: int
+    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+
+class Complete(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class OutcomeRequest(_message.Message):
+    __slots__ = ("number", "round_id")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    round_id: bytes
+    def __init__(self, number: _Optional[int] = ..., round_id: _Optional[bytes] = ...) -> None: ...
+
+class OutcomeReply(_message.Message):
+    __slots__ = ("receipt", "void", "pending")
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    VOID_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
+    receipt: bytes
+    void: Void
+    pending: Pending
+    def __init__(self, receipt: _Optional[bytes] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ...) -> None: ...
+
+class Void(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Pending(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ChainRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class ChainLink(_message.Message):
+    __slots__ = ("charter", "receipt")
+    CHARTER_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    charter: bytes
+    receipt: bytes
+    def __init__(self, charter: _Optional[bytes] = ..., receipt: _Optional[bytes] = ...) -> None: ...
+
+class ModelRequest(_message.Message):
+    __slots__ = ("digest",)
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
+
+class ModelPart(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class WorkerSays(_message.Message):
+    __slots__ = ("hello", "accept", "answer", "sorry")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    ACCEPT_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    SORRY_FIELD_NUMBER: _ClassVar[int]
+    hello: bytes
+    accept: bytes
+    answer: bytes
+    sorry: str
+    def __init__(self, hello: _Optional[bytes] = ..., accept: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., sorry: _Optional[str] = ...) -> None: ...
+
+class EnclaveSays(_message.Message):
+    __slots__ = ("nonce", "offer", "share", "seed", "over")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    offer: bytes
+    share: bytes
+    seed: bytes
+    over: Over
+    def __init__(self, nonce: _Optional[bytes] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ...) -> None: ...
+
+class Over(_message.Message):
+    __slots__ = ("attempt_id",)
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: bytes
+    def __init__(self, attempt_id: _Optional[bytes] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: str
+    def __init__(self, json: _Optional[str] = ...) -> None: ...
