@@ -5,6 +5,92 @@ from typing import TypeAlias
 
 
 @dataclass(frozen=True)
+class ServiceStarted:
+    """The enclave's service answers. evidence: what it proves itself by."""
+
+    address: str
+    evidence: str
+    identity: str
+    sealing_key: str
+    next_round: int
+
+
+@dataclass(frozen=True)
+class FederationAdopted:
+    """A revision of the rules and roster is in force from the next round on."""
+
+    revision: int
+    clients: int
+    workers: int
+    revoked: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FederationIgnored:
+    """The federation file has changed and cannot be used; the old one stays in force."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class RoundOpened:
+    """Clients can send their updates, for so many seconds."""
+
+    number: int
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class UploadStarted:
+    """The first bytes of a client's update, or the next ones after a break."""
+
+    client: str
+    missing: int  # tiles
+
+
+@dataclass(frozen=True)
+class UploadCompleted:
+    """All of a client's update has arrived. Whether it is any good shows later."""
+
+    client: str
+
+
+@dataclass(frozen=True)
+class UploadRefused:
+    """Somebody sent what was not taken. The name is a claim unless the reason says more."""
+
+    client: str
+    why: str
+
+
+@dataclass(frozen=True)
+class QuorumMissed:
+    """Too few updates when the time was up. Extended so many times, the round is then skipped."""
+
+    number: int
+    arrived: int
+    quorum: int
+    extensions_left: int
+
+
+@dataclass(frozen=True)
+class RoundClosed:
+    """Who takes part is fixed."""
+
+    number: int
+    arrived: int
+    missing: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RoundSkipped:
+    """Nothing was published. The round is opened again under fresh keys."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
 class ClientRejected:
     """A client's update took no part, and why."""
 
@@ -25,6 +111,20 @@ class AttemptStarted:
 
     clients: int
     workers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class WorkerJoined:
+    """A worker offers its service."""
+
+    worker: str
+
+
+@dataclass(frozen=True)
+class WorkerLeft:
+    """A worker is gone, and may come back."""
+
+    worker: str
 
 
 @dataclass(frozen=True)
@@ -51,6 +151,47 @@ class RoundPublished:
     kept: int
 
 
+@dataclass(frozen=True)
+class StorageFailed:
+    """The disk does not take what must be kept. Nothing is published until it does."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class ClockJumped:
+    """The wall clock and the time that passed disagree. Deadlines count the time that passed."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """The service ends."""
+
+    why: str
+
+
 Event: TypeAlias = (
-    ClientRejected | DistancesChosen | AttemptStarted | WorkerLied | WorkerFailed | RoundPublished
+    ServiceStarted
+    | FederationAdopted
+    | FederationIgnored
+    | RoundOpened
+    | UploadStarted
+    | UploadCompleted
+    | UploadRefused
+    | QuorumMissed
+    | RoundClosed
+    | RoundSkipped
+    | ClientRejected
+    | DistancesChosen
+    | AttemptStarted
+    | WorkerJoined
+    | WorkerLeft
+    | WorkerLied
+    | WorkerFailed
+    | RoundPublished
+    | StorageFailed
+    | ClockJumped
+    | Stopping
 )

@@ -4,13 +4,15 @@ Nothing here is trusted with a secret. The workers may be in this process or acr
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ostraka import events
 from ostraka.arrays import Buffer
 from ostraka.config import RoundConfig
+from ostraka.crypto.offline_mask import OfflineMask
+from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.errors import (
     RemoteProtocolError,
     UpdateRejected,
@@ -40,12 +42,21 @@ class Worker(Protocol):
     def accept(self, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]: ...
 
 
+class Ready(Protocol):
+    """What one attempt needs: secrets in the enclave, and what they seal outside of it."""
+
+    @property
+    def offline(self) -> OfflineNoise | OfflineMask: ...
+    @property
+    def sealed(self) -> Sequence[Buffer]: ...
+
+
 class Prepared:
     """What was made offline for one attempt: secrets in the enclave, ciphertext outside."""
 
     def __init__(self, enclave: Enclave) -> None:
         self.offline = enclave.prepare()
-        self.sealed = list(self.offline.make())
+        self.sealed: Sequence[Buffer] = list(self.offline.make())
 
 
 @dataclass(frozen=True)
@@ -60,7 +71,7 @@ class Host:
     lanes: Lanes
     tiles: Tiles
     workers: Mapping[str, Worker]
-    prepare: Callable[[], Prepared]
+    prepare: Callable[[], Ready]
     tell: Callable[[Event], None]
 
     def measure(self, cohort: Cohort) -> Averaging:
@@ -87,7 +98,7 @@ class Host:
             with contextlib.suppress(UpdateRejected):  # The receipt names whoever is out for this.
                 return averaging.average(self.tiles())
 
-    def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Prepared) -> Averaging:
+    def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Ready) -> Averaging:
         """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
         connecting = cohort.offload(prepared.offline, list(workers), self.lanes)
         offers = zip(workers.items(), connecting.offers, strict=True)

@@ -138,7 +138,7 @@ class Averaging:
         leaky = (_LEAKY,) if config.masking == "gaussian" and not config.inside else ()
         unchecked = (_UNCHECKED,) if self._measured_by == "workers" and not config.verify else ()
         simulated = (_SIMULATED,) if self._context.evidence == SIMULATION else ()
-        return leaky + unchecked + simulated
+        return leaky + unchecked + simulated + self._context.cautions
 
     def _rejected(self) -> dict[str, Rejection]:
         """In the roster's order, so that the same round has the same receipt."""

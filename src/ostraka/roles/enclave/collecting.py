@@ -39,7 +39,10 @@ _MOST_UPLOADS = 64  # of one client in one round, each replacing an incomplete o
 
 
 class Enclave:
-    """The long-lived part: an identity, a federation and the head of the receipt chain."""
+    """The long-lived part: an identity, a federation and the head of the receipt chain.
+
+    cautions: what the next receipt, and no other, has to say besides the usual.
+    """
 
     def __init__(
         self,
@@ -49,11 +52,13 @@ class Enclave:
         head: Receipt | None = None,
         state: ServerState | None = None,
         evidence: str = IN_PROCESS,
+        cautions: tuple[str, ...] = (),
         entropy: Entropy = os.urandom,
     ) -> None:
         self._federation = federation
         self._identity = identity
         self._evidence = evidence
+        self._cautions = cautions
         self._entropy = entropy
         self._continue(head, state or _from_nothing(federation.rules))
 
@@ -81,6 +86,7 @@ class Enclave:
                 previous=digest(head) if head else GENESIS,
                 state=self._state,
                 evidence=self._evidence,
+                cautions=self._cautions,
             )
         )
 
@@ -107,6 +113,7 @@ class Enclave:
         if receipt.previous != expected or receipt.number != self._publication.number:
             raise LocalProtocolError("a receipt is followed once, after the one it names")
         self._continue(receipt, state)
+        self._cautions = ()
 
     def _continue(self, head: Receipt | None, state: ServerState) -> None:
         if head is not None and head.model != vector_digest(state.model):
@@ -182,6 +189,24 @@ class Collecting:
         if upload.row.upload_id != tile.upload_id or tile.index not in upload.missing:
             raise UpdateRejected(client, Rejection.DUPLICATE)
         upload.missing.remove(tile.index)
+
+    def missing(self, upload_id: bytes) -> frozenset[int] | None:
+        """The tiles of a current upload that have not arrived; None if it is not a current one."""
+        client = self._clients.get(upload_id)
+        upload = self._uploads.get(client) if client is not None else None
+        if upload is None or upload.row.upload_id != upload_id:
+            return None
+        return frozenset(upload.missing)
+
+    @property
+    def complete(self) -> frozenset[str]:
+        """Clients whose uploads are whole."""
+        return frozenset(name for name, upload in self._uploads.items() if not upload.missing)
+
+    @property
+    def spoilt(self) -> dict[str, Rejection]:
+        """Clients that have sent nothing but headers which they spoilt themselves."""
+        return {name: why for name, why in self._liars.items() if name not in self.complete}
 
     def close(self) -> Cohort:
         """Fix who takes part: every complete upload, in the roster's order.

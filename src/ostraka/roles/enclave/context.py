@@ -38,6 +38,7 @@ class RoundContext:
     previous: bytes
     state: ServerState = field(repr=False)  # before this round
     evidence: str
+    cautions: tuple[str, ...] = ()
 
     @property
     def number(self) -> int:

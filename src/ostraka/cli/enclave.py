@@ -1,0 +1,138 @@
+"""`ostraka enclave run` and `ostraka status`."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+
+from ostraka.cli.output import Json, help_without_command, show, table
+from ostraka.errors import ConfigError, ServiceError
+from ostraka.events import Event
+from ostraka.services import hardening, logs
+from ostraka.services.enclave.platform import Platform, real
+from ostraka.services.enclave.run import serve
+from ostraka.services.enclave.simulated import unsafe_simulated
+from ostraka.transport.dial import dial
+from ostraka.transport.ostraka_pb2 import StatusRequest
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+
+_LOG = logging.getLogger("ostraka.enclave")
+_STATUS_S = 10.0
+_KEY_BYTES = 32
+_SIMULATION = Path("simulation")
+
+ConfigOption = Annotated[Path, typer.Option("--config", help="The federation file.")]
+SimulateOption = Annotated[
+    bool,
+    typer.Option(
+        "--unsafe-simulate", help="No TEE: use simulation/ beside the file. Hides nothing."
+    ),
+]
+ReleaseOption = Annotated[
+    str | None,
+    typer.Option("--key-release", help="TDX and Nitro: the command that asks a key broker."),
+]
+BrokerOption = Annotated[
+    str | None, typer.Option("--key-broker", help="The key broker's public key, in hex.")
+]
+
+
+def enclave(ctx: typer.Context) -> None:
+    """Run the enclave's service, or hand its state to a successor.
+
+    \b
+    Examples:
+      ostraka enclave run --config federation.toml
+      ostraka enclave migrate request --config federation.toml --out request.bin
+    """
+    help_without_command(ctx)
+
+
+def run(
+    *,
+    config: ConfigOption = Path("federation.toml"),
+    simulate: SimulateOption = False,
+    key_release: ReleaseOption = None,
+    key_broker: BrokerOption = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON lines.")] = False,
+) -> None:
+    """Run a federation's rounds: collect, measure, publish, until all are done.
+
+    The platform is detected. Without a TEE the enclave does not start, unless simulation is asked
+    for by name. SIGTERM and Ctrl-C end it cleanly: a round that is being measured is finished, an
+    open one is given up. After a crash, start it again: it goes on after the last published round.
+
+    \b
+    Examples:
+      ostraka enclave run --config federation.toml
+      ostraka enclave run --config federation.toml --unsafe-simulate
+    """
+    logs.setup(json=log_json, level=logging.INFO, simulated=simulate)
+    path = config.resolve()
+    platform = platform_for(path, simulate, key_release, key_broker)
+    for line in hardening.harden():
+        _LOG.info(line)
+
+    def tell(event: Event) -> None:
+        logs.event(_LOG, event)
+
+    asyncio.run(serve(path, platform, tell))
+
+
+def platform_for(
+    config: Path, simulate: bool, key_release: str | None, key_broker: str | None
+) -> Platform:
+    """The TEE that is here, or the simulated one that was asked for."""
+    if simulate:
+        folder = config.parent / _SIMULATION
+        return unsafe_simulated(folder / "platform.json", folder / "UNSAFE-development.key")
+    return real(tuple((key_release or "").split()), _broker(key_broker))
+
+
+def status(
+    *,
+    address: Annotated[str, typer.Option("--enclave", help="HOST:PORT of the service.")],
+    tls_ca: Annotated[Path | None, typer.Option(help="PEM file that vouches for it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show where a federation stands: the round, who is in, who was refused and why.
+
+    \b
+    Examples:
+      ostraka status --enclave 127.0.0.1:7420
+      ostraka status --enclave 127.0.0.1:7420 --json
+    """
+    with dial(address, tls_ca=tls_ca) as channel:
+        try:
+            reply = EnclaveStub(channel).GetStatus(StatusRequest(), timeout=_STATUS_S)
+        except grpc.RpcError as failed:
+            raise ServiceError(f"{address} does not answer: {failed.details()}") from None  # type: ignore[attr-defined]
+    figures: dict[str, Any] = json.loads(reply.json)
+    shown = table("What", "Now")
+    for name, value in figures.items():
+        shown.add_row(name.replace("_", " "), _words(value))
+    show(shown, figures=figures, as_json=as_json)
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{name}: {each}" for name, each in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)
+
+
+def _broker(text: str | None) -> bytes | None:
+    try:
+        key = bytes.fromhex(text) if text is not None else None
+    except ValueError:
+        key = b""
+    if key is not None and len(key) != _KEY_BYTES:
+        raise ConfigError("--key-broker is an Ed25519 public key: 64 hex digits")
+    return key
+
+

@@ -1,0 +1,303 @@
+"""Opens, closes, measures and publishes one round after the other, and never gives up by itself."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from ostraka import events
+from ostraka.config import Federation
+from ostraka.errors import (
+    ConfigError,
+    LocalProtocolError,
+    OpenError,
+    RoundFailed,
+)
+from ostraka.events import Event
+from ostraka.host import Host
+from ostraka.messages import Receipt
+from ostraka.roles.enclave import Cohort, Enclave, Lanes, Published
+from ostraka.services import federation_file
+from ostraka.services.enclave.open_round import OpenRound
+from ostraka.services.enclave.workers import Pool
+from ostraka.services.federation_file import FederationFile, charter_path
+from ostraka.services.storage.offline import OfflinePool
+from ostraka.services.storage.spool import Spool
+from ostraka.services.storage.state import EnclaveState
+
+_GRACE_S = 5.0  # for workers that are on their way when a round closes
+_AHEAD = 2  # attempts for which masks lie ready
+_RETRY_S = 1.0  # after the disk has refused
+_MOST_RETRY_S = 30.0
+_CLOCK_TOLERANCE_S = 5.0
+_MIB = 2**20
+
+
+class Phase(StrEnum):
+    """Where the service is in a round."""
+
+    STARTING = "starting"
+    COLLECTING = "collecting"
+    MEASURING = "measuring"
+    PUBLISHING = "publishing"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+@dataclass
+class Engine:
+    """The rounds of one federation.
+
+    `current` is the open round, None between rounds. `moved` is notified whenever anything has
+    changed that a client may be waiting for.
+    """
+
+    path: Path
+    file: FederationFile
+    state: EnclaveState
+    enclave: Enclave
+    pool: Pool
+    tell: Callable[[Event], None]
+    current: OpenRound | None = None
+    measuring: bytes | None = None  # the id of the round that is being measured
+    phase: Phase = Phase.STARTING
+    ignored: str | None = None  # why the federation file cannot be used, as last told
+    deadline: float = 0.0  # of the open round, on the monotonic clock
+    stages: dict[str, float] = field(default_factory=dict)  # seconds, of the last round
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    moved: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    @property
+    def federation(self) -> Federation:
+        return self.state.federation
+
+    @property
+    def published(self) -> int:
+        head = self.state.head
+        return head.number if head else 0
+
+    async def run(self) -> None:
+        """All rounds that are left, or until `stopping` is set."""
+        Spool.clean(self._folder)
+        offline = self._offline()
+        try:
+            while self.published < self.file.rounds.count and not self.stopping.is_set():
+                if self._adopt_if_signed():
+                    offline.stop()
+                    offline = self._offline()
+                await self._round(offline)
+        finally:
+            offline.stop()
+        done = self.published >= self.file.rounds.count
+        await self._go(Phase.FINISHED if done else Phase.STOPPED)
+
+    def receipt(self, number: int) -> Receipt | None:
+        return self.state.receipts(number)[0] if 1 <= number <= self.published else None
+
+    async def _round(self, offline: OfflinePool) -> None:
+        """One round, to a published receipt or to a reason why there is none."""
+        spool = Spool(
+            self._folder,
+            rules=self.federation.rules,
+            rows=len(self.federation.clients),
+            limit=self.file.storage.spool_mib * _MIB,
+        )
+        try:
+            await self._open(spool)
+            cohort = await self._collect()
+            if cohort is not None:
+                await self._finish(cohort, offline)
+        except RoundFailed as failed:
+            self._skip(str(failed))
+        finally:
+            self.current = self.measuring = None
+            spool.close()
+            await self._go(self.phase)
+
+    async def _open(self, spool: Spool) -> None:
+        collecting = self.enclave.open_round()
+        self.current = OpenRound(collecting, spool, self.federation)
+        self.deadline = time.monotonic() + self.file.rounds.deadline_s
+        self.tell(events.RoundOpened(self.current.number, self.file.rounds.deadline_s))
+        await self._go(Phase.COLLECTING)
+
+    async def _collect(self) -> Cohort | None:
+        """Wait for all, or for a quorum when the time is up. None if the round is given up."""
+        rounds, current = self.file.rounds, self._open_round()
+        for left in range(rounds.extensions, -1, -1):
+            await self._until_all_or_deadline(current)
+            if self.stopping.is_set():
+                self.tell(events.RoundSkipped(current.number, "the service is stopping"))
+                return None
+            arrived = len(current.collecting.complete)
+            if arrived >= self.file.quorum or not current.awaited:
+                return self._close(current)
+            self.tell(events.QuorumMissed(current.number, arrived, self.file.quorum, left))
+            self.deadline = time.monotonic() + rounds.deadline_s
+        self._skip(f"no quorum after {rounds.extensions} extensions")
+        return None
+
+    async def _until_all_or_deadline(self, current: OpenRound) -> None:
+        """Deadlines count the time that passed; a jump of the wall clock is told, and no more."""
+        offset = time.time() - time.monotonic()
+        while current.awaited and not self.stopping.is_set():
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                return
+            current.changed.clear()
+            await _first_of(current.changed, self.stopping, seconds=min(left, 1.0))
+            jump = time.time() - time.monotonic() - offset
+            if abs(jump) > _CLOCK_TOLERANCE_S:
+                self.tell(events.ClockJumped(round(jump, 1)))
+                offset += jump
+
+    def _close(self, current: OpenRound) -> Cohort:
+        cohort = current.collecting.close()
+        missing = tuple(sorted(current.awaited))
+        self.tell(events.RoundClosed(current.number, len(cohort.clients), missing))
+        return cohort
+
+    async def _finish(self, cohort: Cohort, offline: OfflinePool) -> None:
+        """Measure, average, make durable; only then does anybody learn of it."""
+        current, rules = self._open_round(), self.federation.rules
+        self.current, self.measuring = None, current.round_id
+        await self._go(Phase.MEASURING)
+        if not rules.inside:
+            await self.pool.wait_for(rules.workers, _GRACE_S)
+        names = [member.name for member in self.federation.workers]
+        with _lanes(self.file.enclave.threads) as lanes:
+            host = Host(
+                rules=rules,
+                lanes=lanes,
+                tiles=current.tiles(cohort),
+                workers=self.pool.remote(names, self.file.rounds.measure_s),
+                prepare=offline.take,
+                tell=self._tell_from_thread(),
+            )
+            with self._stage("measure"):
+                averaging = await asyncio.to_thread(host.measure, cohort)
+            with self._stage("average"):
+                published = await asyncio.to_thread(host.average, averaging)
+        await self._go(Phase.PUBLISHING)
+        with self._stage("publish"):
+            await self._make_durable(published)
+        self._report(published)
+
+    async def _make_durable(self, published: Published) -> None:
+        """A signed round is published or lost with this process; it is never signed again."""
+        wait = _RETRY_S
+        while True:
+            try:
+                await asyncio.to_thread(self.state.publish, published.receipt, published.state)
+                break
+            except OSError as failed:
+                self.tell(events.StorageFailed(f"round {published.receipt.number}: {failed}"))
+            if self.stopping.is_set():
+                raise RoundFailed("the disk takes nothing, and the service is stopping")
+            await _first_of(self.stopping, seconds=wait)
+            wait = min(2 * wait, _MOST_RETRY_S)
+        self.enclave.follow(published.receipt, published.state)
+
+    def _report(self, published: Published) -> None:
+        for client, reason in published.rejected.items():
+            self.tell(events.ClientRejected(client, reason))
+        receipt = published.receipt
+        self.tell(events.RoundPublished(receipt.number, receipt.participants, receipt.kept))
+
+    def _skip(self, why: str) -> None:
+        self.tell(events.RoundSkipped(self.published + 1, why))
+        try:
+            self.state.skip(self.published + 1, why)
+        except OSError as failed:
+            self.tell(events.StorageFailed(str(failed)))
+
+    def _adopt_if_signed(self) -> bool:
+        """Take over a newer revision of the federation file, if its charter is there."""
+        try:
+            file = federation_file.load(self.path)
+            charter = federation_file.load_charter(charter_path(self.path))
+            if file.federation() != charter.federation:
+                raise ConfigError(
+                    f"{self.path} was edited after it was signed: raise the revision and sign it"
+                )
+            if charter.federation.revision <= self.federation.revision:
+                self.file = file if file.federation() == self.federation else self.file
+                return False
+            self.enclave.adopt(charter)
+            self.state.adopt(charter)
+        except (ConfigError, OpenError, LocalProtocolError, OSError) as refused:
+            if str(refused) != self.ignored:
+                self.tell(events.FederationIgnored(str(refused)))
+            self.ignored = str(refused)
+            return False
+        self.ignored = None
+        self.file = file
+        self.tell(adopted(charter.federation))
+        return True
+
+    def _offline(self) -> OfflinePool:
+        rules = self.federation.rules
+        cheap = rules.inside or (rules.masking == "exact" and rules.workers % 2)
+        limit = self.file.storage.spool_mib * _MIB
+        pool = OfflinePool(self.enclave, self._folder, depth=0 if cheap else _AHEAD, limit=limit)
+        pool.start()
+        return pool
+
+    @property
+    def _folder(self) -> Path:
+        return self.state.folder
+
+    def _open_round(self) -> OpenRound:
+        if self.current is None:
+            raise LocalProtocolError("no round is open")
+        return self.current
+
+    def _tell_from_thread(self) -> Callable[[Event], None]:
+        loop = asyncio.get_running_loop()
+
+        def tell(event: Event) -> None:
+            loop.call_soon_threadsafe(self.tell, event)
+
+        return tell
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stages[name] = round(time.perf_counter() - start, 4)
+
+    async def _go(self, phase: Phase) -> None:
+        self.phase = phase
+        async with self.moved:
+            self.moved.notify_all()
+
+
+def adopted(federation: Federation) -> Event:
+    return events.FederationAdopted(
+        revision=federation.revision,
+        clients=len(federation.clients),
+        workers=len(federation.workers),
+        revoked=tuple(member.name for member in federation.revoked),
+    )
+
+
+async def _first_of(*signals: asyncio.Event, seconds: float) -> None:
+    """Wait for any of these, and no longer than so many seconds."""
+    waiting = [asyncio.ensure_future(signal.wait()) for signal in signals]
+    try:
+        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for each in waiting:
+            each.cancel()
+
+
+@contextmanager
+def _lanes(threads: int) -> Iterator[Lanes]:
+    with ThreadPoolExecutor(threads) as pool:
+        yield Lanes(threads, pool.map) if threads > 1 else Lanes()

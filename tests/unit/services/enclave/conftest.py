@@ -1,0 +1,228 @@
+"""The whole service in this process, on a loop of its own, and a client that speaks its wire."""
+
+import asyncio
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from ostraka.attestation.attested import Attested
+from ostraka.crypto.identity import Identity
+from ostraka.crypto.updates import SealedUpdate
+from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.events import Event
+from ostraka.messages import Challenge, Charter, Introduction, Receipt
+from ostraka.roles.client import Client, Joined
+from ostraka.services import federation_file, folder
+from ostraka.services.enclave.run import serve
+from ostraka.services.enclave.simulated import unsafe_simulated
+from ostraka.services.folder import Plan
+from ostraka.services.keys import read_identity
+from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.dial import dial
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+
+PATIENCE_S = 60.0
+
+
+@dataclass
+class Running:
+    """A federation's folder, and its enclave's service while it runs."""
+
+    root: Path
+    plan: Plan
+    port: int
+    events: list[Event] = field(default_factory=list)
+    _thread: threading.Thread | None = None
+    _loop: asyncio.AbstractEventLoop | None = None
+    _task: "asyncio.Task[None] | None" = None
+    _failed: list[BaseException] = field(default_factory=list)
+    _news: threading.Condition = field(default_factory=threading.Condition)
+
+    @property
+    def config(self) -> Path:
+        return self.root / "federation.toml"
+
+    def set(self, **settings: Any) -> None:
+        text = self.config.read_text()
+        for name, value in settings.items():
+            line = f"{name} = {json.dumps(value)}"
+            text, found = re.subn(rf"(?m)^(# )?{name} = [^#\n]*", f"{line}  ", text, count=1)
+            assert found, name
+        self.config.write_text(text)
+
+    def sign(self) -> None:
+        file = federation_file.load(self.config)
+        charter = federation_file.sign(file, self.identity("authority"))
+        federation_file.write_charter(federation_file.charter_path(self.config), charter)
+
+    def identity(self, name: str) -> Identity:
+        return read_identity(self.root / "keys" / f"{name}.key")
+
+    def start(self) -> None:
+        ready = threading.Event()
+
+        async def main() -> None:
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+            platform = unsafe_simulated(
+                self.root / "simulation" / "platform.json", self.root / "simulation" / "dev.key"
+            )
+            ready.set()
+            await serve(self.config, platform, self._tell)
+
+        def thread() -> None:
+            try:
+                asyncio.run(main())
+            except asyncio.CancelledError:
+                pass
+            except Exception as failed:  # noqa: BLE001 (whatever it is, the test fails by it)
+                self._failed.append(failed)
+            finally:
+                with self._news:
+                    self._news.notify_all()
+
+        self._thread = threading.Thread(target=thread)
+        self._thread.start()
+        assert ready.wait(PATIENCE_S)
+        self.wait_for("ServiceStarted")
+
+    def _tell(self, event: Event) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def named(self, name: str) -> list[Any]:
+        return [event for event in self.events if type(event).__name__ == name]
+
+    def wait_for(self, name: str, count: int = 1) -> Any:
+        """The event of this name, once there are so many."""
+        until = time.monotonic() + PATIENCE_S
+        with self._news:
+            while len(self.named(name)) < count:
+                if self._failed:
+                    raise self._failed[0]
+                left = until - time.monotonic()
+                assert left > 0, f"no {name}: {self.events[-20:]}"
+                self._news.wait(min(left, 0.2))
+        return self.named(name)[count - 1]
+
+    def crash(self) -> None:
+        """End without any of the steps of a proper end, as far as that goes in one process."""
+        if self._loop is not None and self._task is not None and self._thread is not None:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._thread.join(PATIENCE_S)
+            assert not self._thread.is_alive()
+            self._thread = None
+
+    def channel(self) -> grpc.Channel:
+        return dial(f"127.0.0.1:{self.port}")
+
+
+@dataclass
+class Speaker:
+    """A client by hand: each step of the wire, to be done right or wrong."""
+
+    service: Running
+    name: str
+    identity: Identity
+    stub: Any
+    client: Client | None = None
+
+    def charter(self) -> Charter:
+        return decode(Charter, self.stub.GetCharter(wire.CharterRequest()).charter)
+
+    def introduce(self, nonce: bytes = b"n" * 32, **lies: Any) -> Introduction:
+        challenge = self.identity.sign(replace(Challenge(nonce, self.name, UNSIGNED), **lies))
+        request = wire.IntroduceRequest(challenge=encode(challenge))
+        return decode(Introduction, self.stub.Introduce(request, timeout=30).introduction)
+
+    def join(self) -> Joined:
+        federation = self.charter().federation
+        told = self.introduce()
+        attested = Attested(
+            told.offer.key, told.receipt_key, told.offer.config, told.evidence.kind, bytes(32)
+        )
+        before = self.client or Client(self.name, self.identity, federation)
+        joined = before.adopt(federation).join(told.offer, attested)
+        self.client = joined.client
+        return joined
+
+    def upload(self, sealed: SealedUpdate, tiles: Any = None) -> list[wire.UploadReply]:
+        def requests() -> Iterator[wire.UploadRequest]:
+            yield wire.UploadRequest(header=encode(sealed.header))
+            for tile in sealed.tiles if tiles is None else tiles:
+                yield wire.UploadRequest(tiles=wire.Tiles(tile=[encode(tile)]))
+
+        return list(self.stub.Upload(requests(), timeout=30))
+
+    def send(self, update: np.ndarray) -> Joined:
+        joined = self.join()
+        replies = self.upload(joined.seal(update).sealed)
+        assert replies[-1].WhichOneof("answer") == "complete"
+        return joined
+
+    def outcome(self, joined: Joined) -> wire.OutcomeReply:
+        offer = joined.offer
+        request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id)
+        while True:
+            reply = self.stub.AwaitOutcome(request, timeout=60)
+            if reply.WhichOneof("outcome") != "pending":
+                return reply
+
+    def follow(self, joined: Joined) -> Receipt:
+        receipt = decode(Receipt, self.outcome(joined).receipt)
+        self.client = joined.client.follow(receipt)
+        return receipt
+
+    def model(self, digest: bytes) -> np.ndarray:
+        parts = self.stub.GetModel(wire.ModelRequest(digest=digest))
+        return np.frombuffer(b"".join(part.data for part in parts), "<f4")
+
+
+@pytest.fixture
+def start(tmp_path) -> Iterator[Callable[..., Running]]:
+    """start(clients=5, f=1, ...) gives a service that runs; more starts are more folders."""
+    services: list[Running] = []
+
+    def make(*, run: bool = True, settings: dict[str, Any] | None = None, **plan: Any) -> Running:
+        asked = {"clients": 5, "f": 1, "workers": 2, "masking": "none", "dimension": 100} | plan
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        service = Running(tmp_path / f"federation-{len(services)}", Plan(**asked), port)
+        folder.create(service.root, service.plan, now=int(time.time()) - 60)
+        service.set(listen=f"127.0.0.1:{port}", **(settings or {}))
+        service.sign()
+        services.append(service)
+        if run:
+            service.start()
+        return service
+
+    yield make
+    for service in services:
+        service.crash()
+
+
+@pytest.fixture
+def speaker() -> Iterator[Callable[[Running, int | str], Speaker]]:
+    channels: list[grpc.Channel] = []
+
+    def make(service: Running, who: int | str, identity: Identity | None = None) -> Speaker:
+        name = f"client-{who}" if isinstance(who, int) else who
+        channel = service.channel()
+        channels.append(channel)
+        identity = identity or service.identity(name)
+        return Speaker(service, name, identity, EnclaveStub(channel))
+
+    yield make
+    for channel in channels:
+        channel.close()

@@ -1,0 +1,223 @@
+"""Rounds over the wire: all arrive, some stay away, the service crashes and goes on."""
+
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+
+from ostraka.encoding import digest
+from ostraka.messages import vector_digest
+from ostraka.transport import ostraka_pb2 as wire
+
+RNG = np.random.default_rng(0)
+
+
+def rows(n=5, d=100):
+    return RNG.normal(size=(n, d)).astype(np.float32)
+
+
+def test_a_round_ends_when_everybody_has_arrived(start, speaker):
+    service = start()
+    updates = rows()
+    speakers = [speaker(service, i + 1) for i in range(5)]
+    joined = [each.send(update) for each, update in zip(speakers, updates, strict=True)]
+    receipts = [each.follow(one) for each, one in zip(speakers, joined, strict=True)]
+    assert len(set(map(digest, receipts))) == 1
+    assert (receipts[0].participants, receipts[0].kept) == (5, 4)
+    assert receipts[0].evidence == "simulation"
+    model = speakers[0].model(receipts[0].model)
+    assert vector_digest(model) == receipts[0].model
+    means = [np.delete(updates, out, axis=0).mean(axis=0) for out in range(5)]
+    assert min(np.abs(model - mean).max() for mean in means) < 1e-6
+    assert speakers[0].join().offer.number == 2
+
+
+def play(service, speaker, updates, but=()):
+    """One round of everybody but these. Gives the speakers and the receipt."""
+    here = [i for i in range(len(updates)) if i not in but]
+    speakers = {i: speaker(service, i + 1) for i in here}
+    joined = {i: speakers[i].send(updates[i]) for i in here}
+    receipts = {i: speakers[i].follow(joined[i]) for i in here}
+    assert len(set(map(digest, receipts.values()))) == 1
+    return speakers, receipts[here[0]]
+
+
+def test_stragglers_cost_no_more_than_the_deadline(start, speaker):
+    service = start(clients=7, settings={"deadline_s": 0.5})
+    _, receipt = play(service, speaker, rows(7), but=[2, 5])
+    assert receipt.participants == 5
+    assert set(service.wait_for("RoundClosed").missing) == {"client-3", "client-6"}
+    assert not service.named("QuorumMissed")
+
+
+def test_a_missed_quorum_extends_the_round_and_then_skips_it(start, speaker):
+    service = start(settings={"deadline_s": 0.2, "extensions": 2})
+    early = speaker(service, 1)
+    joined = early.send(rows()[0])
+    skipped = service.wait_for("RoundSkipped")
+    assert skipped.number == 1
+    assert "quorum" in skipped.why
+    missed = service.named("QuorumMissed")
+    assert [each.extensions_left for each in missed[:3]] == [2, 1, 0]
+    assert (missed[0].arrived, missed[0].quorum) == (1, 5)
+    assert early.outcome(joined).WhichOneof("outcome") == "void"
+    # The next round has the same number, and other keys.
+    again = early.join().offer
+    assert again.number == 1
+    assert again.round_id != joined.offer.round_id
+    assert again.key != joined.offer.key
+
+
+def test_a_client_that_comes_in_the_extension_completes_the_quorum(start, speaker):
+    service = start(settings={"deadline_s": 1.0, "extensions": 5})
+    updates = rows()
+    speakers = [speaker(service, i + 1) for i in range(5)]
+    joined = [speakers[i].send(updates[i]) for i in range(4)]
+    service.wait_for("QuorumMissed")
+    joined.append(speakers[4].send(updates[4]))
+    assert {speakers[i].follow(joined[i]).participants for i in range(5)} == {5}
+    assert not service.named("RoundSkipped")
+
+
+def test_a_spoilt_update_does_not_hold_up_the_others(start, speaker):
+    service = start(clients=6, settings={"deadline_s": 600})
+    updates = rows(6)
+    updates[3, 7] = np.nan
+    speakers = [speaker(service, i + 1) for i in range(6)]
+    joined = [speakers[i].send(updates[i]) for i in range(6) if i != 3]
+    with pytest.raises(grpc.RpcError) as caught:
+        speakers[3].send(updates[3])
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "stated norm" in caught.value.details()
+    receipt = speakers[0].follow(joined[0])
+    assert receipt.participants == 5
+    assert [each.client for each in receipt.rejected] == ["client-4"]
+
+
+def test_an_upload_goes_on_where_it_broke_off(start, speaker):
+    service = start(dimension=1000, settings={"tile": 64})
+    updates = rows(5, 1000)
+    broken = speaker(service, 1)
+    joined = broken.join()
+    sealed = joined.seal(updates[0]).sealed
+    with pytest.raises(grpc.RpcError, match="before it was complete"):
+        broken.upload(sealed, sealed.tiles[3:7])
+    (missing, complete) = broken.upload(sealed, [*sealed.tiles[:3], *sealed.tiles[7:]])
+    assert [(each.start, each.stop) for each in missing.missing.range] == [(0, 3), (7, 16)]
+    assert complete.WhichOneof("answer") == "complete"
+    for i in range(1, 5):
+        speaker(service, i + 1).send(updates[i])
+    assert broken.follow(joined).participants == 5
+
+
+def test_after_a_crash_the_service_goes_on_after_the_last_published_round(start, speaker):
+    service = start(settings={"count": 5})
+    updates = rows()
+    _, first = play(service, speaker, updates)
+    open_now = speaker(service, 1)
+    open_now.client = None
+    joined = open_now.send(updates[0])
+    service.crash()
+    service.events.clear()
+    service.start()
+
+    again = speaker(service, 1)
+    again.client = joined.client
+    reply = again.outcome(joined)
+    assert reply.WhichOneof("outcome") == "void"
+    offer = again.join().offer
+    assert (offer.number, offer.previous, offer.model) == (2, digest(first), first.model)
+    assert offer.key != joined.offer.key
+    links = list(again.stub.GetChain(wire.ChainRequest(after=0)))
+    assert [link.WhichOneof("link") for link in links] == ["charter", "receipt"]
+    _, second = play(service, speaker, updates)
+    assert (second.number, second.previous) == (2, digest(first))
+
+
+def test_what_was_sent_before_a_crash_counts_for_nothing_after_it(start, speaker):
+    service = start()
+    updates = rows()
+    before = speaker(service, 1)
+    sealed = before.join().seal(updates[0]).sealed
+    before.upload(sealed)
+    service.crash()
+    service.events.clear()
+    service.start()
+    after = speaker(service, 1)
+    with pytest.raises(grpc.RpcError) as caught:
+        after.upload(sealed)
+    assert "another round" in caught.value.details()
+    _, receipt = play(service, speaker, updates)
+    assert receipt.participants == 5
+
+
+def test_the_service_ends_by_itself_after_the_last_round(start, speaker):
+    service = start(settings={"count": 2, "linger_s": 0.3})
+    updates = rows()
+    play(service, speaker, updates)
+    speakers, receipt = play(service, speaker, updates)
+    assert receipt.number == 2
+    late = speaker(service, 1)
+    with pytest.raises(grpc.RpcError) as caught:
+        late.introduce()
+    assert (caught.value.code(), caught.value.details()) == (
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "finished",
+    )
+    assert speakers[0].model(receipt.model).shape == (100,)
+    assert service.wait_for("Stopping").why == "finished"
+
+
+def test_a_signed_revision_is_adopted_before_the_next_round(start, speaker):
+    service = start(clients=6, settings={"count": 5})
+    updates = rows(6)
+    play(service, speaker, updates)
+    text = service.config.read_text().replace("revision = 1", "revision = 2")
+    revoked = text.replace('name = "client-6"\n', 'name = "client-6"\nrevoked = "left us"\n')
+    service.config.write_text(revoked)
+    service.sign()  # Round 2 is open under the old rules by now, and ends under them.
+    _, second = play(service, speaker, updates)
+    assert (second.revision, second.participants) == (1, 6)
+    adopted = service.wait_for("FederationAdopted", 2)
+    assert (adopted.revision, adopted.clients, adopted.revoked) == (2, 5, ("client-6",))
+    with pytest.raises(grpc.RpcError) as caught:
+        speaker(service, 6).introduce()
+    assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
+    assert service.named("UploadRefused")[-1].client == "client-6"
+    assert "revoked" in service.named("UploadRefused")[-1].why
+    _, third = play(service, speaker, updates, but=[5])
+    assert (third.revision, third.participants) == (2, 5)
+    links = speaker(service, 1).stub.GetChain(wire.ChainRequest(after=1))
+    assert [link.WhichOneof("link") for link in links] == ["receipt", "charter", "receipt"]
+
+
+def test_an_edit_that_nobody_signed_changes_nothing(start, speaker):
+    service = start(settings={"count": 5})
+    updates = rows()
+    play(service, speaker, updates)
+    text = service.config.read_text()
+    service.config.write_text(text.replace("revision = 1", "revision = 2"))
+    play(service, speaker, updates)
+    _, third = play(service, speaker, updates)
+    assert third.revision == 1
+    assert "sign it" in service.wait_for("FederationIgnored").why
+    service.config.write_text("nonsense")
+    play(service, speaker, updates)
+    assert "line 1" in service.wait_for("FederationIgnored", 2).why
+    assert len(service.named("FederationIgnored")) == 2
+
+
+def test_an_update_that_turns_out_false_is_named_and_left_out(start, speaker):
+    """Its norm is not the stated one, which shows when it is opened."""
+    service = start(clients=7)
+    updates = rows(7)
+    liar = speaker(service, 7)
+    joined = liar.join()
+    honest, other = joined.seal(updates[6]).sealed, joined.seal(2 * updates[6]).sealed
+    wrong = [replace(tile, upload_id=honest.header.upload_id) for tile in other.tiles]
+    liar.upload(honest, wrong)
+    _, receipt = play(service, speaker, updates, but=[6])
+    assert receipt.participants == 6
+    rejected = service.wait_for("ClientRejected")
+    assert (rejected.client, rejected.reason) == ("client-7", "a tile does not open")
