@@ -15,6 +15,9 @@ OstrakaError
 │   └── WorkerError          a worker's answer that cannot be used: says which worker
 │       ├── WorkerLied       its numbers are provably false
 │       └── WorkerGone       it did not answer in time; slow is not dishonest
+├── ServiceError             the other side cannot be reached or refuses to serve: says what to do
+├── StateError               sealed state that cannot be used: says which file and what to do
+├── StorageFull              the disk or its limit is full: nothing was lost
 └── RoundFailed              the round cannot be completed, and nothing was published
     └── TooFewUpdates        fewer valid updates than the rule needs
 """
@@ -170,6 +173,30 @@ class WorkerLied(WorkerError):
 
 class WorkerGone(WorkerError):
     """A worker did not answer, says whoever drives it. That is a fault, not a lie."""
+
+
+class ServiceError(OstrakaError):
+    """The other side cannot be reached, or refuses to serve. The message says what to do.
+
+    status: gRPC's word for the answer, such as NOT_FOUND; empty if there was none. said: what the
+    other side said, in its own words, which nobody vouches for.
+    """
+
+    def __init__(self, what: str, *, status: str = "", said: str = "") -> None:
+        super().__init__(what)
+        self.status = status
+        self.said = said
+
+
+class StateError(OstrakaError):
+    """Sealed state cannot be used. The message says which file it is, and what to do."""
+
+    def __init__(self, file: object, what: str) -> None:
+        super().__init__(f"{file}: {what}")
+
+
+class StorageFull(OstrakaError):
+    """The disk, or the limit that the configuration sets, is full. Nothing was lost."""
 
 
 class RoundFailed(OstrakaError):

@@ -1,0 +1,1 @@
+"""A role + transport + clock + retries + storage + evidence from the platform."""

@@ -1,0 +1,229 @@
+import hashlib
+import json
+import tomllib
+from dataclasses import replace
+from typing import Any
+
+import dcap_qvl
+import pytest
+from cryptography import x509
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.attestation import dcap, qvl, simulation
+from ostraka.attestation.policy import SgxPolicy, SimulationPolicy
+from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.errors import AttestationRefused, LocalProtocolError, Refusal
+
+DAY = 86_400
+NOW = 1_800_000_000
+SEED = hashlib.sha256(b"a seed").digest()
+PLATFORM = UnsafeSimulatedPlatform(SEED, issued=NOW)
+MRENCLAVE, DATA = b"e" * 32, bytes(range(64))
+RULES = SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=(MRENCLAVE,))
+
+
+def evidence(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> dict[str, Any]:
+    good: dict[str, Any] = {
+        "document": platform.quote(DATA, mrenclave=MRENCLAVE),
+        "endorsements": (platform.root_der,),
+        "collateral": platform.collateral(),
+        "rules": RULES,
+        "now": NOW,
+        "skew": 0,
+    }
+    return good | changes
+
+
+def refusal(arguments: dict[str, Any]) -> AttestationRefused:
+    with pytest.raises(AttestationRefused) as caught:
+        simulation.verify(**arguments)
+    return caught.value
+
+
+def test_simulated_evidence_is_accepted_under_the_root_that_the_policy_names():
+    claims = simulation.verify(**evidence())
+    assert claims.kind == "simulation"
+    assert claims.report_data == DATA
+    assert claims.measurement("mrenclave") == MRENCLAVE
+    assert claims.identity != replace(claims, kind="sgx").identity
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], Refusal]] = {
+    "a policy that names no root": ({"rules": replace(RULES, root=())}, Refusal.ROOT),
+    "a policy that names another root": ({"rules": replace(RULES, root=(SEED,))}, Refusal.ROOT),
+    "no root at all": ({"endorsements": ()}, Refusal.ROOT),
+    "something else in the root's place": ({"endorsements": (b"root",)}, Refusal.ROOT),
+    "something else in the root's place, and the policy names it": (
+        {
+            "endorsements": (b"root",),
+            "rules": replace(RULES, root=(hashlib.sha256(b"root").digest(),)),
+        },
+        Refusal.ROOT,
+    ),
+    "another platform's quote": (
+        {"document": replace(PLATFORM, seed=bytes(32)).quote(DATA, mrenclave=MRENCLAVE)},
+        Refusal.ROOT,
+    ),
+    "no collateral": ({"collateral": None}, Refusal.COLLATERAL),
+    "a debug enclave": (
+        {"document": PLATFORM.quote(DATA, mrenclave=MRENCLAVE, debug=True)},
+        Refusal.DEBUG,
+    ),
+    "a revoked platform": (
+        {"collateral": replace(PLATFORM, revoked=("pck",)).collateral()},
+        Refusal.REVOKED,
+    ),
+    "a platform out of date": (
+        {"collateral": replace(PLATFORM, status="OutOfDate").collateral()},
+        Refusal.TCB,
+    ),
+    "a platform that has expired": ({"now": NOW + 11 * 366 * DAY}, Refusal.VALIDITY),
+    "other code": ({"document": PLATFORM.quote(DATA, mrenclave=DATA[:32])}, Refusal.MEASUREMENT),
+    "a policy that lists no code": ({"rules": replace(RULES, mrenclave=())}, Refusal.MEASUREMENT),
+    "an old version": ({"rules": replace(RULES, min_isv_svn=2)}, Refusal.VERSION),
+    "a simulated domain": (
+        {"document": PLATFORM.td_quote(DATA, mrtd=bytes(48))},
+        Refusal.MALFORMED,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_it_is_refused_for_the_right_reason(what):
+    changes, reason = REFUSALS[what]
+    assert refusal(evidence(**changes)).reason is reason
+
+
+def test_the_advice_about_the_root_can_be_pasted():
+    rules = replace(RULES, root=(SEED,))
+    advice = str(refusal(evidence(rules=rules))).split("write under [simulation]:")[1]
+    roots = tuple(map(bytes.fromhex, tomllib.loads(advice)["root"]))
+    assert roots == (SEED, PLATFORM.root_digest)
+    simulation.verify(**evidence(rules=replace(rules, root=roots)))
+
+
+def test_a_simulation_never_passes_for_the_real_thing():
+    good = evidence()
+    rules = SgxPolicy(mrenclave=(MRENCLAVE,), allow=dcap.ALLOWANCES)
+    with pytest.raises(AttestationRefused) as caught:
+        dcap.verify(
+            "sgx",
+            good["document"],
+            collateral=good["collateral"],
+            rules=rules,
+            now=NOW,
+            skew=0,
+        )
+    assert caught.value.reason is Refusal.ROOT
+
+
+def test_every_name_in_its_certificates_says_what_it_is():
+    collateral = json.loads(PLATFORM.collateral())
+    chains = (
+        dcap_qvl.parse_quote(evidence()["document"]).cert_chain_pem_bytes(),
+        collateral["tcb_info_issuer_chain"].encode(),
+        collateral["pck_crl_issuer_chain"].encode(),
+    )
+    certificates = [each for chain in chains for each in x509.load_pem_x509_certificates(chain)]
+    assert len(certificates) == 3 + 2 + 2
+    for each in certificates:
+        for name in (each.subject, each.issuer):
+            assert "SIMULATION" in name.rfc4514_string()
+            assert "NOT A TEE" in name.rfc4514_string()
+
+
+def test_a_platform_that_comes_back_from_its_seed_is_the_same():
+    again = UnsafeSimulatedPlatform(SEED, issued=NOW)
+    assert again is not PLATFORM
+    assert again.root_der == PLATFORM.root_der
+    assert again.collateral() == PLATFORM.collateral()
+    assert again.td_collateral() == PLATFORM.td_collateral()
+    assert again.quote(DATA, mrenclave=MRENCLAVE) == PLATFORM.quote(DATA, mrenclave=MRENCLAVE)
+    assert again.td_quote(DATA, mrtd=bytes(48)) == PLATFORM.td_quote(DATA, mrtd=bytes(48))
+
+
+def test_its_root_does_not_change_with_the_release():
+    """Policies name it, and collateral of an earlier release must still fit."""
+    digest = "b9773c2a0bdd8344b7cca0d08f3ea6edbce447f66a38a1ba98d695bc54be6f52"
+    assert PLATFORM.root_digest.hex() == digest
+
+
+@pytest.mark.parametrize("change", [{"seed": bytes(32)}, {"issued": NOW + 1}, {"lifetime": DAY}])
+def test_another_platform_has_another_root(change):
+    other: UnsafeSimulatedPlatform = replace(PLATFORM, **change)
+    assert other.root_digest != PLATFORM.root_digest
+    assert other.root_digest == hashlib.sha256(other.root_der).digest()
+
+
+def test_what_is_said_of_a_platform_does_not_change_its_root():
+    other = replace(
+        PLATFORM,
+        collateral_lifetime=DAY,
+        properties=qvl.PROPERTIES,
+        status="OutOfDate",
+        qe_status="OutOfDate",
+        revoked=("pck",),
+    )
+    assert other.root_der == PLATFORM.root_der
+
+
+def test_its_secrets_do_not_print():
+    PLATFORM.quote(DATA, mrenclave=MRENCLAVE)
+    held = [repr(each) for each in (PLATFORM, *vars(PLATFORM).values()) if each is not SEED]
+    scalar = PLATFORM._root.key.private.private_numbers().private_value
+    for shown in held:
+        assert SEED.hex() not in shown
+        assert repr(SEED)[2:-1] not in shown
+        assert str(scalar) not in shown
+    assert "<secret>" in repr(PLATFORM._root)
+
+
+def test_all_keys_differ():
+    issuers = (PLATFORM._root, PLATFORM._ca, PLATFORM._pck, PLATFORM._tcb)
+    keys = {each.key.public for each in issuers} | {PLATFORM._attestation_key.public}
+    assert len(keys) == 5
+
+
+def test_the_platform_certificate_says_what_intels_would():
+    quote = dcap_qvl.parse_quote(PLATFORM.quote(DATA, mrenclave=MRENCLAVE))
+    extension = quote.pck_extension()
+    assert extension.fmspc.hex() == quote.fmspc().lower() == "51d000000000"
+    assert extension.cpu_svn == bytes([2] * 16)
+    assert extension.pce_svn == 11
+    assert extension.sgx_type == 1
+    assert extension.ppid == extension.platform_instance_id == bytes(16)
+
+
+@pytest.mark.parametrize("name", qvl.PROPERTIES)
+def test_a_property_is_written_where_intel_writes_it(name):
+    arc = qvl.PROPERTIES.index(name) + 1
+    for properties, flag in ((), b"\0"), ((name,), b"\xff"):
+        document = replace(PLATFORM, properties=properties).quote(DATA, mrenclave=MRENCLAVE)
+        extension = dcap_qvl.parse_quote(document).pck_extension()
+        assert extension.get_value(f"1.2.840.113741.1.13.1.7.{arc}") == flag
+
+
+@given(st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1), st.booleans())
+def test_a_quote_says_what_it_was_told(product, version, debug):
+    document = PLATFORM.quote(
+        DATA,
+        mrenclave=MRENCLAVE,
+        mrsigner=b"i" * 32,
+        isv_prod_id=product,
+        isv_svn=version,
+        debug=debug,
+    )
+    claims = dcap.read("simulation", document)
+    assert claims.measurements == (("mrenclave", MRENCLAVE), ("mrsigner", b"i" * 32))
+    facts = dict(claims.facts)
+    assert (facts["isv_prod_id"], facts["isv_svn"]) == (str(product), str(version))
+    assert claims.debug == debug
+
+
+def test_fields_of_another_length_are_our_own_fault():
+    for data, enclave in ((DATA[:-1], MRENCLAVE), (DATA, MRENCLAVE[:-1])):
+        with pytest.raises(LocalProtocolError, match=r"bytes of a quote got (63|31)"):
+            PLATFORM.quote(data, mrenclave=enclave)
+    with pytest.raises(LocalProtocolError, match="48 bytes"):
+        PLATFORM.td_quote(DATA, mrtd=bytes(32))
