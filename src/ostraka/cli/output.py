@@ -3,7 +3,7 @@
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ def help_without_command(ctx: typer.Context) -> None:
 
 def show(*parts: Table | str, figures: dict[str, Any], as_json: bool) -> None:
     """The parts, for people; then the figures, if asked for, as the last line of stdout."""
-    console = Console(stderr=as_json, highlight=False)
+    console = Console(stderr=as_json, highlight=False, markup=False)
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str))
     if as_json:
@@ -40,6 +40,12 @@ def table(*headings: str, **options: Any) -> Table:
     for heading in headings:
         empty.add_column(heading, justify="left" if heading[:1].isupper() else "right")
     return empty
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values, a pair to a line that is never wrapped: digests are there to be copied."""
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 @contextmanager

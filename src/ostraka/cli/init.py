@@ -1,0 +1,130 @@
+"""`ostraka init` and `ostraka sign`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from ostraka.cli.output import Json, show
+from ostraka.config import MASKINGS
+from ostraka.services import federation_file, folder, measurement
+from ostraka.services.federation_file import charter_path, require_newer
+from ostraka.services.folder import Plan
+from ostraka.services.keys import read_identity
+
+_SIMULATED = (
+    "warning: this federation runs on a SIMULATED enclave, whose host can read all updates: "
+    "good for trying things out, and for nothing else"
+)
+
+
+def init(
+    target: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or an empty folder.")],
+    *,
+    clients: Annotated[int, typer.Option(help="Clients to enrol.")] = 12,
+    workers: Annotated[int, typer.Option(help="Workers to enrol.")] = 2,
+    f: Annotated[int, typer.Option("--f", help="How many clients may be Byzantine.")] = 3,
+    dimension: Annotated[
+        int | None, typer.Option(help="Values in an update; the first model is zero.")
+    ] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="First model, as safetensors; a small one unless given.")
+    ] = None,
+    masking: Annotated[
+        str,
+        typer.Option(click_type=click.Choice(MASKINGS), help="How updates are masked."),
+    ] = "exact",
+    no_simulation: Annotated[
+        bool, typer.Option("--no-simulation", help="Make no simulated platform.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a federation's folder for a first run.
+
+    It holds the config, its signed charter, a policy for clients, a key for every party, and a
+    simulated platform, so that everything can be tried on one machine. Every setting is in
+    federation.toml, with what it does beside it.
+
+    \b
+    Examples:
+      ostraka init first-run
+      ostraka init first-run --clients 20 --f 5 --workers 3 --dimension 100000
+      ostraka init hospitals --model model.safetensors --no-simulation --json
+    """
+    plan = Plan(clients, workers, f, masking, dimension, model, simulation=not no_simulation)
+    file = folder.create(target, plan, now=int(time.time()))
+    federation = file.federation()
+    simulated = plan.simulation
+    figures = {
+        "folder": str(target),
+        "clients": clients,
+        "workers": workers,
+        "f": f,
+        "dimension": federation.rules.dimension,
+        "revision": federation.revision,
+        "authority": federation.authority.hex(),
+        "config_digest": federation.digest().hex(),
+        "simulation": simulated,
+        "measurement": measurement.measure().digest.hex() if simulated else None,
+    }
+    show(
+        f"Made {target}: {clients} clients, of which {f} may be Byzantine, and {workers} workers.",
+        _contents(simulated),
+        f"Next: ostraka enclave run --config {file.path}{' --unsafe-simulate' * simulated}",
+        figures=figures,
+        as_json=as_json,
+    )
+    if simulated:
+        click.echo(_SIMULATED, err=True)
+
+
+def sign(
+    federation: Annotated[
+        Path, typer.Argument(metavar="FEDERATION", help="Such as federation.toml.")
+    ],
+    *,
+    key: Annotated[Path, typer.Option(help="The authority's key file.")],
+    as_json: Json = False,
+) -> None:
+    """Sign a federation's rules and roster again, after a change.
+
+    Writes the charter beside the file. A change under a revision that was signed before is
+    refused, because clients follow revisions upwards only. Settings of the operator's own, such
+    as deadlines and limits, need no new signature.
+
+    \b
+    Examples:
+      ostraka sign federation.toml --key keys/authority.key
+    """
+    file = federation_file.load(federation)
+    beside = charter_path(federation)
+    charter = federation_file.sign(file, read_identity(key))
+    before = federation_file.load_charter(beside).federation if beside.exists() else None
+    if before is not None:
+        require_newer(file, before)
+    federation_file.write_charter(beside, charter)
+    signed = charter.federation
+    figures = {
+        "charter": str(beside),
+        "revision": signed.revision,
+        "previous_revision": None if before is None else before.revision,
+        "changed": signed != before,
+        "config_digest": signed.digest().hex(),
+    }
+    words = f"Signed revision {signed.revision} of {file.about.name}, into {beside}."
+    same = "Rules and roster are those that were signed before." if signed == before else ""
+    show(words, *filter(None, [same]), figures=figures, as_json=as_json)
+
+
+def _contents(simulated: bool) -> str:
+    lines = [
+        "  federation.toml      rules, roster and settings; after a change: ostraka sign",
+        "  federation.charter   rules and roster, signed",
+        "  policy.toml          what clients accept as an enclave",
+        "  keys/                one private key each, to hand to its owner and to delete here",
+    ]
+    if simulated:
+        lines.append("  simulation/          a platform that only plays a TEE")
+    return "\n".join(lines)

@@ -1,0 +1,465 @@
+"""federation.toml: a federation's rules and roster, and how its enclave is run.
+
+The rules and the roster make up the `Federation`, which the authority signs as a charter and to
+which evidence is bound. The rest (deadlines, storage, limits, addresses) is the operator's own: it
+may change without a new revision.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ostraka import settings
+from ostraka.arrays import Float32
+from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
+from ostraka.core import leakage
+from ostraka.core.optimiser import FEDAVG, Optimiser
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED, Digest, Key, decode, encode
+from ostraka.errors import ConfigError, MalformedMessage
+from ostraka.messages import Charter
+from ostraka.services.model_file import read_manifest, read_model
+from ostraka.services.storage import atomic
+from ostraka.services.text_file import read_text
+from ostraka.settings import Document
+
+RULES = ("multi-krum",)
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
+_LONGEST_NAME = 64
+_MIB = 2**20
+_MESSAGE_OVERHEAD = 4096  # of a tile's message, generously
+_YEAR = 366 * 24 * 3600
+_MANY = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class About:
+    """[federation]: what it is called, and who decides about it.
+
+    name: for people and logs. revision: raise it by one with every change of the rules or the
+    roster. authority: the public key that signs. successors: identities of enclaves to which this
+    one may hand its sealed state.
+    """
+
+    name: str
+    authority: Key
+    revision: int = 1
+    successors: tuple[Digest, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (1 <= len(self.name) <= _LONGEST_NAME and self.name.isprintable()):
+            raise ConfigError(f"name is 1 to {_LONGEST_NAME} printable characters")
+        _require("revision", self.revision, 1, _MANY)
+
+
+@dataclass(frozen=True)
+class Model:
+    """[model]: what is trained. Just one of the two.
+
+    initial: a safetensors file with the first model. dimension: or so many values, all zero.
+    """
+
+    initial: str | None = None
+    dimension: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.initial is None) == (self.dimension is None):
+            raise ConfigError("[model] has either initial, a safetensors file, or dimension")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """[rules]: how updates are chosen and averaged. See `config.RoundConfig` for each.
+
+    tile: None for the largest that suits the number of clients, at most the default.
+    """
+
+    f: int
+    rule: str = RULES[0]
+    k: int | None = None
+    masking: str = "exact"
+    distances: str = "workers"
+    workers: int = 2
+    sketch: int | None = None
+    verify: bool = True
+    clip_norm: float | None = None
+    leakage_bits: float = leakage.DEFAULT_BITS
+    precision: float = 1e-3
+    tile: int | None = None
+    disclose_selection: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ConfigError(f"rule is {', '.join(RULES)}; got {self.rule!r}")
+        _require("f", self.f, 0, _MANY)
+        _require("leakage_bits", self.leakage_bits, 1e-30, 1e30)
+        _require("precision", self.precision, 1e-30, 1)
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """[rounds]: when a round opens, closes and is given up.
+
+    count: how many to run. quorum: updates without which a round does not close, None for 2f + 3.
+    deadline_s: seconds in which clients upload. extensions: how often the deadline is extended
+    while the quorum is missed; then the round is skipped. measure_s: seconds in which the workers
+    answer, in one attempt. linger_s: seconds to stay after the last round, for clients to fetch it.
+    """
+
+    count: int = 10
+    quorum: int | None = None
+    deadline_s: float = 600.0
+    extensions: int = 2
+    measure_s: float = 120.0
+    linger_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _require("count", self.count, 1, _MANY)
+        _require("deadline_s", self.deadline_s, 0.001, _YEAR)
+        _require("extensions", self.extensions, 0, 1000)
+        _require("measure_s", self.measure_s, 0.001, _YEAR)
+        _require("linger_s", self.linger_s, 0, _YEAR)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """[storage]: what the enclave keeps on disk.
+
+    folder: its own, for sealed state and the spool. spool_mib: the most that sealed updates and
+    masks take. keep_models: how many past models stay.
+    """
+
+    folder: str = "state"
+    spool_mib: int = 4096
+    keep_models: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.folder:
+            raise ConfigError("folder cannot be empty")
+        _require("spool_mib", self.spool_mib, 1, _MANY)
+        _require("keep_models", self.keep_models, 1, _MANY)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """[limits]: so that no peer can starve the others.
+
+    connections: open at a time. uploads: clients that send at a time; others wait. message_kib: the
+    largest single message. idle_s: a silent connection is closed after this. upload_s: the time for
+    one client's upload. requests_per_minute: from one peer.
+    """
+
+    connections: int = 1024
+    uploads: int = 64
+    message_kib: int = 4096
+    idle_s: float = 60.0
+    upload_s: float = 600.0
+    requests_per_minute: int = 600
+
+    def __post_init__(self) -> None:
+        _require("connections", self.connections, 1, 2**20)
+        _require("uploads", self.uploads, 1, 2**20)
+        _require("message_kib", self.message_kib, 8, 2**20)
+        _require("idle_s", self.idle_s, 0.001, _YEAR)
+        _require("upload_s", self.upload_s, 0.001, _YEAR)
+        _require("requests_per_minute", self.requests_per_minute, 1, _MANY)
+
+
+@dataclass(frozen=True)
+class Enclave:
+    """[enclave]: where it listens.
+
+    listen: for clients and workers, host:port. metrics: for Prometheus, host:port or absent.
+    threads: that open, mask and sum updates. tls_certificate, tls_key: PEM files, for TLS on top of
+    what is sealed anyway; both or neither.
+    """
+
+    listen: str = "127.0.0.1:7420"
+    metrics: str | None = None
+    threads: int = 2
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, address in (("listen", self.listen), ("metrics", self.metrics)):
+            match = _ADDRESS.fullmatch(address or "localhost:0")
+            if match is None or int(match[1]) >= 2**16:
+                raise ConfigError(f'{name} is host:port, such as "127.0.0.1:7420"; got {address!r}')
+        _require("threads", self.threads, 1, 256)
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ConfigError("tls_certificate and tls_key go together")
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """[[client]] or [[worker]]: a party's name and public key.
+
+    revoked: why it takes no part any more. Its key may never return.
+    """
+
+    name: str
+    key: Key
+    revoked: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"name is 1 to {_LONGEST_NAME} letters, digits, dots, underscores and hyphens; "
+                f"got {self.name[:80]!r}"
+            )
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The file's tables."""
+
+    federation: About
+    model: Model
+    rules: Rules
+    rounds: Rounds = field(default_factory=Rounds)
+    optimiser: Optimiser = FEDAVG
+    storage: Storage = field(default_factory=Storage)
+    limits: Limits = field(default_factory=Limits)
+    enclave: Enclave = field(default_factory=Enclave)
+    client: tuple[Enrolled, ...] = ()
+    worker: tuple[Enrolled, ...] = ()
+
+
+@dataclass(frozen=True)
+class FederationFile:
+    """A federation.toml that was read and found valid. Its paths are relative to its folder."""
+
+    path: Path
+    document: Document = field(repr=False, compare=False)
+    about: About
+    model: Model
+    manifest: Manifest
+    rules: Rules
+    rounds: Rounds
+    optimiser: Optimiser
+    storage: Storage
+    limits: Limits
+    enclave: Enclave
+    clients: tuple[Enrolled, ...]
+    workers: tuple[Enrolled, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+    @property
+    def state(self) -> Path:
+        """The enclave's own folder."""
+        return self.folder / self.storage.folder
+
+    @property
+    def quorum(self) -> int:
+        chosen = self.rounds.quorum
+        return 2 * self.rules.f + 3 if chosen is None else chosen
+
+    def federation(self) -> Federation:
+        """What the authority signs, and what evidence is bound to."""
+        clients, workers = _active(self.clients), _active(self.workers)
+        everyone = self.clients + self.workers
+        return Federation(
+            rules=self._round_config(len(clients)),
+            clients=clients,
+            workers=workers,
+            authority=self.about.authority,
+            revision=self.about.revision,
+            revoked=tuple(_member(each) for each in everyone if each.revoked is not None),
+            successors=self.about.successors,
+        )
+
+    def _round_config(self, clients: int) -> RoundConfig:
+        rules = self.rules
+        return RoundConfig(
+            manifest=self.manifest,
+            f=rules.f,
+            masking=rules.masking,
+            k=rules.k,
+            clip_norm=rules.clip_norm,
+            distances=rules.distances,
+            workers=rules.workers,
+            sketch=rules.sketch,
+            verify=rules.verify,
+            leakage_bits=rules.leakage_bits,
+            precision=rules.precision,
+            tile=default_tile(clients) if rules.tile is None else rules.tile,
+            disclose_selection=rules.disclose_selection,
+            optimiser=self.optimiser,
+        )
+
+    def tls(self) -> tuple[bytes, bytes] | None:
+        """The key and the certificate chain, as PEM. Raises ConfigError."""
+        if self.enclave.tls_key is None or self.enclave.tls_certificate is None:
+            return None
+        names = (self.enclave.tls_key, self.enclave.tls_certificate)
+        try:
+            key, certificate = ((self.folder / name).read_bytes() for name in names)
+        except OSError as failed:
+            raise ConfigError(f"TLS needs a key and a certificate: {failed}") from None
+        return key, certificate
+
+    def initial_model(self) -> tuple[Manifest, Float32]:
+        """The first global model (d,). Raises ConfigError if its file has changed its tensors."""
+        if self.model.initial is None:
+            return self.manifest, np.zeros(self.manifest.dimension, "<f4")
+        manifest, vector = read_model(self.folder / self.model.initial)
+        if manifest != self.manifest:
+            raise ConfigError(f"{self.model.initial} has other tensors than when it was first read")
+        return manifest, vector
+
+
+def load(path: Path) -> FederationFile:
+    """Read a federation.toml. Raises ConfigError with the file and the line at fault."""
+    document = settings.parse(read_text(path), str(path))
+    layout = document.read(_Layout)
+    _require_distinct(document, layout)
+    with document.blame("model.initial" if layout.model.initial else "model.dimension"):
+        manifest = _read_manifest(layout.model, path.parent)
+    file = FederationFile(
+        path=path,
+        document=document,
+        about=layout.federation,
+        model=layout.model,
+        manifest=manifest,
+        rules=layout.rules,
+        rounds=layout.rounds,
+        optimiser=layout.optimiser,
+        storage=layout.storage,
+        limits=layout.limits,
+        enclave=layout.enclave,
+        clients=layout.client,
+        workers=layout.worker,
+    )
+    with document.blame("rules"):
+        federation = file.federation()
+    _require_quorum(document, file, len(federation.clients))
+    _require_room(document, file, federation)
+    return file
+
+
+def charter_path(federation: Path) -> Path:
+    """Where the charter of a federation.toml is: beside it."""
+    return federation.with_suffix(".charter")
+
+
+def sign(file: FederationFile, authority: Identity) -> Charter:
+    """The charter of this file's federation. Raises ConfigError for another's key."""
+    federation = file.federation()
+    if authority.public != federation.authority:
+        raise ConfigError(
+            f"this is not the key of the authority that {file.path} names: "
+            f"its public key is {authority.public.hex()}"
+        )
+    return authority.sign(Charter(federation, UNSIGNED))
+
+
+def load_charter(path: Path) -> Charter:
+    """The charter in a file. Nothing is verified here. Raises ConfigError."""
+    try:
+        return decode(Charter, path.read_bytes())
+    except OSError as unreadable:
+        raise ConfigError(f"{path}: {unreadable.strerror}") from None
+    except MalformedMessage as malformed:
+        raise ConfigError(f"{path} is no charter: {malformed}") from None
+
+
+def write_charter(path: Path, charter: Charter) -> None:
+    """Replaces the file in one step: an enclave that starts meanwhile reads the old or the new."""
+    atomic.write(path, [encode(charter)], mode=0o644)
+
+
+def require_signed(file: FederationFile, charter: Charter) -> None:
+    """Raises ConfigError unless the charter is of just this file's federation."""
+    if charter.federation != file.federation():
+        raise ConfigError(
+            f"{file.path} is not what the authority signed: raise its revision and run "
+            f"`ostraka sign {file.path} --key KEY`, or undo the change"
+        )
+
+
+def require_newer(file: FederationFile, signed: Federation) -> None:
+    """Raises ConfigError unless this file may follow what was signed before, or is just that.
+
+    Clients follow revisions upwards only, and two federations of one revision would divide them.
+    """
+    federation = file.federation()
+    if federation == signed:
+        return
+    if federation.revision <= signed.revision:
+        raise file.document.error(
+            "federation.revision",
+            f"the rules or the roster have changed since revision {signed.revision} was signed: "
+            f"write revision = {signed.revision + 1}",
+        )
+    for member in signed.revoked:
+        if member not in federation.revoked:
+            raise file.document.error(
+                "client", f"{member.name!r} was revoked, and must stay in the file as revoked"
+            )
+
+
+def _read_manifest(model: Model, folder: Path) -> Manifest:
+    if model.initial is not None:
+        return read_manifest(folder / model.initial)
+    return Manifest.flat(model.dimension or 0)
+
+
+def _active(enrolled: tuple[Enrolled, ...]) -> tuple[Member, ...]:
+    return tuple(_member(each) for each in enrolled if each.revoked is None)
+
+
+def _member(enrolled: Enrolled) -> Member:
+    return Member(enrolled.name, enrolled.key)
+
+
+def _require(what: str, value: float, least: float, most: float) -> None:
+    """Written as a positive condition, so that a NaN fails."""
+    if not least <= value <= most:
+        raise ConfigError(f"{what} is {least} to {most}; got {value}")
+
+
+def _require_distinct(document: Document, layout: _Layout) -> None:
+    """The enrolled are compared here, too, because only here their lines are known."""
+    owners: dict[tuple[str, str | bytes], str] = {}
+    for table, members in (("client", layout.client), ("worker", layout.worker)):
+        for i, member in enumerate(members):
+            for taken in (("name", member.name), ("key", member.key)):
+                if taken in owners:
+                    what = f"{owners[taken]} has the same {taken[0]}; every party needs its own"
+                    raise document.error(f"{table}[{i}].{taken[0]}", what)
+                owners[taken] = f"{table} {member.name!r}"
+
+
+def _require_quorum(document: Document, file: FederationFile, clients: int) -> None:
+    least = 2 * file.rules.f + 3
+    if not least <= file.quorum <= clients:
+        raise document.error(
+            "rounds.quorum",
+            f"rounds.quorum is 2f + 3 = {least} to {clients}, the number of clients; "
+            f"got {file.quorum}",
+        )
+
+
+def _require_room(document: Document, file: FederationFile, federation: Federation) -> None:
+    rules, clients = federation.rules, len(federation.clients)
+    round_mib = -(-clients * 4 * rules.dimension // _MIB)
+    if file.storage.spool_mib < round_mib:
+        raise document.error(
+            "storage.spool_mib",
+            f"storage.spool_mib must hold a round: {clients} updates of {rules.dimension} values "
+            f"take {round_mib}; got {file.storage.spool_mib}",
+        )
+    message_kib = -(-(4 * rules.tile + _MESSAGE_OVERHEAD) // 1024)
+    if file.limits.message_kib < message_kib:
+        raise document.error(
+            "limits.message_kib",
+            f"limits.message_kib must hold a tile of {rules.tile} values: "
+            f"{message_kib}; got {file.limits.message_kib}",
+        )

@@ -1,0 +1,207 @@
+"""A federation's folder for a first run: config, charter, policy and keys, all of one machine.
+
+    federation.toml         rules and roster
+    federation.charter      the same, signed by the authority
+    policy.toml             what clients accept as an enclave
+    model.safetensors       the first model, unless it is zero
+    keys/authority.key      signs every change of the rules and the roster
+    keys/client-1.key ...   one for each client and each worker
+    simulation/             a platform that only plays a TEE, and what it says of itself
+
+In earnest every party makes its own key (`ostraka client enrol`), and nobody else has it.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ostraka.arrays import Float32
+from ostraka.attestation import policy_file
+from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.config import (
+    MAX_WORKERS,
+    MIN_WORKERS,
+    Federation,
+    Manifest,
+    Member,
+    RoundConfig,
+    Tensor,
+    default_tile,
+)
+from ostraka.crypto.hpke import Entropy
+from ostraka.crypto.identity import Identity
+from ostraka.errors import ConfigError
+from ostraka.services import federation_file, measurement
+from ostraka.services.federation_file import FederationFile, charter_path
+from ostraka.services.keys import write_identity
+from ostraka.services.model_file import read_model
+from ostraka.services.platform.simulated import save_platform
+from ostraka.services.storage.models import export
+from ostraka.services.templates import federation_toml, policy_toml
+
+FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"
+KEYS, AUTHORITY = "keys", "authority"
+SIMULATION, PLATFORM, COLLATERAL = "simulation", "platform.json", "collateral.json"
+
+# A linear classifier of the 8 x 8 digits, small enough for any machine.
+_EXAMPLE = Manifest((Tensor("bias", (10,)), Tensor("weight", (10, 64))))
+_SEED = 32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to make.
+
+    dimension: values of an update that starts at zero. model: or a safetensors file to start from.
+    With neither, an example model is made.
+    """
+
+    clients: int = 12
+    workers: int = 2
+    f: int = 3
+    masking: str = "exact"
+    dimension: int | None = None
+    model: Path | None = None
+    simulation: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dimension is not None and self.model is not None:
+            raise ConfigError(
+                "a model starts from --dimension zeros or from --model, not from both"
+            )
+        if min(self.clients, self.workers) < 0:
+            raise ConfigError("there cannot be fewer than no clients and no workers")
+
+    @property
+    def working(self) -> int:
+        """Workers of one round; more are spares. Gaussian masking is for two."""
+        most = MIN_WORKERS if self.masking == "gaussian" else MAX_WORKERS
+        return min(max(MIN_WORKERS, self.workers), most)
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Of clients and of workers."""
+        return (
+            [f"client-{i}" for i in range(1, self.clients + 1)],
+            [f"worker-{i}" for i in range(1, self.workers + 1)],
+        )
+
+
+def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom) -> FederationFile:
+    """Make the folder, as a whole or not at all. Raises ConfigError.
+
+    now: seconds since 1970, from when a simulated platform's certificates are valid.
+    """
+    _require_free(folder)
+    model = _model(plan)
+    _rehearse(plan, model)
+    with _whole(folder) as partial:
+        clients, workers, authority = _write_keys(partial / KEYS, plan, entropy)
+        if model is not None:
+            export(partial / MODEL, *model)
+        text = federation_toml(
+            name=_federation_name(folder),
+            authority=authority.public,
+            model=f"dimension = {plan.dimension}" if model is None else f'initial = "{MODEL}"',
+            f=plan.f,
+            masking=plan.masking,
+            working=plan.working,
+            clients=clients,
+            workers=workers,
+        )
+        (partial / FEDERATION).write_text(text, "utf-8")
+        file = federation_file.load(partial / FEDERATION)
+        charter = federation_file.sign(file, authority)
+        federation_file.write_charter(charter_path(file.path), charter)
+        simulated = (
+            _write_simulation(partial / SIMULATION, now, entropy) if plan.simulation else None
+        )
+        policy = policy_toml(
+            authority=authority.public,
+            workers=workers,
+            masking=plan.masking,
+            simulation=simulated,
+        )
+        policy_file.parse(policy, POLICY)
+        (partial / POLICY).write_text(policy, "utf-8")
+    return federation_file.load(folder / FEDERATION)
+
+
+def _require_free(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty: nothing in it is touched; name a new folder")
+
+
+def _model(plan: Plan) -> tuple[Manifest, Float32] | None:
+    if plan.model is not None:
+        return read_model(plan.model)
+    if plan.dimension is None:
+        return _EXAMPLE, np.zeros(_EXAMPLE.dimension, "<f4")
+    return None
+
+
+def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
+    """Refuse what cannot work before anything is written, in words without a file in them."""
+    manifest = Manifest.flat(plan.dimension or 0) if model is None else model[0]
+    rules = RoundConfig(
+        manifest,
+        f=plan.f,
+        masking=plan.masking,
+        workers=plan.working,
+        tile=default_tile(plan.clients),
+    )
+    names = [name for each in plan.names() for name in each]
+    members = tuple(Member(name, bytes(28) + i.to_bytes(4)) for i, name in enumerate(names))
+    Federation(rules, members[: plan.clients], members[plan.clients :], authority=bytes(32))
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder beside this one that takes its place at the end, or is gone."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        partial.mkdir(parents=True)
+    except OSError as failure:
+        raise ConfigError(f"{partial} cannot be made: {failure.strerror}") from None
+    try:
+        yield partial
+        partial.rename(folder)
+    except OSError as failure:
+        raise ConfigError(f"{folder} cannot be made: {failure.strerror}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _federation_name(folder: Path) -> str:
+    name = folder.resolve().name
+    return name if re.fullmatch(r"[\w.-]{1,64}", name) else "federation"
+
+
+def _write_keys(
+    folder: Path, plan: Plan, entropy: Entropy
+) -> tuple[list[Member], list[Member], Identity]:
+    folder.mkdir(mode=0o700)
+
+    def enrol(names: list[str]) -> list[Member]:
+        paths = {name: folder / f"{name}.key" for name in names}
+        return [Member(name, write_identity(paths[name], name, entropy).public) for name in names]
+
+    clients, workers = plan.names()
+    authority = write_identity(folder / f"{AUTHORITY}.key", "the federation's authority", entropy)
+    return enrol(clients), enrol(workers), authority
+
+
+def _write_simulation(folder: Path, now: int, entropy: Entropy) -> tuple[bytes, bytes]:
+    """The root to believe in, and the measurement to expect under it."""
+    folder.mkdir(mode=0o700)
+    platform = UnsafeSimulatedPlatform(entropy(_SEED), issued=now)
+    save_platform(folder / PLATFORM, platform)
+    (folder / COLLATERAL).write_bytes(platform.collateral())
+    return platform.root_digest, measurement.measure().digest

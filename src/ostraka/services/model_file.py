@@ -1,0 +1,76 @@
+"""Models as safetensors: named float32 tensors in a file, one vector in a federation."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from ostraka.arrays import Float32
+from ostraka.config import Manifest, Tensor
+from ostraka.errors import ConfigError
+
+_FLOAT32 = "F32"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The tensors of a file, in the order in which it holds them. Raises ConfigError."""
+    try:
+        with _opened(path) as file:
+            return _manifest(path, file)
+    except (OSError, SafetensorError) as unreadable:
+        raise _unreadable(path, unreadable) from None
+
+
+def read_model(path: Path) -> tuple[Manifest, Float32]:
+    """The same, and their values end to end (d,). Raises ConfigError."""
+    try:
+        with _opened(path) as file:
+            manifest = _manifest(path, file)
+            vector = np.empty(manifest.dimension, "<f4")
+            at = 0
+            for tensor in manifest.tensors:
+                size = math.prod(tensor.shape)
+                vector[at : at + size] = file.get_tensor(tensor.name).reshape(-1)
+                at += size
+    except (OSError, SafetensorError) as unreadable:
+        raise _unreadable(path, unreadable) from None
+    if not np.isfinite(vector).all():
+        raise ConfigError(f"{path} holds a NaN or an infinity")
+    return manifest, vector
+
+
+def named_tensors(manifest: Manifest, vector: Float32) -> dict[str, Float32]:
+    """Views of a model (d,), by name."""
+    tensors, at = {}, 0
+    for tensor in manifest.tensors:
+        size = math.prod(tensor.shape)
+        tensors[tensor.name] = vector[at : at + size].reshape(tensor.shape)
+        at += size
+    return tensors
+
+
+def _opened(path: Path) -> Any:
+    return safe_open(path, framework="numpy")
+
+
+def _manifest(path: Path, file: Any) -> Manifest:
+    """By offset, as the file has them: that is a writer's choice, and the same for every reader."""
+    tensors = []
+    for name in file.offset_keys():
+        described = file.get_slice(name)
+        if described.get_dtype() != _FLOAT32:
+            raise ConfigError(
+                f"{path}: tensor {name!r} is {described.get_dtype()}, and updates are float32 "
+                f"({_FLOAT32}): convert it, or leave it out if it stays with each client"
+            )
+        tensors.append(Tensor(name, tuple(described.get_shape())))
+    try:
+        return Manifest(tuple(tensors))
+    except ConfigError as invalid:
+        raise ConfigError(f"{path}: {invalid}") from None
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{path} cannot be read as safetensors: {error}")

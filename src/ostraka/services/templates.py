@@ -1,0 +1,200 @@
+"""The files that `ostraka init` writes: every setting is there, with what it does beside it."""
+
+import re
+from collections.abc import Sequence
+
+from ostraka.attestation.listed import toml_line
+from ostraka.config import Member
+
+_COLUMN = 28
+_COMMENTED = re.compile(r"^((?:# )?\w+ = .*  )(# .+)$", re.MULTILINE)
+
+_FEDERATION = """\
+# A federation of Ostraka. Rules and roster are signed by the authority: after every change of
+# [federation], [model], [rules], [optimiser], [[client]] or [[worker]], raise the revision and run
+#   ostraka sign federation.toml --key keys/authority.key
+# Everything else is the operator's own and needs no signature. Paths are relative to this file.
+
+[federation]
+name = "{name}"
+revision = 1
+authority = "{authority}"  # public key
+successors = []  # identities of enclaves that may take over this one's sealed state
+
+[model]
+{model}
+
+[rules]
+rule = "multi-krum"
+f = {f}  # how many clients may be Byzantine; there must be 2f + 3 or more
+# k = {k}  # updates that are averaged; all but f unless given
+masking = "{masking}"  # exact, gaussian (the paper's, which leaks) or none
+distances = "workers"  # who measures them: workers, or inside the enclave
+workers = {workers}  # that take part in a round, 2 to 7; half of them may collude
+# sketch = 16384  # measure distances on so many columns, for speed
+verify = true  # check the workers' answers
+# clip_norm = 1.0  # longer updates are scaled down; by the median norm unless given
+leakage_bits = 0.001  # gaussian only: what one worker may learn of one update
+precision = 0.001  # gaussian only: the largest error of a squared distance
+# tile = 16384  # values that are sealed at a time; chosen by itself unless given
+disclose_selection = false  # true: receipts say whose updates were averaged
+
+[rounds]
+count = 10
+# quorum = {quorum}  # updates without which a round does not close; 2f + 3 unless given
+deadline_s = 600  # seconds in which clients upload
+extensions = 2  # of the deadline while the quorum is missed; then the round is skipped
+measure_s = 120  # seconds in which the workers answer, in one attempt
+linger_s = 60  # seconds to stay after the last round, for clients to fetch it
+
+[optimiser]
+kind = "fedavg"  # fedavg, sgd (with momentum) or fedadam
+learning_rate = 1.0
+momentum = 0.9  # sgd only
+beta1 = 0.9  # fedadam only, and so are the next two
+beta2 = 0.99
+epsilon = 0.001
+
+[storage]
+folder = "state"  # sealed state and the spool
+spool_mib = 4096  # the most that sealed updates and masks take
+keep_models = 3  # past models that stay
+
+[limits]
+connections = 1024  # open at a time
+uploads = 64  # clients that send at a time; others wait
+message_kib = 4096  # the largest single message
+idle_s = 60  # seconds after which a silent connection is closed
+upload_s = 600  # seconds for one client's upload
+requests_per_minute = 600  # from one peer
+
+[enclave]
+listen = "127.0.0.1:7420"  # host:port, for clients and workers
+# metrics = "127.0.0.1:7421"  # host:port, for Prometheus; none unless given
+threads = 2  # that open, mask and sum updates
+# tls_certificate = "tls.pem"  # for TLS on top of what is sealed anyway
+# tls_key = "tls.key"
+
+# To revoke a client or a worker, leave its lines and add: revoked = "why"
+"""
+
+_POLICY = """\
+# What a client accepts as an enclave. Nothing is accepted that is not listed here.
+# Give this file to every client, over a channel that the host of the enclave does not control.
+
+version = 1
+evidence = [{evidence}]  # sgx, tdx, snp, nitro, simulation
+clock_skew_s = 300  # seconds that clocks may differ by
+{simulation_flag}
+[federation]
+authority = "{authority}"
+workers = [
+{workers}]
+maskings = [{maskings}]  # gaussian leaks, so it must be asked for
+{sections}"""
+
+_SIMULATION_FLAG = """
+# SIMULATION: the enclave proves itself by a key that lies on an ordinary disk. Whoever reads
+# simulation/platform.json can make evidence for any code, and the host of the enclave can read all
+# updates. For trying things out only: with a real enclave, delete this line and [simulation].
+insecure_allow_simulation = true
+"""
+
+_SIMULATION = """
+[simulation]
+{root}
+{mrenclave}
+collateral = "simulation/collateral.json"
+"""
+
+_SECTIONS = """
+# Take the section of your platform out of the comment, and list what you expect of it. What an
+# enclave shows is printed by: ostraka attest show EVIDENCE
+#
+# [sgx]
+# mrenclave = []  # of the code itself; ostraka's docs/attestation.md says how to get it
+# mrsigner = []  # or of who signs it, with isv_prod_id and min_isv_svn
+# min_isv_svn = 0
+# allow = []  # such as "SWHardeningNeeded"
+# collateral = "sgx-collateral.json"  # Intel's data on the platform: a path, or the URL of a PCCS
+#
+# [tdx]
+# mrtd = []
+# rtmr1 = []
+# rtmr2 = []
+# allow = []
+# collateral = "tdx-collateral.json"
+#
+# [snp]
+# measurement = []
+# chip_ids = []  # only these machines, if any are listed
+# min_tcb = { bootloader = 0, tee = 0, snp = 0, microcode = 0 }
+# allow = []
+# certificates = "snp-certificates.pem"
+#
+# [nitro]
+# pcr0 = []
+"""
+
+
+def federation_toml(
+    *,
+    name: str,
+    authority: bytes,
+    model: str,
+    f: int,
+    masking: str,
+    working: int,
+    clients: Sequence[Member],
+    workers: Sequence[Member],
+) -> str:
+    """model: the one line of [model]. working: how many of the workers take part in a round."""
+    head = _FEDERATION.format(
+        name=name,
+        authority=authority.hex(),
+        model=model,
+        f=f,
+        k=len(clients) - f,
+        masking=masking,
+        workers=working,
+        quorum=2 * f + 3,
+    )
+    enrolled = [member_lines("client", each) for each in clients]
+    enrolled += [member_lines("worker", each) for each in workers]
+    return _aligned(head) + "".join(f"\n{lines}" for lines in enrolled)
+
+
+def member_lines(table: str, member: Member) -> str:
+    """The lines by which a client or a worker is enrolled."""
+    return f'[[{table}]]\nname = "{member.name}"\nkey = "{member.key.hex()}"\n'
+
+
+def policy_toml(
+    *,
+    authority: bytes,
+    workers: Sequence[Member],
+    masking: str,
+    simulation: tuple[bytes, bytes] | None,
+) -> str:
+    """simulation: the simulated platform's root and the measurement to expect, if it is allowed."""
+    flag = section = ""
+    if simulation is not None:
+        root, mrenclave = simulation
+        flag = _SIMULATION_FLAG
+        section = _SIMULATION.format(
+            root=toml_line("root", (root,)), mrenclave=toml_line("mrenclave", (mrenclave,))
+        )
+    text = _POLICY.format(
+        evidence='"simulation"' if simulation else "",
+        simulation_flag=flag,
+        authority=authority.hex(),
+        workers="".join(f'    "{each.key.hex()}",  # {each.name}\n' for each in workers),
+        maskings=f'"{masking}"',
+        sections=section + _SECTIONS,
+    )
+    return _aligned(text)
+
+
+def _aligned(text: str) -> str:
+    """Comments after settings start in one column, whatever was filled in before them."""
+    return _COMMENTED.sub(lambda match: f"{match[1]:<{_COLUMN}}{match[2]}", text)

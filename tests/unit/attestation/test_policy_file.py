@@ -1,0 +1,252 @@
+"""policy.toml: what is read, what is refused, and that nothing is allowed by being left out."""
+
+import contextlib
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.attestation import dcap, snp
+from ostraka.attestation.policy import (
+    FederationPolicy,
+    NitroPolicy,
+    Policy,
+    SgxPolicy,
+    SimulationPolicy,
+    SnpPolicy,
+    SnpTcb,
+    TdxPolicy,
+)
+from ostraka.attestation.policy_file import parse
+from ostraka.errors import ConfigError
+
+
+def hexed(byte, size):
+    return bytes([byte]).hex() * size
+
+
+COMPLETE = f"""\
+version = 1
+evidence = ["sgx", "tdx", "snp", "nitro", "simulation"]
+clock_skew_s = 60
+insecure_allow_simulation = true
+
+[federation]
+authority = "{hexed(1, 32)}"
+workers = ["{hexed(2, 32)}", "{hexed(3, 32)}"]
+maskings = ["exact", "gaussian"]
+
+[sgx]
+mrenclave = ["{hexed(4, 32)}"]
+mrsigner = ["{hexed(5, 32)}"]
+isv_prod_id = 6
+min_isv_svn = 7
+allow = ["{dcap.ALLOWANCES[0]}"]
+collateral = "sgx.json"
+
+[tdx]
+mrtd = ["{hexed(8, 48)}"]
+rtmr0 = ["{hexed(9, 48)}"]
+rtmr1 = ["{hexed(10, 48)}"]
+rtmr2 = ["{hexed(11, 48)}"]
+rtmr3 = ["{hexed(12, 48)}"]
+allow = ["{dcap.ALLOWANCES[-1]}"]
+collateral = "https://pccs.example"
+
+[snp]
+measurement = ["{hexed(13, 48)}"]
+chip_ids = ["{hexed(14, 64)}"]
+min_tcb = {{ bootloader = 1, tee = 2, snp = 3, microcode = 4 }}
+allow = ["{snp.ALLOWANCES[0]}"]
+certificates = "snp.pem"
+
+[nitro]
+pcr0 = ["{hexed(15, 48)}"]
+pcr8 = ["{hexed(16, 48)}"]
+
+[simulation]
+root = ["{hexed(17, 32)}"]
+mrenclave = ["{hexed(18, 32)}"]
+mrsigner = ["{hexed(19, 32)}"]
+isv_prod_id = 1
+min_isv_svn = 2
+allow = []
+collateral = "simulation/collateral.json"
+"""
+
+
+def b(byte, size):
+    return (bytes([byte]) * size,)
+
+
+def test_a_complete_policy_is_read():
+    assert parse(COMPLETE, "policy.toml") == Policy(
+        evidence=("sgx", "tdx", "snp", "nitro", "simulation"),
+        federation=FederationPolicy(
+            bytes([1]) * 32, b(2, 32) + b(3, 32), maskings=("exact", "gaussian")
+        ),
+        clock_skew=60,
+        insecure_allow_simulation=True,
+        sgx=SgxPolicy(b(4, 32), b(5, 32), 6, 7, (dcap.ALLOWANCES[0],), "sgx.json"),
+        tdx=TdxPolicy(
+            b(8, 48),
+            b(9, 48),
+            b(10, 48),
+            b(11, 48),
+            b(12, 48),
+            allow=(dcap.ALLOWANCES[-1],),
+            collateral="https://pccs.example",
+        ),
+        snp=SnpPolicy(
+            b(13, 48), b(14, 64), SnpTcb(1, 2, 3, 4), (snp.ALLOWANCES[0],), certificates="snp.pem"
+        ),
+        nitro=NitroPolicy(pcr0=b(15, 48), pcr8=b(16, 48)),
+        simulation=SimulationPolicy(
+            b(17, 32), b(18, 32), b(19, 32), 1, 2, collateral="simulation/collateral.json"
+        ),
+    )
+
+
+def test_the_shortest_policy_is_the_empty_one_and_that_refuses_all():
+    policy = parse("version = 1", "policy.toml")
+    assert policy == Policy()
+    assert policy.evidence == ()
+    assert policy.federation.authority is None
+    assert not policy.insecure_allow_simulation
+    assert "gaussian" not in policy.federation.maskings
+
+
+def test_every_named_allowance_can_be_written():
+    for table, names in (("sgx", dcap.ALLOWANCES), ("snp", snp.ALLOWANCES)):
+        listed = ", ".join(f'"{name}"' for name in names)
+        policy = parse(f"version = 1\n[{table}]\nallow = [{listed}]", "p")
+        assert getattr(policy, table).allow == tuple(names)
+
+
+V = "version = 1\n"
+REFUSED = {
+    "no version": ("", "p.toml: version is missing"),
+    "another version": ("version = 2", "p.toml, line 1: version 2 is not known"),
+    "evidence that is not there": (
+        V + 'evidence = [\n "tdx",\n "txd"]',
+        "p.toml, line 4: evidence has sgx, tdx, snp, nitro, simulation; got 'txd'",
+    ),
+    "a masking that is not there": (
+        V + '[federation]\nmaskings = ["exakt"]',
+        "p.toml, line 3: federation.maskings has exact, gaussian, none; got 'exakt'",
+    ),
+    "a masking as a text": (
+        V + '[federation]\nmaskings = "exact"',
+        'p.toml, line 3: federation.maskings is a list; got "exact"',
+    ),
+    "an authority of another length": (
+        V + '[federation]\nauthority = "00"',
+        "p.toml, line 3: federation.authority has 64 hex digits each; got 2",
+    ),
+    "an empty authority": (
+        V + '[federation]\nauthority = ""',
+        "p.toml, line 3: federation.authority has 64 hex digits each; got 0",
+    ),
+    "a worker's key of another length": (
+        V + f'[federation]\nworkers = [\n "{hexed(1, 32)}",\n "{hexed(1, 33)}",\n]',
+        "p.toml, line 5: federation.workers has 64 hex digits each; got 66",
+    ),
+    "an MRTD of an MRENCLAVE's length": (
+        V + f'[tdx]\nmrtd = ["{hexed(1, 32)}"]',
+        "p.toml, line 3: tdx.mrtd has 96 hex digits each; got 64",
+    ),
+    "an MRENCLAVE that is empty": (
+        V + '[sgx]\nmrenclave = [""]',
+        "p.toml, line 3: sgx.mrenclave has 64 hex digits each; got 0",
+    ),
+    "a chip id of another length": (
+        V + f'[snp]\nchip_ids = ["{hexed(1, 48)}"]',
+        "p.toml, line 3: snp.chip_ids has 128 hex digits each; got 96",
+    ),
+    "a PCR of another length": (
+        V + '[nitro]\npcr8 = ["00"]',
+        "p.toml, line 3: nitro.pcr8 has 96 hex digits each; got 2",
+    ),
+    "a simulated root of another length": (
+        V + '[simulation]\nroot = ["00"]',
+        "p.toml, line 3: simulation.root has 64 hex digits each; got 2",
+    ),
+    "a PCR that no policy knows": (
+        V + "[nitro]\npcr5 = []",
+        "p.toml, line 3: nitro.pcr5 is not known; did you mean pcr",
+    ),
+    "an allowance that is not there": (
+        V + '[sgx]\nmin_isv_svn = 0\nallow = ["Everything"]',
+        "p.toml, line 4: cannot allow Everything",
+    ),
+    "a revoked platform": (V + '[tdx]\nallow = ["Revoked"]', "p.toml, line 3: cannot allow"),
+    "SGX's allowance for SNP": (
+        V + f'[snp]\nallow = ["{dcap.ALLOWANCES[0]}"]',
+        "p.toml, line 3: [snp] allow: ",
+    ),
+    "a simulated allowance that is not there": (
+        V + '[simulation]\nallow = ["x"]',
+        "p.toml, line 3: cannot allow x",
+    ),
+    "a version below zero": (
+        V + "[sgx]\nmin_isv_svn = -1",
+        "p.toml, line 3: sgx.min_isv_svn cannot be negative; got -1",
+    ),
+    "a TCB below zero": (
+        V + "[snp]\nmin_tcb = { tee = -1 }",
+        "p.toml, line 3: snp.min_tcb.tee cannot be negative; got -1",
+    ),
+    "a part of a TCB that is not there": (
+        V + "[snp]\nmin_tcb = { microcod = 1 }",
+        "p.toml, line 3: snp.min_tcb.microcod is not known; did you mean microcode?",
+    ),
+    "clocks that differ by a negative time": (
+        V + "clock_skew_s = -1",
+        "p.toml, line 2: clock_skew_s is 0 to 86400; got -1",
+    ),
+    "clocks that may show anything": (V + "clock_skew_s = 99999999", "p.toml, line 2: clock_skew"),
+    "simulation allowed by a word": (
+        V + 'insecure_allow_simulation = "yes"',
+        'p.toml, line 2: insecure_allow_simulation is true or false; got "yes"',
+    ),
+    "simulation allowed under a misspelt name": (
+        V + "insecure_allow_simulations = true",
+        "p.toml, line 2: insecure_allow_simulations is not known; "
+        "did you mean insecure_allow_simulation?",
+    ),
+    "simulation allowed in the wrong table": (
+        V + "[simulation]\ninsecure_allow_simulation = true",
+        "p.toml, line 3: simulation.insecure_allow_simulation is not known",
+    ),
+    "AMD's certificates from a service": (
+        V + '[snp]\ncertificates = "https://amd.example"',
+        "p.toml, line 3: snp.certificates is a path, not a URL",
+    ),
+    "no TOML": ("version = 1\nevidence = [", "p.toml, line 2: "),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_meant_is_refused_with_its_line(text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+        parse(text, "p.toml")
+    assert str(refused.value).startswith(message)
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_as_a_config_error(text):
+    with contextlib.suppress(ConfigError):
+        parse(text, "p")
+
+
+VALUES = st.sampled_from(["0", "-1", "true", "nan", "''", "'00'", "[]", "[1]", "['00']", "{}"])
+SETTINGS = [i for i, line in enumerate(COMPLETE.splitlines()) if " = " in line]
+
+
+@given(st.sampled_from(SETTINGS), VALUES)
+def test_any_value_for_any_setting_is_read_or_refused_as_a_config_error(at, value):
+    lines = COMPLETE.splitlines()
+    lines[at] = f"{lines[at].split(' = ')[0]} = {value}"
+    with contextlib.suppress(ConfigError):
+        parse("\n".join(lines), "p")

@@ -1,0 +1,205 @@
+"""`ostraka init`, `sign` and `client enrol`: from nothing to a signed federation, and on."""
+
+import json
+import shlex
+import stat
+
+import pytest
+from typer.testing import CliRunner
+
+from ostraka.cli import app
+from ostraka.crypto.identity import check_signature
+from ostraka.services import federation_file
+from ostraka.services.keys import read_identity, write_identity
+
+
+def run(line):
+    return CliRunner().invoke(app, shlex.split(line), prog_name="ostraka")
+
+
+def last_line_only(result):
+    (line,) = result.stdout.splitlines()
+    return json.loads(line)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("init fed --clients 5 --f 1 --dimension 100").exit_code == 0
+    return tmp_path / "fed"
+
+
+def change(folder, old, new):
+    path = folder / "federation.toml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def sign(*more):
+    return run(" ".join(["sign fed/federation.toml --key fed/keys/authority.key", *more]))
+
+
+def test_init_makes_a_federation_that_loads_and_says_what_is_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("init fed")
+    assert result.exit_code == 0
+    assert "12 clients, of which 3 may be Byzantine, and 2 workers" in result.stdout
+    assert "ostraka enclave run --config fed/federation.toml --unsafe-simulate" in result.stdout
+    assert "SIMULATED" in result.stderr
+    assert federation_file.load(tmp_path / "fed" / "federation.toml").about.name == "fed"
+
+
+def test_init_prints_one_object_and_everything_else_on_stderr(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("init fed --clients 9 --workers 3 --masking exact --json")
+    figures = last_line_only(result)
+    federation = federation_file.load(tmp_path / "fed" / "federation.toml").federation()
+    assert figures["config_digest"] == federation.digest().hex()
+    assert figures["authority"] == federation.authority.hex()
+    assert (figures["clients"], figures["workers"], figures["f"]) == (9, 3, 3)
+    assert "Made fed" in result.stderr
+
+
+def test_init_without_simulation_warns_of_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("init fed --no-simulation")
+    assert result.stderr == ""
+    assert "unsafe" not in result.stdout
+    assert last_line_only(run("init other --no-simulation --json"))["measurement"] is None
+
+
+MISTAKES = {
+    "a folder that is in use": ("init fed", "fed is not empty"),
+    "too many attackers": ("init new --f 6", "needs n >= 2f + 3 clients; got n=12, f=6"),
+    "a masking that is not there": ("init new --masking tape", "'exact', 'gaussian', 'none'"),
+    "two models": ("init new --dimension 3 --model m", "not from both"),
+    "a model that is not there": ("init new --model m.safetensors", "cannot be read"),
+    "no folder": ("init", "Missing argument 'FOLDER'"),
+    "no key": ("sign fed/federation.toml", "Missing option '--key'"),
+    "no federation": ("sign other.toml --key fed/keys/authority.key", "other.toml: No such file"),
+    "another's key": (
+        "sign fed/federation.toml --key fed/keys/client-1.key",
+        "not the key of the authority",
+    ),
+    "a name that no federation takes": ("client enrol --name 'a b'", "letters, digits, dots"),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_explained_and_exit_with_2(line, message, folder):
+    result = run(line)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert not (folder.parent / "new").exists()
+    assert not list(folder.parent.glob("*.key"))
+
+
+def test_signing_again_without_a_change_is_fine_and_says_so(folder):
+    before = (folder / "federation.charter").read_bytes()
+    result = sign()
+    assert result.exit_code == 0
+    assert "those that were signed before" in result.stdout
+    assert (folder / "federation.charter").read_bytes() == before
+
+
+def test_a_change_under_a_signed_revision_is_refused_with_the_line_to_change(folder):
+    before = (folder / "federation.charter").read_bytes()
+    change(folder, "disclose_selection = false", "disclose_selection = true")
+    result = sign()
+    assert result.exit_code == 2
+    line = (folder / "federation.toml").read_text().splitlines().index("revision = 1") + 1
+    assert f"fed/federation.toml, line {line}: " in result.stderr
+    assert "write revision = 2" in result.stderr
+    assert (folder / "federation.charter").read_bytes() == before
+
+
+def test_a_raised_revision_is_signed(folder):
+    change(folder, "disclose_selection = false", "disclose_selection = true")
+    change(folder, "revision = 1", "revision = 2")
+    figures = last_line_only(sign("--json"))
+    assert (figures["revision"], figures["previous_revision"]) == (2, 1)
+    assert figures["changed"] is True
+    charter = federation_file.load_charter(folder / "federation.charter")
+    assert charter.federation.rules.disclose_selection
+    check_signature(charter, charter.federation.authority)
+
+
+def test_a_first_charter_has_no_revision_before_it(folder):
+    (folder / "federation.charter").unlink()
+    figures = last_line_only(sign("--json"))
+    assert figures["previous_revision"] is None
+
+
+def test_settings_of_the_operator_need_no_new_revision(folder):
+    change(folder, "deadline_s = 600", "deadline_s = 60")
+    assert "those that were signed before" in sign().stdout
+
+
+def test_a_key_that_others_can_read_is_not_used(folder):
+    (folder / "keys" / "authority.key").chmod(0o644)
+    result = sign()
+    assert result.exit_code == 1
+    assert "chmod 600" in result.stderr
+
+
+def test_enrolling_a_client_from_key_to_charter(folder):
+    enrolled = run("client enrol --name hospital-a --out hospital-a.key")
+    assert enrolled.exit_code == 0
+    path = folder.parent / "hospital-a.key"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "hospital-a.key" in enrolled.stderr
+
+    config = folder / "federation.toml"
+    config.write_text(config.read_text() + "\n" + enrolled.stdout)
+    change(folder, "revision = 1", "revision = 2")
+    assert sign().exit_code == 0
+    federation = federation_file.load_charter(folder / "federation.charter").federation
+    assert federation.clients[-1].name == "hospital-a"
+    assert federation.clients[-1].key == read_identity(path).public
+
+
+def test_revoking_a_client_is_a_line_and_a_revision(folder):
+    key = run("client enrol --name extra").stdout
+    config = folder / "federation.toml"
+    config.write_text(config.read_text() + "\n" + key)
+    change(folder, "revision = 1", "revision = 2")
+    assert sign().exit_code == 0
+    change(folder, 'name = "client-1"', 'name = "client-1"\nrevoked = "left"')
+    change(folder, "revision = 2", "revision = 3")
+    assert sign().exit_code == 0
+    federation = federation_file.load_charter(folder / "federation.charter").federation
+    assert [each.name for each in federation.revoked] == ["client-1"]
+
+
+def test_a_client_s_key_is_never_written_over(folder):
+    assert run("client enrol --name a").exit_code == 0
+    before = (folder.parent / "a.key").read_bytes()
+    result = run("client enrol --name a")
+    assert result.exit_code == 1
+    assert "never written over" in result.stderr
+    assert result.stdout == ""
+    assert (folder.parent / "a.key").read_bytes() == before
+
+
+def test_enrolment_as_json_holds_no_secret(folder):
+    result = run("client enrol --name a --json")
+    figures = last_line_only(result)
+    path = folder.parent / "a.key"
+    secret = path.read_text().split()[-1]
+    assert figures == {"name": "a", "key": read_identity(path).public.hex(), "file": "a.key"}
+    assert secret not in result.output
+
+
+def test_the_output_shows_no_key_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("init fed --json")
+    for path in (tmp_path / "fed" / "keys").iterdir():
+        assert path.read_text().split()[-1] not in result.output
+
+
+def test_writing_a_key_elsewhere_needs_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_identity(tmp_path / "x.key", "x")
+    assert run("client enrol --name a --out no/such/folder/a.key").exit_code == 1

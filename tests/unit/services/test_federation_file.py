@@ -1,0 +1,363 @@
+"""federation.toml: every field is read and checked, and its federation is what the file says."""
+
+import contextlib
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from ostraka.config import Manifest, Member, Tensor
+from ostraka.core.optimiser import Optimiser
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.encoding import encode
+from ostraka.errors import ConfigError
+from ostraka.services import federation_file
+from ostraka.services.federation_file import (
+    Enclave,
+    FederationFile,
+    Limits,
+    Model,
+    Rounds,
+    Rules,
+    Storage,
+    charter_path,
+    load,
+    load_charter,
+    require_newer,
+    require_signed,
+    sign,
+    write_charter,
+)
+from ostraka.services.templates import federation_toml
+
+AUTHORITY = Identity(bytes([9]) * 32)
+
+
+def members(table, n):
+    return [Member(f"{table}-{i}", bytes([i, ord(table[0])] * 16)) for i in range(1, n + 1)]
+
+
+def template(clients=5, workers=2, f=1, **changes):
+    values = {"name": "test", "model": "dimension = 100", "masking": "exact", **changes}
+    return federation_toml(
+        authority=AUTHORITY.public,
+        f=f,
+        working=max(2, workers),
+        clients=members("client", clients),
+        workers=members("worker", workers),
+        **values,
+    )
+
+
+def changed(text, **lines):
+    """The text with these keys set to these values, wherever they stand, commented out or not."""
+    for key, value in lines.items():
+        text, count = re.subn(rf"(?m)^(?:# )?{key} = .*$", f"{key} = {value}", text)
+        assert count, key
+    return text
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read_text(text) -> FederationFile:
+        path = tmp_path / "federation.toml"
+        path.write_text(text)
+        return load(path)
+
+    return read_text
+
+
+def test_the_template_shows_every_setting_at_its_default(read):
+    file = read(template())
+    assert (file.rules, file.rounds) == (Rules(f=1), Rounds())
+    assert (file.storage, file.limits) == (Storage(), Limits())
+    assert (file.enclave, file.optimiser) == (Enclave(), Optimiser())
+    for layout in (Rules, Rounds, Storage, Limits, Enclave, Optimiser, federation_file.About):
+        for field in dataclasses.fields(layout):
+            assert re.search(rf"(?m)^(# )?{field.name} = ", template()), field.name
+
+
+def test_what_the_template_leaves_out_can_be_put_in(read):
+    values = {"k": 3, "sketch": 4096, "clip_norm": 0.5, "tile": 512, "quorum": 5}
+    text = changed(template(model="dimension = 9000"), metrics='"[::1]:80"', **values)
+    file = read(text)
+    assert file.quorum == file.rounds.quorum == 5
+    assert file.enclave.metrics == "[::1]:80"
+    rules = file.federation().rules
+    assert (rules.k, rules.sketch, rules.clip_norm, rules.tile) == (3, 4096, 0.5, 512)
+
+
+def test_the_federation_is_what_the_file_says(read):
+    text = changed(template(), revision=7, successors=f'["{"ab" * 32}"]', kind='"sgd"')
+    federation = read(text).federation()
+    assert federation.clients == tuple(members("client", 5))
+    assert federation.workers == tuple(members("worker", 2))
+    assert federation.authority == AUTHORITY.public
+    assert (federation.revision, federation.successors) == (7, (b"\xab" * 32,))
+    assert federation.rules.optimiser == Optimiser("sgd")
+    assert federation.rules.manifest == Manifest.flat(100)
+
+
+def test_settings_of_the_operator_do_not_change_the_federation(read):
+    other = changed(template(), count=3, deadline_s=5, spool_mib=100, uploads=2, threads=1)
+    assert read(other).federation() == read(template()).federation()
+
+
+def test_the_quorum_is_what_krum_needs_unless_given(read):
+    assert read(template(f=1)).quorum == 5
+
+
+def revoke(text, name):
+    return text.replace(f'name = "{name}"\n', f'name = "{name}"\nrevoked = "left"\n')
+
+
+def test_the_revoked_take_no_part_and_are_remembered(read):
+    text = revoke(revoke(template(6, 3), "client-2"), "worker-1")
+    federation = read(changed(text, workers=2)).federation()
+    assert "client-2" not in [each.name for each in federation.clients]
+    assert [each.name for each in federation.workers] == ["worker-2", "worker-3"]
+    assert federation.revoked == (members("client", 6)[1], members("worker", 3)[0])
+
+
+def test_the_initial_model_without_a_file_is_zero(read):
+    manifest, model = read(template()).initial_model()
+    assert manifest == Manifest.flat(100)
+    assert model.dtype == np.dtype("<f4")
+    assert np.array_equal(model, np.zeros(100))
+
+
+def test_the_initial_model_is_a_file_s_tensors_end_to_end(read, tmp_path):
+    weights, bias = np.arange(6, dtype="f4").reshape(2, 3), np.full(4, 7, "f4")
+    save_file({"weights": weights, "bias": bias}, tmp_path / "model.safetensors")
+    file = read(template(model='initial = "model.safetensors"'))
+    manifest, model = file.initial_model()
+    assert manifest == file.manifest == file.federation().rules.manifest
+    assert manifest.tensors == (Tensor("bias", (4,)), Tensor("weights", (2, 3)))
+    assert model.tolist() == [7, 7, 7, 7, 0, 1, 2, 3, 4, 5]
+
+
+def test_a_model_that_changes_its_tensors_after_a_look_is_refused(read, tmp_path):
+    save_file({"a": np.zeros(3, "f4")}, tmp_path / "model.safetensors")
+    file = read(template(model='initial = "model.safetensors"'))
+    save_file({"a": np.zeros(4, "f4")}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="other tensors"):
+        file.initial_model()
+
+
+BAD_MODELS = {
+    "no file": (None, "No such file"),
+    "not safetensors": (b"hello", "cannot be read as safetensors"),
+    "half of a file": (b"\x40\0\0\0\0\0\0\0{", "cannot be read as safetensors"),
+    "float64": ({"w": np.zeros(3)}, "'w' is F64, and updates are float32"),
+    "a counter": ({"n": np.zeros(1, "i8")}, "leave it out if it stays with each client"),
+    "no tensors": ({}, "an update has 1 to"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_MODELS.values(), ids=BAD_MODELS.keys())
+def test_a_model_that_cannot_be_trained_is_refused_where_it_is_named(
+    content, message, read, tmp_path
+):
+    if isinstance(content, bytes):
+        (tmp_path / "model.safetensors").write_bytes(content)
+    elif content is not None:
+        save_file(content, tmp_path / "model.safetensors")
+    text = template(model='initial = "model.safetensors"')
+    line = text.splitlines().index('initial = "model.safetensors"') + 1
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+        read(text)
+    assert f"federation.toml, line {line}: " in str(refused.value)
+
+
+def test_a_model_of_nan_is_refused(read, tmp_path):
+    save_file({"a": np.array([1, np.nan], "f4")}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="NaN"):
+        read(template(model='initial = "model.safetensors"')).initial_model()
+
+
+# What is wrong: the lines to change, the key whose line is to blame, and what is said.
+REFUSED = {
+    "a rule that is not there": ({"rule": '"median"'}, "rule", "rule is multi-krum"),
+    "f below zero": ({"f": -1}, "f", "f is 0 to"),
+    "too many attackers for so few clients": ({"f": 2}, "f", "needs n >= 2f + 3"),
+    "k that isolates a client": ({"k": 2}, "k", "k >= f + 2"),
+    "k above all but f": ({"k": 5}, "k", "k <= n - f"),
+    "a masking that is not there": ({"masking": '"rot13"'}, "masking", "'rot13'"),
+    "measurers that are not there": ({"distances": '"auto"'}, "distances", "'auto'"),
+    "more workers than are enrolled": ({"workers": 3}, "workers", "ask for 3 workers"),
+    "a worker": ({"workers": 1}, "workers", "2 to 7 workers"),
+    "a sketch larger than the update": ({"sketch": 4096}, "sketch", "to d = 100"),
+    "a clip norm of zero": ({"clip_norm": 0}, "clip_norm", "clip_norm must be"),
+    "a clip norm of NaN": ({"clip_norm": "nan"}, "clip_norm", "clip_norm must be"),
+    "an empty tile": ({"tile": 0}, "tile", "a tile holds 1 to"),
+    "a precision of nothing": ({"precision": 0}, "precision", "precision is 1e-30 to 1"),
+    "leakage without end": ({"leakage_bits": "inf"}, "leakage_bits", "got inf"),
+    "a quorum below Krum's": ({"quorum": 4}, "quorum", "2f + 3 = 5 to 5"),
+    "a quorum above all clients": ({"quorum": 6}, "quorum", "got 6"),
+    "no rounds": ({"count": 0}, "count", "count is 1 to"),
+    "no time": ({"deadline_s": 0}, "deadline_s", "deadline_s is 0.001 to"),
+    "time without end": ({"measure_s": "inf"}, "measure_s", "measure_s is 0.001 to"),
+    "time that is no number": ({"idle_s": "nan"}, "idle_s", "idle_s is 0.001 to"),
+    "extensions below zero": ({"extensions": -1}, "extensions", "extensions is 0 to"),
+    "an optimiser that is not there": ({"kind": '"lion"'}, "[optimiser]", "'lion'"),
+    "a learning rate of zero": ({"learning_rate": 0}, "learning_rate", "must be positive"),
+    "momentum of one": ({"momentum": 1}, "momentum", "0 <= momentum < 1"),
+    "a folder without a name": ({"folder": '""'}, "folder", "folder cannot be empty"),
+    "no models kept": ({"keep_models": 0}, "keep_models", "keep_models is 1 to"),
+    "an address without a port": ({"listen": '"localhost"'}, "listen", "host:port"),
+    "a port above 65535": ({"metrics": '"a:65536"'}, "metrics", "got 'a:65536'"),
+    "revision zero": ({"revision": 0}, "revision", "revision is 1 to"),
+    "no name": ({"name": '""'}, "name", "name is 1 to 64"),
+    "a short authority": ({"authority": '"ab"'}, "authority", "64 hex digits; got 2"),
+    "no dimension": ({"dimension": 0}, "dimension", "an update has 1 to"),
+    "too small a message": (
+        {"message_kib": 60, "tile": 16384},
+        "message_kib",
+        "must hold a tile of 16384 values: 68; got 60",
+    ),
+    "too small a spool": (
+        {"spool_mib": 1, "dimension": 100_000},
+        "spool_mib",
+        "5 updates of 100000 values take 2; got 1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("lines", "blamed", "message"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_work_is_refused_with_its_line(lines, blamed, message, read):
+    text = changed(template(), **lines)
+    at = [each.startswith((f"{blamed} = ", blamed + "\n")) for each in text.splitlines(True)]
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+        read(text)
+    assert f"federation.toml, line {at.index(True) + 1}: " in str(refused.value)
+
+
+def line_of(text, line, nth=0):
+    return [i for i, each in enumerate(text.splitlines(), 1) if each == line][nth]
+
+
+def test_two_parties_of_one_name_are_refused_at_the_second(read):
+    text = template().replace('"client-4"', '"client-1"')
+    with pytest.raises(ConfigError, match="client 'client-1' has the same name") as refused:
+        read(text)
+    second = line_of(text, 'name = "client-1"', 1)
+    assert f"line {second}: " in str(refused.value)
+
+
+def test_one_key_for_a_client_and_a_worker_is_refused(read):
+    client, worker = members("client", 1)[0].key.hex(), members("worker", 1)[0].key.hex()
+    with pytest.raises(ConfigError, match="client 'client-1' has the same key"):
+        read(template().replace(worker, client))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "é", "x" * 65, "a\\n"])
+def test_names_that_could_be_mistaken_are_refused(name, read):
+    with pytest.raises(ConfigError, match="letters, digits, dots"):
+        read(template().replace('"client-3"', f'"{name}"'))
+
+
+def test_a_model_by_file_and_by_dimension_is_refused(read):
+    with pytest.raises(ConfigError, match="either initial"):
+        read(template(model='initial = "a"\ndimension = 3'))
+    with pytest.raises(ConfigError, match="either initial"):
+        read(template(model=""))
+
+
+def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load(tmp_path / "federation.toml")
+    (tmp_path / "federation.toml").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        load(tmp_path / "federation.toml")
+
+
+def test_the_charter_is_signed_by_the_authority_and_kept_beside_the_file(read):
+    file = read(template())
+    charter = sign(file, AUTHORITY)
+    check_signature(charter, AUTHORITY.public)
+    path = charter_path(file.path)
+    assert path == file.folder / "federation.charter"
+    write_charter(path, charter)
+    assert path.read_bytes() == encode(charter)
+    assert load_charter(path) == charter
+    assert sorted(each.name for each in file.folder.iterdir()) == [
+        "federation.charter",
+        "federation.toml",
+    ]
+    require_signed(file, load_charter(path))
+
+
+def test_somebody_else_cannot_sign(read):
+    with pytest.raises(ConfigError, match="not the key of the authority"):
+        sign(read(template()), Identity(bytes(32)))
+
+
+def test_a_file_that_is_no_charter_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="No such file"):
+        load_charter(tmp_path / "federation.charter")
+    (tmp_path / "federation.charter").write_bytes(b"hello")
+    with pytest.raises(ConfigError, match="is no charter"):
+        load_charter(tmp_path / "federation.charter")
+
+
+def test_a_change_after_signing_is_seen(read):
+    charter = sign(read(template()), AUTHORITY)
+    with pytest.raises(ConfigError, match="not what the authority signed"):
+        require_signed(read(changed(template(), f=0)), charter)
+    require_signed(read(changed(template(), count=99)), charter)
+
+
+def test_a_change_needs_a_new_revision(read):
+    signed = read(template()).federation()
+    require_newer(read(template()), signed)
+    text = changed(template(), f=0)
+    with pytest.raises(ConfigError, match="write revision = 2") as refused:
+        require_newer(read(text), signed)
+    assert f"line {line_of(text, 'revision = 1')}: " in str(refused.value)
+    require_newer(read(changed(text, revision=2)), signed)
+
+
+def test_the_revoked_cannot_be_forgotten(read):
+    text = template(6)
+    signed = read(revoke(text, "client-2")).federation()
+    with pytest.raises(ConfigError, match="'client-2' was revoked"):
+        require_newer(read(changed(text, revision=2)), signed)
+    require_newer(read(changed(revoke(text, "client-2"), revision=2)), signed)
+
+
+NUMBERS = st.sampled_from(
+    ["0", "-1", "3", "1e-320", "1e300", "nan", "inf", "true", "'x'", "[]", str(2**62), str(2**64)]
+)
+LINES = [
+    i for i, line in enumerate(template().splitlines()) if re.match(r"(# )?\w+ = ", line)
+]  # every setting, commented out or not
+
+
+@given(st.sampled_from(LINES), NUMBERS, st.sampled_from(["exact", "gaussian", "none"]))
+def test_any_value_for_any_setting_is_read_or_refused_as_a_config_error(
+    tmp_path_factory, at, value, masking
+):
+    lines = template(masking=masking).splitlines()
+    key = lines[at].removeprefix("# ").split(" = ")[0]
+    lines[at] = f"{key} = {value}"
+    path = tmp_path_factory.mktemp("any") / "federation.toml"
+    path.write_text("\n".join(lines))
+    with contextlib.suppress(ConfigError):
+        load(path).federation().digest()
+
+
+@given(st.text())
+def test_any_text_is_refused_as_a_config_error(tmp_path_factory, text):
+    path: Path = tmp_path_factory.mktemp("any") / "federation.toml"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(ConfigError):
+        load(path)
+
+
+def test_the_model_table_is_one_of_the_two():
+    assert Model(initial="a") != Model(dimension=1)
