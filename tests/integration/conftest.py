@@ -95,13 +95,20 @@ class Process:
         """As kill -9 does it."""
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGKILL)
-        self.child.wait()
+        self._wait()
 
     def stop(self) -> int:
         """As an operator does it."""
         if self.child.poll() is None:
             self.child.send_signal(signal.SIGTERM)
-        return self.child.wait(PATIENCE_S)
+        return self._wait()
+
+    def _wait(self) -> int:
+        code = self.child.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        assert self.child.stdout is not None
+        self.child.stdout.close()
+        return code
 
     @property
     def rss_mib(self) -> float:
