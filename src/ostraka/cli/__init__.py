@@ -1,12 +1,12 @@
 """The command `ostraka`: the only place that prints or exits.
 
 Figures go to stdout. With --json they are one object on one line, the last on stdout, and
-everything else goes to stderr. Exit codes: 0 done; 1 failed, or an attacker was averaged in;
-2 the request cannot work; 130 interrupted.
+everything else goes to stderr. How it ends is in `exit_codes`.
 """
 
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
@@ -14,13 +14,10 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ostraka.cli import bench, demo, leakage
+from ostraka.cli import attest, bench, client, demo, enclave, enclave_migrate, init, leakage, worker
+from ostraka.cli.exit_codes import TERMINATED, exit_code
 from ostraka.cli.output import help_without_command, plain_warnings
-from ostraka.errors import ConfigError, OstrakaError
-
-_FAILED = 1
-_IMPOSSIBLE = 2
-_TERMINATED = 143
+from ostraka.errors import OstrakaError
 
 
 class _PlainHelp(click.Command):
@@ -43,13 +40,12 @@ class _Group(_PlainHelp, TyperGroup):
                 return super().invoke(ctx)
         except OstrakaError as error:
             click.echo(f"ostraka: {error}", err=True)
-            code = _IMPOSSIBLE if isinstance(error, ConfigError) else _FAILED
-            raise typer.Exit(code) from None
+            raise typer.Exit(exit_code(error)) from None
 
 
 def main() -> None:
     # As an exit, so that files and processes of a benchmark are cleared away.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     app(prog_name="ostraka")
 
 
@@ -74,6 +70,7 @@ def ostraka(
     \b
     Examples:
       ostraka demo
+      ostraka init first-run
       ostraka leakage --dim 3500000
       ostraka bench kernels --clients 64 --dim 3500000
     """
@@ -93,12 +90,36 @@ def _group() -> typer.Typer:
     )
 
 
+def _subgroup(
+    callback: Callable[..., None],
+    within: typer.Typer | None = None,
+    **commands: Callable[..., None],
+) -> typer.Typer:
+    """A group of commands, under the name of its callback."""
+    group = _group()
+    group.callback()(callback)
+    for name, command in commands.items():
+        group.command(name, cls=_Command)(command)
+    (within or app).add_typer(group, name=callback.__name__)
+    return group
+
+
 app = _group()
 app.callback()(ostraka)
 app.command(cls=_Command)(demo.demo)
+app.command(cls=_Command)(init.init)
+app.command(cls=_Command)(init.sign)
+_enclave = _subgroup(enclave.enclave, run=enclave.run, evidence=enclave.evidence)
+_subgroup(
+    enclave_migrate.migrate,
+    _enclave,
+    request=enclave_migrate.request,
+    export=enclave_migrate.export,
+    **{"import": enclave_migrate.take_over},
+)
+app.command(cls=_Command)(enclave.status)
+_subgroup(worker.worker, run=worker.run, enrol=worker.enrol)
+_subgroup(client.client, enrol=client.enrol)
+_subgroup(attest.attest, show=attest.show_evidence, verify=attest.verify, measure=attest.measure)
 app.command(cls=_Command)(leakage.leakage)
-_bench = _group()
-_bench.callback()(bench.bench)
-_bench.command(cls=_Command)(bench.kernels)
-_bench.command(cls=_Command)(bench.calibrate)
-app.add_typer(_bench, name="bench")
+_subgroup(bench.bench, kernels=bench.kernels, calibrate=bench.calibrate)

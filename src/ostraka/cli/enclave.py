@@ -10,12 +10,14 @@ import grpc
 import typer
 
 from ostraka.cli.output import Json, help_without_command, show, table
+from ostraka.encoding import encode
 from ostraka.errors import ConfigError, ServiceError
 from ostraka.events import Event
-from ostraka.services import hardening, logs
+from ostraka.services import federation_file, hardening, logs
 from ostraka.services.enclave.platform import Platform, real
 from ostraka.services.enclave.run import serve
 from ostraka.services.enclave.simulated import unsafe_simulated
+from ostraka.services.platform import EvidenceProvider, detect
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2 import StatusRequest
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -23,6 +25,7 @@ from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 _LOG = logging.getLogger("ostraka.enclave")
 _STATUS_S = 10.0
 _KEY_BYTES = 32
+_REPORT_DATA = 64
 _SIMULATION = Path("simulation")
 
 ConfigOption = Annotated[Path, typer.Option("--config", help="The federation file.")]
@@ -74,13 +77,42 @@ def run(
     logs.setup(json=log_json, level=logging.INFO, simulated=simulate)
     path = config.resolve()
     platform = platform_for(path, simulate, key_release, key_broker)
-    for line in hardening.harden():
+    for line in _harden(path, simulate):
         _LOG.info(line)
 
     def tell(event: Event) -> None:
         logs.event(_LOG, event)
 
     asyncio.run(serve(path, platform, tell))
+
+
+def _harden(config: Path, simulate: bool) -> list[str]:
+    """In a TEE its own devices are needed, wherever they are; elsewhere only these folders."""
+    if not simulate:
+        return hardening.harden()
+    state = federation_file.load(config).state
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return hardening.harden(read=[config.parent], write=[state])
+
+
+def evidence(
+    *,
+    out: Annotated[Path, typer.Option("--out", help="Where to write it.")] = Path("evidence.bin"),
+    config: ConfigOption = Path("federation.toml"),
+    simulate: SimulateOption = False,
+) -> None:
+    """Write what this machine's platform says of the enclave, to look at and to compare.
+
+    It is bound to nothing, so no client accepts it: each asks for its own.
+
+    \b
+    Examples:
+      ostraka enclave evidence --out evidence.bin
+      ostraka attest show evidence.bin
+    """
+    provider = provider_for(config.resolve(), simulate)
+    out.write_bytes(encode(provider.evidence(bytes(_REPORT_DATA))))
+    show(f"{out}: evidence of kind {provider.kind}", figures={}, as_json=False)
 
 
 def platform_for(
@@ -91,6 +123,11 @@ def platform_for(
         folder = config.parent / _SIMULATION
         return unsafe_simulated(folder / "platform.json", folder / "UNSAFE-development.key")
     return real(tuple((key_release or "").split()), _broker(key_broker))
+
+
+def provider_for(config: Path, simulate: bool) -> EvidenceProvider:
+    """Who vouches for this enclave. No sealing key is needed for that."""
+    return platform_for(config, True, None, None).provider if simulate else detect()
 
 
 def status(
@@ -110,7 +147,7 @@ def status(
         try:
             reply = EnclaveStub(channel).GetStatus(StatusRequest(), timeout=_STATUS_S)
         except grpc.RpcError as failed:
-            raise ServiceError(f"{address} does not answer: {failed.details()}") from None  # type: ignore[attr-defined]
+            raise ServiceError(f"{address} does not answer: {failed.details()}") from None
     figures: dict[str, Any] = json.loads(reply.json)
     shown = table("What", "Now")
     for name, value in figures.items():
@@ -134,5 +171,3 @@ def _broker(text: str | None) -> bytes | None:
     if key is not None and len(key) != _KEY_BYTES:
         raise ConfigError("--key-broker is an Ed25519 public key: 64 hex digits")
     return key
-
-

@@ -1,0 +1,202 @@
+"""`ostraka enclave migrate`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ostraka.attestation.policy import Policy
+from ostraka.attestation.verify import Circumstances
+from ostraka.cli.enclave import (
+    BrokerOption,
+    ConfigOption,
+    ReleaseOption,
+    SimulateOption,
+    platform_for,
+)
+from ostraka.cli.output import Json, help_without_command, pairs, show
+from ostraka.crypto.sealing import Sealer
+from ostraka.encoding import decode
+from ostraka.errors import ConfigError
+from ostraka.messages import Evidence
+from ostraka.services import collateral, federation_file, migration
+from ostraka.services.enclave.platform import Platform
+from ostraka.services.federation_file import FederationFile, charter_path
+from ostraka.services.storage import atomic
+from ostraka.services.storage.state import EnclaveState
+from ostraka.services.text_file import read_policy
+
+PolicyOption = Annotated[
+    Path,
+    typer.Option("--policy", help="What is accepted as the other enclave, such as policy.toml."),
+]
+
+
+def migrate(ctx: typer.Context) -> None:
+    """Hand an enclave's sealed state to other code, or to another machine.
+
+    The federation's authority must have listed the new enclave's identity under `successors`, in
+    the revision that is in force. The old enclave is stopped, and retires for good.
+
+    \b
+    Examples:
+      ostraka enclave migrate request --config new/federation.toml --out request.bin
+      ostraka enclave migrate export request.bin --config old/federation.toml \\
+        --policy policy.toml --out bundle.bin
+      ostraka enclave migrate import bundle.bin --config new/federation.toml --policy policy.toml
+    """
+    help_without_command(ctx)
+
+
+def request(
+    *,
+    out: Annotated[Path, typer.Option(help="Where to write the request.")],
+    config: ConfigOption = Path("federation.toml"),
+    simulate: SimulateOption = False,
+    key_release: ReleaseOption = None,
+    key_broker: BrokerOption = None,
+    as_json: Json = False,
+) -> None:
+    """In the new enclave: ask for the state of the old one.
+
+    Its folder must be empty, and keeps the key that the answer is sealed to. It prints the identity
+    that the authority has to list; after a new revision, ask again.
+
+    \b
+    Examples:
+      ostraka enclave migrate request --config federation.toml --out request.bin
+    """
+    platform = platform_for(config.resolve(), simulate, key_release, key_broker)
+    file = federation_file.load(config)
+    charter = federation_file.load_charter(charter_path(config))
+    federation_file.require_signed(file, charter)
+    federation = charter.federation
+    with _opened(file, platform) as state:
+        asked = migration.request(state, platform.provider, config=federation.digest())
+    _write(out, asked)
+    listed = platform.identity in federation.successors
+    show(
+        pairs([("identity", platform.identity.hex()), ("revision", str(federation.revision))]),
+        f"Take {out} to the old enclave: ostraka enclave migrate export {out}"
+        if listed
+        else "The authority has not listed this identity yet: add it to successors in the old "
+        "enclave's federation file, sign a new revision, let the old enclave adopt it, and ask "
+        "again.",
+        figures={
+            "identity": platform.identity.hex(),
+            "revision": federation.revision,
+            "listed": listed,
+        },
+        as_json=as_json,
+    )
+
+
+def export(
+    path: Annotated[Path, typer.Argument(metavar="REQUEST", help="The new enclave's request.")],
+    *,
+    policy: PolicyOption,
+    out: Annotated[Path, typer.Option(help="Where to write the bundle.")],
+    config: ConfigOption = Path("federation.toml"),
+    simulate: SimulateOption = False,
+    key_release: ReleaseOption = None,
+    key_broker: BrokerOption = None,
+    as_json: Json = False,
+) -> None:
+    """In the old enclave: hand everything over, and retire.
+
+    It never starts again, whether or not the bundle arrives. The same request can be exported
+    again; no other can.
+
+    \b
+    Examples:
+      ostraka enclave migrate export request.bin --policy policy.toml --out bundle.bin
+    """
+    platform = platform_for(config.resolve(), simulate, key_release, key_broker)
+    asked, rules = _read(path), read_policy(policy)
+    evidence = decode(migration.Request, asked).evidence
+    with _opened(federation_file.load(config), platform) as state:
+        done = migration.export(
+            state,
+            asked,
+            provider=platform.provider,
+            policy=rules,
+            circumstances=_circumstances(evidence, rules, policy, simulate),
+        )
+        rounds = len(state.receipts())
+    _write(out, done.bundle)
+    show(
+        pairs([("handed over to", done.successor.hex()), ("after round", str(rounds))]),
+        "The same successor had it before." if done.again else "This enclave is retired.",
+        f"Take {out} to the new enclave: ostraka enclave migrate import {out}",
+        figures={"successor": done.successor.hex(), "rounds": rounds, "again": done.again},
+        as_json=as_json,
+    )
+
+
+def take_over(
+    path: Annotated[Path, typer.Argument(metavar="BUNDLE", help="What the old enclave exported.")],
+    *,
+    policy: PolicyOption,
+    config: ConfigOption = Path("federation.toml"),
+    simulate: SimulateOption = False,
+    key_release: ReleaseOption = None,
+    key_broker: BrokerOption = None,
+    as_json: Json = False,
+) -> None:
+    """In the new enclave: go on where the old one stopped.
+
+    \b
+    Examples:
+      ostraka enclave migrate import bundle.bin --policy policy.toml
+    """
+    platform = platform_for(config.resolve(), simulate, key_release, key_broker)
+    bundle, rules = _read(path), read_policy(policy)
+    evidence = decode(migration.Bundle, bundle).evidence
+    with _opened(federation_file.load(config), platform) as state:
+        taken = migration.take_over(
+            state,
+            bundle,
+            provider=platform.provider,
+            policy=rules,
+            circumstances=_circumstances(evidence, rules, policy, simulate),
+        )
+    figures = {
+        "origin": taken.origin.hex(),
+        "receipt_key": taken.identity.hex(),
+        "rounds": taken.rounds,
+        "revision": taken.revision,
+    }
+    show(
+        pairs([(name.replace("_", " "), str(value)) for name, value in figures.items()]),
+        f"Start it: ostraka enclave run --config {config}",
+        figures=figures,
+        as_json=as_json,
+    )
+
+
+def _opened(file: FederationFile, platform: Platform) -> EnclaveState:
+    sealer = Sealer(platform.keys.key(), platform.identity)
+    return EnclaveState.open(file.state, sealer, keep=file.storage.keep_models)
+
+
+def _circumstances(
+    evidence: Evidence, policy: Policy, policy_path: Path, simulate: bool
+) -> Circumstances:
+    """Who plays a TEE has said so, and then the other may, too, if the policy allows it."""
+    found = collateral.for_evidence(evidence, policy, beside=policy_path)
+    return Circumstances(int(time.time()), found, unsafe_simulation=simulate)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as unreadable:
+        raise ConfigError(f"{path}: {unreadable.strerror}") from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        atomic.write(path, [content])
+    except OSError as failed:
+        raise ConfigError(f"{path}: {failed.strerror}; run the same command again") from None

@@ -1,0 +1,86 @@
+"""State that the enclave leaves on the host's disk, sealed under a key from the TEE.
+
+    blob = mark || salt || segments of AES-256-GCM, 1 MiB each, the last one shorter
+    key  = HKDF-SHA256(TEE's key, salt, label, enclave's identity, purpose, length of the segments)
+
+The salt is fresh for every blob, so each key seals one blob, and the segment's number is its nonce.
+The length is part of the key: a blob that is cut or extended has no segment that opens. The host
+can still bring back an older blob of the same purpose; what detects that is above this module.
+"""
+
+import os
+from collections.abc import Iterator
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ostraka.arrays import Buffer
+from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, nonce
+from ostraka.crypto.hpke import Entropy
+from ostraka.encoding import pack
+from ostraka.errors import LocalProtocolError, OpenError
+
+IDENTITY_BYTES = 32
+
+_LABEL = b"ostraka/sealed-state/v1"
+_MARK = b"ostraka/sealed/v1\n"
+_SALT_BYTES = 32
+_HEADER_BYTES = len(_MARK) + _SALT_BYTES
+_SEGMENT = 1 << 20
+
+
+class Sealer:
+    """Seals blobs for one enclave: nobody else, and no other purpose, can open them.
+
+    key: from the platform, the same at every start of the same code. identity: names that code
+    (`Claims.identity`).
+    """
+
+    def __init__(self, key: bytes, identity: bytes, entropy: Entropy = os.urandom) -> None:
+        if len(key) != KEY_BYTES or len(identity) != IDENTITY_BYTES:
+            raise LocalProtocolError(
+                f"a sealer takes a key of {KEY_BYTES} bytes and an identity of {IDENTITY_BYTES}; "
+                f"got {len(key)} and {len(identity)}"
+            )
+        self._key = key
+        self._entropy = entropy
+        self.identity = identity
+
+    def __repr__(self) -> str:
+        return f"Sealer(identity={self.identity.hex()[:16]}, <secret>)"
+
+    def seal(self, purpose: str, plaintext: Buffer) -> bytes:
+        return b"".join(self.pieces(purpose, plaintext))
+
+    def pieces(self, purpose: str, plaintext: Buffer) -> Iterator[bytes]:
+        """The blob bit by bit, for a writer that does not want to hold all of it."""
+        view = memoryview(plaintext).cast("B")
+        starts = range(0, max(len(view), 1), _SEGMENT)  # of nothing there is one segment, too
+        salt = self._entropy(_SALT_BYTES)
+        cipher = self._cipher(salt, purpose, len(view) + TAG_BYTES * len(starts))
+        yield _MARK + salt
+        for index, start in enumerate(starts):
+            yield cipher.encrypt(nonce(index), view[start : start + _SEGMENT], None)
+
+    def open(self, purpose: str, sealed: Buffer) -> bytes:
+        """What was sealed for this purpose. Raises OpenError, one for every cause."""
+        view = memoryview(sealed).cast("B")
+        header, body = bytes(view[:_HEADER_BYTES]), view[_HEADER_BYTES:]
+        cipher = self._cipher(header[len(_MARK) :], purpose, len(body))
+        starts = range(0, max(len(body), 1), _SEGMENT + TAG_BYTES)
+        try:
+            if not header.startswith(_MARK):
+                raise InvalidTag
+            return b"".join(
+                cipher.decrypt(nonce(index), body[start : start + _SEGMENT + TAG_BYTES], None)
+                for index, start in enumerate(starts)
+            )
+        except (InvalidTag, ValueError):
+            raise OpenError(f"sealed {purpose}") from None
+
+    def _cipher(self, salt: bytes, purpose: str, length: int) -> AESGCM:
+        """For one blob: its salt is drawn when it is sealed, and never again."""
+        info = pack(_LABEL, self.identity, purpose.encode(), length.to_bytes(8, "big"))
+        return AESGCM(HKDF(SHA256(), KEY_BYTES, salt=salt, info=info).derive(self._key))

@@ -1,0 +1,305 @@
+"""The hand-over of an enclave's state to other code, which its own sealing key would keep out.
+
+    new enclave                        old enclave
+       -------- Request -------------->    is it a successor that the authority has signed?
+                                           retires, for good
+       <------- Bundle ----------------    sealed to the request's key
+       goes on with the next round
+
+Both prove to each other what they are. The successor must, or its host could make it begin with an
+identity that the host knows; the predecessor must, or its host could give the state to any code.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar
+
+from ostraka.attestation.claims import Claims
+from ostraka.attestation.policy import Policy
+from ostraka.attestation.verify import Circumstances, read, verify_evidence
+from ostraka.config import Federation
+from ostraka.crypto import hpke
+from ostraka.crypto.aead import KEY_BYTES
+from ostraka.crypto.hpke import Entropy, HybridKey, fingerprint
+from ostraka.crypto.sealing import Sealer
+from ostraka.crypto.stream import SecretStream
+from ostraka.encoding import Digest, Key, decode, digest, encode, pack
+from ostraka.errors import (
+    AttestationRefused,
+    LocalProtocolError,
+    OpenError,
+    Refusal,
+    StateError,
+)
+from ostraka.messages import SIMULATION, Evidence
+from ostraka.messages import HybridKey as HybridPublic
+from ostraka.services.platform.interface import EvidenceProvider
+from ostraka.services.storage import records
+from ostraka.services.storage.estate import Estate
+from ostraka.services.storage.history import History
+from ostraka.services.storage.records import HandedOver
+from ostraka.services.storage.state import EnclaveState
+
+_REQUEST = b"ostraka/migration/v1"
+_BUNDLE = b"ostraka/migration-bundle/v1"
+_SEALED_KEY = b"ostraka/migration-key/v1"
+_PURPOSE = "estate"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A new enclave asks for the state. Its evidence is about the key and the config."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/migration-request/v1"
+
+    key: HybridPublic
+    config: Digest  # of the federation that it would go on with
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """An estate on its way from one enclave to one other. key: fingerprint of the request's."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/migration-parcel/v1"
+
+    origin: Digest
+    successor: Digest
+    config: Digest
+    key: Digest
+    sealed_key: bytes  # HPKE: a fresh key, under which the estate is sealed
+    estate: bytes
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A parcel, and evidence of the enclave that made just this one."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/migration-bundle/v1"
+
+    parcel: Parcel
+    evidence: Evidence
+
+
+@dataclass(frozen=True)
+class Exported:
+    """again: this successor had been given the state before, and asked for it once more."""
+
+    bundle: bytes = field(repr=False)
+    successor: bytes
+    again: bool
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """identity: the public key that goes on signing. rounds: how many were published so far."""
+
+    origin: bytes
+    identity: bytes
+    rounds: int
+    revision: int
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """What a new enclave must remember until its bundle comes. It stays under its own seal."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/migration-pending/v1"
+
+    seed: Key = field(repr=False)
+    config: Digest
+
+    def key(self) -> HybridKey:
+        return HybridKey(SecretStream(self.seed).bytes)
+
+
+def request(
+    state: EnclaveState,
+    provider: EvidenceProvider,
+    *,
+    config: bytes,
+    entropy: Entropy = os.urandom,
+) -> bytes:
+    """What a new enclave sends to the old one. state: its own, fresh. config: the federation's.
+
+    Asking again gives the same key, so a bundle for an earlier request of this folder still opens.
+    """
+    state.require_fresh()
+    seed = _pending(state).seed if state.migration.exists() else entropy(KEY_BYTES)
+    pending = _Pending(seed, config)
+    public = pending.key().public
+    evidence = provider.evidence(_request_data(public, config))
+    _require_own(state.sealer, evidence)
+    state.migration.write(encode(pending))
+    return encode(Request(public, config, evidence))
+
+
+def export(
+    state: EnclaveState,
+    request: bytes,
+    *,
+    provider: EvidenceProvider,
+    policy: Policy,
+    circumstances: Circumstances,
+) -> Exported:
+    """What the old enclave answers. From here on it is retired, and never starts again.
+
+    Raises MalformedMessage, AttestationRefused, or StateError if another has the state already.
+    """
+    wanted = decode(Request, request)
+
+    # 1. The platform vouches for the code that asks, and the policy lists both.
+    claims = verify_evidence(wanted.evidence, policy, circumstances)
+
+    # 2. A simulated enclave follows a simulated one only, and a real one a real one.
+    _require_same_world(claims.kind, provider.kind)
+
+    # 3. The evidence is about the key, and about the rules under which this enclave runs now.
+    if wanted.config != state.federation.digest():
+        raise AttestationRefused(
+            Refusal.BINDING,
+            f"the request is not for revision {state.federation.revision} of the federation, "
+            "which is the one in force",
+        )
+    _require_about(claims, _request_data(wanted.key, wanted.config))
+
+    # 4. The authority has signed, in that revision, that this code may be the successor. It may be
+    #    the same code: on another machine, or under another sealing key.
+    _require_successor(claims.identity, state.federation)
+
+    # 5. Retire, durably, and only then let the bundle leave.
+    again = state.handed_over_to is not None
+    seal = partial(_seal, state.sealer, wanted, claims.identity, provider)
+    bundle = state.hand_over(claims.identity, fingerprint(wanted.key), seal)
+    return Exported(bundle, claims.identity, again)
+
+
+def take_over(
+    state: EnclaveState,
+    bundle: bytes,
+    *,
+    provider: EvidenceProvider,
+    policy: Policy,
+    circumstances: Circumstances,
+) -> TakenOver:
+    """The new enclave goes on where the old one stopped. state: its own, with a request pending.
+
+    Raises MalformedMessage, AttestationRefused, OpenError or StateError; nothing has changed then.
+    """
+    pending = _pending(state)
+    received = decode(Bundle, bundle)
+    parcel, key = received.parcel, pending.key()
+
+    # 1. The bundle answers the request of this enclave.
+    addressed = (parcel.successor, parcel.config, parcel.key)
+    if addressed != (state.sealer.identity, pending.config, fingerprint(key.public)):
+        raise StateError(
+            state.migration.path,
+            "the bundle answers another request than the one that was made in this folder: "
+            "export again with this one, or import where the other was made",
+        )
+
+    # 2. The platform vouches for the code that made it, and the policy lists both.
+    claims = verify_evidence(received.evidence, policy, circumstances)
+
+    # 3. A simulated enclave follows a simulated one only, and a real one a real one.
+    _require_same_world(claims.kind, provider.kind)
+
+    # 4. That code is the one it says, and the evidence is about just this parcel.
+    if claims.identity != parcel.origin:
+        raise AttestationRefused(Refusal.BINDING, "the bundle names another sender")
+    _require_about(claims, _bundle_data(parcel))
+
+    # 5. It opens, and all of it fits together: records, signatures, model.
+    estate = _open(parcel, key)
+    history = estate.verify(parcel.origin)
+
+    # 6. The old enclave has retired in favour of this one, which the authority has signed.
+    if records.decode(estate.records[-1]) != HandedOver(parcel.successor, parcel.key):
+        raise OpenError("bundle that was handed to another")
+    if history.federation.digest() != pending.config:
+        raise OpenError("bundle of another federation")
+    _require_successor(parcel.successor, history.federation)
+
+    # 7. Write it down; the last file makes it so.
+    state.inherit(estate, parcel.origin)
+    return _told(parcel, history)
+
+
+def _told(parcel: Parcel, history: History) -> TakenOver:
+    return TakenOver(
+        origin=parcel.origin,
+        identity=history.identity or b"",
+        rounds=history.number,
+        revision=history.federation.revision,
+    )
+
+
+def _seal(
+    own: Sealer, wanted: Request, successor: bytes, provider: EvidenceProvider, estate: Estate
+) -> bytes:
+    """The bundle. HPKE carries a fresh key; both identities and the config are bound to it."""
+    key = os.urandom(KEY_BYTES)
+    names = (own.identity, successor, wanted.config, fingerprint(wanted.key))
+    parcel = Parcel(
+        *names,
+        sealed_key=hpke.seal(wanted.key, key, info=pack(_SEALED_KEY, *names)),
+        estate=Sealer(key, successor).seal(_PURPOSE, encode(estate)),
+    )
+    evidence = provider.evidence(_bundle_data(parcel))
+    _require_own(own, evidence)
+    return encode(Bundle(parcel, evidence))
+
+
+def _open(parcel: Parcel, key: HybridKey) -> Estate:
+    names = (parcel.origin, parcel.successor, parcel.config, parcel.key)
+    secret = key.open(parcel.sealed_key, info=pack(_SEALED_KEY, *names))
+    return decode(Estate, Sealer(secret, parcel.successor).open(_PURPOSE, parcel.estate))
+
+
+def _pending(state: EnclaveState) -> _Pending:
+    state.require_fresh()
+    if not state.migration.exists():
+        raise StateError(
+            state.migration.path,
+            "is missing: no request was made in this folder (`ostraka enclave migrate request`), "
+            "and a bundle opens only where its request was made",
+        )
+    return decode(_Pending, state.migration.read())
+
+
+def _request_data(key: bytes, config: bytes) -> bytes:
+    return hashlib.sha512(pack(_REQUEST, key, config)).digest()
+
+
+def _bundle_data(parcel: Parcel) -> bytes:
+    return hashlib.sha512(pack(_BUNDLE, digest(parcel))).digest()
+
+
+def _require_about(claims: Claims, report_data: bytes) -> None:
+    if claims.report_data != report_data:
+        raise AttestationRefused(Refusal.BINDING)
+
+
+def _require_own(sealer: Sealer, evidence: Evidence) -> None:
+    """What others know by its evidence must have its state sealed under that same name."""
+    if read(evidence).identity != sealer.identity:
+        raise LocalProtocolError("the platform attests to other code than the state belongs to")
+
+
+def _require_same_world(one: str, other: str) -> None:
+    if (one == SIMULATION) != (other == SIMULATION):
+        raise AttestationRefused(
+            Refusal.KIND, f"state does not pass between {other!r} and {one!r} evidence"
+        )
+
+
+def _require_successor(identity: bytes, federation: Federation) -> None:
+    if identity not in federation.successors:
+        raise AttestationRefused(
+            Refusal.MEASUREMENT,
+            f"{identity.hex()} is not among the successors in revision {federation.revision} of "
+            "the federation; its authority must sign a revision that lists it",
+        )

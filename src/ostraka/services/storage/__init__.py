@@ -1,0 +1,1 @@
+"""What the enclave keeps on a disk that the host owns: sealed files, each written as a whole."""

@@ -1,0 +1,96 @@
+"""Global models on disk: sealed with the optimiser's moments for the enclave, bare for others."""
+
+import hashlib
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save
+
+from ostraka.arrays import Float32
+from ostraka.config import Manifest
+from ostraka.core.optimiser import ServerState
+from ostraka.crypto.sealing import Sealer
+from ostraka.errors import ConfigError, MalformedMessage, StateError
+from ostraka.services.model_file import named_tensors
+from ostraka.services.storage import atomic
+from ostraka.services.storage.sealed_file import SealedFile
+
+DEFAULT_KEEP = 3
+
+_NAME = re.compile(r"model-([0-9]{8})\.sealed")
+_HEADER = struct.Struct("<QQ")  # how many values a vector has, and how many moments there are
+_PUBLIC = 0o644
+
+
+class Models:
+    """The states after the last rounds, one sealed file each. Round 0 is what came before."""
+
+    def __init__(self, folder: Path, sealer: Sealer, *, keep: int = DEFAULT_KEEP) -> None:
+        if keep < 1:
+            raise ConfigError(f"at least one model must be kept; got {keep}")
+        self._folder = folder
+        self._sealer = sealer
+        self._keep = keep
+
+    def save(self, number: int, content: bytes) -> None:
+        """Durable when this returns. content: see `to_bytes`."""
+        self._file(number).write(content)
+
+    def load(self, number: int, digest: bytes) -> ServerState:
+        """The state of this round that has this digest. Raises StateError."""
+        file = self._file(number)
+        content = file.read()
+        if content_digest(content) != digest:
+            raise StateError(
+                file.path,
+                f"is not the state after round {number} that the ledger names: it is older or from "
+                "another run. Bring back the whole folder as it was",
+            )
+        return from_bytes(content)
+
+    def prune(self, newest: int) -> None:
+        """Delete all but the last ones, now that the ledger names the newest."""
+        for number in self.numbers():
+            if number <= newest - self._keep:
+                self._file(number).discard()
+
+    def numbers(self) -> list[int]:
+        matches = (_NAME.fullmatch(path.name) for path in self._folder.glob("model-*.sealed"))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _file(self, number: int) -> SealedFile:
+        return SealedFile(self._folder / f"model-{number:08d}.sealed", self._sealer)
+
+
+def to_bytes(state: ServerState) -> bytes:
+    """A header, the moments, and the model last: so every array is aligned."""
+    header = _HEADER.pack(state.model.size, len(state.moments))
+    moments = (np.ascontiguousarray(moment, "<f8").data for moment in state.moments)
+    return b"".join((header, *moments, np.ascontiguousarray(state.model, "<f4").data))
+
+
+def from_bytes(content: bytes) -> ServerState:
+    """Views of the content, which cannot be written to. Raises MalformedMessage."""
+    if len(content) < _HEADER.size:
+        raise MalformedMessage("a state has no header")
+    d, count = _HEADER.unpack_from(content)
+    if len(content) != _HEADER.size + d * (8 * count + 4):
+        raise MalformedMessage(f"{len(content)} bytes are no state of {d} values, {count} moments")
+    moments = np.frombuffer(content, "<f8", d * count, _HEADER.size).reshape(count, d)
+    model = np.frombuffer(content, "<f4", d, _HEADER.size + moments.nbytes)
+    return ServerState(model, tuple(moments))
+
+
+def content_digest(content: bytes) -> bytes:
+    """How the ledger names a state."""
+    return hashlib.sha256(content).digest()
+
+
+def export(path: Path, manifest: Manifest, vector: Float32) -> None:
+    """A model (d,) as safetensors, for everybody: it is public to the federation's clients."""
+    if vector.shape != (manifest.dimension,):
+        raise ConfigError(f"a model of {manifest.dimension} values; got {vector.shape}")
+    tensors = named_tensors(manifest, np.ascontiguousarray(vector, "<f4"))
+    atomic.write(path, [save(tensors)], mode=_PUBLIC)

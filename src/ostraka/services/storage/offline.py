@@ -1,0 +1,249 @@
+"""Masks for coming attempts, made in the background while clients train.
+
+The secrets stay in the enclave's memory. What they seal, which may be gigabytes, goes to the host's
+disk and is read back block by block by the one attempt that spends it. After a restart nobody has
+the keys, and the files are deleted unread.
+"""
+
+import logging
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Condition, Lock, Thread
+from typing import overload
+
+from ostraka.arrays import Buffer
+from ostraka.crypto.offline_mask import OfflineMask
+from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.errors import LocalProtocolError, OstrakaError, StorageFull
+from ostraka.roles.enclave import Enclave
+from ostraka.services import logs
+from ostraka.services.storage.spool_file import SpoolFile
+
+DEFAULT_DEPTH = 2
+
+_RETRY_S = 60.0
+_JOIN_S = 1.0
+_LOG = logging.getLogger("ostraka.offline")
+
+
+@dataclass(frozen=True)
+class OfflineReady:
+    """Masks for one more attempt lie ready."""
+
+    ready: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OfflineFailed:
+    """Nothing can be made ahead for now. The next attempt makes its own masks, and takes longer."""
+
+    why: str
+
+
+class SealedBlocks(Sequence[Buffer]):
+    """Blocks of ciphertext in a file, each read when it is asked for, into memory of its own.
+
+    The file is deleted when nobody holds these any more. No blocks at all need no file, and are
+    false as an empty list is.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._closed = False
+        self._file: SpoolFile | None = None
+        self._ends = [0]
+
+    @property
+    def bytes(self) -> int:
+        """On disk."""
+        return 0 if self._closed else self._ends[-1]
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
+    def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(len(self))[index]]
+        block = range(len(self))[index]
+        start, end = self._ends[block : block + 2]
+        return self._opened().read(start, end - start)
+
+    def append(self, block: Buffer) -> None:
+        """Raises StorageFull or StateError."""
+        self._opened().write(self._ends[-1], block)
+        self._ends.append(self._ends[-1] + len(block))
+
+    def close(self) -> None:
+        """Delete the blocks."""
+        with self._lock:
+            self._closed = True
+            if self._file is not None:
+                self._file.close()
+
+    def _opened(self) -> SpoolFile:
+        with self._lock:
+            if self._closed:
+                raise LocalProtocolError("these blocks were deleted")
+            if self._file is None:
+                self._file = SpoolFile(self._folder, "offline")
+                weakref.finalize(self, self._file.close)
+            return self._file
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """What was made offline for one attempt: secrets in memory, ciphertext on disk."""
+
+    offline: OfflineNoise | OfflineMask
+    sealed: SealedBlocks
+
+    def close(self) -> None:
+        """The attempt is over. Where nobody says so, it is over when nobody holds the blocks."""
+        self.sealed.close()
+
+
+class OfflinePool:
+    """Keeps `depth` sets of masks ready; 0 for rules by which the enclave measures by itself.
+
+    limit: bytes of ciphertext that may lie on disk at a time. Nothing is made ahead while an
+    attempt runs: that has the machine to itself.
+    """
+
+    def __init__(
+        self,
+        enclave: Enclave,
+        folder: Path,
+        *,
+        depth: int = DEFAULT_DEPTH,
+        limit: int | None = None,
+    ) -> None:
+        self._enclave = enclave
+        self._folder = folder
+        self._depth = depth
+        self._limit = limit
+        self._ready: deque[Spooled] = deque()
+        self._blocks: weakref.WeakSet[SealedBlocks] = weakref.WeakSet()
+        self._taken = 0
+        self._making = False
+        self._stopped = False
+        self._changed = Condition()
+        self._thread: Thread | None = None
+
+    @property
+    def ready(self) -> int:
+        return len(self._ready)
+
+    def start(self) -> None:
+        """Begin to make masks."""
+        if self._thread is None and self._depth:
+            self._thread = Thread(target=self._work, name="offline", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Delete everything, what was taken included. Nothing can be taken any more."""
+        with self._changed:
+            self._stopped = True
+            self._ready.clear()
+            for blocks in list(self._blocks):
+                blocks.close()
+            self._changed.notify_all()
+        if self._thread is not None:
+            # It looks up after every block. It is not waited for longer: what it makes is dropped.
+            self._thread.join(_JOIN_S)
+
+    def take(self) -> Spooled:
+        """Masks for one attempt: those that lie ready, or else made now. Raises StorageFull."""
+        with self._changed:
+            # Masks that are half made are finished sooner than new ones.
+            self._changed.wait_for(lambda: self._stopped or self._ready or not self._making)
+            self._require_running()
+            self._taken += 1
+            made = self._ready.popleft() if self._ready else None
+        try:
+            made = made or self._make()
+        except BaseException:
+            self._returned()
+            raise
+        weakref.finalize(made.sealed, self._returned)
+        return made
+
+    def _returned(self) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopped or self._wanted())
+                if self._stopped:
+                    return
+                self._making = True
+            try:
+                self._make_ahead()
+            except OstrakaError as failed:
+                self._rest(failed)
+            finally:
+                with self._changed:
+                    self._making = False
+                    self._changed.notify_all()
+
+    def _wanted(self) -> bool:
+        return not self._taken and len(self._ready) < self._depth
+
+    def _make_ahead(self) -> None:
+        start = time.monotonic()
+        made = self._make()
+        with self._changed:
+            self._require_running()
+            self._ready.append(made)
+        seconds = round(time.monotonic() - start, 3)
+        logs.event(_LOG, OfflineReady(self.ready, made.sealed.bytes, seconds), logging.DEBUG)
+
+    def _rest(self, failure: OstrakaError) -> None:
+        """Until somebody takes or returns masks, or has perhaps made room on the disk."""
+        with self._changed:
+            if self._stopped:
+                return
+            self._making = False
+            logs.event(_LOG, OfflineFailed(str(failure)), logging.WARNING)
+            self._changed.notify_all()
+            self._changed.wait(_RETRY_S)
+
+    def _make(self) -> Spooled:
+        made = Spooled(self._enclave.prepare(), SealedBlocks(self._folder))
+        with self._changed:
+            self._blocks.add(made.sealed)
+        try:
+            for block in made.offline.make():
+                self._require_room(len(block))
+                made.sealed.append(block)
+        except BaseException:
+            made.close()
+            raise
+        return made
+
+    def _require_room(self, more: int) -> None:
+        with self._changed:
+            self._require_running()
+            used = sum(blocks.bytes for blocks in self._blocks)
+            if self._limit is not None and used + more > self._limit:
+                raise StorageFull(
+                    f"masks are above their limit of {self._limit} bytes (storage.spool_mib); "
+                    "nothing was lost"
+                )
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise LocalProtocolError("this pool was stopped")

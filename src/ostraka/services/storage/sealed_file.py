@@ -1,0 +1,46 @@
+"""One sealed file. Its name is its purpose, so that no other file can stand in its place."""
+
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostraka.arrays import Buffer
+from ostraka.crypto.sealing import Sealer
+from ostraka.errors import OpenError, StateError
+from ostraka.services.storage import atomic
+
+DOES_NOT_OPEN = (
+    "does not open under this enclave's key: it is damaged or misplaced, or was sealed by other "
+    "code or on another machine. Bring back the whole folder as it was; the state of other code "
+    "comes by `ostraka enclave migrate`"
+)
+
+
+@dataclass(frozen=True)
+class SealedFile:
+    """Reading and writing raise StateError, and OSError where the disk itself fails."""
+
+    path: Path
+    sealer: Sealer
+
+    def exists(self) -> bool:
+        return self.path.exists()
+
+    def read(self) -> bytes:
+        try:
+            return self.sealer.open(self.path.name, self.path.read_bytes())
+        except FileNotFoundError:
+            raise StateError(
+                self.path, "is missing: bring back the whole folder as it was"
+            ) from None
+        except OpenError:
+            raise StateError(self.path, DOES_NOT_OPEN) from None
+
+    def write(self, plaintext: Buffer) -> None:
+        """Durable when this returns."""
+        atomic.write(self.path, self.sealer.pieces(self.path.name, plaintext))
+
+    def discard(self) -> None:
+        """Nobody needs it any more. If it cannot be deleted, it is only in the way."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)

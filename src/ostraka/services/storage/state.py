@@ -1,0 +1,314 @@
+"""The enclave's life on disk: identity, ledger and models, put together.
+
+    identity.sealed          the seed of the key that signs receipts
+    ledger/NNNNNNNN.sealed   what happened, one record each
+    model-NNNNNNNN.sealed    the states after the last rounds
+    migration.sealed         while a hand-over to this folder is under way
+    lock                     held by the one process that uses the folder
+
+A round is published when its record is in the ledger: the model is durable before the record, and
+the record before anybody learns of the round. Whatever a process that dies leaves behind is the
+state before or the state after. A host that brings back the folder of an earlier day is not
+noticed here; clients refuse the rounds that follow from it.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from ostraka.config import Federation
+from ostraka.core.optimiser import ServerState
+from ostraka.crypto.hpke import Entropy
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.crypto.sealing import Sealer
+from ostraka.encoding import encode
+from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
+from ostraka.messages import Charter, Receipt, vector_digest
+from ostraka.roles.enclave import Enclave
+from ostraka.services.storage import atomic, models
+from ostraka.services.storage.estate import Estate
+from ostraka.services.storage.history import History
+from ostraka.services.storage.ledger import Ledger
+from ostraka.services.storage.lock import FolderLock
+from ostraka.services.storage.models import Models
+from ostraka.services.storage.records import (
+    Adopted,
+    Founded,
+    HandedOver,
+    Published,
+    Record,
+    Skipped,
+)
+from ostraka.services.storage.sealed_file import SealedFile
+
+_LEDGER = "ledger"
+_SEED_BYTES = 32
+
+
+class EnclaveState:
+    """Opened by one process at a time. A new folder is `fresh` until something is founded in it."""
+
+    def __init__(self, folder: Path, sealer: Sealer, lock: FolderLock, keep: int) -> None:
+        self.folder = folder
+        self.sealer = sealer
+        self.migration = SealedFile(folder / "migration.sealed", sealer)
+        self.notices: list[str] = []
+        self._lock: FolderLock | None = lock
+        self._seed = SealedFile(folder / "identity.sealed", sealer)
+        self._ledger = Ledger(folder / _LEDGER, sealer)
+        self._models = Models(folder, sealer, keep=keep)
+        self._history = History()
+        self._identity: Identity | None = None
+        self._last: ServerState | None = None
+
+    @classmethod
+    def open(
+        cls, folder: Path, sealer: Sealer, *, keep: int = models.DEFAULT_KEEP
+    ) -> "EnclaveState":
+        """Raises StateError if the folder is in use, or holds what this enclave cannot use."""
+        atomic.make_folder(folder)
+        lock = FolderLock(folder)
+        try:
+            state = cls(folder, sealer, lock, keep)
+            state._load()
+        except BaseException:
+            lock.close()
+            raise
+        if not lock.effective:
+            state.notices.append("this system has no file locks: start one process at a time")
+        return state
+
+    def __enter__(self) -> "EnclaveState":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"EnclaveState({str(self.folder)!r}, round {self._history.number}, <secret>)"
+
+    def close(self) -> None:
+        """Let another process have the folder. Nothing can be added from here on."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def fresh(self) -> bool:
+        return self._history.identity is None
+
+    @property
+    def public(self) -> bytes:
+        """The key under which this enclave signs."""
+        return self._founded()[0].public
+
+    @property
+    def federation(self) -> Federation:
+        """The newest revision that was adopted."""
+        self._founded()
+        return self._history.federation
+
+    @property
+    def charters(self) -> tuple[Charter, ...]:
+        """All revisions, oldest first."""
+        return tuple(self._history.charters)
+
+    @property
+    def head(self) -> Receipt | None:
+        return self._history.head
+
+    @property
+    def last_state(self) -> ServerState:
+        """The model and the optimiser's moments after the last published round."""
+        return self._founded()[1]
+
+    @property
+    def handed_over_from(self) -> bytes | None:
+        """The enclave that this state came from, until a receipt was published after that."""
+        return self._history.origin
+
+    @property
+    def handed_over_to(self) -> bytes | None:
+        """The enclave that goes on in place of this one."""
+        ended = self._history.handed_over
+        return None if ended is None else ended.to
+
+    def receipts(self, first: int = 1) -> tuple[Receipt, ...]:
+        """From the one of round `first` to the last."""
+        return tuple(self._history.receipts[max(first, 1) - 1 :])
+
+    def require_fresh(self) -> None:
+        """Raises StateError if an enclave lives here already."""
+        self._require_open()
+        if not self.fresh:
+            raise StateError(self.folder, "holds an enclave's state already: use another folder")
+
+    def found(self, charter: Charter, state: ServerState, entropy: Entropy = os.urandom) -> None:
+        """The first start: a new identity, before its first round. Raises OpenError or StateError.
+
+        An identity that is there already is from a first start that did not come to its end.
+        """
+        self.require_fresh()
+        if self.migration.exists():
+            raise StateError(
+                self.migration.path,
+                "a hand-over to this enclave is under way: finish it with `ostraka enclave migrate "
+                "import`, or delete the file to begin a new federation",
+            )
+        check_signature(charter, charter.federation.authority)
+        _require_dimension(charter.federation, state)
+        if not self._seed.exists():
+            self._seed.write(entropy(_SEED_BYTES))
+        identity = Identity(self._seed.read())
+        content = models.to_bytes(state)
+        self._models.save(0, content)
+        self._append(Founded(identity.public, charter, models.content_digest(content)))
+        self._identity, self._last = identity, state
+
+    def inherit(self, estate: Estate, origin: bytes) -> None:
+        """Go on where the enclave of identity `origin` stopped. Raises StateError, OpenError."""
+        self.require_fresh()
+        history = estate.verify(origin)
+        self._models.save(history.number, estate.state)
+        self._seed.write(estate.seed)
+        self._append(estate.record(origin))
+        self._identity = Identity(estate.seed)
+        self._last = models.from_bytes(estate.state)
+        self.migration.discard()
+
+    def start(self, *, evidence: str, entropy: Entropy = os.urandom) -> Enclave:
+        """The enclave itself. Raises StateError if another one goes on in its place."""
+        identity, state = self._founded()
+        if self.handed_over_to is not None:
+            raise StateError(
+                self.folder,
+                f"was handed over to the enclave {self.handed_over_to.hex()} and is retired: "
+                "start that one. Two that sign with one key would be a fork",
+            )
+        return Enclave(
+            self._history.federation,
+            identity,
+            head=self.head,
+            state=state,
+            evidence=evidence,
+            cautions=self._cautions(),
+            entropy=entropy,
+        )
+
+    def _cautions(self) -> tuple[str, ...]:
+        if self.handed_over_from is None:
+            return ()
+        return (f"state was handed over from the enclave {self.handed_over_from.hex()}",)
+
+    def publish(self, receipt: Receipt, state: ServerState) -> None:
+        """Make a round's outcome durable. Only after this may anybody learn of it.
+
+        Raises OSError where the disk fails; the round is then not published, and can be again.
+        """
+        check_signature(receipt, self.public)
+        if receipt.model != vector_digest(state.model):
+            raise LocalProtocolError("this model is not the one of the receipt")
+        content = models.to_bytes(state)
+        record = Published(receipt, models.content_digest(content))
+        self._check(record)
+        self._models.save(receipt.number, content)
+        self._append(record)
+        self._last = state
+        self._models.prune(receipt.number)
+
+    def adopt(self, charter: Charter) -> None:
+        """A new revision, from the next round on. Raises OpenError or LocalProtocolError."""
+        check_signature(charter, self.federation.authority)
+        self._append(Adopted(charter))
+
+    def skip(self, number: int, reason: str) -> None:
+        """The open round was given up."""
+        self._append(Skipped(number, reason))
+
+    def hand_over(self, to: bytes, key: bytes, seal: Callable[[Estate], bytes]) -> bytes:
+        """Retire in favour of one other enclave, and give what `seal` makes of the estate.
+
+        The same successor may ask again, since a process can die before its bundle is stored. It
+        is the only one ever: StateError. If `seal` fails, nothing has happened.
+        """
+        self._founded()
+        ended, record = self._history.handed_over, HandedOver(to, key)
+        if ended is not None and ended != record:
+            raise StateError(
+                self.folder,
+                f"was handed over to the enclave {ended.to.hex()}, and to its one request: "
+                "no other can have it",
+            )
+        sealed = seal(self._estate(record))
+        if ended is None:
+            self._append(record)
+        return sealed
+
+    def _estate(self, end: HandedOver) -> Estate:
+        # A reader of its own: one more record may lie there, whose append has failed at its end.
+        written = Ledger(self.folder / _LEDGER, self.sealer).read()[: len(self._ledger)]
+        so_far = [record for record in written if record != end]
+        records = tuple(encode(record) for record in (*so_far, end))
+        return Estate(self._seed.read(), records, models.to_bytes(self.last_state))
+
+    def _load(self) -> None:
+        removed = atomic.remove_partial(self.folder) + atomic.remove_partial(self.folder / _LEDGER)
+        if removed:
+            self.notices.append(f"{removed} files that were never finished are removed")
+        self._read_history()
+        if self.fresh:
+            self._require_no_models()
+            return
+        self._identity = Identity(self._seed.read())
+        if self._identity.public != self._history.identity:
+            raise StateError(self._seed.path, "is the identity of another ledger than this one")
+        self._last = self._models.load(self._history.number, self._history.state or b"")
+        self.migration.discard()  # It came to its end, if there was one.
+
+    def _read_history(self) -> None:
+        records = self._ledger.read()
+        try:
+            for record in records:
+                self._history.admit(record)
+        except (LocalProtocolError, MalformedMessage) as broken:
+            raise StateError(
+                self.folder / _LEDGER, f"{broken}: use the release that wrote it"
+            ) from None
+
+    def _require_no_models(self) -> None:
+        """A first start that died leaves no model but that of round 0; nor does a lost ledger."""
+        if any(self._models.numbers()) and not self.migration.exists():
+            raise StateError(
+                self.folder / _LEDGER,
+                "is missing, but models are there: bring back the whole folder as it was",
+            )
+
+    def _founded(self) -> tuple[Identity, ServerState]:
+        if self._identity is None or self._last is None:
+            raise LocalProtocolError("nothing was founded in this folder yet")
+        return self._identity, self._last
+
+    def _append(self, record: Record) -> None:
+        self._check(record)
+        self._ledger.append(record)
+        self._history.admit(record)
+
+    def _check(self, record: Record) -> None:
+        self._require_open()
+        self._history.check(record)
+
+    def _require_open(self) -> None:
+        if self._lock is None:
+            raise LocalProtocolError("this state is closed")
+
+
+def _require_dimension(federation: Federation, state: ServerState) -> None:
+    d = federation.rules.dimension
+    if {state.model.shape, *(moment.shape for moment in state.moments)} != {(d,)}:
+        raise LocalProtocolError(f"the first model must have {d} values, as the federation says")

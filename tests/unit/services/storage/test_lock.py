@@ -1,0 +1,38 @@
+import errno
+import fcntl
+
+import pytest
+
+from ostraka.errors import StateError
+from ostraka.services.storage.lock import FolderLock
+
+
+def test_there_is_one_at_a_time(tmp_path):
+    lock = FolderLock(tmp_path)
+    assert lock.effective
+    for _ in range(2):
+        with pytest.raises(StateError, match="another process uses this state"):
+            FolderLock(tmp_path)
+    lock.close()
+    lock.close()
+    FolderLock(tmp_path).close()
+
+
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
+def test_a_system_without_locks_is_told_apart(tmp_path, monkeypatch, code):
+    def absent(*_):
+        raise OSError(code, "no")
+
+    monkeypatch.setattr(fcntl, "flock", absent)
+    lock = FolderLock(tmp_path)
+    assert not lock.effective
+    lock.close()
+
+
+def test_any_other_failure_is_one(tmp_path, monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, "no")
+
+    monkeypatch.setattr(fcntl, "flock", broken)
+    with pytest.raises(OSError, match="no"):
+        FolderLock(tmp_path)

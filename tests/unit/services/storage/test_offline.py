@@ -1,0 +1,318 @@
+"""Masks made ahead: spent once, kept on disk, gone when they are spent or the pool stops."""
+
+import errno
+import gc
+import logging
+import os
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ostraka import events
+from ostraka.config import Manifest, RoundConfig
+from ostraka.crypto.offline_mask import OfflineMask
+from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.errors import LocalProtocolError, StorageFull
+from ostraka.host import Host
+from ostraka.roles.enclave import Lanes
+from ostraka.round import Spool, enrol
+from ostraka.services.storage import offline
+from ostraka.services.storage.offline import OfflinePool, SealedBlocks
+from ostraka.services.storage.spool_file import clean
+
+N, D, TILE = 7, 100, 16
+ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+
+
+def parties(masking="gaussian", **changes):
+    rules = RoundConfig(Manifest.flat(D), f=2, masking=masking, tile=TILE)
+    return enrol(replace(rules, **changes), clients=N)
+
+
+@pytest.fixture
+def pool(tmp_path):
+    """A pool that has not been started."""
+    pools = []
+
+    def make(enclave, **options):
+        pools.append(OfflinePool(enclave, tmp_path, **options))
+        return pools[-1]
+
+    yield make
+    for each in pools:
+        each.stop()
+
+
+def until_ready(pool, count):
+    with pool._changed:
+        assert pool._changed.wait_for(lambda: pool.ready == count and not pool._making, 30)
+
+
+def measured(parties, prepare, workers=None, tell=lambda event: None):
+    """A round whose masks come from `prepare`."""
+    collecting, spool = parties.enclave.open_round(), Spool(parties.rules)
+    for client, update in zip(parties.clients, ROWS, strict=True):
+        spool.collect(collecting, parties.seal(client, collecting.offer, update))
+    cohort = collecting.close()
+    host = Host(
+        rules=parties.rules,
+        lanes=Lanes(),
+        tiles=lambda: spool.tiles(cohort),
+        workers=workers or parties.workers,
+        prepare=prepare,
+        tell=tell,
+    )
+    published = host.average(host.measure(cohort))
+    parties.enclave.follow(published.receipt, published.state)
+    return published
+
+
+@pytest.mark.parametrize("masking", ["gaussian", "exact"])
+@pytest.mark.parametrize("started", [False, True])
+def test_a_round_is_the_same_whoever_made_its_masks(pool, tmp_path, masking, started):
+    cast = parties(masking)
+    one = pool(cast.enclave)
+    if started:
+        one.start()
+    for _ in range(3):
+        published = measured(cast, one.take)
+        expected = ROWS[[int(name.split("-")[1]) for name in published.selected]].mean(axis=0)
+        np.testing.assert_allclose(published.aggregate, expected, rtol=1e-5, atol=1e-7)
+        assert published.receipt.distances == "workers"
+    one.stop()
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_many_are_made_ahead_as_were_asked_for(pool, tmp_path):
+    one = pool(parties().enclave, depth=3)
+    assert one.ready == 0
+    one.start()
+    one.start()
+    until_ready(one, 3)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_nothing_is_made_ahead_while_an_attempt_runs_and_then_it_is(pool):
+    one = pool(parties().enclave, depth=2)
+    one.start()
+    until_ready(one, 2)
+    taken = one.take()
+    with one._changed:
+        assert not one._changed.wait_for(lambda: one._making, 0.1)
+    assert one.ready == 1
+    del taken
+    gc.collect()
+    until_ready(one, 2)
+
+
+def test_a_depth_of_nothing_makes_nothing_ahead(pool, tmp_path):
+    one = pool(parties().enclave, depth=0)
+    one.start()
+    assert one._thread is None
+    assert one.take().sealed
+    assert one.ready == 0
+
+
+def test_the_ciphertext_is_on_disk_and_in_no_memory(pool, tmp_path):
+    cast = parties()
+    taken = pool(cast.enclave).take()
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert b"".join(map(bytes, taken.sealed)) == file.read_bytes()
+    assert len(taken.sealed) == cast.rules.columns.count
+    first, again = taken.sealed[0], taken.sealed[0]
+    assert first == again
+    assert first is not again
+
+
+def test_blocks_are_read_as_often_as_they_are_asked_for(pool):
+    """A dispute reads them a second time."""
+    sealed = pool(parties().enclave).take().sealed
+    assert list(sealed) == list(sealed)
+    assert sealed[-1] == list(sealed)[-1]
+    assert sealed[1:3] == list(sealed)[1:3]
+    with pytest.raises(IndexError):
+        sealed[len(sealed)]
+
+
+class Liar:
+    """Takes its shares as they should be taken, and answers a little off."""
+
+    def __init__(self, honest):
+        self.honest = honest
+
+    def accept(self, offer):
+        self.computing, accept = self.honest.accept(offer)
+        return self, accept
+
+    def add(self, tile):
+        self.computing.add(tile)
+
+    def answer(self):
+        gram = self.computing._gram
+        gram[0, 1] = gram[1, 0] = gram[0, 1] + 0.1 * gram[0, 0]
+        return self.computing.answer()
+
+
+def test_a_dispute_is_settled_with_masks_from_disk(pool):
+    cast = parties("gaussian")
+    told: list[object] = []
+    workers = cast.workers | {"worker-2": Liar(cast.workers["worker-2"])}
+    measured(cast, pool(cast.enclave).take, workers, told.append)
+    assert events.WorkerLied("worker-2") in told
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_exact_masks_need_no_disk(pool, tmp_path, workers):
+    cast = parties("exact", workers=workers)
+    taken = pool(cast.enclave).take()
+    assert isinstance(taken.offline, OfflineMask)
+    assert not taken.sealed
+    assert list(tmp_path.iterdir()) == []
+    taken.offline.spend()
+
+
+def test_masks_are_for_one_attempt(pool):
+    one = pool(parties().enclave)
+    one.start()
+    until_ready(one, 2)
+    taken = [one.take() for _ in range(4)]
+    assert len({id(each.offline) for each in taken}) == 4
+    for each in taken:
+        assert isinstance(each.offline, OfflineNoise)
+        each.offline.spend()
+        with pytest.raises(LocalProtocolError, match="spent"):
+            each.offline.spend()
+
+
+def test_a_file_goes_when_its_attempt_is_over(pool, tmp_path):
+    one = pool(parties().enclave)
+    first, second = one.take(), one.take()
+    assert len(list(tmp_path.iterdir())) == 2
+    first.close()
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(LocalProtocolError, match="deleted"):
+        first.sealed[0]
+    sealed = second.sealed
+    del second
+    gc.collect()
+    assert sealed[0]  # Whoever still reads the blocks keeps them.
+    del sealed
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stopping_deletes_everything_and_ends_the_thread(pool, tmp_path):
+    one = pool(parties().enclave)
+    one.start()
+    until_ready(one, 2)
+    taken = one.take()
+    one.stop()
+    one.stop()
+    assert list(tmp_path.iterdir()) == []
+    assert not one._thread.is_alive()
+    with pytest.raises(LocalProtocolError, match="deleted"):
+        taken.sealed[0]
+    with pytest.raises(LocalProtocolError, match="stopped"):
+        one.take()
+
+
+def test_masks_that_are_half_made_are_waited_for(pool, monkeypatch):
+    cast = parties()
+    begun, go_on, makers = threading.Event(), threading.Event(), []
+    prepare = cast.enclave.prepare
+
+    def slow():
+        makers.append(threading.current_thread().name)
+        begun.set()
+        go_on.wait(30)
+        return prepare()
+
+    monkeypatch.setattr(cast.enclave, "prepare", slow)
+    one = pool(cast.enclave, depth=1)
+    one.start()
+    begun.wait(30)
+    taken = []
+    taker = threading.Thread(target=lambda: taken.append(one.take()))
+    taker.start()
+    assert not taken
+    go_on.set()
+    taker.join(30)
+    assert len(taken) == 1
+    assert makers[0] == "offline"
+    assert len(makers) == 1
+
+
+def test_stopping_in_the_middle_leaves_nothing(pool, tmp_path, monkeypatch):
+    cast = parties()
+    one = pool(cast.enclave)
+    real = SealedBlocks.append
+    reached = threading.Event()
+
+    def append(self, block):
+        real(self, block)
+        reached.set()
+        with one._changed:
+            one._changed.wait_for(lambda: one._stopped, 30)
+
+    monkeypatch.setattr(SealedBlocks, "append", append)
+    one.start()
+    reached.wait(30)
+    assert len(list(tmp_path.iterdir())) == 1
+    one.stop()
+    one._thread.join(30)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_limit_is_kept_and_the_next_attempt_hears_of_it(pool, tmp_path, caplog):
+    cast = parties()
+    probe = pool(cast.enclave).take()
+    size = probe.sealed.bytes
+    probe.close()
+    one = pool(cast.enclave, limit=size + size // 2)
+    with caplog.at_level(logging.WARNING, "ostraka.offline"):
+        one.start()
+        until_ready(one, 1)
+        with one._changed:
+            one._changed.wait_for(lambda: bool(caplog.records), 30)
+    assert "OfflineFailed" in caplog.text
+    taken = one.take()
+    with pytest.raises(StorageFull, match="spool_mib"):
+        one.take()
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) == size
+    taken.close()
+    assert one.take().sealed.bytes == size
+
+
+def test_a_full_disk_leaves_no_files_and_passes(pool, tmp_path, monkeypatch):
+    one = pool(parties().enclave)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "pwrite", full)
+        with pytest.raises(StorageFull):
+            one.take()
+    assert list(tmp_path.iterdir()) == []
+    assert one.take().sealed
+
+
+def test_a_crash_leaves_files_that_the_next_start_deletes(pool, tmp_path):
+    taken = pool(parties().enclave).take()
+    assert clean(tmp_path) == 1
+    assert list(tmp_path.iterdir()) == []
+    taken.close()
+
+
+def test_no_secret_is_shown(pool, caplog):
+    with caplog.at_level(logging.DEBUG, "ostraka.offline"):
+        one = pool(parties().enclave)
+        one.start()
+        until_ready(one, 2)
+    shown = repr(one.take()) + caplog.text
+    assert "<secret>" in shown
+    assert offline.OfflineReady.__name__ in caplog.text

@@ -1,0 +1,49 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.encoding import encode, pack
+from ostraka.errors import MalformedMessage
+from ostraka.services.storage import records
+from ostraka.services.storage.records import (
+    Adopted,
+    Founded,
+    HandedOver,
+    Published,
+    Skipped,
+    TakenOver,
+)
+
+
+@pytest.fixture
+def every_kind(life):
+    state = life.founded()
+    receipt = life.receipt(state, life.state_of(1))
+    return [
+        Founded(state.public, life.charter(), bytes(32)),
+        TakenOver(bytes(32), (b"one", b"two", b"")),
+        Adopted(life.charter(2)),
+        Published(receipt, bytes(32)),
+        Skipped(7, "the quorum was missed"),
+        HandedOver(b"t" * 32, b"k" * 32),
+    ]
+
+
+def test_decoding_undoes_encoding(every_kind):
+    for record in every_kind:
+        assert records.decode(encode(record)) == record
+
+
+@given(st.binary(max_size=60))
+def test_any_other_bytes_are_malformed(data):
+    with pytest.raises(MalformedMessage):
+        records.decode(data)
+
+
+def test_an_unknown_kind_is_malformed():
+    with pytest.raises(MalformedMessage, match="known kind"):
+        records.decode(pack(b"ostraka/ledger/forgotten/v1", b""))
+
+
+def test_what_was_taken_over_does_not_print():
+    assert "history" not in repr(TakenOver(bytes(32), (b"one",)))
