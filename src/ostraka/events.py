@@ -152,6 +152,13 @@ class RoundPublished:
 
 
 @dataclass(frozen=True)
+class StorageNoticed:
+    """Something about the stored state that an operator should know. It is usable."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class StorageFailed:
     """The disk does not take what must be kept. Nothing is published until it does."""
 
@@ -191,6 +198,7 @@ Event: TypeAlias = (
     | WorkerLied
     | WorkerFailed
     | RoundPublished
+    | StorageNoticed
     | StorageFailed
     | ClockJumped
     | Stopping

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ostraka.config import Federation, Member
+from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import (
@@ -151,6 +152,13 @@ def bad_revisions(simulation):
         "the one in force": (sign(simulation, old), LocalProtocolError),
         "one under another authority": (
             sign(simulation, replace(newer, authority=simulation.stranger.public)),
+            LocalProtocolError,
+        ),
+        "one with another kind of optimiser": (
+            sign(
+                simulation,
+                replace(newer, rules=replace(newer.rules, optimiser=Optimiser("sgd"))),
+            ),
             LocalProtocolError,
         ),
         "one for another model": (

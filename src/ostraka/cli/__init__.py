@@ -14,7 +14,18 @@ import click
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ostraka.cli import attest, bench, client, demo, enclave, enclave_migrate, init, leakage, worker
+from ostraka.cli import (
+    attest,
+    bench,
+    client,
+    client_rounds,
+    demo,
+    enclave,
+    enclave_migrate,
+    init,
+    leakage,
+    worker,
+)
 from ostraka.cli.exit_codes import TERMINATED, exit_code
 from ostraka.cli.output import help_without_command, plain_warnings
 from ostraka.errors import OstrakaError
@@ -119,7 +130,12 @@ _subgroup(
 )
 app.command(cls=_Command)(enclave.status)
 _subgroup(worker.worker, run=worker.run, enrol=worker.enrol)
-_subgroup(client.client, enrol=client.enrol)
+_subgroup(
+    client.client,
+    enrol=client.enrol,
+    fetch=client_rounds.fetch,
+    submit=client_rounds.submit,
+)
 _subgroup(attest.attest, show=attest.show_evidence, verify=attest.verify, measure=attest.measure)
 app.command(cls=_Command)(leakage.leakage)
 _subgroup(bench.bench, kernels=bench.kernels, calibrate=bench.calibrate)

@@ -15,6 +15,8 @@ def client(ctx: typer.Context) -> None:
     \b
     Examples:
       ostraka client enrol --name hospital-a
+      ostraka client fetch --enclave fl:7420 --name a --key a.key --policy p.toml --out m.st
+      ostraka client submit new.st --enclave fl:7420 --name a --key a.key --policy p.toml
     """
     help_without_command(ctx)
 

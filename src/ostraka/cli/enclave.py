@@ -103,12 +103,13 @@ def evidence(
 ) -> None:
     """Write what this machine's platform says of the enclave, to look at and to compare.
 
-    It is bound to nothing, so no client accepts it: each asks for its own.
+    It is bound to nothing, so no client accepts it: each asks for its own. `ostraka attest show`
+    reads it out.
 
     \b
     Examples:
       ostraka enclave evidence --out evidence.bin
-      ostraka attest show evidence.bin
+      ostraka enclave evidence --config federation.toml --unsafe-simulate
     """
     provider = provider_for(config.resolve(), simulate)
     out.write_bytes(encode(provider.evidence(bytes(_REPORT_DATA))))

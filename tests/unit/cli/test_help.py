@@ -39,7 +39,8 @@ def test_help_is_plain_text_with_examples_that_parse(command):
     assert "\x1b" not in result.stdout
     lines = result.stdout.splitlines()
     start = lines.index("  Examples:") + 1
-    examples = [line.split() for line in lines[start : lines.index("", start)]]
+    text = "\n".join(lines[start : lines.index("", start)]).replace("\\\n", " ")
+    examples = [line.split() for line in text.splitlines()]
     assert examples
     for program, *arguments in examples:
         assert program == "ostraka"

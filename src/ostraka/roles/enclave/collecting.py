@@ -93,8 +93,14 @@ class Enclave:
     def adopt(self, charter: Charter) -> None:
         """Change rules or roster from the next round on, by the word of the same authority.
 
-        Raises OpenError where the authority has not signed, LocalProtocolError for an old revision
-        or another model.
+        Raises as `require_adoptable` does.
+        """
+        self.require_adoptable(charter)
+        self._federation = charter.federation
+
+    def require_adoptable(self, charter: Charter) -> None:
+        """Raises OpenError where the authority has not signed, LocalProtocolError for an old
+        revision, another model or another kind of optimiser.
         """
         old, new = self._federation, charter.federation
         check_signature(charter, old.authority)
@@ -104,7 +110,8 @@ class Enclave:
             )
         if new.rules.manifest != old.rules.manifest:
             raise LocalProtocolError("a new revision cannot have another model")
-        self._federation = new
+        if new.rules.optimiser.kind != old.rules.optimiser.kind:
+            raise LocalProtocolError("a new revision cannot have another kind of optimiser")
 
     def follow(self, receipt: Receipt, state: ServerState) -> None:
         """Go on after a round that this enclave published."""

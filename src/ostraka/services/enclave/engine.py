@@ -227,8 +227,9 @@ class Engine:
             if charter.federation.revision <= self.federation.revision:
                 self.file = file if file.federation() == self.federation else self.file
                 return False
-            self.enclave.adopt(charter)
+            self.enclave.require_adoptable(charter)
             self.state.adopt(charter)
+            self.enclave.adopt(charter)
         except (ConfigError, OpenError, LocalProtocolError, OSError) as refused:
             if str(refused) != self.ignored:
                 self.tell(events.FederationIgnored(str(refused)))

@@ -77,7 +77,7 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
             )
         )
         for notice in state.notices:
-            tell(events.StorageFailed(notice))
+            tell(events.StorageNoticed(notice))
         tell(adopted(engine.federation))
         try:
             await engine.run()
