@@ -15,6 +15,7 @@ from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.errors import (
     RemoteProtocolError,
+    StorageFull,
     UpdateRejected,
     WorkerError,
     WorkerGone,
@@ -82,6 +83,10 @@ class Host:
             self.tell(events.AttemptStarted(len(cohort.clients), tuple(chosen)))
             try:
                 return self._offload(cohort, chosen, self.prepare())
+            except StorageFull as full:
+                # There is no room for masks. Inside, none are needed.
+                self.tell(events.StorageFailed(str(full)))
+                break
             except WorkerLied as lie:
                 for name in lie.workers:
                     del left[name]

@@ -99,7 +99,7 @@ class FederationPolicy:
     """Whose word decides about the roster, which workers may compute, and how updates are hidden.
 
     authority: the Ed25519 key that signs the federation's rules and roster. workers: the keys of
-    all workers that may ever get a share. maskings: Gaussian masking leaks, so it must be asked for.
+    all workers that may ever get a share. maskings: Gaussian masking leaks, and must be asked for.
     """
 
     authority: bytes | None = None

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +16,8 @@ from ostraka.errors import (
     LocalProtocolError,
     OpenError,
     RoundFailed,
+    StateError,
+    StorageFull,
 )
 from ostraka.events import Event
 from ostraka.host import Host
@@ -100,23 +102,28 @@ class Engine:
 
     async def _round(self, offline: OfflinePool) -> None:
         """One round, to a published receipt or to a reason why there is none."""
-        spool = Spool(
+        try:
+            with closing(self._spool()) as spool:
+                try:
+                    await self._open(spool)
+                    cohort = await self._collect()
+                    if cohort is not None:
+                        await self._finish(cohort, offline)
+                finally:
+                    self.current = self.measuring = None
+        except (RoundFailed, StateError, StorageFull) as failed:
+            self._skip(str(failed))
+            await _first_of(self.stopping, seconds=_RETRY_S)
+        finally:
+            await self._go(self.phase)
+
+    def _spool(self) -> Spool:
+        return Spool(
             self._folder,
             rules=self.federation.rules,
             rows=len(self.federation.clients),
             limit=self.file.storage.spool_mib * _MIB,
         )
-        try:
-            await self._open(spool)
-            cohort = await self._collect()
-            if cohort is not None:
-                await self._finish(cohort, offline)
-        except RoundFailed as failed:
-            self._skip(str(failed))
-        finally:
-            self.current = self.measuring = None
-            spool.close()
-            await self._go(self.phase)
 
     async def _open(self, spool: Spool) -> None:
         collecting = self.enclave.open_round()
