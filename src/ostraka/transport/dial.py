@@ -23,6 +23,7 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.enable_retries", 0),
     ]

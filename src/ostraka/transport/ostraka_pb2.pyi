@@ -133,18 +133,26 @@ class WorkerSays(_message.Message):
     def __init__(self, hello: _Optional[bytes] = ..., accept: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., sorry: _Optional[str] = ...) -> None: ...
 
 class EnclaveSays(_message.Message):
-    __slots__ = ("nonce", "offer", "share", "seed", "over")
-    NONCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("welcome", "offer", "share", "seed", "over")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
-    nonce: bytes
+    welcome: Welcome
     offer: bytes
     share: bytes
     seed: bytes
     over: Over
-    def __init__(self, nonce: _Optional[bytes] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("nonce", "receipt_key")
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPT_KEY_FIELD_NUMBER: _ClassVar[int]
+    nonce: bytes
+    receipt_key: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., receipt_key: _Optional[bytes] = ...) -> None: ...
 
 class Over(_message.Message):
     __slots__ = ("attempt_id",)

@@ -37,6 +37,7 @@ _RETRY_S = 1.0  # after the disk has refused
 _MOST_RETRY_S = 30.0
 _CLOCK_TOLERANCE_S = 5.0
 _MIB = 2**20
+_SEALED_BYTES = 5  # of a value, generously
 
 
 class Phase(StrEnum):
@@ -250,7 +251,8 @@ class Engine:
     def _offline(self) -> OfflinePool:
         rules = self.federation.rules
         cheap = rules.inside or (rules.masking == "exact" and rules.workers % 2)
-        limit = self.file.storage.spool_mib * _MIB
+        updates = len(self.federation.clients) * rules.dimension * _SEALED_BYTES
+        limit = max(0, self.file.storage.spool_mib * _MIB - updates)
         pool = OfflinePool(self.enclave, self._folder, depth=0 if cheap else _AHEAD, limit=limit)
         pool.start()
         return pool

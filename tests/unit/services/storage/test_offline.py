@@ -101,6 +101,7 @@ def test_nothing_is_made_ahead_while_an_attempt_runs_and_then_it_is(pool):
     until_ready(one, 2)
     taken = one.take()
     with one._changed:
+        one._changed.notify_all()
         assert not one._changed.wait_for(lambda: one._making, 0.1)
     assert one.ready == 1
     del taken

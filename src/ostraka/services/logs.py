@@ -1,0 +1,136 @@
+"""Structured logs on stderr: lines for people, or one JSON object a line for programs.
+
+A service logs events: frozen dataclasses of plain values. Whatever else a field holds is shown by
+the name of its type alone, so that a key or an array that strays into an event is not printed.
+Nothing that a peer sent can begin a line of its own: what does not print is escaped.
+"""
+
+import dataclasses
+import logging
+import sys
+from datetime import UTC, datetime
+from json import dumps
+from typing import Any, TextIO
+
+_FIELDS = "ostraka_fields"
+_OURS = "ostraka"
+_UNQUOTED = frozenset("-_.:/+@%")
+
+
+def setup(
+    json: bool,
+    level: int | str = logging.INFO,
+    *,
+    simulated: bool = False,
+    stream: TextIO | None = None,
+) -> None:
+    """Log to stderr from now on. level: of our own loggers; of others, warnings are enough.
+
+    simulated: the enclave's evidence proves nothing, and every line says so.
+    """
+    handler = _Handler(stream)
+    handler.setFormatter(_Json(simulated) if json else _Text(simulated))
+    root = logging.getLogger()
+    for old in [each for each in root.handlers if isinstance(each, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    logging.getLogger(_OURS).setLevel(level)
+
+
+def event(
+    logger: logging.Logger,
+    event: Any,
+    level: int = logging.INFO,
+    *,
+    error: BaseException | None = None,
+) -> None:
+    """Log a frozen dataclass as its name and its fields. Those with `repr=False` are left out.
+
+    error: what was not foreseen, whose trace is to be shown.
+    """
+    shown = [field.name for field in dataclasses.fields(event) if field.repr]
+    fields = {name: _plain(getattr(event, name)) for name in shown}
+    logger.log(level, type(event).__name__, extra={_FIELDS: fields}, exc_info=error)
+
+
+class _Handler(logging.Handler):
+    """Writes to this stream, or to whatever is stderr at that moment."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            stream = self._stream or sys.stderr
+            stream.write(f"{self.format(record)}\n")
+            stream.flush()
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, simulated: bool) -> None:
+        super().__init__()
+        self._marks = {"simulated": True} if simulated else {}
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
+        """The mark comes last, so that no event can take it away."""
+        return getattr(record, _FIELDS, {}) | self._marks
+
+    def _trace(self, record: logging.LogRecord) -> str:
+        return self.formatException(record.exc_info) if record.exc_info else ""
+
+
+class _Json(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        trace = self._trace(record)
+        return dumps(
+            self._fields(record)
+            | {
+                "time": _time(record),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "event": record.getMessage(),
+            }
+            | ({"trace": trace} if trace else {})
+        )
+
+
+class _Text(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = (f"{name}={_shown(value)}" for name, value in self._fields(record).items())
+        head = (
+            _time(record),
+            record.levelname.lower(),
+            record.name,
+            _printable(record.getMessage()),
+        )
+        # Indented, so that no line of it can pass for an entry of its own.
+        trace = [f"    {_printable(line)}" for line in self._trace(record).splitlines()]
+        return "\n".join([" ".join([*head, *fields]), *trace])
+
+
+def _time(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, tuple | list | set | frozenset):
+        return [_plain(each) for each in value]
+    return f"<{type(value).__name__}>"
+
+
+def _shown(value: Any) -> str:
+    """Bare where that is clear, and quoted otherwise."""
+    if isinstance(value, str) and value and all(c.isalnum() or c in _UNQUOTED for c in value):
+        return _printable(value)
+    return dumps(value)
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

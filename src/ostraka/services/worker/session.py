@@ -1,0 +1,224 @@
+"""One conversation with the enclave: what it says, and what this worker says to that.
+
+Shares are worked on by the thread that receives them: while it is busy it takes no more, and by
+gRPC's flow control the enclave waits. A seed is worked on by a thread of its own, so that word of
+the attempt's end gets through.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from threading import Lock, Thread
+
+from ostraka.core.kernel import Kernel
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.errors import MalformedMessage, OstrakaError
+from ostraka.messages import Answer, ChannelOffer, MaskSeed, ShareTile, WorkerHello
+from ostraka.services import logs
+from ostraka.services.worker.attempt import Abandoned, Attempt
+from ostraka.services.worker.pin import EnclavePin
+from ostraka.transport.ostraka_pb2 import EnclaveSays, WorkerSays
+
+_LOG = logging.getLogger("ostraka.worker")
+_NONCE_BYTES = 32
+_LONGEST_SORRY = 200
+
+
+@dataclass(frozen=True)
+class EnclaveRemembered:
+    """The enclave that this worker serves from now on. why_not_kept: on disk, if so."""
+
+    key: str
+    why_not_kept: str = ""
+
+
+@dataclass(frozen=True)
+class AttemptAnswered:
+    """This worker's part of an attempt is done."""
+
+    attempt: str
+    masking: str
+    rows: int
+    columns: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AttemptDropped:
+    """This worker's part of an attempt ended without an answer."""
+
+    attempt: str
+    rows: int
+    columns: int
+    seconds: float
+    why: str
+
+
+@dataclass(frozen=True)
+class MessageRefused:
+    """The enclave, or whoever speaks for it, said what cannot be used."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Staff:
+    """Who works: an enrolled name and its identity, for one enclave, by this kernel."""
+
+    name: str
+    identity: Identity
+    kernel: Kernel = field(repr=False)
+    pin: EnclavePin = field(repr=False)
+
+
+class Session:
+    """Lasts as long as one stream. `say` sends, and never waits.
+
+    One attempt at a time: a new offer replaces an old attempt. Whatever cannot be used ends the
+    attempt, the enclave hears why, and the session goes on.
+    """
+
+    def __init__(self, staff: Staff, say: Callable[[WorkerSays], None]) -> None:
+        self._staff = staff
+        self._say = say
+        self._enclave = b""
+        self._lock = Lock()
+        self._attempt: Attempt | None = None
+        self.served = False  # whether the enclave has proved to be the one that this worker serves
+
+    def greet(self, says: EnclaveSays) -> None:
+        """Answer the first message of a stream. Raises RemoteProtocolError: do not go on then."""
+        if says.WhichOneof("what") != "welcome":
+            raise MalformedMessage("the enclave did not begin with its welcome")
+        if len(says.welcome.nonce) != _NONCE_BYTES:
+            raise MalformedMessage(f"a nonce has {_NONCE_BYTES} bytes")
+        self._enclave = self._staff.pin.check(says.welcome.receipt_key)
+        hello = WorkerHello(says.welcome.nonce, self._staff.name, UNSIGNED)
+        self._say(WorkerSays(hello=encode(self._staff.identity.sign(hello))))
+
+    def hear(self, says: EnclaveSays) -> None:
+        """Do what the enclave says. Never raises for what it says."""
+        what = says.WhichOneof("what")
+        try:
+            match what:
+                case "offer":
+                    self._take_offer(decode(ChannelOffer, says.offer))
+                case "share":
+                    self._take_share(decode(ShareTile, says.share))
+                case "seed":
+                    self._take_seed(decode(MaskSeed, says.seed))
+                case "over":
+                    self._end(says.over.attempt_id)
+                case _:
+                    raise MalformedMessage("a message of no known kind, or out of place")
+        except Abandoned:
+            pass
+        except Exception as failure:  # noqa: BLE001 (a device may fail in any way at all)
+            self._refuse(str(what), failure, self._attempt)
+
+    def close(self) -> None:
+        """The stream has ended, and its attempt with it."""
+        self._drop_quietly(self._attempt, "the connection has ended")
+
+    def _take_offer(self, offer: ChannelOffer) -> None:
+        staff = self._staff
+        attempt = Attempt(offer, staff.identity, self._enclave, staff.kernel)
+        self._drop_quietly(self._attempt, "replaced by a new offer")
+        self._remember_enclave()
+        self.served = True
+        with self._lock:
+            self._attempt = attempt
+        self._say(WorkerSays(accept=encode(attempt.accepted)))
+
+    def _take_share(self, tile: ShareTile) -> None:
+        attempt = self._current(tile.attempt_id)
+        if attempt is not None and (answer := attempt.add(tile)) is not None:
+            self._finish(attempt, answer)
+
+    def _take_seed(self, seed: MaskSeed) -> None:
+        attempt = self._current(seed.attempt_id)
+        if attempt is not None:
+            attempt.reserve_for_seed()
+            work = Thread(target=self._use_seed, args=(attempt, seed), name="seed", daemon=True)
+            work.start()
+
+    def _use_seed(self, attempt: Attempt, seed: MaskSeed) -> None:
+        try:
+            self._finish(attempt, attempt.add_seed(seed))
+        except Abandoned:
+            pass
+        except Exception as failure:  # noqa: BLE001 (as in `hear`)
+            self._refuse("seed", failure, attempt)
+
+    def _current(self, attempt_id: bytes) -> Attempt | None:
+        """The attempt that is under way. What is left of an earlier one is passed over."""
+        attempt = self._attempt
+        return attempt if attempt is not None and attempt.offer.attempt_id == attempt_id else None
+
+    def _end(self, attempt_id: bytes) -> None:
+        self._drop_quietly(self._current(attempt_id), "the enclave has ended it")
+
+    def _finish(self, attempt: Attempt, answer: Answer) -> None:
+        if not self._release(attempt):
+            return
+        self._say(WorkerSays(answer=encode(answer)))
+        offer = attempt.offer
+        logs.event(
+            _LOG,
+            AttemptAnswered(
+                _short(offer), offer.masking, offer.rows, offer.columns, attempt.seconds
+            ),
+        )
+
+    def _drop(self, attempt: Attempt | None, why: str) -> AttemptDropped | None:
+        """None if there is nothing to drop."""
+        if attempt is None or not self._release(attempt):
+            return None
+        attempt.abandon()
+        offer = attempt.offer
+        return AttemptDropped(_short(offer), offer.rows, offer.columns, attempt.seconds, why)
+
+    def _drop_quietly(self, attempt: Attempt | None, why: str) -> None:
+        if (dropped := self._drop(attempt, why)) is not None:
+            logs.event(_LOG, dropped)
+
+    def _release(self, attempt: Attempt) -> bool:
+        """Whoever gets True, and only one does, decides what becomes of the attempt."""
+        with self._lock:
+            if self._attempt is not attempt:
+                return False
+            self._attempt = None
+            return True
+
+    def _refuse(self, what: str, failure: Exception, attempt: Attempt | None) -> None:
+        """Say sorry where the enclave waits for this worker, and nowhere else: the word bears no
+        attempt's name, and must not be taken for an answer to the next one."""
+        foreseen = isinstance(failure, OstrakaError)
+        why = str(failure) if foreseen else f"{type(failure).__name__} in this worker"
+        dropped = self._drop(attempt, why)
+        logs.event(
+            _LOG,
+            dropped or MessageRefused(what, why),
+            logging.WARNING,
+            error=None if foreseen else failure,
+        )
+        if dropped or what == "offer":
+            self._say(WorkerSays(sorry=why[:_LONGEST_SORRY]))
+
+    def _remember_enclave(self) -> None:
+        pin = self._staff.pin
+        if not pin.first_use:
+            return
+        problem = ""
+        try:
+            pin.remember(self._enclave)
+        except OSError as failed:
+            problem = f"{failed}: it is forgotten when this worker stops"
+        remembered = EnclaveRemembered(self._enclave.hex(), problem)
+        logs.event(_LOG, remembered, logging.WARNING if problem else logging.INFO)
+
+
+def _short(offer: ChannelOffer) -> str:
+    return offer.attempt_id.hex()[:8]

@@ -1,0 +1,125 @@
+"""`ostraka enclave migrate`: from one folder to another, on one machine."""
+
+import json
+import shlex
+import shutil
+import time
+from collections.abc import Callable
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ostraka.cli import enclave_migrate
+from ostraka.cli.enclave import platform_for
+from ostraka.errors import AttestationRefused, ConfigError, StateError
+from ostraka.services import federation_file
+from ostraka.services.enclave.run import open_state
+from ostraka.services.federation_file import charter_path
+from ostraka.services.folder import Plan, create
+from ostraka.services.keys import read_identity
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "request": enclave_migrate.request,
+    "export": enclave_migrate.export,
+    "import": enclave_migrate.take_over,
+}
+OLD = "--config old/federation.toml --unsafe-simulate --json"
+NEW = "--config new/federation.toml --unsafe-simulate --json"
+POLICY = "--policy old/policy.toml"
+
+
+def run(line):
+    app = typer.Typer(rich_markup_mode=None)
+    for name, command in COMMANDS.items():
+        app.command(name)(command)
+    result = CliRunner().invoke(app, shlex.split(line))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def opened(folder):
+    config = (folder / "federation.toml").resolve()
+    platform = platform_for(config, True, None, None)
+    return open_state(federation_file.load(config), config, platform)
+
+
+def revise(folder, successor):
+    """The authority lists a successor, in revision 2."""
+    config = folder / "federation.toml"
+    text = config.read_text().replace("revision = 1", "revision = 2")
+    config.write_text(text.replace("successors = []", f'successors = ["{successor}"]'))
+    file = federation_file.load(config)
+    charter = federation_file.sign(file, read_identity(folder / "keys" / "authority.key"))
+    federation_file.write_charter(charter_path(config), charter)
+    return charter
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """An enclave that was started once, and a copy of its federation's files for another."""
+    monkeypatch.chdir(tmp_path)
+    create(tmp_path / "old", Plan(clients=5, f=1, dimension=3), now=int(time.time()) - 60)
+    shutil.copytree(tmp_path / "old", tmp_path / "new")
+    opened(tmp_path / "old").close()
+    return tmp_path
+
+
+@pytest.fixture
+def listed(machine):
+    """The same, when the authority has listed the successor and the old enclave has adopted it."""
+    told = run(f"request --out request.bin {NEW}")
+    assert not told["listed"]
+    charter = revise(machine / "old", told["identity"])
+    for name in ("federation.toml", "federation.charter"):
+        shutil.copy(machine / "old" / name, machine / "new" / name)
+    with opened(machine / "old") as state:
+        state.adopt(charter)
+    return machine
+
+
+def test_a_state_moves_in_three_steps(listed):
+    asked = run(f"request --out request.bin {NEW}")
+    assert asked["listed"]
+    done = run(f"export request.bin {POLICY} --out bundle.bin {OLD}")
+    assert done == {"successor": asked["identity"], "rounds": 0, "again": False}
+    assert run(f"export request.bin {POLICY} --out bundle.bin {OLD}")["again"]
+    taken = run(f"import bundle.bin {POLICY} {NEW}")
+    assert (taken["rounds"], taken["revision"]) == (0, 2)
+    with opened(listed / "new") as state:
+        assert state.public.hex() == taken["receipt_key"]
+        assert state.handed_over_from.hex() == taken["origin"]
+        state.start(evidence="simulation")
+    with opened(listed / "old") as state, pytest.raises(StateError, match="is retired"):
+        state.start(evidence="simulation")
+
+
+def test_nothing_leaves_for_an_enclave_that_is_not_listed(machine):
+    run(f"request --out request.bin {NEW}")
+    with pytest.raises(AttestationRefused, match="is not among the successors"):
+        run(f"export request.bin {POLICY} --out bundle.bin {OLD}")
+    assert not (machine / "bundle.bin").exists()
+    with opened(machine / "old") as state:
+        state.start(evidence="simulation")
+
+
+def test_an_enclave_that_runs_is_not_exported(listed):
+    run(f"request --out request.bin {NEW}")
+    with opened(listed / "old"), pytest.raises(StateError, match="stop it first"):
+        run(f"export request.bin {POLICY} --out bundle.bin {OLD}")
+
+
+def test_an_unsigned_change_is_not_requested_for(machine):
+    config = machine / "new" / "federation.toml"
+    config.write_text(config.read_text().replace("revision = 1", "revision = 2"))
+    with pytest.raises(ConfigError, match="is not what the authority signed"):
+        run(f"request --out request.bin {NEW}")
+
+
+def test_files_that_cannot_be_read_or_written_are_named(listed):
+    with pytest.raises(ConfigError, match=r"absent\.bin: No such file"):
+        run(f"export absent.bin {POLICY} --out bundle.bin {OLD}")
+    with pytest.raises(ConfigError, match=r"absent/request\.bin: No such file"):
+        run(f"request --out absent/request.bin {NEW}")

@@ -1,0 +1,699 @@
+"""The worker's service, against a real gRPC server on loopback that plays the enclave."""
+
+import logging
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.config import MAX_TILE_VALUES, Manifest, RoundConfig, Tiling
+from ostraka.core.kernel import NumpyKernel
+from ostraka.crypto.channel import PendingChannel
+from ostraka.crypto.groups import SealedGroups
+from ostraka.crypto.hpke import HybridKey
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.errors import ConfigError, RemoteProtocolError
+from ostraka.events import AttemptStarted
+from ostraka.messages import (
+    Answer,
+    ChannelAccept,
+    ChannelOffer,
+    MaskSeed,
+    ShareTile,
+    WorkerHello,
+)
+from ostraka.roles.enclave import Lanes
+from ostraka.round import enrol, play
+from ostraka.services.backoff import Backoff
+from ostraka.services.keys import write_identity
+from ostraka.services.worker import EnclavePin, Staff, WorkerService, kernel, kernel_for
+from ostraka.services.worker.service import LARGEST_MESSAGE
+from ostraka.services.worker.session import Session
+from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Welcome, WorkerSays
+from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
+
+WAIT = 30  # seconds, after which a test that hangs fails
+ENCLAVE, ME, IMPOSTOR = (Identity(bytes([seed]) * 32) for seed in (1, 2, 3))
+N, D, TILE = 7, 200, 32
+ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+
+
+# The enclave's side of a stream, and of the roles that speak through it.
+
+
+@dataclass
+class Link:
+    """One worker's stream, as the enclave holds it. None in either queue means that it is over."""
+
+    name: str
+    outgoing: "queue.Queue[EnclaveSays | None]" = field(default_factory=queue.Queue)
+    incoming: "queue.Queue[WorkerSays | None]" = field(default_factory=queue.Queue)
+    sent: int = 0
+
+    def say(self, **what) -> None:
+        self.outgoing.put(EnclaveSays(**what))
+
+    def hear(self, kind):
+        said = self.incoming.get(timeout=WAIT)
+        assert said is not None, "the worker has left"
+        assert said.WhichOneof("what") == kind, said
+        return getattr(said, kind)
+
+    # As the host of a round sees a worker.
+
+    def accept(self, offer):
+        self.say(offer=encode(offer))
+        return self, decode(ChannelAccept, self.hear("accept"))
+
+    def add(self, tile):
+        self.say(share=encode(tile))
+
+    def add_seed(self, message):
+        self.say(seed=encode(message))
+
+    def answer(self):
+        answer = decode(Answer, self.hear("answer"))
+        self.say(over=Over(attempt_id=answer.attempt_id))
+        return answer
+
+
+class Servicer(EnclaveServicer):
+    """Greets workers, checks who they are, and hands their streams to the test."""
+
+    def __init__(self, receipt_key, workers):
+        self.welcome = {"nonce": b"n" * 32, "receipt_key": receipt_key}
+        self.workers = workers
+        self.links: queue.Queue[Link] = queue.Queue()
+        self.refused = threading.Semaphore(0)  # streams that ended before a hello
+
+    def Work(self, requests: Iterator[WorkerSays], context):  # noqa: N802
+        yield EnclaveSays(welcome=Welcome(**self.welcome))
+        try:
+            first = next(requests, None)
+        except Exception:  # noqa: BLE001 (gRPC has one of no kind for a caller that has left)
+            first = None
+        if first is None:
+            self.refused.release()
+            return
+        hello = decode(WorkerHello, first.hello)
+        assert hello.nonce == self.welcome["nonce"]
+        check_signature(hello, self.workers[hello.worker].public)
+        link = Link(hello.worker)
+        threading.Thread(target=self._listen, args=(requests, link), daemon=True).start()
+        self.links.put(link)
+        for says in iter(link.outgoing.get, None):
+            yield says
+            link.sent += 1
+
+    def _listen(self, requests, link):
+        try:
+            for said in requests:
+                link.incoming.put(said)
+        except Exception:  # noqa: BLE001 (however it ended)
+            pass
+        link.incoming.put(None)
+        link.outgoing.put(None)
+
+
+@contextmanager
+def serving(servicer, port=0):
+    """Gives the address."""
+    with ThreadPoolExecutor(8) as pool:
+        options = [("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
+        server = grpc.server(pool, options=options)
+        add_EnclaveServicer_to_server(servicer, server)
+        port = server.add_insecure_port(f"127.0.0.1:{port}")
+        server.start()
+        try:
+            yield f"127.0.0.1:{port}"
+        finally:
+            server.stop(None).wait(WAIT)
+
+
+def quick():
+    return Backoff(first=0.01, cap=0.1)
+
+
+@contextmanager
+def working(address, name, identity, *, pin=None, kernel=None):
+    staff = Staff(name, identity, kernel or NumpyKernel(), pin or EnclavePin(ENCLAVE.public))
+    service = WorkerService(address, staff, backoff=quick())
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+        thread.join(WAIT)
+        assert not thread.is_alive()
+
+
+@contextmanager
+def connected(**options):
+    """One worker, `ME`, and its link."""
+    servicer = Servicer(ENCLAVE.public, {"me": ME})
+    with serving(servicer) as address, working(address, "me", ME, **options):
+        yield servicer.links.get(timeout=WAIT)
+
+
+# One attempt, with an enclave that is nothing but its keys.
+
+
+class Attempt:
+    def __init__(self, number=1, signer=ENCLAVE, **changes):
+        key = HybridKey()
+        offer = ChannelOffer(
+            config=b"c" * 32,
+            round_id=b"r" * 32,
+            attempt_id=bytes([number]) * 32,
+            worker=ME.public,
+            point=0,
+            masking="exact",
+            rows=N,
+            columns=D,
+            tile=TILE,
+            key=key.public,
+            signature=UNSIGNED,
+        )
+        self.pending = PendingChannel(replace(offer, **changes), signer, key, ME.public)
+        self.offer = self.pending.offer
+        self.layout = SealedGroups(Tiling(self.offer.columns, self.offer.tile), self.offer.rows, 4)
+
+    @property
+    def count(self):
+        return self.layout.columns.count
+
+    def join(self, link):
+        _, accept = link.accept(self.offer)
+        self.channel = self.pending.finish(accept)
+        return self
+
+    def tile(self, index):
+        values = np.full((self.offer.rows, self.layout.columns.size(index)), 3, np.uint32)
+        sealed = memoryview(bytearray(self.layout.size(index)))
+        for group in self.layout.groups():
+            rows = values[group.start : group.stop]
+            out = sealed[self.layout.part(index, group)]
+            self.channel.seal_share(index, group.start, rows, out)
+        return ShareTile(self.offer.attempt_id, index, bytes(sealed))
+
+    def seed(self):
+        return MaskSeed(self.offer.attempt_id, self.channel.seal_seed(bytes(32)))
+
+    def finish(self, link, skip=0):
+        """The rest of the tiles, and the right answer to all."""
+        for index in range(skip, self.count):
+            link.add(self.tile(index))
+        raw = self.channel.open_answer(link.answer().ciphertext)
+        assert set(np.frombuffer(raw, np.uint32)) == {9 * self.offer.columns}
+
+
+class Gate:
+    """A kernel that waits to be let through, and counts its calls."""
+
+    def __init__(self):
+        self.calls, self.reached, self.open = 0, threading.Event(), threading.Event()
+
+    def add_field_gram(self, total, block):
+        self.calls += 1
+        self.reached.set()
+        assert self.open.wait(WAIT)
+        NumpyKernel().add_field_gram(total, block)
+
+    def add_gram(self, total, block):
+        raise AssertionError
+
+
+def logged(caplog, event):
+    """The fields of every event of that name."""
+    return [each.ostraka_fields for each in caplog.records if each.getMessage() == event]
+
+
+# Rounds.
+
+
+@contextmanager
+def federation(**changes):
+    """A federation whose workers are services, and the servicer that they dial."""
+    rules = RoundConfig(Manifest.flat(D), f=2, tile=TILE)
+    parties = enrol(replace(rules, **changes), clients=N)
+    identities = {name: worker._identity for name, worker in parties.workers.items()}
+    servicer = Servicer(parties.enclave.public, identities)
+    with serving(servicer) as address:
+        services = [
+            working(address, name, identity, pin=EnclavePin(parties.enclave.public))
+            for name, identity in identities.items()
+        ]
+        entered = [service.__enter__() for service in services]
+        try:
+            yield parties, servicer
+        finally:
+            for service in entered:
+                service.stop()
+            for context in services:
+                context.__exit__(None, None, None)
+
+
+def with_links(parties, servicer):
+    links = [servicer.links.get(timeout=WAIT) for _ in parties.workers]
+    by_name = {link.name: link for link in links}
+    return replace(parties, workers={name: by_name[name] for name in parties.workers})
+
+
+@pytest.mark.parametrize(
+    ("masking", "workers"), [("exact", 2), ("exact", 3), ("exact", 4), ("gaussian", 2)]
+)
+def test_rounds_with_workers_across_a_network(masking, workers):
+    with federation(masking=masking, workers=workers) as (parties, servicer):
+        remote = with_links(parties, servicer)
+        for _ in range(2):
+            result = play(remote, ROWS, Lanes())
+            expected = ROWS[list(result.selected)].mean(axis=0)
+            np.testing.assert_allclose(result.aggregate, expected, rtol=1e-6, atol=1e-9)
+            assert result.receipt.distances == "workers"
+            assert result.events[0] == AttemptStarted(N, tuple(parties.workers))
+
+
+def test_a_worker_comes_back_when_the_enclave_does():
+    first = Servicer(ENCLAVE.public, {"me": ME})
+    with serving(first) as address:
+        port = int(address.rpartition(":")[2])
+        service = working(address, "me", ME)
+        service.__enter__()
+        link = first.links.get(timeout=WAIT)
+        Attempt(1).join(link)  # And the enclave dies in the middle of it.
+    try:
+        for number in (2, 3):
+            again = Servicer(ENCLAVE.public, {"me": ME})
+            with serving(again, port):
+                Attempt(number).join(link := again.links.get(timeout=WAIT)).finish(link)
+    finally:
+        service.__exit__(None, None, None)
+
+
+def test_a_worker_that_starts_first_waits_for_its_enclave():
+    servicer = Servicer(ENCLAVE.public, {"me": ME})
+    with serving(servicer) as address:
+        port = int(address.rpartition(":")[2])
+    with working(address, "me", ME), serving(servicer, port):
+        Attempt().join(link := servicer.links.get(timeout=WAIT)).finish(link)
+
+
+# Who is served.
+
+
+def test_an_enclave_with_another_key_is_not_served_and_the_log_says_so(caplog):
+    servicer = Servicer(IMPOSTOR.public, {"me": ME})
+    with serving(servicer) as address, working(address, "me", ME):
+        assert servicer.refused.acquire(timeout=WAIT)
+        assert servicer.refused.acquire(timeout=WAIT)
+        servicer.welcome["receipt_key"] = ENCLAVE.public  # The right one is back.
+        Attempt().join(link := servicer.links.get(timeout=WAIT)).finish(link)
+    whys = [each["why"] for each in logged(caplog, "Disconnected")]
+    assert any(IMPOSTOR.public.hex() in why and ENCLAVE.public.hex() in why for why in whys)
+
+
+def test_an_offer_that_another_has_signed_is_not_taken():
+    with connected() as link:
+        link.say(offer=encode(Attempt(1, signer=IMPOSTOR).offer))
+        assert "ChannelOffer does not open" in link.hear("sorry")
+        Attempt(2).join(link).finish(link)
+
+
+def test_the_first_enclave_that_gives_work_is_remembered(tmp_path):
+    key = tmp_path / "me.key"
+    file = tmp_path / "me.key.enclave"
+    with connected(pin=EnclavePin.beside(key)) as link:
+        link.say(offer=encode(Attempt(1, signer=IMPOSTOR).offer))
+        link.hear("sorry")
+        assert not file.exists()  # A key that has signed nothing is not worth remembering.
+        Attempt(2).join(link).finish(link)
+        assert ENCLAVE.public.hex() in file.read_text()
+    again = EnclavePin.beside(key)
+    assert not again.first_use
+    again.check(ENCLAVE.public)
+    with pytest.raises(RemoteProtocolError, match=f"delete {file}"):
+        again.check(IMPOSTOR.public)
+
+
+def test_what_cannot_be_written_down_is_remembered_until_the_end(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    pin = EnclavePin.beside(tmp_path / "absent" / "me.key")
+    with connected(pin=pin) as link:
+        Attempt().join(link).finish(link)
+    with pytest.raises(RemoteProtocolError):
+        pin.check(IMPOSTOR.public)
+    (remembered,) = logged(caplog, "EnclaveRemembered")
+    assert "forgotten" in remembered["why_not_kept"]
+
+
+@pytest.mark.parametrize("content", ["", "x", "ostraka-enclave-key-v1 00", "a\nb\n", b"\xff"])
+def test_a_spoilt_memory_is_an_error_and_no_first_use(tmp_path, content):
+    file = tmp_path / "me.key.enclave"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError, match="delete it"):
+        EnclavePin.beside(tmp_path / "me.key")
+
+
+@pytest.mark.parametrize("key", ["", "zz", "00" * 31, "00" * 33])
+def test_a_pinned_key_is_32_bytes_of_hex(key):
+    with pytest.raises(ConfigError):
+        EnclavePin.given(key)
+
+
+def test_a_pinned_key_is_not_written_anywhere():
+    pin = EnclavePin.given(ENCLAVE.public.hex())
+    assert not pin.first_use
+    with pytest.raises(RemoteProtocolError, match="--enclave-key"):
+        pin.check(IMPOSTOR.public)
+
+
+BAD_WELCOMES = {
+    "a short nonce": {"nonce": b"n" * 31, "receipt_key": ENCLAVE.public},
+    "no key": {"nonce": b"n" * 32},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("welcome", BAD_WELCOMES.values(), ids=BAD_WELCOMES.keys())
+def test_a_bad_welcome_gets_no_signature(welcome):
+    said: list[WorkerSays] = []
+    session = Session(Staff("me", ME, NumpyKernel(), EnclavePin(None)), said.append)
+    with pytest.raises(RemoteProtocolError):
+        session.greet(EnclaveSays(welcome=Welcome(**welcome)))
+    with pytest.raises(RemoteProtocolError):
+        session.greet(EnclaveSays(over=Over()))
+    assert said == []
+
+
+# What the enclave may say.
+
+BAD_IN_AN_ATTEMPT = {
+    "a message of no kind": lambda a: EnclaveSays(),
+    "a share that is noise": lambda a: EnclaveSays(share=b"noise"),
+    "a seed that is noise": lambda a: EnclaveSays(seed=b"noise"),
+    "an offer that is noise": lambda a: EnclaveSays(offer=b"noise"),
+    "an offer under another signature": lambda a: EnclaveSays(
+        offer=encode(Attempt(9, signer=IMPOSTOR).offer)
+    ),
+    "an offer of a masking that nobody knows": lambda a: EnclaveSays(
+        offer=encode(Attempt(9, masking="tape").offer)
+    ),
+    "an offer for another worker": lambda a: EnclaveSays(
+        offer=encode(Attempt(9, worker=IMPOSTOR.public).offer)
+    ),
+    "an offer of more rows than any memory holds": lambda a: EnclaveSays(
+        offer=encode(Attempt(9, rows=MAX_TILE_VALUES, tile=1).offer)
+    ),
+    "a share twice": lambda a: EnclaveSays(share=encode(a.tile(0))),
+    "a share beyond the last": lambda a: EnclaveSays(share=encode(replace(a.tile(1), index=99))),
+    "an altered share": lambda a: EnclaveSays(
+        share=encode(replace(a.tile(1), ciphertext=bytes(a.layout.size(1))))
+    ),
+    "a seed after shares": lambda a: EnclaveSays(seed=encode(a.seed())),
+    "a seed that does not open": lambda a: EnclaveSays(
+        seed=encode(replace(a.seed(), ciphertext=bytes(48)))
+    ),
+    "a second welcome": lambda a: EnclaveSays(
+        welcome=Welcome(nonce=bytes(32), receipt_key=ENCLAVE.public)
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_IN_AN_ATTEMPT.values(), ids=BAD_IN_AN_ATTEMPT.keys())
+def test_a_bad_message_ends_the_attempt_in_words_and_the_next_goes_well(bad):
+    with connected() as link:
+        attempt = Attempt(1).join(link)
+        link.add(attempt.tile(0))
+        link.outgoing.put(bad(attempt))
+        assert 0 < len(link.hear("sorry")) <= 200
+        for index in range(1, attempt.count):
+            link.add(attempt.tile(index))  # These were on their way, and are passed over.
+        Attempt(2).join(link).finish(link)
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        EnclaveSays(),
+        EnclaveSays(share=b"noise"),
+        EnclaveSays(share=encode(ShareTile(bytes(32), 0, b""))),
+        EnclaveSays(seed=encode(MaskSeed(bytes(32), b""))),
+        EnclaveSays(over=Over(attempt_id=b"?")),
+    ],
+)
+def test_what_belongs_to_no_attempt_harms_none(stray):
+    with connected() as link:
+        link.outgoing.put(stray)
+        attempt = Attempt().join(link)
+        for other in (EnclaveSays(over=Over(attempt_id=b"?")), EnclaveSays(over=Over())):
+            link.outgoing.put(other)
+        link.add(attempt.tile(0))
+        link.say(share=encode(ShareTile(bytes(32), 0, b"")))  # of an attempt that was before
+        attempt.finish(link, skip=1)
+
+
+def test_a_seed_after_a_seed_ends_the_attempt():
+    gate = Gate()
+    with connected(kernel=gate) as link:
+        attempt = Attempt(1).join(link)
+        link.add_seed(attempt.seed())
+        gate.reached.wait(WAIT)
+        link.add_seed(attempt.seed())
+        assert "second seed" in link.hear("sorry")
+        gate.open.set()
+        Attempt(2).join(link).finish(link)
+
+
+def test_a_share_after_a_seed_ends_the_attempt():
+    gate = Gate()
+    with connected(kernel=gate) as link:
+        attempt = Attempt(1).join(link)
+        link.add_seed(attempt.seed())
+        gate.reached.wait(WAIT)
+        link.add(attempt.tile(0))
+        assert "was given a seed" in link.hear("sorry")
+        gate.open.set()
+        Attempt(2).join(link).finish(link)
+
+
+def test_an_attempt_that_is_over_is_dropped_at_once(caplog):
+    caplog.set_level(logging.INFO)
+    with connected() as link:
+        attempt = Attempt(1).join(link)
+        link.add(attempt.tile(0))
+        link.say(over=Over(attempt_id=attempt.offer.attempt_id))
+        for index in range(1, attempt.count):
+            link.add(attempt.tile(index))
+        Attempt(2).join(link).finish(link)
+    assert len(logged(caplog, "AttemptDropped")) == 1
+
+
+def test_an_attempt_that_is_over_stops_in_the_middle_of_its_seed():
+    gate = Gate()
+    with connected(kernel=gate) as link:
+        attempt = Attempt(1).join(link)
+        link.add_seed(attempt.seed())
+        assert gate.reached.wait(WAIT)
+        link.say(over=Over(attempt_id=attempt.offer.attempt_id))
+        following = Attempt(2).join(link)  # It listens while it computes.
+        gate.open.set()
+        following.finish(link)
+    assert gate.calls <= 1 + following.count
+
+
+def test_a_new_offer_replaces_an_old_attempt(caplog):
+    caplog.set_level(logging.INFO)
+    with connected() as link:
+        link.add(Attempt(1).join(link).tile(0))
+        Attempt(2).join(link).finish(link)
+    (dropped,) = logged(caplog, "AttemptDropped")
+    assert dropped["why"] == "replaced by a new offer"
+
+
+def test_a_device_that_fails_is_said_and_the_worker_goes_on(caplog):
+    class Broken(NumpyKernel):
+        works = False
+
+        def add_field_gram(self, total, block):
+            if not self.works:
+                raise RuntimeError("CUDA error: what is in here is not for the enclave")
+            super().add_field_gram(total, block)
+
+    device = Broken()
+    with connected(kernel=device) as link:
+        attempt = Attempt(1).join(link)
+        link.add(attempt.tile(0))
+        assert link.hear("sorry") == "RuntimeError in this worker"
+        link.add_seed(Attempt(2).join(link).seed())
+        assert link.hear("sorry") == "RuntimeError in this worker"
+        device.works = True
+        Attempt(3).join(link).finish(link)
+    assert "CUDA error" in caplog.text
+
+
+def test_a_busy_worker_holds_its_enclave_back():
+    """Not a megabyte for each of 64 tiles is in its memory while it is busy with the first."""
+    gate, rows = Gate(), 2**12
+    attempt = Attempt(rows=64, columns=64 * rows, tile=rows)
+    with connected(kernel=gate) as link:
+        attempt.join(link)
+        tile = attempt.tile(0)
+        for index in range(attempt.count):
+            link.add(replace(tile, index=index))
+        assert gate.reached.wait(WAIT)
+        threading.Event().wait(0.5)
+        assert link.sent < attempt.count // 2
+        gate.open.set()
+        link.hear("sorry")  # The second tile is the first again.
+
+
+def test_one_line_for_each_attempt_with_its_size_and_nothing_of_its_content(caplog):
+    caplog.set_level(logging.DEBUG)
+    with connected() as link:
+        Attempt(1).join(link).finish(link)
+    (fields,) = logged(caplog, "AttemptAnswered")
+    assert (fields["rows"], fields["columns"], fields["masking"]) == (N, D, "exact")
+    assert fields["seconds"] >= 0
+    assert set(fields) == {"attempt", "masking", "rows", "columns", "seconds"}
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.builds(EnclaveSays, offer=st.binary(max_size=64)),
+            st.builds(EnclaveSays, share=st.binary(max_size=64)),
+            st.builds(EnclaveSays, seed=st.binary(max_size=64)),
+            st.builds(EnclaveSays, over=st.builds(Over, attempt_id=st.binary(max_size=40))),
+            st.just(EnclaveSays()),
+        ),
+        max_size=5,
+    )
+)
+def test_no_bytes_end_a_session(messages):
+    said: list[WorkerSays] = []
+    session = Session(Staff("me", ME, NumpyKernel(), EnclavePin(ENCLAVE.public)), said.append)
+    session.greet(EnclaveSays(welcome=Welcome(nonce=bytes(32), receipt_key=ENCLAVE.public)))
+    for message in messages:
+        session.hear(message)
+    assert all(each.WhichOneof("what") == "sorry" for each in said[1:])
+
+
+@given(st.integers(1, MAX_TILE_VALUES), st.integers(1, 2**18))
+def test_every_share_fits_into_a_message(rows, tile):
+    rows = min(rows, MAX_TILE_VALUES // tile)
+    size = SealedGroups(Tiling(tile, tile), rows, 8).size(0)
+    frame = len(encode(ShareTile(bytes(32), 0, b""))) + 100
+    assert size + frame <= LARGEST_MESSAGE == 40 * 2**20
+
+
+def test_the_largest_share_arrives():
+    side = 2**11
+    attempt = Attempt(masking="gaussian", rows=side, columns=side, tile=side)
+    layout = SealedGroups(Tiling(side, side), side, 8)
+    with connected() as link:
+        attempt.join(link)
+        link.add(ShareTile(attempt.offer.attempt_id, 0, bytes(layout.size(0))))
+        assert "share does not open" in link.hear("sorry")
+
+
+# How it starts and stops.
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_gpu_is_chosen_where_there_is_one(monkeypatch, gpu):
+    def choose(device):
+        if device == "cuda" and not gpu:
+            raise ConfigError("no device")
+        return kernels[device]
+
+    kernels = {"cpu": NumpyKernel(), "cuda": NumpyKernel()}
+    monkeypatch.setattr(kernel, "choose", choose)
+    best = "cuda" if gpu else "cpu"
+    assert kernel_for("auto") == (kernels[best], best)
+    assert kernel_for("cpu") == (kernels["cpu"], "cpu")
+
+
+def test_a_device_that_is_not_there_is_an_error_when_it_was_asked_for():
+    with pytest.raises(ConfigError):
+        kernel_for("abacus")
+
+
+def test_the_pauses_double_and_vary_up_to_a_cap():
+    backoff = Backoff(first=1, cap=30)
+    for step in (1, 2, 4, 8, 16, 30, 30):
+        assert step / 2 <= backoff.next() <= step
+    assert len({Backoff(1, 30).next() for _ in range(20)}) > 1
+    backoff.reset()
+    assert backoff.next() <= 1
+
+
+def test_stopping_does_not_wait_for_an_enclave():
+    with working("127.0.0.1:1", "me", ME):
+        pass
+
+
+def test_stopping_ends_what_is_being_computed():
+    gate = Gate()
+    with connected(kernel=gate) as link:
+        link.add_seed(Attempt(1).join(link).seed())
+        assert gate.reached.wait(WAIT)
+    gate.open.set()
+
+
+def test_a_service_that_was_stopped_before_it_ran_does_nothing():
+    service = WorkerService("127.0.0.1:1", Staff("me", ME, NumpyKernel(), EnclavePin(None)))
+    service.stop()
+    service.run()
+
+
+@pytest.mark.parametrize(
+    ("address", "ca", "message"),
+    [("localhost", None, "HOST:PORT"), ("localhost:1", "absent.pem", "absent.pem")],
+)
+def test_what_can_never_work_is_an_error(tmp_path, address, ca, message):
+    staff = Staff("me", ME, NumpyKernel(), EnclavePin(None))
+    service = WorkerService(address, staff, tls_ca=tmp_path / ca if ca else None)
+    with pytest.raises(ConfigError, match=message):
+        service.run()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_process_serves_and_ends_as_it_is_told(tmp_path, number, code):
+    key = tmp_path / "me.key"
+    me = write_identity(key, "me")
+    program = (
+        "import typer; from ostraka.cli.worker import run; "
+        "app = typer.Typer(); app.command()(run); app()"
+    )
+    servicer = Servicer(ENCLAVE.public, {"me": me})
+    with serving(servicer) as address:
+        options = ["--enclave", address, "--name", "me", "--key", str(key), "--device", "cpu"]
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *options, "--log-json", "--threads", "1"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        link = servicer.links.get(timeout=WAIT)
+        offered = Attempt(1, worker=me.public)
+        offered.pending._worker = me.public
+        offered.join(link).finish(link)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=WAIT)
+    assert process.returncode == code, errors
+    assert [line for line in errors.splitlines() if not line.startswith("{")] == []
+    for word in ("WorkerStarted", "Connected", "AttemptAnswered", "WorkerStopped"):
+        assert word in errors
+    assert key.read_text().split()[-1] not in errors
