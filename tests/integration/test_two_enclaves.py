@@ -57,7 +57,12 @@ def test_a_client_talks_to_the_honest_one_and_refuses_the_other(
     )
     sealed: list[object] = []
     real = updates.seal
-    monkeypatch.setattr(updates, "seal", lambda *a, **k: sealed.append(1) or real(*a, **k))
+
+    def watched(*arguments, **named):
+        sealed.append(arguments)
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(updates, "seal", watched)
 
     changed = deployment.enclave(PYTHONPATH=str(altered))
     with pytest.raises(AttestationRefused) as caught:

@@ -46,6 +46,25 @@ def test_the_advice_lists_what_is_missing_and_keeps_what_is_there(what):
         assert values == [*kept, CLAIMS.measurement(name).hex()]
 
 
+ABSENT: dict[str, Any] = {
+    "a list for what was not measured": ({"a": (b"\x0a",), "c": (b"\x0c",)}, ()),
+    "what was not measured is required": ({"a": (b"\x0a",), "c": ()}, ("c",)),
+    "no list holds anything": ({"c": ()}, ()),
+}
+
+
+@pytest.mark.parametrize("what", ABSENT)
+def test_a_measurement_that_is_absent_is_named(what):
+    lists, required = ABSENT[what]
+    with pytest.raises(AttestationRefused, match="lists c accepts no .* that is absent") as caught:
+        require_listed(CLAIMS, "kind", lists, required)
+    assert caught.value.reason is Refusal.MEASUREMENT
+
+
+def test_a_measurement_that_is_absent_and_that_nobody_lists_does_not_matter():
+    require_listed(CLAIMS, "kind", {"a": (b"\x0a",), "c": ()}, ("a",))
+
+
 def test_following_the_advice_is_enough():
     lists = {"a": (), "b": (b"\x01",)}
     with pytest.raises(AttestationRefused) as caught:

@@ -57,7 +57,7 @@ collateral = "https://pccs.example"
 [snp]
 measurement = ["{hexed(13, 48)}"]
 chip_ids = ["{hexed(14, 64)}"]
-min_tcb = {{ bootloader = 1, tee = 2, snp = 3, microcode = 4 }}
+min_tcb = {{ bootloader = 1, tee = 2, snp = 3, microcode = 4, fmc = 5 }}
 allow = ["{snp.ALLOWANCES[0]}"]
 certificates = "snp.pem"
 
@@ -99,7 +99,11 @@ def test_a_complete_policy_is_read():
             collateral="https://pccs.example",
         ),
         snp=SnpPolicy(
-            b(13, 48), b(14, 64), SnpTcb(1, 2, 3, 4), (snp.ALLOWANCES[0],), certificates="snp.pem"
+            b(13, 48),
+            b(14, 64),
+            SnpTcb(1, 2, 3, 4, 5),
+            (snp.ALLOWANCES[0],),
+            certificates="snp.pem",
         ),
         nitro=NitroPolicy(pcr0=b(15, 48), pcr8=b(16, 48)),
         simulation=SimulationPolicy(

@@ -681,6 +681,16 @@ REFUSED = {
         Refusal.TCB,
         "in its reported TCB tee is 1; the policy asks for 2",
     ),
+    "Turin below the lowest of the part that only it has": (
+        lambda: turin(rules=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(fmc=10))),
+        Refusal.TCB,
+        "in its reported TCB fmc is 9; the policy asks for 10",
+    ),
+    "another product than Turin where Turin's part is asked for": (
+        lambda: verify(rules=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(fmc=1))),
+        Refusal.TCB,
+        "in its reported TCB fmc is 0; the policy asks for 1",
+    ),
     "a machine that can be debugged": (
         lambda: verify(report(policy=ALWAYS | DEBUG)),
         Refusal.DEBUG,

@@ -194,7 +194,13 @@ def start(tmp_path) -> Iterator[Callable[..., Running]]:
     services: list[Running] = []
 
     def make(*, run: bool = True, settings: dict[str, Any] | None = None, **plan: Any) -> Running:
-        asked = {"clients": 5, "f": 1, "workers": 2, "masking": "none", "dimension": 100} | plan
+        asked: dict[str, Any] = {
+            "clients": 5,
+            "f": 1,
+            "workers": 2,
+            "masking": "none",
+            "dimension": 100,
+        } | plan
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

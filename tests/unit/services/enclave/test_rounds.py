@@ -89,7 +89,7 @@ def test_a_spoilt_update_does_not_hold_up_the_others(start, speaker):
     with pytest.raises(grpc.RpcError) as caught:
         speakers[3].send(updates[3])
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    assert "stated norm" in caught.value.details()
+    assert "stated norm" in str(caught.value.details())
     receipt = speakers[0].follow(joined[0])
     assert receipt.participants == 5
     assert [each.client for each in receipt.rejected] == ["client-4"]
@@ -147,7 +147,7 @@ def test_what_was_sent_before_a_crash_counts_for_nothing_after_it(start, speaker
     after = speaker(service, 1)
     with pytest.raises(grpc.RpcError) as caught:
         after.upload(sealed)
-    assert "another round" in caught.value.details()
+    assert "another round" in str(caught.value.details())
     _, receipt = play(service, speaker, updates)
     assert receipt.participants == 5
 

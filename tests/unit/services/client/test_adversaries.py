@@ -1,0 +1,506 @@
+"""Services that lie. Each lie ends in the right error, and nothing is sealed for a liar."""
+
+import time
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+
+from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.config import Member
+from ostraka.crypto.hpke import HybridKey
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import decode, encode
+from ostraka.errors import (
+    AttestationRefused,
+    Fork,
+    MalformedMessage,
+    OpenError,
+    ReceiptRefused,
+    Refusal,
+    Rejection,
+    ServiceError,
+    UpdateRejected,
+)
+from ostraka.messages import Evidence, Receipt
+from ostraka.services.client.events import ForkProved
+from ostraka.services.client.memory import ForkProof
+from ostraka.transport import ostraka_pb2 as wire
+
+D = 17
+UPDATE = np.linspace(-1, 1, D).astype(np.float32)
+MALLORY = Identity(b"\x66" * 32)
+WORKER = Member("worker-1", Identity(b"\x77" * 32).public)
+
+
+def swap(**changes):
+    """An introduction with other fields in its offer, which nobody has signed."""
+    return lambda honest: replace(honest, offer=replace(honest.offer, **changes))
+
+
+def evidence(**changes):
+    return lambda honest: replace(honest, evidence=replace(honest.evidence, **changes))
+
+
+def lie(method, answer):
+    return lambda service, charter: service.lies.update({method: answer})
+
+
+def be(**attributes):
+    return lambda service, charter: become(service, attributes)
+
+
+def become(service, attributes):
+    for name, value in attributes.items():
+        setattr(service, name, value)
+
+
+def another_authority(service, charter):
+    service.lies["GetCharter"] = lambda _: encode(charter(MALLORY, authority=MALLORY.public))
+
+
+def forged_charter(service, charter):
+    service.lies["GetCharter"] = lambda _: encode(charter(MALLORY))
+
+
+def unpinned_worker(service, charter):
+    service.adopt(charter(revision=2, workers=(WORKER,)))
+
+
+def another_masking(service, charter):
+    rules = replace(charter().federation.rules, masking="exact", distances="inside")
+    service.adopt(charter(revision=2, rules=rules))
+
+
+def another_config(service, charter):
+    """The enclave runs rules that the authority did sign, and shows the older ones."""
+    service.adopt(charter(revision=2))
+    service.lies["GetCharter"] = lambda _: encode(charter())
+
+
+def replayed(service, charter):
+    recorded = service.introduction(b"n" * 32)
+    service.lies["Introduce"] = lambda _: recorded
+
+
+# What a service does before there is a round to seal anything for, the error, and a word of it.
+BEFORE = {
+    "a federation of another authority": (another_authority, Refusal.AUTHORITY),
+    "a charter that the authority did not sign": (forged_charter, Refusal.AUTHORITY),
+    "a worker that the policy does not pin": (unpinned_worker, Refusal.WORKERS),
+    "a masking that the policy does not allow": (another_masking, Refusal.MASKING),
+    "evidence for other rules than those shown": (another_config, Refusal.BINDING),
+    "evidence that was recorded for another challenge": (replayed, Refusal.BINDING),
+    "evidence for another round key": (
+        lie("Introduce", swap(key=HybridKey().public)),
+        Refusal.BINDING,
+    ),
+    "evidence for another receipt key": (
+        lie("Introduce", lambda honest: replace(honest, receipt_key=MALLORY.public)),
+        Refusal.BINDING,
+    ),
+    "code that the policy does not list": (be(code=b"x" * 32), Refusal.MEASUREMENT),
+    "an enclave that can be debugged": (be(debug=True), Refusal.DEBUG),
+    "a platform under another root": (
+        be(platform=UnsafeSimulatedPlatform(b"\x08" * 32, issued=int(time.time()) - 60)),
+        Refusal.ROOT,
+    ),
+    "evidence of a kind that the policy does not list": (
+        lie("Introduce", evidence(kind="sgx")),
+        Refusal.KIND,
+    ),
+    "evidence of no kind at all": (lie("Introduce", evidence(kind="trust me")), Refusal.KIND),
+    "evidence that is noise": (lie("Introduce", evidence(document=b"\0" * 500)), Refusal.MALFORMED),
+    "an offer of another round": (lie("Introduce", swap(number=7)), OpenError),
+    "an offer that starts from another model": (lie("Introduce", swap(model=bytes(32))), OpenError),
+    "an offer of another chain": (lie("Introduce", swap(previous=b"p" * 32)), OpenError),
+    "an offer that somebody else signed": (
+        lie("Introduce", lambda honest: replace(honest, offer=MALLORY.sign(honest.offer))),
+        OpenError,
+    ),
+    "noise for a charter": (lie("GetCharter", lambda _: b"\xff" * 99), MalformedMessage),
+    "noise for an introduction": (lie("Introduce", lambda _: b"\xff" * 99), MalformedMessage),
+    "nothing for an introduction": (lie("Introduce", lambda _: b""), MalformedMessage),
+    "a model with one bit changed": (
+        lie("GetModel", lambda raw: bytes([raw[0] ^ 1]) + raw[1:]),
+        ReceiptRefused,
+    ),
+    "a model that is too short": (lie("GetModel", lambda raw: raw[:-4]), ReceiptRefused),
+    "a model that never ends": (lie("GetModel", lambda raw: raw * 1000), ReceiptRefused),
+    "no model": (lie("GetModel", lambda _: b""), ReceiptRefused),
+}
+
+
+def expected(error):
+    if isinstance(error, Refusal):
+        return pytest.raises(AttestationRefused, match=str(error))
+    return pytest.raises(error)
+
+
+@pytest.mark.parametrize("sentence", BEFORE)
+def test_nothing_is_sealed_for_a_liar(sentence, connect, service, charter, sealed):
+    behave, error = BEFORE[sentence]
+    behave(service, charter)
+    with connect() as client:
+        with expected(error):
+            client.fetch()
+        assert sealed == []
+        assert service.arrived == []
+
+
+@pytest.mark.parametrize("method", ["Introduce", "GetCharter", "GetModel"])
+def test_a_lie_leaves_no_trace(method, alice, service):
+    honest = {"GetModel": lambda raw: raw[4:]}
+    service.lies[method] = honest.get(method, lambda _: b"noise")
+    with pytest.raises((MalformedMessage, ReceiptRefused)):
+        alice.fetch()
+    service.lies.clear()
+    assert alice.fetch().round == 1
+    assert alice.submit(UPDATE).accepted
+
+
+def test_simulated_evidence_needs_the_caller_s_word(connect, service, sealed):
+    with (
+        connect(unsafe_simulation=False) as client,
+        pytest.raises(AttestationRefused, match="the caller did not ask for it"),
+    ):
+        client.fetch()
+    assert sealed == []
+
+
+def test_after_the_first_round_another_enclave_is_refused_whatever_it_proves(
+    alice, service, sealed
+):
+    """Listed code, the right rules, true evidence; but it is not the one that was followed."""
+    alice.fetch()
+    service.identity = MALLORY
+    service.restart()
+    with pytest.raises(ReceiptRefused, match="another key"):
+        alice.fetch()
+    assert sealed == []
+
+
+# What a service shows of its chain to a client that holds the receipt of round 2.
+def cut(links):
+    return [each for each in links if not isinstance(each, Receipt)]
+
+
+def without_first(links):
+    """Round 3 is left out, and round 4 shown."""
+    return [each for each in links if not (isinstance(each, Receipt) and each.number == 3)]
+
+
+def changed(**fields):
+    def change(links):
+        return [replace(each, **fields) if isinstance(each, Receipt) else each for each in links]
+
+    return change
+
+
+def shorter(links):
+    return [each for each in links if isinstance(each, Receipt) and each.number > 3]
+
+
+CHAINS = {
+    "a chain without the receipt that is held": (cut, ReceiptRefused),
+    "a chain with a gap": (without_first, ReceiptRefused),
+    "a chain that begins too late": (shorter, ReceiptRefused),
+    "receipts with another model": (changed(model=bytes(32)), OpenError),
+    "receipts that hide who was rejected": (changed(participants=9), OpenError),
+    "noise for a receipt": (lambda links: [b"\xff" * 99], MalformedMessage),
+    "a link of no kind": (lambda links: [None], MalformedMessage),
+    "receipts that somebody else signed": (
+        lambda links: [MALLORY.sign(each) for each in links if isinstance(each, Receipt)],
+        OpenError,
+    ),
+    "older receipts once more": (lambda links: [*links, *links], ReceiptRefused),
+}
+
+
+@pytest.mark.parametrize("sentence", CHAINS)
+def test_a_chain_that_does_not_go_on_is_not_followed(sentence, alice, service, sealed):
+    show, error = CHAINS[sentence]
+    for _ in range(2):
+        alice.fetch()
+        alice.submit(UPDATE)
+    service.publish()
+    service.publish()
+    sent = len(service.arrived), len(sealed)
+    service.lies["GetChain"] = show
+    with pytest.raises(error):
+        alice.fetch()
+    assert (len(service.arrived), len(sealed)) == sent
+    service.lies.clear()
+    assert alice.fetch().round == 5
+
+
+def set_back(service, to):
+    """The host restores old state: real keys, real evidence, a shorter chain."""
+    kept = [each for each in service.links if not (isinstance(each, Receipt) and each.number > to)]
+    service.links, service.state = kept, service.past[to]
+    service.restart()
+
+
+@pytest.fixture
+def past(alice, service):
+    """Two rounds with alice, and the states before them."""
+    service.past = [service.state]
+    for _ in range(2):
+        alice.fetch()
+        alice.submit(UPDATE)
+        service.past.append(service.state)
+
+
+@pytest.mark.parametrize("to", [0, 1])
+@pytest.mark.usefixtures("past")
+def test_an_enclave_that_was_set_back_is_refused(to, alice, connect, service, sealed):
+    set_back(service, to)
+    before = len(sealed)
+    with pytest.raises(ReceiptRefused, match="set back to an older state"):
+        alice.fetch()
+    with connect() as again, pytest.raises(ReceiptRefused, match="set back to an older state"):
+        again.fetch()
+    assert len(sealed) == before
+
+
+def test_an_enclave_that_was_set_back_cannot_hide_behind_a_recorded_chain(past, alice, service):
+    recorded = list(service.links)
+    set_back(service, 1)
+    service.lies["GetChain"] = lambda _: recorded[-1:]
+    with pytest.raises(ReceiptRefused, match="not newer"):
+        alice.fetch()
+
+
+def test_two_receipts_for_one_round_are_a_fork_and_both_are_kept(
+    past, alice, service, folder, told
+):
+    held = service.head
+    set_back(service, 1)
+    other = service.publish(value=5.0)
+    assert (other.number, held.number) == (2, 2)
+    with pytest.raises(Fork) as caught:
+        alice.fetch()
+    assert (caught.value.held, caught.value.other) == (held, other)
+    (proof,) = folder.glob("alice.fork-2-*")
+    assert decode(ForkProof, proof.read_bytes()) == ForkProof(held, other)
+    assert str(proof) in caught.value.__notes__[0]
+    assert ForkProved(proof) in told
+    with pytest.raises(Fork):
+        alice.fetch()
+    assert len(list(folder.glob("alice.fork-*"))) == 1
+
+
+def test_a_fork_is_proved_across_a_change_of_rules(past, alice, service, charter):
+    alice.fetch()
+    service.adopt(charter(revision=2))
+    alice.fetch()  # agreed to revision 2, on top of the receipt of round 2
+    set_back(service, 1)
+    service.links = [each for each in service.links if each != charter(revision=2)]
+    service.restart()
+    service.publish(value=5.0)
+    with pytest.raises(Fork):
+        alice.fetch()
+
+
+def test_a_host_cannot_frame_an_enclave_for_a_fork(past, alice, service, folder):
+    forged = MALLORY.sign(replace(service.head, model=bytes(32)))
+    service.lies["GetChain"] = lambda _: [forged]
+    with pytest.raises(OpenError):
+        alice.fetch()
+    assert not list(folder.glob("alice.fork-*"))
+
+
+def test_rules_that_were_replaced_do_not_return(alice, service, charter):
+    service.adopt(charter(revision=3))
+    alice.fetch()
+    service.links = [charter(revision=2)]
+    service.restart()
+    with pytest.raises(ReceiptRefused, match=r"revision 2 .* not newer than"):
+        alice.fetch()
+
+
+def test_one_revision_has_one_content(alice, service, charter):
+    alice.fetch()
+    rules = replace(charter().federation.rules, clip_norm=5.0)
+    service.links = [charter(rules=rules)]
+    service.restart()
+    with pytest.raises(ReceiptRefused, match="not newer"):
+        alice.fetch()
+
+
+# What a service does with an upload, or says of its outcome.
+def outcome(**changes):
+    """The true receipt with other fields, which nobody has signed."""
+
+    def change(honest):
+        if honest.WhichOneof("outcome") != "receipt":
+            return honest
+        return wire.OutcomeReply(
+            receipt=encode(replace(decode(Receipt, honest.receipt), **changes))
+        )
+
+    return change
+
+
+def asked_for(*ranges):
+    each = [wire.Range(start=start, stop=stop) for start, stop in ranges]
+    return lambda _: wire.UploadReply(missing=wire.Missing(range=each))
+
+
+AFTER = {
+    "a receipt with another model": ("AwaitOutcome", outcome(model=bytes(32)), OpenError),
+    "a receipt that rejects alice": ("AwaitOutcome", outcome(participants=1), OpenError),
+    "a receipt of another round": ("AwaitOutcome", outcome(number=9), ReceiptRefused),
+    "a receipt of a round id that was not offered": (
+        "AwaitOutcome",
+        outcome(round_id=b"i" * 32),
+        OpenError,
+    ),
+    "noise for a receipt": (
+        "AwaitOutcome",
+        lambda _: wire.OutcomeReply(receipt=b"noise"),
+        MalformedMessage,
+    ),
+    "nothing for an outcome": ("AwaitOutcome", lambda _: wire.OutcomeReply(), MalformedMessage),
+    "another model than the receipt says": (
+        "GetModel",
+        lambda raw: bytes(len(raw)),
+        ReceiptRefused,
+    ),
+    "a request for tiles beyond the last": ("Missing", asked_for((0, 6)), MalformedMessage),
+    "a request for no end of tiles": ("Missing", asked_for((0, 2**63)), MalformedMessage),
+    "a request for the same tiles twice": ("Missing", asked_for((0, 5), (0, 5)), MalformedMessage),
+    "completion instead of a request": (
+        "Missing",
+        lambda _: wire.UploadReply(complete=wire.Complete()),
+        MalformedMessage,
+    ),
+    "no answer to an upload": ("Missing", lambda _: wire.UploadReply(), MalformedMessage),
+    "a second request instead of completion": (
+        "Complete",
+        lambda _: wire.UploadReply(missing=wire.Missing()),
+        MalformedMessage,
+    ),
+}
+
+
+@pytest.mark.parametrize("sentence", AFTER)
+def test_no_false_outcome_is_taken_for_true(sentence, alice, connect, service):
+    method, answer, error = AFTER[sentence]
+    alice.fetch()
+    service.lies[method] = answer
+    with pytest.raises(error):
+        alice.submit(UPDATE)
+    service.lies.clear()
+    with connect() as again:
+        assert again.fetch().round == len(service.receipts) + 1
+
+
+def test_the_receipt_of_the_last_round_does_not_do_for_this_one(past, alice, service):
+    old = service.head
+    alice.fetch()
+    service.lies["AwaitOutcome"] = lambda _: wire.OutcomeReply(receipt=encode(old))
+    with pytest.raises(ReceiptRefused, match="asked for the receipt of round 3"):
+        alice.submit(UPDATE)
+
+
+def test_a_receipt_that_differs_from_the_chain_s_is_a_fork(alice, service, folder):
+    """The enclave was set back during the round, and both of its lives published it."""
+    alice.fetch()
+    first = service.state
+    one = service.publish(value=1.0)
+    service.links, service.state = service.links[:1], first
+    service.restart()
+    two = service.publish(value=2.0)
+    service.lies["AwaitOutcome"] = lambda _: wire.OutcomeReply(receipt=encode(one))
+    with pytest.raises(Fork) as caught:
+        alice.submit(UPDATE)
+    assert {caught.value.held, caught.value.other} == {one, two}
+    assert list(folder.glob("alice.fork-1-*"))
+
+
+def void(service):
+    service.lies["AwaitOutcome"] = lambda _: wire.OutcomeReply(void=wire.Void())
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [({"code": b"x" * 32}, "does not list this code"), ({"debug": True}, "can be debugged")],
+)
+def test_a_void_round_cannot_move_an_update_to_an_enclave_that_is_not_trusted(
+    change, error, alice, service, sealed
+):
+    alice.fetch()
+    service.auto = False
+    void(service)
+    become(service, change)
+    service.restart()
+    with pytest.raises(AttestationRefused, match=error):
+        alice.submit(UPDATE)
+    assert len(sealed) == 1
+
+
+def test_a_void_round_cannot_move_an_update_to_another_model(alice, service, sealed):
+    alice.fetch()
+    service.state = replace(service.state, model=service.state.model + 1)
+    service.restart()
+    with pytest.raises(ReceiptRefused, match="from another model"):
+        alice.submit(UPDATE)
+    assert len(sealed) == 1
+
+
+def test_a_void_round_cannot_be_skipped_without_its_receipt(alice, service, sealed):
+    alice.fetch()
+    service.publish()
+    void(service)
+    service.lies["GetChain"] = lambda links: []
+    with pytest.raises(ReceiptRefused, match="nobody shows the receipt of round 1"):
+        alice.submit(UPDATE)
+    assert len(sealed) == 1
+
+
+def test_an_update_that_the_enclave_refuses_is_named_with_the_reason(alice, service):
+    alice.fetch()
+    service.failures["Upload"] = [
+        (grpc.StatusCode.FAILED_PRECONDITION, str(Rejection.BAD_NORM)),
+    ]
+    with pytest.raises(UpdateRejected) as caught:
+        alice.submit(UPDATE)
+    assert (caught.value.client, caught.value.reason) == ("alice", Rejection.BAD_NORM)
+    assert alice.submit(UPDATE).accepted
+
+
+def test_what_a_service_says_cannot_play_with_the_terminal(alice, service):
+    said = "\x1b[2J\x07pay here" + "x" * 1000
+    service.failures["GetCharter"] = [(grpc.StatusCode.PERMISSION_DENIED, said)]
+    with pytest.raises(ServiceError, match="pay here") as caught:
+        alice.fetch()
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+def test_the_evidence_is_asked_for_with_a_new_nonce_each_time(alice, service):
+    nonces: list[bytes] = []
+    honest = service.introduction
+
+    def note(nonce):
+        nonces.append(nonce)
+        return honest(nonce)
+
+    service.introduction = note
+    alice.fetch()
+    service.failures["Introduce"] = [(grpc.StatusCode.UNAVAILABLE, "no round is open yet")]
+    alice.fetch()
+    service.restart()
+    alice.submit(UPDATE)
+    assert len(set(nonces)) == len(nonces) == 3
+
+
+def test_collateral_is_not_loaded_for_evidence_that_is_refused_anyway(alice, service, folder):
+    (folder / "collateral.json").unlink()
+    service.lies["Introduce"] = lambda honest: replace(
+        honest, evidence=Evidence("sgx", b"quote", ())
+    )
+    with pytest.raises(AttestationRefused, match=Refusal.KIND):
+        alice.fetch()

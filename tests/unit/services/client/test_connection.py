@@ -1,0 +1,95 @@
+"""How a service is reached, with TLS and without, and what is loaded for it."""
+
+import datetime
+import ipaddress
+import subprocess
+import sys
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+import ostraka
+from ostraka.errors import ConfigError, PlatformError, ServiceError
+from ostraka.services.client.patience import Patience
+
+
+def test_importing_the_package_does_not_load_the_network():
+    probe = (
+        "import sys, ostraka; light = 'grpc' not in sys.modules;"
+        "from ostraka import Client; print(light, 'grpc' in sys.modules, Client.__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "Client"]
+
+
+def test_the_package_has_no_names_that_it_has_not():
+    assert "Client" in ostraka.__all__
+    with pytest.raises(AttributeError, match="no attribute 'Clients'"):
+        ostraka.Clients  # type: ignore[attr-defined]  # noqa: B018
+
+
+def self_signed():
+    """A key and a certificate for 127.0.0.1, both PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a test")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return private, certificate.public_bytes(Encoding.PEM)
+
+
+def test_tls_with_the_certificate_that_vouches_for_the_service(serve, connect, folder):
+    private, certificate = self_signed()
+    secure = serve(grpc.ssl_server_credentials([(private, certificate)]))
+    (folder / "ca.pem").write_bytes(certificate)
+    (folder / "other.pem").write_bytes(self_signed()[1])
+    with connect(address=secure.address, tls_ca=folder / "ca.pem") as client:
+        assert client.fetch().round == 1
+    for tls_ca in (None, folder / "other.pem"):
+        with (
+            connect(address=secure.address, tls_ca=tls_ca, timeout=0.5) as client,
+            pytest.raises(ServiceError, match=r"within 0\.5 s"),
+        ):
+            client.fetch()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"address": "localhost"}, ConfigError, "HOST:PORT"),
+        ({"tls_ca": "none.pem"}, ConfigError, r"none\.pem: No such file"),
+        ({"policy": "none.toml"}, ConfigError, r"none\.toml: No such file"),
+        ({"key": "none.key"}, PlatformError, r"none\.key"),
+    ],
+)
+def test_a_wrong_argument_is_named(options, error, match, connect):
+    with pytest.raises(error, match=match), connect(**options) as client:
+        client.fetch()
+
+
+def test_patience_is_what_is_left_of_it():
+    assert Patience(None).limit(60) == 60
+    assert not Patience(None).over
+    assert 0 < Patience(100).limit(60) <= 60
+    assert 0 < Patience(10).limit(60) <= 10
+    spent = Patience(0)
+    assert spent.over
+    assert spent.limit(60) == 0
+    spent.sleep(1000)

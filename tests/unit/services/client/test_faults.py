@@ -1,0 +1,513 @@
+"""Services that fail, stop, restart and come back. The update arrives once, or its end is told."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import grpc
+import numpy as np
+import pytest
+
+from ostraka.config import Member
+from ostraka.encoding import encode
+from ostraka.errors import ReceiptRefused, Rejection, ServiceError
+from ostraka.services.client import connection, delivering
+from ostraka.services.client.events import (
+    AlreadySent,
+    Reconnecting,
+    Resending,
+    Uploading,
+    Waiting,
+)
+from ostraka.services.client.submitting import ENDED, WITHOUT
+from ostraka.transport import ostraka_pb2 as wire
+
+D, TILES = 17, 5
+UPDATE = np.linspace(-1, 1, D).astype(np.float32)
+UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "stopping")
+
+
+def mean_of(update):
+    """Three others send zeros."""
+    return update / 4
+
+
+@pytest.mark.parametrize("breaks", [[0], [1], [4], [5], [1, 0, 2], [2, 2, 0]])
+def test_a_broken_upload_goes_on_where_it_stopped_with_the_same_bytes(
+    breaks, alice, service, sealed, monkeypatch
+):
+    monkeypatch.setattr(delivering, "BATCH_BYTES", 1)  # one tile in a message
+    alice.fetch()
+    service.breaks = breaks
+    before = service.state.model
+    assert alice.submit(UPDATE).accepted
+    (one,) = sealed
+    assert {stream[0] for stream in service.arrived} == {one.header}
+    arrived = [tile for stream in service.arrived for tile in stream[1:]]
+    assert sorted(arrived, key=lambda tile: tile.index) == list(one.tiles)
+    assert np.allclose(service.state.model, before + mean_of(UPDATE), atol=1e-6)
+
+
+def test_tiles_go_in_batches(alice, service, told):
+    alice.fetch()
+    alice.submit(UPDATE)
+    assert Uploading(1, TILES, TILES) in told
+    (stream,) = service.arrived
+    assert len(stream) == 1 + TILES
+
+
+def test_smaller_messages_are_sent_where_large_ones_are_not_taken(alice, service):
+    alice.fetch()
+    service.largest = 400
+    assert alice.submit(UPDATE).accepted
+    assert len(service.arrived) > 1
+
+
+def test_an_enclave_that_restarts_gets_the_same_update_under_a_fresh_key(
+    alice, service, sealed, told
+):
+    alice.fetch()
+    service.restart()
+    before = service.state.model
+    assert alice.submit(UPDATE).accepted
+    assert np.allclose(service.state.model, before + mean_of(UPDATE), atol=1e-6)
+    first, second = sealed
+    assert first.header.round_id != second.header.round_id
+    assert first.header.upload_id != second.header.upload_id
+    assert not {tile.ciphertext for tile in first.tiles} & {t.ciphertext for t in second.tiles}
+    assert Resending(1) in told
+    # Nothing of the first one was sent but its header.
+    assert service.arrived[0] == [first.header]
+    assert service.arrived[1] == [second.header, *second.tiles]
+
+
+def test_a_restart_after_the_upload_is_complete(alice, service, sealed):
+    alice.fetch()
+    service.auto = False
+
+    def restart():
+        service.auto = True
+        service.restart()
+
+    threading.Timer(0.3, restart).start()
+    outcome = alice.submit(UPDATE)
+    assert outcome.accepted
+    assert len(sealed) == len(service.arrived) == 2
+    assert len(service.receipts) == 1
+
+
+def test_a_restart_in_the_middle_of_the_upload(alice, service, sealed):
+    alice.fetch()
+    service.breaks = [3]
+    service.lies["AwaitOutcome"] = lambda honest: (
+        service.lies.clear(),
+        service.restart(),
+        wire.OutcomeReply(pending=wire.Pending()),
+    )[-1]
+    assert alice.submit(UPDATE).accepted
+    assert len(sealed) == 2
+    assert [each[0].upload_id for each in service.arrived] == [
+        sealed[0].header.upload_id,
+        sealed[0].header.upload_id,
+        sealed[1].header.upload_id,
+    ]
+
+
+def test_rules_that_changed_with_the_restart_are_adopted_first(alice, service, charter, sealed):
+    alice.fetch()
+    service.adopt(charter(revision=2))
+    outcome = alice.submit(UPDATE)
+    assert outcome.accepted
+    assert outcome.receipt.revision == 2
+    assert [each.header.config for each in sealed] == [
+        charter().federation.digest(),
+        charter(revision=2).federation.digest(),
+    ]
+
+
+def test_a_service_that_is_away_is_waited_for(alice, host, service, told):
+    host.down()
+    threading.Timer(0.5, host.up).start()
+    assert alice.fetch().round == 1
+    host.down()
+    threading.Timer(0.5, host.up).start()
+    assert alice.submit(UPDATE).accepted
+    assert any(isinstance(each, Reconnecting) for each in told)
+
+
+def test_a_service_that_dies_while_the_outcome_is_awaited(alice, host, service):
+    alice.fetch()
+    service.auto = False
+
+    def die():
+        host.down()
+        time.sleep(0.2)
+        host.up()
+        service.publish()
+
+    threading.Timer(0.3, die).start()
+    assert alice.submit(UPDATE).accepted
+
+
+def test_a_service_that_dies_and_forgets_while_the_outcome_is_awaited(alice, host, service, sealed):
+    alice.fetch()
+    service.auto = False
+
+    def die():
+        host.down()
+        service.auto = True
+        service.restart()
+        host.up()
+
+    threading.Timer(0.3, die).start()
+    assert alice.submit(UPDATE).accepted
+    assert len(sealed) == 2
+
+
+@pytest.mark.parametrize("method", ["GetCharter", "Introduce", "GetModel"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+    ],
+)
+def test_what_may_pass_is_tried_again(method, code, alice, service, told):
+    service.failures[method] = [(code, "later")] * 3
+    assert alice.fetch().round == 1
+    attempts = [each.attempt for each in told if isinstance(each, Reconnecting)]
+    assert attempts == [1, 2, 3]
+    assert Reconnecting(1, "later") in told
+
+
+@pytest.mark.parametrize("method", ["Upload", "AwaitOutcome", "GetModel", "GetChain"])
+def test_a_submission_survives_failures_of_every_step(method, alice, service):
+    alice.fetch()
+    service.failures[method] = [UNAVAILABLE] * 3
+    assert alice.submit(UPDATE).accepted
+    assert alice.fetch().round == 2
+
+
+@pytest.mark.parametrize(
+    ("code", "word"),
+    [
+        (grpc.StatusCode.PERMISSION_DENIED, "enrolled"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "same version"),
+        (grpc.StatusCode.UNIMPLEMENTED, "address"),
+        (grpc.StatusCode.FAILED_PRECONDITION, "refuses: no"),
+    ],
+)
+def test_what_does_not_pass_is_told_with_advice(code, word, alice, service):
+    service.failures["Introduce"] = [(code, "no")]
+    with pytest.raises(ServiceError, match=word) as caught:
+        alice.fetch()
+    assert (caught.value.status, caught.value.said) == (code.name, "no")
+
+
+def test_a_service_that_always_fails_in_odd_ways_is_given_up(alice, service):
+    service.failures["GetCharter"] = [(grpc.StatusCode.UNKNOWN, "bug")] * 100
+    with pytest.raises(ServiceError, match="refuses: bug"):
+        alice.fetch()
+    assert len(service.failures["GetCharter"]) > 90
+
+
+def test_patience_ends(connect, host):
+    host.down()
+    with connect(timeout=0.3) as client, pytest.raises(ServiceError, match=r"within 0.3 s .*run"):
+        client.fetch()
+
+
+def test_patience_ends_while_a_round_is_open_and_the_update_can_be_submitted_again(
+    connect, service
+):
+    service.auto = False
+    with connect(timeout=1) as client:
+        client.fetch()
+        with pytest.raises(ServiceError, match="within 1 s"):
+            client.submit(UPDATE)
+        service.publish()
+        outcome = client.submit(UPDATE)
+        assert outcome.round == 1
+    assert len(service.receipts) == 1
+
+
+def test_patience_ends_with_a_service_that_keeps_saying_void(connect, service):
+    service.auto = False
+    service.lies["AwaitOutcome"] = lambda _: wire.OutcomeReply(void=wire.Void())
+    with connect(timeout=1) as client:
+        client.fetch()
+        with pytest.raises(ServiceError, match="within 1 s"):
+            client.submit(UPDATE)
+
+
+def test_an_update_counts_even_if_the_word_that_it_is_complete_was_lost(alice, service):
+    alice.fetch()
+    service.lies["Complete"] = lambda _: 1 / 0
+    assert alice.submit(UPDATE).accepted
+
+
+def test_an_update_that_comes_too_late_is_told_so(alice, service):
+    alice.fetch()
+    service.auto = False
+    service.failures["Upload"] = [(grpc.StatusCode.FAILED_PRECONDITION, str(Rejection.LATE))]
+    threading.Timer(0.2, service.publish).start()
+    outcome = alice.submit(UPDATE)
+    assert (outcome.accepted, outcome.reason) == (False, WITHOUT)
+    assert outcome.receipt == service.head
+    assert alice.fetch().round == 2
+
+
+def test_an_update_whose_round_was_published_meanwhile(alice, service, sealed):
+    """The service still has the model, and the receipt is of the round that was joined."""
+    alice.fetch()
+    service.publish()
+    outcome = alice.submit(UPDATE)
+    assert (outcome.round, outcome.accepted, outcome.reason) == (1, False, WITHOUT)
+    assert outcome.receipt == service.receipts[0]
+    assert alice.fetch().round == 2
+
+
+def test_an_update_whose_round_is_long_gone(alice, service):
+    """Its model is not kept any more; the chain is followed instead."""
+    alice.fetch()
+    for _ in range(3):
+        service.publish()
+    outcome = alice.submit(UPDATE)
+    assert (outcome.round, outcome.accepted) == (1, False)
+    assert outcome.receipt == service.receipts[0]
+    assert alice.fetch().round == 4
+
+
+def test_a_round_that_was_opened_again_and_published_without_this_update(alice, service):
+    alice.fetch()
+    service.restart()
+    service.publish()
+    outcome = alice.submit(UPDATE)
+    assert (outcome.round, outcome.accepted, outcome.reason) == (1, False, WITHOUT)
+    assert outcome.receipt == service.head
+    assert alice.fetch().round == 2
+
+
+def test_a_round_that_is_published_while_this_client_joins_again(alice, service, sealed):
+    alice.fetch()
+    service.restart()
+    honest = service.introduction
+
+    def publish_first(nonce):
+        service.introduction = honest
+        service.publish()
+        return honest(nonce)
+
+    service.introduction = publish_first
+    assert alice.submit(UPDATE).reason == WITHOUT
+    assert len(sealed) == 1
+
+
+def test_a_federation_that_ends_without_the_round(alice, service):
+    alice.fetch()
+    service.restart()
+    service.finished = True
+    outcome = alice.submit(UPDATE)
+    assert (outcome.accepted, outcome.reason, outcome.receipt) == (False, ENDED, None)
+    assert outcome.model is None
+
+
+def test_an_upload_to_a_federation_that_has_finished(alice, service):
+    alice.fetch()
+    service.publish()
+    service.finished = True
+    service.failures["Upload"] = [(grpc.StatusCode.FAILED_PRECONDITION, "finished")]
+    assert not alice.submit(UPDATE).accepted
+    assert alice.fetch().finished
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (grpc.StatusCode.ALREADY_EXISTS, "complete"),
+        (grpc.StatusCode.FAILED_PRECONDITION, str(Rejection.DUPLICATE)),
+    ],
+)
+def test_an_upload_that_was_complete_before_counts(answer, alice, service, told):
+    alice.fetch()
+    service.auto = False
+    service.failures["Upload"] = [answer]
+    threading.Timer(0.2, service.publish).start()
+    assert alice.submit(UPDATE).accepted
+    assert AlreadySent(1) in told
+
+
+def test_a_client_that_died_after_its_upload_finds_its_update_counted(connect, service, told):
+    service.auto = False
+    with connect(timeout=1) as first:
+        first.fetch()
+        with pytest.raises(ServiceError):
+            first.submit(UPDATE)
+    threading.Timer(0.3, service.publish).start()
+    with connect() as second:
+        second.fetch()
+        assert second.submit(UPDATE).accepted
+    assert AlreadySent(1) in told
+
+
+def test_an_update_rejected_while_measured_is_told_with_the_receipt_s_reason(alice, service):
+    alice.fetch()
+    take = service.take
+
+    def spoil(tile):
+        """The host changes a bit of what it stores of alice's."""
+        take(tile)
+        if service.collecting._clients[tile.upload_id] == "alice" and tile.index == 0:
+            stored = service.spool[tile.upload_id, 0]
+            service.spool[tile.upload_id, 0] = bytes([stored[0] ^ 1]) + stored[1:]
+
+    service.take = spoil
+    outcome = alice.submit(UPDATE)
+    assert (outcome.accepted, outcome.reason) == (False, Rejection.UNOPENABLE_TILE)
+
+
+def test_a_round_that_opens_between_two_questions(alice, service, charter):
+    """The rules change after the charter was given, and before the enclave introduces itself."""
+    honest = service.introduction
+
+    def adopt_first(nonce):
+        service.introduction = honest
+        service.adopt(charter(revision=2))
+        return honest(nonce)
+
+    service.introduction = adopt_first
+    assert alice.fetch().round == 1
+    assert alice.submit(UPDATE).receipt.revision == 2
+
+
+def test_rounds_and_rules_that_pass_between_two_questions(alice, connect, service, charter):
+    """A receipt under the old rules is followed before the new rules are agreed to."""
+    alice.fetch()
+    alice.submit(UPDATE)
+    given: list[bytes] = []
+
+    def pass_by(honest):
+        if not given:
+            given.append(honest)
+            service.publish()
+            service.adopt(charter(revision=2))
+            service.publish()
+            service.adopt(charter(revision=3))
+        return encode(service.charter)
+
+    service.lies["GetCharter"] = pass_by
+    assert alice.fetch().round == 4
+    assert alice.submit(UPDATE).receipt.revision == 3
+    with connect() as again:
+        assert again.fetch().round == 5
+
+
+def test_a_model_that_is_replaced_before_it_is_asked_for(alice, service):
+    honest = service.introduction
+
+    def publish_after(nonce):
+        service.introduction = honest
+        told = honest(nonce)
+        service.publish(value=1.0)
+        return told
+
+    service.introduction = publish_after
+    assert alice.fetch().round == 2
+
+
+def test_a_model_that_is_never_there_is_no_endless_loop(alice, service):
+    service.failures["GetModel"] = [(grpc.StatusCode.NOT_FOUND, "gone")] * 10
+    with pytest.raises(ServiceError, match="gone"):
+        alice.fetch()
+    assert len(service.failures["GetModel"]) == 8
+
+
+def test_what_is_waited_for_is_told(alice, service, told, monkeypatch):
+    monkeypatch.setattr(connection, "LONG_POLL_S", 1.0)
+    alice.fetch()
+    service.auto = False
+    threading.Timer(0.8, service.publish).start()
+    alice.submit(UPDATE)
+    assert Waiting("an open round") in told
+    assert Waiting("round 1 to be published") in told
+    assert all(str(each) for each in told)
+
+
+@pytest.mark.parametrize(
+    ("who", "word"),
+    [
+        ({"revoked": True}, "is revoked"),
+        ({"absent": True}, "is not enrolled"),
+        ({"rekeyed": True}, "another key"),
+    ],
+)
+def test_a_client_that_is_not_on_the_roster_learns_why(who, word, alice, service, charter):
+    everybody = charter().federation.clients
+    alice_herself, *others = everybody
+    newcomer = Member("erin", b"\x55" * 32)
+    if "revoked" in who:
+        changes = {"clients": (*others, newcomer), "revoked": (alice_herself,)}
+    elif "absent" in who:
+        changes = {"clients": (*others, newcomer)}
+    else:
+        changes = {"clients": (replace(alice_herself, key=b"\x44" * 32), *others)}
+    service.adopt(charter(revision=2, **changes))
+    with pytest.raises(ServiceError, match=word):
+        alice.fetch()
+    assert "Introduce" not in service.calls
+
+
+SCRIPT = """
+import sys, ostraka
+import numpy as np
+address, folder = sys.argv[1:]
+client = ostraka.Client(
+    address,
+    name="alice",
+    key=f"{folder}/alice.key",
+    policy=f"{folder}/policy.toml",
+    unsafe_simulation=True,
+    on_event=lambda each: print(each, flush=True),
+)
+with client:
+    client.fetch()
+    client.submit(np.ones(17))
+"""
+
+
+def test_ctrl_c_ends_a_script_that_waits(host, service, folder):
+    service.auto = False
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, host.address, str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "GRPC_VERBOSITY": "NONE"},
+    )
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "to be published" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+def test_a_receipt_that_names_other_evidence_is_refused(alice, service):
+    alice.fetch()
+    service.auto = False
+    service.collecting._context = replace(service.collecting._context, evidence="sgx")
+    threading.Timer(0.3, service.publish).start()
+    with pytest.raises(ReceiptRefused, match="other evidence"):
+        alice.submit(UPDATE)

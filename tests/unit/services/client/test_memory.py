@@ -1,0 +1,178 @@
+"""What a client remembers: whole, for itself, and never less than before."""
+
+import stat
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
+from ostraka.messages import Receipt
+from ostraka.services.client.memory import Memory, MemoryFile
+from ostraka.services.storage import atomic
+
+D = 17
+
+
+@pytest.fixture
+def file(tmp_path):
+    return MemoryFile(tmp_path / "alice.memory", "alice")
+
+
+@pytest.fixture
+def memory(charter):
+    return Memory("alice", charter(), b"e" * 32, ())
+
+
+def receipt(number):
+    zero = bytes(32)
+    return Receipt(
+        number,
+        zero,
+        zero,
+        zero,
+        1,
+        "simulation",
+        zero,
+        zero,
+        3,
+        3,
+        (),
+        zero,
+        False,
+        (),
+        "none",
+        "inside",
+        (),
+        UNSIGNED,
+    )
+
+
+def test_what_is_kept_comes_back(file, memory):
+    assert file.load() is None
+    for each in (memory, replace(memory, receipts=(receipt(1),))):
+        file.save(each)
+        assert file.load() == each
+    assert each.last == receipt(1)
+    assert memory.last is None
+
+
+def test_only_its_owner_can_read_it(file, memory):
+    file.save(memory)
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    assert [each.name for each in file.path.parent.iterdir()] == ["alice.memory"]
+
+
+def test_it_never_goes_back(file, memory, charter):
+    ahead = replace(memory, receipts=(receipt(5),))
+    file.save(ahead)
+    file.save(replace(memory, receipts=(receipt(4),)))
+    assert file.load() == ahead
+    newer = replace(ahead, charter=charter(revision=2))
+    file.save(newer)
+    file.save(ahead)
+    assert file.load() == newer
+
+
+def test_one_receipt_is_remembered(memory):
+    with pytest.raises(MalformedMessage):
+        decode(Memory, encode(memory)[:-1])
+    with pytest.raises(ValueError, match="one receipt"):
+        replace(memory, receipts=(receipt(1), receipt(2)))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: b"",
+        lambda content: content[:-1],
+        lambda content: content + b"\0",
+        lambda content: b"\xff" + content[1:],
+    ],
+)
+def test_a_damaged_file_is_never_taken_for_no_file(spoil, file, memory, connect):
+    file.save(memory)
+    file.path.write_bytes(spoil(file.path.read_bytes()))
+    with pytest.raises(StateError, match=r"alice\.memory: is damaged.*from a copy"):
+        file.load()
+    with pytest.raises(StateError, match="damaged"):
+        file.save(memory)
+    with pytest.raises(StateError, match="damaged"):
+        connect()
+
+
+def test_a_file_that_cannot_be_read_is_never_taken_for_no_file(file, memory):
+    file.path.mkdir()
+    with pytest.raises(StateError, match="cannot be read"):
+        file.load()
+
+
+def test_the_memory_of_another_client_is_refused(file, memory):
+    file.save(memory)
+    with pytest.raises(StateError, match="of client 'alice', not of 'bob'"):
+        replace(file, client="bob").load()
+
+
+def test_a_full_disk_is_told(file, memory, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(atomic, "write", full)
+    with pytest.raises(StateError, match="No space left"):
+        file.save(memory)
+
+
+def test_a_damaged_memory_is_told_even_between_two_calls(alice, folder):
+    alice.fetch()
+    (folder / "alice.memory").write_bytes(b"noise")
+    with pytest.raises(StateError, match="damaged"):
+        alice.submit(np.ones(D))
+
+
+def test_it_lies_beside_the_key_or_where_it_is_asked_for(connect, folder):
+    with connect() as client:
+        client.fetch()
+    assert (folder / "alice.memory").exists()
+    elsewhere = folder / "elsewhere"
+    with connect(memory=elsewhere) as client:
+        client.fetch()
+        client.submit(np.ones(D))
+    kept = MemoryFile(elsewhere, "alice").load()
+    assert kept is not None
+    assert kept.last is not None
+    assert kept.last.number == 1
+
+
+def test_the_enclave_is_remembered_before_anything_is_sealed_for_it(connect, folder, service):
+    with connect() as client:
+        client.fetch()
+    kept = MemoryFile(folder / "alice.memory", "alice").load()
+    assert kept is not None
+    assert (kept.enclave, kept.last) == (service.identity.public, None)
+
+
+def test_the_receipt_is_remembered_before_the_outcome_is_told(alice, folder, service):
+    alice.fetch()
+    outcome = alice.submit(np.ones(D))
+    kept = MemoryFile(folder / "alice.memory", "alice").load()
+    assert kept is not None
+    assert kept.last == outcome.receipt == service.head
+
+
+def test_two_processes_of_one_client_do_not_undo_each_other(connect, folder, service):
+    with connect() as one, connect() as two:
+        one.fetch()
+        two.fetch()
+        service.publish()
+        assert two.fetch().round == 2  # followed receipt 1
+        assert one.submit(np.ones(D)).receipt == service.receipts[0]
+        one.fetch()
+        service.publish(value=1.0)
+        service.publish(value=1.0)
+        two.fetch()
+        with pytest.raises(LocalProtocolError, match="one at a time"):
+            one.submit(np.ones(D))
+    kept = MemoryFile(folder / "alice.memory", "alice").load()
+    assert kept is not None
+    assert kept.last == service.receipts[2]
