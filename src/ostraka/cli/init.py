@@ -10,6 +10,7 @@ import typer
 from ostraka.cli.output import Json, show
 from ostraka.config import MASKINGS
 from ostraka.services import federation_file, folder, measurement
+from ostraka.services.bringing import bring
 from ostraka.services.federation_file import charter_path, require_newer
 from ostraka.services.folder import Plan
 from ostraka.services.keys import read_identity
@@ -86,17 +87,25 @@ def sign(
     ],
     *,
     key: Annotated[Path, typer.Option(help="The authority's key file.")],
+    push: Annotated[
+        str | None, typer.Option(help="Bring it to the running enclave at HOST:PORT, too.")
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="TLS, with the certificates in this PEM file.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Sign a federation's rules and roster again, after a change.
 
-    Writes the charter beside the file. A change under a revision that was signed before is
+    Writes the charter beside the file. The enclave finds it there before its next round, or has
+    it brought by --push. A change under a revision that was signed before is
     refused, because clients follow revisions upwards only. Settings of the operator's own, such
     as deadlines and limits, need no new signature.
 
     \b
     Examples:
       ostraka sign federation.toml --key keys/authority.key
+      ostraka sign federation.toml --key keys/authority.key --push enclave.example:7420
     """
     file = federation_file.load(federation)
     beside = charter_path(federation)
@@ -105,6 +114,8 @@ def sign(
     if before is not None:
         require_newer(file, before)
     federation_file.write_charter(beside, charter)
+    if push is not None:
+        bring(charter, push, tls_ca)
     signed = charter.federation
     figures = {
         "charter": str(beside),

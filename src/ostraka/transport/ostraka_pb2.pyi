@@ -160,6 +160,16 @@ class Over(_message.Message):
     attempt_id: bytes
     def __init__(self, attempt_id: _Optional[bytes] = ...) -> None: ...
 
+class AdoptRequest(_message.Message):
+    __slots__ = ("charter",)
+    CHARTER_FIELD_NUMBER: _ClassVar[int]
+    charter: bytes
+    def __init__(self, charter: _Optional[bytes] = ...) -> None: ...
+
+class AdoptReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -69,6 +69,11 @@ class EnclaveStub:
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.WorkerSays.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.EnclaveSays.FromString,
                 _registered_method=True)
+        self.Adopt = channel.unary_unary(
+                '/ostraka.v1.Enclave/Adopt',
+                request_serializer=ostraka_dot_transport_dot_ostraka__pb2.AdoptRequest.SerializeToString,
+                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.AdoptReply.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/ostraka.v1.Enclave/GetStatus',
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.StatusRequest.SerializeToString,
@@ -129,6 +134,14 @@ class EnclaveServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Adopt(self, request, context):
+        """A new revision of rules and roster. Anybody may bring it, since the authority has signed it; it
+        comes into force with the next round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """What an operator may see, as JSON.
         """
@@ -173,6 +186,11 @@ def add_EnclaveServicer_to_server(servicer, server):
                     servicer.Work,
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.WorkerSays.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.EnclaveSays.SerializeToString,
+            ),
+            'Adopt': grpc.unary_unary_rpc_method_handler(
+                    servicer.Adopt,
+                    request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.AdoptRequest.FromString,
+                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.AdoptReply.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -369,6 +387,33 @@ class Enclave:
             '/ostraka.v1.Enclave/Work',
             ostraka_dot_transport_dot_ostraka__pb2.WorkerSays.SerializeToString,
             ostraka_dot_transport_dot_ostraka__pb2.EnclaveSays.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Adopt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostraka.v1.Enclave/Adopt',
+            ostraka_dot_transport_dot_ostraka__pb2.AdoptRequest.SerializeToString,
+            ostraka_dot_transport_dot_ostraka__pb2.AdoptReply.FromString,
             options,
             channel_credentials,
             insecure,

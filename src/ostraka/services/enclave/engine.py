@@ -21,7 +21,7 @@ from ostraka.errors import (
 )
 from ostraka.events import Event
 from ostraka.host import Host
-from ostraka.messages import Receipt
+from ostraka.messages import Charter, Receipt
 from ostraka.roles.enclave import Cohort, Enclave, Lanes, Published
 from ostraka.services import federation_file
 from ostraka.services.enclave.open_round import OpenRound
@@ -68,6 +68,7 @@ class Engine:
     current: OpenRound | None = None
     measuring: bytes | None = None  # the id of the round that is being measured
     phase: Phase = Phase.STARTING
+    brought: Charter | None = None  # to be adopted
     ignored: str | None = None  # why the federation file cannot be used, as last told
     deadline: float = 0.0  # of the open round, on the monotonic clock
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of the last round
@@ -223,17 +224,17 @@ class Engine:
         except OSError as failed:
             self.tell(events.StorageFailed(str(failed)))
 
+    def bring(self, charter: Charter) -> None:
+        """A revision for the next round. Raises OpenError or LocalProtocolError if it is unfit."""
+        self.enclave.require_adoptable(charter)
+        if self.brought is None or charter.federation.revision > self.brought.federation.revision:
+            self.brought = charter
+
     def _adopt_if_signed(self) -> bool:
-        """Take over a newer revision of the federation file, if its charter is there."""
+        """Take over a newer revision, if one was brought or lies beside the federation file."""
         try:
-            file = federation_file.load(self.path)
-            charter = federation_file.load_charter(charter_path(self.path))
-            if file.federation() != charter.federation:
-                raise ConfigError(
-                    f"{self.path} was edited after it was signed: raise the revision and sign it"
-                )
-            if charter.federation.revision <= self.federation.revision:
-                self.file = file if file.federation() == self.federation else self.file
+            charter = self._newest()
+            if charter is None:
                 return False
             self.enclave.require_adoptable(charter)
             self.state.adopt(charter)
@@ -244,9 +245,20 @@ class Engine:
             self.ignored = str(refused)
             return False
         self.ignored = None
-        self.file = file
         self.tell(adopted(charter.federation))
         return True
+
+    def _newest(self) -> Charter | None:
+        """The revision to adopt, if any. Settings of the operator's own are read anew as well."""
+        brought, self.brought = self.brought, None
+        if brought is not None and brought.federation.revision > self.federation.revision:
+            return brought
+        file = federation_file.load(self.path)
+        charter = federation_file.load_charter(charter_path(self.path))
+        federation_file.require_signed(file, charter)
+        self.file = file
+        newer = charter.federation.revision > self.federation.revision
+        return charter if newer else None
 
     def _offline(self) -> OfflinePool:
         rules = self.federation.rules

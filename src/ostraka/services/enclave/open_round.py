@@ -54,12 +54,22 @@ class OpenRound:
         """Store a tile of this upload, and only then count it in."""
         missing = self.collecting.missing(header.upload_id) or frozenset()
         if tile.upload_id == header.upload_id and tile.index in missing:
-            row = self._rows[header.client]
-            await asyncio.to_thread(self.spool.write, row, tile.index, tile.ciphertext)
+            await self._store(self._rows[header.client], tile)
         self.collecting.accept_tile(tile)
         self.bytes_in += len(tile.ciphertext)
         if header.client in self.collecting.complete:
             self.changed.set()
+
+    async def _store(self, row: int, tile: UpdateTile) -> None:
+        """Returns when nothing of it is under way any more, cancelled or not: a write that came
+        late would spoil the upload that replaces this one."""
+        write = asyncio.to_thread(self.spool.write, row, tile.index, tile.ciphertext)
+        writing = asyncio.ensure_future(write)
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])
+            raise
 
     def tiles(self, cohort: Cohort) -> Tiles:
         """The passes over what these clients have sent."""

@@ -84,6 +84,7 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
             await _linger(engine)
             tell(events.Stopping(str(engine.phase)))
         finally:
+            engine.pool.close()  # A worker's stream would last until it is cut off.
             await server.stop(_STOP_S)
 
 

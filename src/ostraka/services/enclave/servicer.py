@@ -14,6 +14,7 @@ from ostraka import events
 from ostraka.crypto.identity import check_signature
 from ostraka.encoding import decode, encode
 from ostraka.errors import (
+    LocalProtocolError,
     MalformedMessage,
     NotEnrolled,
     OpenError,
@@ -25,6 +26,7 @@ from ostraka.errors import (
 )
 from ostraka.messages import (
     Challenge,
+    Charter,
     Introduction,
     UpdateHeader,
     UpdateTile,
@@ -124,6 +126,15 @@ class Servicer(EnclaveServicer):
         async with _answering(context):
             with self._stranger(context):
                 return wire.StatusReply(json=self.status.as_json())
+
+    async def Adopt(self, request: wire.AdoptRequest, context: Context) -> wire.AdoptReply:
+        async with _answering(context):
+            with self._stranger(context):
+                try:
+                    self.engine.bring(decode(Charter, request.charter))
+                except LocalProtocolError as unfit:
+                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(unfit))
+                return wire.AdoptReply()
 
     # What enrolled clients do.
 
@@ -362,7 +373,6 @@ async def _read_into(connection: Connection, requests: AsyncIterator[wire.Worker
             connection.heard(said)
     finally:
         connection.end()
-        await connection.outgoing.put(None)
 
 
 def _ranges(numbers: frozenset[int]) -> Iterator[wire.Range]:

@@ -40,11 +40,15 @@ class Connection:
             self.incoming.put_nowait(said)
 
     def end(self) -> None:
+        """On the event loop. Whoever waits to hear or to be heard is woken."""
         self.ended = True
         with suppress(queue.Empty):
             while True:
                 self.incoming.get_nowait()
         self.incoming.put_nowait(None)
+        while not self.outgoing.empty():
+            self.outgoing.get_nowait()
+        self.outgoing.put_nowait(None)
 
 
 @dataclass
@@ -67,6 +71,11 @@ class Pool:
             connection.end()
             if self.connected.get(connection.name) is connection:
                 del self.connected[connection.name]
+
+    def close(self) -> None:
+        """Let all of them go."""
+        for connection in self.connected.values():
+            connection.end()
 
     async def wait_for(self, count: int, seconds: float) -> None:
         """Give workers that are on their way a moment to arrive."""

@@ -6,8 +6,9 @@ import grpc
 import numpy as np
 import pytest
 
-from ostraka.encoding import digest
-from ostraka.messages import vector_digest
+from ostraka.encoding import UNSIGNED, digest, encode
+from ostraka.messages import Charter, vector_digest
+from ostraka.services import federation_file
 from ostraka.transport import ostraka_pb2 as wire
 
 RNG = np.random.default_rng(0)
@@ -201,7 +202,7 @@ def test_an_edit_that_nobody_signed_changes_nothing(start, speaker):
     play(service, speaker, updates)
     _, third = play(service, speaker, updates)
     assert third.revision == 1
-    assert "sign it" in service.wait_for("FederationIgnored").why
+    assert "ostraka sign" in service.wait_for("FederationIgnored").why
     service.config.write_text("nonsense")
     play(service, speaker, updates)
     assert "line 1" in service.wait_for("FederationIgnored", 2).why
@@ -221,3 +222,30 @@ def test_an_update_that_turns_out_false_is_named_and_left_out(start, speaker):
     assert receipt.participants == 6
     rejected = service.wait_for("ClientRejected")
     assert (rejected.client, rejected.reason) == ("client-7", "a tile does not open")
+
+
+def test_a_revision_can_be_brought_over_the_wire(start, speaker):
+    """An enclave whose files are measured cannot read another one from its disk."""
+    service = start(clients=6, settings={"count": 5})
+    updates = rows(6)
+    play(service, speaker, updates)
+    old = federation_file.load(service.config).federation()
+    newer = replace(old, revision=2, clients=old.clients[:-1], revoked=old.clients[-1:])
+    stub = speaker(service, 1).stub
+
+    def bring(federation, by):
+        charter = by.sign(Charter(federation, UNSIGNED))
+        return stub.Adopt(wire.AdoptRequest(charter=encode(charter)))
+
+    for federation, by, code in (
+        (newer, service.identity("client-1"), grpc.StatusCode.PERMISSION_DENIED),
+        (old, service.identity("authority"), grpc.StatusCode.FAILED_PRECONDITION),
+    ):
+        with pytest.raises(grpc.RpcError) as caught:
+            bring(federation, by)
+        assert caught.value.code() == code
+    bring(newer, service.identity("authority"))
+    _, second = play(service, speaker, updates)
+    assert second.revision == 1  # Round 2 was open by then.
+    _, third = play(service, speaker, updates, but=[5])
+    assert (third.revision, third.participants) == (2, 5)
