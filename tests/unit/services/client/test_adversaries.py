@@ -218,6 +218,26 @@ CHAINS = {
 }
 
 
+def test_a_charter_of_the_past_is_the_authority_s_too(alice, service, charter):
+    alice.fetch()
+    alice.submit(UPDATE)
+    service.lies["GetChain"] = lambda links: [*links, charter(MALLORY, revision=2)]
+    with pytest.raises(AttestationRefused, match=Refusal.AUTHORITY):
+        alice.fetch()
+
+
+def test_workers_of_the_past_need_no_pin(alice, service, charter):
+    """They were replaced, and get no share of this client's."""
+    alice.fetch()
+    alice.submit(UPDATE)
+    service.adopt(charter(revision=2, workers=(WORKER,)))
+    service.publish()
+    with pytest.raises(AttestationRefused, match="does not pin"):
+        alice.fetch()
+    service.adopt(charter(revision=3))
+    assert alice.fetch().round == 3
+
+
 @pytest.mark.parametrize("sentence", CHAINS)
 def test_a_chain_that_does_not_go_on_is_not_followed(sentence, alice, service, sealed):
     show, error = CHAINS[sentence]

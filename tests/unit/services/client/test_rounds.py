@@ -9,7 +9,7 @@ import pytest
 from ostraka.errors import ConfigError, LocalProtocolError, ServiceError
 from ostraka.messages import vector_digest
 
-D = 17
+D, TILES = 17, 5
 
 
 def as_arrays(vector):
@@ -143,12 +143,19 @@ def test_a_new_revision_is_followed_and_remembered(alice, connect, service, char
         assert again.submit(np.ones(D)).receipt.revision == 5
 
 
-def test_no_thread_and_no_channel_is_left_behind(alice):
+def test_no_thread_is_left_behind(alice, service):
     def threads():
         return {each for each in threading.enumerate() if not each.name.startswith("fake-service")}
 
+    def fail_slowly(_):
+        service.lies.clear()
+        time.sleep(0.2)  # until gRPC waits for what is sent next
+        raise RuntimeError
+
     before = threads()
     alice.fetch()
+    service.lies["Missing"] = fail_slowly
+    service.breaks = [TILES, 1]
     alice.submit(np.ones(D))
     deadline = time.monotonic() + 20
     while threads() - before and time.monotonic() < deadline:

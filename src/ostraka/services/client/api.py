@@ -1,0 +1,180 @@
+"""The class that training code uses.
+
+with ostraka.Client("host:7420", name="hospital-a", key="keys/hospital-a.key",
+                    policy="policy.toml") as client:
+    while not (model := client.fetch()).finished:
+        client.submit(train(model.arrays))
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from ostraka.errors import ConfigError, Fork, LocalProtocolError, ServiceError
+from ostraka.roles.client import Joined
+from ostraka.services.client import submitting
+from ostraka.services.client.attesting import Verifier
+from ostraka.services.client.connection import Connection
+from ostraka.services.client.events import Event, ForkProved
+from ostraka.services.client.memory import SUFFIX, MemoryFile
+from ostraka.services.client.packing import Update, flatten
+from ostraka.services.client.patience import Patience
+from ostraka.services.client.results import Model, Outcome
+from ostraka.services.client.session import Session, Shelf
+from ostraka.services.keys import read_identity
+from ostraka.services.text_file import read_policy
+
+_FINISHED = "the federation has finished: there is no round to submit to"
+
+
+class Client:
+    """A client of a federation: fetches the global model, and submits updates to it.
+
+    address: HOST:PORT of the enclave's service. name, key: who this is, as it is enrolled. policy:
+    what is accepted as an enclave. memory: what is kept between runs, by default beside the key.
+    tls_ca: certificates that vouch for the service, if it speaks TLS. unsafe_simulation: accept an
+    enclave that no TEE protects, if the policy does, too. timeout: seconds for one call, None to
+    wait as long as it takes. on_event: called with what is being waited for, in the same thread.
+
+    It is for one thread at a time, and keeps no connection and no thread between calls.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str,
+        key: str | Path,
+        policy: str | Path,
+        memory: str | Path | None = None,
+        tls_ca: str | Path | None = None,
+        unsafe_simulation: bool = False,
+        timeout: float | None = None,
+        on_event: Callable[[Event], None] | None = None,
+    ) -> None:
+        key, policy = Path(key), Path(policy)
+        self._address = address
+        self._who = Verifier(
+            name=name,
+            identity=read_identity(key),
+            policy=read_policy(policy),
+            policy_file=policy,
+            unsafe_simulation=unsafe_simulation,
+        )
+        self._file = MemoryFile(Path(memory) if memory else key.with_suffix(SUFFIX), name)
+        self._file.load()  # A memory that is damaged is told of now, not after hours of training.
+        self._tls_ca = _readable(Path(tls_ca)) if tls_ca else None
+        self._timeout = timeout
+        self._tell = on_event or _ignore
+        self._shelf = Shelf()
+        self._joined: Joined | None = None
+        self._finished = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"Client({self._address!r}, name={self._who.name!r})"
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing can be done with this client any more."""
+        self._closed = True
+        self._joined = None
+        self._shelf = Shelf()
+
+    def fetch(self) -> Model:
+        """The model of the round that is open, from an enclave that has proved itself.
+
+        Waits for a round to open. Raises AttestationRefused if the enclave is not trusted,
+        ReceiptRefused or Fork if its chain cannot be followed, and ServiceError if it cannot be
+        reached or does not serve this client.
+        """
+        with self._session() as session:
+            self._joined = None
+            found = session.join_with_model()
+            if found is None:
+                self._finished = True
+                return _last_model(session)
+            self._joined, vector = found
+        manifest = self._joined.client.federation.rules.manifest
+        return Model.before(self._joined.offer, vector, manifest, self._joined.attested.kind)
+
+    def submit(self, delta: Update) -> Outcome:
+        """Send an update for the round of the model fetched last, and wait for the receipt.
+
+        delta: the difference from that model, as arrays by name or as one vector (d,). Raises as
+        `fetch` does, ConfigError for an update of another form, and UpdateRejected if the enclave
+        refuses it. After a ServiceError it can be called again with the same update.
+        """
+        joined = self._require_joined()
+        update = flatten(delta, joined.client.federation.rules.manifest)
+        with self._session() as session:
+            outcome = submitting.submit(session, joined, update)
+        self._joined = None
+        return outcome
+
+    @contextmanager
+    def _session(self) -> Iterator[Session]:
+        if self._closed:
+            raise LocalProtocolError("this client was closed")
+        patience = Patience(self._timeout)
+        connection = Connection(
+            self._address, tls_ca=self._tls_ca, patience=patience, tell=self._tell
+        )
+        with connection:
+            try:
+                yield Session(self._who, connection, self._file, self._shelf)
+            except Fork as fork:
+                self._prove(fork)
+                raise
+
+    def _prove(self, fork: Fork) -> None:
+        proof = self._file.prove(fork)
+        if proof is not None:
+            fork.add_note(f"Both receipts are in {proof}: show them to the other clients.")
+            self._tell(ForkProved(proof))
+
+    def _require_joined(self) -> Joined:
+        if self._joined is not None:
+            return self._joined
+        if self._finished:
+            raise ServiceError(_FINISHED)
+        raise LocalProtocolError(
+            "fetch a model first: an update is for the round of the model that it was made from"
+        )
+
+
+def _last_model(session: Session) -> Model:
+    """The result of a federation whose rounds are all over."""
+    memory = session.memory
+    if memory is None or memory.last is None:
+        raise ServiceError(
+            "the federation has finished, and this client holds no receipt of it: nothing proves "
+            "to it which model is the last"
+        )
+    federation = memory.charter.federation
+    vector = session.model(memory.last.model, federation)
+    return Model.last(memory.last, vector, federation.rules.manifest)
+
+
+def _readable(path: Path) -> Path:
+    """Raises ConfigError now, and not when the first connection is made."""
+    try:
+        path.read_bytes()
+    except OSError as unreadable:
+        raise ConfigError(f"{path}: {unreadable.strerror}") from None
+    return path
+
+
+def _ignore(event: Event) -> None:
+    pass

@@ -1,0 +1,131 @@
+"""Who is the enclave? It is asked with a fresh nonce, and has to prove its keys and its rules."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ostraka.attestation.attested import Attested
+from ostraka.attestation.binding import NONCE_BYTES
+from ostraka.attestation.policy import Policy
+from ostraka.attestation.verify import Circumstances, verify, verify_charter
+from ostraka.config import Federation
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.errors import AttestationRefused, Refusal, ServiceError
+from ostraka.messages import Challenge, Charter, Evidence, Introduction, RoundOffer
+from ostraka.services import collateral
+from ostraka.services.client.connection import FINISHED, LONG_POLL_S, Connection
+from ostraka.services.client.events import Waiting
+from ostraka.transport import ostraka_pb2 as wire
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """Whom this client is, and what it accepts.
+
+    policy_file: where the policy was read; it names collateral relative to that.
+    """
+
+    name: str
+    identity: Identity
+    policy: Policy = field(repr=False)
+    policy_file: Path
+    unsafe_simulation: bool
+
+
+@dataclass(frozen=True)
+class Met:
+    """An enclave that has proved itself, the round that it opened, and the rules it plays by."""
+
+    charter: Charter
+    offer: RoundOffer
+    attested: Attested
+
+
+def meet(connection: Connection, who: Verifier) -> Met | None:
+    """The enclave and its open round; None if all rounds are over. Waits for a round to open.
+
+    Raises AttestationRefused, and ServiceError for a client that is not enrolled.
+    """
+    charter = _charter(connection)
+    while True:
+        federation = verify_charter(charter, who.policy)
+        _require_enrolled(federation, who)
+        answer = _introduction(connection, who)
+        if answer is None:
+            return None
+        try:
+            attested = verify(
+                answer.introduction,
+                nonce=answer.nonce,
+                federation=federation,
+                policy=who.policy,
+                circumstances=_circumstances(who, answer.introduction.evidence),
+            )
+        except AttestationRefused as refused:
+            newest = _charter(connection) if refused.reason is Refusal.BINDING else charter
+            if newest.federation.revision <= charter.federation.revision:
+                raise
+            charter = newest  # The rules changed in between, and the evidence is about new ones.
+        else:
+            return Met(charter, answer.introduction.offer, attested)
+
+
+def _charter(connection: Connection) -> Charter:
+    reply = connection.ask("GetCharter", wire.CharterRequest())
+    return decode(Charter, reply.charter)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """nonce: of the challenge that this is the answer to."""
+
+    nonce: bytes
+    introduction: Introduction
+
+
+def _introduction(connection: Connection, who: Verifier) -> _Answer | None:
+    """What the enclave says of itself; None if all rounds are over."""
+
+    def challenge() -> _Answer:
+        """Every attempt has a nonce of its own: an enclave that restarts may be another one."""
+        nonce = os.urandom(NONCE_BYTES)
+        signed = who.identity.sign(Challenge(nonce, who.name, UNSIGNED))
+        request = wire.IntroduceRequest(challenge=encode(signed))
+        reply = connection.once("Introduce", request, seconds=LONG_POLL_S)
+        return _Answer(nonce, decode(Introduction, reply.introduction))
+
+    connection.tell(Waiting("an open round"))
+    try:
+        return connection.attempt(challenge)
+    except ServiceError as refused:
+        if refused.said == FINISHED:
+            return None
+        raise
+
+
+def _circumstances(who: Verifier, evidence: Evidence) -> Circumstances:
+    return Circumstances(
+        now=int(time.time()),
+        collateral=collateral.for_evidence(evidence, who.policy, beside=who.policy_file),
+        unsafe_simulation=who.unsafe_simulation,
+    )
+
+
+def _require_enrolled(federation: Federation, who: Verifier) -> None:
+    """Raises ServiceError, which says what is wrong better than the other side would."""
+    revision = f"revision {federation.revision} of the federation"
+    if who.name in {member.name for member in federation.revoked}:
+        raise ServiceError(f"client {who.name!r} is revoked in {revision}: ask its operator why")
+    keys = {member.name: member.key for member in federation.clients}
+    if who.name not in keys:
+        raise ServiceError(
+            f"client {who.name!r} is not enrolled in {revision}: its operator has to add it "
+            "(ostraka client enrol prints the lines)"
+        )
+    if keys[who.name] != who.identity.public:
+        raise ServiceError(
+            f"client {who.name!r} is enrolled with another key in {revision}: "
+            f"{keys[who.name].hex()}"
+        )

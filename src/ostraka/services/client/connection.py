@@ -1,0 +1,166 @@
+"""Requests to the enclave's service, retries, and what gRPC's answers mean."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from ostraka.errors import ServiceError
+from ostraka.services.backoff import Backoff
+from ostraka.services.client.events import Event, Reconnecting
+from ostraka.services.client.patience import Patience
+from ostraka.transport.dial import dial
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+
+REQUEST_S = 30.0
+LONG_POLL_S = 60.0
+FINISHED = "finished"  # what a service says when all rounds are over
+TRANSFER_S = 3600.0  # for a stream; a peer that is gone is noticed sooner, by its keepalive
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
+
+_LARGEST = 8 * 2**20
+_SHOWN = 200  # characters of what the other side says
+_ODD_ANSWERS = 5  # in a row, until they count as final
+
+_T = TypeVar("_T")
+
+_AGAIN = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.CANCELLED,
+)
+# A service that dies can look like this. So can one that always fails, so patience is limited.
+_ODD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
+
+_ADVICE = {
+    grpc.StatusCode.PERMISSION_DENIED: "is this client enrolled, and with this key? Its operator "
+    "can tell (ostraka client enrol prints the lines to add)",
+    grpc.StatusCode.INVALID_ARGUMENT: "do both sides run the same version of Ostraka?",
+    grpc.StatusCode.UNIMPLEMENTED: "is this the address of an enclave of Ostraka?",
+}
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a request ended."""
+
+    code: grpc.StatusCode
+    said: str
+
+    @classmethod
+    def of(cls, error: grpc.RpcError) -> "Status":
+        return cls(error.code(), _printable(error.details() or ""))
+
+    def __str__(self) -> str:
+        return self.said or self.code.name.lower().replace("_", " ")
+
+
+class Connection:
+    """A channel to the enclave's service, for one call of the user.
+
+    It is not kept open between calls: training takes long, and may fork processes meanwhile, which
+    open channels do not survive.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls_ca: Path | None,
+        patience: Patience,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._address = address
+        self.patience = patience
+        self.tell = tell
+        self._channel = dial(address, tls_ca=tls_ca, largest=_LARGEST)
+        self.stub: Any = EnclaveStub(self._channel)
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._channel.close()
+
+    def ask(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:
+        """The reply to one request, asked again while the service is away. Raises ServiceError."""
+        return self.attempt(lambda: self.once(method, request, seconds=seconds))
+
+    def once(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:
+        """The reply to one request, or grpc.RpcError."""
+        return getattr(self.stub, method)(request, timeout=self.patience.limit(seconds))
+
+    @contextmanager
+    def stream(self, method: str, request: Any) -> Iterator[Iterator[Any]]:
+        """The replies to one request. What is left of them when the context ends is not taken."""
+        replies = getattr(self.stub, method)(request, timeout=self.patience.limit(TRANSFER_S))
+        try:
+            yield replies
+        finally:
+            replies.cancel()
+
+    def attempt(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, begun again while the service is away. Raises ServiceError."""
+        retries = self.retries()
+        while True:
+            try:
+                return work()
+            except grpc.RpcError as error:
+                retries.after(error)
+
+    def retries(self) -> "Retries":
+        return Retries(self._address, self.patience, self.tell)
+
+
+class Retries:
+    """Decides whether to try again, and waits before that."""
+
+    def __init__(self, address: str, patience: Patience, tell: Callable[[Event], None]) -> None:
+        self._address = address
+        self._patience = patience
+        self._tell = tell
+        self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
+        self._attempts = self._odd = 0
+
+    def after(self, error: grpc.RpcError) -> None:
+        """Wait for the next attempt. Raises ServiceError if there should be none."""
+        status = Status.of(error)
+        self._odd = self._odd + 1 if status.code in _ODD else 0
+        if status.code not in _AGAIN and not 0 < self._odd <= _ODD_ANSWERS:
+            raise self._refused(status) from None
+        if self._patience.over:
+            raise self._unreachable(status) from None
+        self._attempts += 1
+        self._tell(Reconnecting(self._attempts, str(status)))
+        self._patience.sleep(self._backoff.next())
+
+    def _refused(self, status: Status) -> ServiceError:
+        advice = _ADVICE.get(status.code)
+        what = f"{self._address} refuses: {status}"
+        return ServiceError(
+            f"{what}; {advice}" if advice else what, status=status.code.name, said=status.said
+        )
+
+    def _unreachable(self, status: Status) -> ServiceError:
+        return ServiceError(
+            f"{self._address} has not served this client within {self._patience.seconds:g} s "
+            f"({status}): is it running, and can this machine reach it?",
+            said=status.said,
+        )
+
+
+def _printable(text: str) -> str:
+    """Somebody else's words, fit for a terminal."""
+    return "".join(each if each.isprintable() else " " for each in text[:_SHOWN])

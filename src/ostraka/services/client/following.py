@@ -1,0 +1,110 @@
+"""The chain of charters and receipts: what was published since the last receipt that is held."""
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ostraka.attestation.policy import Policy
+from ostraka.attestation.verify import verify_charter
+from ostraka.config import MASKINGS, Federation
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.encoding import decode
+from ostraka.errors import Fork, MalformedMessage, ReceiptRefused
+from ostraka.messages import Charter, Receipt
+from ostraka.services.client.connection import Connection
+from ostraka.services.client.memory import Memory
+from ostraka.transport import ostraka_pb2 as wire
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Where the chain has led, and the receipts on the way there, by number."""
+
+    memory: Memory
+    receipts: dict[int, Receipt]
+
+
+def catch_up(
+    connection: Connection, memory: Memory, *, identity: Identity, policy: Policy, since: int
+) -> Followed:
+    """Follow the chain to its end. Raises OpenError, ReceiptRefused, Fork or AttestationRefused.
+
+    since: for a client without a receipt, the round after which its chain begins. Who holds a
+    receipt asks for that one again, so that a host with another one has to show it or to hide it.
+    """
+    after = since if memory.last is None else memory.last.number - 1
+
+    def follow() -> Followed:
+        chain = _Chain(memory, identity, policy)
+        links: AbstractContextManager[Any] = connection.stream(
+            "GetChain", wire.ChainRequest(after=after)
+        )
+        with links as each_link:
+            for link in each_link:
+                chain.add(link)
+        return chain.end()
+
+    return connection.attempt(follow)
+
+
+class _Chain:
+    """Takes one link after the other."""
+
+    def __init__(self, memory: Memory, identity: Identity, policy: Policy) -> None:
+        self._policy = policy
+        self._held = memory.last
+        self._held_was_shown = memory.last is None
+        self._client = memory.role(identity)
+        self._charter = memory.charter
+        self._receipts: dict[int, Receipt] = {}
+
+    def add(self, link: wire.ChainLink) -> None:
+        match link.WhichOneof("link"):
+            case "charter":
+                self._adopt(decode(Charter, link.charter))
+            case "receipt":
+                self._follow(decode(Receipt, link.receipt))
+            case _:
+                raise MalformedMessage("a link of the chain is empty")
+
+    def end(self) -> Followed:
+        if not (self._held_was_shown or self._receipts):
+            raise ReceiptRefused(
+                "the enclave does not know the last receipt that this client holds: "
+                "it was set back to an older state"
+            )
+        return Followed(Memory.of(self._client, self._charter), self._receipts)
+
+    def _adopt(self, charter: Charter) -> None:
+        federation = _signed(charter, self._policy)
+        if federation.revision < self._client.federation.revision:
+            return  # Of the past, like the receipts before the one that is held.
+        self._client = self._client.adopt(federation)
+        self._charter = charter
+
+    def _follow(self, receipt: Receipt) -> None:
+        if self._held is not None and receipt == self._held:
+            self._held_was_shown = True
+            return
+        last = self._client.last
+        if last is not None and receipt.number == last.number:
+            require_same(last, receipt, self._client.enclave or b"")
+        self._client = self._client.follow(receipt)
+        self._receipts[receipt.number] = receipt
+
+
+def require_same(held: Receipt, other: Receipt, enclave: bytes) -> None:
+    """Raises Fork if the enclave signed another receipt for the same round, whatever is in it."""
+    if other != held:
+        check_signature(other, enclave)
+        raise Fork(held, other)
+
+
+def _signed(charter: Charter, policy: Policy) -> Federation:
+    """Checked as a piece of history: its workers and its masking get no update of this client."""
+    past = replace(
+        policy.federation,
+        workers=tuple(worker.key for worker in charter.federation.workers),
+        maskings=MASKINGS,
+    )
+    return verify_charter(charter, replace(policy, federation=past))

@@ -1,0 +1,116 @@
+"""What a client remembers between runs. Forgetting it would let a host go back to old state."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import Key, decode, encode
+from ostraka.errors import ConfigError, Fork, LocalProtocolError, MalformedMessage, StateError
+from ostraka.messages import Charter, Receipt
+from ostraka.roles.client import Client
+from ostraka.services.storage import atomic
+
+SUFFIX = ".memory"
+
+_ADVICE = (
+    "bring it back from a copy. Only if there is none, delete it: this client then trusts the next "
+    "enclave that proves itself, even one that was set back to an older state"
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The newest charter agreed to, the key that the enclave signs with, and the last receipt."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/client-memory/v1"
+
+    client: str
+    charter: Charter
+    enclave: Key
+    receipts: tuple[Receipt, ...]  # the last one, or none yet
+
+    def __post_init__(self) -> None:
+        if len(self.receipts) > 1:
+            raise ConfigError(f"one receipt is remembered; got {len(self.receipts)}")
+
+    @property
+    def last(self) -> Receipt | None:
+        return self.receipts[0] if self.receipts else None
+
+    @classmethod
+    def of(cls, client: Client, charter: Charter) -> "Memory":
+        """Of a client that knows its enclave; charter: what its federation was signed in."""
+        if client.enclave is None or charter.federation != client.federation:
+            raise LocalProtocolError("a client remembers the enclave and the charter it follows")
+        receipts = (client.last,) if client.last else ()
+        return cls(client.name, charter, client.enclave, receipts)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Grows with time: the last round, and the revision."""
+        return (self.last.number if self.last else 0, self.charter.federation.revision)
+
+    def role(self, identity: Identity) -> Client:
+        return Client(self.client, identity, self.charter.federation, self.enclave, self.last)
+
+
+@dataclass(frozen=True)
+class ForkProof:
+    """Two receipts that one key signed for one round."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/fork-proof/v1"
+
+    held: Receipt
+    other: Receipt
+
+
+@dataclass(frozen=True)
+class MemoryFile:
+    """One client's memory on disk, durable and whole whenever the process dies."""
+
+    path: Path
+    client: str
+
+    def load(self) -> Memory | None:
+        """None if there is none yet. Raises StateError."""
+        try:
+            memory = decode(Memory, self.path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as unreadable:
+            raise StateError(self.path, f"cannot be read: {unreadable.strerror}") from None
+        except MalformedMessage:
+            raise StateError(
+                self.path, f"is damaged, and holds this client's memory: {_ADVICE}"
+            ) from None
+        if memory.client != self.client:
+            raise StateError(
+                self.path, f"is the memory of client {memory.client!r}, not of {self.client!r}"
+            )
+        return memory
+
+    def save(self, memory: Memory) -> None:
+        """Never back to an earlier state: another process of this client may be ahead."""
+        stored = self.load()
+        if stored is None or stored.progress <= memory.progress:
+            self._write(self.path, encode(memory))
+
+    def prove(self, fork: Fork) -> Path | None:
+        """Keep both receipts beside the memory, each proof under a name of its own."""
+        if not (isinstance(fork.held, Receipt) and isinstance(fork.other, Receipt)):
+            return None
+        proof = encode(ForkProof(fork.held, fork.other))
+        name = f"fork-{fork.held.number}-{hashlib.sha256(proof).hexdigest()[:8]}"
+        path = self.path.with_suffix(f".{name}")
+        self._write(path, proof)
+        return path
+
+    def _write(self, path: Path, content: bytes) -> None:
+        try:
+            atomic.write(path, [content])
+        except OSError as failed:
+            raise StateError(
+                path, f"cannot be written ({failed.strerror}): make room, or give another memory"
+            ) from None

@@ -1,0 +1,61 @@
+"""Named arrays, and the one vector that they make up."""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ostraka.arrays import Float32
+from ostraka.config import Manifest, Tensor
+from ostraka.errors import ConfigError
+
+Update: TypeAlias = Mapping[str, npt.ArrayLike] | npt.ArrayLike
+
+
+def flatten(update: Update, manifest: Manifest) -> Float32:
+    """An update as one new vector (d,). Raises ConfigError, which names the tensor at fault.
+
+    update: arrays by the names of the manifest, or the vector itself.
+    """
+    if not isinstance(update, Mapping):
+        return _flat(update, Tensor("update", (manifest.dimension,))).copy()
+    _require_names(update, manifest)
+    parts = [_flat(update[tensor.name], tensor) for tensor in manifest.tensors]
+    return np.concatenate(parts)
+
+
+def _require_names(update: Mapping[str, npt.ArrayLike], manifest: Manifest) -> None:
+    known = {tensor.name for tensor in manifest.tensors}
+    missing = [tensor.name for tensor in manifest.tensors if tensor.name not in update]
+    if missing:
+        raise ConfigError(f"the update lacks {_listed(missing)}")
+    extra = [name for name in update if name not in known]
+    if extra:
+        raise ConfigError(f"the update has {_listed(extra)}, and the federation's model has not")
+
+
+def _flat(value: npt.ArrayLike, tensor: Tensor) -> Float32:
+    """One tensor as float32, end to end."""
+    try:
+        given = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as bad:
+        raise ConfigError(f"tensor {tensor.name!r} is no array of numbers: {bad}") from None
+    if given.dtype.kind not in "fiub":
+        raise ConfigError(f"tensor {tensor.name!r} holds {given.dtype}, not real numbers")
+    if given.shape != tensor.shape:
+        raise ConfigError(f"tensor {tensor.name!r} is {tensor.shape}; got {given.shape}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = np.ascontiguousarray(given, dtype="<f4").reshape(-1)
+    if not np.isfinite(narrow).all():
+        raise ConfigError(
+            f"tensor {tensor.name!r} holds a NaN, an infinity or a value beyond float32: "
+            "the enclave would reject the whole update"
+        )
+    return narrow
+
+
+def _listed(names: list[str]) -> str:
+    """The first few are enough to see what is wrong."""
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"tensor {shown}" if len(names) <= 3 else f"tensor {shown} and {len(names) - 3} more"

@@ -1,0 +1,103 @@
+"""One update, brought to its round's outcome whatever fails on the way."""
+
+from ostraka.arrays import Float32
+from ostraka.errors import LocalProtocolError, ReceiptRefused, ServiceError
+from ostraka.messages import Receipt
+from ostraka.roles.client import Joined, Submitted
+from ostraka.services.backoff import Backoff
+from ostraka.services.client.delivering import Delivery, deliver
+from ostraka.services.client.events import Resending
+from ostraka.services.client.following import require_same
+from ostraka.services.client.results import Outcome
+from ostraka.services.client.session import Session
+
+WITHOUT = "the round was published without this update"
+ENDED = "the federation ended without this round"
+
+
+def submit(session: Session, joined: Joined, update: Float32) -> Outcome:
+    """Seal an update (d,), send it, and wait for the receipt.
+
+    When its round is void, the update goes under a fresh key to the round that replaces it, once
+    that round's enclave has proved itself.
+    """
+    backoff = Backoff()
+    while True:
+        submitted = joined.seal(update)
+        delivery = deliver(session.connection, submitted)
+        if delivery.receipt is not None and _is_of(delivery.receipt, joined):
+            return _published(session, submitted, delivery)
+        again = _join_again(session, joined, delivery.receipt)
+        if isinstance(again, Outcome):
+            return again
+        joined = again
+        session.connection.tell(Resending(joined.offer.number))
+        session.connection.patience.sleep(backoff.next())
+
+
+def _is_of(receipt: Receipt, joined: Joined) -> bool:
+    return receipt.round_id == joined.offer.round_id
+
+
+def _published(session: Session, submitted: Submitted, delivery: Delivery) -> Outcome:
+    """The round is over, and this client has spoken to the enclave that closed it."""
+    receipt, joined = delivery.receipt, submitted.joined
+    if receipt is None:
+        raise AssertionError("a round that was published has a receipt")
+    try:
+        model = session.model(receipt.model, joined.client.federation)
+    except ServiceError as gone:
+        if gone.status != "NOT_FOUND":
+            raise
+        # Later rounds have replaced the model. The chain has the receipt all the same.
+        receipt = _require_receipt(session, joined, receipt)
+    else:
+        session.remember(submitted.finish(receipt, model))
+    rejected = {each.client: each.reason for each in receipt.rejected}
+    reason = rejected.get(joined.client.name, None if delivery.begun else WITHOUT)
+    return Outcome(receipt.number, reason is None, reason, receipt)
+
+
+def _join_again(session: Session, joined: Joined, shown: Receipt | None) -> Joined | Outcome:
+    """The round that replaces a void one, or why there is none.
+
+    shown: the receipt of another round of this number, if the enclave has published one.
+    """
+    number = joined.offer.number
+    session.catch_up(since=number - 1)
+    again = None
+    if shown is None and session.last_number < number:
+        again = session.join(since=number - 1)
+        session.catch_up(since=number - 1)  # It may have been published while this client waited.
+    if shown is not None or session.last_number >= number:
+        return Outcome(number, False, WITHOUT, _require_receipt(session, joined, shown))
+    if again is None:
+        return Outcome(number, False, ENDED, None)
+    if again.offer.number != number:
+        raise ReceiptRefused(
+            f"round {again.offer.number} is open, and nobody shows the receipt of round {number}"
+        )
+    if again.offer.model != joined.offer.model:
+        raise ReceiptRefused(
+            f"round {number} was opened again from another model: fetch that, and train anew"
+        )
+    return again
+
+
+def _require_receipt(session: Session, joined: Joined, shown: Receipt | None) -> Receipt:
+    """The chain's receipt for the round that was joined. Raises Fork if another was shown."""
+    number = joined.offer.number
+    if session.receipt(number) is None:
+        session.catch_up(since=number - 1)
+    held = session.receipt(number)
+    if held is None and session.last_number > number:
+        raise LocalProtocolError(
+            f"another process of this client went on after round {number}: run one at a time"
+        )
+    if held is None:
+        raise ReceiptRefused(f"a receipt of round {number} was shown that is not in the chain")
+    if shown is not None:
+        require_same(held, shown, joined.attested.receipt_key)
+    if held.previous != joined.offer.previous:
+        raise ReceiptRefused(f"the receipt of round {number} does not continue its offer's chain")
+    return held
