@@ -18,7 +18,11 @@ def require_listed(
     measurement; a required one must not be empty; and where all are empty nothing is accepted.
     """
     needed = [name for name in lists if lists[name] or name in required] or list(lists)
-    missing = [name for name in needed if claims.measurement(name) not in lists[name]]
+    present = dict(claims.measurements)
+    if absent := ", ".join(name for name in needed if name not in present):
+        detail = f"a policy that lists {absent} accepts no evidence in which that is absent"
+        raise AttestationRefused(Refusal.MEASUREMENT, detail)
+    missing = [name for name in needed if present[name] not in lists[name]]
     if missing:
         raise AttestationRefused(Refusal.MEASUREMENT, _advice(claims, section, lists, missing))
 

@@ -46,12 +46,16 @@ class TdxPolicy:
 
 @dataclass(frozen=True)
 class SnpTcb:
-    """The lowest acceptable security version of each part of an SEV-SNP platform."""
+    """The lowest acceptable security version of each part of an SEV-SNP platform.
+
+    fmc: only Turin has it; elsewhere it counts as 0.
+    """
 
     bootloader: int = 0
     tee: int = 0
     snp: int = 0
     microcode: int = 0
+    fmc: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class SnpPolicy:
     """SEV-SNP: the launch measurement.
 
     chip_ids: only these machines, if any are listed. allow: see `snp.ALLOWANCES`. certificates: a
-    PEM file with the VCEK or VLEK and AMD's intermediate, where the evidence brings none.
+    PEM file with what the evidence does not bring: the VCEK or VLEK, AMD's intermediate, and AMD's
+    root certificate as well, since only its key's hash is pinned.
     """
 
     measurement: tuple[bytes, ...] = ()

@@ -128,7 +128,7 @@ _SECTIONS = """
 # [snp]
 # measurement = []
 # chip_ids = []  # only these machines, if any are listed
-# min_tcb = { bootloader = 0, tee = 0, snp = 0, microcode = 0 }
+# min_tcb = { bootloader = 0, tee = 0, snp = 0, microcode = 0, fmc = 0 }  # fmc: Turin only
 # allow = []
 # certificates = "snp-certificates.pem"
 #
