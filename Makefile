@@ -21,7 +21,7 @@ OTHER := or run make PYTHON=/path/to/python
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(CORE) ## Run rounds with attackers in them and show what happens
+demo: $(CORE) ## Run a federation on this machine, with attackers in it
 	@$(BIN)/ostraka demo $(ARGS)
 
 test: $(STAMP) ## Run all tests, with sampled counts
