@@ -33,6 +33,13 @@ class FederationIgnored:
 
 
 @dataclass(frozen=True)
+class Cautioned:
+    """The rules in force protect less than they could, and receipts will say so."""
+
+    what: str
+
+
+@dataclass(frozen=True)
 class RoundOpened:
     """Clients can send their updates, for so many seconds."""
 
@@ -183,6 +190,7 @@ Event: TypeAlias = (
     ServiceStarted
     | FederationAdopted
     | FederationIgnored
+    | Cautioned
     | RoundOpened
     | UploadStarted
     | UploadCompleted

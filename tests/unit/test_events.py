@@ -9,10 +9,11 @@ from ostraka import events, run_round
 from ostraka.errors import Rejection
 
 ROWS = np.random.default_rng(0).normal(size=(9, 40)).astype(np.float32)
-SAFE = {"client", "reason", "why", "clients", "workers", "worker", "what"} | {
-    "number",
-    "participants",
-    "kept",
+SAFE = {
+    *("client", "reason", "why", "clients", "workers", "worker", "what"),
+    *("number", "participants", "kept", "arrived", "missing", "quorum", "extensions_left"),
+    *("address", "evidence", "identity", "sealing_key", "next_round", "deadline_s", "seconds"),
+    *("revision", "revoked"),
 }
 
 

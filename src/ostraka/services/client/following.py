@@ -1,8 +1,6 @@
 """The chain of charters and receipts: what was published since the last receipt that is held."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import verify_charter
@@ -10,7 +8,7 @@ from ostraka.config import MASKINGS, Federation
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import decode
 from ostraka.errors import Fork, MalformedMessage, ReceiptRefused
-from ostraka.messages import Charter, Receipt
+from ostraka.messages import Charter, Receipt, RoundOffer
 from ostraka.services.client.connection import Connection
 from ostraka.services.client.memory import Memory
 from ostraka.transport import ostraka_pb2 as wire
@@ -25,22 +23,27 @@ class Followed:
 
 
 def catch_up(
-    connection: Connection, memory: Memory, *, identity: Identity, policy: Policy, since: int
+    connection: Connection,
+    memory: Memory,
+    *,
+    identity: Identity,
+    policy: Policy,
+    joined: RoundOffer | None = None,
 ) -> Followed:
     """Follow the chain to its end. Raises OpenError, ReceiptRefused, Fork or AttestationRefused.
 
-    since: for a client without a receipt, the round after which its chain begins. Who holds a
+    joined: a client without a receipt begins with that of the round that it joined. Who holds a
     receipt asks for that one again, so that a host with another one has to show it or to hide it.
     """
-    after = since if memory.last is None else memory.last.number - 1
+    first = memory.last or joined
+    if first is None:
+        return Followed(memory, {})
 
     def follow() -> Followed:
-        chain = _Chain(memory, identity, policy)
-        links: AbstractContextManager[Any] = connection.stream(
-            "GetChain", wire.ChainRequest(after=after)
-        )
-        with links as each_link:
-            for link in each_link:
+        chain = _Chain(memory, identity, policy, joined)
+        request = wire.ChainRequest(after=first.number - 1)
+        with connection.stream("GetChain", request) as links:
+            for link in links:
                 chain.add(link)
         return chain.end()
 
@@ -50,8 +53,11 @@ def catch_up(
 class _Chain:
     """Takes one link after the other."""
 
-    def __init__(self, memory: Memory, identity: Identity, policy: Policy) -> None:
+    def __init__(
+        self, memory: Memory, identity: Identity, policy: Policy, joined: RoundOffer | None
+    ) -> None:
         self._policy = policy
+        self._joined = joined
         self._held = memory.last
         self._held_was_shown = memory.last is None
         self._client = memory.role(identity)
@@ -89,8 +95,16 @@ class _Chain:
         last = self._client.last
         if last is not None and receipt.number == last.number:
             require_same(last, receipt, self._client.enclave or b"")
+        if last is None:
+            self._require_joined(receipt)
         self._client = self._client.follow(receipt)
         self._receipts[receipt.number] = receipt
+
+    def _require_joined(self, receipt: Receipt) -> None:
+        """A chain begins where this client has seen it, and nowhere else."""
+        joined = self._joined
+        if joined is None or (receipt.number, receipt.previous) != (joined.number, joined.previous):
+            raise ReceiptRefused("the chain does not go on from the round that this client joined")
 
 
 def require_same(held: Receipt, other: Receipt, enclave: bytes) -> None:

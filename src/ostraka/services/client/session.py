@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ostraka.arrays import Float32
 from ostraka.config import Federation
 from ostraka.errors import ServiceError
-from ostraka.messages import Charter, Receipt
+from ostraka.messages import Charter, Receipt, RoundOffer
 from ostraka.roles.client import Client, Joined
 from ostraka.services.client import attesting
 from ostraka.services.client.attesting import Verifier
@@ -45,12 +45,12 @@ class Session:
         """Of the last receipt that is held; 0 if there is none."""
         return self.memory.progress[0] if self.memory else 0
 
-    def join(self, since: int | None = None) -> Joined | None:
+    def join(self, before: RoundOffer | None = None) -> Joined | None:
         """The open round of an enclave that has proved itself; None if all rounds are over.
 
-        since: see `catch_up`. Raises AttestationRefused, ReceiptRefused or Fork.
+        before: the round that was joined before. Raises AttestationRefused, ReceiptRefused or Fork.
         """
-        self.catch_up(since)
+        self.catch_up(before)
         while (met := attesting.meet(self.connection, self.who)) is not None:
             if met.offer.number > self.last_number + 1 > 1:
                 self.catch_up()  # Rounds were published since.
@@ -59,7 +59,7 @@ class Session:
             joined = self._role(met.charter).join(met.offer, met.attested)
             self.remember(joined.client, met.charter)
             return joined
-        self.catch_up(since)
+        self.catch_up(before)
         return None
 
     def join_with_model(self) -> tuple[Joined, Float32] | None:
@@ -75,20 +75,19 @@ class Session:
                 tried = joined.offer.round_id
         return None
 
-    def catch_up(self, since: int | None = None) -> None:
+    def catch_up(self, joined: RoundOffer | None = None) -> None:
         """Follow the chain to its end. Raises ReceiptRefused or Fork.
 
-        since: the round after which a client without a receipt begins; None: it begins with the
-        next round that it joins.
+        joined: where the chain begins for a client that holds no receipt.
         """
-        if self.memory is None or (self.memory.last is None and since is None):
+        if self.memory is None:
             return
         followed = catch_up(
             self.connection,
             self.memory,
             identity=self.who.identity,
             policy=self.who.policy,
-            since=since or 0,
+            joined=joined,
         )
         self.receipts |= followed.receipts
         self._keep(followed.memory)

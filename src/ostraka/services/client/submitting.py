@@ -5,7 +5,7 @@ from ostraka.errors import LocalProtocolError, ReceiptRefused, ServiceError
 from ostraka.messages import Receipt
 from ostraka.roles.client import Joined, Submitted
 from ostraka.services.backoff import Backoff
-from ostraka.services.client.delivering import Delivery, deliver
+from ostraka.services.client.delivering import deliver
 from ostraka.services.client.events import Resending
 from ostraka.services.client.following import require_same
 from ostraka.services.client.results import Outcome
@@ -25,9 +25,10 @@ def submit(session: Session, joined: Joined, update: Float32) -> Outcome:
     while True:
         submitted = joined.seal(update)
         delivery = deliver(session.connection, submitted)
-        if delivery.receipt is not None and _is_of(delivery.receipt, joined):
-            return _published(session, submitted, delivery)
-        again = _join_again(session, joined, delivery.receipt)
+        receipt = delivery.receipt
+        if receipt is not None and receipt.round_id == joined.offer.round_id:
+            return _published(session, submitted, receipt, begun=delivery.begun)
+        again = _join_again(session, joined, receipt)
         if isinstance(again, Outcome):
             return again
         joined = again
@@ -35,15 +36,9 @@ def submit(session: Session, joined: Joined, update: Float32) -> Outcome:
         session.connection.patience.sleep(backoff.next())
 
 
-def _is_of(receipt: Receipt, joined: Joined) -> bool:
-    return receipt.round_id == joined.offer.round_id
-
-
-def _published(session: Session, submitted: Submitted, delivery: Delivery) -> Outcome:
-    """The round is over, and this client has spoken to the enclave that closed it."""
-    receipt, joined = delivery.receipt, submitted.joined
-    if receipt is None:
-        raise AssertionError("a round that was published has a receipt")
+def _published(session: Session, submitted: Submitted, receipt: Receipt, *, begun: bool) -> Outcome:
+    """The round that was joined is over. begun: see `Upload`."""
+    joined = submitted.joined
     try:
         model = session.model(receipt.model, joined.client.federation)
     except ServiceError as gone:
@@ -54,7 +49,7 @@ def _published(session: Session, submitted: Submitted, delivery: Delivery) -> Ou
     else:
         session.remember(submitted.finish(receipt, model))
     rejected = {each.client: each.reason for each in receipt.rejected}
-    reason = rejected.get(joined.client.name, None if delivery.begun else WITHOUT)
+    reason = rejected.get(joined.client.name, None if begun else WITHOUT)
     return Outcome(receipt.number, reason is None, reason, receipt)
 
 
@@ -64,11 +59,11 @@ def _join_again(session: Session, joined: Joined, shown: Receipt | None) -> Join
     shown: the receipt of another round of this number, if the enclave has published one.
     """
     number = joined.offer.number
-    session.catch_up(since=number - 1)
+    session.catch_up(joined.offer)
     again = None
     if shown is None and session.last_number < number:
-        again = session.join(since=number - 1)
-        session.catch_up(since=number - 1)  # It may have been published while this client waited.
+        again = session.join(joined.offer)
+        session.catch_up(joined.offer)  # It may have been published while this client waited.
     if shown is not None or session.last_number >= number:
         return Outcome(number, False, WITHOUT, _require_receipt(session, joined, shown))
     if again is None:
@@ -88,7 +83,7 @@ def _require_receipt(session: Session, joined: Joined, shown: Receipt | None) ->
     """The chain's receipt for the round that was joined. Raises Fork if another was shown."""
     number = joined.offer.number
     if session.receipt(number) is None:
-        session.catch_up(since=number - 1)
+        session.catch_up(joined.offer)
     held = session.receipt(number)
     if held is None and session.last_number > number:
         raise LocalProtocolError(
@@ -98,6 +93,4 @@ def _require_receipt(session: Session, joined: Joined, shown: Receipt | None) ->
         raise ReceiptRefused(f"a receipt of round {number} was shown that is not in the chain")
     if shown is not None:
         require_same(held, shown, joined.attested.receipt_key)
-    if held.previous != joined.offer.previous:
-        raise ReceiptRefused(f"the receipt of round {number} does not continue its offer's chain")
     return held

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any
 
@@ -55,13 +56,10 @@ def _requests(
     sealed: SealedUpdate, asked: SimpleQueue[list[range]], batch: int
 ) -> Iterator[wire.UploadRequest]:
     yield wire.UploadRequest(header=encode(sealed.header))
-    tiles: list[bytes] = []
-    for index in (index for each in asked.get() for index in each):
-        tiles.append(encode(sealed.tiles[index]))
-        if sum(map(len, tiles)) + len(tiles[0]) > batch:
-            yield wire.UploadRequest(tiles=wire.Tiles(tile=tiles))
-            tiles = []
-    if tiles:
+    size = len(encode(sealed.tiles[0]))  # no tile is larger
+    indices = chain.from_iterable(asked.get())
+    while some := list(islice(indices, max(1, batch // size))):
+        tiles = [encode(sealed.tiles[index]) for index in some]
         yield wire.UploadRequest(tiles=wire.Tiles(tile=tiles))
 
 

@@ -470,6 +470,21 @@ def test_a_void_round_cannot_move_an_update_to_another_model(alice, service, sea
     assert len(sealed) == 1
 
 
+def test_a_newcomer_s_chain_begins_with_the_round_that_it_joined(connect, service, folder):
+    """The enclave is set back to its start, and lives through two other rounds."""
+    first = service.state
+    service.publish()
+    with connect() as client:
+        assert client.fetch().round == 2
+        service.links, service.state = service.links[:1], first
+        service.restart()
+        service.publish(value=1.0)
+        service.publish(value=1.0)
+        for _ in range(2):
+            with pytest.raises(ReceiptRefused, match="from the round that this client joined"):
+                client.submit(UPDATE)
+
+
 def test_a_void_round_cannot_be_skipped_without_its_receipt(alice, service, sealed):
     alice.fetch()
     service.publish()

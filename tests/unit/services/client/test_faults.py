@@ -411,6 +411,36 @@ def test_rounds_and_rules_that_pass_between_two_questions(alice, connect, servic
         assert again.fetch().round == 5
 
 
+def test_rounds_that_pass_before_and_after_the_enclave_has_introduced_itself(alice, service):
+    alice.fetch()
+    alice.submit(UPDATE)
+    honest = service.introduction
+
+    def pass_by(nonce):
+        service.introduction = honest
+        service.publish()
+        told = honest(nonce)
+        service.publish()
+        return told
+
+    service.introduction = pass_by
+    assert alice.fetch().round == 4
+
+
+def test_the_last_round_that_is_published_while_a_client_asks_for_it(alice, service):
+    alice.fetch()
+    alice.submit(UPDATE)
+
+    def finish(honest):
+        service.publish(value=1.0)
+        service.finished = True
+        return honest
+
+    service.lies["GetCharter"] = finish
+    model = alice.fetch()
+    assert (model.round, model.finished) == (2, True)
+
+
 def test_a_model_that_is_replaced_before_it_is_asked_for(alice, service):
     honest = service.introduction
 
