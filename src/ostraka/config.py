@@ -1,5 +1,6 @@
 """The rules of a federation. A config that exists is valid; its digest binds every ciphertext."""
 
+import hashlib
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ MAX_TILE_VALUES = 4 * 2**20  # clients x tile: what the enclave holds of all upd
 MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
 
 MAX_DIMENSION = 2**40
+MAX_RANK = 32  # of a tensor
+
+_DIGEST_BYTES = 32
+_SUCCESSION = b"ostraka/succession/v1"
 
 MASKINGS = ("exact", "gaussian", "none")
 DISTANCES = ("workers", "inside")
@@ -48,8 +53,12 @@ class Manifest:
         names = [tensor.name for tensor in self.tensors]
         if len(set(names)) != len(names):
             raise ConfigError(f"tensor names must differ; got {names}")
-        if any(size < 0 for tensor in self.tensors for size in tensor.shape):
-            raise ConfigError(f"shapes cannot be negative; got {[t.shape for t in self.tensors]}")
+        # Before anything is multiplied: a stranger's shapes may make very long numbers.
+        if any(len(tensor.shape) > MAX_RANK for tensor in self.tensors):
+            raise ConfigError(f"a tensor has at most {MAX_RANK} dimensions")
+        sizes = [size for tensor in self.tensors for size in tensor.shape]
+        if not all(0 <= size <= MAX_DIMENSION for size in sizes):
+            raise ConfigError(f"a tensor's sizes are 0 to {MAX_DIMENSION}; got {min(sizes)}")
         if not 1 <= self.dimension <= MAX_DIMENSION:
             raise ConfigError(f"an update has 1 to {MAX_DIMENSION} values; got {self.dimension}")
 
@@ -218,8 +227,8 @@ class Federation:
     """The rules, who plays by them, and who decides about both.
 
     authority: the Ed25519 key that signs every revision of this. revoked: former members, whose
-    keys may never return. successors: the identities of enclaves to which this one may hand its
-    sealed state (`Claims.identity`).
+    keys may never return. successors: which enclave may hand its sealed state to which code
+    (`succession`). initial: SHA-256 of the first model; empty if that is all zeros.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/federation/v1"
@@ -231,11 +240,14 @@ class Federation:
     revision: int = 1
     revoked: tuple[Member, ...] = ()
     successors: tuple[Digest, ...] = ()
+    initial: bytes = b""
 
     def __post_init__(self) -> None:
         rules, n = self.rules, len(self.clients)
         if self.revision < 1:
             raise ConfigError(f"revisions count from 1; got {self.revision}")
+        if len(self.initial) not in (0, _DIGEST_BYTES):
+            raise ConfigError("initial is a SHA-256, or empty for a model of zeros")
         require_krum(n, rules.f)
         if rules.k is not None and rules.k > n - rules.f:
             raise ConfigError(f"k <= n - f; got k={rules.k}, n={n}, f={rules.f}")
@@ -262,6 +274,26 @@ class Federation:
 
     def digest(self) -> bytes:
         return encoding.digest(self)
+
+    def require_follows(self, old: "Federation") -> None:
+        """Raises ConfigError unless this can be the revision after `old`."""
+        if self.revision <= old.revision or self.authority != old.authority:
+            raise ConfigError(f"revision {self.revision} does not replace revision {old.revision}")
+        if (self.rules.manifest, self.initial) != (old.rules.manifest, old.initial):
+            raise ConfigError("a new revision cannot have another model")
+        if self.rules.optimiser.kind != old.rules.optimiser.kind:
+            raise ConfigError("a new revision cannot have another kind of optimiser")
+        returned = {each.key for each in old.revoked} - {each.key for each in self.revoked}
+        if returned:
+            raise ConfigError(f"a revoked key stays revoked; {min(returned).hex()} is missing")
+
+
+def succession(receipt_key: bytes, identity: bytes) -> bytes:
+    """The enclave that signs with this key may hand its state to code of this identity.
+
+    Both are in it: else the host could have made up the predecessor, key and all.
+    """
+    return hashlib.sha256(encoding.pack(_SUCCESSION, receipt_key, identity)).digest()
 
 
 def require_krum(n: int, f: int) -> None:

@@ -114,6 +114,7 @@ class Refusal(StrEnum):
 
     AUTHORITY = "the federation is not signed by the authority that the policy names"
     WORKERS = "a worker is enrolled whose key the policy does not pin"
+    SUCCESSOR = "the enclave may hand its state to code that the policy does not pin"
     MASKING = "the policy does not allow this masking"
     KIND = "the policy does not allow this kind of evidence"
     SIMULATION_POLICY = "simulated evidence, and the policy does not allow it"

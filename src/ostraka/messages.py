@@ -20,6 +20,8 @@ import hashlib
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import numpy as np
+
 from ostraka.arrays import Float32
 from ostraka.config import Federation
 from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature
@@ -33,6 +35,11 @@ IN_PROCESS = "in-process"  # no evidence: the client runs the enclave in its own
 def vector_digest(vector: Float32) -> bytes:
     """The name of a model or an aggregate (d,) in other messages: SHA-256 of its bytes."""
     return hashlib.sha256(vector.data).digest()
+
+
+def first_model(federation: Federation) -> bytes:
+    """The digest of the model that the first round starts from."""
+    return federation.initial or vector_digest(np.zeros(federation.rules.dimension, "<f4"))
 
 
 @dataclass(frozen=True)

@@ -186,6 +186,10 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
         Meeting(policy=replace(POLICY, federation=FederationPolicy(AUTHORITY.public))),
         Refusal.WORKERS,
     ),
+    "a successor that the policy does not pin": (
+        Meeting(federation=replace(FEDERATION, successors=(b"s" * 32,))),
+        Refusal.SUCCESSOR,
+    ),
     "gaussian masking that the policy does not ask for": (
         Meeting(
             federation=replace(

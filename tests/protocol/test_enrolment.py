@@ -10,6 +10,7 @@ from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import (
+    ConfigError,
     LocalProtocolError,
     NotEnrolled,
     OpenError,
@@ -144,22 +145,28 @@ def test_the_chain_shows_where_the_roster_changed(simulate):
 
 
 def bad_revisions(simulation):
+    gone = Member("gone", b"g" * 32)
+    adopt(simulation, sign(simulation, replace(simulation.federation, revision=2, revoked=(gone,))))
     old = simulation.federation
-    newer = replace(old, revision=2)
+    newer = replace(old, revision=3)
     return {
         "one that a stranger signed": (sign(simulation, newer, simulation.stranger), OpenError),
         "one that nobody signed": (Charter(newer, UNSIGNED), OpenError),
-        "the one in force": (sign(simulation, old), LocalProtocolError),
+        "the one in force": (sign(simulation, old), ConfigError),
         "one under another authority": (
             sign(simulation, replace(newer, authority=simulation.stranger.public)),
-            LocalProtocolError,
+            ConfigError,
+        ),
+        "one that lets a revoked client return": (
+            sign(simulation, replace(newer, revoked=())),
+            ConfigError,
         ),
         "one with another kind of optimiser": (
             sign(
                 simulation,
                 replace(newer, rules=replace(newer.rules, optimiser=Optimiser("sgd"))),
             ),
-            LocalProtocolError,
+            ConfigError,
         ),
         "one for another model": (
             sign(
@@ -169,7 +176,7 @@ def bad_revisions(simulation):
                     rules=replace(newer.rules, manifest=type(newer.rules.manifest).flat(51)),
                 ),
             ),
-            LocalProtocolError,
+            ConfigError,
         ),
     }
 

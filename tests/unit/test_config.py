@@ -18,6 +18,7 @@ from ostraka.config import (
     default_tile,
     power_of_two_above,
     require_krum,
+    succession,
 )
 from ostraka.core.leakage import bound_bits
 from ostraka.core.optimiser import Optimiser
@@ -59,7 +60,12 @@ IMPOSSIBLE = {
     "too many tiles": (lambda: federation(17, tile=2**18), r"17 x 262144.*at most 246723"),
     "no values": (lambda: Manifest(()), "values; got 0"),
     "a tensor of no values": (lambda: Manifest((Tensor("w", (3, 0)),)), "values; got 0"),
-    "a tensor of negative shape": (lambda: Manifest((Tensor("w", (-2, -3)),)), "-2"),
+    "a tensor of negative shape": (lambda: Manifest((Tensor("w", (-2, -3)),)), "-3"),
+    "a shape that is a very long number": (
+        lambda: Manifest((Tensor("w", (2**64 - 1,) * 100_000),)),
+        "at most 32 dimensions",
+    ),
+    "a size that no update has": (lambda: Manifest((Tensor("w", (2**64 - 1,)),)), "0 to 1099511"),
     "two tensors of one name": (
         lambda: Manifest((Tensor("w", (1,)), Tensor("w", (2,)))),
         r"\['w', 'w'\]",
@@ -184,8 +190,9 @@ def test_the_digest_binds_who_decides_and_who_is_out():
         replace(base, revision=2),
         replace(base, revoked=(Member("mallory", b"m" * 32),)),
         replace(base, successors=(b"s" * 32,)),
+        replace(base, initial=b"i" * 32),
     )
-    assert len({each.digest() for each in (base, *others)}) == 5
+    assert len({each.digest() for each in (base, *others)}) == 6
 
 
 def test_a_revoked_key_never_returns():
@@ -195,6 +202,28 @@ def test_a_revoked_key_never_returns():
             replace(base, revoked=(former,))
     with pytest.raises(ConfigError, match="count from 1"):
         replace(base, revision=0)
+
+
+def test_what_cannot_follow_a_revision():
+    base = replace(federation(7, 2), revoked=(Member("mallory", b"m" * 32),))
+    newer = replace(base, revision=2)
+    newer.require_follows(base)
+    for change, why in (
+        ({"revision": 1}, "does not replace"),
+        ({"authority": b"b" * 32}, "does not replace"),
+        ({"initial": b"i" * 32}, "another model"),
+        ({"rules": replace(base.rules, manifest=Manifest.flat(51))}, "another model"),
+        ({"rules": replace(base.rules, optimiser=Optimiser("sgd"))}, "kind of optimiser"),
+        ({"revoked": ()}, "stays revoked"),
+        ({"revoked": (Member("mallory", b"n" * 32),)}, "stays revoked"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            replace(newer, **change).require_follows(base)
+
+
+def test_a_succession_binds_both_ends():
+    pairs = [(b"k" * 32, b"i" * 32), (b"k" * 32, b"j" * 32), (b"l" * 32, b"i" * 32)]
+    assert len({succession(*pair) for pair in pairs}) == 3
 
 
 def test_the_manifest_says_what_coordinates_mean():

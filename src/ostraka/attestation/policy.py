@@ -104,11 +104,13 @@ class FederationPolicy:
     """Whose word decides about the roster, which workers may compute, and how updates are hidden.
 
     authority: the Ed25519 key that signs the federation's rules and roster. workers: the keys of
-    all workers that may ever get a share. maskings: Gaussian masking leaks, and must be asked for.
+    all workers that may ever get a share. successors: hand-overs of the enclave's state that are
+    agreed to (`config.succession`). maskings: Gaussian masking leaks, and must be asked for.
     """
 
     authority: bytes | None = None
     workers: tuple[bytes, ...] = ()
+    successors: tuple[bytes, ...] = ()
     maskings: tuple[str, ...] = tuple(name for name in MASKINGS if name != "gaussian")
 
 

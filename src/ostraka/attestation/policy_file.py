@@ -26,7 +26,7 @@ VERSION = 1
 _LONGEST_SKEW = 24 * 3600
 
 _BYTES = {
-    **dict.fromkeys(("authority", "workers", "root", "mrenclave", "mrsigner"), 32),
+    **dict.fromkeys(("authority", "workers", "successors", "root", "mrenclave", "mrsigner"), 32),
     **dict.fromkeys(("mrtd", "rtmr0", "rtmr1", "rtmr2", "rtmr3", "measurement"), 48),
     **dict.fromkeys(("pcr0", "pcr1", "pcr2", "pcr3", "pcr4", "pcr8"), 48),
     "chip_ids": 64,

@@ -52,7 +52,14 @@ def verify_charter(charter: Charter, policy: Policy) -> Federation:
                 f"{worker.name!r}; to trust it, add {worker.key.hex()} to workers",
             )
 
-    # 3. Updates are hidden in a way that the policy allows.
+    # 3. Nobody but code that the policy pins can inherit the key that signs receipts.
+    for successor in federation.successors:
+        if successor not in pinned.successors:
+            raise AttestationRefused(
+                Refusal.SUCCESSOR, f"to agree to it, add {successor.hex()} to successors"
+            )
+
+    # 4. Updates are hidden in a way that the policy allows.
     if federation.rules.masking not in pinned.maskings:
         allowed = ", ".join(pinned.maskings) or "none at all"
         raise AttestationRefused(Refusal.MASKING, f"{federation.rules.masking}; allowed: {allowed}")

@@ -13,8 +13,8 @@ from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import digest
-from ostraka.errors import Fork, ReceiptRefused
-from ostraka.messages import Receipt, RoundOffer, vector_digest
+from ostraka.errors import ConfigError, Fork, ReceiptRefused
+from ostraka.messages import Receipt, RoundOffer, first_model, vector_digest
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Client:
                 f"revision {federation.revision} of the federation is not newer than "
                 f"revision {self.federation.revision}, which this client agreed to"
             )
+        try:
+            federation.require_follows(self.federation)
+        except ConfigError as unfit:
+            raise ReceiptRefused(f"{unfit}, which this client agreed to") from None
         return replace(self, federation=federation)
 
     def trust(self, attested: Attested) -> "Client":
@@ -61,8 +65,10 @@ class Client:
             raise ReceiptRefused("the offer's key is not the one that the enclave has proved")
         if self.last is not None:
             _require_next(self.last, offer)
-            if offer.model != self.last.model:
-                raise ReceiptRefused("the round does not start from the last published model")
+        # A newcomer to a later round has the word of the proved enclave.
+        start = self.last.model if self.last is not None else first_model(self.federation)
+        if (self.last is not None or offer.number == 1) and offer.model != start:
+            raise ReceiptRefused("the round does not start from the model that it must start from")
         return Joined(client, offer, attested)
 
     def follow(self, receipt: Receipt) -> "Client":

@@ -17,6 +17,7 @@ from ostraka.crypto.offline_mask import mask_tiles
 from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 
+_MOST_TILES = 2**22
 _TYPES: dict[str, np.dtype[Any]] = {"gaussian": np.dtype("<f8"), "exact": np.dtype("<u4")}
 
 
@@ -45,6 +46,8 @@ class Worker:
             raise MalformedMessage(f"this worker does not know {offer.masking!r} masking")
         if min(offer.rows, offer.columns, offer.tile) < 1:
             raise MalformedMessage("an offer of no rows, no columns or no tile")
+        if offer.columns > _MOST_TILES * offer.tile:
+            raise MalformedMessage(f"more than {_MOST_TILES} tiles are above this worker's means")
         if offer.rows * offer.tile > MAX_TILE_VALUES:
             raise MalformedMessage(f"{offer.rows} rows x {offer.tile} are above {MAX_TILE_VALUES}")
         return Computing(offer, channel, self._kernel), accepted

@@ -10,7 +10,7 @@ from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import ConfigError, OpenError, ReceiptRefused
-from ostraka.messages import Receipt, RoundOffer
+from ostraka.messages import Receipt, RoundOffer, first_model
 from ostraka.roles.client import Client
 
 ENCLAVE = Identity(bytes([200]) * 32)
@@ -22,12 +22,13 @@ FEDERATION = Federation(
     bytes([201]) * 32,
 )
 KEY = HybridKey()
+MODEL = first_model(FEDERATION)
 ALICE = Client("client-0", CLIENTS[0], FEDERATION, ENCLAVE.public)
 
 
 def offer(number=1, previous=bytes(32), **changes):
     blank = RoundOffer(
-        number, b"r" * 32, FEDERATION.digest(), previous, bytes(32), KEY.public, UNSIGNED
+        number, b"r" * 32, FEDERATION.digest(), previous, MODEL, KEY.public, UNSIGNED
     )
     return ENCLAVE.sign(replace(blank, **changes))
 
@@ -41,7 +42,7 @@ def receipt(number=1, previous=bytes(32), **changes):
         revision=1,
         evidence="in-process",
         aggregate=bytes(32),
-        model=bytes(32),
+        model=MODEL,
         participants=5,
         kept=4,
         rejected=(),
@@ -114,3 +115,10 @@ def test_sealing_again_is_a_new_upload_under_a_new_key():
 def test_an_update_of_another_shape_is_the_client_s_own_mistake():
     with pytest.raises(ConfigError, match=r"\(10,\).*got \(9,\)"):
         join(ALICE, offer()).seal(np.ones(9, np.float32))
+
+
+def test_the_first_round_starts_from_the_model_that_was_signed():
+    with pytest.raises(ReceiptRefused, match="the model that it must start from"):
+        join(ALICE, offer(model=bytes(32)))
+    # What a later round starts from, a newcomer cannot know; the proved enclave says it.
+    assert join(ALICE, offer(number=2, model=bytes(32)))

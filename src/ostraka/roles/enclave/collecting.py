@@ -25,6 +25,7 @@ from ostraka.messages import (
     RoundOffer,
     UpdateHeader,
     UpdateTile,
+    first_model,
     vector_digest,
 )
 from ostraka.roles.enclave.cohort import Cohort
@@ -99,19 +100,12 @@ class Enclave:
         self._federation = charter.federation
 
     def require_adoptable(self, charter: Charter) -> None:
-        """Raises OpenError where the authority has not signed, LocalProtocolError for an old
-        revision, another model or another kind of optimiser.
+        """Raises OpenError where the authority has not signed, ConfigError for what cannot follow
+        the revision in force.
         """
         old, new = self._federation, charter.federation
         check_signature(charter, old.authority)
-        if new.revision <= old.revision or new.authority != old.authority:
-            raise LocalProtocolError(
-                f"revision {new.revision} does not replace revision {old.revision}"
-            )
-        if new.rules.manifest != old.rules.manifest:
-            raise LocalProtocolError("a new revision cannot have another model")
-        if new.rules.optimiser.kind != old.rules.optimiser.kind:
-            raise LocalProtocolError("a new revision cannot have another kind of optimiser")
+        new.require_follows(old)
 
     def follow(self, receipt: Receipt, state: ServerState) -> None:
         """Go on after a round that this enclave published."""
@@ -123,8 +117,9 @@ class Enclave:
         self._cautions = ()
 
     def _continue(self, head: Receipt | None, state: ServerState) -> None:
-        if head is not None and head.model != vector_digest(state.model):
-            raise LocalProtocolError("this model is not the one of the last receipt")
+        promised = head.model if head is not None else first_model(self._federation)
+        if promised != vector_digest(state.model):
+            raise LocalProtocolError("this model is not the one of the last receipt or the charter")
         self._head = head
         self._state = state
         self._publication = Publication(head.number + 1 if head else 1)

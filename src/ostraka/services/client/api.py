@@ -25,6 +25,8 @@ from ostraka.services.client.session import Session, Shelf
 from ostraka.services.keys import read_identity
 from ostraka.services.text_file import read_policy
 
+DEFAULT_RESENDS = 8
+
 _FINISHED = "the federation has finished: there is no round to submit to"
 
 
@@ -35,7 +37,8 @@ class Client:
     what is accepted as an enclave. memory: what is kept between runs, by default beside the key.
     tls_ca: certificates that vouch for the service, if it speaks TLS. unsafe_simulation: accept an
     enclave that no TEE protects, if the policy does, too. timeout: seconds for one call, None to
-    wait as long as it takes. on_event: called with what is being waited for, in the same thread.
+    wait as long as it takes. resends: how often one update goes to a round that was opened again,
+    after it had gone out whole. on_event: called with what is waited for, in the same thread.
 
     It is for one thread at a time, and keeps no connection and no thread between calls.
     """
@@ -51,6 +54,7 @@ class Client:
         tls_ca: str | Path | None = None,
         unsafe_simulation: bool = False,
         timeout: float | None = None,
+        resends: int = DEFAULT_RESENDS,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         key, policy = Path(key), Path(policy)
@@ -66,6 +70,7 @@ class Client:
         self._file.load()  # A memory that is damaged is told of now, not after hours of training.
         self._tls_ca = _readable(Path(tls_ca)) if tls_ca else None
         self._timeout = timeout
+        self._resends = resends
         self._tell = on_event or _ignore
         self._shelf = Shelf()
         self._joined: Joined | None = None
@@ -119,7 +124,7 @@ class Client:
         joined = self._require_joined()
         update = flatten(delta, joined.client.federation.rules.manifest)
         with self._session() as session:
-            outcome = submitting.submit(session, joined, update)
+            outcome = submitting.submit(session, joined, update, resends=self._resends)
         self._joined = None
         return outcome
 

@@ -40,10 +40,14 @@ _OVER = (
 
 @dataclass(frozen=True)
 class Delivery:
-    """receipt: of the round's number, None if the round is void. begun: see `Upload`."""
+    """receipt: of the round's number, None if the round is void. begun: see `Upload`.
+
+    whole: all of the upload was sent.
+    """
 
     receipt: Receipt | None
     begun: bool
+    whole: bool
 
 
 def deliver(connection: Connection, submitted: Submitted) -> Delivery:
@@ -61,9 +65,9 @@ def deliver(connection: Connection, submitted: Submitted) -> Delivery:
         match outcome.WhichOneof("outcome"):
             case "receipt":
                 receipt = decode(Receipt, outcome.receipt)
-                return Delivery(_require_number(receipt, offer), sending.begun)
+                return Delivery(_require_number(receipt, offer), sending.begun, sending.done)
             case "void":
-                return Delivery(None, sending.begun)
+                return Delivery(None, sending.begun, sending.done)
             case "pending":
                 connection.patience.sleep(_PENDING_S)
             case _:

@@ -15,22 +15,29 @@ WITHOUT = "the round was published without this update"
 ENDED = "the federation ended without this round"
 
 
-def submit(session: Session, joined: Joined, update: Float32) -> Outcome:
+def submit(session: Session, joined: Joined, update: Float32, *, resends: int) -> Outcome:
     """Seal an update (d,), send it, and wait for the receipt.
 
     When its round is void, the update goes under a fresh key to the round that replaces it, once
-    that round's enclave has proved itself.
+    that round's enclave has proved itself; resends: so many times after it had gone out whole. A
+    host that restarts the enclave may have seen an aggregate with this update in it each time.
     """
-    backoff = Backoff()
+    backoff, left = Backoff(), resends
     while True:
         submitted = joined.seal(update)
         delivery = deliver(session.connection, submitted)
+        left -= delivery.whole
         receipt = delivery.receipt
         if receipt is not None and receipt.round_id == joined.offer.round_id:
             return _published(session, submitted, receipt, begun=delivery.begun)
         again = _join_again(session, joined, receipt)
         if isinstance(again, Outcome):
             return again
+        if left < 0:
+            raise ServiceError(
+                f"round {joined.offer.number} was opened again {resends + 1} times after this "
+                "update had been sent: ask the operator why, before you submit it again"
+            )
         joined = again
         session.connection.tell(Resending(joined.offer.number))
         session.connection.patience.sleep(backoff.next())

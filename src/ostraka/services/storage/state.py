@@ -24,7 +24,7 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.sealing import Sealer
 from ostraka.encoding import encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
-from ostraka.messages import Charter, Receipt, vector_digest
+from ostraka.messages import Charter, Receipt, first_model, vector_digest
 from ostraka.roles.enclave import Enclave
 from ostraka.services.storage import atomic, models
 from ostraka.services.storage.estate import Estate
@@ -150,10 +150,7 @@ class EnclaveState:
             raise StateError(self.folder, "holds an enclave's state already: use another folder")
 
     def found(self, charter: Charter, state: ServerState, entropy: Entropy = os.urandom) -> None:
-        """The first start: a new identity, before its first round. Raises OpenError or StateError.
-
-        An identity that is there already is from a first start that did not come to its end.
-        """
+        """The first start, under a new identity. Raises OpenError or StateError."""
         self.require_fresh()
         if self.migration.exists():
             raise StateError(
@@ -162,10 +159,12 @@ class EnclaveState:
                 "import`, or delete the file to begin a new federation",
             )
         check_signature(charter, charter.federation.authority)
-        _require_dimension(charter.federation, state)
-        if not self._seed.exists():
-            self._seed.write(entropy(_SEED_BYTES))
-        identity = Identity(self._seed.read())
+        _require_first(charter.federation, state)
+        # Always a new one, and never read back. A host could lay another ledger's seed here, found a
+        # ledger of its own over it, and have that one hand the seed to code of its choice.
+        seed = entropy(_SEED_BYTES)
+        self._seed.write(seed)
+        identity = Identity(seed)
         content = models.to_bytes(state)
         self._models.save(0, content)
         self._append(Founded(identity.public, charter, models.content_digest(content)))
@@ -255,7 +254,7 @@ class EnclaveState:
         written = Ledger(self.folder / _LEDGER, self.sealer).read()[: len(self._ledger)]
         so_far = [record for record in written if record != end]
         records = tuple(encode(record) for record in (*so_far, end))
-        return Estate(self._seed.read(), records, models.to_bytes(self.last_state))
+        return Estate(self._read_seed(), records, models.to_bytes(self.last_state))
 
     def _load(self) -> None:
         removed = atomic.remove_partial(self.folder) + atomic.remove_partial(self.folder / _LEDGER)
@@ -265,11 +264,16 @@ class EnclaveState:
         if self.fresh:
             self._require_no_models()
             return
-        self._identity = Identity(self._seed.read())
-        if self._identity.public != self._history.identity:
-            raise StateError(self._seed.path, "is the identity of another ledger than this one")
+        self._identity = Identity(self._read_seed())
         self._last = self._models.load(self._history.number, self._history.state or b"")
         self.migration.discard()  # It came to its end, if there was one.
+
+    def _read_seed(self) -> bytes:
+        """Compared with the ledger each time, since the host can exchange the file at any time."""
+        seed = self._seed.read()
+        if Identity(seed).public != self._history.identity:
+            raise StateError(self._seed.path, "is the identity of another ledger than this one")
+        return seed
 
     def _read_history(self) -> None:
         records = self._ledger.read()
@@ -308,7 +312,9 @@ class EnclaveState:
             raise LocalProtocolError("this state is closed")
 
 
-def _require_dimension(federation: Federation, state: ServerState) -> None:
+def _require_first(federation: Federation, state: ServerState) -> None:
     d = federation.rules.dimension
     if {state.model.shape, *(moment.shape for moment in state.moments)} != {(d,)}:
         raise LocalProtocolError(f"the first model must have {d} values, as the federation says")
+    if vector_digest(state.model) != first_model(federation):
+        raise LocalProtocolError("the first model is not the one that the authority has signed")

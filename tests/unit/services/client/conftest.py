@@ -67,7 +67,8 @@ collateral = "collateral.json"
 
 def federation(**changes: Any) -> Federation:
     members = tuple(Member(name, each.public) for name, each in PEOPLE.items())
-    return replace(Federation(RULES, members, (), AUTHORITY.public), **changes)
+    initial = vector_digest(first_state().model)
+    return replace(Federation(RULES, members, (), AUTHORITY.public, initial=initial), **changes)
 
 
 def make_charter(signer: Identity = AUTHORITY, **changes: Any) -> Charter:

@@ -463,9 +463,10 @@ def test_a_void_round_cannot_move_an_update_to_an_enclave_that_is_not_trusted(
 
 def test_a_void_round_cannot_move_an_update_to_another_model(alice, service, sealed):
     alice.fetch()
-    service.state = replace(service.state, model=service.state.model + 1)
     service.restart()
-    with pytest.raises(ReceiptRefused, match="from another model"):
+    service.enclave._state = replace(service.state, model=service.state.model + 1)
+    service.collecting = service.enclave.open_round()
+    with pytest.raises(ReceiptRefused, match="the model that it must start from"):
         alice.submit(UPDATE)
     assert len(sealed) == 1
 

@@ -100,6 +100,22 @@ def test_a_restart_after_the_upload_is_complete(alice, service, sealed):
     assert len(service.receipts) == 1
 
 
+def test_an_update_is_not_sent_again_without_end(alice, service, sealed):
+    """Each time, a host may have seen an aggregate with it; it needs a few to solve for it."""
+    alice._resends = 2
+    alice.fetch()
+    service.auto = False
+
+    def void(honest):
+        service.restart()
+        return wire.OutcomeReply(void=wire.Void())
+
+    service.lies["AwaitOutcome"] = void
+    with pytest.raises(ServiceError, match="opened again 3 times"):
+        alice.submit(UPDATE)
+    assert len(sealed) == 3
+
+
 def test_a_restart_in_the_middle_of_the_upload(alice, service, sealed):
     alice.fetch()
     service.breaks = [3]
