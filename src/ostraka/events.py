@@ -135,6 +135,22 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True)
+class WorkerRefused:
+    """Somebody claimed to be a worker and could not prove it."""
+
+    worker: str
+    why: str
+
+
+@dataclass(frozen=True)
+class TooFewWorkers:
+    """The rules want workers, and not enough are here: the enclave measures by itself."""
+
+    connected: int
+    needed: int
+
+
+@dataclass(frozen=True)
 class WorkerLied:
     """A worker's answer was provably false. It gets no further work in this round."""
 
@@ -203,6 +219,8 @@ Event: TypeAlias = (
     | AttemptStarted
     | WorkerJoined
     | WorkerLeft
+    | WorkerRefused
+    | TooFewWorkers
     | WorkerLied
     | WorkerFailed
     | RoundPublished
@@ -211,3 +229,20 @@ Event: TypeAlias = (
     | ClockJumped
     | Stopping
 )
+
+# What an operator should look at, and what at once. Everything else is the ordinary course.
+WARNINGS = (
+    FederationIgnored,
+    Cautioned,
+    QuorumMissed,
+    RoundSkipped,
+    ClientRejected,
+    UploadRefused,
+    WorkerLeft,
+    WorkerRefused,
+    WorkerFailed,
+    TooFewWorkers,
+    StorageNoticed,
+    ClockJumped,
+)
+ERRORS = (WorkerLied, StorageFailed)

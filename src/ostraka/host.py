@@ -94,6 +94,8 @@ class Host:
             except WorkerError as fault:
                 del left[fault.worker]
                 self.tell(events.WorkerFailed(fault.worker, str(fault)))
+        if not self.rules.inside:
+            self.tell(events.TooFewWorkers(len(left), count))
         self.tell(events.AttemptStarted(len(cohort.clients), ()))
         return cohort.inside(self.lanes).measure(self.tiles())
 

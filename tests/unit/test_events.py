@@ -13,7 +13,7 @@ SAFE = {
     *("client", "reason", "why", "clients", "workers", "worker", "what"),
     *("number", "participants", "kept", "arrived", "missing", "quorum", "extensions_left"),
     *("address", "evidence", "identity", "sealing_key", "next_round", "deadline_s", "seconds"),
-    *("revision", "revoked"),
+    *("revision", "revoked", "connected", "needed"),
 }
 
 

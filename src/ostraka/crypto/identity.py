@@ -8,8 +8,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ostraka.crypto.hpke import Entropy
-from ostraka.encoding import UNSIGNED, SignedMessage, encode
-from ostraka.errors import OpenError
+from ostraka.encoding import UNSIGNED, SignedMessage, encode, pack, unpack
+from ostraka.errors import MalformedMessage, OpenError
 
 _SEED = 32
 
@@ -41,6 +41,23 @@ def check_signature(message: SignedMessage, public: bytes) -> None:
         Ed25519PublicKey.from_public_bytes(public).verify(message.signature, _signed_bytes(message))
     except (InvalidSignature, ValueError):
         raise OpenError(type(message).__name__) from None
+
+
+def check_encoded(kind: type[SignedMessage], data: bytes, public: bytes) -> None:
+    """As `check_signature`, on a message that was not decoded: before that, nobody vouches for it.
+
+    Raises MalformedMessage or OpenError.
+    """
+    match unpack(data):
+        case [label, body] if label == kind.LABEL:
+            *fields, signature = unpack(body) or [b""]
+            signed = pack(label, pack(*fields, UNSIGNED))
+        case _:
+            raise MalformedMessage(f"not a {kind.__name__}")
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
+    except (InvalidSignature, ValueError):
+        raise OpenError(kind.__name__) from None
 
 
 def _signed_bytes(message: SignedMessage) -> bytes:

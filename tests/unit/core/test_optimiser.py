@@ -17,8 +17,7 @@ LONG = 2**16 + 3  # more than one block
 def reference(kind, optimiser, model, aggregates):
     """The whole vector at once, in float64 but for the model."""
     m = v = np.zeros(model.shape)
-    for a in aggregates:
-        a = a.astype(np.float64)
+    for a in (each.astype(np.float64) for each in aggregates):
         if kind == "fedavg":
             step = a
         elif kind == "sgd":

@@ -4,9 +4,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ostraka.crypto.identity import Identity, check_signature
-from ostraka.encoding import UNSIGNED, Signature
-from ostraka.errors import OpenError
+from ostraka.crypto.identity import Identity, check_encoded, check_signature
+from ostraka.encoding import UNSIGNED, Signature, encode, pack
+from ostraka.errors import MalformedMessage, OpenError
 from ostraka.messages import RoundOffer
 
 ALICE, BOB = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
@@ -83,3 +83,20 @@ def test_an_identity_is_its_seed():
 
 def test_the_key_does_not_print():
     assert repr(ALICE) == f"Identity(public={ALICE.public.hex()[:16]}, <secret>)"
+
+
+def test_a_signature_can_be_checked_before_anything_is_decoded():
+    signed = ALICE.sign(OFFER)
+    check_encoded(RoundOffer, encode(signed), ALICE.public)
+    for public, data, error in (
+        (BOB.public, encode(signed), OpenError),
+        (ALICE.public, encode(replace(signed, number=2)), OpenError),
+        (ALICE.public, encode(OFFER), OpenError),
+        (b"short", encode(signed), OpenError),
+        (ALICE.public, encode(signed)[:-1], MalformedMessage),
+        (ALICE.public, pack(b"another label", b""), MalformedMessage),
+        (ALICE.public, pack(RoundOffer.LABEL, b""), OpenError),
+        (ALICE.public, b"", MalformedMessage),
+    ):
+        with pytest.raises(error):
+            check_encoded(RoundOffer, data, public)

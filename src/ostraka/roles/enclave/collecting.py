@@ -200,6 +200,19 @@ class Collecting:
             return None
         return frozenset(upload.missing)
 
+    def require_opens(self, tile: UpdateTile) -> None:
+        """Raises OpenError unless this is a current upload's tile, just as its client sealed it.
+
+        Nothing is counted, and any thread may ask. Whoever takes tiles from a network asks first:
+        else anybody who has seen an upload's id could fill its places with rubbish.
+        """
+        upload = self._uploads.get(self._clients.get(tile.upload_id, ""))
+        current = upload is not None and upload.row.upload_id == tile.upload_id
+        if upload is None or not current or not self._fits(tile):
+            raise OpenError("tile")
+        opened = np.empty(len(tile.ciphertext) - TAG_BYTES, np.uint8)
+        upload.row.opener.open_into(tile.index, tile.ciphertext, opened)
+
     @property
     def complete(self) -> frozenset[str]:
         """Clients whose uploads are whole."""

@@ -13,8 +13,10 @@ from ostraka import events
 from ostraka.config import Federation
 from ostraka.errors import (
     ConfigError,
+    LeakyMasking,
     LocalProtocolError,
     OpenError,
+    RemoteProtocolError,
     RoundFailed,
     StateError,
     StorageFull,
@@ -99,6 +101,15 @@ class Engine:
         done = self.published >= self.file.rounds.count
         await self._go(Phase.FINISHED if done else Phase.STOPPED)
 
+    def announce(self) -> None:
+        """Which rules and roster are in force, and what an operator should know about them."""
+        rules = self.federation.rules
+        self.tell(_adopted(self.federation))
+        if rules.masking == "gaussian" and not rules.inside:
+            self.tell(events.Cautioned(str(LeakyMasking())))
+        if not (rules.verify or rules.inside):
+            self.tell(events.Cautioned("verify = false: a worker that lies is not noticed"))
+
     def receipt(self, number: int) -> Receipt | None:
         return self.state.receipts(number)[0] if 1 <= number <= self.published else None
 
@@ -113,7 +124,7 @@ class Engine:
                         await self._finish(cohort, offline)
                 finally:
                     self.current = self.measuring = None
-        except (RoundFailed, StateError, StorageFull) as failed:
+        except (RoundFailed, RemoteProtocolError, StateError, StorageFull) as failed:
             self._skip(str(failed))
             await _first_of(self.stopping, seconds=_RETRY_S)
         finally:
@@ -245,7 +256,7 @@ class Engine:
             self.ignored = str(refused)
             return False
         self.ignored = None
-        self.tell(adopted(charter.federation))
+        self.announce()
         return True
 
     def _newest(self) -> Charter | None:
@@ -300,7 +311,7 @@ class Engine:
             self.moved.notify_all()
 
 
-def adopted(federation: Federation) -> Event:
+def _adopted(federation: Federation) -> Event:
     return events.FederationAdopted(
         revision=federation.revision,
         clients=len(federation.clients),

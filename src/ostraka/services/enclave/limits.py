@@ -1,11 +1,22 @@
 """No peer starves the others: so many at a time, so much a minute, so long for each."""
 
+import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address, ip_address, ip_network
+from itertools import islice
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
 
 _MOST_PEERS = 4096  # remembered at a time; the longest silent one is forgotten first
+_NETWORK_BITS = 64  # of an IPv6 address: whoever has one address of a network has them all
 
 
 class TooMany(Exception):
@@ -39,13 +50,140 @@ class Share:
     most: int
     _held: dict[str, int] = field(default_factory=dict)
 
-    def take(self, name: str) -> None:
-        """Raises TooMany. Whoever takes gives back."""
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Raises TooMany."""
         if self._held.get(name, 0) >= self.most:
             raise TooMany(f"more than {self.most} at a time")
         self._held[name] = self._held.get(name, 0) + 1
+        try:
+            yield
+        finally:
+            self._held[name] -= 1
+            if not self._held[name]:
+                del self._held[name]
 
-    def give_back(self, name: str) -> None:
-        self._held[name] -= 1
-        if not self._held[name]:
-            del self._held[name]
+
+class Turns:
+    """So many places; whoever finds none free waits in line.
+
+    While others wait, a turn lasts `turn_s` seconds, and never longer than `most_s`. Then it ends
+    with TimeoutError: what can be resumed loses nothing by that but its place.
+    """
+
+    def __init__(self, places: int, *, turn_s: float, most_s: float) -> None:
+        self._places = asyncio.Semaphore(places)
+        self._turn_s = turn_s
+        self._most_s = most_s
+        self._waiting = 0
+        self._taken: dict[asyncio.Timeout, float] = {}  # since when, the oldest turn first
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        await self._wait_in_line()
+        try:
+            async with asyncio.timeout(self._most_s) as limit:
+                self._taken[limit] = asyncio.get_running_loop().time()
+                self._make_room()
+                try:
+                    yield
+                finally:
+                    del self._taken[limit]
+        finally:
+            self._places.release()
+
+    async def _wait_in_line(self) -> None:
+        self._waiting += 1
+        try:
+            if self._places.locked():
+                self._make_room()
+            await self._places.acquire()
+        finally:
+            self._waiting -= 1
+
+    def _make_room(self) -> None:
+        """Cut the oldest turns to their time, one for each that waits."""
+        for limit, since in islice(self._taken.items(), self._waiting):
+            _end_by(limit, since + self._turn_s)
+
+
+class Newest:
+    """One stream at a time for each name: its newest. The older one ends before that begins."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, asyncio.Timeout] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    @asynccontextmanager
+    async def of(self, name: str) -> AsyncIterator[None]:
+        """Ends with TimeoutError when there is a newer one."""
+        async with asyncio.timeout(None) as mine:
+            if (older := self._streams.get(name)) is not None:
+                _end_by(older, 0.0)
+            self._streams[name] = mine
+            try:
+                async with self._locks.setdefault(name, asyncio.Lock()):
+                    yield
+            finally:
+                if self._streams.get(name) is mine:
+                    del self._streams[name]
+
+
+def _end_by(limit: asyncio.Timeout, when: float) -> None:
+    """Never later than it would end anyway."""
+    end = limit.when()
+    if not limit.expired() and (end is None or when < end):
+        limit.reschedule(when)
+
+
+class Punctual(grpc.aio.ServerInterceptor):
+    """A request arrives in time, and is one; or the peer is told so. gRPC would wait for ever.
+
+    On the wire a single request is a stream of one. It is received as that, which can be ended.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return handler
+
+        async def one_reply(requests: AsyncIterator[Any], context: Any) -> Any:
+            return await handler.unary_unary(await self._only(requests, context), context)
+
+        async def many_replies(requests: AsyncIterator[Any], context: Any) -> None:
+            await handler.unary_stream(await self._only(requests, context), context)
+
+        coding = (handler.request_deserializer, handler.response_serializer)
+        if handler.response_streaming:
+            return grpc.stream_stream_rpc_method_handler(many_replies, *coding)
+        return grpc.stream_unary_rpc_method_handler(one_reply, *coding)
+
+    async def _only(self, requests: AsyncIterator[Any], context: Any) -> Any:
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await anext(requests)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive")
+        except (StopAsyncIteration, DecodeError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no request")
+
+
+def neighbourhood(peer: str) -> str:
+    """What counts as one address of a gRPC peer: an IPv4 address, or a whole IPv6 network."""
+    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ip_network((address.packed, _NETWORK_BITS), strict=False))

@@ -1,10 +1,13 @@
 """One open round: the enclave's side of it, and the spool on the host's disk."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from ostraka.config import Federation
+from ostraka.crypto.aead import TAG_BYTES
+from ostraka.errors import OpenError
 from ostraka.host import Tiles
 from ostraka.messages import UpdateHeader, UpdateTile
 from ostraka.roles.enclave import Cohort, Collecting
@@ -21,6 +24,7 @@ class OpenRound:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     bytes_in: int = 0
     _rows: dict[str, int] = field(init=False)
+    _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
 
     def __post_init__(self) -> None:
         self._rows = {member.name: row for row, member in enumerate(self.federation.clients)}
@@ -40,36 +44,49 @@ class OpenRound:
         return frozenset(self._rows) - heard
 
     def begin(self, header: UpdateHeader) -> frozenset[int]:
-        """Start an upload, or go on with it. Gives the tiles that are missing."""
-        missing = self.collecting.missing(header.upload_id)
-        if missing is None:
+        """Start an upload, or go on with it. Gives the tiles that are missing.
+
+        It goes on under the header that it began with, and no other: a header of one client must
+        not reach another one's upload.
+        """
+        if self._headers.get(header.client) != header:
             try:
                 self.collecting.accept(header)
             finally:
                 self.changed.set()
-            missing = self.collecting.missing(header.upload_id)
-        return missing or frozenset()
+            self._headers[header.client] = header
+        return self.collecting.missing(header.upload_id) or frozenset()
 
-    async def take(self, header: UpdateHeader, tile: UpdateTile) -> None:
-        """Store a tile of this upload, and only then count it in."""
+    async def take(self, header: UpdateHeader, tiles: Sequence[UpdateTile]) -> None:
+        """Store tiles of this upload, and only then count them in. Raises as `accept_tile` does."""
         missing = self.collecting.missing(header.upload_id) or frozenset()
-        if tile.upload_id == header.upload_id and tile.index in missing:
-            await self._store(self._rows[header.client], tile)
-        self.collecting.accept_tile(tile)
-        self.bytes_in += len(tile.ciphertext)
+        wanted = [tile for tile in tiles if tile.index in missing and self._fits(header, tile)]
+        await self._store(self._rows[header.client], wanted)
+        for tile in tiles:
+            if tile.upload_id != header.upload_id:
+                raise OpenError("tile")
+            self.collecting.accept_tile(tile)
+            self.bytes_in += len(tile.ciphertext)
         if header.client in self.collecting.complete:
             self.changed.set()
 
-    async def _store(self, row: int, tile: UpdateTile) -> None:
-        """Returns when nothing of it is under way any more, cancelled or not: a write that came
-        late would spoil the upload that replaces this one."""
-        write = asyncio.to_thread(self.spool.write, row, tile.index, tile.ciphertext)
-        writing = asyncio.ensure_future(write)
+    def _fits(self, header: UpdateHeader, tile: UpdateTile) -> bool:
+        size = 4 * self.federation.rules.tiling.size(tile.index) + TAG_BYTES
+        return tile.upload_id == header.upload_id and len(tile.ciphertext) == size
+
+    async def _store(self, row: int, tiles: Sequence[UpdateTile]) -> None:
+        def write() -> None:
+            for tile in tiles:
+                self.collecting.require_opens(tile)
+                self.spool.write(row, tile.index, tile.ciphertext)
+
+        writing = asyncio.create_task(asyncio.to_thread(write))
         try:
             await asyncio.shield(writing)
-        except asyncio.CancelledError:
+        finally:
+            # A stream may be ended in the middle of this. Its thread goes on, and must not write
+            # over what the client's next stream brings.
             await asyncio.wait([writing])
-            raise
 
     def tiles(self, cohort: Cohort) -> Tiles:
         """The passes over what these clients have sent."""

@@ -1,9 +1,11 @@
 """From a federation file to a running service."""
 
 import asyncio
+import logging
+import math
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -13,12 +15,12 @@ from prometheus_client import start_http_server
 from ostraka import events
 from ostraka.core import optimiser
 from ostraka.crypto.sealing import Sealer
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, ServiceError
 from ostraka.events import Event
 from ostraka.messages import SIMULATION
 from ostraka.services import federation_file
-from ostraka.services.enclave.engine import Engine, Phase, adopted
-from ostraka.services.enclave.limits import Rate, Share
+from ostraka.services.enclave.engine import Engine, Phase
+from ostraka.services.enclave.limits import Punctual, Rate, Share, Turns
 from ostraka.services.enclave.platform import Platform
 from ostraka.services.enclave.servicer import Servicer
 from ostraka.services.enclave.status import Status
@@ -30,8 +32,11 @@ from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 _KIB = 2**10
 _VALUE_BYTES = 8
 _STOP_S = 5.0
+_FOREVER_S = 1e9
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
+_STREAMS = 16  # calls at a time on one connection; a client needs two
+_CALLS = 4  # of one client at a time, that wait for a round
 
 
 def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveState:
@@ -48,6 +53,8 @@ def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveS
 
 async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) -> None:
     """Run the federation's rounds until they are done, or a signal asks to stop."""
+    # Whatever a peer does wrong, gRPC would log with a trace. Nobody shall fill the log with that.
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
     file = federation_file.load(path)
     status = Status(platform.provider.kind == SIMULATION, platform.provider.kind)
 
@@ -66,50 +73,69 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
         )
         status.engine = engine
         _stop_on_signals(engine)
-        server, address = await _start(engine, platform, status)
-        tell(
-            events.ServiceStarted(
-                address=address,
-                evidence=platform.provider.kind,
-                identity=platform.identity.hex(),
-                sealing_key=platform.keys.name,
-                next_round=engine.published + 1,
+        with _metrics(file, status):
+            server, address = await _start(engine, platform, status)
+            tell(
+                events.ServiceStarted(
+                    address=address,
+                    evidence=platform.provider.kind,
+                    identity=platform.identity.hex(),
+                    sealing_key=platform.keys.name,
+                    next_round=engine.published + 1,
+                )
             )
-        )
-        for notice in state.notices:
-            tell(events.StorageNoticed(notice))
-        tell(adopted(engine.federation))
-        try:
-            await engine.run()
-            await _linger(engine)
-            tell(events.Stopping(str(engine.phase)))
-        finally:
-            engine.pool.close()  # A worker's stream would last until it is cut off.
-            await server.stop(_STOP_S)
+            for notice in state.notices:
+                tell(events.StorageNoticed(notice))
+            engine.announce()
+            try:
+                await _while_served(server, _all_rounds(engine))
+                tell(events.Stopping(str(engine.phase)))
+            finally:
+                engine.pool.close()  # A worker's stream would last until it is cut off.
+                await server.stop(_STOP_S)
 
 
 async def _start(engine: Engine, platform: Platform, status: Status) -> tuple[grpc.aio.Server, str]:
     file, limits = engine.file, engine.file.limits
-    server = grpc.aio.server(options=_options(file), maximum_concurrent_rpcs=limits.connections)
+    server = grpc.aio.server(options=_options(file), interceptors=[Punctual(limits.idle_s)])
     servicer = Servicer(
         engine=engine,
         provider=platform.provider,
         status=status,
-        uploads=asyncio.Semaphore(limits.uploads),
+        uploads=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
+        downloads=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
         rate=Rate(limits.requests_per_minute),
         strangers=Share(max(1, limits.connections // 2)),
+        members=Share(_CALLS),
+        gossip=Rate(limits.requests_per_minute),
     )
     add_EnclaveServicer_to_server(servicer, server)
     host = file.enclave.listen.rpartition(":")[0]
     try:
         port = _bind(server, file)
-        if file.enclave.metrics is not None:
-            metrics_host, _, metrics_port = file.enclave.metrics.rpartition(":")
-            start_http_server(int(metrics_port), metrics_host.strip("[]"), status.registry)
-    except (RuntimeError, OSError) as taken:
+    except RuntimeError as taken:
         raise ConfigError(f"cannot listen on {file.enclave.listen}: {taken}") from None
     await server.start()
     return server, f"{host}:{port}"
+
+
+@contextmanager
+def _metrics(file: FederationFile, status: Status) -> Iterator[None]:
+    """For Prometheus, if the file asks for it."""
+    if file.enclave.metrics is None:
+        yield
+        return
+    host, _, port = file.enclave.metrics.rpartition(":")
+    try:
+        server, thread = start_http_server(int(port), host.strip("[]"), status.registry)
+    except OSError as taken:
+        raise ConfigError(f"cannot listen on {file.enclave.metrics}: {taken}") from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def _bind(server: grpc.aio.Server, file: FederationFile) -> int:
@@ -122,17 +148,26 @@ def _bind(server: grpc.aio.Server, file: FederationFile) -> int:
 
 
 def _options(file: FederationFile) -> list[tuple[str, int]]:
-    """Nothing larger than a batch of tiles or a worker's answer is taken in."""
-    n = len(file.clients)
-    largest = max(file.limits.message_kib * _KIB, n * (n + 1) // 2 * _VALUE_BYTES + _KIB)
+    """Nothing larger than a batch of tiles or a worker's answer is taken in.
+
+    Connections are counted and not calls: whoever does not read what it asked for keeps its call
+    open, and nobody else shall have to wait for that.
+    """
+    n, limits = len(file.clients), file.limits
+    largest = max(limits.message_kib * _KIB, n * (n + 1) // 2 * _VALUE_BYTES + _KIB)
+    idle_ms = math.ceil(1000 * limits.idle_s)
     return [
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.max_connection_idle_ms", idle_ms),
+        ("grpc.server_handshake_timeout_ms", idle_ms),
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", -1),
         ("grpc.so_reuseport", 0),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.max_ping_strikes", 0),
     ]
 
 
@@ -143,8 +178,24 @@ def _stop_on_signals(engine: Engine) -> None:
             loop.add_signal_handler(number, engine.stopping.set)
 
 
-async def _linger(engine: Engine) -> None:
-    """Stay a while after the last round, so that every client can fetch its outcome."""
+async def _while_served(server: grpc.aio.Server, work: Coroutine[None, None, None]) -> None:
+    """Do the work. Raises ServiceError if the server ends before: nobody could reach the rounds."""
+    working = asyncio.create_task(work)
+    ending = asyncio.create_task(server.wait_for_termination(_FOREVER_S))
+    try:
+        await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ServiceError("the server has ended by itself: start the service again")
+        await working
+    finally:
+        working.cancel()
+        ending.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
+
+
+async def _all_rounds(engine: Engine) -> None:
+    """And a while after the last one, so that every client can fetch its outcome."""
+    await engine.run()
     if engine.phase is Phase.FINISHED:
         with suppress(TimeoutError):
             async with asyncio.timeout(engine.file.rounds.linger_s):

@@ -1,19 +1,24 @@
 """Answers clients and workers. Whatever one of them sends, only that one is affected."""
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
+import numpy as np
+from google.protobuf.message import DecodeError
 
 from ostraka import events
-from ostraka.crypto.identity import check_signature
+from ostraka.arrays import Float32
+from ostraka.crypto.identity import check_encoded, check_signature
 from ostraka.encoding import decode, encode
 from ostraka.errors import (
+    ConfigError,
     LocalProtocolError,
     MalformedMessage,
     NotEnrolled,
@@ -34,7 +39,14 @@ from ostraka.messages import (
     vector_digest,
 )
 from ostraka.services.enclave.engine import Engine, Phase
-from ostraka.services.enclave.limits import Rate, Share, TooMany
+from ostraka.services.enclave.limits import (
+    Newest,
+    Rate,
+    Share,
+    TooMany,
+    Turns,
+    neighbourhood,
+)
 from ostraka.services.enclave.open_round import OpenRound
 from ostraka.services.enclave.status import Status
 from ostraka.services.enclave.workers import Connection
@@ -43,14 +55,18 @@ from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
-_PART = 2**20
+_PART = 2**18  # of a model, in bytes
 _NONCE_BYTES = 32
 _SHOWN = 64  # characters of a name that nobody vouches for
+_NOT_ENROLLED = "not enrolled"
+_ANOTHER_KEY = "signed with another key than the enrolled one"
+_LOG = logging.getLogger("ostraka.enclave")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (MalformedMessage, grpc.StatusCode.INVALID_ARGUMENT),
+    (DecodeError, grpc.StatusCode.INVALID_ARGUMENT),
     (OpenError, grpc.StatusCode.PERMISSION_DENIED),
     (UpdateRejected, grpc.StatusCode.FAILED_PRECONDITION),
     (TooMany, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -72,6 +88,23 @@ async def _answering(context: Context) -> AsyncIterator[None]:
                 code = grpc.StatusCode.PERMISSION_DENIED
             await context.abort(code, str(error.reason))
         await context.abort(code, str(error) or code.name.lower())
+    except grpc.aio.BaseError:
+        raise
+    except Exception:  # noqa: BLE001 (whatever it is, it is ours)
+        _LOG.exception("a request failed")
+        await context.abort(grpc.StatusCode.INTERNAL, "the service failed")
+
+
+@asynccontextmanager
+async def _streaming(context: Context) -> AsyncIterator[None]:
+    """The same for an answer of several messages.
+
+    gRPC's first message brings its headers along. Were that interrupted, as anything may be that
+    takes too long, they would be sent twice, and gRPC would say nothing more to the peer at all.
+    """
+    await context.send_initial_metadata(())
+    async with _answering(context):
+        yield
 
 
 @dataclass
@@ -81,11 +114,16 @@ class Servicer(EnclaveServicer):
     engine: Engine
     provider: EvidenceProvider
     status: Status
-    uploads: asyncio.Semaphore
-    rate: Rate  # of each enrolled client
+    uploads: Turns
+    downloads: Turns
+    rate: Rate  # of each enrolled party
     strangers: Share  # of each address, for calls that anybody may make
+    members: Share  # of each client, for its challenges
+    gossip: Rate  # of what is told of strangers
+    newest: Newest = field(default_factory=Newest)
     quoting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    sending: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    hashed: tuple[Float32, bytes] | None = None
 
     # What anybody may ask.
 
@@ -94,26 +132,18 @@ class Servicer(EnclaveServicer):
             with self._stranger(context):
                 return wire.CharterReply(charter=encode(self.engine.state.charters[-1]))
 
-    async def GetChain(
-        self, request: wire.ChainRequest, context: Context
-    ) -> AsyncIterator[wire.ChainLink]:
-        async with _answering(context):
+    async def GetChain(self, request: wire.ChainRequest, context: Context) -> None:
+        async with _streaming(context):
             with self._stranger(context):
-                for link in self._links(request.after):
-                    yield link
+                await self._send(self._links(request.after), context)
 
-    async def GetModel(
-        self, request: wire.ModelRequest, context: Context
-    ) -> AsyncIterator[wire.ModelPart]:
-        async with _answering(context):
+    async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
+        async with _streaming(context):
             with self._stranger(context):
                 model = self.engine.state.last_state.model
-                if request.digest != vector_digest(model):
+                if request.digest != await self._digest_of(model):
                     await context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
-                raw = memoryview(model.tobytes())
-                async with asyncio.timeout(self.engine.file.limits.upload_s):
-                    for start in range(0, len(raw), _PART):
-                        yield wire.ModelPart(data=bytes(raw[start : start + _PART]))
+                await self._send(_parts(model), context)
 
     async def AwaitOutcome(
         self, request: wire.OutcomeRequest, context: Context
@@ -130,9 +160,10 @@ class Servicer(EnclaveServicer):
     async def Adopt(self, request: wire.AdoptRequest, context: Context) -> wire.AdoptReply:
         async with _answering(context):
             with self._stranger(context):
+                check_encoded(Charter, request.charter, self.engine.federation.authority)
                 try:
                     self.engine.bring(decode(Charter, request.charter))
-                except LocalProtocolError as unfit:
+                except (ConfigError, LocalProtocolError) as unfit:
                     await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(unfit))
                 return wire.AdoptReply()
 
@@ -145,77 +176,73 @@ class Servicer(EnclaveServicer):
             challenge = decode(Challenge, request.challenge)
             self._authenticate(challenge)
             self.rate.spend(challenge.client)
-            current = await self._wait_for_round(context)
-            bound = current.collecting.binding(challenge.nonce)
-            async with self.quoting:
-                evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
+            with self.members.of(challenge.client):
+                current = await self._wait_for_round(context)
+                bound = current.collecting.binding(challenge.nonce)
+                async with self.quoting:
+                    evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
             return wire.IntroduceReply(
                 introduction=encode(
                     Introduction(current.collecting.offer, bound.receipt_key, evidence)
                 )
             )
 
-    async def Upload(
-        self, requests: AsyncIterator[wire.UploadRequest], context: Context
-    ) -> AsyncIterator[wire.UploadReply]:
-        async with _answering(context):
-            limits = self.engine.file.limits
-            header = await self._read_header(_patient(requests, limits.idle_s), context)
-            async with self._sole(header.client), self.uploads, asyncio.timeout(limits.upload_s):
-                current = await self._current(context)
+    async def Upload(self, requests: AsyncIterator[wire.UploadRequest], context: Context) -> None:
+        async with _streaming(context):
+            patient = _patient(requests, self.engine.file.limits.idle_s)
+            with self._stranger(context):
+                header = await self._read_header(patient, context)
+            async with self.newest.of(header.client):
                 with self._refusals(header.client):
-                    missing = current.begin(header)
-                    self.engine.tell(events.UploadStarted(header.client, len(missing)))
-                    yield wire.UploadReply(missing=wire.Missing(range=_ranges(missing)))
-                    await self._take_tiles(
-                        current, header, _patient(requests, limits.idle_s), context
-                    )
-                yield wire.UploadReply(complete=wire.Complete())
+                    async with self.uploads.turn():
+                        await self._receive(header, patient, context)
 
     # What enrolled workers do.
 
-    async def Work(
-        self, requests: AsyncIterator[wire.WorkerSays], context: Context
-    ) -> AsyncIterator[wire.EnclaveSays]:
-        async with _answering(context):
-            nonce = os.urandom(_NONCE_BYTES)
-            yield wire.EnclaveSays(
-                welcome=wire.Welcome(nonce=nonce, receipt_key=self.engine.enclave.public)
-            )
-            async with asyncio.timeout(self.engine.file.limits.idle_s):
-                first = await anext(requests, None)
-            connection = Connection(self._hello(first, nonce))
-            with self.engine.pool.joined(connection):
-                self.engine.tell(events.WorkerJoined(connection.name))
-                reading = asyncio.create_task(_read_into(connection, requests))
-                try:
-                    while (said := await connection.outgoing.get()) is not None:
-                        yield said
-                finally:
-                    reading.cancel()
-                    self.engine.tell(events.WorkerLeft(connection.name))
+    async def Work(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> None:
+        async with _streaming(context):
+            with self._stranger(context):
+                name = await self._greet(requests, context)
+            self.rate.spend(name)
+            async with self.newest.of(name):
+                connection = Connection(name)
+                with self.engine.pool.joined(connection):
+                    self.engine.tell(events.WorkerJoined(name))
+                    try:
+                        await _converse(connection, requests, context)
+                    finally:
+                        self.engine.tell(events.WorkerLeft(name))
 
     # The steps of the above.
 
-    @contextmanager
-    def _stranger(self, context: Context) -> Iterator[None]:
+    def _stranger(self, context: Context) -> AbstractContextManager[None]:
         """One address cannot take all the places for calls that need no key."""
-        address = context.peer().rpartition(":")[0]
-        self.strangers.take(address)
-        try:
-            yield
-        finally:
-            self.strangers.give_back(address)
+        return self.strangers.of(neighbourhood(context.peer()))
+
+    async def _send(self, replies: Iterable[Any], context: Context) -> None:
+        async with self.downloads.turn():
+            for reply in replies:
+                await context.write(reply)
+
+    async def _digest_of(self, model: Float32) -> bytes:
+        """Computed once: strangers may ask, and it takes its time."""
+        async with self.hashing:
+            if self.hashed is None or self.hashed[0] is not model:
+                self.hashed = (model, await asyncio.to_thread(vector_digest, model))
+            return self.hashed[1]
 
     def _authenticate(self, challenge: Challenge) -> None:
         federation = self.engine.federation
         keys = {member.name: member.key for member in federation.clients}
         if challenge.client not in keys:
             revoked = challenge.client in {member.name for member in federation.revoked}
-            why = Rejection.REVOKED if revoked else "not enrolled"
-            self.engine.tell(events.UploadRefused(challenge.client[:_SHOWN], why))
+            self._refused(challenge.client, Rejection.REVOKED if revoked else _NOT_ENROLLED)
             raise NotEnrolled(challenge.client)
-        check_signature(challenge, keys[challenge.client])
+        try:
+            check_signature(challenge, keys[challenge.client])
+        except OpenError:
+            self._refused(challenge.client, _ANOTHER_KEY)
+            raise
 
     async def _wait_for_round(self, context: Context) -> OpenRound:
         """The open round, or the next one. Aborts the call if there is none for too long."""
@@ -262,46 +289,41 @@ class Servicer(EnclaveServicer):
         try:
             yield
         except NotEnrolled as stranger:
-            self.engine.tell(events.UploadRefused(stranger.name[:_SHOWN], "not enrolled"))
+            self._refused(stranger.name, _NOT_ENROLLED)
             raise
         except UpdateRejected as rejected:
-            self.engine.tell(events.UploadRefused(client[:_SHOWN], rejected.reason))
+            self._refused(client, rejected.reason)
             raise
-        except (OstrakaError, TimeoutError) as failed:
-            self.engine.tell(events.UploadRefused(client[:_SHOWN], str(failed) or "too slow"))
+        except (OstrakaError, DecodeError, TimeoutError) as failed:
+            self._refused(client, str(failed) or "too slow")
             raise
 
-    @asynccontextmanager
-    async def _sole(self, client: str) -> AsyncIterator[None]:
-        """A client has one stream at a time: its newest. The older one ends before this begins."""
-        mine = asyncio.current_task()
-        older = self.sending.get(client)
-        self.sending[client] = mine  # type: ignore[assignment]
-        if older is not None and not older.done():
-            older.cancel()
-            await asyncio.wait([older], timeout=self.engine.file.limits.idle_s)
-        try:
-            yield
-        finally:
-            if self.sending.get(client) is mine:
-                del self.sending[client]
+    def _refused(self, client: str, why: str) -> None:
+        """What strangers do is told so many times a minute: they shall not fill the log."""
+        with suppress(TooMany):
+            if client not in {member.name for member in self.engine.federation.clients}:
+                self.gossip.spend("")
+            self.engine.tell(events.UploadRefused(_printable(client), why))
 
-    async def _take_tiles(
-        self,
-        current: OpenRound,
-        header: UpdateHeader,
-        requests: AsyncIterator[wire.UploadRequest],
-        context: Context,
+    async def _receive(
+        self, header: UpdateHeader, requests: AsyncIterator[wire.UploadRequest], context: Context
     ) -> None:
+        """One upload, or the rest of it."""
+        current = await self._current(context)
+        missing = current.begin(header)
+        self.engine.tell(events.UploadStarted(header.client, len(missing)))
+        await context.write(wire.UploadReply(missing=wire.Missing(range=_ranges(missing))))
         while header.client not in current.collecting.complete:
             request = await anext(requests, None)
             if request is None:
                 raise MalformedMessage("the upload ended before it was complete")
+            if request.WhichOneof("part") != "tiles":
+                raise MalformedMessage("behind its header, an upload has tiles only")
             if self.engine.current is not current:
                 raise UpdateRejected(header.client, Rejection.LATE)
-            for raw in request.tiles.tile:
-                await current.take(header, decode(UpdateTile, raw))
+            await current.take(header, [decode(UpdateTile, raw) for raw in request.tiles.tile])
         self.engine.tell(events.UploadCompleted(header.client))
+        await context.write(wire.UploadReply(complete=wire.Complete()))
 
     async def _outcome(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:
         engine = self.engine
@@ -333,16 +355,31 @@ class Servicer(EnclaveServicer):
         for charter in charters:
             yield wire.ChainLink(charter=encode(charter))
 
-    def _hello(self, first: wire.WorkerSays | None, nonce: bytes) -> str:
+    async def _greet(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> str:
         """The name of a worker that has proved itself. Raises OpenError."""
+        nonce = os.urandom(_NONCE_BYTES)
+        welcome = wire.Welcome(nonce=nonce, receipt_key=self.engine.enclave.public)
+        async with asyncio.timeout(self.engine.file.limits.idle_s):
+            await context.write(wire.EnclaveSays(welcome=welcome))
+            first = await anext(requests, None)
         if first is None or first.WhichOneof("what") != "hello":
             raise MalformedMessage("a worker begins with its hello")
         hello = decode(WorkerHello, first.hello)
-        for member in self.engine.federation.workers:
-            if member.name == hello.worker and hello.nonce == nonce:
-                check_signature(hello, member.key)
-                return member.name
-        raise OpenError("WorkerHello")
+        try:
+            self._check_hello(hello, nonce)
+        except OpenError:
+            with suppress(TooMany):
+                self.gossip.spend("")
+                name = _printable(hello.worker)
+                self.engine.tell(events.WorkerRefused(name, "not enrolled with this key"))
+            raise
+        return hello.worker
+
+    def _check_hello(self, hello: WorkerHello, nonce: bytes) -> None:
+        keys = {member.name: member.key for member in self.engine.federation.workers}
+        if hello.worker not in keys or hello.nonce != nonce:
+            raise OpenError("WorkerHello")
+        check_signature(hello, keys[hello.worker])
 
 
 def _over(engine: Engine) -> bool:
@@ -367,12 +404,46 @@ async def _patient(
         yield request
 
 
-async def _read_into(connection: Connection, requests: AsyncIterator[wire.WorkerSays]) -> None:
+async def _converse(
+    connection: Connection, requests: AsyncIterator[wire.WorkerSays], context: Context
+) -> None:
+    """Carry what both sides say, until one of them ends."""
+    both = [
+        asyncio.create_task(_hear(connection, requests)),
+        asyncio.create_task(_say(connection, context)),
+    ]
     try:
-        async for said in requests:
-            connection.heard(said)
+        done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
     finally:
-        connection.end()
+        for each in both:
+            each.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+
+
+async def _hear(connection: Connection, requests: AsyncIterator[wire.WorkerSays]) -> None:
+    async for said in requests:
+        connection.heard(said)
+
+
+async def _say(connection: Connection, context: Context) -> None:
+    while (said := await connection.outgoing.get()) is not None:
+        await context.write(said)
+
+
+def _parts(model: Float32) -> Iterator[wire.ModelPart]:
+    """The model's bytes. They are not copied as a whole: many may be reading at a time."""
+    raw = np.ascontiguousarray(model).data.cast("B")
+    return (
+        wire.ModelPart(data=bytes(raw[start : start + _PART]))
+        for start in range(0, len(raw), _PART)
+    )
+
+
+def _printable(name: str) -> str:
+    """A claimed name, fit for a terminal."""
+    return "".join(each if each.isprintable() else "?" for each in name[:_SHOWN])
 
 
 def _ranges(numbers: frozenset[int]) -> Iterator[wire.Range]:

@@ -5,13 +5,15 @@ import time
 from collections import Counter as Count
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ostraka import events
 from ostraka.events import Event
 from ostraka.services.enclave.engine import Engine
+
+_MOST_STRANGERS = 100  # names on no roster that are shown
 
 
 @dataclass
@@ -22,7 +24,8 @@ class Status:
     evidence: str
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     engine: Engine | None = None
-    rejected: dict[str, str] = field(default_factory=dict)  # in this round or the last one
+    arrived: set[str] = field(default_factory=set)  # in this round or the last one
+    rejected: dict[str, str] = field(default_factory=dict)  # the same
     counts: Count[str] = field(default_factory=Count)
     started: float = field(default_factory=time.monotonic)
 
@@ -30,11 +33,15 @@ class Status:
         self._events = Counter(
             "ostraka_events", "Events, by name", ["event"], registry=self.registry
         )
+        for kind in get_args(Event):
+            self._events.labels(kind.__name__)  # At zero, so that the first one is a change.
         self._gauge("ostraka_simulated", "1 if no TEE protects the enclave", lambda: self.simulated)
         self._gauge(
             "ostraka_rounds_published", "Rounds published", lambda: self._engine().published
         )
-        self._gauge("ostraka_clients_arrived", "Updates complete in the open round", self._arrived)
+        self._gauge(
+            "ostraka_clients_arrived", "Updates complete in the round", lambda: len(self.arrived)
+        )
         self._gauge("ostraka_clients_enrolled", "Clients enrolled", self._enrolled)
         self._gauge("ostraka_workers_connected", "Workers connected", lambda: len(self._pool()))
         self._gauge("ostraka_received_bytes", "Bytes of the open round's updates", self._received)
@@ -49,10 +56,14 @@ class Status:
         self._events.labels(name).inc()
         match event:
             case events.RoundOpened():
+                self.arrived.clear()
                 self.rejected.clear()
+            case events.UploadCompleted(client):
+                self.arrived.add(client)
+                self.rejected.pop(client, None)  # What it was refused for before, it has mended.
             case events.ClientRejected(client, reason):
                 self.rejected[client] = str(reason)
-            case events.UploadRefused(client, why) if len(self.rejected) < _MOST_SHOWN:
+            case events.UploadRefused(client, why) if self._has_room_for(client):
                 self.rejected[client] = str(why)
             case events.RoundPublished():
                 for stage, seconds in self._engine().stages.items():
@@ -74,7 +85,7 @@ class Status:
             "deadline_in_s": round(max(0.0, engine.deadline - time.monotonic()), 1)
             if current
             else None,
-            "arrived": sorted(current.collecting.complete) if current else [],
+            "arrived": sorted(self.arrived),
             "awaited": sorted(current.awaited) if current else [],
             "rejected": dict(self.rejected),
             "workers": sorted(self._pool()),
@@ -92,12 +103,13 @@ class Status:
             raise AssertionError("the status is asked for after the engine is there")
         return self.engine
 
+    def _has_room_for(self, name: str) -> bool:
+        """Strangers can claim any number of names, and must not crowd out the enrolled."""
+        enrolled = {member.name for member in self._engine().federation.clients}
+        return name in enrolled or len(self.rejected.keys() - enrolled) < _MOST_STRANGERS
+
     def _pool(self) -> dict[str, Any]:
         return dict(self._engine().pool.connected)
-
-    def _arrived(self) -> int:
-        current = self._engine().current
-        return len(current.collecting.complete) if current else 0
 
     def _enrolled(self) -> int:
         return len(self._engine().federation.clients)
@@ -110,6 +122,3 @@ class Status:
         Gauge(name, what, registry=self.registry).set_function(
             lambda: float(read()) if self.engine is not None else 0.0
         )
-
-
-_MOST_SHOWN = 1000  # names that strangers have claimed

@@ -20,7 +20,7 @@ from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, Shar
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, WorkerSays
 
 _AHEAD = 2  # messages on their way to one worker
-_UNREAD = 16  # messages of one worker that nobody has read
+_UNREAD = 8  # messages of one worker that nobody has read
 
 Said = TypeVar("Said", ChannelAccept, Answer)
 
@@ -39,12 +39,16 @@ class Connection:
         with suppress(queue.Full):
             self.incoming.put_nowait(said)
 
-    def end(self) -> None:
-        """On the event loop. Whoever waits to hear or to be heard is woken."""
-        self.ended = True
+    def forget(self) -> None:
+        """What was said so far is of no interest any more."""
         with suppress(queue.Empty):
             while True:
                 self.incoming.get_nowait()
+
+    def end(self) -> None:
+        """Whoever waits for this worker, to hear from it or to be heard, waits no longer."""
+        self.ended = True
+        self.forget()
         self.incoming.put_nowait(None)
         while not self.outgoing.empty():
             self.outgoing.get_nowait()
@@ -101,6 +105,7 @@ class RemoteWorker:
 
     def accept(self, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:
         line = _Line(self.connection, self.loop, time.monotonic() + self.seconds)
+        self.connection.forget()
         line.say(EnclaveSays(offer=encode(offer)))
         expected = digest(offer)
         accepted = line.hear("accept", ChannelAccept, lambda said: said.offer == expected)

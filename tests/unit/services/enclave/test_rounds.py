@@ -209,19 +209,64 @@ def test_an_edit_that_nobody_signed_changes_nothing(start, speaker):
     assert len(service.named("FederationIgnored")) == 2
 
 
-def test_an_update_that_turns_out_false_is_named_and_left_out(start, speaker):
-    """Its norm is not the stated one, which shows when it is opened."""
+def test_a_tile_that_does_not_open_is_refused_when_it_arrives(start, speaker):
     service = start(clients=7)
     updates = rows(7)
     liar = speaker(service, 7)
     joined = liar.join()
     honest, other = joined.seal(updates[6]).sealed, joined.seal(2 * updates[6]).sealed
     wrong = [replace(tile, upload_id=honest.header.upload_id) for tile in other.tiles]
-    liar.upload(honest, wrong)
+    with pytest.raises(grpc.RpcError, match="tile does not open"):
+        liar.upload(honest, wrong)
+    assert service.named("UploadRefused")[-1].client == "client-7"
+    # The upload is not spoilt by that, and can go on.
+    assert liar.upload(honest)[-1].WhichOneof("answer") == "complete"
     _, receipt = play(service, speaker, updates, but=[6])
-    assert receipt.participants == 6
-    rejected = service.wait_for("ClientRejected")
-    assert (rejected.client, rejected.reason) == ("client-7", "a tile does not open")
+    assert receipt.participants == 7
+
+
+def test_who_replays_a_header_can_bring_nothing_but_what_its_client_sealed(start, speaker):
+    """Without TLS, whoever is on the path has seen the header, and needs no key to send it."""
+    service = start(dimension=1000, settings={"tile": 64})
+    updates = rows(5, 1000)
+    victim, attacker = speaker(service, 1), speaker(service, 2)
+    sealed = victim.join().seal(updates[0]).sealed
+    with pytest.raises(grpc.RpcError, match="before it was complete"):
+        victim.upload(sealed, sealed.tiles[:3])
+    rubbish = [replace(tile, ciphertext=bytes(len(tile.ciphertext))) for tile in sealed.tiles]
+    with pytest.raises(grpc.RpcError, match="tile does not open"):
+        attacker.upload(sealed, rubbish[3:])
+    assert victim.upload(sealed, sealed.tiles[3:])[-1].WhichOneof("answer") == "complete"
+    _, receipt = play(service, speaker, updates, but=[0])
+    assert (receipt.participants, receipt.rejected) == (5, ())
+
+
+def test_a_header_reaches_no_upload_but_its_own_client_s(start, speaker):
+    service = start()
+    updates = rows()
+    victim, attacker = speaker(service, 1), speaker(service, 2)
+    sealed = victim.join().seal(updates[0]).sealed
+    with pytest.raises(grpc.RpcError, match="before it was complete"):
+        victim.upload(sealed, [])
+    mine = attacker.join().seal(updates[1]).sealed
+    stolen = attacker.identity.sign(replace(mine.header, upload_id=sealed.header.upload_id))
+    with pytest.raises(grpc.RpcError, match="sent twice"):
+        attacker.upload(replace(mine, header=stolen))
+    assert victim.upload(sealed)[-1].WhichOneof("answer") == "complete"
+    _, receipt = play(service, speaker, updates, but=[0])
+    assert (receipt.participants, receipt.rejected) == (5, ())
+
+
+def test_a_charter_that_nobody_signed_is_not_even_read(start, speaker, monkeypatch):
+    service = start()
+    charter = speaker(service, 1).charter()
+    unsigned = encode(replace(charter, signature=UNSIGNED))
+    read: list[object] = []
+    monkeypatch.setattr("ostraka.services.enclave.servicer.decode", lambda *a: read.append(a))
+    for raw in (unsigned, b"", b"rubbish", encode(charter)[:-1]):
+        with pytest.raises(grpc.RpcError):
+            speaker(service, 1).stub.Adopt(wire.AdoptRequest(charter=raw))
+    assert not read
 
 
 def test_a_revision_can_be_brought_over_the_wire(start, speaker):
