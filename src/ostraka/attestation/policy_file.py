@@ -57,14 +57,12 @@ class _Layout:
 
 def parse(text: str, name: str) -> Policy:
     """The policy that a file of this name holds. Raises ConfigError and nothing else."""
-    document = settings.parse(text, name)
+    document = settings.parse(text, name, sizes=_BYTES)
     layout = document.read(_Layout)
     _require_known(document, "evidence", layout.evidence, KINDS)
     _require_known(document, "federation.maskings", layout.federation.maskings, MASKINGS)
     for table in ("federation", *KINDS):
-        section = getattr(layout, table)
-        _require_sizes(document, table, section)
-        _require_counts(document, table, section)
+        _require_counts(document, table, getattr(layout, table))
     for table in ("sgx", "tdx", "simulation"):
         with document.blame(table):
             dcap.check_allowances(getattr(layout, table).allow)
@@ -88,16 +86,6 @@ def _require_known(
         if name not in known:
             what = f"{path} has {', '.join(known)}; got {name!r}"
             raise document.error(f"{path}[{i}]", what)
-
-
-def _require_sizes(document: Document, table: str, section: Any) -> None:
-    for name, size in _BYTES.items():
-        held = getattr(section, name, None)
-        values = (held,) if isinstance(held, bytes) else held or ()
-        for i, value in enumerate(values):
-            if len(value) != size:
-                what = f"{table}.{name} has {2 * size} hex digits each; got {2 * len(value)}"
-                raise document.error(f"{table}.{name}[{i}]", what)
 
 
 def _require_counts(document: Document, table: str, section: Any) -> None:

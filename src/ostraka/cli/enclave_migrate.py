@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ostraka.attestation.listed import toml_line
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import Circumstances
 from ostraka.cli.enclave import (
@@ -16,10 +17,11 @@ from ostraka.cli.enclave import (
     platform_for,
 )
 from ostraka.cli.output import Json, help_without_command, pairs, show
+from ostraka.config import succession
 from ostraka.crypto.sealing import Sealer
 from ostraka.encoding import decode
 from ostraka.errors import ConfigError
-from ostraka.messages import Evidence
+from ostraka.messages import Charter, Evidence
 from ostraka.services import collateral, federation_file, migration
 from ostraka.services.enclave.platform import Platform
 from ostraka.services.federation_file import FederationFile, charter_path
@@ -32,16 +34,28 @@ PolicyOption = Annotated[
     typer.Option("--policy", help="What is accepted as the other enclave, such as policy.toml."),
 ]
 
+FromOption = Annotated[
+    str,
+    typer.Option(
+        "--from",
+        metavar="HEX",
+        help="The old enclave's receipt key. `ostraka status` shows it; a client has proof of it.",
+    ),
+]
+
+_KEY_BYTES = 32
+
 
 def migrate(ctx: typer.Context) -> None:
     """Hand an enclave's sealed state to other code, or to another machine.
 
-    The federation's authority must have listed the new enclave's identity under `successors`, in
-    the revision that is in force. The old enclave is stopped, and retires for good.
+    The federation's authority decides about it: it must have listed the hand-over under
+    `successors`, in the revision that is in force. Clients agree to it in their policies. The old
+    enclave is stopped, and retires for good.
 
     \b
     Examples:
-      ostraka enclave migrate request --config new/federation.toml --out request.bin
+      ostraka enclave migrate request --from HEX --config new/federation.toml --out request.bin
       ostraka enclave migrate export request.bin --config old/federation.toml \\
         --policy policy.toml --out bundle.bin
       ostraka enclave migrate import bundle.bin --config new/federation.toml --policy policy.toml
@@ -51,6 +65,7 @@ def migrate(ctx: typer.Context) -> None:
 
 def request(
     *,
+    predecessor: FromOption,
     out: Annotated[Path, typer.Option(help="Where to write the request.")],
     config: ConfigOption = Path("federation.toml"),
     simulate: SimulateOption = False,
@@ -60,31 +75,29 @@ def request(
 ) -> None:
     """In the new enclave: ask for the state of the old one.
 
-    Its folder must be empty, and keeps the key that the answer is sealed to. It prints the identity
-    that the authority has to list; after a new revision, ask again.
+    Its folder must be empty, and keeps the key that the answer is sealed to. It prints the line
+    that the authority has to sign, and clients to agree to; after a new revision, ask again.
 
     \b
     Examples:
-      ostraka enclave migrate request --config federation.toml --out request.bin
+      ostraka enclave migrate request --from HEX --config federation.toml --out request.bin
     """
     platform = platform_for(config.resolve(), simulate, key_release, key_broker)
-    file = federation_file.load(config)
-    charter = federation_file.load_charter(charter_path(config))
-    federation_file.require_signed(file, charter)
+    agreed = succession(_receipt_key(predecessor), platform.identity)
+    file, charter = _signed(config)
     federation = charter.federation
     with _opened(file, platform) as state:
         asked = migration.request(state, platform.provider, config=federation.digest())
     _write(out, asked)
-    listed = platform.identity in federation.successors
+    listed = agreed in federation.successors
     show(
         pairs([("identity", platform.identity.hex()), ("revision", str(federation.revision))]),
         f"Take {out} to the old enclave: ostraka enclave migrate export {out}"
         if listed
-        else "The authority has not listed this identity yet: add it to successors in the old "
-        "enclave's federation file, sign a new revision, let the old enclave adopt it, and ask "
-        "again.",
+        else _to_be_listed(agreed),
         figures={
             "identity": platform.identity.hex(),
+            "succession": agreed.hex(),
             "revision": federation.revision,
             "listed": listed,
         },
@@ -153,10 +166,12 @@ def take_over(
     platform = platform_for(config.resolve(), simulate, key_release, key_broker)
     bundle, rules = _read(path), read_policy(policy)
     evidence = decode(migration.Bundle, bundle).evidence
-    with _opened(federation_file.load(config), platform) as state:
+    file, charter = _signed(config)
+    with _opened(file, platform) as state:
         taken = migration.take_over(
             state,
             bundle,
+            charter=charter,
             provider=platform.provider,
             policy=rules,
             circumstances=_circumstances(evidence, rules, policy, simulate),
@@ -173,6 +188,35 @@ def take_over(
         figures=figures,
         as_json=as_json,
     )
+
+
+def _to_be_listed(agreed: bytes) -> str:
+    line = toml_line("successors", (agreed,))
+    return (
+        "The authority has not agreed to this hand-over yet. Under [federation] of the old "
+        f"enclave's federation.toml, write:\n{line}\n"
+        "Every client's policy needs the same line, under [federation] as well: clients refuse a "
+        "federation with a successor that they did not agree to. Then sign a new revision, let the "
+        "old enclave adopt it, bring its files here, and ask again."
+    )
+
+
+def _receipt_key(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != _KEY_BYTES:
+        raise ConfigError(f"--from is a receipt key, {2 * _KEY_BYTES} hex digits; got {text!r}")
+    return key
+
+
+def _signed(config: Path) -> tuple[FederationFile, Charter]:
+    """This enclave's own files, which must agree."""
+    file = federation_file.load(config)
+    charter = federation_file.load_charter(charter_path(config))
+    federation_file.require_signed(file, charter)
+    return file, charter
 
 
 def _opened(file: FederationFile, platform: Platform) -> EnclaveState:

@@ -19,8 +19,8 @@ from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, Digest, Key, decode, encode
 from ostraka.errors import ConfigError, MalformedMessage
-from ostraka.messages import Charter
-from ostraka.services.model_file import read_manifest, read_model
+from ostraka.messages import Charter, vector_digest
+from ostraka.services.model_file import read_model
 from ostraka.services.storage import atomic
 from ostraka.services.text_file import read_text
 from ostraka.settings import Document
@@ -41,8 +41,8 @@ class About:
     """[federation]: what it is called, and who decides about it.
 
     name: for people and logs. revision: raise it by one with every change of the rules or the
-    roster. authority: the public key that signs. successors: identities of enclaves to which this
-    one may hand its sealed state.
+    roster. authority: the public key that signs. successors: to whom the enclave may hand its
+    sealed state; `ostraka enclave migrate request` prints each.
     """
 
     name: str
@@ -231,13 +231,17 @@ class _Layout:
 
 @dataclass(frozen=True)
 class FederationFile:
-    """A federation.toml that was read and found valid. Its paths are relative to its folder."""
+    """A federation.toml that was read and found valid. Its paths are relative to its folder.
+
+    initial: SHA-256 of the first model as it was then; empty if there is no file of it.
+    """
 
     path: Path
     document: Document = field(repr=False, compare=False)
     about: About
     model: Model
     manifest: Manifest
+    initial: bytes
     rules: Rules
     rounds: Rounds
     optimiser: Optimiser
@@ -273,6 +277,7 @@ class FederationFile:
             revision=self.about.revision,
             revoked=tuple(_member(each) for each in everyone if each.revoked is not None),
             successors=self.about.successors,
+            initial=self.initial,
         )
 
     def _round_config(self, clients: int) -> RoundConfig:
@@ -306,12 +311,12 @@ class FederationFile:
         return key, certificate
 
     def initial_model(self) -> tuple[Manifest, Float32]:
-        """The first global model (d,). Raises ConfigError if its file has changed its tensors."""
+        """The first global model (d,). Raises ConfigError if its file has changed since."""
         if self.model.initial is None:
             return self.manifest, np.zeros(self.manifest.dimension, "<f4")
         manifest, vector = read_model(self.folder / self.model.initial)
-        if manifest != self.manifest:
-            raise ConfigError(f"{self.model.initial} has other tensors than when it was first read")
+        if (manifest, vector_digest(vector)) != (self.manifest, self.initial):
+            raise ConfigError(f"{self.model.initial} is another model than when it was first read")
         return manifest, vector
 
 
@@ -321,13 +326,14 @@ def load(path: Path) -> FederationFile:
     layout = document.read(_Layout)
     _require_distinct(document, layout)
     with document.blame("model.initial" if layout.model.initial else "model.dimension"):
-        manifest = _read_manifest(layout.model, path.parent)
+        manifest, initial = _first_model(layout.model, path.parent)
     file = FederationFile(
         path=path,
         document=document,
         about=layout.federation,
         model=layout.model,
         manifest=manifest,
+        initial=initial,
         rules=layout.rules,
         rounds=layout.rounds,
         optimiser=layout.optimiser,
@@ -405,10 +411,12 @@ def require_newer(file: FederationFile, signed: Federation) -> None:
             )
 
 
-def _read_manifest(model: Model, folder: Path) -> Manifest:
-    if model.initial is not None:
-        return read_manifest(folder / model.initial)
-    return Manifest.flat(model.dimension or 0)
+def _first_model(model: Model, folder: Path) -> tuple[Manifest, bytes]:
+    """What it is made of, and the digest by which the authority signs it."""
+    if model.initial is None:
+        return Manifest.flat(model.dimension or 0), b""
+    manifest, vector = read_model(folder / model.initial)
+    return manifest, vector_digest(vector)
 
 
 def _active(enrolled: tuple[Enrolled, ...]) -> tuple[Member, ...]:

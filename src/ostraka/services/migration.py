@@ -6,8 +6,10 @@
        <------- Bundle ----------------    sealed to the request's key
        goes on with the next round
 
-Both prove to each other what they are. The successor must, or its host could make it begin with an
-identity that the host knows; the predecessor must, or its host could give the state to any code.
+Both prove to each other what they are. The successor must, or the host could give the state to any
+code; the predecessor must, or the host could send a state of its own making. What either proves is
+measured by a policy that the host may have written. So the authority has to sign who follows whom,
+and it names the predecessor by its receipt key: a made-up one has another.
 """
 
 import hashlib
@@ -19,7 +21,7 @@ from typing import ClassVar
 from ostraka.attestation.claims import Claims
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import Circumstances, read, verify_evidence
-from ostraka.config import Federation
+from ostraka.config import Federation, succession
 from ostraka.crypto import hpke
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.hpke import Entropy, HybridKey, fingerprint
@@ -33,7 +35,7 @@ from ostraka.errors import (
     Refusal,
     StateError,
 )
-from ostraka.messages import SIMULATION, Evidence
+from ostraka.messages import SIMULATION, Charter, Evidence
 from ostraka.messages import HybridKey as HybridPublic
 from ostraka.services.platform.interface import EvidenceProvider
 from ostraka.services.storage import records
@@ -165,9 +167,9 @@ def export(
         )
     _require_about(claims, _request_data(wanted.key, wanted.config))
 
-    # 4. The authority has signed, in that revision, that this code may be the successor. It may be
-    #    the same code: on another machine, or under another sealing key.
-    _require_successor(claims.identity, state.federation)
+    # 4. The authority has signed, in that revision, that this code may follow the enclave with this
+    #    receipt key. It may be the same code: on another machine, or under another sealing key.
+    _require_succession(state.public, claims.identity, state.federation)
 
     # 5. Retire, durably, and only then let the bundle leave.
     again = state.handed_over_to is not None
@@ -180,12 +182,14 @@ def take_over(
     state: EnclaveState,
     bundle: bytes,
     *,
+    charter: Charter,
     provider: EvidenceProvider,
     policy: Policy,
     circumstances: Circumstances,
 ) -> TakenOver:
     """The new enclave goes on where the old one stopped. state: its own, with a request pending.
 
+    charter: the one in the new enclave's folder. It says whose word counts.
     Raises MalformedMessage, AttestationRefused, OpenError or StateError; nothing has changed then.
     """
     pending = _pending(state)
@@ -216,14 +220,19 @@ def take_over(
     estate = _open(parcel, key)
     history = estate.verify(parcel.origin)
 
-    # 6. The old enclave has retired in favour of this one, which the authority has signed.
+    # 6. The old enclave has retired in favour of this one, in the federation that was asked for.
     if records.decode(estate.records[-1]) != HandedOver(parcel.successor, parcel.key):
         raise OpenError("bundle that was handed to another")
     if history.federation.digest() != pending.config:
         raise OpenError("bundle of another federation")
-    _require_successor(parcel.successor, history.federation)
 
-    # 7. Write it down; the last file makes it so.
+    # 7. The authority of this enclave's own charter has signed that it may follow the enclave with
+    #    this receipt key. A predecessor that the host has made up has another.
+    if history.federation.authority != charter.federation.authority:
+        raise AttestationRefused(Refusal.AUTHORITY, "the bundle is from another authority's")
+    _require_succession(history.identity or b"", parcel.successor, history.federation)
+
+    # 8. Write it down; the last file makes it so.
     state.inherit(estate, parcel.origin)
     return _told(parcel, history)
 
@@ -296,10 +305,12 @@ def _require_same_world(one: str, other: str) -> None:
         )
 
 
-def _require_successor(identity: bytes, federation: Federation) -> None:
-    if identity not in federation.successors:
+def _require_succession(receipt_key: bytes, identity: bytes, federation: Federation) -> None:
+    agreed = succession(receipt_key, identity)
+    if agreed not in federation.successors:
         raise AttestationRefused(
             Refusal.MEASUREMENT,
-            f"{identity.hex()} is not among the successors in revision {federation.revision} of "
-            "the federation; its authority must sign a revision that lists it",
+            f"that {identity.hex()} follows the enclave with the receipt key {receipt_key.hex()} "
+            f"is not among the successors in revision {federation.revision} of the federation; "
+            f"its authority must sign a revision that lists {agreed.hex()}",
         )

@@ -14,19 +14,13 @@ from ostraka.errors import ConfigError
 _FLOAT32 = "F32"
 
 
-def read_manifest(path: Path) -> Manifest:
-    """The tensors of a file, in the order in which it holds them. Raises ConfigError."""
-    try:
-        with _opened(path) as file:
-            return _manifest(path, file)
-    except (OSError, SafetensorError) as unreadable:
-        raise _unreadable(path, unreadable) from None
-
-
 def read_model(path: Path) -> tuple[Manifest, Float32]:
-    """The same, and their values end to end (d,). Raises ConfigError."""
+    """The tensors of a file, in the order in which it holds them, and their values end to end (d,).
+
+    Raises ConfigError.
+    """
     try:
-        with _opened(path) as file:
+        with safe_open(path, framework="numpy") as file:
             manifest = _manifest(path, file)
             vector = np.empty(manifest.dimension, "<f4")
             at = 0
@@ -35,7 +29,7 @@ def read_model(path: Path) -> tuple[Manifest, Float32]:
                 vector[at : at + size] = file.get_tensor(tensor.name).reshape(-1)
                 at += size
     except (OSError, SafetensorError) as unreadable:
-        raise _unreadable(path, unreadable) from None
+        raise ConfigError(f"{path} cannot be read as safetensors: {unreadable}") from None
     if not np.isfinite(vector).all():
         raise ConfigError(f"{path} holds a NaN or an infinity")
     return manifest, vector
@@ -49,10 +43,6 @@ def named_tensors(manifest: Manifest, vector: Float32) -> dict[str, Float32]:
         tensors[tensor.name] = vector[at : at + size].reshape(tensor.shape)
         at += size
     return tensors
-
-
-def _opened(path: Path) -> Any:
-    return safe_open(path, framework="numpy")
 
 
 def _manifest(path: Path, file: Any) -> Manifest:
@@ -70,7 +60,3 @@ def _manifest(path: Path, file: Any) -> Manifest:
         return Manifest(tuple(tensors))
     except ConfigError as invalid:
         raise ConfigError(f"{path}: {invalid}") from None
-
-
-def _unreadable(path: Path, error: Exception) -> ConfigError:
-    return ConfigError(f"{path} cannot be read as safetensors: {error}")

@@ -19,7 +19,7 @@ _FEDERATION = """\
 name = "{name}"
 revision = 1
 authority = "{authority}"  # public key
-successors = []  # identities of enclaves that may take over this one's sealed state
+successors = []  # who may take over the sealed state; see: ostraka enclave migrate request
 
 [model]
 {model}
@@ -90,6 +90,7 @@ clock_skew_s = 300  # seconds that clocks may differ by
 authority = "{authority}"
 workers = [
 {workers}]
+successors = []  # hand-overs of the enclave's state that are agreed to
 maskings = [{maskings}]  # gaussian leaks, so it must be asked for
 {sections}"""
 

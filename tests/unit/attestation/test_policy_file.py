@@ -35,6 +35,7 @@ insecure_allow_simulation = true
 [federation]
 authority = "{hexed(1, 32)}"
 workers = ["{hexed(2, 32)}", "{hexed(3, 32)}"]
+successors = ["{hexed(20, 32)}"]
 maskings = ["exact", "gaussian"]
 
 [sgx]
@@ -84,7 +85,7 @@ def test_a_complete_policy_is_read():
     assert parse(COMPLETE, "policy.toml") == Policy(
         evidence=("sgx", "tdx", "snp", "nitro", "simulation"),
         federation=FederationPolicy(
-            bytes([1]) * 32, b(2, 32) + b(3, 32), maskings=("exact", "gaussian")
+            bytes([1]) * 32, b(2, 32) + b(3, 32), b(20, 32), maskings=("exact", "gaussian")
         ),
         clock_skew=60,
         insecure_allow_simulation=True,
@@ -117,6 +118,7 @@ def test_the_shortest_policy_is_the_empty_one_and_that_refuses_all():
     assert policy == Policy()
     assert policy.evidence == ()
     assert policy.federation.authority is None
+    assert policy.federation.successors == ()
     assert not policy.insecure_allow_simulation
     assert "gaussian" not in policy.federation.maskings
 
@@ -146,35 +148,43 @@ REFUSED = {
     ),
     "an authority of another length": (
         V + '[federation]\nauthority = "00"',
-        "p.toml, line 3: federation.authority has 64 hex digits each; got 2",
+        "p.toml, line 3: federation.authority is 64 hex digits; got 2",
+    ),
+    "an authority that lacks a digit": (
+        V + f'[federation]\nauthority = "{hexed(1, 32)[1:]}"',
+        "p.toml, line 3: federation.authority is 64 hex digits; got 63",
     ),
     "an empty authority": (
         V + '[federation]\nauthority = ""',
-        "p.toml, line 3: federation.authority has 64 hex digits each; got 0",
+        "p.toml, line 3: federation.authority is 64 hex digits; got 0",
     ),
     "a worker's key of another length": (
         V + f'[federation]\nworkers = [\n "{hexed(1, 32)}",\n "{hexed(1, 33)}",\n]',
-        "p.toml, line 5: federation.workers has 64 hex digits each; got 66",
+        "p.toml, line 5: federation.workers[1] is 64 hex digits; got 66",
+    ),
+    "a successor of another length": (
+        V + '[federation]\nsuccessors = ["00"]',
+        "p.toml, line 3: federation.successors[0] is 64 hex digits; got 2",
     ),
     "an MRTD of an MRENCLAVE's length": (
         V + f'[tdx]\nmrtd = ["{hexed(1, 32)}"]',
-        "p.toml, line 3: tdx.mrtd has 96 hex digits each; got 64",
+        "p.toml, line 3: tdx.mrtd[0] is 96 hex digits; got 64",
     ),
     "an MRENCLAVE that is empty": (
         V + '[sgx]\nmrenclave = [""]',
-        "p.toml, line 3: sgx.mrenclave has 64 hex digits each; got 0",
+        "p.toml, line 3: sgx.mrenclave[0] is 64 hex digits; got 0",
     ),
     "a chip id of another length": (
         V + f'[snp]\nchip_ids = ["{hexed(1, 48)}"]',
-        "p.toml, line 3: snp.chip_ids has 128 hex digits each; got 96",
+        "p.toml, line 3: snp.chip_ids[0] is 128 hex digits; got 96",
     ),
     "a PCR of another length": (
         V + '[nitro]\npcr8 = ["00"]',
-        "p.toml, line 3: nitro.pcr8 has 96 hex digits each; got 2",
+        "p.toml, line 3: nitro.pcr8[0] is 96 hex digits; got 2",
     ),
     "a simulated root of another length": (
         V + '[simulation]\nroot = ["00"]',
-        "p.toml, line 3: simulation.root has 64 hex digits each; got 2",
+        "p.toml, line 3: simulation.root[0] is 64 hex digits; got 2",
     ),
     "a PCR that no policy knows": (
         V + "[nitro]\npcr5 = []",

@@ -1,10 +1,12 @@
 """`ostraka enclave migrate`: from one folder to another, on one machine."""
 
 import json
+import re
 import shlex
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import typer
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from ostraka.cli import enclave_migrate
 from ostraka.cli.enclave import platform_for
+from ostraka.config import succession
 from ostraka.errors import AttestationRefused, ConfigError, StateError
 from ostraka.services import federation_file
 from ostraka.services.enclave.run import open_state
@@ -29,7 +32,7 @@ NEW = "--config new/federation.toml --unsafe-simulate --json"
 POLICY = "--policy old/policy.toml"
 
 
-def run(line):
+def invoke(line):
     app = typer.Typer(rich_markup_mode=None)
     for name, command in COMMANDS.items():
         app.command(name)(command)
@@ -37,7 +40,15 @@ def run(line):
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return json.loads(result.stdout.splitlines()[-1])
+    return result
+
+
+def run(line):
+    return json.loads(invoke(line).stdout.splitlines()[-1])
+
+
+def identity_of(folder):
+    return platform_for((folder / "federation.toml").resolve(), True, None, None).identity
 
 
 def opened(folder):
@@ -46,11 +57,18 @@ def opened(folder):
     return open_state(federation_file.load(config), config, platform)
 
 
-def revise(folder, successor):
-    """The authority lists a successor, in revision 2."""
+def ask(out="request.bin"):
+    """The new enclave's request, to follow the old one."""
+    with opened(Path("old")) as state:
+        key = state.public.hex()
+    return run(f"request --from {key} --out {out} {NEW}")
+
+
+def revise(folder, line):
+    """The authority signs this line, in revision 2."""
     config = folder / "federation.toml"
     text = config.read_text().replace("revision = 1", "revision = 2")
-    config.write_text(text.replace("successors = []", f'successors = ["{successor}"]'))
+    config.write_text(re.sub(r"(?m)^successors = .*$", line, text))
     file = federation_file.load(config)
     charter = federation_file.sign(file, read_identity(folder / "keys" / "authority.key"))
     federation_file.write_charter(charter_path(config), charter)
@@ -70,9 +88,9 @@ def machine(tmp_path, monkeypatch):
 @pytest.fixture
 def listed(machine):
     """The same, when the authority has listed the successor and the old enclave has adopted it."""
-    told = run(f"request --out request.bin {NEW}")
+    told = ask()
     assert not told["listed"]
-    charter = revise(machine / "old", told["identity"])
+    charter = revise(machine / "old", f'successors = ["{told["succession"]}"]')
     for name in ("federation.toml", "federation.charter"):
         shutil.copy(machine / "old" / name, machine / "new" / name)
     with opened(machine / "old") as state:
@@ -81,7 +99,7 @@ def listed(machine):
 
 
 def test_a_state_moves_in_three_steps(listed):
-    asked = run(f"request --out request.bin {NEW}")
+    asked = ask()
     assert asked["listed"]
     done = run(f"export request.bin {POLICY} --out bundle.bin {OLD}")
     assert done == {"successor": asked["identity"], "rounds": 0, "again": False}
@@ -97,7 +115,7 @@ def test_a_state_moves_in_three_steps(listed):
 
 
 def test_nothing_leaves_for_an_enclave_that_is_not_listed(machine):
-    run(f"request --out request.bin {NEW}")
+    ask()
     with pytest.raises(AttestationRefused, match="is not among the successors"):
         run(f"export request.bin {POLICY} --out bundle.bin {OLD}")
     assert not (machine / "bundle.bin").exists()
@@ -106,7 +124,7 @@ def test_nothing_leaves_for_an_enclave_that_is_not_listed(machine):
 
 
 def test_an_enclave_that_runs_is_not_exported(listed):
-    run(f"request --out request.bin {NEW}")
+    ask()
     with opened(listed / "old"), pytest.raises(StateError, match="stop it first"):
         run(f"export request.bin {POLICY} --out bundle.bin {OLD}")
 
@@ -115,11 +133,34 @@ def test_an_unsigned_change_is_not_requested_for(machine):
     config = machine / "new" / "federation.toml"
     config.write_text(config.read_text().replace("revision = 1", "revision = 2"))
     with pytest.raises(ConfigError, match="is not what the authority signed"):
-        run(f"request --out request.bin {NEW}")
+        ask()
 
 
 def test_files_that_cannot_be_read_or_written_are_named(listed):
     with pytest.raises(ConfigError, match=r"absent\.bin: No such file"):
         run(f"export absent.bin {POLICY} --out bundle.bin {OLD}")
     with pytest.raises(ConfigError, match=r"absent/request\.bin: No such file"):
-        run(f"request --out absent/request.bin {NEW}")
+        ask("absent/request.bin")
+
+
+def test_the_line_to_sign_is_printed_as_it_must_be_written(machine):
+    with opened(machine / "old") as state:
+        key = state.public
+    words = f"request --from {key.hex()} --out request.bin {NEW}".replace(" --json", "")
+    told = invoke(words).stdout
+    agreed = succession(key, identity_of(machine / "new"))
+    assert f'\nsuccessors = ["{agreed.hex()}"]\n' in told
+    assert "Every client's policy needs the same line, under [federation]" in told
+
+
+@pytest.mark.parametrize("key", ["", "ab", "x" * 64, "ab" * 33])
+def test_a_receipt_key_that_is_none_is_refused(machine, key):
+    with pytest.raises(ConfigError, match="--from is a receipt key, 64 hex digits"):
+        run(f"request --from '{key}' --out request.bin {NEW}")
+    assert not (machine / "request.bin").exists()
+
+
+def test_another_enclave_s_key_makes_another_line(listed):
+    asked = run(f"request --from {'ab' * 32} --out request.bin {NEW}")
+    assert not asked["listed"]
+    assert asked["succession"] != ask()["succession"]

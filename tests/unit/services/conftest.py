@@ -35,6 +35,7 @@ class Life:
             authority=AUTHORITY.public,
             revision=revision,
             successors=successors,
+            initial=vector_digest(self.state_of(0).model),
         )
         return authority.sign(Charter(federation, UNSIGNED))
 

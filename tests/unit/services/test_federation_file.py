@@ -16,6 +16,7 @@ from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError
+from ostraka.messages import first_model, vector_digest
 from ostraka.services import federation_file
 from ostraka.services.federation_file import (
     Enclave,
@@ -145,8 +146,30 @@ def test_a_model_that_changes_its_tensors_after_a_look_is_refused(read, tmp_path
     save_file({"a": np.zeros(3, "f4")}, tmp_path / "model.safetensors")
     file = read(template(model='initial = "model.safetensors"'))
     save_file({"a": np.zeros(4, "f4")}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match="other tensors"):
+    with pytest.raises(ConfigError, match="is another model"):
         file.initial_model()
+
+
+def test_the_authority_signs_the_values_of_the_first_model(read, tmp_path):
+    path, text = tmp_path / "model.safetensors", template(model='initial = "model.safetensors"')
+    save_file({"a": np.zeros(3, "f4")}, path)
+    file = read(text)
+    charter = sign(file, AUTHORITY)
+    assert charter.federation.initial == vector_digest(file.initial_model()[1])
+    assert first_model(charter.federation) == first_model(
+        read(template(model="dimension = 3")).federation()
+    )
+    save_file({"a": np.array([0, 0, 1], "f4")}, path)
+    with pytest.raises(ConfigError, match="is another model"):
+        file.initial_model()
+    with pytest.raises(ConfigError, match="not what the authority signed"):
+        require_signed(read(text), charter)
+
+
+def test_without_a_file_the_first_model_is_zero_and_needs_no_digest(read):
+    federation = read(template()).federation()
+    assert federation.initial == b""
+    assert first_model(federation) == vector_digest(read(template()).initial_model()[1])
 
 
 BAD_MODELS = {
@@ -176,8 +199,8 @@ def test_a_model_that_cannot_be_trained_is_refused_where_it_is_named(
 
 def test_a_model_of_nan_is_refused(read, tmp_path):
     save_file({"a": np.array([1, np.nan], "f4")}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match="NaN"):
-        read(template(model='initial = "model.safetensors"')).initial_model()
+    with pytest.raises(ConfigError, match=r"federation\.toml, line [0-9]+: .*NaN"):
+        read(template(model='initial = "model.safetensors"'))
 
 
 # What is wrong: the lines to change, the key whose line is to blame, and what is said.
@@ -213,6 +236,7 @@ REFUSED = {
     "a port above 65535": ({"metrics": '"a:65536"'}, "metrics", "got 'a:65536'"),
     "revision zero": ({"revision": 0}, "revision", "revision is 1 to"),
     "no name": ({"name": '""'}, "name", "name is 1 to 64"),
+    "a successor that is none": ({"successors": '["ab"]'}, "successors", "64 hex digits; got 2"),
     "a short authority": ({"authority": '"ab"'}, "authority", "64 hex digits; got 2"),
     "no dimension": ({"dimension": 0}, "dimension", "an update has 1 to"),
     "too small a message": (

@@ -20,6 +20,7 @@ from ostraka.attestation.verify import (
 )
 from ostraka.config import MASKINGS
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
+from ostraka.messages import vector_digest
 from ostraka.services import collateral, federation_file, measurement
 from ostraka.services.folder import Plan, create
 from ostraka.services.keys import read_identity
@@ -96,6 +97,12 @@ def test_the_policy_says_what_simulation_means(folder):
     assert "the host of the enclave can read all\n# updates" in before
 
 
+def test_no_hand_over_is_agreed_to_yet(folder):
+    for name in ("policy.toml", "federation.toml"):
+        assert "\nsuccessors = []  " in (folder / name).read_text()
+    assert read_policy(folder).federation.successors == ()
+
+
 def test_without_simulation_nothing_is_accepted_yet(tmp_path):
     create(tmp_path / "f", Plan(simulation=False), now=NOW)
     assert not (tmp_path / "f" / "simulation").exists()
@@ -122,9 +129,12 @@ def test_a_model_of_one_s_own_is_copied(tmp_path):
     save_file({"w": weights}, tmp_path / "mine.safetensors")
     create(tmp_path / "f", Plan(model=tmp_path / "mine.safetensors"), now=NOW)
     (tmp_path / "mine.safetensors").unlink()
-    manifest, model = federation_file.load(tmp_path / "f" / "federation.toml").initial_model()
+    file = federation_file.load(tmp_path / "f" / "federation.toml")
+    manifest, model = file.initial_model()
     assert manifest.tensors[0].shape == (2, 3)
     assert model.tolist() == [0, 1, 2, 3, 4, 5]
+    charter = federation_file.load_charter(tmp_path / "f" / "federation.charter")
+    assert charter.federation.initial == vector_digest(model)
 
 
 def test_a_dimension_needs_no_file(tmp_path):

@@ -9,11 +9,12 @@ from ostraka.attestation.attested import in_process
 from ostraka.attestation.policy import Policy, SimulationPolicy
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.attestation.verify import Circumstances, read
+from ostraka.config import succession
 from ostraka.crypto import hpke
 from ostraka.crypto.hpke import HybridKey, fingerprint
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.sealing import Sealer
-from ostraka.encoding import decode, encode, pack
+from ostraka.encoding import UNSIGNED, decode, encode, pack
 from ostraka.errors import (
     AttestationRefused,
     LocalProtocolError,
@@ -22,6 +23,7 @@ from ostraka.errors import (
     Refusal,
     StateError,
 )
+from ostraka.messages import Charter
 from ostraka.roles.client import Client
 from ostraka.services import migration
 from ostraka.services.migration import Bundle, Parcel, Request
@@ -52,6 +54,10 @@ def policy(*codes):
     )
 
 
+def follows(key, *codes):
+    return tuple(succession(key, identity(code)) for code in codes)
+
+
 POLICY = policy(OLD, NEW)
 
 
@@ -71,8 +77,8 @@ class Pair:
 
     def __init__(self, life, successors=(NEW,)):
         self.life = life
-        self.config = life.charter(2, successors=tuple(identity(code) for code in successors))
         self.old = life.founded("old", Sealer(b"o" * 32, identity(OLD)))
+        self.config = life.charter(2, successors=follows(self.old.public, *successors))
         life.publish(self.old, 2)
         self.old.adopt(self.config)
         self.new = life.open("new", Sealer(b"n" * 32, identity(NEW)))
@@ -86,7 +92,12 @@ class Pair:
         return migration.export(self.old, request or self.request(), **{**options, **changes})
 
     def take_over(self, bundle, state=None, **changes):
-        options = {"provider": provider(NEW), "policy": POLICY, "circumstances": CIRCUMSTANCES}
+        options = {
+            "charter": self.config,
+            "provider": provider(NEW),
+            "policy": POLICY,
+            "circumstances": CIRCUMSTANCES,
+        }
         return migration.take_over(state or self.new, bundle, **{**options, **changes})
 
     def reopen(self):
@@ -173,7 +184,7 @@ def test_no_second_instance_of_the_same_code_gets_the_state(pair, life):
 def test_the_state_can_move_on_again(pair, life):
     pair.take_over(pair.export().bundle)
     third = life.open("third", Sealer(b"3" * 32, identity(EVIL)))
-    charter = life.charter(3, successors=(identity(EVIL),))
+    charter = life.charter(3, successors=follows(pair.new.public, EVIL))
     pair.new.adopt(charter)
     life.publish(pair.new)
     both = policy(NEW, EVIL)
@@ -272,8 +283,25 @@ def test_the_state_leaves_for_no_other(pair, what):
 
 def test_a_successor_that_is_not_listed_is_named(life):
     pair = Pair(life, successors=())
-    with pytest.raises(AttestationRefused, match=f"{identity(NEW).hex()} is not among"):
+    (line,) = follows(pair.old.public, NEW)
+    with pytest.raises(AttestationRefused, match=f"a revision that lists {line.hex()}"):
         pair.export()
+
+
+UNFIT = {
+    "the code alone": lambda pair: (identity(NEW),),
+    "the code after another enclave": lambda pair: follows(b"x" * 32, NEW),
+    "other code after this enclave": lambda pair: follows(pair.old.public, EVIL),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_the_authority_s_word_is_about_this_enclave_and_that_code(pair, life, what):
+    charter = life.charter(3, successors=UNFIT[what](pair))
+    pair.old.adopt(charter)
+    with pytest.raises(AttestationRefused, match="is not among the successors"):
+        pair.export(pair.request(config=charter.federation.digest()))
+    assert pair.old.handed_over_to is None
 
 
 def test_a_request_that_cannot_be_read_is_malformed(pair):
@@ -521,6 +549,50 @@ def test_the_successor_asks_for_the_authority_s_word_itself(life):
     with pytest.raises(AttestationRefused, match="is not among the successors"):
         pair.take_over(forge(pair))
     assert pair.new.fresh
+
+
+LENIENT = policy(OLD, NEW, EVIL)
+
+
+def test_a_host_that_writes_the_policy_cannot_make_up_a_predecessor(pair):
+    """Its own code, on a genuine platform, tells of an enclave that never was: the real charter,
+    and a key that the host knows.
+    """
+    bundle = known_identity(pair)
+    with pytest.raises(AttestationRefused, match="is not among the successors"):
+        pair.take_over(bundle, policy=LENIENT)
+    assert pair.new.fresh
+    pair.take_over(pair.export().bundle)
+    assert pair.new.public == pair.old.public
+
+
+def host_s_bundle(pair):
+    """All of it is in order, in a federation of the host's own."""
+    authority = Identity(b"h" * 32)
+
+    def charter(**changes):
+        federation = replace(pair.config.federation, authority=authority.public, **changes)
+        return authority.sign(Charter(federation, UNSIGNED))
+
+    sealer = Sealer(b"h" * 32, identity(EVIL))
+    host = pair.life.founded("host", sealer, charter=charter(successors=()))
+    agreed = charter(revision=3, successors=follows(host.public, NEW))
+    host.adopt(agreed)
+    request = pair.request(config=agreed.federation.digest())
+    exported = migration.export(
+        host, request, provider=provider(EVIL), policy=LENIENT, circumstances=CIRCUMSTANCES
+    )
+    return exported.bundle, agreed
+
+
+def test_a_host_cannot_be_the_authority_of_its_bundle(pair):
+    bundle, charter = host_s_bundle(pair)
+    with pytest.raises(AttestationRefused) as caught:
+        pair.take_over(bundle, policy=LENIENT)
+    assert caught.value.reason == Refusal.AUTHORITY
+    assert pair.new.fresh
+    pair.take_over(bundle, policy=LENIENT, charter=charter)
+    assert pair.new.federation.authority != pair.old.federation.authority
 
 
 def test_a_bundle_opens_only_where_its_request_was_made(pair, life):

@@ -93,6 +93,7 @@ class Status:
             "selected": list(head.selected) if head and head.disclosed else None,
             "masking": engine.federation.rules.masking,
             "evidence": self.evidence,
+            "receipt_key": engine.enclave.public.hex(),
             "simulated": self.simulated,
             "events": dict(self.counts),
             "uptime_s": round(time.monotonic() - self.started, 1),

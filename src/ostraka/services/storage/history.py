@@ -3,7 +3,7 @@
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
 from ostraka.encoding import digest
-from ostraka.errors import LocalProtocolError
+from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.messages import Charter, Receipt
 from ostraka.roles.enclave.collecting import GENESIS
 from ostraka.services.storage import records
@@ -93,13 +93,10 @@ class History:
         self.origin = origin
 
     def _require_revision(self, new: Federation) -> None:
-        old = self.federation
-        if new.revision <= old.revision or new.authority != old.authority:
-            raise LocalProtocolError(
-                f"revision {new.revision} does not replace revision {old.revision}"
-            )
-        if new.rules.manifest != old.rules.manifest:
-            raise LocalProtocolError("a new revision cannot have another model")
+        try:
+            new.require_follows(self.federation)
+        except ConfigError as unfit:
+            raise LocalProtocolError(str(unfit)) from None
 
     def _require_next(self, receipt: Receipt) -> None:
         previous = digest(self.head) if self.head else GENESIS

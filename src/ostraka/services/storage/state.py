@@ -160,8 +160,8 @@ class EnclaveState:
             )
         check_signature(charter, charter.federation.authority)
         _require_first(charter.federation, state)
-        # Always a new one, and never read back. A host could lay another ledger's seed here, found a
-        # ledger of its own over it, and have that one hand the seed to code of its choice.
+        # Always a new one, and never read back: a host could lay another ledger's seed here, found
+        # a ledger of its own over it, and have that one hand the seed to code of its choice.
         seed = entropy(_SEED_BYTES)
         self._seed.write(seed)
         identity = Identity(seed)

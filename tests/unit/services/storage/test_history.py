@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from ostraka.config import Member
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
@@ -135,7 +136,19 @@ def test_a_revision_keeps_the_authority_and_the_model(story, life):
     other = replace(charter.federation, rules=rules)
     with pytest.raises(LocalProtocolError, match="another model"):
         history.admit(Adopted(replace(charter, federation=other)))
+    other = replace(charter.federation, initial=b"x" * 32)
+    with pytest.raises(LocalProtocolError, match="another model"):
+        history.admit(Adopted(replace(charter, federation=other)))
     history.admit(Adopted(charter))
+
+
+def test_a_revision_keeps_the_revoked(story, life):
+    history = tell(*story)
+    federation = life.charter(3).federation
+    gone = replace(federation, revoked=(Member("d", b"d" * 32),))
+    history.admit(Adopted(replace(life.charter(3), federation=gone)))
+    with pytest.raises(LocalProtocolError, match="stays revoked"):
+        history.admit(Adopted(life.charter(4)))
 
 
 def test_a_history_that_cannot_be_read_is_malformed():

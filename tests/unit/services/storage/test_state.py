@@ -6,10 +6,14 @@ import numpy as np
 import pytest
 
 from ostraka.attestation.attested import in_process
+from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, OpenError, ReceiptRefused, StateError
-from ostraka.messages import vector_digest
+from ostraka.messages import Charter, vector_digest
 from ostraka.roles.client import Client
+from ostraka.services.storage.ledger import Ledger
+from ostraka.services.storage.sealed_file import SealedFile
 from ostraka.services.storage.state import EnclaveState
 
 SUCCESSOR = b"s" * 32
@@ -175,6 +179,13 @@ def test_only_the_authority_founds_a_federation(life):
     assert files(state.folder) == ["lock"]
 
 
+def test_the_first_model_is_the_one_that_the_authority_signed(life):
+    state = life.open()
+    with pytest.raises(LocalProtocolError, match="not the one that the authority has signed"):
+        state.found(life.charter(), life.state_of(1))
+    assert files(state.folder) == ["lock"]
+
+
 def test_the_first_model_must_fit(life):
     state = life.open()
     for bad in (
@@ -222,6 +233,8 @@ def test_only_a_newer_revision_of_the_authority_is_adopted(life):
         state.adopt(life.charter(2, authority=Identity(b"x" * 32)))
     with pytest.raises(LocalProtocolError, match="does not replace"):
         state.adopt(life.charter())
+    with pytest.raises(LocalProtocolError, match="another kind of optimiser"):
+        state.adopt(life.charter(2, optimiser=Optimiser("sgd")))
     assert state.charters == (life.charter(),)
 
 
@@ -329,15 +342,90 @@ def test_the_host_cannot_edit_the_state(life, what):
         life.open()
 
 
-def test_a_lost_first_start_is_taken_up_again(life):
+def test_a_lost_first_start_is_begun_again(life):
     """Identity and model are there, and the ledger is not: the process died before."""
     with life.founded() as state:
-        public = state.public
         shutil.rmtree(state.folder / "ledger")
     with life.open() as state:
         assert state.fresh
         state.found(life.charter(), life.state_of(0))
+        public = state.public
+    with life.open() as state:
         assert state.public == public
+
+
+HOST = Identity(b"h" * 32)
+
+
+def host_s_charter(life):
+    """The host can be the authority of a federation of its own, and sign any successor there."""
+    federation = replace(life.charter().federation, authority=HOST.public, successors=(SUCCESSOR,))
+    return HOST.sign(Charter(federation, UNSIGNED))
+
+
+def lay_seed(victim, folder):
+    shutil.copy(victim.folder / "identity.sealed", folder)
+
+
+def test_a_seed_that_the_host_lays_into_an_empty_folder_is_not_founded_upon(life):
+    """Else the host's ledger would have the victim's key, and could be exported to any code."""
+    victim, host = life.founded("victim"), life.open("host")
+    lay_seed(victim, host.folder)
+    host.found(host_s_charter(life), life.state_of(0))
+    assert host.public != victim.public
+    assert life.estate(host, SUCCESSOR).seed != life.estate(victim, SUCCESSOR).seed
+
+
+def test_a_seed_that_the_host_exchanges_while_a_ledger_is_founded_is_not_founded_upon(
+    life, monkeypatch
+):
+    victim, host = life.founded("victim"), life.open("host")
+    write = SealedFile.write
+
+    def write_and_exchange(file, plaintext):
+        write(file, plaintext)
+        lay_seed(victim, host.folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SealedFile, "write", write_and_exchange)
+        host.found(host_s_charter(life), life.state_of(0))
+    assert host.public != victim.public
+    host.close()
+    with pytest.raises(StateError, match="is the identity of another ledger"):
+        life.open("host")
+
+
+def test_a_seed_that_the_host_exchanges_before_a_hand_over_does_not_leave(life):
+    victim, host = life.founded("victim"), life.founded("host", charter=host_s_charter(life))
+    lay_seed(victim, host.folder)
+    with pytest.raises(StateError, match="is the identity of another ledger"):
+        host.hand_over(SUCCESSOR, bytes(32), seal)
+    assert host.handed_over_to is None
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_seed_from_a_hand_over_that_was_cut_short_is_not_founded_upon(life, monkeypatch, rounds):
+    """The process dies before the record, and the host deletes what a hand-over left there."""
+    old = life.founded("old")
+    life.publish(old, rounds)
+    estate = life.estate(old, SUCCESSOR)
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    with life.open("new") as new:
+        new.migration.write(b"pending")
+        with monkeypatch.context() as patched:
+            patched.setattr(Ledger, "append", dies)
+            with pytest.raises(KeyboardInterrupt):
+                new.inherit(estate, b"o" * 32)
+        assert SealedFile(new.folder / "identity.sealed", new.sealer).read() == estate.seed
+    for left in ("migration.sealed", f"model-{rounds:08d}.sealed"):
+        (new.folder / left).unlink()
+    with life.open("new") as new:
+        new.found(host_s_charter(life), life.state_of(0))
+        assert new.public != old.public
+        assert life.estate(new, SUCCESSOR).seed != estate.seed
 
 
 def test_leftovers_are_removed_with_a_notice(life):
