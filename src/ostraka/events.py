@@ -196,6 +196,11 @@ class ClockJumped:
 
 
 @dataclass(frozen=True)
+class ServerRestarted:
+    """Somebody's malformed request has ended the server, and it was started again at once."""
+
+
+@dataclass(frozen=True)
 class Stopping:
     """The service ends."""
 
@@ -227,6 +232,7 @@ Event: TypeAlias = (
     | StorageNoticed
     | StorageFailed
     | ClockJumped
+    | ServerRestarted
     | Stopping
 )
 
@@ -244,5 +250,6 @@ WARNINGS = (
     TooFewWorkers,
     StorageNoticed,
     ClockJumped,
+    ServerRestarted,
 )
 ERRORS = (WorkerLied, StorageFailed)

@@ -37,11 +37,15 @@ _PLAIN: Mapping[type, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True)
 class Document:
-    """A TOML file's values, and the lines that they stand on. A path is such as client[3].key."""
+    """A TOML file's values, and the lines that they stand on. A path is such as client[3].key.
+
+    sizes: how many bytes the keys of these names hold, where their types do not say.
+    """
 
     name: str
     values: dict[str, Any]
     lines: Mapping[str, int] = field(repr=False)
+    sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def read(self, layout: type[AnyLayout]) -> AnyLayout:
         """The whole document as its layout. Raises ConfigError and nothing else."""
@@ -93,9 +97,10 @@ class Document:
         if get_origin(kind) is tuple:
             return self._list(path, get_args(kind)[0], value)
         if get_origin(kind) is Annotated:
-            return self._bytes(path, value, get_args(kind)[1])
+            length: Length = get_args(kind)[1]
+            return self._bytes(path, value, length.bytes)
         if kind is bytes:
-            return self._bytes(path, value, None)
+            return self._bytes(path, value, self.sizes.get(_last_name(path)))
         return self._plain(path, kind, value)
 
     def _list(self, path: str, kind: Any, value: Any) -> tuple[Any, ...]:
@@ -103,16 +108,15 @@ class Document:
             raise self._not(path, "a list", value)
         return tuple(self._value(f"{path}[{i}]", kind, each) for i, each in enumerate(value))
 
-    def _bytes(self, path: str, value: Any, length: Length | None) -> bytes:
+    def _bytes(self, path: str, value: Any, size: int | None) -> bytes:
         """The value is not shown: a private key may have been pasted here by mistake."""
-        digits = "hex digits" if length is None else f"{2 * length.bytes} hex digits"
+        digits = "an even number of hex digits" if size is None else f"{2 * size} hex digits"
         if not isinstance(value, str):
             raise self._not(path, f"{digits} in quotes", value)
         if not re.fullmatch(r"[0-9a-fA-F]*", value):
             raise self.error(path, f"{path} is {digits}; got others among {len(value)}")
-        wanted = 2 * (len(value) // 2 if length is None else length.bytes)
-        if len(value) != wanted:
-            raise self.error(path, f"{path} is {wanted} hex digits; got {len(value)}")
+        if len(value) % 2 or size not in (None, len(value) // 2):
+            raise self.error(path, f"{path} is {digits}; got {len(value)}")
         return bytes.fromhex(value)
 
     def _plain(self, path: str, kind: type, value: Any) -> Any:
@@ -128,10 +132,13 @@ class Document:
         return self.error(path, f"{path} is {what}; got {_shown(value)}")
 
 
-def parse(text: str, name: str) -> Document:
-    """The document that a file of this name holds. Raises ConfigError with the line at fault."""
+def parse(text: str, name: str, *, sizes: Mapping[str, int] | None = None) -> Document:
+    """The document that a file of this name holds. Raises ConfigError with the line at fault.
+
+    sizes: see `Document`.
+    """
     try:
-        return Document(name, tomllib.loads(text), _lines(text))
+        return Document(name, tomllib.loads(text), _lines(text), sizes or {})
     except tomllib.TOMLDecodeError as invalid:
         raise ConfigError(_syntax_error(str(invalid), text, name)) from None
     except (ValueError, RecursionError):  # from Python itself
@@ -182,6 +189,11 @@ def _shown(value: Any) -> str:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+def _last_name(path: str) -> str:
+    """workers of federation.workers[3]."""
+    return path.rpartition(".")[2].partition("[")[0]
 
 
 def _outwards(path: str) -> Iterator[str]:

@@ -1,6 +1,10 @@
 """Real processes on loopback: one enclave, its workers and its clients.
 
 `deploy(...)` gives a Deployment in a folder of its own. Everything that it starts, it ends.
+
+`stage(...)` gives a Stage: a Deployment of which only the enclave is a process by default. Its
+clients and workers are threads of the test, with the same code, which can be held at any step; and
+it knows what has to come out in the end.
 """
 
 import json
@@ -20,9 +24,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ostraka
+from ostraka.config import Tiling
+from ostraka.core.kernel import NumpyKernel
+from ostraka.encoding import decode
+from ostraka.messages import Charter, Receipt
+from ostraka.roles.client import Client as Role
+from ostraka.roles.enclave.collecting import GENESIS
 from ostraka.services import federation_file, folder
+from ostraka.services.backoff import Backoff
+from ostraka.services.client import connection, uploading
+from ostraka.services.client.memory import SUFFIX, MemoryFile
+from ostraka.services.client.results import Model, Outcome
 from ostraka.services.folder import Plan
 from ostraka.services.keys import read_identity
+from ostraka.services.worker import EnclavePin, Staff, WorkerService
+from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.dial import dial
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 PATIENCE_S = 120.0  # after which a test that waits has failed
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
@@ -109,6 +128,19 @@ class Process:
         assert self.child.stdout is not None
         self.child.stdout.close()
         return code
+
+    def wait_until_idle(self) -> None:
+        """Until it has used no processor time for a while: it waits for somebody."""
+        before = -1.0
+        while (now := self.cpu_s) != before:
+            before = now
+            time.sleep(0.3)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time that it has used."""
+        fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     @property
     def rss_mib(self) -> float:
@@ -232,3 +264,287 @@ def events(process: Process, name: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def logged() -> Callable[[Process, str], list[dict[str, Any]]]:
     return events
+
+
+class Gate:
+    """Holds whoever comes to it until it is opened, and tells when somebody has come."""
+
+    def __init__(self) -> None:
+        self._reached, self._open = threading.Event(), threading.Event()
+
+    def hold(self) -> None:
+        self._reached.set()
+        assert self._open.wait(PATIENCE_S)
+
+    def wait_until_reached(self) -> None:
+        assert self._reached.wait(PATIENCE_S), "nobody came"
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class HeldKernel:
+    """A worker's kernel that stands still in some of its calls, counted from 1: one for a tile."""
+
+    def __init__(self, gates: dict[int, Gate]) -> None:
+        self._kernel = NumpyKernel()
+        self._gates = gates
+        self._calls = 0
+
+    def add_gram(self, total: Any, block: Any) -> None:
+        self._hold()
+        self._kernel.add_gram(total, block)
+
+    def add_field_gram(self, total: Any, block: Any) -> None:
+        self._hold()
+        self._kernel.add_field_gram(total, block)
+
+    def _hold(self) -> None:
+        self._calls += 1
+        if self._calls in self._gates:
+            self._gates[self._calls].hold()
+
+
+class ClientThread(threading.Thread):
+    """A client that takes part in every round, and fetches the model after the last.
+
+    updates: one for each round. gates: ("fetched", 1) is between the model and the upload of round
+    1, and ("half", 1) in the middle of that upload.
+    """
+
+    def __init__(self, deployment: Deployment, name: str, updates: list[np.ndarray]) -> None:
+        super().__init__(name=name, daemon=True)
+        self.gates: dict[tuple[str, int], Gate] = {}
+        self.outcomes: dict[int, Outcome] = {}
+        self._round = 0
+        self._deployment = deployment
+        self._updates = updates
+        self._final: Model | None = None
+        self._failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._take_part()
+        except BaseException as failure:  # noqa: BLE001 (whatever it is, `result` shows it)
+            self._failure = failure
+
+    def result(self) -> Model:
+        """The model after the last round."""
+        self.join(PATIENCE_S)
+        if self._failure is not None:
+            raise self._failure
+        assert self._final is not None, f"{self.name} hangs after {list(self.outcomes)}"
+        return self._final
+
+    def come_to(self, place: str) -> None:
+        if (place, self._round) in self.gates:
+            self.gates[place, self._round].hold()
+
+    def _take_part(self) -> None:
+        with ostraka.Client(
+            self._deployment.address,
+            name=self.name,
+            key=self._deployment.key(self.name),
+            policy=self._deployment.policy,
+            unsafe_simulation=True,
+            timeout=PATIENCE_S,
+        ) as client:
+            while (model := client.fetch()).round <= len(self._updates):
+                self._round = model.round
+                self.come_to("fetched")
+                self.outcomes[model.round] = client.submit(self._updates[model.round - 1])
+            self._final = model
+
+
+def multi_krum(rows: np.ndarray, f: int) -> tuple[list[int], np.ndarray]:
+    """Rows kept and their mean in float64, from the paper: clip, score, keep n - f, average."""
+    rows = rows.astype(np.float64)
+    norms = np.linalg.norm(rows, axis=1)
+    limit = np.exp2(np.ceil(np.log2(4 * np.median(norms))))
+    rows *= np.minimum(1, limit / norms)[:, None]
+    n = len(rows)
+    squares = np.array([[np.square(a - b).sum() for b in rows] for a in rows])
+    scores = [np.sort(np.delete(squares[i], i))[: n - f - 2].sum() for i in range(n)]
+    kept = sorted(np.argsort(scores, kind="stable")[: n - f].tolist())
+    return kept, rows[kept].mean(axis=0)
+
+
+@dataclass
+class Stage:
+    """A federation on which things go wrong, and what must be true at the end nevertheless.
+
+    One round more than is played stays open, so that everybody can fetch the result of the last.
+    updates: (rounds, n, d), other ones in every round; the last f of a round are attackers'.
+    """
+
+    deployment: Deployment
+    updates: np.ndarray
+    enclaves: list[Process] = field(default_factory=list)  # one after the other
+    clients: dict[str, ClientThread] = field(default_factory=dict)
+    staff: dict[str, tuple[WorkerService, threading.Thread]] = field(default_factory=dict)
+    gates: list[Gate] = field(default_factory=list)
+
+    @property
+    def enclave(self) -> Process:
+        return self.enclaves[-1]
+
+    @property
+    def state(self) -> Path:
+        return self.deployment.root / "state"
+
+    @property
+    def rounds(self) -> int:
+        return len(self.updates)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"client-{i + 1}" for i in range(self.deployment.plan.clients)]
+
+    @property
+    def tiles(self) -> int:
+        """Of shares, in one attempt at one worker."""
+        rules = federation_file.load(self.deployment.config).federation().rules
+        return Tiling(rules.columns.length, rules.tile).count
+
+    def gate(self) -> Gate:
+        self.gates.append(Gate())
+        return self.gates[-1]
+
+    def start_enclave(self) -> None:
+        self.enclaves.append(self.deployment.enclave())
+
+    def start_worker(self, number: int, gates: dict[int, Gate] | None = None) -> None:
+        """A worker as a thread. It comes back quickly, so that no test waits for it."""
+        name, root = f"worker-{number}", self.deployment
+        pin = EnclavePin.beside(root.key(name))
+        staff = Staff(name, read_identity(root.key(name)), HeldKernel(gates or {}), pin)
+        service = WorkerService(root.address, staff, backoff=Backoff(0.1, 0.5))
+        thread = threading.Thread(target=service.run, name=name, daemon=True)
+        thread.start()
+        self.staff[name] = service, thread
+
+    def start_clients(self, *, but: str = "") -> None:
+        """All of them are known before the first one starts."""
+        for client in [self.client(name) for name in self.names if name != but]:
+            client.start()
+
+    def client(self, name: str) -> ClientThread:
+        """The thread of this name, which may not have started yet."""
+        if name not in self.clients:
+            updates = list(self.updates[:, self.names.index(name)])
+            self.clients[name] = ClientThread(self.deployment, name, updates)
+        return self.clients[name]
+
+    def wait_for(self, event: str, **fields: Any) -> dict[str, Any]:
+        """An event of the enclave that runs now."""
+
+        def matches(line: str) -> bool:
+            said = json.loads(line) if line.startswith("{") else {}
+            return said.get("event") == event and fields.items() <= said.items()
+
+        place = self.enclave.wait_for(matches)
+        return dict(json.loads(self.enclave.lines[place - 1]))
+
+    def told(self, event: str, **fields: Any) -> list[dict[str, Any]]:
+        """Events of this name of all enclaves, oldest first."""
+        everything = [said for enclave in self.enclaves for said in events(enclave, event)]
+        return [said for said in everything if fields.items() <= said.items()]
+
+    def chain(self) -> list[Receipt]:
+        """All receipts over the wire, followed by a client that has seen none before."""
+        identity = read_identity(self.deployment.key("client-1"))
+        with dial(self.deployment.address) as channel:
+            stub: Any = EnclaveStub(channel)
+            links = list(stub.GetChain(wire.ChainRequest(after=0), timeout=PATIENCE_S))
+        first = decode(Charter, links[0].charter).federation
+        client = Role("client-1", identity, first, self._enclave_key())
+        receipts = []
+        for link in links:
+            if link.WhichOneof("link") == "charter":
+                client = client.adopt(decode(Charter, link.charter).federation)
+            else:
+                receipts.append(decode(Receipt, link.receipt))
+                client = client.follow(receipts[-1])
+        assert receipts[0].previous == GENESIS
+        return receipts
+
+    def check(self, *, rejected: dict[int, dict[str, str]] | None = None) -> list[Receipt]:
+        """Every round is published once, and right, and everybody here has its model.
+
+        rejected: by round, whose update takes no part for which reason.
+        """
+        results = [client.result() for client in self.clients.values()]
+        chain = self.chain()
+        assert [receipt.number for receipt in chain] == list(range(1, self.rounds + 1))
+        expected = np.zeros(self.updates.shape[2])
+        for receipt in chain:
+            out = (rejected or {}).get(receipt.number, {})
+            expected = expected + self._check_round(receipt, out)
+        for result in results:
+            assert result.digest == chain[-1].model
+            np.testing.assert_allclose(result.vector, expected, rtol=1e-6, atol=1e-6)
+        assert len(list(self.state.glob("spool-round-*"))) == 1  # of the round that is open
+        return chain
+
+    def _check_round(self, receipt: Receipt, rejected: dict[str, str]) -> np.ndarray:
+        """The mean that this round must have added."""
+        closed = self.told("RoundClosed", number=receipt.number)[-1]
+        assert len(self.told("RoundPublished", number=receipt.number)) <= 1
+        assert {each.client: each.reason for each in receipt.rejected} == rejected
+        out = {*closed["missing"], *rejected}
+        cohort = [i for i, name in enumerate(self.names) if name not in out]
+        assert receipt.participants == len(cohort)
+        kept, mean = multi_krum(self.updates[receipt.number - 1][cohort], self.deployment.plan.f)
+        assert receipt.selected == tuple(self.names[cohort[i]] for i in kept)
+        for client in self.clients.values():
+            if (outcome := client.outcomes.get(receipt.number)) is not None:
+                assert outcome.receipt == receipt
+                assert outcome.accepted == (self.names.index(client.name) in cohort)
+        return mean
+
+    def _enclave_key(self) -> bytes:
+        """As a client remembers it, which took it from evidence."""
+        memory = MemoryFile(self.deployment.key("client-2").with_suffix(SUFFIX), "client-2").load()
+        assert memory is not None
+        return memory.enclave
+
+    def end(self) -> None:
+        for gate in self.gates:
+            gate.open()
+        for service, _ in self.staff.values():
+            service.stop()
+        for _, thread in self.staff.values():
+            thread.join(PATIENCE_S)
+
+
+@pytest.fixture
+def stage(deploy, monkeypatch) -> Iterator[Callable[..., Stage]]:
+    """stage(clients=8, f=2, ...) is ready to start. settings: lines of the federation file."""
+    stages: list[Stage] = []
+    at_once = uploading._requests
+
+    def tile_by_tile(sealed: Any, asked: Any, batch: int) -> Iterator[wire.UploadRequest]:
+        for i, request in enumerate(at_once(sealed, asked, 1)):
+            if i == len(sealed.tiles) // 2:
+                stages[-1].clients[sealed.header.client].come_to("half")
+            yield request
+
+    monkeypatch.setattr(uploading, "_requests", tile_by_tile)
+    monkeypatch.setattr(connection, "LONGEST_WAIT_S", 0.5)  # so that no test waits for a client
+
+    def make(
+        *, rounds: int = 1, settings: dict[str, Any] | None = None, seed: int = 0, **plan: Any
+    ) -> Stage:
+        plan = {"clients": 8, "f": 2, "workers": 2, "dimension": 20_000} | plan
+        n, f, d = plan["clients"], plan["f"], plan["dimension"]
+        ours = {"count": rounds + 1, "tile": 1024, "quorum": n - 1, "disclose_selection": True}
+        deployment = deploy(settings=ours | (settings or {}), **plan)
+        draw = np.random.default_rng(seed).normal
+        updates = draw(size=(rounds, 1, d)) + 0.3 * draw(size=(rounds, n, d))
+        updates[:, n - f :] *= -3
+        stages.append(Stage(deployment, updates.astype(np.float32)))
+        return stages[-1]
+
+    yield make
+    for each in stages:
+        each.end()

@@ -168,10 +168,13 @@ MISTAKES = {
         f"keys = [\n'{'00' * 32}',\n'{'00' * 31}0']\n" + RULES,
         "file.toml, line 3: keys[1] is 64 hex digits; got 63",
     ),
-    "half a byte": ("blob = 'abc'\n" + RULES, "file.toml, line 1: blob is 2 hex digits; got 3"),
+    "half a byte": (
+        "blob = 'abc'\n" + RULES,
+        "file.toml, line 1: blob is an even number of hex digits; got 3",
+    ),
     "no hex digits": (
         "blob = 'xy'\n" + RULES,
-        "file.toml, line 1: blob is hex digits; got others among 2",
+        "file.toml, line 1: blob is an even number of hex digits; got others among 2",
     ),
     "a number for hex digits": (
         "keys = [12]\n" + RULES,

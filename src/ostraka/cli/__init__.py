@@ -4,6 +4,7 @@ Figures go to stdout. With --json they are one object on one line, the last on s
 everything else goes to stderr. How it ends is in `exit_codes`.
 """
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,6 +14,9 @@ from typing import Annotated, Any
 import click
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+# gRPC reads this when it is loaded. What it would say is about its own source code.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from ostraka.cli import (
     attest,

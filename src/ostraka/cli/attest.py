@@ -13,7 +13,7 @@ from ostraka.attestation.claims import Claims
 from ostraka.attestation.policy import KINDS
 from ostraka.attestation.verify import Circumstances
 from ostraka.cli.output import Json, help_without_command, pairs, show
-from ostraka.encoding import decode
+from ostraka.encoding import decode, pack
 from ostraka.errors import AttestationRefused, ConfigError, MalformedMessage, Refusal
 from ostraka.messages import SIMULATION, Evidence
 from ostraka.services import collateral, federation_file
@@ -115,10 +115,9 @@ def verify(
       ostraka attest verify quote.bin --kind sgx --policy policy.toml --at 2025-07-01
       ostraka attest verify report.bin --kind snp --endorsement vcek.der --policy policy.toml --json
     """
-    evidence, rules = _evidence(path, kind, endorsements), read_policy(policy)
-    expected = _report_data(report_data)
-    when = _time(at)
+    rules, expected, when = read_policy(policy), _report_data(report_data), _time(at)
     try:
+        evidence = _evidence(path, kind, endorsements)
         found = collateral.for_evidence(evidence, rules, beside=policy)
         claims = verification.verify_evidence(
             evidence, rules, Circumstances(when, found, unsafe_simulation)
@@ -187,6 +186,8 @@ def _evidence(path: Path, kind: str | None, endorsements: list[Path] | None) -> 
     try:
         return decode(Evidence, content)
     except MalformedMessage:
+        if content.startswith(pack(Evidence.LABEL)):
+            raise AttestationRefused(Refusal.MALFORMED, f"{path} is damaged") from None
         raise ConfigError(
             f"{path} is no evidence that Ostraka wrote; for a raw quote, report or document, "
             f"say its --kind: {', '.join(KINDS)}"

@@ -142,15 +142,21 @@ def submit(
 
 @contextmanager
 def _events() -> Iterator[Callable[[Event], None]]:
-    """Shows on stderr what goes on: what happens once as a line, the rest in passing."""
+    """Shows on stderr what goes on: a line when that is something else, the rest in passing."""
+    waited: set[str] = set()
+
+    def passing(event: Event) -> bool:
+        if isinstance(event, Waiting):
+            known = event.what in waited
+            waited.add(event.what)
+            return known
+        return isinstance(event, Reconnecting) and event.attempt > 1
+
     with progress() as step:
 
         def tell(event: Event) -> None:
             step(str(event), 0, 1)
-            passing = isinstance(event, Waiting) or (
-                isinstance(event, Reconnecting) and event.attempt > 1
-            )
-            if not passing:
+            if not passing(event):
                 click.echo(str(event), err=True)
 
         yield tell

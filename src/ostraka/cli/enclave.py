@@ -3,12 +3,14 @@
 import asyncio
 import json
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
 import typer
 
+from ostraka import events
 from ostraka.cli.output import Json, help_without_command, show, table
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError, ServiceError
@@ -44,13 +46,20 @@ BrokerOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Hardened:
+    """What this process gave up, or could not give up, before it serves anybody."""
+
+    measure: str
+
+
 def enclave(ctx: typer.Context) -> None:
     """Run the enclave's service, or hand its state to a successor.
 
     \b
     Examples:
       ostraka enclave run --config federation.toml
-      ostraka enclave migrate request --config federation.toml --out request.bin
+      ostraka enclave migrate request --from HEX --config federation.toml --out request.bin
     """
     help_without_command(ctx)
 
@@ -76,23 +85,29 @@ def run(
     """
     logs.setup(json=log_json, level=logging.INFO, simulated=simulate)
     path = config.resolve()
+    state = federation_file.load(path).state  # Its mistakes are told before those of the machine.
     platform = platform_for(path, simulate, key_release, key_broker)
-    for line in _harden(path, simulate):
-        _LOG.info(line)
+    for measure in _harden(path.parent, state, simulate):
+        logs.event(_LOG, Hardened(measure))
 
     def tell(event: Event) -> None:
-        logs.event(_LOG, event)
+        logs.event(_LOG, event, _level(event))
 
     asyncio.run(serve(path, platform, tell))
 
 
-def _harden(config: Path, simulate: bool) -> list[str]:
+def _level(event: Event) -> int:
+    if isinstance(event, events.ERRORS):
+        return logging.ERROR
+    return logging.WARNING if isinstance(event, events.WARNINGS) else logging.INFO
+
+
+def _harden(folder: Path, state: Path, simulate: bool) -> list[str]:
     """In a TEE its own devices are needed, wherever they are; elsewhere only these folders."""
     if not simulate:
         return hardening.harden()
-    state = federation_file.load(config).state
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return hardening.harden(read=[config.parent], write=[state])
+    return hardening.harden(read=[folder], write=[state])
 
 
 def evidence(
@@ -112,7 +127,11 @@ def evidence(
       ostraka enclave evidence --config federation.toml --unsafe-simulate
     """
     provider = provider_for(config.resolve(), simulate)
-    out.write_bytes(encode(provider.evidence(bytes(_REPORT_DATA))))
+    said = encode(provider.evidence(bytes(_REPORT_DATA)))
+    try:
+        out.write_bytes(said)
+    except OSError as failed:
+        raise ConfigError(f"{out}: {failed.strerror}") from None
     show(f"{out}: evidence of kind {provider.kind}", figures={}, as_json=False)
 
 

@@ -123,10 +123,12 @@ def sign(
         "previous_revision": None if before is None else before.revision,
         "changed": signed != before,
         "config_digest": signed.digest().hex(),
+        "pushed": push is not None,
     }
     words = f"Signed revision {signed.revision} of {file.about.name}, into {beside}."
     same = "Rules and roster are those that were signed before." if signed == before else ""
-    show(words, *filter(None, [same]), figures=figures, as_json=as_json)
+    brought = f"Brought to {push}: in force from its next round." if push is not None else ""
+    show(words, *filter(None, [same, brought]), figures=figures, as_json=as_json)
 
 
 def _contents(simulated: bool) -> str:

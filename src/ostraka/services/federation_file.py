@@ -16,11 +16,13 @@ from ostraka.arrays import Float32
 from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
 from ostraka.core import leakage
 from ostraka.core.optimiser import FEDAVG, Optimiser
+from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, Digest, Key, decode, encode
 from ostraka.errors import ConfigError, MalformedMessage
 from ostraka.messages import Charter, vector_digest
 from ostraka.services.model_file import read_model
+from ostraka.services.platform import private_file
 from ostraka.services.storage import atomic
 from ostraka.services.text_file import read_text
 from ostraka.settings import Document
@@ -303,12 +305,12 @@ class FederationFile:
         """The key and the certificate chain, as PEM. Raises ConfigError."""
         if self.enclave.tls_key is None or self.enclave.tls_certificate is None:
             return None
-        names = (self.enclave.tls_key, self.enclave.tls_certificate)
+        certificate = self.folder / self.enclave.tls_certificate
         try:
-            key, certificate = ((self.folder / name).read_bytes() for name in names)
+            chain = certificate.read_bytes()
         except OSError as failed:
-            raise ConfigError(f"TLS needs a key and a certificate: {failed}") from None
-        return key, certificate
+            raise ConfigError(f"{certificate}: {failed.strerror}") from None
+        return private_file.read_bytes(self.folder / self.enclave.tls_key), chain
 
     def initial_model(self) -> tuple[Manifest, Float32]:
         """The first global model (d,). Raises ConfigError if its file has changed since."""
@@ -457,7 +459,8 @@ def _require_quorum(document: Document, file: FederationFile, clients: int) -> N
 
 def _require_room(document: Document, file: FederationFile, federation: Federation) -> None:
     rules, clients = federation.rules, len(federation.clients)
-    round_mib = -(-clients * 4 * rules.dimension // _MIB)
+    update = 4 * rules.dimension + TAG_BYTES * rules.tiling.count
+    round_mib = -(-clients * update // _MIB)
     if file.storage.spool_mib < round_mib:
         raise document.error(
             "storage.spool_mib",

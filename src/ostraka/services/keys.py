@@ -15,7 +15,7 @@ _LINE = re.compile(rf"{_LABEL} ([0-9a-f]{{{2 * _SEED}}})")
 
 
 def write_identity(path: Path, owner: str, entropy: Entropy = os.urandom) -> Identity:
-    """A new identity, in a new file. Raises PlatformError if there is one.
+    """A new identity, in a new file. Raises ConfigError if there is one.
 
     owner: whose key it is, for whoever finds the file.
     """
@@ -31,7 +31,7 @@ def write_identity(path: Path, owner: str, entropy: Entropy = os.urandom) -> Ide
 
 
 def read_identity(path: Path) -> Identity:
-    """The identity in a file. Raises ConfigError, or PlatformError if others can read it, too."""
+    """The identity in a file. Raises ConfigError, also if others can read it."""
     lines = [line for line in private_file.read(path).splitlines() if not line.startswith("#")]
     match = _LINE.fullmatch(lines[0]) if len(lines) == 1 else None
     if match is None:

@@ -1,5 +1,6 @@
 """How clients and workers reach the enclave's service."""
 
+import re
 from pathlib import Path
 
 import grpc
@@ -8,16 +9,17 @@ from ostraka.errors import ConfigError
 
 _KEEPALIVE_MS = 30_000
 _MEBIBYTE = 2**20
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
+_PORTS = range(1, 2**16)
 
 
 def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) -> grpc.Channel:
     """A channel to HOST:PORT. What matters is sealed end to end; TLS on top is an option.
 
     tls_ca: the certificates (PEM) that vouch for the server; None for no TLS. largest: of a message
-    from the other side, in bytes.
+    from the other side, in bytes. Raises ConfigError for what can never be reached.
     """
-    if ":" not in address:
-        raise ConfigError(f"an address is HOST:PORT; got {address!r}")
+    _require_address(address)
     options = [
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", -1),
@@ -29,5 +31,21 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
     ]
     if tls_ca is None:
         return grpc.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(tls_ca.read_bytes())
+    credentials = grpc.ssl_channel_credentials(_certificates(tls_ca))
     return grpc.secure_channel(address, credentials, options=options)
+
+
+def _require_address(address: str) -> None:
+    """gRPC itself would dial some other port instead of one that does not exist."""
+    match = _ADDRESS.fullmatch(address)
+    if match is None or int(match[1]) not in _PORTS:
+        raise ConfigError(
+            f"an address is HOST:PORT, with a port from 1 to {_PORTS[-1]}; got {address!r}"
+        )
+
+
+def _certificates(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as unreadable:
+        raise ConfigError(f"{path}: {unreadable.strerror}") from None

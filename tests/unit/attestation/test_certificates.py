@@ -5,6 +5,7 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -60,8 +61,10 @@ def certify(name, issuer, *, ca=None, issue=None, length=None, **more):
 
 
 def usage(issue):
-    others = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment")
-    others += ("key_agreement", "crl_sign", "encipher_only", "decipher_only")
+    others = [
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "crl_sign", "encipher_only", "decipher_only"),
+    ]
     return x509.KeyUsage(key_cert_sign=issue, **dict.fromkeys(others, False))
 
 
@@ -131,7 +134,7 @@ def test_random_bytes_are_no_certificates(blobs):
 
 # Who may issue, and who has.
 
-MAY_ISSUE = {
+MAY_ISSUE: dict[str, tuple[dict[str, Any], int, bool]] = {
     "an authority": ({"ca": True, "issue": True}, 3, True),
     "an authority with room for one more": ({"ca": True, "issue": True, "length": 1}, 1, True),
     "an authority with no room for two": ({"ca": True, "issue": True, "length": 1}, 2, False),
@@ -229,7 +232,8 @@ def test_threads_do_not_take_each_other_s_filters():
         readings.append(reading)
         yield CHILD
 
-    before, readings = list(warnings.filters), []
+    before = list(warnings.filters)
+    readings: list[Any] = []
     with ThreadPoolExecutor(1) as pool:
         from_der(blobs_of_first())
         first_ended.set()

@@ -1,5 +1,7 @@
 """An enclave's identity: all that was measured of the code, and nothing of where it runs."""
 
+from typing import Any
+
 import pytest
 
 from ostraka.attestation.claims import Claims
@@ -8,7 +10,7 @@ PCRS = {f"pcr{index}": bytes([index]) * 48 for index in (0, 1, 2, 3, 4, 8)}
 
 
 def identity(kind, measurements, **more):
-    settings = {"report_data": b"", "debug": False} | more
+    settings: dict[str, Any] = {"report_data": b"", "debug": False} | more
     return Claims(kind, tuple(measurements.items()), **settings).identity
 
 

@@ -44,6 +44,7 @@ def made(tmp_path_factory):
     (folder / "quote.bin").write_bytes(evidence.document)
     (folder / "root.der").write_bytes(evidence.endorsements[0])
     debug = platform.quote(REPORT_DATA, mrenclave=measure().digest, debug=True)
+    (folder / "cut.bin").write_bytes(encode(evidence)[:-1])
     (folder / "debug.bin").write_bytes(encode(Evidence("simulation", debug, (platform.root_der,))))
     return folder
 
@@ -113,6 +114,7 @@ REFUSED = {
     ),
     "after its time": (f"evidence.bin --policy policy.toml {YES} --at 9999999999", "VALIDITY"),
     "other code": (f"evidence.bin --policy other.toml {YES}", "MEASUREMENT"),
+    "evidence that was cut off": (f"cut.bin --policy policy.toml {YES}", "MALFORMED"),
     "no quote at all": (f"root.der --kind simulation --policy policy.toml {YES}", "ROOT"),
 }
 
@@ -187,8 +189,9 @@ def test_mistakes_are_explained_and_exit_with_2(line, message, folder):
     assert result.stdout == ""
 
 
-def test_evidence_that_cannot_be_read_exits_with_3(folder):
-    result = run("attest show root.der --kind tdx")
+@pytest.mark.parametrize("what", ["root.der --kind tdx", "cut.bin"])
+def test_evidence_that_cannot_be_read_exits_with_3(folder, what):
+    result = run(f"attest show {what}")
     assert result.exit_code == 3
     assert "cannot be read" in result.stderr
 

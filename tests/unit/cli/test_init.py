@@ -1,16 +1,23 @@
 """`ostraka init`, `sign` and `client enrol`: from nothing to a signed federation, and on."""
 
 import json
+import os
 import shlex
 import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 from typer.testing import CliRunner
 
-from ostraka.cli import app
+from ostraka.cli import app, enclave
 from ostraka.crypto.identity import check_signature
-from ostraka.services import federation_file
+from ostraka.services import federation_file, hardening
 from ostraka.services.keys import read_identity, write_identity
+from ostraka.transport.ostraka_pb2 import AdoptReply
+from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 
 
 def run(line):
@@ -140,7 +147,7 @@ def test_settings_of_the_operator_need_no_new_revision(folder):
 def test_a_key_that_others_can_read_is_not_used(folder):
     (folder / "keys" / "authority.key").chmod(0o644)
     result = sign()
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "chmod 600" in result.stderr
 
 
@@ -177,7 +184,7 @@ def test_a_client_s_key_is_never_written_over(folder):
     assert run("client enrol --name a").exit_code == 0
     before = (folder.parent / "a.key").read_bytes()
     result = run("client enrol --name a")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "never written over" in result.stderr
     assert result.stdout == ""
     assert (folder.parent / "a.key").read_bytes() == before
@@ -202,4 +209,95 @@ def test_the_output_shows_no_key_of_a_folder(tmp_path, monkeypatch):
 def test_writing_a_key_elsewhere_needs_the_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_identity(tmp_path / "x.key", "x")
-    assert run("client enrol --name a --out no/such/folder/a.key").exit_code == 1
+    result = run("client enrol --name a --out no/such/folder/a.key")
+    assert result.exit_code == 2
+    assert "make its folder first" in result.stderr
+
+
+class Taker(EnclaveServicer):
+    """An enclave that takes whatever is brought to it."""
+
+    def Adopt(self, request, context):  # noqa: N802
+        return AdoptReply()
+
+
+def test_a_push_says_that_it_worked(folder):
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_EnclaveServicer_to_server(Taker(), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        pushed = sign("--push", address)
+        assert f"Brought to {address}: in force from its next round." in pushed.stdout
+        assert last_line_only(sign("--push", address, "--json"))["pushed"] is True
+    finally:
+        server.stop(None).wait()
+    assert sign("--push", address).exit_code == 1
+    assert last_line_only(sign("--json"))["pushed"] is False
+
+
+def test_a_push_that_can_never_work_is_a_mistake(folder):
+    result = sign("--push 127.0.0.1:1 --tls-ca nope.pem")
+    assert result.exit_code == 2
+    assert "nope.pem: No such file or directory" in result.stderr
+
+
+def test_the_enclave_s_files_are_looked_at_before_its_machine(folder):
+    result = run("enclave run --config nope.toml")
+    assert result.exit_code == 2
+    assert "nope.toml: No such file or directory" in result.stderr
+    (folder / "simulation" / "platform.json").unlink()
+    for command in ("run", "evidence"):
+        result = run(f"enclave {command} --config fed/federation.toml --unsafe-simulate")
+        assert result.exit_code == 2
+        assert "platform.json: make it first" in result.stderr
+
+
+def test_evidence_that_cannot_be_written_is_told(folder):
+    line = "enclave evidence --config fed/federation.toml --unsafe-simulate --out no/such/e.bin"
+    result = run(line)
+    assert result.exit_code == 2
+    assert "no/such/e.bin: No such file or directory" in result.stderr
+
+
+def test_what_hardens_the_enclave_is_logged_as_events(folder, monkeypatch):
+    async def nothing(*_):
+        pass
+
+    monkeypatch.setattr(enclave, "serve", nothing)
+    monkeypatch.setattr(hardening, "harden", lambda **_: ["no core dumps"])
+    result = run("enclave run --config fed/federation.toml --unsafe-simulate --log-json")
+    assert result.exit_code == 0
+    logged = json.loads(result.stderr)
+    assert (logged["event"], logged["measure"]) == ("Hardened", "no core dumps")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--enclave 127.0.0.1:1 --tls-ca nope.pem", "nope.pem: No such file or directory"),
+        ("--enclave 127.0.0.1:99999", "a port from 1 to 65535; got '127.0.0.1:99999'"),
+        ("--enclave 127.0.0.1:0", "HOST:PORT"),
+        ("--enclave :7420", "HOST:PORT"),
+        ("--enclave ::1:7420", "HOST:PORT"),
+        ("--enclave 'a b:7420'", "HOST:PORT"),
+    ],
+)
+def test_what_can_never_be_reached_is_a_mistake(options, message):
+    result = run(f"status {options}")
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_grpc_keeps_its_internals_to_itself_unless_it_is_asked():
+    program = "import os, ostraka.cli; print(os.environ['GRPC_VERBOSITY'])"
+    for given, found in (({}, "NONE"), ({"GRPC_VERBOSITY": "debug"}, "debug")):
+        environment = {name: each for name, each in os.environ.items() if "GRPC" not in name}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment | given,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == found

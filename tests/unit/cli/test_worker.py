@@ -26,7 +26,7 @@ def test_enrolling_makes_a_key_and_prints_the_lines_for_the_operator(tmp_path):
     expected = {"name": "worker-1", "key": read_identity(key).public.hex()}
     assert tomllib.loads(result.stdout) == {"worker": [expected]}
     again = run("enrol", "--name", "worker-1", "--out", key, "--json")
-    assert again.exit_code == 1
+    assert again.exit_code == 2
     assert read_identity(key).public.hex() == expected["key"]
 
 
@@ -44,6 +44,8 @@ def key(tmp_path):
 
 MISTAKES = {
     "an address without a port": (["--enclave", "localhost"], "HOST:PORT"),
+    "a port that does not exist": (["--enclave", "localhost:99999"], "a port from 1 to 65535"),
+    "a key file that is not there": (["--key", "nope.key"], "nope.key: make it first"),
     "a key that is no hex": (["--enclave-key", "xyz"], "64 hex digits"),
     "a key that is too short": (["--enclave-key", "00"], "64 hex digits"),
     "a device that is not there": (["--device", "abacus"], "abacus"),
@@ -63,7 +65,7 @@ def test_mistakes_are_explained_and_exit_with_2(key, mistake, message):
 def test_a_key_that_others_can_read_is_refused(key):
     key.chmod(0o644)
     result = run("run", "--enclave", "127.0.0.1:1", "--name", "me", "--key", key)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "chmod 600" in result.stderr
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -38,8 +39,15 @@ from ostraka.roles.enclave import Lanes
 from ostraka.round import enrol, play
 from ostraka.services.backoff import Backoff
 from ostraka.services.keys import write_identity
-from ostraka.services.worker import EnclavePin, Staff, WorkerService, kernel, kernel_for
-from ostraka.services.worker.service import LARGEST_MESSAGE
+from ostraka.services.worker import (
+    EnclavePin,
+    Staff,
+    WorkerService,
+    kernel,
+    kernel_for,
+    service,
+)
+from ostraka.services.worker.service import LARGEST_MESSAGE, _End
 from ostraka.services.worker.session import Session
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Welcome, WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
@@ -149,7 +157,7 @@ def quick():
 @contextmanager
 def working(address, name, identity, *, pin=None, kernel=None):
     staff = Staff(name, identity, kernel or NumpyKernel(), pin or EnclavePin(ENCLAVE.public))
-    service = WorkerService(address, staff, backoff=quick())
+    service = WorkerService(address, staff, backoff=quick(), unwanted=quick())
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
@@ -332,7 +340,8 @@ def test_an_offer_that_another_has_signed_is_not_taken():
         Attempt(2).join(link).finish(link)
 
 
-def test_the_first_enclave_that_gives_work_is_remembered(tmp_path):
+def test_the_first_enclave_that_gives_work_is_remembered(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     key = tmp_path / "me.key"
     file = tmp_path / "me.key.enclave"
     with connected(pin=EnclavePin.beside(key)) as link:
@@ -341,6 +350,7 @@ def test_the_first_enclave_that_gives_work_is_remembered(tmp_path):
         assert not file.exists()  # A key that has signed nothing is not worth remembering.
         Attempt(2).join(link).finish(link)
         assert ENCLAVE.public.hex() in file.read_text()
+    assert logged(caplog, "EnclaveRemembered") == [{"key": ENCLAVE.public.hex()}]
     again = EnclavePin.beside(key)
     assert not again.first_use
     again.check(ENCLAVE.public)
@@ -355,8 +365,9 @@ def test_what_cannot_be_written_down_is_remembered_until_the_end(tmp_path, caplo
         Attempt().join(link).finish(link)
     with pytest.raises(RemoteProtocolError):
         pin.check(IMPOSTOR.public)
-    (remembered,) = logged(caplog, "EnclaveRemembered")
-    assert "forgotten" in remembered["why_not_kept"]
+    (kept,) = logged(caplog, "EnclaveNotKept")
+    assert "No such file" in kept["why"]
+    assert logged(caplog, "EnclaveRemembered") == []
 
 
 @pytest.mark.parametrize("content", ["", "x", "ostraka-enclave-key-v1 00", "a\nb\n", b"\xff"])
@@ -378,6 +389,61 @@ def test_a_pinned_key_is_not_written_anywhere():
     assert not pin.first_use
     with pytest.raises(RemoteProtocolError, match="--enclave-key"):
         pin.check(IMPOSTOR.public)
+
+
+class Doorkeeper(Servicer):
+    """Ends every stream after the hello, with a status or without."""
+
+    def __init__(self, code):
+        super().__init__(ENCLAVE.public, {"me": ME})
+        self.code = code
+        self.came = threading.Semaphore(0)
+
+    def Work(self, requests, context):  # noqa: N802
+        yield EnclaveSays(welcome=Welcome(**self.welcome))
+        next(requests)
+        self.came.release()
+        if self.code is not None:
+            context.abort(self.code, "no")
+
+
+SHOWN_OUT = {
+    "a stranger": (grpc.StatusCode.PERMISSION_DENIED, "does not know me with this key: enrol it"),
+    "one of two under one name": (grpc.StatusCode.DEADLINE_EXCEEDED, "another process works as me"),
+    "one of two, without a word": (None, "another process works as me"),
+}
+
+
+@pytest.mark.parametrize(("code", "why"), SHOWN_OUT.values(), ids=SHOWN_OUT.keys())
+def test_who_is_shown_out_was_never_connected_and_is_told_why(code, why, caplog):
+    caplog.set_level(logging.INFO)
+    door = Doorkeeper(code)
+    with serving(door) as address, working(address, "me", ME):
+        assert door.came.acquire(timeout=WAIT)
+        assert door.came.acquire(timeout=WAIT)
+    assert logged(caplog, "Connected") == []
+    assert why in logged(caplog, "Disconnected")[0]["why"]
+
+
+def test_a_stream_that_lasts_is_a_connection_before_there_is_work(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(service, "_STABLE_S", 0.01)
+    with connected() as link:
+        until = time.monotonic() + WAIT
+        while not logged(caplog, "Connected"):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        Attempt().join(link).finish(link)
+    assert len(logged(caplog, "Connected")) == 1
+
+
+@pytest.mark.parametrize(("unwanted", "served"), [(True, False), (False, False), (True, True)])
+def test_whom_the_enclave_does_not_want_waits_for_minutes(unwanted, served):
+    """Even if each stream lasts as long as another process of the same name waits."""
+    here = WorkerService("127.0.0.1:1", Staff("me", ME, NumpyKernel(), EnclavePin(None)))
+    pauses = [here._pause(_End("", unwanted, served), lasted=250.0) for _ in range(12)]
+    assert (pauses[-1] >= 150) == (unwanted and not served)
+    assert here._pause(_End("", unwanted, served), lasted=3600.0) <= 1
 
 
 BAD_WELCOMES = {

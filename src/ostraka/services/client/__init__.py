@@ -9,7 +9,10 @@ attesting     who is the enclave?
 following     the chain of charters and receipts
 downloading   models by their digest
 memory        what is kept between runs
+locking       one process at a time, when that changes
 connection    requests, retries and what gRPC's answers mean
 patience      how long to go on
+events        what is waited for
+reporting     and where that is told
 packing       named arrays, and the one vector that they make up
 """

@@ -20,6 +20,7 @@ from ostraka.services.client.events import Event, ForkProved
 from ostraka.services.client.memory import SUFFIX, MemoryFile
 from ostraka.services.client.packing import Update, flatten
 from ostraka.services.client.patience import Patience
+from ostraka.services.client.reporting import Report
 from ostraka.services.client.results import Model, Outcome
 from ostraka.services.client.session import Session, Shelf
 from ostraka.services.keys import read_identity
@@ -38,7 +39,8 @@ class Client:
     tls_ca: certificates that vouch for the service, if it speaks TLS. unsafe_simulation: accept an
     enclave that no TEE protects, if the policy does, too. timeout: seconds for one call, None to
     wait as long as it takes. resends: how often one update goes to a round that was opened again,
-    after it had gone out whole. on_event: called with what is waited for, in the same thread.
+    after it had gone out whole. on_event: called with what is waited for, in the same thread;
+    unless given, that is logged, as "ostraka.client".
 
     It is for one thread at a time, and keeps no connection and no thread between calls.
     """
@@ -71,8 +73,9 @@ class Client:
         self._tls_ca = _readable(Path(tls_ca)) if tls_ca else None
         self._timeout = timeout
         self._resends = resends
-        self._tell = on_event or _ignore
+        self._tell = on_event or Report()
         self._shelf = Shelf()
+        self._begun: set[bytes] = set()
         self._joined: Joined | None = None
         self._finished = False
         self._closed = False
@@ -126,6 +129,7 @@ class Client:
         with self._session() as session:
             outcome = submitting.submit(session, joined, update, resends=self._resends)
         self._joined = None
+        self._begun.clear()
         return outcome
 
     @contextmanager
@@ -138,7 +142,7 @@ class Client:
         )
         with connection:
             try:
-                yield Session(self._who, connection, self._file, self._shelf)
+                yield Session(self._who, connection, self._file, self._shelf, self._begun)
             except Fork as fork:
                 self._prove(fork)
                 raise
@@ -179,7 +183,3 @@ def _readable(path: Path) -> Path:
     except OSError as unreadable:
         raise ConfigError(f"{path}: {unreadable.strerror}") from None
     return path
-
-
-def _ignore(event: Event) -> None:
-    pass

@@ -23,6 +23,7 @@ from ostraka.services.client.connection import (
     Status,
 )
 from ostraka.services.client.events import AlreadySent, Waiting
+from ostraka.services.client.patience import Patience
 from ostraka.services.client.uploading import BATCH_BYTES, Upload
 from ostraka.transport import ostraka_pb2 as wire
 
@@ -40,7 +41,7 @@ _OVER = (
 
 @dataclass(frozen=True)
 class Delivery:
-    """receipt: of the round's number, None if the round is void. begun: see `Upload`.
+    """receipt: of the round's number, None if the round is void. begun: see `deliver`.
 
     whole: all of the upload was sent.
     """
@@ -50,12 +51,14 @@ class Delivery:
     whole: bool
 
 
-def deliver(connection: Connection, submitted: Submitted) -> Delivery:
+def deliver(connection: Connection, submitted: Submitted, begun: set[bytes]) -> Delivery:
     """Send an upload, on as many streams as it takes, and wait for what becomes of its round.
 
-    Raises UpdateRejected if the enclave refuses it, and ServiceError.
+    begun: ids of rounds whose enclave has taken the header of an upload, of this one or of one
+    before it; this round joins them. Raises UpdateRejected if the enclave refuses the update, and
+    ServiceError.
     """
-    offer, sending = submitted.joined.offer, _Sending(connection, submitted)
+    offer, sending = submitted.joined.offer, _Sending(connection, submitted, begun)
     while True:
         sending.go_on()
         if sending.done:
@@ -68,6 +71,8 @@ def deliver(connection: Connection, submitted: Submitted) -> Delivery:
                 return Delivery(_require_number(receipt, offer), sending.begun, sending.done)
             case "void":
                 return Delivery(None, sending.begun, sending.done)
+            case "pending" if sending.taken and connection.patience.over:
+                raise _unpublished(offer, connection.patience)
             case "pending":
                 connection.patience.sleep(_PENDING_S)
             case _:
@@ -88,18 +93,27 @@ def _ask(connection: Connection, offer: RoundOffer, seconds: float) -> wire.Outc
     try:
         reply: wire.OutcomeReply = connection.once("AwaitOutcome", request, seconds=seconds)
     except grpc.RpcError as error:
-        expired = Status.of(error).code is grpc.StatusCode.DEADLINE_EXCEEDED
-        if not expired or connection.patience.over:
+        if Status.of(error).code is not grpc.StatusCode.DEADLINE_EXCEEDED:
             raise
         return wire.OutcomeReply(pending=wire.Pending())
     return reply
 
 
+def _unpublished(offer: RoundOffer, patience: Patience) -> ServiceError:
+    return ServiceError(
+        f"the update for round {offer.number} was received; the round was not published within "
+        f"{patience.seconds:g} s: run the same command with --round {offer.number} (or call submit "
+        "again with the same update) to wait for its receipt"
+    )
+
+
 class _Sending:
     """An upload under way. done: nothing is left to send, whether it was taken or not."""
 
-    def __init__(self, connection: Connection, submitted: Submitted) -> None:
+    def __init__(self, connection: Connection, submitted: Submitted, begun: set[bytes]) -> None:
         self.done = False
+        self._begun = begun
+        self._round_id = submitted.joined.offer.round_id
         self._connection = connection
         self._client = submitted.joined.client.name
         self._retries: Retries = connection.retries()
@@ -107,7 +121,12 @@ class _Sending:
 
     @property
     def begun(self) -> bool:
-        return self._upload.begun
+        return self._round_id in self._begun
+
+    @property
+    def taken(self) -> bool:
+        """All of it has arrived, as far as this client has heard."""
+        return self.done and self.begun
 
     def go_on(self) -> None:
         """One more stream, if anything is left to send."""
@@ -119,6 +138,9 @@ class _Sending:
             self._after(broken)
         else:
             self.done = True
+        finally:
+            if self._upload.begun:
+                self._begun.add(self._round_id)
 
     def _after(self, broken: grpc.RpcError) -> None:
         # The other side may take smaller messages only.

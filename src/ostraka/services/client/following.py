@@ -29,18 +29,20 @@ def catch_up(
     identity: Identity,
     policy: Policy,
     joined: RoundOffer | None = None,
+    begun_anew: str = "",
 ) -> Followed:
     """Follow the chain to its end. Raises OpenError, ReceiptRefused, Fork or AttestationRefused.
 
     joined: a client without a receipt begins with that of the round that it joined. Who holds a
     receipt asks for that one again, so that a host with another one has to show it or to hide it.
+    begun_anew: what to do if the enclave has forgotten it for a good reason.
     """
     first = memory.last or joined
     if first is None:
         return Followed(memory, {})
 
     def follow() -> Followed:
-        chain = _Chain(memory, identity, policy, joined)
+        chain = _Chain(memory, identity, policy, joined, begun_anew)
         request = wire.ChainRequest(after=first.number - 1)
         with connection.stream("GetChain", request) as links:
             for link in links:
@@ -54,9 +56,15 @@ class _Chain:
     """Takes one link after the other."""
 
     def __init__(
-        self, memory: Memory, identity: Identity, policy: Policy, joined: RoundOffer | None
+        self,
+        memory: Memory,
+        identity: Identity,
+        policy: Policy,
+        joined: RoundOffer | None,
+        begun_anew: str,
     ) -> None:
         self._policy = policy
+        self._begun_anew = begun_anew
         self._joined = joined
         self._held = memory.last
         self._held_was_shown = memory.last is None
@@ -77,7 +85,7 @@ class _Chain:
         if not (self._held_was_shown or self._receipts):
             raise ReceiptRefused(
                 "the enclave does not know the last receipt that this client holds: "
-                "it was set back to an older state"
+                f"it was set back to an older state. {self._begun_anew}"
             )
         return Followed(Memory.of(self._client, self._charter), self._receipts)
 

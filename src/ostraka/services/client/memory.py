@@ -1,6 +1,8 @@
 """What a client remembers between runs. Forgetting it would let a host go back to old state."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -10,9 +12,11 @@ from ostraka.encoding import Key, decode, encode
 from ostraka.errors import ConfigError, Fork, LocalProtocolError, MalformedMessage, StateError
 from ostraka.messages import Charter, Receipt
 from ostraka.roles.client import Client
+from ostraka.services.client.locking import locked
 from ostraka.services.storage import atomic
 
 SUFFIX = ".memory"
+LOCKED_S = 10.0  # A change takes a moment.
 
 _ADVICE = (
     "bring it back from a copy. Only if there is none, delete it: this client then trusts the next "
@@ -68,10 +72,21 @@ class ForkProof:
 
 @dataclass(frozen=True)
 class MemoryFile:
-    """One client's memory on disk, durable and whole whenever the process dies."""
+    """One client's memory on disk, durable and whole whenever the process dies.
+
+    Processes of one client change it one after the other.
+    """
 
     path: Path
     client: str
+
+    @property
+    def begun_anew(self) -> str:
+        """What to do when the enclave is not the one that is remembered."""
+        return (
+            f"If its operator really began anew, and you believe that, delete {self.path}: this "
+            "client then trusts the next enclave that proves itself"
+        )
 
     def load(self) -> Memory | None:
         """None if there is none yet. Raises StateError."""
@@ -93,9 +108,10 @@ class MemoryFile:
 
     def save(self, memory: Memory) -> None:
         """Never back to an earlier state: another process of this client may be ahead."""
-        stored = self.load()
-        if stored is None or stored.progress <= memory.progress:
-            self._write(self.path, encode(memory))
+        with self._alone():
+            stored = self.load()
+            if stored is None or stored.progress <= memory.progress:
+                atomic.write(self.path, [encode(memory)])
 
     def prove(self, fork: Fork) -> Path | None:
         """Keep both receipts beside the memory, each proof under a name of its own."""
@@ -104,13 +120,22 @@ class MemoryFile:
         proof = encode(ForkProof(fork.held, fork.other))
         name = f"fork-{fork.held.number}-{hashlib.sha256(proof).hexdigest()[:8]}"
         path = self.path.with_suffix(f".{name}")
-        self._write(path, proof)
+        with self._alone():
+            atomic.write(path, [proof])
         return path
 
-    def _write(self, path: Path, content: bytes) -> None:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While this process changes files, no other one of this client does. Raises StateError."""
         try:
-            atomic.write(path, [content])
+            with locked(self.path, seconds=LOCKED_S):
+                yield
+        except TimeoutError:
+            raise StateError(
+                self.path, "another process uses this client's memory: run one at a time"
+            ) from None
         except OSError as failed:
             raise StateError(
-                path, f"cannot be written ({failed.strerror}): make room, or give another memory"
+                self.path,
+                f"cannot be written ({failed.strerror}): make room, or give another memory",
             ) from None

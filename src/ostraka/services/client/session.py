@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ostraka.arrays import Float32
 from ostraka.config import Federation
-from ostraka.errors import ServiceError
+from ostraka.errors import ReceiptRefused, ServiceError
 from ostraka.messages import Charter, Receipt, RoundOffer
 from ostraka.roles.client import Client, Joined
 from ostraka.services.client import attesting
@@ -27,13 +27,15 @@ class Shelf:
 class Session:
     """What is learned is written down before anything is done with it.
 
-    receipts: those that were followed in this session, by number.
+    begun: ids of rounds whose enclave has begun to take an update of this client. receipts: those
+    that were followed in this session, by number.
     """
 
     who: Verifier
     connection: Connection
     file: MemoryFile
     shelf: Shelf
+    begun: set[bytes] = field(default_factory=set)
     memory: Memory | None = None
     receipts: dict[int, Receipt] = field(default_factory=dict)
 
@@ -56,6 +58,7 @@ class Session:
                 self.catch_up()  # Rounds were published since.
                 if self.last_number >= met.offer.number:
                     continue  # That round is over by now.
+            self._require_followed(met)
             joined = self._role(met.charter).join(met.offer, met.attested)
             self.remember(joined.client, met.charter)
             return joined
@@ -88,6 +91,7 @@ class Session:
             identity=self.who.identity,
             policy=self.who.policy,
             joined=joined,
+            begun_anew=self.file.begun_anew,
         )
         self.receipts |= followed.receipts
         self._keep(followed.memory)
@@ -110,6 +114,14 @@ class Session:
         # Otherwise another process of this client has gone on, and its memory is the newer one.
         if known is not None and known.federation == client.federation:
             self._keep(Memory.of(client, known))
+
+    def _require_followed(self, met: attesting.Met) -> None:
+        """As the role does, which does not know the file."""
+        if self.memory is not None and self.memory.enclave != met.attested.receipt_key:
+            raise ReceiptRefused(
+                "this enclave signs with another key than the one that this client follows. "
+                f"{self.file.begun_anew}"
+            )
 
     def _keep(self, memory: Memory) -> None:
         if memory != self.memory:

@@ -25,7 +25,7 @@ def submit(session: Session, joined: Joined, update: Float32, *, resends: int) -
     backoff, left = Backoff(), resends
     while True:
         submitted = joined.seal(update)
-        delivery = deliver(session.connection, submitted)
+        delivery = deliver(session.connection, submitted, session.begun)
         left -= delivery.whole
         receipt = delivery.receipt
         if receipt is not None and receipt.round_id == joined.offer.round_id:

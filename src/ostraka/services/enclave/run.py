@@ -4,7 +4,7 @@ import asyncio
 import logging
 import math
 import signal
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from prometheus_client import start_http_server
 from ostraka import events
 from ostraka.core import optimiser
 from ostraka.crypto.sealing import Sealer
-from ostraka.errors import ConfigError, ServiceError
+from ostraka.errors import ConfigError
 from ostraka.events import Event
 from ostraka.messages import SIMULATION
 from ostraka.services import federation_file
@@ -87,12 +87,19 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
             for notice in state.notices:
                 tell(events.StorageNoticed(notice))
             engine.announce()
+            rounds = asyncio.create_task(_all_rounds(engine))
             try:
-                await _while_served(server, _all_rounds(engine))
+                while not await _ended_first(server, rounds):
+                    tell(events.ServerRestarted())
+                    await server.stop(None)
+                    server, _ = await _start(engine, platform, status)
+                await rounds
                 tell(events.Stopping(str(engine.phase)))
             finally:
+                rounds.cancel()
                 engine.pool.close()  # A worker's stream would last until it is cut off.
                 await server.stop(_STOP_S)
+                await asyncio.gather(rounds, return_exceptions=True)
 
 
 async def _start(engine: Engine, platform: Platform, status: Status) -> tuple[grpc.aio.Server, str]:
@@ -113,8 +120,11 @@ async def _start(engine: Engine, platform: Platform, status: Status) -> tuple[gr
     host = file.enclave.listen.rpartition(":")[0]
     try:
         port = _bind(server, file)
-    except RuntimeError as taken:
-        raise ConfigError(f"cannot listen on {file.enclave.listen}: {taken}") from None
+    except RuntimeError:
+        raise ConfigError(
+            f"cannot listen on {file.enclave.listen}: is another service there, or is the address "
+            "not this machine's?"
+        ) from None
     await server.start()
     return server, f"{host}:{port}"
 
@@ -178,19 +188,19 @@ def _stop_on_signals(engine: Engine) -> None:
             loop.add_signal_handler(number, engine.stopping.set)
 
 
-async def _while_served(server: grpc.aio.Server, work: Coroutine[None, None, None]) -> None:
-    """Do the work. Raises ServiceError if the server ends before: nobody could reach the rounds."""
-    working = asyncio.create_task(work)
-    ending = asyncio.create_task(server.wait_for_termination(_FOREVER_S))
+async def _ended_first(server: grpc.aio.Server, rounds: "asyncio.Task[None]") -> bool:
+    """Whether the rounds have ended. Otherwise the server has, by itself.
+
+    gRPC's server for asyncio ends when a peer asks for a method whose name is not UTF-8. Nobody
+    loses more by that than a connection, which clients and workers make again.
+    """
+    serving = asyncio.create_task(server.wait_for_termination(_FOREVER_S))
     try:
-        await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ServiceError("the server has ended by itself: start the service again")
-        await working
+        await asyncio.wait((rounds, serving), return_when=asyncio.FIRST_COMPLETED)
+        return rounds.done()
     finally:
-        working.cancel()
-        ending.cancel()
-        await asyncio.gather(working, ending, return_exceptions=True)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
 
 
 async def _all_rounds(engine: Engine) -> None:

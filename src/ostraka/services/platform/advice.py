@@ -5,12 +5,17 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from ostraka.errors import PlatformError
+from ostraka.errors import OstrakaError, PlatformError
 
 
 @contextmanager
-def explained(doing: str, advice: Mapping[int, str]) -> Iterator[None]:
-    """Turns an OSError into a PlatformError. advice: what to do, by error number."""
+def explained(
+    doing: str, advice: Mapping[int, str], *, advised: type[OstrakaError] = PlatformError
+) -> Iterator[None]:
+    """Turns an OSError into a PlatformError. advice: what to do, by error number.
+
+    advised: the error to raise instead where there is advice.
+    """
     try:
         yield
     except OSError as error:
@@ -18,4 +23,6 @@ def explained(doing: str, advice: Mapping[int, str]) -> Iterator[None]:
         code = errno.errorcode.get(number, "no code")
         where = f" at {error.filename}" if error.filename else ""
         what = f"{doing}: {os.strerror(number)} ({code}){where}"
-        raise PlatformError(f"{what}: {advice[number]}" if number in advice else what) from error
+        if number in advice:
+            raise advised(f"{what}: {advice[number]}") from error
+        raise PlatformError(what) from error

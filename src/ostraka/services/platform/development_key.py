@@ -5,7 +5,7 @@ import secrets
 from pathlib import Path
 
 from ostraka.crypto.aead import KEY_BYTES
-from ostraka.errors import PlatformError
+from ostraka.errors import ConfigError
 from ostraka.services.platform import private_file
 from ostraka.services.platform.derive import sealing_key
 
@@ -26,7 +26,7 @@ class UnsafeDevelopmentKey:
 
     @classmethod
     def create(cls, path: Path) -> "UnsafeDevelopmentKey":
-        """A new key in a new file. Raises PlatformError if the file exists."""
+        """A new key in a new file. Raises ConfigError if the file exists."""
         private_file.create(path, f"{_WARNING}\n{secrets.token_hex(KEY_BYTES)}\n")
         return cls(path)
 
@@ -37,7 +37,7 @@ class UnsafeDevelopmentKey:
         match private_file.read(self._path).splitlines():
             case [warning, line] if warning == _WARNING and _HEX_KEY.fullmatch(line):
                 return sealing_key(bytes.fromhex(line), _KEY_LABEL)
-        raise PlatformError(
+        raise ConfigError(
             f"{self._path} is no key file for development: its first line must read "
             f"{_WARNING!r}, and its second must be {KEY_BYTES} bytes in lower-case hex"
         )

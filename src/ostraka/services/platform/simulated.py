@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
-from ostraka.errors import PlatformError
+from ostraka.errors import ConfigError
 from ostraka.messages import SIMULATION, Evidence
 from ostraka.services.platform import private_file
 from ostraka.services.platform.report_data import require_report_data
@@ -38,7 +38,7 @@ class UnsafeSimulatedProvider:
 
 
 def save_platform(path: Path, platform: UnsafeSimulatedPlatform) -> None:
-    """Into a new file, for its owner alone. Raises PlatformError if there is one."""
+    """Into a new file, for its owner alone. Raises ConfigError if there is one."""
     fields = {
         "SIMULATION": _WARNING,
         "version": _VERSION,
@@ -50,9 +50,10 @@ def save_platform(path: Path, platform: UnsafeSimulatedPlatform) -> None:
 
 
 def load_platform(path: Path) -> UnsafeSimulatedPlatform:
-    """Raises PlatformError. What was read stays out of the error: it may hold the seed."""
+    """Raises ConfigError. What was read stays out of the error: it may hold the seed."""
+    text = private_file.read(path)
     try:
-        match json.loads(private_file.read(path)):
+        match json.loads(text):
             case {
                 "SIMULATION": str(),
                 "version": str(version),
@@ -65,7 +66,7 @@ def load_platform(path: Path) -> UnsafeSimulatedPlatform:
                 )
     except (ValueError, RecursionError):
         pass
-    raise PlatformError(
+    raise ConfigError(
         f"{path} holds no simulated platform: it must be JSON with SIMULATION, version "
         f'("{_VERSION}"), seed ({_SEED_BYTES} bytes in hex), issued and lifetime (seconds)'
     )

@@ -11,9 +11,10 @@ from typing import Any
 import grpc
 
 from ostraka.config import MAX_TILE_VALUES
-from ostraka.errors import ConfigError, RemoteProtocolError
+from ostraka.errors import RemoteProtocolError
 from ostraka.services import logs
 from ostraka.services.backoff import Backoff
+from ostraka.services.worker.admission import Admission
 from ostraka.services.worker.session import Session, Staff
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2 import WorkerSays
@@ -25,12 +26,16 @@ LARGEST_MESSAGE = MAX_TILE_VALUES * 8 * 5 // 4
 _MOST_UNSENT = 64
 # Whoever is turned away is so at once. A stream that lasted longer is worth a quick return.
 _STABLE_S = 2.0
+# Whom the enclave does not want comes back after minutes. Two workers under one name end each
+# other's streams after as long as the other one waits: so twice that long is a stream of its own.
+_UNWANTED_FIRST_S, _UNWANTED_CAP_S = 1.0, 300.0
+_ALONE_S = 2 * _UNWANTED_CAP_S
 _LOG = logging.getLogger("ostraka.worker")
 
 
 @dataclass(frozen=True)
 class Connected:
-    """The enclave was greeted. It has work for those whom it knows."""
+    """The enclave knows this worker, and has work for it from time to time."""
 
     enclave: str
     worker: str
@@ -45,10 +50,20 @@ class Disconnected:
     retry_s: float
 
 
+@dataclass(frozen=True)
+class _End:
+    """Of one stream. unwanted: the enclave ended it. served: it was this worker's enclave."""
+
+    why: str
+    unwanted: bool
+    served: bool
+
+
 class WorkerService:
     """Serves the enclave at HOST:PORT.
 
-    tls_ca: certificates (PEM) that vouch for the server, or None for no TLS.
+    tls_ca: certificates (PEM) that vouch for the server, or None for no TLS. backoff: while the
+    enclave is away. unwanted: while it does not want this worker.
     """
 
     def __init__(
@@ -58,11 +73,13 @@ class WorkerService:
         *,
         tls_ca: Path | None = None,
         backoff: Backoff | None = None,
+        unwanted: Backoff | None = None,
     ) -> None:
         self._address = address
         self._staff = staff
         self._tls_ca = tls_ca
         self._backoff = backoff or Backoff()
+        self._unwanted = unwanted or Backoff(_UNWANTED_FIRST_S, _UNWANTED_CAP_S)
         self._stopping = Event()
         self._lock = Lock()
         self._call: grpc.Call | None = None
@@ -71,13 +88,11 @@ class WorkerService:
         """Serve until stopped. Raises ConfigError if that can never work."""
         while not self._stopping.is_set():
             start = time.monotonic()
-            why, served = self._connect()
-            if served or time.monotonic() - start > _STABLE_S:
-                self._backoff.reset()
+            end = self._connect()
             if self._stopping.is_set():
                 return
-            delay = self._backoff.next()
-            lost = Disconnected(self._address, why, round(delay, 2))
+            delay = self._pause(end, time.monotonic() - start)
+            lost = Disconnected(self._address, end.why, round(delay, 2))
             logs.event(_LOG, lost, logging.WARNING)
             self._stopping.wait(delay)
 
@@ -88,9 +103,16 @@ class WorkerService:
             if self._call is not None:
                 self._call.cancel()
 
-    def _connect(self) -> tuple[str, bool]:
-        """One stream, to its end: why it ended, and whether this worker's enclave was there."""
-        with self._dial() as channel:
+    def _pause(self, end: _End, lasted: float) -> float:
+        """Seconds until the next try. lasted: so many seconds, the stream that has ended."""
+        backoff = self._unwanted if end.unwanted else self._backoff
+        if end.served or lasted > (_ALONE_S if end.unwanted else _STABLE_S):
+            backoff.reset()
+        return backoff.next()
+
+    def _connect(self) -> _End:
+        """One stream, to its end."""
+        with dial(self._address, tls_ca=self._tls_ca, largest=LARGEST_MESSAGE) as channel:
             outbox: SimpleQueue[WorkerSays | None] = SimpleQueue()
             call = EnclaveStub(channel).Work(iter(outbox.get, None))
 
@@ -100,34 +122,53 @@ class WorkerService:
                     call.cancel()  # Whoever does not listen would fill the memory.
 
             session = Session(self._staff, say)
+            admission = Admission(self._connected, after_s=_STABLE_S)
             self._hold(call)
             try:
-                why = self._converse(call, session)
+                self._converse(call, session, admission)
+                why, unwanted = self._replaced(), True
             except grpc.RpcError as ended:
-                why = _reason(ended)
+                why, unwanted = self._reason(ended)
             except RemoteProtocolError as refused:
-                why = str(refused)
+                why, unwanted = str(refused), False
             finally:
+                admission.give_up()
                 session.close()
                 outbox.put(None)
                 call.cancel()
                 self._hold(None)
-            return why, session.served
+            return _End(why, unwanted, session.served)
 
-    def _converse(self, call: Any, session: Session) -> str:
+    def _converse(self, call: Any, session: Session, admission: Admission) -> None:
         for number, says in enumerate(call):
             if number:
+                admission.take()
                 session.hear(says)
             else:
                 session.greet(says)
-                logs.event(_LOG, Connected(self._address, self._staff.name))
-        return "the enclave ended the stream"
+                admission.expect()
 
-    def _dial(self) -> grpc.Channel:
-        try:
-            return dial(self._address, tls_ca=self._tls_ca, largest=LARGEST_MESSAGE)
-        except OSError as unreadable:
-            raise ConfigError(f"{self._tls_ca}: {unreadable.strerror}") from None
+    def _connected(self) -> None:
+        logs.event(_LOG, Connected(self._address, self._staff.name))
+
+    def _reason(self, ended: grpc.RpcError) -> tuple[str, bool]:
+        """Why a stream has ended, and whether that is because the enclave does not want it."""
+        call: Any = ended  # the stubs do not say that it is the call itself
+        match call.code():
+            case grpc.StatusCode.PERMISSION_DENIED:
+                return (
+                    f"the enclave does not know {self._staff.name} with this key: enrol it "
+                    "(ostraka worker enrol) and sign, or check --name and --key"
+                ), True
+            case grpc.StatusCode.DEADLINE_EXCEEDED:  # This side has set none.
+                return self._replaced(), True
+        return f"{call.code().name}: {call.details()}", False
+
+    def _replaced(self) -> str:
+        return (
+            "the enclave ended the stream: it stops, or another process works as "
+            f"{self._staff.name}"
+        )
 
     def _hold(self, call: grpc.Call | None) -> None:
         """What `stop` cancels."""
@@ -135,8 +176,3 @@ class WorkerService:
             self._call = call
             if call is not None and self._stopping.is_set():
                 call.cancel()
-
-
-def _reason(ended: grpc.RpcError) -> str:
-    call: Any = ended  # the stubs do not say that it is the call itself
-    return f"{call.code().name}: {call.details()}"

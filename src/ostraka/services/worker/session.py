@@ -27,10 +27,17 @@ _LONGEST_SORRY = 200
 
 @dataclass(frozen=True)
 class EnclaveRemembered:
-    """The enclave that this worker serves from now on. why_not_kept: on disk, if so."""
+    """The enclave that this worker serves from now on."""
 
     key: str
-    why_not_kept: str = ""
+
+
+@dataclass(frozen=True)
+class EnclaveNotKept:
+    """It could not be written down, so that it is forgotten when this worker stops."""
+
+    key: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -211,13 +218,13 @@ class Session:
         pin = self._staff.pin
         if not pin.first_use:
             return
-        problem = ""
+        key = self._enclave.hex()
         try:
             pin.remember(self._enclave)
         except OSError as failed:
-            problem = f"{failed}: it is forgotten when this worker stops"
-        remembered = EnclaveRemembered(self._enclave.hex(), problem)
-        logs.event(_LOG, remembered, logging.WARNING if problem else logging.INFO)
+            logs.event(_LOG, EnclaveNotKept(key, str(failed)), logging.WARNING)
+        else:
+            logs.event(_LOG, EnclaveRemembered(key))
 
 
 def _short(offer: ChannelOffer) -> str:

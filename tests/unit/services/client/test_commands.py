@@ -142,6 +142,15 @@ def test_what_happens_on_the_way_is_told_on_stderr(run, folder, service):
     assert "sending 3 of 5 tiles" in result.stderr
 
 
+def test_what_is_waited_for_is_told_once_on_stderr(run, folder, service):
+    np.save(folder / "update.npy", np.ones(D))
+    service.auto = False
+    threading.Timer(0.5, service.publish).start()
+    lines = run("submit", folder / "update.npy").stderr.splitlines()
+    assert lines.count("waiting for an open round") == 1
+    assert lines.count("waiting for round 1 to be published") == 1
+
+
 @pytest.mark.parametrize("name", ["none.npy", "noise.npy", "none.st", "noise.st"])
 def test_a_file_that_holds_no_update_is_told_before_anybody_is_asked(name, run, folder, service):
     if "noise" in name:

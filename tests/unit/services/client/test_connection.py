@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import logging
 import subprocess
 import sys
 
@@ -13,8 +14,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import ostraka
-from ostraka.errors import ConfigError, PlatformError, ServiceError
+from ostraka.errors import ConfigError, ServiceError
+from ostraka.services.client.events import Event, Reconnecting, Resending, Uploading, Waiting
 from ostraka.services.client.patience import Patience
+from ostraka.services.client.reporting import AGAIN_S, Report
 
 
 def test_importing_the_package_does_not_load_the_network():
@@ -74,9 +77,10 @@ def test_tls_with_the_certificate_that_vouches_for_the_service(serve, connect, f
     ("options", "error", "match"),
     [
         ({"address": "localhost"}, ConfigError, "HOST:PORT"),
+        ({"address": "localhost:99999"}, ConfigError, "a port from 1 to 65535"),
         ({"tls_ca": "none.pem"}, ConfigError, r"none\.pem: No such file"),
         ({"policy": "none.toml"}, ConfigError, r"none\.toml: No such file"),
-        ({"key": "none.key"}, PlatformError, r"none\.key"),
+        ({"key": "none.key"}, ConfigError, r"none\.key"),
     ],
 )
 def test_a_wrong_argument_is_named(options, error, match, connect):
@@ -93,3 +97,44 @@ def test_patience_is_what_is_left_of_it():
     assert spent.over
     assert spent.limit(60) == 0
     spent.sleep(1000)
+
+
+def test_what_is_waited_for_is_logged_unless_somebody_else_is_told(connect, service, caplog):
+    caplog.set_level(logging.INFO, "ostraka.client")
+    service.failures["GetCharter"] = [(grpc.StatusCode.UNAVAILABLE, "stopping")] * 3
+    with connect(on_event=None) as client:
+        client.fetch()
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("WARNING", "attempt 1 failed (stopping): trying again"),
+        ("INFO", "waiting for an open round"),
+    ]
+    caplog.clear()
+    with connect() as client:
+        client.fetch()
+    assert caplog.records == []
+
+
+def test_the_same_is_logged_again_after_a_while_only(caplog):
+    caplog.set_level(logging.INFO, "ostraka.client")
+    times = [0.0] * 5 + [1.0] * 2 + [AGAIN_S - 1] * 2 + [AGAIN_S] * 3
+    clock = iter(times)
+    report = Report(clock=lambda: next(clock))
+    seen: list[Event] = [
+        Waiting("a"),
+        Waiting("b"),
+        Resending(1),
+        Reconnecting(1, "x"),
+        Uploading(1, 2, 3),
+    ]
+    for event in seen:
+        report(event)
+    assert [each.getMessage() for each in caplog.records] == list(map(str, seen))
+    levels = [each.levelname for each in caplog.records]
+    assert levels == ["INFO", "INFO", "WARNING", "WARNING", "INFO"]
+    caplog.clear()
+    for _ in range(3):
+        report(Waiting("b"))
+        report(Reconnecting(2, "x"))
+    assert len(caplog.records) == 2
+    report(Reconnecting(3, "y"))
+    assert caplog.records[-1].getMessage() == "attempt 3 failed (y): trying again"

@@ -1,6 +1,9 @@
 """What a client remembers: whole, for itself, and never less than before."""
 
+import errno
+import fcntl
 import stat
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +12,8 @@ import pytest
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
 from ostraka.messages import Receipt
+from ostraka.services.client import memory as module
+from ostraka.services.client.locking import locked
 from ostraka.services.client.memory import Memory, MemoryFile
 from ostraka.services.storage import atomic
 
@@ -61,7 +66,9 @@ def test_what_is_kept_comes_back(file, memory):
 def test_only_its_owner_can_read_it(file, memory):
     file.save(memory)
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-    assert [each.name for each in file.path.parent.iterdir()] == ["alice.memory"]
+    names = ["alice.memory", "alice.memory.lock"]
+    assert sorted(each.name for each in file.path.parent.iterdir()) == names
+    assert stat.S_IMODE((file.path.parent / names[1]).stat().st_mode) == 0o600
 
 
 def test_it_never_goes_back(file, memory, charter):
@@ -73,6 +80,46 @@ def test_it_never_goes_back(file, memory, charter):
     file.save(newer)
     file.save(ahead)
     assert file.load() == newer
+
+
+def test_a_process_that_was_slow_to_change_it_does_not_set_it_back(file, memory, monkeypatch):
+    look, looked, go_on = MemoryFile.load, threading.Event(), threading.Event()
+
+    def slow(self):
+        seen = look(self)
+        looked.set()
+        go_on.wait(0.3)
+        return seen
+
+    behind, ahead = (replace(memory, receipts=(receipt(number),)) for number in (4, 5))
+    monkeypatch.setattr(MemoryFile, "load", slow)
+    other = threading.Thread(target=file.save, args=(behind,))
+    other.start()
+    assert looked.wait(30)
+    monkeypatch.setattr(MemoryFile, "load", look)
+    file.save(ahead)
+    go_on.set()
+    other.join()
+    assert file.load() == ahead
+
+
+def test_a_process_that_keeps_it_for_long_is_told_of(file, memory, monkeypatch):
+    monkeypatch.setattr(module, "LOCKED_S", 0.1)
+    with (
+        locked(file.path, seconds=0),
+        pytest.raises(StateError, match=r"alice\.memory: another process.*run one at a time"),
+    ):
+        file.save(memory)
+    file.save(memory)
+
+
+def test_where_there_are_no_locks_it_is_kept_without(file, memory, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    file.save(memory)
+    assert file.load() == memory
 
 
 def test_one_receipt_is_remembered(memory):

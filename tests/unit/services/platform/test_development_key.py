@@ -1,6 +1,6 @@
 import pytest
 
-from ostraka.errors import PlatformError
+from ostraka.errors import ConfigError
 from ostraka.services.platform.development_key import UnsafeDevelopmentKey
 
 
@@ -31,13 +31,13 @@ def test_the_file_says_what_it_is(path):
 
 def test_a_key_is_never_written_over(path):
     key = UnsafeDevelopmentKey.create(path).key()
-    with pytest.raises(PlatformError, match="EEXIST"):
+    with pytest.raises(ConfigError, match="EEXIST"):
         UnsafeDevelopmentKey.create(path)
     assert UnsafeDevelopmentKey(path).key() == key
 
 
 def test_none_is_made_by_itself(path):
-    with pytest.raises(PlatformError, match="ENOENT"):
+    with pytest.raises(ConfigError, match="ENOENT"):
         UnsafeDevelopmentKey(path).key()
     assert not path.exists()
 
@@ -45,7 +45,7 @@ def test_none_is_made_by_itself(path):
 def test_a_file_that_others_can_read_is_refused(path):
     key = UnsafeDevelopmentKey.create(path)
     path.chmod(0o644)
-    with pytest.raises(PlatformError, match="chmod 600"):
+    with pytest.raises(ConfigError, match="chmod 600"):
         key.key()
 
 
@@ -67,7 +67,7 @@ def test_any_other_file_is_refused_and_not_shown(path, what):
     key = UnsafeDevelopmentKey.create(path)
     first, second = path.read_text().splitlines()
     path.write_text(CHANGES[what](first, second))
-    with pytest.raises(PlatformError, match="no key file for development") as caught:
+    with pytest.raises(ConfigError, match="no key file for development") as caught:
         key.key()
     assert second[2:] not in str(caught.value)
 

@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from ostraka.errors import PlatformError
+from ostraka.errors import ConfigError, PlatformError
 from ostraka.services.platform import private_file
 
 
@@ -26,14 +26,14 @@ def test_nobody_else_can_ever_read_it(tmp_path):
 def test_nothing_is_written_over(tmp_path):
     path = tmp_path / "secret"
     private_file.create(path, "first")
-    with pytest.raises(PlatformError, match="never written over"):
+    with pytest.raises(ConfigError, match="never written over"):
         private_file.create(path, "second")
     assert path.read_text() == "first"
 
 
 def test_a_link_is_not_followed_to_a_new_file(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
-    with pytest.raises(PlatformError):
+    with pytest.raises(ConfigError):
         private_file.create(tmp_path / "link", "text")
     assert not (tmp_path / "target").exists()
 
@@ -43,7 +43,7 @@ def test_a_file_that_others_may_use_is_refused(tmp_path, mode):
     path = tmp_path / "secret"
     private_file.create(path, "text")
     path.chmod(mode)
-    with pytest.raises(PlatformError, match="chmod 600"):
+    with pytest.raises(ConfigError, match="chmod 600"):
         private_file.read(path)
 
 
@@ -51,17 +51,36 @@ def test_a_file_of_another_user_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "secret"
     private_file.create(path, "text")
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
-    with pytest.raises(PlatformError, match="belongs to another user"):
+    with pytest.raises(ConfigError, match="belongs to another user"):
         private_file.read(path)
 
 
 def test_what_is_no_file_is_refused(tmp_path):
-    with pytest.raises(PlatformError, match="ENOENT"):
+    with pytest.raises(ConfigError, match="ENOENT"):
         private_file.read(tmp_path / "absent")
-    with pytest.raises(PlatformError):
+    with pytest.raises(ConfigError):
         private_file.read(tmp_path)
     path = tmp_path / "bytes"
     private_file.create(path, "")
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(PlatformError, match="not text"):
+    with pytest.raises(ConfigError, match="not text"):
         private_file.read(path)
+
+
+def test_bytes_are_read_under_the_same_conditions(tmp_path):
+    path = tmp_path / "key.pem"
+    private_file.create(path, "")
+    path.write_bytes(b"\xff\xfe")
+    assert private_file.read_bytes(path) == b"\xff\xfe"
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        private_file.read_bytes(path)
+
+
+def test_a_fault_of_the_machine_is_no_mistake_of_its_user(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(PlatformError, match="ENOSPC"):
+        private_file.create(tmp_path / "secret", "text")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
-from ostraka.errors import LocalProtocolError, PlatformError
+from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.services.platform.simulated import (
     PLATFORM_FILE,
     UnsafeSimulatedProvider,
@@ -57,7 +57,7 @@ def test_the_file_says_first_what_it_is(path):
 
 def test_a_platform_is_never_written_over(path):
     save_platform(path, PLATFORM)
-    with pytest.raises(PlatformError, match="EEXIST"):
+    with pytest.raises(ConfigError, match="EEXIST"):
         save_platform(path, replace(PLATFORM, seed=b"\x08" * 32))
     assert load_platform(path) == PLATFORM
 
@@ -65,12 +65,12 @@ def test_a_platform_is_never_written_over(path):
 def test_a_file_that_others_can_read_is_refused(path):
     save_platform(path, PLATFORM)
     path.chmod(0o640)
-    with pytest.raises(PlatformError, match="chmod 600"):
+    with pytest.raises(ConfigError, match="chmod 600"):
         load_platform(path)
 
 
 def test_none_is_made_by_itself(path):
-    with pytest.raises(PlatformError, match="ENOENT"):
+    with pytest.raises(ConfigError, match="ENOENT"):
         load_platform(path)
 
 
@@ -89,7 +89,7 @@ CHANGES = {
 def test_any_other_file_is_refused_and_not_shown(path, what):
     save_platform(path, PLATFORM)
     path.write_text(json.dumps(json.loads(path.read_text()) | CHANGES[what]))
-    with pytest.raises(PlatformError, match="holds no simulated platform") as caught:
+    with pytest.raises(ConfigError, match="holds no simulated platform") as caught:
         load_platform(path)
     assert "0707" not in str(caught.value)
 
@@ -98,7 +98,7 @@ def test_any_other_file_is_refused_and_not_shown(path, what):
 def test_a_file_that_is_not_even_json_of_ours_is_refused(path, text):
     save_platform(path, PLATFORM)
     path.write_text(text)
-    with pytest.raises(PlatformError, match="holds no simulated platform"):
+    with pytest.raises(ConfigError, match="holds no simulated platform"):
         load_platform(path)
 
 

@@ -1,0 +1,783 @@
+"""Hostile peers: whatever one of them sends, it is refused, and the others finish the round."""
+
+import asyncio
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+
+from ostraka.encoding import UNSIGNED, encode
+from ostraka.messages import Challenge, Charter, Receipt, UpdateTile
+from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+
+RNG = np.random.default_rng(0)
+N, D, TILE = 5, 1000, 128
+
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+MISSING = grpc.StatusCode.NOT_FOUND
+REFUSED = grpc.StatusCode.FAILED_PRECONDITION
+AWAY = grpc.StatusCode.UNAVAILABLE
+UNKNOWN_METHOD = grpc.StatusCode.UNIMPLEMENTED
+
+SERVICE = "/ostraka.v1.Enclave"
+METHODS = [method.name for method in wire.DESCRIPTOR.services_by_name["Enclave"].methods]
+
+
+@dataclass
+class Scene:
+    """A service whose first round is open, and the clients of it, by number."""
+
+    service: Any
+    speaker: Callable[..., Any]
+    updates: np.ndarray
+    clients: dict[int | str, Any] = field(default_factory=dict)
+
+    def client(self, who: int | str) -> Any:
+        if who not in self.clients:
+            self.clients[who] = self.speaker(self.service, who)
+        return self.clients[who]
+
+    @property
+    def stub(self) -> Any:
+        return self.client(1).stub
+
+    def seal(self, number: int) -> Any:
+        return self.client(number).join().seal(self.updates[number - 1]).sealed
+
+    def finish(self, but: tuple[int, ...] = ()) -> Receipt:
+        """The honest rest of the round."""
+        here = [number for number in range(1, len(self.updates) + 1) if number not in but]
+        joined = {number: self.client(number).send(self.updates[number - 1]) for number in here}
+        receipts = [self.client(number).follow(joined[number]) for number in here]
+        assert len(set(receipts)) == 1
+        return receipts[0]
+
+    def assert_unaffected(self) -> None:
+        receipt = self.finish()
+        assert receipt.participants == len(self.updates)
+        assert receipt.rejected == ()
+        assert not self.service.named("RoundSkipped")
+
+
+@pytest.fixture
+def scene(start, speaker, caplog) -> Iterator[Callable[..., Scene]]:
+    def make(*, d: int = D, clients: int = N, **settings: Any) -> Scene:
+        settings = {"tile": TILE, "deadline_s": 600, "idle_s": 20} | settings
+        service = start(clients=clients, dimension=d, settings=settings)
+        service.wait_for("RoundOpened")
+        return Scene(service, speaker, RNG.normal(size=(clients, d)).astype(np.float32))
+
+    with caplog.at_level(logging.WARNING):
+        yield make
+    # A bug of ours would be told in the log, and not to the peer.
+    assert [each.message for each in caplog.records if each.name != "ostraka.offline"] == []
+
+
+def raw_call(scene: Scene, method: str, messages: tuple[bytes, ...] = ()) -> list[bytes]:
+    """Any bytes to any method, as a stream: the wire does not tell it from a single request."""
+    channel = scene.service.channel()
+    with channel:
+        return list(channel.stream_stream(f"{SERVICE}/{method}")(iter(messages), timeout=30))
+
+
+def upload(scene: Scene, *parts: wire.UploadRequest) -> list[wire.UploadReply]:
+    return list(scene.stub.Upload(iter(parts), timeout=30))
+
+
+def header_part(header: Any) -> wire.UploadRequest:
+    return wire.UploadRequest(header=header if isinstance(header, bytes) else encode(header))
+
+
+def tiles_part(*tiles: Any) -> wire.UploadRequest:
+    raw = [tile if isinstance(tile, bytes) else encode(tile) for tile in tiles]
+    return wire.UploadRequest(tiles=wire.Tiles(tile=raw))
+
+
+def introduce(scene: Scene, challenge: Any) -> None:
+    raw = challenge if isinstance(challenge, bytes) else encode(challenge)
+    scene.stub.Introduce(wire.IntroduceRequest(challenge=raw), timeout=30)
+
+
+def challenge_of(scene: Scene, who: str = "client-1", by: str = "client-1") -> Challenge:
+    return scene.service.identity(by).sign(Challenge(b"n" * 32, who, UNSIGNED))
+
+
+def signed_header(scene: Scene, **lies: Any) -> wire.UploadRequest:
+    """What client 1 itself has signed."""
+    header = replace(scene.seal(1).header, **lies)
+    return header_part(scene.service.identity("client-1").sign(header))
+
+
+def with_tile(change: Callable[[UpdateTile], Any]) -> Callable[[Scene], None]:
+    """An upload of client 1 with its third tile changed."""
+
+    def attack(scene: Scene) -> None:
+        sealed = scene.seal(1)
+        upload(
+            scene,
+            header_part(sealed.header),
+            tiles_part(*sealed.tiles[:2], change(sealed.tiles[2])),
+            tiles_part(*sealed.tiles[3:]),
+        )
+
+    return attack
+
+
+def foreign_tile(scene: Scene) -> None:
+    """Client 1 sends what would complete the upload of client 2, which has told its id."""
+    victim = scene.seal(2)
+    with pytest.raises(grpc.RpcError):
+        scene.client(2).upload(victim, victim.tiles[:-1])
+    upload(scene, header_part(scene.seal(1).header), tiles_part(victim.tiles[-1]))
+
+
+def flip(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+REFUSALS: dict[str, tuple[Callable[[Scene], Any], grpc.StatusCode, str]] = {
+    "a method that there is not": (
+        lambda scene: raw_call(scene, "GiveMeTheKeys"),
+        UNKNOWN_METHOD,
+        "",
+    ),
+    "a challenge of no bytes": (lambda scene: introduce(scene, b""), INVALID, "not a Challenge"),
+    "a challenge of any bytes": (lambda scene: introduce(scene, RNG.bytes(100)), INVALID, ""),
+    "a challenge that is another message": (
+        lambda scene: introduce(scene, scene.seal(1).header),
+        INVALID,
+        "not a Challenge",
+    ),
+    "a challenge that is not signed": (
+        lambda scene: introduce(scene, Challenge(b"n" * 32, "client-1", UNSIGNED)),
+        DENIED,
+        "does not open",
+    ),
+    "a challenge signed by another client": (
+        lambda scene: introduce(scene, challenge_of(scene, by="client-2")),
+        DENIED,
+        "does not open",
+    ),
+    "a challenge signed by a worker": (
+        lambda scene: introduce(scene, challenge_of(scene, who="worker-1", by="worker-1")),
+        DENIED,
+        "does not open",
+    ),
+    "a challenge by nobody who is enrolled": (
+        lambda scene: introduce(scene, challenge_of(scene, who="mallory")),
+        DENIED,
+        "does not open",
+    ),
+    "an upload that ends before it begins": (upload, INVALID, "header"),
+    "an upload whose first message is empty": (
+        lambda scene: upload(scene, wire.UploadRequest()),
+        INVALID,
+        "header",
+    ),
+    "an upload whose first message is a tile": (
+        lambda scene: upload(scene, tiles_part(scene.seal(1).tiles[0])),
+        INVALID,
+        "header",
+    ),
+    "a header of any bytes": (
+        lambda scene: upload(scene, header_part(RNG.bytes(2000))),
+        INVALID,
+        "",
+    ),
+    "a header with one bit changed": (
+        lambda scene: upload(scene, header_part(flip(encode(scene.seal(1).header), -100))),
+        DENIED,
+        "does not open",
+    ),
+    "a header signed by another client": (
+        lambda scene: upload(
+            scene, header_part(scene.service.identity("client-2").sign(scene.seal(1).header))
+        ),
+        DENIED,
+        "does not open",
+    ),
+    "a header by nobody who is enrolled": (
+        lambda scene: upload(scene, signed_header(scene, client="mallory")),
+        DENIED,
+        "does not open",
+    ),
+    "a header of another round": (
+        lambda scene: upload(scene, signed_header(scene, round_id=bytes(32))),
+        REFUSED,
+        "another round",
+    ),
+    "a header for another config": (
+        lambda scene: upload(scene, signed_header(scene, config=bytes(32))),
+        REFUSED,
+        "another config",
+    ),
+    "a header sealed to another enclave": (
+        lambda scene: upload(scene, signed_header(scene, enclave_key=bytes(32))),
+        REFUSED,
+        "another enclave key",
+    ),
+    "a header that promises other tiles": (
+        lambda scene: upload(scene, signed_header(scene, tiles=10**6)),
+        REFUSED,
+        "wrong dimension",
+    ),
+    "a sealed key of any bytes": (
+        lambda scene: upload(scene, signed_header(scene, sealed_key=RNG.bytes(1200))),
+        REFUSED,
+        "does not open",
+    ),
+    "a second header in the middle": (
+        lambda scene: upload(scene, *[header_part(scene.seal(1).header)] * 2),
+        INVALID,
+        "tiles only",
+    ),
+    "an empty message in the middle": (
+        lambda scene: upload(scene, header_part(scene.seal(1).header), wire.UploadRequest()),
+        INVALID,
+        "tiles only",
+    ),
+    "an upload that breaks off": (
+        lambda scene: upload(scene, header_part(scene.seal(1).header)),
+        INVALID,
+        "before it was complete",
+    ),
+    "a tile of any bytes": (with_tile(lambda tile: RNG.bytes(600)), INVALID, ""),
+    "a tile of another upload": (
+        with_tile(lambda tile: replace(tile, upload_id=bytes(32))),
+        DENIED,
+        "tile does not open",
+    ),
+    "a tile of another client's upload": (foreign_tile, DENIED, "tile does not open"),
+    "a tile behind the last one": (
+        with_tile(lambda tile: replace(tile, index=8)),
+        DENIED,
+        "tile does not open",
+    ),
+    "a tile far behind the last one": (
+        with_tile(lambda tile: replace(tile, index=2**64 - 1)),
+        DENIED,
+        "tile does not open",
+    ),
+    "a tile in another one's place": (
+        with_tile(lambda tile: replace(tile, index=1)),
+        DENIED,
+        "tile does not open",
+    ),
+    "a tile that is too long": (
+        with_tile(lambda tile: replace(tile, ciphertext=bytes(tile.ciphertext) + b"x")),
+        DENIED,
+        "tile does not open",
+    ),
+    "a tile that is too short": (
+        with_tile(lambda tile: replace(tile, ciphertext=bytes(tile.ciphertext)[1:])),
+        DENIED,
+        "tile does not open",
+    ),
+    "a tile of nothing": (
+        with_tile(lambda tile: replace(tile, ciphertext=b"")),
+        DENIED,
+        "tile does not open",
+    ),
+    "a message above the limit": (
+        lambda scene: upload(scene, header_part(bytes(2**23))),
+        EXHAUSTED,
+        "larger than max",
+    ),
+    "a model that there is not": (
+        lambda scene: list(scene.stub.GetModel(wire.ModelRequest(digest=bytes(32)))),
+        MISSING,
+        "not the present model",
+    ),
+    "a model named by any bytes": (
+        lambda scene: list(scene.stub.GetModel(wire.ModelRequest(digest=RNG.bytes(10**6)))),
+        MISSING,
+        "not the present model",
+    ),
+    "a charter of any bytes": (
+        lambda scene: scene.stub.Adopt(wire.AdoptRequest(charter=RNG.bytes(1000))),
+        INVALID,
+        "",
+    ),
+    "a charter that nobody signed": (
+        lambda scene: scene.stub.Adopt(
+            wire.AdoptRequest(charter=encode(replace(charter_of(scene), signature=UNSIGNED)))
+        ),
+        DENIED,
+        "does not open",
+    ),
+    **{
+        f"bytes that are no protobuf, for {method}": (
+            partial(raw_call, method=method, messages=(b"\xff\xff\xff this is no protobuf",)),
+            INVALID,
+            "",
+        )
+        for method in METHODS
+    },
+    **{
+        f"no request at all, for {method}": (
+            partial(raw_call, method=method),
+            INVALID,
+            "",
+        )
+        for method in METHODS
+    },
+}
+
+
+def charter_of(scene: Scene) -> Charter:
+    return scene.client(1).charter()
+
+
+@pytest.mark.parametrize("sentence", REFUSALS)
+def test_it_is_refused_and_the_round_goes_on(scene, sentence):
+    attack, code, details = REFUSALS[sentence]
+    here = scene()
+    with pytest.raises(grpc.RpcError) as caught:
+        attack(here)
+    assert (caught.value.code(), details in str(caught.value.details())) == (code, True)
+    here.assert_unaffected()
+
+
+class Stream:
+    """A stream of this side's making: it says what it is told to, when it is told to."""
+
+    def __init__(self, method: Any, *parts: Any) -> None:
+        self._parts: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._call = method(iter(self._parts.get, None), timeout=60)
+        self.say(*parts)
+
+    def say(self, *parts: Any) -> None:
+        for part in parts:
+            self._parts.put(part)
+
+    def hear(self) -> Any:
+        return next(self._call)
+
+    def ends_with(self) -> grpc.StatusCode:
+        """How the service ended it."""
+        try:
+            for _ in self._call:
+                pass
+        except grpc.RpcError:
+            pass
+        return self._call.code()
+
+    def close(self) -> None:
+        self._parts.put(None)
+        self._call.cancel()
+
+
+@pytest.fixture
+def stream() -> Iterator[Callable[..., Stream]]:
+    streams: list[Stream] = []
+
+    def make(method: Any, *parts: Any) -> Stream:
+        streams.append(Stream(method, *parts))
+        return streams[-1]
+
+    yield make
+    for each in streams:
+        each.close()
+
+
+@contextmanager
+def trickle(sending: Stream, sealed: Any) -> Iterator[None]:
+    """Tile after tile, as slowly as it goes without falling silent."""
+    over = threading.Event()
+
+    def drip() -> None:
+        for tile in sealed.tiles:
+            if over.wait(0.1):
+                return
+            sending.say(tiles_part(tile))
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_a_stream_that_falls_silent_loses_its_place(scene, stream):
+    here = scene(uploads=1, idle_s=0.4)
+    silent = stream(here.stub.Upload, header_part(here.seal(1).header))
+    assert silent.hear().WhichOneof("answer") == "missing"
+    for number in range(2, N + 1):
+        here.client(number).send(here.updates[number - 1])
+    assert silent.ends_with() == LATE
+    assert here.service.named("UploadRefused")[0].client == "client-1"
+    joined = here.client(1).send(here.updates[0])
+    assert here.client(1).follow(joined).participants == N
+
+
+def test_a_stream_that_trickles_ends(scene, stream):
+    here = scene(tile=10, upload_s=0.5)
+    sealed = here.seal(1)
+    slow = stream(here.stub.Upload, header_part(sealed.header))
+    with trickle(slow, sealed):
+        assert slow.ends_with() == LATE
+    assert here.service.named("UploadRefused")[-1].why == "too slow"
+    here.assert_unaffected()
+
+
+def test_a_stream_that_trickles_makes_room_for_those_who_wait(scene, stream):
+    here = scene(tile=10, uploads=1, idle_s=0.5, upload_s=600)
+    sealed = here.seal(1)
+    slow = stream(here.stub.Upload, header_part(sealed.header))
+    assert slow.hear().WhichOneof("answer") == "missing"
+    with trickle(slow, sealed):
+        here.client(2).send(here.updates[1])
+        assert slow.ends_with() == LATE
+    again = stream(here.stub.Upload, header_part(sealed.header))
+    missing = again.hear().missing.range
+    assert missing[0].start > 0  # What has arrived is kept.
+    again.say(*map(tiles_part, sealed.tiles[missing[0].start :]))
+    assert again.hear().WhichOneof("answer") == "complete"
+    for number in range(3, N + 1):
+        joined = here.client(number).send(here.updates[number - 1])
+    assert here.client(N).follow(joined).participants == N
+
+
+def test_more_uploads_than_there_are_places_wait(scene, stream):
+    here = scene(uploads=2)
+    sealed = {number: here.seal(number) for number in range(1, N + 1)}
+    streams = {
+        number: stream(here.client(number).stub.Upload, header_part(sealed[number].header))
+        for number in sealed
+    }
+    here.service.wait_for("UploadStarted", 2)
+    time.sleep(0.2)
+    done: set[int] = set()
+    while len(done) < N:
+        started = [int(each.client[-1]) for each in here.service.named("UploadStarted")]
+        assert len(set(started) - done) <= 2
+        number = next(each for each in started if each not in done)
+        streams[number].say(tiles_part(*sealed[number].tiles))
+        assert [streams[number].hear().WhichOneof("answer") for _ in range(2)] == [
+            "missing",
+            "complete",
+        ]
+        done.add(number)
+        here.service.wait_for("UploadStarted", min(N, len(done) + 2))
+    assert here.service.wait_for("RoundPublished").participants == N
+
+
+def test_of_two_streams_of_one_client_the_newer_one_counts(scene, stream):
+    here = scene()
+    sealed = here.seal(1)
+    older = stream(here.stub.Upload, header_part(sealed.header), tiles_part(*sealed.tiles[:3]))
+    assert older.hear().WhichOneof("answer") == "missing"
+    newer = stream(here.speaker(here.service, 1).stub.Upload, header_part(sealed.header))
+    assert newer.hear().WhichOneof("answer") == "missing"
+    assert older.ends_with() == LATE
+    newest = stream(here.speaker(here.service, 1).stub.Upload, header_part(sealed.header))
+    missing = newest.hear().missing.range
+    assert newer.ends_with() == LATE
+    rest = [tile for tile in sealed.tiles if any(a.start <= tile.index < a.stop for a in missing)]
+    newest.say(tiles_part(*rest))
+    assert newest.hear().WhichOneof("answer") == "complete"
+    here.service.wait_for("UploadCompleted")
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_replayed_header_changes_nothing(scene):
+    here = scene()
+    replaced = here.seal(1)
+    with pytest.raises(grpc.RpcError):
+        here.client(1).upload(replaced, replaced.tiles[:2])
+    sealed = here.seal(1)
+    with pytest.raises(grpc.RpcError):
+        here.client(1).upload(sealed, sealed.tiles[:4])
+    with pytest.raises(grpc.RpcError) as caught:
+        here.client(2).upload(replaced)  # The name is in the header; who carries it is no matter.
+    assert (caught.value.code(), caught.value.details()) == (REFUSED, "sent twice")
+    replies = here.client(1).upload(sealed, sealed.tiles[4:])
+    assert [each.WhichOneof("answer") for each in replies] == ["missing", "complete"]
+    replies = here.client(2).upload(sealed, [])
+    assert [each.WhichOneof("answer") for each in replies] == ["missing", "complete"]
+    assert not replies[0].missing.range
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_replayed_challenge_is_answered_for_its_own_nonce_alone(scene):
+    here = scene()
+    request = wire.IntroduceRequest(challenge=encode(challenge_of(here)))
+    first, again = (here.client(2).stub.Introduce(request).introduction for _ in range(2))
+    assert first == again
+    here.assert_unaffected()
+
+
+def test_a_revoked_client_is_refused_by_name(start, speaker):
+    service = start(clients=N + 1, run=False)
+    text = service.config.read_text()
+    service.config.write_text(
+        text.replace('name = "client-6"\n', 'name = "client-6"\nrevoked = "its key was stolen"\n')
+    )
+    service.sign()
+    service.start()
+    service.wait_for("RoundOpened")
+    here = Scene(service, speaker, RNG.normal(size=(N, 100)).astype(np.float32))
+    with pytest.raises(grpc.RpcError) as caught:
+        here.client(6).introduce()
+    assert caught.value.code() == DENIED
+    header = replace(here.seal(1).header, client="client-6")
+    with pytest.raises(grpc.RpcError) as caught:
+        upload(here, header_part(service.identity("client-6").sign(header)))
+    assert caught.value.code() == DENIED
+    refused = [(each.client, "revoked" in each.why) for each in service.named("UploadRefused")]
+    assert refused == [("client-6", True)] * 2
+    with pytest.raises(grpc.RpcError):
+        upload(here, header_part(header))
+    assert "does not open" in service.named("UploadRefused")[2].why
+    here.assert_unaffected()
+
+
+def test_a_client_that_asks_too_often_waits_alone(scene):
+    here = scene(requests_per_minute=6)
+    codes = []
+    for _ in range(8):
+        try:
+            here.client(1).introduce()
+        except grpc.RpcError as error:
+            codes.append((error.code(), error.details()))
+    assert codes == [(EXHAUSTED, "more than 6 requests a minute")] * 2
+    for number in range(2, N + 1):
+        here.client(number).send(here.updates[number - 1])
+    assert set(here.service.named("UploadCompleted")[-1].client) <= set("client-5")
+
+
+def test_strangers_cannot_fill_the_log_or_the_terminal(scene):
+    here = scene(requests_per_minute=6)
+    for number in range(12):
+        with pytest.raises(grpc.RpcError):
+            upload(here, signed_header_by_a_stranger(here, f"\x1b[2J\n{number}" + "x" * 1000))
+    refused = here.service.named("UploadRefused")
+    assert len(refused) == 6
+    assert {each.why for each in refused} == {"not enrolled"}
+    assert all(each.client.isprintable() and len(each.client) <= 64 for each in refused)
+
+
+def signed_header_by_a_stranger(scene: Scene, name: str) -> wire.UploadRequest:
+    scene.clients.setdefault("sealed", scene.seal(1))
+    return header_part(replace(scene.clients["sealed"].header, client=name))
+
+
+def ask_outcome(scene: Scene, number: int, round_id: bytes) -> str | None:
+    request = wire.OutcomeRequest(number=number, round_id=round_id)
+    return str(scene.stub.AwaitOutcome(request, timeout=30).WhichOneof("outcome"))
+
+
+def test_outcomes_of_rounds_that_there_are_not(scene):
+    here = scene()
+    for number in (0, 1, 2, 2**63 - 1, 2**63, 2**64 - 1):
+        assert ask_outcome(here, number, bytes(32)) == "void"
+        assert ask_outcome(here, number, b"") == "void"
+        assert ask_outcome(here, number, bytes(10**6)) == "void"
+    here.assert_unaffected()
+    assert ask_outcome(here, 1, b"") == "receipt"
+    assert ask_outcome(here, 2, b"") == "void"
+
+
+def test_chains_from_rounds_that_there_are_not(scene):
+    here = scene()
+    here.assert_unaffected()
+    for after, links in ((0, ["charter", "receipt"]), (1, []), (2, ["charter"])):
+        chain = list(here.stub.GetChain(wire.ChainRequest(after=after)))
+        assert [each.WhichOneof("link") for each in chain] == links
+    for after in (2**63 - 1, 2**63, 2**64 - 1):
+        chain = list(here.stub.GetChain(wire.ChainRequest(after=after)))
+        assert [each.WhichOneof("link") for each in chain] == ["charter"]
+
+
+@contextmanager
+def other_address(port: int) -> Iterator[int]:
+    """A port that leads to the service. To the service, its users come from 127.0.0.2."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    sockets: list[socket.socket] = [listening]
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(2**16):
+                sink.sendall(data)
+        except OSError:
+            pass
+        for each in (source, sink):
+            with_shutdown(each)
+
+    def accept() -> None:
+        while True:
+            try:
+                near, _ = listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
+            sockets.extend((near, far))
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        for each in sockets:
+            with_shutdown(each)
+            each.close()
+
+
+def with_shutdown(each: socket.socket) -> None:
+    with suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+
+
+def test_one_address_cannot_take_all_the_places_of_strangers(scene):
+    """Here a hostile client, who knows the round's id, waits for its outcome again and again."""
+    here = scene(connections=16)
+    round_id = here.client(1).join().offer.round_id
+    request = wire.OutcomeRequest(number=1, round_id=round_id)
+    with other_address(here.service.port) as port:
+        channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+        with channel:
+            hostile = EnclaveStub(channel)
+            waiting = [hostile.AwaitOutcome.future(request) for _ in range(9)]
+            refused = threading.Event()
+            for each in waiting:
+                each.add_done_callback(lambda _: refused.set())
+            assert refused.wait(30)
+            assert [each.code() for each in waiting if each.done()] == [EXHAUSTED]
+            with pytest.raises(grpc.RpcError) as caught:
+                hostile.GetStatus(wire.StatusRequest(), timeout=30)
+            assert caught.value.code() == EXHAUSTED
+            here.assert_unaffected()
+    assert here.stub.GetStatus(wire.StatusRequest()).json
+
+
+def own_channel(scene: Scene) -> grpc.Channel:
+    """A connection of its own: within a process, gRPC would share them."""
+    address = f"127.0.0.1:{scene.service.port}"
+    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def test_more_connections_than_allowed_come_again_later(scene):
+    here = scene(connections=4)
+    assert here.stub.GetStatus(wire.StatusRequest()).json
+    with ExitStack() as idle:
+        for _ in range(3):
+            each = socket.create_connection(("127.0.0.1", here.service.port))
+            idle.enter_context(each)
+            each.sendall(HELLO_HTTP2)
+            assert each.recv(9)
+        with own_channel(here) as channel, pytest.raises(grpc.RpcError) as caught:
+            EnclaveStub(channel).GetStatus(wire.StatusRequest(), timeout=30)
+        assert caught.value.code() == AWAY
+        assert here.stub.GetStatus(wire.StatusRequest()).json  # Whoever is in stays in.
+    with own_channel(here) as channel:
+        stub = EnclaveStub(channel)
+        assert stub.GetStatus(wire.StatusRequest(), timeout=30, wait_for_ready=True).json
+    here.assert_unaffected()
+
+
+HELLO_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+
+@pytest.mark.parametrize("hello", [b"", b"GET / HTTP/1.1\r\n\r\n", HELLO_HTTP2[:20], HELLO_HTTP2])
+def test_a_silent_connection_is_closed(scene, hello):
+    here = scene(idle_s=0.4)
+    with socket.create_connection(("127.0.0.1", here.service.port)) as silent:
+        silent.settimeout(30)
+        silent.sendall(hello)
+        while silent.recv(2**16):
+            pass
+    here.assert_unaffected()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_request_that_does_not_come_is_not_waited_for(scene, stream, method):
+    here = scene(idle_s=0.3)
+    with here.service.channel() as channel:
+        assert stream(channel.stream_stream(f"{SERVICE}/{method}")).ends_with() == LATE
+    here.assert_unaffected()
+
+
+def test_readers_that_never_read_do_not_starve_the_others(scene):
+    """The model is larger than what gRPC takes in by itself."""
+    here = scene(d=2_000_000, tile=2**16, uploads=2, idle_s=0.5)
+    digest = here.client(1).join().offer.model
+    with ExitStack() as stack:
+        channels = [stack.enter_context(own_channel(here)) for _ in range(4)]
+        readers = [
+            EnclaveStub(channel).GetModel(wire.ModelRequest(digest=digest)) for channel in channels
+        ]
+        assert len(next(readers[0]).data) == 2**18
+        assert here.client(2).model(digest).shape == (2_000_000,)
+        here.assert_unaffected()
+        with pytest.raises(grpc.RpcError) as caught:
+            list(readers[0])
+        # By then its connection, on which nothing else was asked, may be closed as well.
+        assert caught.value.code() in (LATE, AWAY)
+
+
+def test_a_client_waits_for_a_round_a_few_times_at_once(scene, monkeypatch):
+    """Between two rounds, challenges are held until the next one opens."""
+    monkeypatch.setattr("ostraka.services.enclave.engine._GRACE_S", 1.5)
+    here = scene(masking="exact")
+    for number in range(1, N + 1):
+        here.client(number).send(here.updates[number - 1])
+    here.service.wait_for("RoundClosed")
+    request = wire.IntroduceRequest(challenge=encode(challenge_of(here)))
+    asking = [here.stub.Introduce.future(request, timeout=30) for _ in range(7)]
+    codes = [each.code() for each in asking]
+    assert sorted(codes, key=str).count(EXHAUSTED) == 3
+    assert codes.count(grpc.StatusCode.OK) == 4
+
+
+def test_a_server_that_ends_is_started_again_and_the_round_goes_on(scene, monkeypatch):
+    """gRPC 1.84 and 1.85 end a server for good when a method's name is not UTF-8."""
+    servers: list[grpc.aio.Server] = []
+    real = grpc.aio.server
+
+    def capture(**options: Any) -> grpc.aio.Server:
+        servers.append(real(**options))
+        return servers[-1]
+
+    monkeypatch.setattr(grpc.aio, "server", capture)
+    here = scene()
+    asyncio.run_coroutine_threadsafe(servers[0].stop(None), here.service._loop).result(30)
+    here.service.wait_for("ServerRestarted")
+    here.assert_unaffected()
+    assert len(servers) == 2
+
+
+def test_a_method_whose_name_is_no_text(scene):
+    here = scene()
+    path = f"{SERVICE}/".encode() + b"\xff\xfe"
+    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path)]
+    fields += [(b":authority", b"enclave"), (b"te", b"trailers")]
+    fields += [(b"content-type", b"application/grpc")]
+    block = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields
+    )
+    frame = len(block).to_bytes(3, "big") + bytes([1, 5, 0, 0, 0, 1]) + block
+    with socket.create_connection(("127.0.0.1", here.service.port)) as hostile:
+        hostile.settimeout(30)
+        hostile.sendall(HELLO_HTTP2 + frame)
+        said = b""
+        while b"\x00\x00\x00\x01" not in said[50:]:  # anything about that call
+            said += hostile.recv(2**16)
+    here.assert_unaffected()

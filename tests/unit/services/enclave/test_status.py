@@ -1,0 +1,264 @@
+"""What an operator sees: who is in and who is not, and nothing of what they sent."""
+
+import json
+import re
+import socket
+import urllib.request
+from dataclasses import replace
+from types import SimpleNamespace
+
+import grpc
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from ostraka import events
+from ostraka.cli import app
+from ostraka.encoding import encode
+from ostraka.errors import ConfigError
+from ostraka.services.enclave.status import Status
+from ostraka.transport import ostraka_pb2 as wire
+
+RNG = np.random.default_rng(3)
+N, F, D = 7, 2, 50
+STATUS = {
+    "receipt_key",
+    "federation",
+    "revision",
+    "phase",
+    "round",
+    "rounds",
+    "published",
+    "deadline_in_s",
+    "arrived",
+    "awaited",
+    "rejected",
+    "workers",
+    "stages_s",
+    "selected",
+    "masking",
+    "evidence",
+    "simulated",
+    "events",
+    "uptime_s",
+}
+METRICS = {
+    "ostraka_events_total",
+    "ostraka_events_created",
+    "ostraka_simulated",
+    "ostraka_rounds_published",
+    "ostraka_clients_arrived",
+    "ostraka_clients_enrolled",
+    "ostraka_workers_connected",
+    "ostraka_received_bytes",
+    "ostraka_stage_seconds",
+}
+
+
+@pytest.fixture
+def federation(start):
+    """start(**settings) gives a service with seven clients, and the port of its metrics."""
+
+    def make(**settings):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        metrics = f"127.0.0.1:{port}"
+        service = start(clients=N, f=F, dimension=D, settings={"metrics": metrics} | settings)
+        service.wait_for("RoundOpened")
+        return service, port
+
+    return make
+
+
+def status_of(service, speaker):
+    return json.loads(speaker(service, 1).stub.GetStatus(wire.StatusRequest()).json)
+
+
+def scrape(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+        return reply.read().decode()
+
+
+def values(text):
+    """Every metric, by its name and labels."""
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in lines}
+
+
+def rows():
+    """Honest rows that lie together, and the last two far from them."""
+    updates = RNG.normal(size=D) + 0.3 * RNG.normal(size=(N, D))
+    updates[N - F :] *= -3
+    return updates.astype(np.float32)
+
+
+def play(service, speaker, updates):
+    speakers = [speaker(service, number + 1) for number in range(len(updates))]
+    joined = [each.send(row) for each, row in zip(speakers, updates, strict=True)]
+    return speakers[0].follow(joined[0])
+
+
+def test_a_round_as_it_goes_on(federation, speaker):
+    service, port = federation()
+    before = status_of(service, speaker)
+    everybody = [f"client-{number}" for number in range(1, N + 1)]
+    assert before.keys() == STATUS
+    assert (before["phase"], before["round"], before["published"]) == ("collecting", 1, 0)
+    assert (before["arrived"], before["awaited"], before["rejected"]) == ([], everybody, {})
+    assert (before["simulated"], before["evidence"]) == (True, "simulation")
+    assert before["stages_s"] == {}
+    assert before["deadline_in_s"] > 0
+
+    updates = rows()
+    for number in (3, 1):
+        speaker(service, number).send(updates[number - 1])
+    between = status_of(service, speaker)
+    assert between["arrived"] == ["client-1", "client-3"]
+    assert between["awaited"] == [name for name in everybody if name[-1] not in "13"]
+    assert values(scrape(port))["ostraka_clients_arrived"] == 2
+    assert values(scrape(port))["ostraka_received_bytes"] > 2 * 4 * D
+
+    for number in (2, 4, 5, 6, 7):
+        speaker(service, number).send(updates[number - 1])
+    service.wait_for("RoundOpened", 2)
+    after = status_of(service, speaker)
+    assert (after["round"], after["published"], after["arrived"]) == (2, 1, [])
+    assert set(after["stages_s"]) == {"measure", "average", "publish"}
+    shown = values(scrape(port))
+    assert shown["ostraka_rounds_published"] == 1
+    assert shown["ostraka_simulated"] == 1
+    assert shown["ostraka_clients_enrolled"] == N
+    assert shown['ostraka_events_total{event="UploadCompleted"}'] == N
+    assert shown['ostraka_stage_seconds{stage="measure"}'] >= 0
+
+
+def test_who_was_refused_and_why(federation, speaker):
+    service, _ = federation()
+    updates = rows()
+    joined = speaker(service, 1).join()
+    sealed = joined.seal(updates[0]).sealed
+    liar = speaker(service, 2)
+    stranger = encode(replace(sealed.header, client="mallory\x1b[31m"))
+    for requests in (
+        [wire.UploadRequest(header=stranger)],
+        [wire.UploadRequest(header=encode(sealed.header))],
+    ):
+        with pytest.raises(grpc.RpcError):
+            list(liar.stub.Upload(iter(requests)))
+    updates[2, 5] = np.inf
+    with pytest.raises(grpc.RpcError):
+        speaker(service, 3).send(updates[2])
+    seen = status_of(service, speaker)
+    assert seen["rejected"].keys() == {"mallory?[31m", "client-1", "client-3"}
+    assert seen["rejected"]["mallory?[31m"] == "not enrolled"
+    assert "before it was complete" in seen["rejected"]["client-1"]
+    assert "stated norm" in seen["rejected"]["client-3"]
+    assert "client-3" not in seen["awaited"]
+    assert "client-1" in seen["awaited"]
+
+    speaker(service, 1).upload(sealed)
+    seen = status_of(service, speaker)
+    assert seen["rejected"].keys() == {"mallory?[31m", "client-3"}
+    assert seen["arrived"] == ["client-1"]
+
+
+def secrets_of(updates):
+    """Everything that must not be seen, as numbers: updates, norms, distances and scores."""
+    wide = updates.astype(np.float64)
+    squares = np.square(wide[:, None] - wide[None]).sum(axis=2)
+    n = len(wide)
+    scores = [np.sort(np.delete(squares[i], i))[: n - F - 2].sum() for i in range(n)]
+    distances = squares[np.triu_indices(n, 1)]
+    return np.concatenate([np.ravel(wide), np.linalg.norm(wide, axis=1), distances, scores])
+
+
+def numbers_in(text):
+    return np.array([float(each) for each in re.findall(r"-?\d+\.\d+(?:e[+-]?\d+)?", text)])
+
+
+@pytest.mark.parametrize("masking", ["none", "exact"])
+def test_nothing_of_what_was_sent_is_seen(federation, speaker, monkeypatch, masking):
+    monkeypatch.setattr("ostraka.services.enclave.engine._GRACE_S", 0.1)
+    service, port = federation(masking=masking)
+    updates = rows()
+    seen = []
+    for number in range(1, N + 1):
+        speaker(service, number).send(updates[number - 1])
+        seen += [json.dumps(status_of(service, speaker)), scrape(port)]
+    service.wait_for("RoundPublished")
+    seen += [json.dumps(status_of(service, speaker)), scrape(port)]
+    seen += [str(event) for event in service.events]
+    secrets = secrets_of(updates)
+    for text in seen:
+        for shown in numbers_in(text):
+            # Timings have few digits, so only what agrees in more than those is a secret.
+            assert not np.any(np.abs(secrets - shown) <= 1e-7 * np.abs(secrets)), shown
+    for text in seen:
+        assert "selected=" not in text
+        assert '"selected": null' in text or not text.startswith("{")
+    for text in seen[1 : 2 * N : 2]:
+        assert {name.partition("{")[0] for name in values(text)} <= METRICS
+        assert "client-" not in text
+
+
+@pytest.mark.parametrize("disclosed", [True, False])
+def test_the_selection_is_seen_only_where_the_rules_disclose_it(federation, speaker, disclosed):
+    service, port = federation(disclose_selection=disclosed)
+    receipt = play(service, speaker, rows())
+    chosen = [f"client-{number}" for number in range(1, N - F + 1)]
+    assert list(receipt.selected) == (chosen if disclosed else [])
+    assert status_of(service, speaker)["selected"] == (chosen if disclosed else None)
+    assert "client-" not in scrape(port)
+
+
+def test_the_command_shows_the_same(federation, speaker):
+    service, _ = federation()
+    speaker(service, 2).send(rows()[1])
+    command = ["status", "--enclave", f"127.0.0.1:{service.port}"]
+    plain = CliRunner().invoke(app, command)
+    assert plain.exit_code == 0, plain.output
+    assert re.search(r"arrived +client-2", plain.output)
+    assert re.search(r"simulated +True", plain.output)
+    figures = CliRunner().invoke(app, [*command, "--json"])
+    shown = json.loads(figures.stdout.splitlines()[-1])
+    told = status_of(service, speaker)
+    changing = {"uptime_s", "deadline_in_s"}
+    assert {k: v for k, v in shown.items() if k not in changing} == {
+        k: v for k, v in told.items() if k not in changing
+    }
+
+
+def test_strangers_do_not_crowd_out_the_enrolled():
+    member = SimpleNamespace(name="client-1")
+    status = Status(simulated=True, evidence="simulation")
+    status.engine = SimpleNamespace(federation=SimpleNamespace(clients=(member,)))  # type: ignore[assignment]
+    for number in range(10_000):
+        status.note(events.UploadRefused(f"stranger {number}", "not enrolled"))
+    assert len(status.rejected) == 100
+    status.note(events.UploadRefused("client-1", "too slow"))
+    assert status.rejected["client-1"] == "too slow"
+    status.note(events.UploadCompleted("client-1"))
+    assert "client-1" not in status.rejected
+    status.note(events.ClientRejected("client-1", "its norm is not the stated one"))
+    assert status.rejected["client-1"] == "its norm is not the stated one"
+    status.note(events.RoundOpened(2, 60.0))
+    assert status.rejected == {}
+    assert status.arrived == set()
+
+
+def test_a_port_for_metrics_that_is_taken_is_named(start):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        service = start(run=False, settings={"metrics": address})
+        with pytest.raises(ConfigError, match=f"cannot listen on {address}"):
+            service.start()
+        service._thread = None  # It has ended by itself.
+
+
+def test_the_port_for_metrics_is_free_again_when_the_service_has_ended(federation):
+    service, port = federation()
+    assert scrape(port)
+    service.crash()
+    with socket.create_server(("127.0.0.1", port)):
+        pass

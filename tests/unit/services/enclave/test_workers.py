@@ -1,0 +1,480 @@
+"""Hostile and broken workers: each is named, and the round is finished without it."""
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from ostraka.core.kernel import NumpyKernel
+from ostraka.encoding import UNSIGNED, decode, digest, encode
+from ostraka.errors import WorkerGone
+from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile, WorkerHello
+from ostraka.roles.worker import Worker
+from ostraka.services.enclave.workers import Connection, Pool
+from ostraka.services.worker import EnclavePin, Staff, WorkerService
+from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+
+RNG = np.random.default_rng(0)
+N, D = 5, 200
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class Hand:
+    """A worker by hand: each message of it, to be said right or wrong."""
+
+    def __init__(self, service: Any, name: str) -> None:
+        self.name = name
+        self.identity = service.identity(name)
+        self._says: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        address = f"127.0.0.1:{service.port}"
+        self.channel = grpc.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self.call = EnclaveStub(self.channel).Work(iter(self._says.get, None))
+        self.welcome = self.hear().welcome
+
+    def say(self, **what: Any) -> None:
+        self._says.put(wire.WorkerSays(**what))
+
+    def hear(self) -> Any:
+        return next(self.call)
+
+    def hello(self, **lies: Any) -> None:
+        blank = WorkerHello(self.welcome.nonce, self.name, UNSIGNED)
+        self.say(hello=encode(self.identity.sign(replace(blank, **lies))))
+
+    def accept(self) -> Any:
+        """Take the next offer as an honest worker does. Gives what computes."""
+        offer = decode(ChannelOffer, self.hear().offer)
+        worker = Worker(self.identity, enclave=self.welcome.receipt_key, kernel=NumpyKernel())
+        computing, accepted = worker.accept(offer)
+        self.say(accept=encode(accepted))
+        return computing
+
+    def answer(self, computing: Any) -> Answer:
+        """Take all shares."""
+        share = self.hear()
+        computing.add(decode(ShareTile, share.share))
+        return computing.answer()
+
+    def code(self) -> grpc.StatusCode:
+        """How the service has ended the stream."""
+        with pytest.raises(grpc.RpcError) as caught:
+            list(self.call)
+        return caught.value.code()
+
+    def close(self) -> None:
+        self._says.put(None)
+        self.call.cancel()
+        self.channel.close()
+
+
+@dataclass
+class Shop:
+    """A service that asks two of three workers."""
+
+    service: Any
+    speaker: Callable[..., Any]
+    _ends: list[Callable[[], None]] = field(default_factory=list)
+
+    def hand(self, name: str = "worker-1") -> Hand:
+        hand = Hand(self.service, name)
+        self._ends.append(hand.close)
+        return hand
+
+    def hire(self, *names: str) -> None:
+        """Honest workers."""
+        for name in names:
+            staff = Staff(name, self.service.identity(name), NumpyKernel(), EnclavePin(None))
+            worker = WorkerService(f"127.0.0.1:{self.service.port}", staff)
+            thread = threading.Thread(target=worker.run)
+            thread.start()
+            self._ends += [worker.stop, thread.join]
+        self.await_workers(*names)
+
+    def await_workers(self, *names: str) -> None:
+        until = time.monotonic() + 60
+        while not set(names) <= {each.worker for each in self.service.named("WorkerJoined")}:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def play(self) -> Any:
+        """A whole round. Gives its receipt."""
+        updates = RNG.normal(size=(N, D)).astype(np.float32)
+        speakers = [self.speaker(self.service, number) for number in range(1, N + 1)]
+        joined = [each.send(row) for each, row in zip(speakers, updates, strict=True)]
+        return speakers[0].follow(joined[0])
+
+    def close(self) -> None:
+        for end in self._ends:
+            end()
+
+
+@pytest.fixture
+def shop(start, speaker, caplog) -> Iterator[Callable[..., Shop]]:
+    shops: list[Shop] = []
+
+    def make(**settings: Any) -> Shop:
+        settings = {"workers": 2, "tile": D, "deadline_s": 600, "measure_s": 30} | settings
+        service = start(clients=N, workers=3, masking="exact", dimension=D, settings=settings)
+        service.wait_for("RoundOpened")
+        shops.append(Shop(service, speaker))
+        return shops[-1]
+
+    with caplog.at_level(logging.WARNING):
+        yield make
+    for each in shops:
+        each.close()
+    ours = [each for each in caplog.records if not each.name.startswith("ostraka.worker")]
+    assert [each.message for each in ours] == []
+
+
+HELLOS: dict[str, tuple[Callable[[Hand], None], grpc.StatusCode]] = {
+    "for another nonce": (lambda hand: hand.hello(nonce=bytes(32)), DENIED),
+    "in another worker's name": (lambda hand: hand.hello(worker="worker-2"), DENIED),
+    "in a client's name": (lambda hand: hand.hello(worker="client-1"), DENIED),
+    "in nobody's name": (lambda hand: hand.hello(worker=""), DENIED),
+    "that is not signed": (
+        lambda hand: hand.say(hello=encode(WorkerHello(hand.welcome.nonce, "worker-1", UNSIGNED))),
+        DENIED,
+    ),
+    "of any bytes": (lambda hand: hand.say(hello=RNG.bytes(200)), INVALID),
+    "that is an answer": (lambda hand: hand.say(answer=b"42"), INVALID),
+    "that is an apology": (lambda hand: hand.say(sorry="I have no key"), INVALID),
+    "that says nothing": (lambda hand: hand.say(), INVALID),
+}
+
+
+@pytest.mark.parametrize("sentence", HELLOS)
+def test_a_hello_is_refused(shop, sentence):
+    attack, code = HELLOS[sentence]
+    here = shop()
+    hand = here.hand()
+    attack(hand)
+    assert hand.code() == code
+    assert not here.service.named("WorkerJoined")
+    here.hire("worker-1", "worker-2")
+    assert here.play().distances == "workers"
+
+
+def test_a_worker_that_says_no_hello_is_let_go(shop):
+    here = shop(idle_s=0.3)
+    assert here.hand().code() == LATE
+    assert not here.service.named("WorkerJoined")
+
+
+def chatter(hand: Hand) -> None:
+    """So much that the rest is not heard."""
+    for _ in range(100):
+        hand.say(answer=b"blah")
+    hand.hear()
+    for _ in range(1000):
+        hand.say(answer=b"blah")
+
+
+def apologise(hand: Hand) -> None:
+    hand.hear()
+    hand.say(sorry="my cat ate the \x1b[2Jshares\n" + "x" * 1000)
+
+
+def accept_nonsense(hand: Hand) -> None:
+    hand.hear()
+    hand.say(accept=RNG.bytes(100))
+
+
+def accept_another_offer(hand: Hand) -> None:
+    hand.hear()
+    hand.say(accept=encode(ChannelAccept(bytes(32), b"", UNSIGNED)))
+
+
+def accept_without_a_signature(hand: Hand) -> None:
+    offer = decode(ChannelOffer, hand.hear().offer)
+    hand.say(accept=encode(ChannelAccept(digest(offer), bytes(1200), UNSIGNED)))
+
+
+def say_nothing(hand: Hand) -> None:
+    hand.hear()
+
+
+def leave_after_the_offer(hand: Hand) -> None:
+    hand.hear()
+    hand.call.cancel()
+
+
+def leave_after_the_accept(hand: Hand) -> None:
+    hand.accept()
+    hand.call.cancel()
+
+
+def leave_after_the_shares(hand: Hand) -> None:
+    hand.answer(hand.accept())
+    hand.call.cancel()
+
+
+def hang_up(hand: Hand) -> None:
+    """Ends its own side of the stream, and stays on the other."""
+    hand.accept()
+    hand._says.put(None)
+
+
+def answer_nonsense(hand: Hand) -> None:
+    hand.answer(hand.accept())
+    hand.say(answer=RNG.bytes(100))
+
+
+def answer_another_attempt(hand: Hand) -> None:
+    answer = hand.answer(hand.accept())
+    hand.say(answer=encode(replace(answer, attempt_id=bytes(32))))
+
+
+def answer_what_does_not_open(hand: Hand) -> None:
+    answer = hand.answer(hand.accept())
+    hand.say(answer=encode(replace(answer, ciphertext=bytes(len(answer.ciphertext)))))
+
+
+def answer_too_much(hand: Hand) -> None:
+    answer = hand.answer(hand.accept())
+    hand.say(answer=encode(replace(answer, ciphertext=bytes(2**20))))
+
+
+FAULTS: dict[Callable[[Hand], None], tuple[str, float]] = {
+    apologise: ("cannot do it", 30),
+    accept_nonsense: ("sent nonsense", 30),
+    accept_without_a_signature: ("did not accept the offer", 30),
+    leave_after_the_offer: ("left", 30),
+    leave_after_the_accept: ("left", 30),
+    leave_after_the_shares: ("left", 30),
+    hang_up: ("left", 30),
+    answer_nonsense: ("sent nonsense", 30),
+    answer_what_does_not_open: ("does not open", 30),
+    answer_too_much: ("does not open", 30),
+    # These are found out by the clock alone.
+    chatter: ("did not answer in time", 1),
+    say_nothing: ("did not answer in time", 1),
+    accept_another_offer: ("did not answer in time", 1),
+    answer_another_attempt: ("did not answer in time", 1),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_round_is_finished_without_a_worker_that(shop, fault):
+    what, seconds = FAULTS[fault]
+    here = shop(measure_s=seconds)
+    here.hire("worker-2", "worker-3")
+    hand = here.hand()
+    hand.hello()
+    here.await_workers("worker-1")
+    thread = threading.Thread(target=fault, args=(hand,))
+    thread.start()
+    receipt = here.play()
+    thread.join()
+    assert (receipt.participants, receipt.distances) == (N, "workers")
+    attempts = [each.workers for each in here.service.named("AttemptStarted")]
+    assert attempts == [("worker-1", "worker-2"), ("worker-2", "worker-3")]
+    (failed,) = here.service.named("WorkerFailed")
+    assert (failed.worker, what in failed.what) == ("worker-1", True)
+    assert failed.what.isprintable()
+    assert len(failed.what) < 400
+    assert not here.service.named("WorkerLied")
+
+
+def test_without_workers_that_answer_the_enclave_measures_by_itself(shop):
+    here = shop()
+    hands = [here.hand(name) for name in ("worker-1", "worker-2")]
+    for hand in hands:
+        hand.hello()
+    here.await_workers("worker-1", "worker-2")
+    thread = threading.Thread(target=apologise, args=(hands[0],))
+    thread.start()
+    receipt = here.play()
+    thread.join()
+    assert (receipt.participants, receipt.distances) == (N, "inside")
+    attempts = [each.workers for each in here.service.named("AttemptStarted")]
+    assert attempts == [("worker-1", "worker-2"), ()]
+
+
+def test_of_two_streams_of_one_worker_the_newer_one_counts(shop):
+    here = shop()
+    older = here.hand()
+    older.hello()
+    here.await_workers("worker-1")
+    here.hire("worker-2")
+    newer = here.hand()
+    newer.hello()
+    assert older.code() == LATE
+    here.service.wait_for("WorkerJoined", 3)
+
+    def work() -> None:
+        newer.say(answer=encode(newer.answer(newer.accept())))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert here.play().distances == "workers"
+    thread.join()
+    assert not here.service.named("WorkerFailed")
+
+
+def test_a_worker_that_comes_too_often_is_refused(shop):
+    here = shop(requests_per_minute=20)
+    codes = []
+    for _ in range(22):
+        hand = here.hand("worker-3")
+        hand.hello()
+        if len(here.service.named("WorkerJoined")) >= 20:
+            codes.append(hand.code())
+        else:
+            here.service.wait_for("WorkerJoined", len(here.service.named("WorkerJoined")) + 1)
+    assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+    here.hire("worker-1", "worker-2")
+    assert here.play().distances == "workers"
+
+
+@dataclass
+class Line:
+    """A connection whose other end is this test, and the loop that owns it."""
+
+    loop: asyncio.AbstractEventLoop
+    connection: Connection
+    pool: Pool
+
+    def on_loop(self, work: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(60)
+
+    def worker(self, seconds: float) -> Any:
+        return self.pool.remote(["worker-1"], seconds)["worker-1"]
+
+
+@pytest.fixture
+def line() -> Iterator[Line]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    connection, pool = Connection("worker-1"), Pool(loop)
+    pool.connected["worker-1"] = connection
+    yield Line(loop, connection, pool)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+SHARE = ShareTile(bytes(32), 0, b"share")
+OFFER = ChannelOffer(
+    bytes(32), bytes(32), b"a" * 32, bytes(32), 0, "exact", 5, 5, 5, bytes(1216), UNSIGNED
+)
+ACCEPT = ChannelAccept(digest(OFFER), b"secret", UNSIGNED)
+
+
+def add_many(worker: Any) -> None:
+    for _ in range(10):
+        worker.add(SHARE)
+
+
+def computing(line: Line, seconds: float) -> Any:
+    """A worker that has accepted, and reads nothing more."""
+    asked = line.worker(seconds)
+    line.loop.call_soon_threadsafe(_accept_soon, line)
+    return asked.accept(OFFER)[0]
+
+
+def _accept_soon(line: Line) -> None:
+    """Once the offer is there, since what is older does not count."""
+    if line.connection.outgoing.empty():
+        line.loop.call_soon(_accept_soon, line)
+        return
+    line.connection.outgoing.get_nowait()
+    line.connection.heard(wire.WorkerSays(accept=encode(ACCEPT)))
+
+
+def test_a_worker_that_does_not_take_its_shares_is_given_up(line):
+    worker = computing(line, seconds=0.3)
+    with pytest.raises(WorkerGone, match="did not take its shares in time"):
+        add_many(worker)
+    assert line.connection.outgoing.qsize() <= 2
+
+
+def test_a_worker_that_leaves_is_noticed_by_whoever_waits_to_be_heard(line):
+    """Its time would not be up for an hour."""
+    worker = computing(line, seconds=3600)
+    threading.Timer(0.2, line.on_loop, [line.connection.end]).start()
+    with pytest.raises(WorkerGone, match="left"):
+        add_many(worker)
+
+
+def test_a_worker_that_leaves_is_noticed_by_whoever_waits_to_hear(line):
+    worker = computing(line, seconds=3600)
+    threading.Timer(0.2, line.on_loop, [line.connection.end]).start()
+    with pytest.raises(WorkerGone, match="left"):
+        worker.answer()
+
+
+def test_what_was_said_before_the_offer_is_no_answer_to_it(line):
+    """An apology bears no attempt's name."""
+    line.connection.heard(wire.WorkerSays(sorry="for the last attempt"))
+    assert computing(line, seconds=60) is not None
+
+
+def test_nobody_is_asked_who_has_left(line):
+    asked = line.worker(3600)
+    line.on_loop(line.connection.end)
+    with pytest.raises(WorkerGone, match="left"):
+        asked.accept(OFFER)
+
+
+def test_a_worker_that_chatters_fills_no_memory(line):
+    for _ in range(1000):
+        line.connection.heard(wire.WorkerSays(answer=bytes(1000)))
+    assert line.connection.incoming.qsize() <= 16
+
+
+def test_the_newer_connection_takes_the_place_of_the_older():
+    async def main() -> None:
+        pool = Pool(asyncio.get_running_loop())
+        older, newer = Connection("worker-1"), Connection("worker-1")
+        with pool.joined(older):
+            with pool.joined(newer):
+                assert older.ended
+                assert pool.connected == {"worker-1": newer}
+            assert newer.ended
+            assert pool.connected == {}
+        with pool.joined(newer), pool.joined(Connection("worker-2")):
+            pool.close()
+            assert all(each.outgoing.get_nowait() is None for each in pool.connected.values())
+
+    asyncio.run(main())
+
+
+def test_workers_on_their_way_are_waited_for():
+    async def main() -> None:
+        pool = Pool(asyncio.get_running_loop())
+
+        async def arrive() -> None:
+            for number in (1, 2):
+                await asyncio.sleep(0.02)
+                here.enter_context(pool.joined(Connection(f"worker-{number}")))
+
+        async with asyncio.timeout(60):
+            here = ExitStack()
+            await asyncio.gather(pool.wait_for(2, 3600), arrive())
+            assert list(pool.remote(["worker-3", "worker-2", "worker-1"], 1)) == [
+                "worker-2",
+                "worker-1",
+            ]
+            await pool.wait_for(3, 0.05)
+            assert len(pool.connected) == 2
+
+    asyncio.run(main())
