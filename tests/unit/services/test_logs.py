@@ -95,7 +95,7 @@ def test_every_line_of_a_simulated_run_says_so(json):
     def act():
         logs.event(LOG, Something("x"))
         LOG.warning("plain")
-        logging.getLogger("grpc").error("of others")
+        logging.getLogger("foreign").error("of others")
         try:
             raise ValueError("broken")
         except ValueError as error:
@@ -149,8 +149,8 @@ def test_what_a_peer_said_stays_inside_a_trace():
 def test_levels_are_of_our_own_loggers():
     def act():
         LOG.debug("ours")
-        logging.getLogger("grpc").debug("theirs")
-        logging.getLogger("grpc").warning("theirs, and worth hearing")
+        logging.getLogger("foreign").debug("theirs")
+        logging.getLogger("foreign").warning("theirs, and worth hearing")
 
     assert len(lines(act, json=False, level="DEBUG")) == 2
     assert len(lines(act, json=False, level=logging.WARNING)) == 1

@@ -90,9 +90,9 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
             rounds = asyncio.create_task(_all_rounds(engine))
             try:
                 while not await _ended_first(server, rounds):
-                    tell(events.ServerRestarted())
                     await server.stop(None)
                     server, _ = await _start(engine, platform, status)
+                    tell(events.ServerRestarted())
                 await rounds
                 tell(events.Stopping(str(engine.phase)))
             finally:

@@ -28,6 +28,8 @@ from ostraka.services.client.events import ForkProved
 from ostraka.services.client.memory import ForkProof
 from ostraka.transport import ostraka_pb2 as wire
 
+pytestmark = pytest.mark.slow  # in make test, not in make check
+
 D = 17
 UPDATE = np.linspace(-1, 1, D).astype(np.float32)
 MALLORY = Identity(b"\x66" * 32)

@@ -26,6 +26,8 @@ from ostraka.services.client.events import (
 from ostraka.services.client.submitting import ENDED, WITHOUT
 from ostraka.transport import ostraka_pb2 as wire
 
+pytestmark = pytest.mark.slow  # in make test, not in make check
+
 D, TILES = 17, 5
 UPDATE = np.linspace(-1, 1, D).astype(np.float32)
 UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "stopping")

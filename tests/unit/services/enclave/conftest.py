@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,8 @@ class Running:
     def crash(self) -> None:
         """End without any of the steps of a proper end, as far as that goes in one process."""
         if self._loop is not None and self._task is not None and self._thread is not None:
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            with suppress(RuntimeError):  # It may have ended by itself.
+                self._loop.call_soon_threadsafe(self._task.cancel)
             self._thread.join(PATIENCE_S)
             assert not self._thread.is_alive()
             self._thread = None

@@ -22,6 +22,8 @@ from ostraka.messages import Challenge, Charter, Receipt, UpdateTile
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
+pytestmark = pytest.mark.slow  # in make test, not in make check
+
 RNG = np.random.default_rng(0)
 N, D, TILE = 5, 1000, 128
 

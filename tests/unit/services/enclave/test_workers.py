@@ -24,6 +24,8 @@ from ostraka.services.worker import EnclavePin, Staff, WorkerService
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
+pytestmark = pytest.mark.slow  # in make test, not in make check
+
 RNG = np.random.default_rng(0)
 N, D = 5, 200
 DENIED = grpc.StatusCode.PERMISSION_DENIED

@@ -21,6 +21,8 @@ import pytest
 
 from ostraka.encoding import digest
 
+pytestmark = pytest.mark.slow  # in make test, not in make check
+
 SUCCESSOR = b"s" * 32
 _STEPS_OF_A_FILE = 7  # no leftover, open, write, sync, name; and open and sync the folder
 

@@ -1,0 +1,238 @@
+"""A thousand clients in one round, and a large model: the enclave's memory stays small.
+
+Run as a program, this file is the clients: light senders in one process, whose updates are sealed
+by the real client role. Figures are printed, and added to the file that OSTRAKA_FIGURES names.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ostraka.attestation.attested import Attested
+from ostraka.config import default_tile
+from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.messages import Challenge, Charter, Introduction, Receipt
+from ostraka.roles.client import Client
+from ostraka.services.keys import read_identity
+from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+
+BATCH_BYTES = 2**20
+TILE_BYTES = 4 * default_tile(64)
+
+
+def row(number, d, n, f):
+    """Client `number`'s update, from 1: the honest ones lie together, the last f oppose them."""
+    centre = np.random.default_rng(0).normal(size=d)
+    update = centre + 0.3 * np.random.default_rng(number).normal(size=d)
+    return (update if number <= n - f else -3 * update).astype(np.float32)
+
+
+def honest_mean(d, n, f):
+    return sum(row(number, d, n, f).astype(np.float64) for number in range(1, n - f + 1)) / (n - f)
+
+
+class Sender:
+    """One client: a connection of its own, and its part of a round."""
+
+    def __init__(self, address, root, name):
+        self.channel = grpc.aio.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        self.stub = EnclaveStub(self.channel)
+        self.name = name
+        self.identity = read_identity(root / "keys" / f"{name}.key")
+
+    async def join(self, federation):
+        challenge = self.identity.sign(Challenge(os.urandom(32), self.name, UNSIGNED))
+        reply = await self.stub.Introduce(wire.IntroduceRequest(challenge=encode(challenge)))
+        told = decode(Introduction, reply.introduction)
+        attested = Attested(
+            told.offer.key, told.receipt_key, told.offer.config, told.evidence.kind, bytes(32)
+        )
+        return Client(self.name, self.identity, federation).join(told.offer, attested)
+
+    async def upload(self, sealed):
+        call = self.stub.Upload()
+        await call.write(wire.UploadRequest(header=encode(sealed.header)))
+        assert (await call.read()).WhichOneof("answer") == "missing"
+        for tiles in batches(sealed.tiles):
+            await call.write(wire.UploadRequest(tiles=wire.Tiles(tile=map(encode, tiles))))
+        assert (await call.read()).WhichOneof("answer") == "complete"
+        await call.done_writing()
+
+    async def receipt(self, offer):
+        request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id)
+        while True:
+            reply = await self.stub.AwaitOutcome(request)
+            if reply.WhichOneof("outcome") != "pending":
+                return decode(Receipt, reply.receipt)
+
+
+def batches(tiles):
+    """Tiles of about a mebibyte together."""
+    size = max(1, BATCH_BYTES // len(tiles[0].ciphertext))
+    return [tiles[start : start + size] for start in range(0, len(tiles), size)]
+
+
+async def send_all(address, root, n, f, at_a_time):
+    """A round of n clients. All are connected before any of them sends; so many seal at a time."""
+    senders = [Sender(address, root, f"client-{number}") for number in range(1, n + 1)]
+    reply = await senders[0].stub.GetCharter(wire.CharterRequest())
+    federation = decode(Charter, reply.charter).federation
+    d, gate = federation.rules.dimension, asyncio.Semaphore(at_a_time)
+    joined = await asyncio.gather(*(sender.join(federation) for sender in senders))
+
+    async def send(number):
+        async with gate:
+            sealed = joined[number - 1].seal(row(number, d, n, f)).sealed
+            await senders[number - 1].upload(sealed)
+
+    await asyncio.gather(*(send(number) for number in range(1, n + 1)))
+    receipt = await senders[0].receipt(joined[0].offer)
+    parts = senders[0].stub.GetModel(wire.ModelRequest(digest=receipt.model))
+    model = np.frombuffer(b"".join([part.data async for part in parts]), "<f4")
+    np.save(root / "model.npy", model)
+    for sender in senders:
+        await sender.channel.close()
+    say("receipt", receipt.participants, receipt.kept, len(receipt.rejected))
+
+
+def say(*words):
+    print(*words, flush=True)  # noqa: T201
+
+
+def seconds_to_open(n, d, threads):
+    """AES-256-GCM over all updates, tile by tile, each with its own key and already in memory.
+
+    By as many threads as the enclave has, at a time when it rests. The median of five.
+    """
+    tiles = -(-4 * d // TILE_BYTES)
+    keys = [AESGCM(os.urandom(32)) for _ in range(n)]
+    plain = np.random.default_rng(1).bytes(TILE_BYTES)
+    sealed = [
+        [key.encrypt(i.to_bytes(12, "big"), plain, bytes(32)) for i in range(tiles)] for key in keys
+    ]
+
+    def open_rows(lane):
+        out = bytearray(TILE_BYTES)
+        for key, row_tiles in list(zip(keys, sealed, strict=True))[lane::threads]:
+            for i, tile in enumerate(row_tiles):
+                key.decrypt_into(i.to_bytes(12, "big"), tile, bytes(32), out)
+
+    with ThreadPoolExecutor(threads) as pool:
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            list(pool.map(open_rows, range(threads)))
+            times.append(time.perf_counter() - start)
+    return sorted(times)[2]
+
+
+@dataclass
+class Played:
+    """One round, and what it took."""
+
+    enclave: Any
+    seconds: float  # from the first client's start to the model in its hands
+    close: float  # from the last byte of an update to the published model
+    stages: dict[str, float]
+
+    def figures(self, **more):
+        return {
+            "peak_mib": round(self.enclave.rss_mib, 1),
+            "round_s": round(self.seconds, 2),
+            "close_s": round(self.close, 3),
+            "stages_s": self.stages,
+            **more,
+            "load": os.getloadavg()[0],
+        }
+
+
+def play(deployment, logged, *, n, f, at_a_time):
+    """A round of n senders and two workers."""
+    enclave = deployment.enclave()
+    deployment.workers()
+    enclave.wait_for("WorkerJoined", after=enclave.wait_for("WorkerJoined"))
+    start = time.perf_counter()
+    arguments = (deployment.address, str(deployment.root), str(n), str(f), str(at_a_time))
+    senders = deployment.spawn("senders", __file__, *arguments)
+    senders.wait_for(f"receipt {n} {n - f} 0")
+    elapsed = time.perf_counter() - start
+    (attempt,) = logged(enclave, "AttemptStarted")
+    assert attempt["workers"] == ["worker-1", "worker-2"]
+    assert len(logged(enclave, "UploadCompleted")) == n
+    last_in = when(logged(enclave, "UploadCompleted")[-1])
+    published = when(logged(enclave, "RoundPublished")[0])
+    with grpc.insecure_channel(deployment.address) as channel:
+        status = EnclaveStub(channel).GetStatus(wire.StatusRequest())
+    stages = json.loads(status.json)["stages_s"]
+    return Played(enclave, elapsed, published - last_in, stages)
+
+
+def when(event):
+    return datetime.fromisoformat(event["time"]).timestamp()
+
+
+def report(capsys, **figures):
+    with capsys.disabled():
+        say(f"\n{json.dumps(figures)}")
+    if (path := os.environ.get("OSTRAKA_FIGURES")) is not None:
+        with Path(path).open("a") as file:
+            file.write(f"{json.dumps(figures)}\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [150, pytest.param(1000, marks=pytest.mark.soak)])
+def test_many_clients_in_one_round(deploy, logged, capsys, n):
+    d, f = 100_000, n // 5
+    deployment = deploy(
+        clients=n,
+        f=f,
+        dimension=d,
+        settings={"count": 1, "deadline_s": 600, "connections": 4096, "tile": 2048},
+    )
+    played = play(deployment, logged, n=n, f=f, at_a_time=n)
+    report(capsys, test="many clients", clients=n, dimension=d, **played.figures())
+    model = np.load(deployment.root / "model.npy")
+    np.testing.assert_allclose(model, honest_mean(d, n, f), rtol=1e-5, atol=1e-6)
+    assert played.enclave.rss_mib < 400
+    assert played.enclave.stop() == 0
+
+
+@pytest.mark.soak
+def test_a_large_model(deploy, logged, capsys):
+    n, f, d, threads = 64, 12, 3_500_000, 2
+    deployment = deploy(
+        clients=n,
+        f=f,
+        dimension=d,
+        settings={"count": 1, "deadline_s": 600, "sketch": 16_384, "threads": threads},
+    )
+    played = play(deployment, logged, n=n, f=f, at_a_time=2)
+    peak = played.enclave.rss_mib
+    aes = seconds_to_open(n, d, threads)
+    ratio = {"aes_open_s": round(aes, 3), "ratio": round(played.close / aes, 1)}
+    report(capsys, test="large model", clients=n, dimension=d, **played.figures(**ratio))
+    model = np.load(deployment.root / "model.npy")
+    np.testing.assert_allclose(model, honest_mean(d, n, f), rtol=1e-5, atol=1e-6)
+    assert peak < 512
+    assert played.enclave.stop() == 0
+
+
+if __name__ == "__main__":
+    address, root, *counts = sys.argv[1:]
+    asyncio.run(send_all(address, Path(root), *map(int, counts)))
