@@ -8,7 +8,6 @@ import pytest
 from ostraka.bench import memory
 from ostraka.errors import ConfigError
 
-
 PROBE = """
 import numpy as np
 from ostraka.bench import memory
