@@ -21,7 +21,7 @@ OTHER := or run make PYTHON=/path/to/python
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(CORE) ## Run a federation on this machine, with attackers in it
+demo: $(CORE) ## Watch a federation on this machine learn under attack
 	@$(BIN)/ostraka demo $(ARGS)
 
 test: $(STAMP) ## Run all tests, with sampled counts
@@ -61,10 +61,10 @@ $(CORE): pyproject.toml constraints.txt
 		$(call stop,Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1): install one$(comma) $(OTHER))
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 		$(call stop,$(PYTHON) has no venv module: install it (on Debian$(comma) the package python3-venv))
-	@echo "setting up $(VENV) (some seconds)" >&2
+	@echo "setting up $(VENV) (a minute or more: PyTorch is large)" >&2
 	@test -e $@ || $(PYTHON) -m venv --clear $(VENV)
 	@rm -f $@ $(STAMP)
-	@$(PIP) -e .
+	@$(PIP) -e '.[lab]'
 	@touch $@
 
 $(STAMP): $(CORE)

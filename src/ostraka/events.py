@@ -166,6 +166,16 @@ class WorkerFailed:
 
 
 @dataclass(frozen=True)
+class RoundTimed:
+    """How many seconds a round took after it was closed, stage by stage."""
+
+    number: int
+    measure_s: float
+    average_s: float
+    publish_s: float
+
+
+@dataclass(frozen=True)
 class RoundPublished:
     """The round is over, and its receipt is signed."""
 
@@ -228,6 +238,7 @@ Event: TypeAlias = (
     | TooFewWorkers
     | WorkerLied
     | WorkerFailed
+    | RoundTimed
     | RoundPublished
     | StorageNoticed
     | StorageFailed

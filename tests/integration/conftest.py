@@ -92,10 +92,16 @@ class Process:
         with self.arrived:
             self.arrived.notify_all()
 
-    def wait_for(self, wanted: str | Callable[[str], bool], *, after: int = 0) -> int:
+    def wait_for(
+        self,
+        wanted: str | Callable[[str], bool],
+        *,
+        after: int = 0,
+        seconds: float = PATIENCE_S,
+    ) -> int:
         """Until a line has this in it. Gives the place behind it."""
         matches = wanted if callable(wanted) else lambda line: wanted in line
-        until = time.monotonic() + PATIENCE_S
+        until = time.monotonic() + seconds
         place = after
         with self.arrived:
             while True:

@@ -142,6 +142,10 @@ def seconds_to_open(n, d, threads):
     return sorted(times)[2]
 
 
+# A thousand clients on two cores: their keys and seals alone take minutes where others run, too.
+PLAY_S = 900.0
+
+
 @dataclass
 class Played:
     """One round, and what it took."""
@@ -170,7 +174,7 @@ def play(deployment, logged, *, n, f, at_a_time):
     start = time.perf_counter()
     arguments = (deployment.address, str(deployment.root), str(n), str(f), str(at_a_time))
     senders = deployment.spawn("senders", __file__, *arguments)
-    senders.wait_for(f"receipt {n} {n - f} 0")
+    senders.wait_for(f"receipt {n} {n - f} 0", seconds=PLAY_S)
     elapsed = time.perf_counter() - start
     (attempt,) = logged(enclave, "AttemptStarted")
     assert attempt["workers"] == ["worker-1", "worker-2"]
@@ -203,7 +207,7 @@ def test_many_clients_in_one_round(deploy, logged, capsys, n):
         clients=n,
         f=f,
         dimension=d,
-        settings={"count": 1, "deadline_s": 600, "connections": 4096, "tile": 2048},
+        settings={"count": 1, "deadline_s": 1800, "connections": 4096, "tile": 2048},
     )
     played = play(deployment, logged, n=n, f=f, at_a_time=n)
     report(capsys, test="many clients", clients=n, dimension=d, **played.figures())

@@ -1,8 +1,6 @@
 """The command line: what it prints where, and how it ends."""
 
-import dataclasses
 import json
-import math
 import subprocess
 import sys
 
@@ -13,10 +11,8 @@ from typer.testing import CliRunner
 
 from ostraka.bench.stages import STAGES
 from ostraka.cli import app
-from ostraka.errors import RoundFailed, ServiceError
 
-COMMANDS = ["", "demo", "leakage", "bench", "bench kernels"]
-SMALL = "--clients 7 --byzantine 2 --dim 200 --rounds 2 --masking none"
+COMMANDS = ["", "demo", "train", "compare", "data", "data get", "leakage", "bench", "bench kernels"]
 
 
 def run(line):
@@ -85,9 +81,12 @@ def test_the_package_runs_as_a_module():
 
 
 MISTAKES = {
-    "an option that does not exist": ("demo --attck nan", "Did you mean '--attack'?"),
+    "an option that does not exist": ("demo --attck nan", "Did you mean one of: '--attack'"),
     "a command that does not exist": ("dmo", "Did you mean 'demo'?"),
-    "a value that does not exist": ("demo --attack flattery", "'sign-flip', 'scale'"),
+    "an attack that does not exist": ("demo --attack flattery", "known: "),
+    "a model that does not exist": ("train --model mobilenet", "known: mobilenetv"),
+    "a data set that does not exist": ("train --dataset minst", "known: mnist"),
+    "a defence that does not exist": ("compare --defence prayer", "known: "),
     "a masking that does not exist": ("demo --masking tape", "'gaussian'"),
     "a stage that does not exist": ("bench kernels --only ceiling", "'floor'"),
     "no number": ("leakage --dim many", "'many' is not a valid int"),
@@ -107,130 +106,6 @@ def test_mistakes_are_explained_and_exit_with_2(line, message):
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
-
-
-@pytest.fixture
-def stage(monkeypatch, play_demo):
-    """stage(change): run the demo without its processes, and change its rounds."""
-
-    def replace(change=lambda one: one):
-        def run(settings, *, keep, tell):
-            return (change(each) for each in play_demo(settings))
-
-        monkeypatch.setattr("ostraka.cli.demo.run", run)
-
-    return replace
-
-
-@pytest.fixture
-def fail(monkeypatch):
-    """fail(error): let the demo begin, and end like this."""
-
-    def replace(error):
-        def run(settings, *, keep, tell):
-            yield from ()
-            raise error
-
-        monkeypatch.setattr("ostraka.cli.demo.run", run)
-
-    return replace
-
-
-@pytest.mark.parametrize("error", [RoundFailed("nobody came"), ServiceError("nobody came")])
-def test_a_demo_that_fails_says_why_and_exits_with_1(fail, error):
-    fail(error)
-    result = run("demo")
-    assert result.exit_code == 1
-    assert result.stderr == "ostraka: nobody came\nTo keep all logs: --keep FOLDER\n"
-    assert result.stdout == ""
-
-
-def test_logs_that_are_kept_are_named(fail):
-    fail(ServiceError("nobody came"))
-    assert run("demo --keep looked").stderr.endswith("\nAll logs are in looked/logs.\n")
-
-
-def test_an_interruption_is_quiet_and_exits_with_130(fail):
-    fail(KeyboardInterrupt())
-    result = run("demo")
-    assert result.exit_code == 130
-    assert result.output == ""
-
-
-def test_rounds_that_were_over_before_an_interruption_are_shown(stage):
-    def second(one):
-        if one.number == 2:
-            raise KeyboardInterrupt
-        return one
-
-    stage(second)
-    result = run(f"demo {SMALL} --json")
-    assert result.exit_code == 130
-    assert last_line_only(result)["rounds"] == 1
-
-
-def test_the_demo_prints_one_object_and_everything_else_on_stderr(stage):
-    stage()
-    result = run(f"demo {SMALL} --json")
-    assert result.exit_code == 0
-    figures = last_line_only(result)
-    assert figures["rounds"] == 2
-    assert figures["masking"] == "none"
-    assert figures["simulated"] is True
-    assert figures["byzantine_selected"] == 0
-    assert figures["max_relative_difference"] < 1e-6
-    assert figures["ostraka_error"] < 1e-6
-    assert figures["plain_error"] > 1
-    assert "Attackers: 3 (nan), 7 (sign-flip)." in result.stderr
-
-
-def test_the_demo_tells_people_who_was_left_out_and_why(stage):
-    stage()
-    result = run(f"demo {SMALL} --attack nan")
-    assert result.exit_code == 0
-    assert "No attacker was averaged in." in result.stdout
-    assert "its stated norm is not possible" in result.stdout
-    assert result.stderr == ""
-
-
-def test_the_demo_says_in_one_line_that_nothing_protects_it(stage):
-    stage()
-    lines = run(f"demo {SMALL}").stdout.splitlines()
-    assert any("No TEE protects this run" in line for line in lines)
-
-
-def test_the_demo_says_who_measures_and_why(stage):
-    stage()
-    words = run(f"demo {SMALL} --masking exact --distances auto").stdout
-    assert "Automatic: distances inside the enclave" in words
-
-
-def test_an_attacker_that_was_averaged_in_fails_the_demo(stage):
-    stage(lambda one: dataclasses.replace(one, selected=tuple(one.attackers)))
-    result = run(f"demo {SMALL} --json")
-    assert result.exit_code == 1
-    assert last_line_only(result)["byzantine_selected"] == 4
-
-
-def test_a_figure_that_is_no_number_is_null(stage):
-    stage(lambda one: dataclasses.replace(one, plain_left=math.nan))
-    assert last_line_only(run(f"demo {SMALL} --json"))["plain_left"] is None
-
-
-def test_a_leaky_masking_warns_once_in_one_line(stage):
-    stage()
-    result = run(f"demo {SMALL.replace('none', 'gaussian')}")
-    assert result.exit_code == 0
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("warning: Gaussian masking")
-    assert "polar attack" in line
-
-
-def test_a_folder_that_is_not_empty_is_refused_before_anything_starts(tmp_path):
-    (tmp_path / "thesis.txt").touch()
-    result = run(f"demo {SMALL} --keep {tmp_path}")
-    assert result.exit_code == 2
-    assert "is not empty" in result.stderr
 
 
 def test_leakage_states_bound_sigma_error_and_verdict():

@@ -23,11 +23,13 @@ from ostraka.cli import (
     bench,
     client,
     client_rounds,
-    demo,
+    compare,
+    data,
     enclave,
     enclave_migrate,
     init,
     leakage,
+    train,
     worker,
 )
 from ostraka.cli.exit_codes import TERMINATED, exit_code
@@ -121,7 +123,10 @@ def _subgroup(
 
 app = _group()
 app.callback()(ostraka)
-app.command(cls=_Command)(demo.demo)
+app.command(cls=_Command)(train.demo)
+app.command(cls=_Command)(train.train)
+app.command(cls=_Command)(compare.compare)
+_subgroup(data.data, get=data.get, list=data.list_all)
 app.command(cls=_Command)(init.init)
 app.command(cls=_Command)(init.sign)
 _enclave = _subgroup(enclave.enclave, run=enclave.run, evidence=enclave.evidence)

@@ -77,7 +77,7 @@ def test_what_python_would_load_in_place_of_our_code_changes_it(copy, name):
     assert measure(copy).code != measure().code
 
 
-@pytest.mark.parametrize("name", ["cli", "bench", "demo", "backends"])
+@pytest.mark.parametrize("name", ["cli", "bench", "lab", "backends"])
 def test_what_the_enclave_does_not_load_does_not_count(copy, name):
     module = copy / f"{name}.py"
     path = module if module.is_file() else copy / name / "__init__.py"

@@ -114,8 +114,7 @@ class Client:
                 self._finished = True
                 return _last_model(session)
             self._joined, vector = found
-        manifest = self._joined.client.federation.rules.manifest
-        return Model.before(self._joined.offer, vector, manifest, self._joined.attested.kind)
+        return Model.before(self._joined, vector)
 
     def submit(self, delta: Update) -> Outcome:
         """Send an update for the round of the model fetched last, and wait for the receipt.

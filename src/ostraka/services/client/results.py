@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 from ostraka.arrays import Float32
 from ostraka.config import Manifest
-from ostraka.messages import SIMULATION, Receipt, RoundOffer
+from ostraka.messages import SIMULATION, Receipt
+from ostraka.roles.client import Joined
 from ostraka.services.model_file import named_tensors
 
 
@@ -14,7 +15,8 @@ class Model:
 
     round: the round that it is for, or the last one if `finished`: then there is none left to take
     part in. vector: (d,) float32, not to be written to. arrays: copies of its parts, by name.
-    simulated: no TEE protects the enclave.
+    simulated: no TEE protects the enclave. receipt: of the round that made it, None for the first
+    one and for a client that joined since.
     """
 
     round: int
@@ -23,6 +25,7 @@ class Model:
     digest: bytes = field(repr=False)
     simulated: bool
     finished: bool = False
+    receipt: Receipt | None = field(default=None, repr=False)
     arrays: dict[str, Float32] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -30,15 +33,26 @@ class Model:
         object.__setattr__(self, "arrays", {name: view.copy() for name, view in views.items()})
 
     @classmethod
-    def before(cls, offer: RoundOffer, vector: Float32, manifest: Manifest, kind: str) -> "Model":
-        """Of a round that is open. kind: of the evidence that its enclave has shown."""
-        return cls(offer.number, vector, manifest, offer.model, kind == SIMULATION)
+    def before(cls, joined: Joined, vector: Float32) -> "Model":
+        """Of a round that is open."""
+        offer, manifest = joined.offer, joined.client.federation.rules.manifest
+        simulated = joined.attested.kind == SIMULATION
+        made = joined.client.last
+        return cls(offer.number, vector, manifest, offer.model, simulated, receipt=made)
 
     @classmethod
     def last(cls, receipt: Receipt, vector: Float32, manifest: Manifest) -> "Model":
         """When all rounds are over."""
         simulated = receipt.evidence == SIMULATION
-        return cls(receipt.number, vector, manifest, receipt.model, simulated, finished=True)
+        return cls(
+            receipt.number,
+            vector,
+            manifest,
+            receipt.model,
+            simulated,
+            finished=True,
+            receipt=receipt,
+        )
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,7 @@ class Engine:
         """Deadlines count the time that passed; a jump of the wall clock is told, and no more."""
         offset = time.time() - time.monotonic()
         while current.awaited and not self.stopping.is_set():
+            self._hurry(current)
             left = self.deadline - time.monotonic()
             if left <= 0:
                 return
@@ -174,6 +175,12 @@ class Engine:
             if abs(jump) > _CLOCK_TOLERANCE_S:
                 self.tell(events.ClockJumped(round(jump, 1)))
                 offset += jump
+
+    def _hurry(self, current: OpenRound) -> None:
+        """Once the quorum is there, the rest have their grace and no more."""
+        grace = self.file.rounds.grace_s
+        if grace is not None and len(current.collecting.complete) >= self.file.quorum:
+            self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def _close(self, current: OpenRound) -> Cohort:
         cohort = current.collecting.close()
@@ -226,6 +233,8 @@ class Engine:
         for client, reason in published.rejected.items():
             self.tell(events.ClientRejected(client, reason))
         receipt = published.receipt
+        stages = {f"{name}_s": seconds for name, seconds in self.stages.items()}
+        self.tell(events.RoundTimed(receipt.number, **stages))
         self.tell(events.RoundPublished(receipt.number, receipt.participants, receipt.kept))
 
     def _skip(self, why: str) -> None:

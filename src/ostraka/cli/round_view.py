@@ -1,0 +1,103 @@
+"""What a run shows while it goes on: a table that grows, or a line a round where nobody watches."""
+
+import statistics
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ostraka.cli.output import table
+
+_SHOWN = 15  # rounds that fit on a screen
+_TICKS_PER_S = 4
+
+
+@dataclass
+class RoundView:
+    """rounds: of the whole run. plain: what plain averaging has reached so far, by round."""
+
+    rounds: int
+    attackers: frozenset[int]
+    plain: Callable[[], dict[int, float | None]]
+    console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
+    rows: list[Any] = field(default_factory=list)
+    _doing: str = "starting"
+    _live: Live | None = None
+
+    def watching(self) -> AbstractContextManager[Any]:
+        """Redraws itself while this is open; where there is no terminal, there is nothing to."""
+        if not self.console.is_terminal:
+            return nullcontext()
+        self._live = Live(
+            console=self.console,
+            get_renderable=self._picture,
+            refresh_per_second=_TICKS_PER_S,
+            transient=True,
+        )
+        return self._live
+
+    def tell(self, what: str, done: int, of: int) -> None:
+        self._doing = what
+
+    def add(self, row: Any) -> None:
+        self.rows.append(row)
+        if self._live is None:
+            self.console.print(self._line(row), soft_wrap=True)
+
+    def table(self, rows: Iterable[Any] | None = None) -> Table:
+        plain = self.plain()
+        shown = table("round", "accuracy", "plain averaging", "loss", "Left out", "seconds")
+        for row in self.rows if rows is None else rows:
+            shown.add_row(
+                str(row.round),
+                percent(row.accuracy),
+                percent(plain.get(row.round)),
+                "-" if row.loss is None else f"{row.loss:.3f}",
+                self._left_out(row),
+                f"{row.wall_s or 0:.1f}",
+            )
+        return shown
+
+    def _line(self, row: Any) -> str:
+        plain = self.plain().get(row.round)
+        beside = f" (plain averaging {percent(plain)})" if plain is not None else ""
+        return (
+            f"[ROUND {row.round}/{self.rounds}] accuracy {percent(row.accuracy)}{beside}, "
+            f"left out: {self._left_out(row)}, {row.wall_s or 0:.1f} s"
+        )
+
+    def _left_out(self, row: Any) -> str:
+        """Attackers have a mark, so that it shows at a glance who was left out rightly."""
+
+        def names(clients: Iterable[int]) -> str:
+            return ", ".join(f"{each}{'*' * (each in self.attackers)}" for each in sorted(clients))
+
+        parts = [
+            names(row.dropped),
+            *(f"{names(row.rejected)} rejected" for _ in range(bool(row.rejected))),
+            *(f"{names(row.absent)} absent" for _ in range(bool(row.absent))),
+        ]
+        return "; ".join(part for part in parts if part) or "-"
+
+    def _picture(self) -> RenderableType:
+        done = len(self.rows) and self.rows[-1].round
+        bar = ProgressBar(total=self.rounds, completed=done, width=40)
+        return Group(self.table(self.rows[-_SHOWN:]), bar, Text(f"{self._doing}{self._left(done)}"))
+
+    def _left(self, done: int) -> str:
+        times = [row.wall_s for row in self.rows[-_SHOWN:] if row.wall_s]
+        if not times or done >= self.rounds:
+            return ""
+        seconds = round(statistics.median(times) * (self.rounds - done))
+        return f"; about {timedelta(seconds=seconds)} left"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"

@@ -1,0 +1,259 @@
+"""Runs of the lab as a user starts them: real processes, and none of them left, however it ends."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ostraka.lab.clear import Clear, multi_krum
+from ostraka.lab.experiment import Experiment
+from ostraka.lab.metrics import read
+from ostraka.lab.participant import Task
+from ostraka.services.model_file import read_model
+
+PATIENCE_S = 120.0
+SMALL = ("--clients", "5", "--byzantine", "1", "--attack", "sign-flip", "--attack-scale", "10")
+ONE_PROCESS = ("--processes", "1")
+
+
+def ostraka(*arguments: str, **options) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "ostraka", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # As a shell does it: a group of its own, which the terminal's Ctrl-C goes to.
+        process_group=0,
+        **options,
+    )
+
+
+def wait_for(condition: Callable):
+    until = time.monotonic() + PATIENCE_S
+    while not (result := condition()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return result
+
+
+def stat(pid: int) -> tuple[str, int]:
+    """A process's state and its parent."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone", 0
+    return fields[0], int(fields[1])
+
+
+def children(parent: int) -> list[int]:
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    return [pid for pid in pids if stat(pid)[1] == parent]
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def all_gone(pids: list[int]) -> bool:
+    """One that has ended and that nobody asks for is gone, too."""
+    return all(stat(pid)[0] in ("gone", "Z", "X") for pid in pids)
+
+
+def train(folder: Path, *arguments: str):
+    """A run to its end. Gives what it printed last."""
+    process = ostraka("train", *SMALL, "--out", str(folder), "--json", *arguments)
+    return figures_of(process)
+
+
+def figures_of(process):
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    return json.loads(out.splitlines()[-1])
+
+
+def final_model(folder: Path):
+    return read_model(folder / "model.safetensors")[1]
+
+
+@pytest.mark.slow
+def test_the_demo_shows_one_learning_and_the_other_not(tmp_path):
+    demo = ostraka("demo", *SMALL, "--rounds", "4", "--out", str(tmp_path / "run"), "--json")
+    figures = figures_of(demo)
+    folder = tmp_path / "run"
+    assert figures["rounds"] == 4
+    assert figures["byzantine_selected"] == 0
+    assert figures["simulated"] is True
+    assert figures["accuracy"] > 0.6
+    assert figures["baseline_accuracy"] < 0.3
+    assert set(figures["stages_s"]) == {"train", "send", "measure", "average", "publish"}
+    assert "<svg" in Path(figures["report"]).read_text()
+    assert len(read(folder)) == 4
+    assert len((folder / "baseline.jsonl").read_text().splitlines()) == 4
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert final_model(folder).size == figures["dimension"]
+    # Every client was a process of its own, and so were the services.
+    logs = {path.stem for path in (folder / "logs").iterdir()}
+    clients = {f"client-{number}" for number in range(1, 6)}
+    assert logs == clients | {"enclave", "worker-1", "worker-2", "baseline"}
+
+
+@pytest.mark.slow
+def test_masked_or_not_the_models_agree(tmp_path):
+    """End to end, with equal seeds: Ostraka in each masking, and Multi-Krum in the clear."""
+    rounds = 4
+    experiment = Experiment(
+        clients=5, byzantine=1, attack="sign-flip", attack_scale=10.0, rounds=rounds
+    )
+    *_, last = Clear(Task.load(experiment), multi_krum(1, None)).rounds()
+    for masking in ("exact", "gaussian"):
+        arguments = (*ONE_PROCESS, "--rounds", str(rounds), "--masking", masking)
+        figures = train(tmp_path / masking, *arguments)
+        assert figures["masking"] == masking
+        off = np.linalg.norm(final_model(tmp_path / masking) - last.model)
+        assert off < 1e-4 * np.linalg.norm(last.model)
+
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_three_of_twelve_attack_and_none_is_ever_selected(tmp_path, seed):
+    arguments = ("--clients", "12", "--byzantine", "3", "--seed", str(seed), "--baseline")
+    figures = train(tmp_path / "run", *arguments, "--processes", "2")
+    assert figures["rounds"] == 15
+    assert figures["baseline_accuracy"] < 0.3
+    assert figures["accuracy"] > 0.9
+    assert figures["byzantine_selected"] == 0
+
+
+def published(folder: Path) -> int:
+    log = folder / "logs" / "enclave.log"
+    return log.read_text().count('"RoundPublished"') if log.exists() else 0
+
+
+@pytest.mark.slow
+def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    rules = (
+        *ONE_PROCESS,
+        *["--rounds", "6", "--worker-momentum", "0.5", "--attack", "alie", "--baseline"],
+    )
+    expected = train(whole, *rules, "--baseline")
+    process = ostraka("train", *SMALL, "--out", str(broken), *rules, "--baseline")
+    try:
+        wait_for(lambda: len(read(broken)) >= 2)
+        press_ctrl_c(process)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 130, err
+    assert 2 <= len(read(broken)) < 6
+    assert (broken / "report.html").exists()
+    figures = figures_of(ostraka("train", "--resume", str(broken), "--json"))
+    assert figures["rounds"] == 6
+    np.testing.assert_allclose(final_model(broken), final_model(whole), atol=1e-6)
+    assert figures["accuracy"] == expected["accuracy"]
+    assert figures["baseline_accuracy"] == expected["baseline_accuracy"]
+    more = figures_of(ostraka("train", "--resume", str(broken), "--rounds", "7", "--json"))
+    assert more["rounds"] == 7
+
+
+@pytest.mark.slow
+def test_a_client_that_crashes_is_a_drop_out(tmp_path):
+    run = tmp_path / "run"
+    arguments = ("--clients", "6", "--rounds", "5", "--deadline", "20")
+    process = ostraka("train", *SMALL, *arguments, "--out", str(run), "--json")
+    try:
+        wait_for(lambda: len(read(run)) >= 1)
+        (pid,) = [pid for pid in children(process.pid) if command_line(pid).endswith(" 2 ")]
+        os.kill(pid, signal.SIGKILL)
+        figures = figures_of(process)
+    finally:
+        process.kill()
+    assert figures["rounds"] == 5
+    rows = read(run)
+    assert rows[-1].absent == (2,)
+    assert 2 not in rows[-1].selected
+
+
+@pytest.mark.slow
+def test_a_comparison_is_one_table_and_one_plot(tmp_path):
+    folder = tmp_path / "comparison"
+    arguments = ("--attack", "sign-flip", "--attack", "nan", "--rounds", "2", *ONE_PROCESS)
+    small = ("--clients", "5", "--byzantine", "1", "--out", str(folder), "--json")
+    figures = figures_of(ostraka("compare", *arguments, *small))
+    found = {(each["attack"], each["defence"]): each for each in figures["results"]}
+    assert len(found) == 6
+    for attack in ("sign-flip", "nan"):
+        assert found[attack, "exact"]["accuracy"] == found[attack, "multi-krum"]["accuracy"]
+        assert found[attack, "exact"]["selected"] == 0
+        assert found[attack, "plain"]["selected"] == 2
+    assert "<svg" in (folder / "compare.html").read_text()
+    assert (folder / "table.md").read_text().count("| sign-flip |") == 1
+    again = figures_of(ostraka("compare", "--resume", str(folder), "--json"))
+    assert again["results"] == figures["results"]
+
+
+def press_ctrl_c(run: subprocess.Popen[str]) -> None:
+    os.killpg(run.pid, signal.SIGINT)
+
+
+def press_ctrl_c_twice(run: subprocess.Popen[str]) -> None:
+    press_ctrl_c(run)
+    time.sleep(0.1)
+    press_ctrl_c(run)
+
+
+def terminate(run: subprocess.Popen[str]) -> None:
+    run.terminate()
+
+
+def kill(run: subprocess.Popen[str]) -> None:
+    run.kill()
+
+
+def kill_child(name: str) -> Callable[[subprocess.Popen[str]], None]:
+    def act(run: subprocess.Popen[str]) -> None:
+        (pid,) = [pid for pid in children(run.pid) if name in command_line(pid)]
+        os.kill(pid, signal.SIGKILL)
+
+    return act
+
+
+ENDS = {
+    "Ctrl-C in the terminal": (press_ctrl_c, 130, ""),
+    "Ctrl-C by somebody in a hurry": (press_ctrl_c_twice, 130, ""),
+    "SIGTERM": (terminate, 143, ""),
+    "a kill that nobody can prepare for": (kill, -signal.SIGKILL, ""),
+    "a worker that dies": (kill_child("--name worker-1"), 1, "worker-1 was killed by SIGKILL"),
+    "the enclave's death": (kill_child("enclave run"), 1, "enclave was killed by SIGKILL"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "code", "words"), ENDS.values(), ids=ENDS.keys())
+def test_no_process_is_left(tmp_path, end, code, words):
+    folder = tmp_path / "run"
+    arguments = (*SMALL, *ONE_PROCESS, "--rounds", "100000", "--baseline")
+    run = ostraka("train", *arguments, "--out", str(folder))
+    try:
+        wait_for(lambda: published(folder))
+        started = children(run.pid)
+        assert len(started) == 5
+        end(run)
+        _, err = run.communicate(timeout=PATIENCE_S)
+    finally:
+        run.kill()
+    assert run.returncode == code, err
+    wait_for(lambda: all_gone(started))
+    assert words in err
+    assert "Traceback" not in err

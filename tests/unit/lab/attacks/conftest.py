@@ -1,0 +1,46 @@
+"""Scenes: honest updates around a common direction, and an attacker that sees some of them."""
+
+import numpy as np
+import pytest
+
+from ostraka.arrays import Float32
+from ostraka.lab.attacks import Scene
+
+
+def honest_updates(m: int, d: int, *, seed: int = 0, noise: float = 2.0) -> Float32:
+    """m updates (m, d) of a common part of length 1, and parts of their own of length `noise`."""
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=d)
+    own = rng.normal(scale=noise * d**-0.5, size=(m, d))
+    return (common / np.linalg.norm(common) + own).astype(np.float32)
+
+
+def build(
+    known: Float32,
+    *,
+    own: Float32 | None = None,
+    scale: float = 1.0,
+    byzantine: int = 2,
+    clients: int | None = None,
+    seed: int = 1,
+) -> Scene:
+    """By default the attacker knows all honest updates, and its own would have been the first."""
+    return Scene(
+        own=known[0] if own is None else own,
+        known=known,
+        round=1,
+        clients=len(known) + byzantine if clients is None else clients,
+        byzantine=byzantine,
+        scale=scale,
+        rng=np.random.default_rng(seed),
+    )
+
+
+@pytest.fixture(scope="session")
+def updates():
+    return honest_updates
+
+
+@pytest.fixture(scope="session")
+def scene():
+    return build

@@ -1,0 +1,78 @@
+"""The idx format, compressed or not."""
+
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.errors import ConfigError
+from ostraka.lab.data import idx
+
+
+def encoded(array):
+    shape = b"".join(struct.pack(">I", each) for each in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + shape + array.tobytes()
+
+
+IMAGES = np.arange(3 * 28 * 28, dtype=np.uint8).reshape(3, 28, 28)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_file_is_read_compressed_or_not(tmp_path, zipped, compressed):
+    data = encoded(IMAGES)
+    file = tmp_path / "images"
+    file.write_bytes(zipped(data) if compressed else data)
+    np.testing.assert_array_equal(idx.read(file, len(data)), IMAGES)
+
+
+def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path, zipped):
+    file = tmp_path / "bomb.gz"
+    file.write_bytes(zipped(bytes(50_000_000)))
+    with pytest.raises(ConfigError, match="larger than the 1000 bytes"):
+        idx.read(file, 1000)
+
+
+@pytest.mark.parametrize("end", [0, 5, 30, -4])
+def test_half_a_compressed_file_is_refused(tmp_path, zipped, end):
+    file = tmp_path / "half.gz"
+    file.write_bytes(zipped(encoded(IMAGES))[:end])
+    with pytest.raises(ConfigError):
+        idx.read(file, 10_000)
+
+
+MISTAKES = {
+    "nothing": b"",
+    "another magic number": b"\x00\x00\x0d\x01\x00\x00\x00\x00",
+    "no dimensions": b"\x00\x00\x08\x00",
+    "a shape that is cut off": b"\x00\x00\x08\x03\x00\x00",
+    "fewer bytes than the shape says": encoded(IMAGES)[:-1],
+    "more bytes than the shape says": encoded(IMAGES) + b"x",
+    "a shape beyond all memory": b"\x00\x00\x08\x04" + b"\xff" * 16,
+}
+
+
+@pytest.mark.parametrize("data", MISTAKES.values(), ids=MISTAKES.keys())
+def test_what_is_no_idx_file_is_refused(data):
+    with pytest.raises(ConfigError):
+        idx.parse(data)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_read_or_refused(data):
+    with suppress(ConfigError):
+        assert idx.parse(b"\x00\x00\x08" + data).nbytes <= len(data)
+
+
+def test_a_data_set_has_one_channel(tmp_path):
+    for part, count in (("train", 3), ("test", 2)):
+        (tmp_path / idx.IMAGES[part]).write_bytes(encoded(IMAGES[:count]))
+        labels = np.arange(count, dtype=np.uint8)
+        (tmp_path / idx.LABELS[part]).write_bytes(encoded(labels))
+    dataset = idx.dataset(tmp_path, name="mnist", mean=0.1, std=0.3)
+    assert dataset.shape == (1, 28, 28)
+    np.testing.assert_array_equal(dataset.train.images[2, 0], IMAGES[2])
+    assert dataset.test.labels.tolist() == [0, 1]
+    assert len(dataset.train) == 3

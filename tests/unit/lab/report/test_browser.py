@@ -1,0 +1,103 @@
+"""The report as a browser shows it, on a desk and on a telephone."""
+
+import json
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "chrome"))), None)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium on the path"),
+]
+
+NAMES = ("digits", "backdoor", "gaussian", "unfinished", "absent")
+WIDTHS = (1280, 400)
+
+# The page forbids scripts, so this runs in a copy that does not.
+MEASURE = """<script>
+for (const each of document.querySelectorAll("details")) each.open = true;
+const sizes = [...document.querySelectorAll("svg text")].map(
+  (text) => parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a || Infinity);
+const boxes = [...document.querySelectorAll("svg")].map((svg) => svg.getBoundingClientRect());
+const outside = [...document.querySelectorAll("svg")].flatMap((svg) => {
+  const frame = svg.getBoundingClientRect();
+  return [...svg.querySelectorAll("text")].filter((text) => {
+    const box = text.getBoundingClientRect();
+    return box.left < frame.left - 2 || box.right > frame.right + 2;
+  }).map((text) => text.textContent);
+});
+parent.document.title = JSON.stringify({
+  width: innerWidth,
+  scroll: document.documentElement.scrollWidth,
+  smallest: Math.min(...sizes),
+  plots: boxes.map((box) => [box.left, box.width, box.height]),
+  outside,
+});
+</script>"""
+
+
+def opened(path, profile):
+    """The document as it stands, and what the browser complained of."""
+    command = [
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--v=0",
+        f"--user-data-dir={profile}",
+        "--hide-scrollbars",
+        "--window-size=1600,1000",
+        "--dump-dom",
+        path.as_uri(),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def measured(path, width, tmp_path):
+    """In a frame, as no window is as narrow as a telephone."""
+    page = re.sub(r"<meta http-equiv[^>]*>", "", path.read_text("utf-8"))
+    inside = escape(page.replace("</body>", f"{MEASURE}</body>"))
+    around = tmp_path / "around.html"
+    around.write_text(
+        f'<meta charset="utf-8"><title></title><iframe width="{width}" height="900" '
+        f'style="border: 0" srcdoc="{inside}"></iframe>',
+        "utf-8",
+    )
+    dom, _ = opened(around, tmp_path / "profile")
+    (title,) = re.findall(r"<title>(.*?)</title>", dom, re.DOTALL)
+    return json.loads(unescape(title))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_browser_has_no_complaint(reported, tmp_path, name):
+    dom, complaints = opened(reported(name), tmp_path / "profile")
+    assert complaints == []
+    assert dom.count("</svg>") == reported(name).read_text("utf-8").count("</svg>")
+
+
+def test_a_script_would_be_a_complaint(reported, tmp_path):
+    page = tmp_path / "page.html"
+    text = reported("digits").read_text("utf-8")
+    page.write_text(text.replace("</body>", "<script>1</script></body>"), "utf-8")
+    _, complaints = opened(page, tmp_path / "profile")
+    assert complaints
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_it_can_be_read_without_scrolling_sideways(reported, tmp_path, name, width):
+    seen = measured(reported(name), width, tmp_path)
+    assert seen["width"] == width
+    assert seen["scroll"] <= width
+    assert seen["smallest"] >= 8
+    assert seen["outside"] == []
+    columns = {round(left) for left, _, _ in seen["plots"]}
+    assert len(columns) == (1 if width == 400 else 2)
+    assert all(wide > 300 and high > 100 for _, wide, high in seen["plots"])

@@ -1,0 +1,98 @@
+"""What can be asked for, and what is refused before anything starts."""
+
+import json
+
+import pytest
+
+from ostraka.errors import ConfigError
+from ostraka.lab.experiment import Experiment
+
+REFUSED = {
+    "too few clients for so many attackers": ({"clients": 8, "byzantine": 3}, "n >= 2f \\+ 3"),
+    "a model that there is not": ({"model": "resnet"}, "there is no model 'resnet'"),
+    "a data set that there is not": ({"dataset": "cifar100"}, "known: cifar10"),
+    "an attack that there is not": ({"attack": "signflip"}, "known: sign-flip"),
+    "a partition that there is not": ({"partition": "fair"}, "partition"),
+    "knowledge of something else": ({"know": "everything"}, "kind of knowledge"),
+    "no rounds": ({"rounds": 0}, "rounds must be at least 1"),
+    "a seed below zero": ({"seed": -1}, "seed must be at least 0"),
+    "both steps and epochs": ({"steps": 2, "epochs": 2}, "not both"),
+    "one worker": ({"workers": 1}, "2 to 7 workers"),
+    "no time at all": ({"deadline_s": 0.0}, "deadline"),
+    "one attacker that knows but itself": (
+        {"byzantine": 1, "attack": "alie", "know": "own"},
+        "alie needs 2 updates",
+    ),
+}
+
+
+@pytest.mark.parametrize(("fields", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_work_is_refused(fields, words):
+    with pytest.raises(ConfigError, match=words):
+        Experiment(**fields)
+
+
+def test_it_survives_json_and_ignores_what_a_run_adds():
+    experiment = Experiment(clients=9, attack="alie", steps=3)
+    fields = json.loads(json.dumps(experiment.to_json() | {"dimension": 5}))
+    assert Experiment.from_json(fields) == experiment
+
+
+def test_attackers_are_drawn_from_the_seed():
+    casts = {Experiment(seed=seed).attackers for seed in range(20)}
+    assert len(casts) > 10
+    for cast in casts:
+        assert len(set(cast)) == 3
+        assert set(cast) <= set(range(1, 13))
+    assert Experiment(seed=4).attackers == Experiment(seed=4).attackers
+
+
+def test_everybody_is_honest_or_attacks():
+    experiment = Experiment()
+    assert sorted((*experiment.honest, *experiment.attackers)) == list(experiment.numbers)
+
+
+def test_without_an_attack_nobody_attacks():
+    experiment = Experiment(attack="none")
+    assert experiment.attackers == ()
+    assert experiment.attacking is None
+    assert experiment.honest == tuple(range(1, 13))
+
+
+def test_every_client_is_in_one_process():
+    for clients, processes in ((12, None), (64, None), (7, 3), (5, 99)):
+        experiment = Experiment(clients=clients, byzantine=1, processes=processes)
+        members = [number for group in experiment.groups for number in group]
+        assert sorted(members) == list(experiment.numbers)
+        assert all(experiment.groups)
+    assert len(Experiment(clients=12).groups) == 12
+    assert len(Experiment(clients=64).groups) == 2
+
+
+def test_a_model_is_chosen_for_the_data():
+    assert Experiment().architecture == "mlp"
+    assert Experiment(dataset="cifar10").architecture == "cnn"
+    assert Experiment(model="cnn").architecture == "cnn"
+
+
+def test_local_training_is_one_epoch_unless_it_is_said():
+    assert Experiment().recipe.epochs == 1
+    assert Experiment(steps=4).recipe.steps == 4
+    assert Experiment(epochs=2).recipe.epochs == 2
+
+
+def test_the_last_round_is_always_evaluated():
+    experiment = Experiment(rounds=7, evaluate_every=3)
+    assert [number for number in range(1, 8) if experiment.evaluates(number)] == [3, 6, 7]
+
+
+def test_each_purpose_has_numbers_of_its_own():
+    experiment = Experiment()
+    streams = (
+        experiment.attack_stream(1, 1),
+        experiment.attack_stream(1, 2),
+        experiment.attack_stream(2, 1),
+        experiment.poison_stream(1),
+    )
+    assert len({stream.integers(2**62) for stream in streams}) == len(streams)
+    assert experiment.training_seed(1, 2) != experiment.training_seed(2, 1)
