@@ -7,10 +7,17 @@ from ostraka.core.costs import Costs
 from ostraka.errors import ConfigError
 
 
-def path() -> Path:
-    """In the user's cache."""
+def user_cache() -> Path:
+    """$OSTRAKA_CACHE, or a folder in the user's cache."""
+    own = os.environ.get("OSTRAKA_CACHE")
+    if own:
+        return Path(own)
     cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "ostraka" / "costs.json"
+    return (Path(cache) if cache else Path.home() / ".cache") / "ostraka"
+
+
+def path() -> Path:
+    return user_cache() / "costs.json"
 
 
 def load() -> Costs:

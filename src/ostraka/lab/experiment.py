@@ -1,6 +1,5 @@
 """What to run: one federation, its task, its attackers and its rules."""
 
-import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -178,10 +177,8 @@ class Experiment:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Experiment":
-        """Other fields are ignored: a run's folder says more than was asked for."""
-        known = {name: fields[name] for name in cls.__dataclass_fields__ if name in fields}
-        return cls(**known)
+        """Other fields are ignored: a run's folder says more than was asked for.
 
-
-def dumps(experiment: Experiment) -> str:
-    return json.dumps(experiment.to_json())
+        Raises ConfigError, KeyError or TypeError.
+        """
+        return cls(**{name: fields[name] for name in cls.__dataclass_fields__})

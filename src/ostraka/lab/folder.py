@@ -84,5 +84,5 @@ class RunFolder:
             raise ConfigError(
                 f"{self.root} holds no run: {self.experiment_file}: {unreadable.strerror}"
             ) from None
-        except (ValueError, TypeError, AttributeError) as damaged:
+        except (ValueError, TypeError, KeyError) as damaged:
             raise ConfigError(f"{self.experiment_file} is damaged: {damaged}") from None

@@ -8,22 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ostraka.calibration import user_cache
 from ostraka.errors import ConfigError, StorageFull
 from ostraka.lab.data.entry import Entry, Kept
 
 
-def root() -> Path:
-    """$OSTRAKA_CACHE, or a folder in the user's cache."""
-    own = os.environ.get("OSTRAKA_CACHE")
-    if own:
-        return Path(own)
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "ostraka"
-
-
 def folder(name: str, cache: Path | None = None) -> Path:
     """Of one data set. cache: instead of the user's."""
-    return (cache or root()) / "data" / name
+    return (cache or user_cache()) / "data" / name
 
 
 def flaws(entry: Entry, place: Path) -> list[str]:

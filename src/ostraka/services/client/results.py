@@ -1,6 +1,7 @@
 """What a client gets: models, and what became of its updates."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ostraka.arrays import Float32
 from ostraka.config import Manifest
@@ -14,9 +15,8 @@ class Model:
     """The global model to train from.
 
     round: the round that it is for, or the last one if `finished`: then there is none left to take
-    part in. vector: (d,) float32, not to be written to. arrays: copies of its parts, by name.
-    simulated: no TEE protects the enclave. receipt: of the round that made it, None for the first
-    one and for a client that joined since.
+    part in. vector: (d,) float32, not to be written to. simulated: no TEE protects the enclave.
+    receipt: of the round that made it, None for the first one and for a client that joined since.
     """
 
     round: int
@@ -26,11 +26,12 @@ class Model:
     simulated: bool
     finished: bool = False
     receipt: Receipt | None = field(default=None, repr=False)
-    arrays: dict[str, Float32] = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def arrays(self) -> dict[str, Float32]:
+        """Copies of its parts, by name."""
         views = named_tensors(self.manifest, self.vector)
-        object.__setattr__(self, "arrays", {name: view.copy() for name, view in views.items()})
+        return {name: view.copy() for name, view in views.items()}
 
     @classmethod
     def before(cls, joined: Joined, vector: Float32) -> "Model":
