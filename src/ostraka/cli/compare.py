@@ -6,18 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from click.core import ParameterSource
 
 from ostraka.cli import lab_options as options
 from ostraka.cli.exit_codes import INTERRUPTED
 from ostraka.cli.lab_options import lab
 from ostraka.cli.output import Json, progress, show, table
-from ostraka.errors import ConfigError, RoundFailed, ServiceError
+from ostraka.errors import RoundFailed, ServiceError
 
 _ATTACKS = ("sign-flip", "gaussian", "alie", "ipm")
 _DEFENCES = ("plain", "multi-krum", "exact")
 _NOT_OF_A_RUN = ("out", "resume", "as_json", "attack", "defence", "jobs")
-_WITH_RESUME = ("resume", "jobs", "as_json")
 
 
 def compare(
@@ -72,7 +70,7 @@ def compare(
         fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
         comparison = _found(fields, tuple(attack), tuple(defence), out)
     else:
-        _require_alone(ctx)
+        options.require_alone(ctx, "resume", "jobs", "as_json")
         comparison = lab("compare").Comparison.load(resume)
     interrupted = False
     try:
@@ -89,13 +87,6 @@ def compare(
     _show(comparison, as_json=as_json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _require_alone(ctx: typer.Context) -> None:
-    for name in ctx.params:
-        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and name not in _WITH_RESUME:
-            raise ConfigError(f"a comparison goes on as it began: --{name} cannot be changed")
 
 
 def _found(

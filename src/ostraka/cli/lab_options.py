@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import click
 import typer
+from click.core import ParameterSource
 
 from ostraka.config import DISTANCES, MASKINGS
 from ostraka.errors import ConfigError
@@ -90,6 +91,15 @@ def lab(module: str) -> ModuleType:
         raise ConfigError(
             f"this needs the package {missing.name!r}: pip install 'ostraka[lab]'"
         ) from None
+
+
+def require_alone(ctx: typer.Context, *allowed: str) -> None:
+    """What goes on is as it began. Raises ConfigError for an option that would change it."""
+    for name in ctx.params:
+        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and name not in allowed:
+            option = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"what goes on is as it began: {option} cannot be changed")
 
 
 def new_folder(out: Path | None, *words: str) -> Path:

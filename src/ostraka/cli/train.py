@@ -14,12 +14,11 @@ from ostraka.cli.exit_codes import FAILED, INTERRUPTED
 from ostraka.cli.lab_options import lab
 from ostraka.cli.output import Json, show, table
 from ostraka.cli.round_view import RoundView, percent
-from ostraka.errors import ConfigError, RoundFailed, ServiceError
+from ostraka.errors import RoundFailed, ServiceError
 
 _SIMULATED = (
     "No TEE protects this run: its enclave is simulated, and this machine could read every update."
 )
-_WITH_RESUME = ("resume", "rounds", "as_json")
 _NOT_OF_A_RUN = ("out", "resume", "as_json")
 
 
@@ -76,14 +75,12 @@ def train(
       ostraka train --resume runs/digits-mlp-20260101-120000
     """
     if resume is not None:
-        _require_alone(ctx)
+        options.require_alone(ctx, "resume", "rounds", "as_json")
         asked = ctx.get_parameter_source("rounds") is ParameterSource.COMMANDLINE
         _run(resume, rounds=rounds if asked else None, as_json=as_json)
         return
-    fields = {
-        name: value for name, value in ctx.params.items() if name not in ("out", *_WITH_RESUME)
-    }
-    fields = fields | {"rounds": rounds, "deadline_s": fields.pop("deadline")}
+    fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
+    fields["deadline_s"] = fields.pop("deadline")
     _run(_found(fields, out), as_json=as_json)
 
 
@@ -128,19 +125,6 @@ def demo(
     selected = _run(_found(fields, out, name="demo"), as_json=as_json)
     if selected:
         raise typer.Exit(FAILED)
-
-
-def _require_alone(ctx: typer.Context) -> None:
-    given = [
-        name
-        for name in ctx.params
-        if name not in _WITH_RESUME
-        and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    ]
-    if given:
-        raise ConfigError(
-            f"a run goes on as it began: --{given[0].replace('_', '-')} cannot be changed"
-        )
 
 
 def _found(fields: dict[str, Any], out: Path | None, name: str | None = None) -> Path:

@@ -221,7 +221,8 @@ class _Running:
 
     @classmethod
     def start(cls, cell: Cell, children: Children) -> "_Running":
-        done, folder = cell.done, cell.folder
+        folder = cell.folder
+        done = cell.done if cell.experiment.resumes_in_the_clear else 0
         folder.root.mkdir(parents=True, exist_ok=True)
         folder.save(cell.experiment)
         arguments = (str(folder.root), cell.defence, str(done))

@@ -155,6 +155,11 @@ class Experiment:
         """Whether the model after this round is tested."""
         return number % self.evaluate_every == 0 or number == self.rounds
 
+    @property
+    def resumes_in_the_clear(self) -> bool:
+        """Whether a run in the clear can go on from its last model: it keeps no momentum."""
+        return self.worker_momentum == 0
+
     def training_seed(self, client: int, number: int) -> tuple[int, ...]:
         """Of one client's training in one round."""
         return (self.seed, _TRAINING, client, number)

@@ -70,7 +70,8 @@ def run(
         experiment = experiment.with_rounds(rounds)
         facts = {name: value for name, value in fields.items() if name not in vars(experiment)}
         folder.save(experiment, **facts)
-    done, averaged = len(read(folder.root)), len(read_baseline(folder.root))
+    done = len(read(folder.root))
+    averaged = len(read_baseline(folder.root)) if experiment.resumes_in_the_clear else 0
     if done > experiment.rounds:
         raise ConfigError(f"{done} rounds are over, and {experiment.rounds} were asked for")
     if experiment.masking == "gaussian" and _working(experiment):

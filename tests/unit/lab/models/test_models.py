@@ -3,10 +3,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from ostraka.errors import ConfigError
 from ostraka.lab.models import MODELS, build
+from ostraka.lab.models.efficientnet import Bottleneck
 from ostraka.lab.models.layers import stem_stride
+from ostraka.lab.models.mobilenet_v2 import InvertedResidual
 
 PUBLISHED = {
     "mobilenetv1": 4_231_976,
@@ -67,6 +70,22 @@ def test_only_images_of_up_to_64_pixels_are_small(side, stride):
 def test_small_models_take_images_of_these_shapes(name, shape):
     model = build(name, shape=shape, classes=10, seed=0)
     assert model(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("mobilenetv2", 10), ("efficientnet-b0", 9), ("efficientnet-b1", 16)]
+)
+def test_blocks_that_change_no_shape_add_to_their_input(name, count):
+    """Each stage's first block does not; in all others, a branch of zeros leaves the input."""
+    blocks = build(name, shape=(3, 32, 32), classes=10, seed=0).eval().get_submodule("blocks")
+    parts = [InvertedResidual, Bottleneck]
+    residual = [each for each in blocks.modules() if type(each) in parts and each.residual]
+    assert len(residual) == count
+    for block in residual:
+        last = [layer for layer in block.modules() if isinstance(layer, nn.BatchNorm2d)][-1]
+        nn.init.zeros_(last.weight)
+        inputs = torch.ones(1, last.num_features, 4, 4)
+        assert torch.equal(block(inputs), inputs)
 
 
 def test_the_sizes_of_the_small_ones():
