@@ -107,14 +107,16 @@ class Rounds:
     """[rounds]: when a round opens, closes and is given up.
 
     count: how many to run. quorum: updates without which a round does not close, None for 2f + 3.
-    deadline_s: seconds in which clients upload. extensions: how often the deadline is extended
-    while the quorum is missed; then the round is skipped. measure_s: seconds in which the workers
-    answer, in one attempt. linger_s: seconds to stay after the last round, for clients to fetch it.
+    deadline_s: seconds in which clients upload. grace_s: seconds for the rest once the quorum is
+    there, None for as long as the deadline is. extensions: how often the deadline is extended while
+    the quorum is missed; then the round is skipped. measure_s: seconds in which the workers answer,
+    in one attempt. linger_s: seconds to stay after the last round, for clients to fetch it.
     """
 
     count: int = 10
     quorum: int | None = None
     deadline_s: float = 600.0
+    grace_s: float | None = None
     extensions: int = 2
     measure_s: float = 120.0
     linger_s: float = 60.0
@@ -122,6 +124,8 @@ class Rounds:
     def __post_init__(self) -> None:
         _require("count", self.count, 1, _MANY)
         _require("deadline_s", self.deadline_s, 0.001, _YEAR)
+        if self.grace_s is not None:
+            _require("grace_s", self.grace_s, 0, _YEAR)
         _require("extensions", self.extensions, 0, 1000)
         _require("measure_s", self.measure_s, 0.001, _YEAR)
         _require("linger_s", self.linger_s, 0, _YEAR)

@@ -43,6 +43,7 @@ disclose_selection = false  # true: receipts say whose updates were averaged
 count = 10
 # quorum = {quorum}  # updates without which a round does not close; 2f + 3 unless given
 deadline_s = 600  # seconds in which clients upload
+# grace_s = 30  # seconds for the rest once the quorum is there; unless given, until the deadline
 extensions = 2  # of the deadline while the quorum is missed; then the round is skipped
 measure_s = 120  # seconds in which the workers answer, in one attempt
 linger_s = 60  # seconds to stay after the last round, for clients to fetch it

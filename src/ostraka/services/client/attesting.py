@@ -51,7 +51,7 @@ def meet(connection: Connection, who: Verifier) -> Met | None:
     charter = _charter(connection)
     while True:
         federation = verify_charter(charter, who.policy)
-        _require_enrolled(federation, who)
+        require_enrolled(federation, who.name, who.identity)
         answer = _introduction(connection, who)
         if answer is None:
             return None
@@ -61,7 +61,7 @@ def meet(connection: Connection, who: Verifier) -> Met | None:
                 nonce=answer.nonce,
                 federation=federation,
                 policy=who.policy,
-                circumstances=_circumstances(who, answer.introduction.evidence),
+                circumstances=circumstances(who, answer.introduction.evidence),
             )
         except AttestationRefused as refused:
             newest = _charter(connection) if refused.reason is Refusal.BINDING else charter
@@ -105,7 +105,8 @@ def _introduction(connection: Connection, who: Verifier) -> _Answer | None:
         raise
 
 
-def _circumstances(who: Verifier, evidence: Evidence) -> Circumstances:
+def circumstances(who: Verifier, evidence: Evidence) -> Circumstances:
+    """What it takes to verify this evidence, now. Raises ConfigError or AttestationRefused."""
     return Circumstances(
         now=int(time.time()),
         collateral=collateral.for_evidence(evidence, who.policy, beside=who.policy_file),
@@ -113,19 +114,18 @@ def _circumstances(who: Verifier, evidence: Evidence) -> Circumstances:
     )
 
 
-def _require_enrolled(federation: Federation, who: Verifier) -> None:
+def require_enrolled(federation: Federation, name: str, identity: Identity) -> None:
     """Raises ServiceError, which says what is wrong better than the other side would."""
     revision = f"revision {federation.revision} of the federation"
-    if who.name in {member.name for member in federation.revoked}:
-        raise ServiceError(f"client {who.name!r} is revoked in {revision}: ask its operator why")
+    if name in {member.name for member in federation.revoked}:
+        raise ServiceError(f"client {name!r} is revoked in {revision}: ask its operator why")
     keys = {member.name: member.key for member in federation.clients}
-    if who.name not in keys:
+    if name not in keys:
         raise ServiceError(
-            f"client {who.name!r} is not enrolled in {revision}: its operator has to add it "
+            f"client {name!r} is not enrolled in {revision}: its operator has to add it "
             "(ostraka client enrol prints the lines)"
         )
-    if keys[who.name] != who.identity.public:
+    if keys[name] != identity.public:
         raise ServiceError(
-            f"client {who.name!r} is enrolled with another key in {revision}: "
-            f"{keys[who.name].hex()}"
+            f"client {name!r} is enrolled with another key in {revision}: {keys[name].hex()}"
         )

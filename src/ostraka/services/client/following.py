@@ -1,5 +1,6 @@
 """The chain of charters and receipts: what was published since the last receipt that is held."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ostraka.attestation.policy import Policy
@@ -41,15 +42,35 @@ def catch_up(
     if first is None:
         return Followed(memory, {})
 
-    def follow() -> Followed:
-        chain = _Chain(memory, identity, policy, joined, begun_anew)
+    def ask() -> Followed:
         request = wire.ChainRequest(after=first.number - 1)
         with connection.stream("GetChain", request) as links:
-            for link in links:
-                chain.add(link)
-        return chain.end()
+            return follow(
+                links,
+                memory,
+                identity=identity,
+                policy=policy,
+                joined=joined,
+                begun_anew=begun_anew,
+            )
 
-    return connection.attempt(follow)
+    return connection.attempt(ask)
+
+
+def follow(
+    links: Iterable[wire.ChainLink],
+    memory: Memory,
+    *,
+    identity: Identity,
+    policy: Policy,
+    joined: RoundOffer | None = None,
+    begun_anew: str = "",
+) -> Followed:
+    """As `catch_up`, along links that somebody has brought."""
+    chain = _Chain(memory, identity, policy, joined, begun_anew)
+    for link in links:
+        chain.add(link)
+    return chain.end()
 
 
 class _Chain:

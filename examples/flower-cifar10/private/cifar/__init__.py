@@ -1,0 +1,1 @@
+"""A small CNN on CIFAR-10, trained by a federation."""

@@ -1,0 +1,123 @@
+"""Models as Flower's records, and as the one vector of a federation.
+
+Floating arrays make up the vector, as float32. Integer ones (a batch norm's count of batches) stay
+at each node: nobody averages them and nobody vouches for them, so they begin at zero.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from ostraka.arrays import AnyArray, Float32
+from ostraka.config import Manifest, Tensor
+from ostraka.errors import ConfigError, RemoteProtocolError
+from ostraka.services.client.packing import flatten
+from ostraka.services.model_file import named_tensors
+
+_INTEGERS = "iub"
+
+
+def read_arrays(record: ArrayRecord) -> dict[str, AnyArray]:
+    """Raises ConfigError for what is no array of numbers."""
+    try:
+        arrays = {name: array.numpy() for name, array in record.items()}
+    except (TypeError, ValueError, OSError, EOFError):
+        raise ConfigError("an array cannot be read") from None
+    for name, array in arrays.items():
+        if array.dtype.kind not in "f" + _INTEGERS:
+            raise ConfigError(f"array {name!r} holds {array.dtype}, not real numbers")
+    return arrays
+
+
+def manifest_of(arrays: Mapping[str, AnyArray]) -> Manifest:
+    """What the vector of such a model consists of. Raises ConfigError."""
+    floating = {name: array for name, array in arrays.items() if not is_local(array)}
+    return Manifest(tuple(Tensor(name, array.shape) for name, array in floating.items()))
+
+
+def is_local(array: AnyArray) -> bool:
+    return array.dtype.kind in _INTEGERS
+
+
+def vector_of(arrays: Mapping[str, AnyArray], manifest: Manifest) -> Float32:
+    """A model (d,). Raises ConfigError, which names the array at fault."""
+    return flatten({name: a for name, a in arrays.items() if not is_local(a)}, manifest)
+
+
+class Template:
+    """The form of a model, as its app made it: names, their order, and integers.
+
+    A federation's manifest may have another order. Apps that go by the order rely on theirs.
+    """
+
+    def __init__(self, arrays: Mapping[str, AnyArray]) -> None:
+        self._local = {name: array for name, array in arrays.items() if is_local(array)}
+        self._names = tuple(arrays)
+        for name, array in self._local.items():
+            if array.any():
+                raise ConfigError(
+                    f"array {name!r} holds integers that are not zero. Nobody vouches for them, "
+                    "so a node would not take them: leave them out of the record"
+                )
+
+    def record(self, manifest: Manifest, vector: Float32) -> ArrayRecord:
+        """This model (d,) in that form. Raises ConfigError if it has other names."""
+        tensors: dict[str, Any] = named_tensors(manifest, vector) | self._local
+        if set(tensors) != set(self._names):
+            odd = sorted(set(tensors) ^ set(self._names))
+            raise ConfigError(f"the app's model and the federation's differ in {', '.join(odd)}")
+        return ArrayRecord({name: _array(tensors[name]) for name in self._names})
+
+
+def for_app(arrays: Mapping[str, AnyArray], local: Mapping[str, AnyArray]) -> ArrayRecord:
+    """A verified model for the app, with this node's own integers.
+
+    Whoever sent it has chosen the order. Names that are numbers are put in order: an app that
+    numbers its arrays goes by that.
+    """
+    names = list(arrays)
+    if all(name.isdecimal() for name in names):
+        names.sort(key=int)
+    own = {name: _own(name, arrays[name], local) for name in names}
+    return ArrayRecord({name: _array(array) for name, array in own.items()})
+
+
+def _own(name: str, array: AnyArray, local: Mapping[str, AnyArray]) -> AnyArray:
+    if not is_local(array):
+        return array
+    kept = local.get(name)
+    if kept is not None and (kept.shape, kept.dtype) == (array.shape, array.dtype):
+        return kept
+    if array.any():
+        raise RemoteProtocolError(f"array {name!r} holds integers that nobody vouches for")
+    return array
+
+
+def difference(
+    trained: Mapping[str, AnyArray], model: Float32, manifest: Manifest
+) -> tuple[Float32, dict[str, AnyArray]]:
+    """An update (d,), and the integers that stay. Raises ConfigError, which names what is at fault.
+
+    The difference is taken in float64: apps may train in that.
+    """
+    before = named_tensors(manifest, model)
+    moved: dict[str, Any] = {}
+    for name, array in trained.items():
+        if name not in before:
+            if not is_local(array):
+                moved[name] = array  # For `flatten` to refuse, in its words.
+        elif is_local(array):
+            raise ConfigError(f"array {name!r} holds {array.dtype}, and the model's is float32")
+        elif array.shape != before[name].shape:
+            raise ConfigError(f"array {name!r} is {before[name].shape}; got {array.shape}")
+        else:
+            with np.errstate(invalid="ignore", over="ignore"):
+                moved[name] = array.astype(np.float64) - before[name]
+    stays = {name: a for name, a in trained.items() if is_local(a)}
+    return flatten(moved, manifest), stays
+
+
+def _array(array: AnyArray) -> Array:
+    return Array(np.ascontiguousarray(array).reshape(array.shape))

@@ -1,0 +1,152 @@
+"""One round after the other, from the host's side: who is asked, who answers, what comes out.
+
+Whatever a node does wrong, only that node is left out, and the log says why.
+"""
+
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from flwr.app import Message, MessageType
+
+from ostraka.errors import MalformedMessage, OstrakaError
+from ostraka.flower.courier import Courier
+from ostraka.flower.enclave import Enclave, Finished, Outcome
+from ostraka.flower.messages import Hello, Links, Proof, ask, read_hello, read_sealed
+from ostraka.messages import RoundOffer
+
+_LOG = logging.getLogger("flwr.ostraka")
+
+
+@dataclass
+class Relay:
+    """finished: the federation has no rounds left. after: what each node knew of the chain."""
+
+    enclave: Enclave
+    finished: bool = False
+    after: dict[int, int] = field(default_factory=dict)
+    _offer: RoundOffer | None = None
+    _clients: dict[int, str] = field(default_factory=dict)  # who was asked, by node
+    _hellos: dict[int, Hello] = field(default_factory=dict)  # that came with their last replies
+
+    def open(
+        self, courier: Courier, nodes: list[int], *, least: int, seconds: float
+    ) -> dict[int, Proof]:
+        """Challenge and answer, for each of these nodes that takes part; none, if too few do.
+
+        Raises OstrakaError.
+        """
+        self._offer, self._clients = None, {}
+        hellos = {node: self._hellos.pop(node) for node in nodes if node in self._hellos}
+        unknown = [node for node in nodes if node not in hellos]
+        hellos |= self._greet(courier, unknown, seconds)
+        if not hellos:
+            return {}
+        self.enclave.open(list(hellos.values()))
+        proofs: dict[int, Proof] = {}
+        for node, hello in hellos.items():
+            try:
+                proofs[node] = self._introduce(node, hello)
+            except Finished as over:
+                self.finished = True
+                _LOG.info("%s", over)
+                return {}
+            except OstrakaError as refused:
+                left_out(node, str(refused))
+        if not _enough(len(proofs), least):
+            self._offer = None
+            return {}
+        return proofs
+
+    def finish(self, replies: Iterable[Message], *, least: int, seconds: float) -> Outcome | None:
+        """Hand over the replies, and wait for what the enclave makes of them.
+
+        None if that is nothing; too few replies are not waited for, since more will come with the
+        next round of Flower's. Raises OstrakaError.
+        """
+        if self._offer is None:
+            return None
+        delivered = 0
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            try:
+                self._deliver(node, reply)
+                delivered += 1
+            except OstrakaError as refused:
+                left_out(node, str(refused))
+        if not _enough(delivered, least):
+            return None
+        outcome = self.enclave.finish(self._offer, seconds=seconds)
+        if outcome is None:
+            _LOG.error("the enclave has given up round %d, or opened it again", self.number)
+        return outcome
+
+    def links(self, node: int) -> Links | None:
+        """What proves the last round's model to a node; None for one that has never taken part."""
+        after = self.after.get(node)
+        return None if after is None else Links(self.enclave.links(after))
+
+    @property
+    def number(self) -> int:
+        return self._offer.number if self._offer else 0
+
+    def _greet(self, courier: Courier, nodes: list[int], seconds: float) -> dict[int, Hello]:
+        questions = [Message(ask(), node, MessageType.TRAIN, ttl=seconds) for node in nodes]
+        hellos: dict[int, Hello] = {}
+        for reply in courier.send_and_receive(questions, timeout=seconds):
+            node = reply.metadata.src_node_id
+            try:
+                hello = read_hello(require_content(reply).content)
+            except OstrakaError as refused:
+                left_out(node, str(refused))
+                continue
+            hellos[node] = hello
+        return hellos
+
+    def _introduce(self, node: int, hello: Hello) -> Proof:
+        """The enclave tells who really is the client that two nodes may claim to be."""
+        name = hello.challenge.client
+        proof = self.enclave.introduce(hello)
+        if name in self._clients.values():
+            raise MalformedMessage(f"another node speaks for client {name!r}")
+        offer = proof.introduction.offer
+        if self._offer is not None and offer.round_id != self._offer.round_id:
+            raise MalformedMessage("the round was opened again while nodes were asked")
+        self._offer = offer
+        self._clients[node] = name
+        self.after[node] = offer.number - 1 if hello.after is None else hello.after
+        return proof
+
+    def _deliver(self, node: int, reply: Message) -> None:
+        sealed = read_sealed(require_content(reply).content)
+        name, expected = sealed.header.client, self._clients.get(node)
+        if name != expected:
+            raise MalformedMessage(
+                f"it answers with an update of client {name!r}, and it was asked as {expected!r}"
+            )
+        with suppress(MalformedMessage):
+            self._hellos[node] = read_hello(reply.content)
+        self.enclave.deliver(sealed)
+
+
+def require_content(reply: Message) -> Message:
+    """Raises MalformedMessage for an error, with the reason that came along."""
+    if reply.has_error():
+        raise MalformedMessage(_printable(reply.error.reason or "no reason was given"))
+    return reply
+
+
+def _enough(nodes: int, least: int) -> bool:
+    if nodes < least:
+        _LOG.error("%d nodes take part, and %d are needed: no round", nodes, least)
+    return nodes >= least
+
+
+def left_out(node: int, why: str) -> None:
+    _LOG.warning("node %d is left out: %s", node, why)
+
+
+def _printable(text: str) -> str:
+    """A node's words, fit for a log."""
+    return "".join(each if each.isprintable() else " " for each in text[:300])

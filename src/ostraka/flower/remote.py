@@ -1,0 +1,182 @@
+"""The enclave's service, across a network. What it says is for the nodes to verify."""
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ostraka.arrays import Float32
+from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.config import Manifest
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.crypto.updates import SealedUpdate
+from ostraka.encoding import decode, encode
+from ostraka.errors import LocalProtocolError, ReceiptRefused, Rejection, ServiceError
+from ostraka.flower.enclave import Finished, Head, Outcome
+from ostraka.flower.messages import Hello, Proof, read_links
+from ostraka.messages import Charter, Introduction, Receipt, RoundOffer, first_model
+from ostraka.services.client.connection import FINISHED, LONG_POLL_S, Connection
+from ostraka.services.client.downloading import download
+from ostraka.services.client.events import Event, Reconnecting
+from ostraka.services.client.following import follow
+from ostraka.services.client.memory import Memory
+from ostraka.services.client.patience import Patience
+from ostraka.services.client.uploading import BATCH_BYTES, Upload
+from ostraka.transport import ostraka_pb2 as wire
+
+_LOG = logging.getLogger("flwr.ostraka")
+_PENDING_S = 0.2
+_NAME = "strategy"
+
+
+class RemoteEnclave:
+    """HOST:PORT of `ostraka enclave run`. seconds: for one answer, before it counts as gone.
+
+    The strategy follows the chain as a client would that has come in the round at hand. It takes
+    the enclave's key from the first answer: only the nodes have a policy, and only they need one.
+    """
+
+    def __init__(self, address: str, *, tls_ca: Path | None = None, seconds: float = 120) -> None:
+        self._address = address
+        self._tls_ca = tls_ca
+        self._seconds = seconds
+        self._connection: Connection | None = None
+        self._observer = Identity.generate()  # signs nothing
+        self._charter: Charter | None = None
+        self._memory: Memory | None = None
+        self._joined: RoundOffer | None = None
+        self._links: dict[int, tuple[bytes, ...]] = {}  # of this round, by where they begin
+
+    def start(self, manifest: Manifest, model: Float32) -> Head:
+        federation = self._ask_charter().federation
+        last = self._last_receipt()
+        digest = last.model if last else first_model(federation)
+        return Head(
+            number=last.number if last else 0,
+            manifest=federation.rules.manifest,
+            model=download(self._connected(), digest, federation),
+            f=federation.rules.f,
+            k=federation.rules.k,
+        )
+
+    def open(self, hellos: Sequence[Hello]) -> None:
+        """The service has opened it by itself."""
+        self._links.clear()
+        self._ask_charter()
+
+    def introduce(self, hello: Hello) -> Proof:
+        request = wire.IntroduceRequest(challenge=encode(hello.challenge))
+        try:
+            reply = self._connected().ask("Introduce", request, seconds=LONG_POLL_S)
+        except ServiceError as refused:
+            if refused.said == FINISHED:
+                raise Finished("all rounds of the federation are over") from None
+            raise
+        introduction = decode(Introduction, reply.introduction)
+        if introduction.offer.config != self._known_charter().federation.digest():
+            self._ask_charter()  # The rules have changed since.
+        self._observe(introduction)
+        links = () if hello.after is None else self.links(hello.after)
+        return Proof(self._known_charter(), introduction, links)
+
+    def deliver(self, sealed: SealedUpdate) -> None:
+        if self._joined is None:
+            raise LocalProtocolError("no round was joined")
+        upload = Upload(self._joined.number, sealed, BATCH_BYTES)
+        connection = self._connected()
+        try:
+            connection.attempt(partial(upload.stream, connection))
+        except ServiceError as refused:
+            if refused.said != Rejection.DUPLICATE:
+                raise
+            # Sent before this round of Flower's; that one counts.
+
+    def finish(self, offer: RoundOffer, *, seconds: float) -> Outcome | None:
+        connection = self._connected(seconds)
+        request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id)
+        while not connection.patience.over:
+            reply = connection.ask("AwaitOutcome", request, seconds=LONG_POLL_S)
+            match reply.WhichOneof("outcome"):
+                case "receipt":
+                    return self._published(decode(Receipt, reply.receipt))
+                case "void":
+                    return None
+            connection.patience.sleep(_PENDING_S)
+        return None
+
+    def links(self, after: int) -> tuple[bytes, ...]:
+        if after not in self._links:
+            connection = self._connected()
+
+            def read() -> tuple[bytes, ...]:
+                with connection.stream("GetChain", wire.ChainRequest(after=after)) as links:
+                    return tuple(link.SerializeToString() for link in links)
+
+            self._links[after] = connection.attempt(read)
+        return self._links[after]
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.__exit__(None, None, None)
+        self._connection = None
+
+    def _published(self, receipt: Receipt) -> Outcome:
+        """Checked as a client would. Raises ReceiptRefused, Fork or OpenError."""
+        if self._memory is None or self._joined is None:
+            raise LocalProtocolError("no round was joined")
+        self._links.clear()
+        first = self._memory.last or self._joined
+        charter = self._known_charter()
+        followed = follow(
+            read_links(self.links(first.number - 1)),
+            self._memory,
+            identity=self._observer,
+            policy=Policy(federation=FederationPolicy(charter.federation.authority)),
+            joined=self._joined,
+        )
+        last = followed.memory.last
+        if last is None or followed.receipts.get(receipt.number) != receipt:
+            raise ReceiptRefused("the receipt that was shown is not in the chain")
+        # Others may have ended a round since: then the model is that of the last one.
+        model = download(self._connected(), last.model, charter.federation)
+        self._memory = followed.memory
+        return Outcome(last, model)
+
+    def _observe(self, introduction: Introduction) -> None:
+        """The round that is open, under the enclave's own signature. Raises OpenError."""
+        offer = introduction.offer
+        key = self._memory.enclave if self._memory else introduction.receipt_key
+        check_signature(offer, key)
+        if self._memory is None:
+            self._memory = Memory(_NAME, self._known_charter(), key, ())
+        self._joined = offer
+
+    def _last_receipt(self) -> Receipt | None:
+        """Of the chain; shown, and not proved yet."""
+        receipts = [link.receipt for link in read_links(self.links(0)) if link.receipt]
+        self._links.clear()
+        return decode(Receipt, receipts[-1]) if receipts else None
+
+    def _ask_charter(self) -> Charter:
+        reply = self._connected().ask("GetCharter", wire.CharterRequest())
+        self._charter = decode(Charter, reply.charter)
+        return self._charter
+
+    def _known_charter(self) -> Charter:
+        if self._charter is None:
+            raise LocalProtocolError("an enclave is started before it is asked")
+        return self._charter
+
+    def _connected(self, seconds: float | None = None) -> Connection:
+        """With so much time from here on. It is closed between the steps of a round: apps fork."""
+        patience = Patience(seconds or self._seconds)
+        if self._connection is None:
+            self._connection = Connection(
+                self._address, tls_ca=self._tls_ca, patience=patience, tell=_tell
+            )
+        self._connection.patience = patience
+        return self._connection
+
+
+def _tell(event: Event) -> None:
+    _LOG.log(logging.WARNING if isinstance(event, Reconnecting) else logging.DEBUG, "%s", event)

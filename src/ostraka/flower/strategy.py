@@ -1,0 +1,339 @@
+"""The strategy: in the ServerApp, on the host's side, and so trusted with nothing.
+
+It carries challenges, proofs and sealed updates between the nodes and the enclave, and gives Flower
+the model that the enclave has published.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import SystemRandom
+from typing import TypeAlias
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result
+
+from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
+from ostraka.flower import records
+from ostraka.flower.courier import Courier, Patience
+from ostraka.flower.enclave import Enclave, Head, Outcome
+from ostraka.flower.in_process import Rules, UnsafeInProcessEnclave
+from ostraka.flower.messages import RECORD, proof_record
+from ostraka.flower.options import UNSAFE_SIMULATION
+from ostraka.flower.relay import Relay, left_out, require_content
+from ostraka.flower.remote import RemoteEnclave
+from ostraka.messages import SIMULATION, Receipt
+
+_LOG = logging.getLogger("flwr.ostraka")
+_POLL_S = 1.0
+
+MetricsAggregation: TypeAlias = Callable[[list[RecordDict], str], MetricRecord]
+Evaluation: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+@dataclass
+class _Run:
+    """What lasts as long as one call of `start`. since: how many rounds were published before."""
+
+    relay: Relay
+    template: records.Template
+    head: Head
+    since: int
+    timeout: float
+
+    @property
+    def least(self) -> int:
+        """Updates without which Multi-Krum cannot stand."""
+        return 2 * self.head.f + 3
+
+
+class PrivateMultiKrum(FedAvg):
+    """Multi-Krum inside an enclave that every node has verified; with the arguments of MultiKrum.
+
+    enclave: HOST:PORT of `ostraka enclave run`, or UNSAFE_SIMULATION for one in this process.
+    num_malicious_nodes: f. num_nodes_to_select: k, how many updates are averaged; None for all but
+    f. A remote enclave has both in its signed rules; what is given here must then agree with them.
+    All selected updates have the same weight: an example count is a node's own claim, and
+    `weighted_by_key` is for metrics that nodes disclose. A round needs 2f + 3 nodes, so that is the
+    least for training, and by default what is waited for.
+
+    straggler_grace: seconds for the rest to reply once 2f + 3 have; None to wait for all of them,
+    as long as the `timeout` of `start`. challenge_timeout: seconds in which nodes have to answer
+    before they train. outcome_timeout: seconds in which the enclave publishes once it has all
+    replies. tls_ca: certificates that vouch for the enclave's service. masking, disclose_selection:
+    rules of an enclave in this process.
+
+    `receipts` are those of the rounds that this strategy has seen published.
+    """
+
+    def __init__(  # noqa: PLR0917 (in Flower's own order)
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 0.0,
+        min_train_nodes: int | None = None,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int | None = None,
+        num_malicious_nodes: int | None = None,
+        num_nodes_to_select: int | None = None,
+        weighted_by_key: str = "num-examples",
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        enclave: str | Enclave,
+        straggler_grace: float | None = None,
+        challenge_timeout: float = 120.0,
+        outcome_timeout: float = 900.0,
+        tls_ca: str | Path | None = None,
+        masking: str = "exact",
+        disclose_selection: bool = False,
+    ) -> None:
+        f = num_malicious_nodes or 0
+        super().__init__(
+            fraction_train=fraction_train,
+            fraction_evaluate=fraction_evaluate,
+            min_train_nodes=2 * f + 3 if min_train_nodes is None else min_train_nodes,
+            min_evaluate_nodes=min_evaluate_nodes,
+            min_available_nodes=2 * f + 3 if min_available_nodes is None else min_available_nodes,
+            weighted_by_key=weighted_by_key,
+            arrayrecord_key=arrayrecord_key,
+            configrecord_key=configrecord_key,
+            train_metrics_aggr_fn=train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
+        )
+        self.num_malicious_nodes = num_malicious_nodes
+        self.num_nodes_to_select = num_nodes_to_select
+        self.straggler_grace = straggler_grace
+        self.challenge_timeout = challenge_timeout
+        self.outcome_timeout = outcome_timeout
+        self.receipts: list[Receipt] = []
+        self._run: _Run | None = None
+        if enclave == UNSAFE_SIMULATION:
+            rules = Rules(
+                f, num_nodes_to_select, masking=masking, disclose_selection=disclose_selection
+            )
+            self._enclave: Enclave = UnsafeInProcessEnclave(rules)
+        elif isinstance(enclave, str):
+            self._enclave = RemoteEnclave(enclave, tls_ca=Path(tls_ca) if tls_ca else None)
+        else:
+            self._enclave = enclave
+
+    def summary(self) -> None:
+        """Log summary configuration of the strategy."""
+        head = self._running.head
+        _LOG.info("\t├──> Multi-Krum inside an enclave:")
+        _LOG.info("\t│\t├── Number of malicious nodes: %d", head.f)
+        _LOG.info("\t│\t└── Rounds published before: %d", head.number)
+        super().summary()
+
+    def start(  # noqa: PLR0917 (in Flower's own order)
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Evaluation | None = None,
+    ) -> Result:
+        """Run the federation to its `num_rounds`th round, from wherever the enclave is.
+
+        initial_arrays: the app's model. Once the enclave has one, that is what training goes on
+        from. Results are under the numbers of the enclave's rounds.
+        """
+        run = self._begin(initial_arrays, timeout)
+        first = run.template.record(run.head.manifest, run.head.model)
+        left = max(0, num_rounds - run.since)
+        if run.since:
+            _LOG.info("going on after round %d: %d rounds are left", run.since, left)
+        try:
+            result = super().start(
+                Courier(grid),
+                first,
+                left,
+                timeout,
+                train_config,
+                evaluate_config,
+                _shifted(evaluate_fn, run.since),
+            )
+        finally:
+            self._enclave.close()
+        return _numbered(result, run.since, first)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask nodes for their challenges, and answer each with a proof and the model."""
+        run, courier = self._running, _courier(grid)
+        if self.fraction_train == 0 or run.relay.finished:
+            return []
+        least = max(self.min_train_nodes, run.least)
+        nodes = self._sample(courier, self.fraction_train, least)
+        courier.patience = None
+        try:
+            proofs = run.relay.open(courier, nodes, least=least, seconds=self.challenge_timeout)
+        except OstrakaError as failed:
+            _LOG.error("no round is open: %s", failed)
+            return []
+        finally:
+            self._enclave.close()
+        courier.patience = Patience(run.least, self.straggler_grace)
+        settings = ConfigRecord({**config, "server-round": run.relay.number})
+        return [
+            self._message(node, arrays, settings, proof_record(proof), MessageType.TRAIN)
+            for node, proof in proofs.items()
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Hand sealed replies to the enclave, unread, and take the model that it publishes."""
+        run = self._running
+        try:
+            outcome = run.relay.finish(replies, least=run.least, seconds=self.outcome_timeout)
+        except OstrakaError as failed:
+            _LOG.error("the round was not published: %s", failed)
+            return None, None
+        finally:
+            self._enclave.close()
+        return (None, None) if outcome is None else self._published(run, outcome)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Show nodes the receipt of the model. They evaluate no other, if they evaluate at all."""
+        run, courier = self._running, _courier(grid)
+        if self.fraction_evaluate == 0:
+            return []
+        courier.patience = None
+        settings = ConfigRecord({**config, "server-round": run.since + server_round})
+        made = []
+        try:
+            for node in self._sample(courier, self.fraction_evaluate, self.min_evaluate_nodes):
+                links = run.relay.links(node)
+                if links is not None:
+                    record = proof_record(links)
+                    made.append(self._message(node, arrays, settings, record, MessageType.EVALUATE))
+        except OstrakaError as failed:
+            _LOG.error("nobody evaluates: %s", failed)
+        finally:
+            self._enclave.close()
+        return made
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """The mean of what nodes disclose. One that discloses nothing usable is left out."""
+        usable: list[RecordDict] = []
+        for reply in replies:
+            try:
+                content = require_content(reply).content
+                self.evaluate_metrics_aggr_fn([*usable, content], self.weighted_by_key)
+                usable.append(content)
+            except OstrakaError as refused:
+                left_out(reply.metadata.src_node_id, str(refused))
+            except Exception as unfit:  # noqa: BLE001 (whatever the records made of it)
+                left_out(reply.metadata.src_node_id, f"its metrics: {unfit!r}")
+        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
+
+    def _begin(self, initial: ArrayRecord, timeout: float) -> _Run:
+        """Where the enclave is. Raises ConfigError if the app does not fit it."""
+        arrays = records.read_arrays(initial)
+        manifest = records.manifest_of(arrays)
+        template = records.Template(arrays)
+        head = self._enclave.start(manifest, records.vector_of(arrays, manifest))
+        if self.num_malicious_nodes not in (None, head.f):
+            raise ConfigError(
+                f"the federation's rules have f = {head.f}, and this strategy was given "
+                f"num_malicious_nodes = {self.num_malicious_nodes}"
+            )
+        if self.num_nodes_to_select not in (None, head.k):
+            raise ConfigError(
+                f"the federation's rules have k = {head.k or 'all but f'}, and this strategy was "
+                f"given num_nodes_to_select = {self.num_nodes_to_select}"
+            )
+        self._run = _Run(Relay(self._enclave), template, head, head.number, timeout)
+        return self._run
+
+    @property
+    def _running(self) -> _Run:
+        if self._run is None:
+            raise LocalProtocolError("rounds are run by `start`")
+        return self._run
+
+    def _sample(self, courier: Courier, fraction: float, least: int) -> list[int]:
+        """Nodes to ask. It waits for enough of them, and not for ever."""
+        wanted = max(self.min_available_nodes, least)
+        seconds = self.challenge_timeout if self.receipts else self._running.timeout
+        until = time.monotonic() + seconds
+        told = False
+        while len(nodes := list(courier.get_node_ids())) < wanted and time.monotonic() < until:
+            if not told:
+                _LOG.info("waiting for nodes: %d of %d are connected", len(nodes), wanted)
+                told = True
+            time.sleep(_POLL_S)
+        if len(nodes) < least:
+            _LOG.error("%d nodes are connected, and %d are needed", len(nodes), least)
+            return []
+        count = min(len(nodes), max(int(len(nodes) * fraction), least))
+        return SystemRandom().sample(nodes, count)
+
+    def _message(
+        self, node: int, arrays: ArrayRecord, config: ConfigRecord, proof: ConfigRecord, kind: str
+    ) -> Message:
+        content = RecordDict(
+            {self.arrayrecord_key: arrays, self.configrecord_key: config, RECORD: proof}
+        )
+        return Message(content, node, kind, ttl=self._running.timeout)
+
+    def _published(self, run: _Run, outcome: Outcome) -> tuple[ArrayRecord, MetricRecord]:
+        receipt = outcome.receipt
+        self.receipts.append(receipt)
+        for each in receipt.rejected:
+            _LOG.warning("client %s was rejected by the enclave: %s", each.client, each.reason)
+        _LOG.info(
+            "round %d is published: %d updates, of which %d were kept%s",
+            receipt.number,
+            receipt.participants,
+            receipt.kept,
+            " (SIMULATED: no TEE protects this enclave)" if receipt.evidence == SIMULATION else "",
+        )
+        metrics = MetricRecord(
+            {
+                "participants": receipt.participants,
+                "kept": receipt.kept,
+                "rejected": len(receipt.rejected),
+            }
+        )
+        return run.template.record(run.head.manifest, outcome.model), metrics
+
+
+def _courier(grid: Grid) -> Courier:
+    if not isinstance(grid, Courier):
+        raise LocalProtocolError("rounds are run by `start`")
+    return grid
+
+
+def _shifted(evaluate: Evaluation | None, since: int) -> Evaluation | None:
+    """The same, with the numbers of the enclave's rounds."""
+    if evaluate is None:
+        return None
+    return lambda server_round, arrays: evaluate(since + server_round, arrays)
+
+
+def _numbered(result: Result, since: int, first: ArrayRecord) -> Result:
+    """Under the numbers of the enclave's rounds; with the model that it has, if none was added."""
+    return Result(
+        arrays=result.arrays or first,
+        train_metrics_clientapp=_moved(result.train_metrics_clientapp, since),
+        evaluate_metrics_clientapp=_moved(result.evaluate_metrics_clientapp, since),
+        evaluate_metrics_serverapp=_moved(result.evaluate_metrics_serverapp, since),
+    )
+
+
+def _moved(metrics: dict[int, MetricRecord], since: int) -> dict[int, MetricRecord]:
+    return {since + server_round: record for server_round, record in metrics.items()}

@@ -1,0 +1,47 @@
+"""The examples say that two lines make the difference: so they do."""
+
+import difflib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CIFAR, DIGITS = ROOT / "examples/flower-cifar10", ROOT / "examples/flower-digits"
+
+
+def changed(name: str) -> set[str]:
+    """Lines of code that are only in one of the two apps."""
+    plain, private = (
+        (CIFAR / kind / "cifar" / name).read_text().splitlines() for kind in ("plain", "private")
+    )
+    lines = difflib.ndiff(plain, private)
+    return {line for line in lines if line[0] in "+-" and line[2:].strip()}
+
+
+def test_the_private_app_is_the_plain_one_with_two_lines_changed():
+    assert changed("task.py") == changed("__init__.py") == set()
+    assert changed("client_app.py") == {
+        "- app = ClientApp()",
+        "+ from ostraka.flower import sealing_mod",
+        '+ app = ClientApp(mods=[sealing_mod(policy="unsafe-simulation")])',
+    }
+    assert changed("server_app.py") == {
+        "- from flwr.serverapp.strategy import MultiKrum",
+        "+ from ostraka.flower import PrivateMultiKrum",
+        "-     strategy = MultiKrum(",
+        "+     strategy = PrivateMultiKrum(",
+        '+         enclave=config["enclave"],',
+    }
+
+
+@pytest.mark.parametrize(
+    ("readme", "source"),
+    [
+        (CIFAR / "README.md", CIFAR / "private/cifar/server_app.py"),
+        (CIFAR / "README.md", CIFAR / "private/cifar/client_app.py"),
+        (DIGITS / "README.md", DIGITS / "digits/client_app.py"),
+    ],
+)
+def test_the_lines_that_a_readme_shows_are_in_the_app(readme, source):
+    shown = [line[1:].strip() for line in readme.read_text().splitlines() if line.startswith("+")]
+    assert any(line in source.read_text() for line in shown)

@@ -1,0 +1,99 @@
+"""Models as Flower's records: order, integers, and what is refused."""
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.errors import ConfigError, MalformedMessage, RemoteProtocolError
+from ostraka.flower import messages, records
+from ostraka.flower.messages import RECORD, SEALED, Hello, Proof
+
+
+def test_a_model_comes_back_in_the_order_of_its_app():
+    arrays = {"z": np.ones((2, 3)), "count": np.zeros(2, np.int64), "a": np.arange(4, dtype="<f4")}
+    manifest = records.manifest_of({"a": arrays["a"], "z": arrays["z"]})  # another order
+    vector = records.vector_of(arrays, manifest)
+    np.testing.assert_array_equal(vector, [0, 1, 2, 3, 1, 1, 1, 1, 1, 1])
+    record = records.Template(arrays).record(manifest, vector)
+    assert list(record) == ["z", "count", "a"]
+    assert [array.dtype for array in record.values()] == ["float32", "int64", "float32"]
+
+
+def test_numbered_arrays_are_put_in_order_whoever_mixed_them_up():
+    """Apps that number their arrays go by the order: two of one shape could be exchanged."""
+    mixed = {name: np.full(2, int(name)) + 0.5 for name in ("10", "2", "0", "1")}
+    assert list(records.for_app(mixed, {})) == ["0", "1", "2", "10"]
+    named = {name: np.zeros(2) for name in ("b", "a")}
+    assert list(records.for_app(named, {})) == ["b", "a"]
+
+
+def test_integers_that_a_server_sends_are_not_taken():
+    arrays = {"w": np.zeros(2), "n": np.ones(2, np.int64)}
+    with pytest.raises(RemoteProtocolError, match="nobody vouches for"):
+        records.for_app(arrays, {})
+    kept = records.for_app(arrays, {"n": np.array([5, 6])})
+    np.testing.assert_array_equal(kept["n"].numpy(), [5, 6])
+
+
+def test_differences_are_taken_in_float64():
+    manifest = records.manifest_of({"w": np.zeros(1)})
+    model = np.array([1.0], "<f4")
+    update, stays = records.difference({"w": np.array([1 + 1e-9])}, model, manifest)
+    assert update[0] == pytest.approx(1e-9, rel=1e-6)
+    assert stays == {}
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        Array("float32", (2,), "numpy.ndarray", b"no numpy file"),
+        Array("float32", (2,), "pickle", b""),
+        Array(np.array(["text"])),
+        Array(np.array([1j])),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_refused(array):
+    with pytest.raises(ConfigError):
+        records.read_arrays(ArrayRecord({"w": array}))
+
+
+CONTENTS = {
+    "nothing": RecordDict(),
+    "plain arrays": RecordDict({"arrays": ArrayRecord([np.zeros(3)])}),
+    "plain arrays under our name": RecordDict({SEALED: ArrayRecord([np.zeros(3)])}),
+    "another kind of record": RecordDict({SEALED: ConfigRecord({SEALED: b"x"})}),
+    "no bytes at all": RecordDict({SEALED: ArrayRecord({SEALED: Array("u", (0,), SEALED, b"")})}),
+    "words": RecordDict({RECORD: ConfigRecord({"hello": "hello", "proof": 3})}),
+}
+
+
+@pytest.mark.parametrize("what", CONTENTS)
+def test_what_is_no_message_of_ours_is_malformed(what):
+    for read in (
+        messages.read_sealed,
+        messages.read_hello,
+        lambda content: messages.read_proof(Proof, content),
+    ):
+        with pytest.raises(MalformedMessage):
+            read(CONTENTS[what])
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_malformed(data):
+    sealed = RecordDict({SEALED: ArrayRecord({SEALED: Array("u", (len(data),), SEALED, data)})})
+    hello = RecordDict({RECORD: ConfigRecord({"hello": data, "proof": data})})
+    for read in (
+        lambda: messages.read_sealed(sealed),
+        lambda: messages.read_hello(hello),
+        lambda: messages.read_proof(Hello, hello),
+        lambda: messages.read_links((data,)),
+    ):
+        with suppress(MalformedMessage):
+            read()

@@ -1,0 +1,232 @@
+"""The strategy and the mod with the enclave's real service, on loopback, in this process.
+
+The nodes have keys and a policy from `ostraka init`, and a memory in a file.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
+
+from flwr.app import Context, RecordDict
+
+from ostraka.errors import ConfigError
+from ostraka.flower import PrivateMultiKrum, sealing_mod
+from ostraka.services import folder
+from ostraka.services.enclave import run
+from ostraka.services.enclave.simulated import unsafe_simulated
+from ostraka.services.folder import Plan
+
+PATIENCE_S = 60.0
+
+
+class Service(threading.Thread):
+    """`ostraka enclave run`, as a thread. It can be stopped and started again."""
+
+    def __init__(self, root: Path, monkeypatch: Any) -> None:
+        super().__init__(daemon=True)
+        self.root = root
+        self.address = ""
+        self.events: list[Any] = []
+        self._up = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        platform = unsafe_simulated(self.root / "simulation/platform.json", self.root / "dev.key")
+        self._task = asyncio.create_task(
+            run.serve(self.root / "federation.toml", platform, self._log)
+        )
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    def _log(self, event: Any) -> None:
+        self.events.append(event)
+        if type(event).__name__ == "ServiceStarted":
+            self.address = event.address
+            self._up.set()
+
+    def begin(self) -> "Service":
+        self.start()
+        assert self._up.wait(PATIENCE_S)
+        return self
+
+    def stop(self) -> None:
+        assert self._loop is not None
+        assert self._task is not None
+        if self.is_alive():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+
+
+@pytest.fixture
+def federation_folder(tmp_path) -> Path:
+    model = {
+        "weight": np.linspace(-1, 1, 60, dtype="<f4").reshape(6, 10),
+        "bias": np.zeros(6, "<f4"),
+    }
+    save_file(model, tmp_path / "first.safetensors")
+    root = tmp_path / "federation"
+    plan = Plan(clients=7, workers=0, f=1, masking="none", model=tmp_path / "first.safetensors")
+    folder.create(root, plan, now=int(time.time()) - 60)
+    text = (root / "federation.toml").read_text()
+    text = text.replace('listen = "127.0.0.1:7420"', 'listen = "127.0.0.1:0"')
+    text = text.replace("# grace_s = 30 ", "grace_s = 0.2 ").replace("count = 10", "count = 5")
+    (root / "federation.toml").write_text(text)
+    return root
+
+
+@pytest.fixture
+def serving(federation_folder, monkeypatch) -> Iterator[Callable[[], Service]]:
+    services: list[Service] = []
+
+    def begin() -> Service:
+        services.append(Service(federation_folder, monkeypatch).begin())
+        return services[-1]
+
+    yield begin
+    for service in services:
+        service.stop()
+
+
+@pytest.fixture
+def remote(flower, federation_folder, serving):
+    """A federation whose enclave is a service. Its nodes are set up by their own config."""
+    service = serving()
+
+    def node_config(node: int) -> dict[str, Any]:
+        return {
+            "ostraka-policy": str(federation_folder / "policy.toml"),
+            "ostraka-key": str(federation_folder / f"keys/client-{node + 1}.key"),
+            "ostraka-unsafe-simulation": True,
+        }
+
+    federation = flower(mods=lambda node: [sealing_mod()])
+    for node in federation.grid.apps:
+        federation.grid.contexts[node] = Context(1, node, node_config(node), RecordDict(), {})
+    federation.strategy = strategy(service)
+    federation.service = service
+    federation.node_config = node_config
+    return federation
+
+
+def strategy(service: Service, **more: Any) -> PrivateMultiKrum:
+    return PrivateMultiKrum(
+        enclave=service.address, challenge_timeout=5, outcome_timeout=20, **more
+    )
+
+
+def test_rounds_with_a_service(remote):
+    result = remote.start(2)
+    assert [receipt.participants for receipt in remote.receipts] == [7, 7]
+    np.testing.assert_allclose(result.arrays["bias"].numpy(), 2, atol=0.3)
+
+
+def test_a_run_resumes_after_serverapp_and_enclave_were_restarted(remote, serving, said):
+    before = remote.start(2)
+    remote.service.stop()
+    again = serving()
+    remote.strategy = strategy(again)  # a new ServerApp, which knows nothing
+    for node, context in remote.grid.contexts.items():  # a new run, with new contexts
+        remote.grid.contexts[node] = Context(2, node, context.node_config, RecordDict(), {})
+    seen = []
+    result = remote.start(4, evaluate_fn=lambda number, arrays: seen.append((number, arrays)))
+    np.testing.assert_array_equal(seen[0][1]["weight"].numpy(), before.arrays["weight"].numpy())
+    assert [number for number, _ in seen] == [2, 3, 4]
+    assert [receipt.number for receipt in remote.receipts] == [3, 4]
+    assert "going on after round 2: 2 rounds are left" in said
+    np.testing.assert_allclose(result.arrays["bias"].numpy(), 4, atol=0.4)
+
+
+def test_a_stranger_is_left_out_with_the_reason(remote, federation_folder, said):
+    from ostraka.services.keys import write_identity
+
+    write_identity(federation_folder / "keys/mallory.key", "mallory")
+    remote.add(99, mods=[sealing_mod()])
+    remote.grid.contexts[99].node_config.update(remote.node_config(0))
+    remote.grid.contexts[99].node_config["ostraka-key"] = str(
+        federation_folder / "keys/mallory.key"
+    )
+    remote.start(1)
+    assert remote.receipts[0].participants == 7
+    assert any(line.startswith("node 99 is left out") and "refuses" in line for line in said)
+
+
+def test_a_node_that_dies_costs_the_grace_and_not_the_deadline(remote, said):
+    del remote.grid.apps[3]
+    remote.strategy.min_available_nodes = 6
+    remote.start(1)  # The deadline is 600 s.
+    assert remote.receipts[0].participants == 6
+
+
+def test_a_node_goes_by_its_own_config_whatever_the_app_says(remote, said):
+    """Else whoever ships the app could have it trust an enclave of his own."""
+    from ostraka.flower import UNSAFE_SIMULATION
+
+    remote.add(3, mods=[sealing_mod(UNSAFE_SIMULATION, disclose_metrics=True)])
+    remote.grid.contexts[3].node_config.update(remote.node_config(3))
+    remote.start(1)
+    assert remote.receipts[0].participants == 7
+    replies = [reply for node, message, reply in remote.grid.log if node == 3]
+    assert all("metrics" not in reply.content for reply in replies)
+
+
+UNFIT = {
+    "no config at all": ({}, "has no policy or no key"),
+    "no key": ({"ostraka-policy": "policy.toml"}, "has no policy or no key"),
+    "a key that is not there": (
+        {"ostraka-policy": "policy.toml", "ostraka-key": "nowhere/secret.key"},
+        "nowhere/secret.key",
+    ),
+    "an unknown word": ({"ostraka-polciy": "policy.toml"}, "unknown ostraka-polciy"),
+    "a flag that is no flag": ({"ostraka-unsafe-simulation": "no"}, "is a bool"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_node_with(what, remote, said):
+    """It sends nothing. Its own log says why, and the SuperLink does not learn of its files."""
+    config, reason = UNFIT[what]
+    remote.grid.contexts[3].node_config.clear()
+    remote.grid.contexts[3].node_config.update(config)
+    remote.start(1)
+    assert remote.receipts[0].participants == 6
+    assert any(reason in line for line in said)
+    assert any("node 3 is left out: the node is not set up" in line for line in said)
+
+
+def test_the_strategys_numbers_must_be_those_of_the_rules(remote):
+    remote.strategy = strategy(remote.service, num_malicious_nodes=2)
+    with pytest.raises(ConfigError, match="f = 1"):
+        remote.start(1)
+    remote.strategy = strategy(remote.service, num_nodes_to_select=5)
+    with pytest.raises(ConfigError, match="k = all but f"):
+        remote.start(1)
+
+
+def test_an_app_with_another_model_is_told_at_once(remote):
+    remote.model = {"weight": np.zeros((2, 2), "<f4")}
+    with pytest.raises(ConfigError, match="differ in bias"):
+        remote.start(1)
+
+
+def test_the_federations_last_round_ends_the_run(remote, said):
+    result = remote.start(7)
+    assert [receipt.number for receipt in remote.receipts] == [1, 2, 3, 4, 5]
+    assert "all rounds of the federation are over" in said
+    assert len(result.arrays) == 2
