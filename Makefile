@@ -16,10 +16,10 @@ OTHER := or run make PYTHON=/path/to/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check soak bench proto fmt clean
+.PHONY: help demo test check soak bench test-env proto fmt clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(CORE) ## Watch a federation on this machine learn under attack
 	@$(BIN)/ostraka demo $(ARGS)
@@ -39,6 +39,8 @@ soak: $(STAMP) ## Run all tests, with full counts: takes long
 
 bench: $(CORE) ## Measure the kernels
 	@$(BIN)/ostraka bench kernels $(ARGS)
+
+test-env: $(STAMP) ## Set up .venv with everything that tests and examples need
 
 proto: $(STAMP) ## Generate the transport's code from its schema
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \

@@ -13,6 +13,7 @@ from ostraka.lab.board import Board
 from ostraka.lab.experiment import Experiment
 from ostraka.lab.folder import RunFolder
 from ostraka.lab.participant import Participant, Task
+from ostraka.services.client.results import Model
 
 
 def test_the_library_would_keep_a_nan_to_itself_and_an_attacker_does_not():
@@ -76,16 +77,13 @@ def test_clients_of_one_process_train_one_at_a_time(fellows, monkeypatch):
 
     genuine = Participant.train
     monkeypatch.setattr(Participant, "train", train)
-    start, shared = fellows.task.first()[1], fellows.task.model()
-
-    class Fetched:
-        vector, round = start, 1
-
+    (manifest, start), shared = fellows.task.first(), fellows.task.model()
+    fetched = Model(1, start, manifest, bytes(32), simulated=True)
     updates = {}
 
     def work(number):
         participant = Participant(fellows.task, number, shared)
-        updates[number] = client._update(fellows, participant, Fetched())
+        updates[number] = client._update(fellows, participant, fetched)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 6)]
     for thread in threads:
