@@ -28,6 +28,8 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.enable_retries", 0),
+        # A connection of its own: clients of one process would wait for each other's calls.
+        ("grpc.use_local_subchannel_pool", 1),
     ]
     if tls_ca is None:
         return grpc.insecure_channel(address, options=options)
