@@ -45,8 +45,11 @@ class Cast:
     def rules(self) -> RoundConfig:
         return self.federation.rules
 
-    def seal(self, row: int, offer: RoundOffer) -> SealedUpdate:
-        """The upload of one client. Its tiles open under `upload_key(row)`."""
+    def seal(self, row: int, offer: RoundOffer, values: Float32 | None = None) -> SealedUpdate:
+        """The upload of one client. Its tiles open under `upload_key(row)`.
+
+        values: (d,) instead of `update`.
+        """
         name = self.federation.clients[row].name
 
         def entropy(count: int) -> bytes:
@@ -54,7 +57,7 @@ class Cast:
 
         client = Client(name, _identity(name), self.federation, entropy=entropy)
         joined = client.join(offer, in_process(offer, self.enclave.public))
-        return joined.seal(update(row, self.rules.dimension)).sealed
+        return joined.seal(update(row, self.rules.dimension) if values is None else values).sealed
 
     def offline(self) -> OfflineNoise | OfflineMask:
         """What the enclave makes before a round. Every call gives the same, under the same key.

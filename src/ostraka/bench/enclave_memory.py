@@ -107,11 +107,12 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
         _accept_tiles(collecting, header.upload_id, row, updates, directory / UPDATES)
         pipe.send_bytes(_READY)
 
+    noisy = parties.rules.masking == "gaussian"
     averaging = first_pass(
         collecting.close(),
         offline,
         tiles=updates.read_rows(directory / UPDATES),
-        noise=read_noise(directory, parties.rules, rows),
+        noise=read_noise(directory, parties.rules, rows) if noisy else None,
         workers=[_PipedWorker(pipe) for _ in parties.federation.workers],
         clock=Stopwatch(),
     )

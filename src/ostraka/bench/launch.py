@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO
 
 from ostraka.bench.child import Begin, Figures
@@ -27,17 +28,25 @@ def run_kernels(plan: Plan, begin: Begin) -> Figures:
     plan.require_room()
     with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as directory:
         arguments = [json.dumps(asdict(plan)), directory]
-        return _run("ostraka.bench.kernels", arguments, plan.threads, begin)
+        return run_module("ostraka.bench.kernels", arguments, begin, threads=plan.threads)
 
 
 def run_calibration(begin: Begin) -> Costs:
     """What one thread of this machine takes."""
-    return Costs.from_json(json.dumps(_run("ostraka.bench.calibrate", [], 1, begin)))
+    return Costs.from_json(json.dumps(run_module("ostraka.bench.calibrate", [], begin)))
 
 
-def _run(module: str, arguments: list[str], threads: int, begin: Begin) -> Figures:
-    process = subprocess.Popen(  # noqa: S603 (this interpreter, and arguments of our own)
-        [sys.executable, "-m", module, *arguments],
+def run_module(
+    module: str,
+    arguments: list[str],
+    begin: Begin,
+    *,
+    threads: int = 1,
+    python: Path | None = None,
+) -> Figures:
+    """What a module that ends in `child.report` measures. python: another interpreter than this."""
+    process = subprocess.Popen(  # noqa: S603 (an interpreter, and arguments of our own)
+        [str(python or sys.executable), "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads)),

@@ -1,5 +1,6 @@
 """How much memory there is, and how much a process uses: read from /proc."""
 
+import contextlib
 import threading
 from pathlib import Path
 
@@ -12,6 +13,25 @@ _INTERVAL_S = 0.01
 def available_bytes() -> int:
     """What new work can use without swapping."""
     return _field("/proc/meminfo", "MemAvailable")
+
+
+def total_bytes() -> int:
+    return _field("/proc/meminfo", "MemTotal")
+
+
+def forget_peak() -> None:
+    """Make `peak_bytes` count from here on. Where that is not allowed, it counts from the start."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_bytes() -> int:
+    """The most that was resident of this process."""
+    return _field("/proc/self/status", "VmHWM")
+
+
+def resident_bytes() -> int:
+    return _field("/proc/self/status", "VmRSS")
 
 
 def anonymous_bytes() -> int:

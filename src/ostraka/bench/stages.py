@@ -39,13 +39,15 @@ def average(load: Workload, clock: Stopwatch) -> None:
             np.matmul(weights, updates[:, part], out=mean[part])
 
 
-def floor(load: Workload, clock: Stopwatch) -> None:
+def floor(load: Workload, clock: Stopwatch) -> Float32:
+    """Gives the mean (d,) of the first k rows."""
     weights, block = _weights(load), _block(load)
     mean = np.empty(load.dim, np.float32)
     with clock:
         for index in range(load.tiling.count):
             opened = load.open_tile(index, block)
             np.matmul(weights, opened, out=mean[load.tiling.part(index)])
+    return mean
 
 
 def inside_naive(load: Workload, clock: Stopwatch) -> None:
@@ -170,7 +172,7 @@ class Stage:
     the updates and their ciphertext. sketches: only where updates are long enough for a sketch.
     """
 
-    run: Callable[[Workload, Stopwatch], None]
+    run: Callable[[Workload, Stopwatch], object]
     what: str
     once: bool = False
     extra: int = 0

@@ -1,7 +1,7 @@
 """What the stages work on. What only some of them need is made when first asked for."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import cache, cached_property
@@ -25,10 +25,18 @@ class Workload:
     """A federation between the closing of a round and its first pass, all in memory.
 
     One set of uploads serves rounds under different rules: these are tried in turn, by cohorts
-    that hold the same rows.
+    that hold the same rows. row_of: the update (d,) of a row.
     """
 
-    def __init__(self, clients: int, dim: int, directory: Path, threads: int = 1) -> None:
+    def __init__(
+        self,
+        clients: int,
+        dim: int,
+        directory: Path,
+        threads: int = 1,
+        row_of: Callable[[int], Float32] | None = None,
+    ) -> None:
+        self._row_of = row_of or (lambda row: update(row, dim))
         self.clients = clients
         self.dim = dim
         self.parties = cast(clients, dim, masking="gaussian")
@@ -45,7 +53,7 @@ class Workload:
         """The updates in the clear (n, d)."""
         rows = np.empty((self.clients, self.dim), np.float32)
         for row in range(self.clients):
-            rows[row] = update(row, self.dim)
+            rows[row] = self._row_of(row)
         return rows
 
     def tiles(self) -> Iterator[list[Buffer]]:
@@ -84,10 +92,11 @@ class Workload:
     def _seal_updates(self) -> None:
         offer = Enclave(self.parties.federation, self.parties.enclave).open_round().offer
         for row in range(self.clients):
-            upload = self.parties.seal(row, offer)
+            values = self._row_of(row)
+            upload = self.parties.seal(row, offer, values)
             for tile in upload.tiles:
                 self._tiles[tile.index].append(tile.ciphertext)
-            header, norm = upload.header, stated_norm(update(row, self.dim))
+            header, norm = upload.header, stated_norm(values)
             opener = TileOpener(upload_key(row), tile_context(header))
             self._rows.append(Row(header.client, header.upload_id, opener, norm))
 

@@ -147,4 +147,4 @@ _subgroup(
 )
 _subgroup(attest.attest, show=attest.show_evidence, verify=attest.verify, measure=attest.measure)
 app.command(cls=_Command)(leakage.leakage)
-_subgroup(bench.bench, kernels=bench.kernels, calibrate=bench.calibrate)
+_subgroup(bench.bench, None, **bench.COMMANDS)

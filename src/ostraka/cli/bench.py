@@ -1,6 +1,7 @@
-"""`ostraka bench`."""
+"""`ostraka bench`, and its two smaller commands."""
 
 import math
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import click
@@ -11,6 +12,11 @@ from ostraka import calibration
 from ostraka.bench.launch import run_calibration, run_kernels
 from ostraka.bench.plan import Plan
 from ostraka.bench.stages import STAGES
+from ostraka.cli.bench_check import check
+from ostraka.cli.bench_leakage import leakage
+from ostraka.cli.bench_paper import paper
+from ostraka.cli.bench_peers import peers
+from ostraka.cli.bench_scale import scale
 from ostraka.cli.output import Json, help_without_command, progress, show, table
 from ostraka.core.costs import Costs
 
@@ -21,7 +27,8 @@ def bench(ctx: typer.Context) -> None:
     \b
     Examples:
       ostraka bench kernels
-      ostraka bench calibrate
+      ostraka bench peers
+      ostraka bench paper --quick
     """
     help_without_command(ctx)
 
@@ -116,3 +123,14 @@ def _table(figures: dict[str, Any]) -> Table:
 def _memory(figures: dict[str, Any]) -> str:
     mib = figures["enclave_rss_mib"]
     return "" if mib is None else f"Memory of the enclave's process in a whole round: {mib:.0f} MiB"
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "paper": paper,
+    "peers": peers,
+    "scale": scale,
+    "leakage": leakage,
+    "check": check,
+    "kernels": kernels,
+    "calibrate": calibrate,
+}

@@ -90,4 +90,6 @@ def _without_nan(value: Any) -> Any:
     """JSON has neither NaN nor infinity: both become null."""
     if isinstance(value, dict):
         return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -108,6 +108,20 @@ def test_figures_without_plots_are_figures(run, peers, monkeypatch):
     assert json.loads(result.stdout.splitlines()[-1])["report"] is None
 
 
+@pytest.mark.parametrize("spoil", ["a file", "a result of another version"])
+def test_figures_are_shown_though_they_cannot_be_kept(run, peers, tmp_path, spoil):
+    if spoil == "a file":
+        (tmp_path / "here").write_text("in the way")
+    else:
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / "scale.json").write_text("{}")
+    result = run("bench peers --out here --json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout.splitlines()[-1])
+    assert shown["report"] is None
+    assert shown["rows"] == PEER_FIGURES["rows"]
+
+
 def test_leakage_runs_in_a_process_of_its_own(run):
     result = run("bench leakage --clients 4 --dim 512 --trials 8 --json")
     assert result.exit_code == 0, result.output

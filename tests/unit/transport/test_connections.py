@@ -3,6 +3,7 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 
 import grpc
 
@@ -25,7 +26,8 @@ def test_every_channel_has_a_connection_of_its_own():
     try:
         with ExitStack() as stack:
             channels = [stack.enter_context(dial(f"127.0.0.1:{port}")) for _ in range(3)]
-            calls = [channel.unary_unary("/test/Wait").future(b"", 60) for channel in channels]
+            methods: list[Any] = [channel.unary_unary("/test/Wait") for channel in channels]
+            calls = [method.future(b"", 60) for method in methods]
             assert [call.result() for call in calls] == [b""] * 3
     finally:
         server.stop(None)

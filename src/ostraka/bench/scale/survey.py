@@ -1,0 +1,133 @@
+"""All sizes, the exponents, the forecast, and what must be split."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from ostraka.bench import machine
+from ostraka.bench.child import Begin, Figures
+from ostraka.bench.launch import run_module
+from ostraka.bench.rounds import EXACT, SKETCH
+from ostraka.bench.scale import fit, forecast
+from ostraka.bench.scale.cell import UNCHECKED
+from ostraka.bench.scale.fit import Size
+from ostraka.bench.scale.forecast import Sample
+from ostraka.bench.scale.grid import Budget, Grid
+from ostraka.core.sketch import MIN_SIZE
+from ostraka.errors import ConfigError
+
+_FEW = 256  # clients, up to which an exponent is given by itself
+_MEMORY = "enclave_bytes"
+
+# What each cost is made of. A sketch's own columns are m; without one m is d.
+_TERMS: Mapping[tuple[str, str], Sequence[str]] = {
+    (EXACT, "enclave_cpu_s"): ("1", "N", "N d", "N²"),
+    (UNCHECKED, "enclave_cpu_s"): ("1", "N", "N d", "N²"),
+    (SKETCH, "enclave_cpu_s"): ("1", "N", "N d", "N m", "N²"),
+    (EXACT, "worker_cpu_s"): ("1", "N d", "N²", "N² m"),
+    (SKETCH, "worker_cpu_s"): ("1", "N m", "N²", "N² m"),
+    (EXACT, "offline_cpu_s"): ("1", "N d", "N²", "N² m"),
+    (SKETCH, "offline_cpu_s"): ("1", "N m", "N²", "N² m"),
+    (EXACT, "uploaded_bytes"): ("N", "N d"),
+    (EXACT, "shared_bytes"): ("N", "N d", "N²"),
+    (SKETCH, "shared_bytes"): ("N", "N m", "N²"),
+}
+_MEMORY_TERMS = ("1", "N", "d", "N²")
+
+
+def run(grid: Grid, budget_s: float, begin: Begin) -> Figures:
+    """The figures of `ostraka bench scale`."""
+    cells, skipped = _measure(grid, Budget(budget_s), begin)
+    fits = [
+        each for (variant, cost) in _TERMS if (each := _fitted(cells, variant, cost)) is not None
+    ]
+    memory = [(Size(c["clients"], c["dim"], c["dim"]), [c[_MEMORY]]) for c in cells]
+    fits.append(_fit(EXACT, _MEMORY, memory, _MEMORY_TERMS))
+    seconds = {
+        f"{each['variant']} {each['cost'].removesuffix('_cpu_s')}": each["forecast"]["value"]
+        for each in fits
+        if each["cost"].endswith("_s") and each["variant"] != UNCHECKED
+    }
+    clients, dim = forecast.TARGET
+    return {
+        "repeat": grid.repeat,
+        "budget_s": budget_s,
+        "cells": [_shown(cell) for cell in cells],
+        "skipped": skipped,
+        "fits": fits,
+        "target": {"clients": clients, "dim": dim, "sketch": MIN_SIZE},
+        "splits": forecast.splits(clients, dim, seconds),
+        "machine": machine.describe(threads=1),
+    }
+
+
+def _measure(grid: Grid, budget: Budget, begin: Begin) -> tuple[list[Figures], list[list[int]]]:
+    """The cells, and the sizes that there was no time or no memory for."""
+    cells: list[Figures] = []
+    every = [(n, d) for n in grid.clients for d in grid.dims]
+    for clients, dim in grid.sizes():
+        if not budget.allows(clients, dim):
+            continue
+        start = time.monotonic()
+        cells.append(_cell(clients, dim, grid.repeat, _counted(begin, len(cells), len(every))))
+        budget.spend(clients, dim, time.monotonic() - start)
+    done = {(cell["clients"], cell["dim"]) for cell in cells}
+    return cells, [list(pair) for pair in every if pair not in done]
+
+
+def _counted(begin: Begin, done: int, of: int) -> Begin:
+    def step(what: str, *_: int) -> None:
+        begin(what, done, of)
+
+    return step
+
+
+def _cell(clients: int, dim: int, repeat: int, begin: Begin) -> Figures:
+    arguments = [str(clients), str(dim), str(repeat)]
+    return run_module("ostraka.bench.scale.cell", arguments, begin)
+
+
+def _fitted(cells: Sequence[Figures], variant: str, cost: str) -> Figures | None:
+    samples = [
+        (
+            Size(cell["clients"], cell["dim"], cell["columns"][variant]),
+            [run[cost] for run in cell["runs"][variant]],
+        )
+        for cell in cells
+        if variant in cell["runs"]
+    ]
+    return _fit(variant, cost, samples, _TERMS[variant, cost]) if samples else None
+
+
+def _fit(variant: str, cost: str, samples: Sequence[Sample], names: Sequence[str]) -> Figures:
+    clients, dim = forecast.TARGET
+    target = Size(clients, dim, MIN_SIZE if variant == SKETCH else dim)
+    return {
+        "variant": variant,
+        "cost": cost,
+        "exponents": _exponents(samples, lambda size: True),
+        "exponents_few": _exponents(samples, lambda size: size.clients <= _FEW),
+        "exponents_many": _exponents(samples, lambda size: size.clients >= _FEW),
+        "forecast": forecast.extrapolate(samples, names, target),
+    }
+
+
+def _exponents(samples: Sequence[Sample], among: Callable[[Size], bool]) -> Figures | None:
+    """Over these sizes, or None if they are too few."""
+    chosen = [(size, statistics.median(runs)) for size, runs in samples if among(size)]
+    try:
+        found = fit.exponents([size for size, _ in chosen], [cost for _, cost in chosen])
+    except ConfigError:
+        return None
+    return {name: asdict(each) for name, each in found.items()}
+
+
+def _shown(cell: Figures) -> Figures:
+    """Medians, and the spread that the forecast's band comes from is in the runs."""
+    return cell | {
+        "medians": {
+            variant: {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+            for variant, runs in cell["runs"].items()
+        }
+    }

@@ -1,0 +1,76 @@
+"""How a benchmark ends: figures in a folder, a page of all that is there, and JSON if asked for."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from click.core import ParameterSource
+from rich.table import Table
+
+from ostraka.bench import results
+from ostraka.cli.output import show
+from ostraka.errors import ConfigError
+
+FOLDER = Path("bench-results")
+
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER", help="For the figures, and for report.html, drawn from all that is there."
+    ),
+]
+_NOT_SHOWN = ("as_json", "out")
+
+
+def finish(
+    ctx: typer.Context,
+    figures: dict[str, Any],
+    *parts: Table | str,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Keep the figures under the command's name, draw the page, and show it all."""
+    name = str(ctx.info_name)
+    figures = {"command": command_line(ctx)} | figures
+    page, where = _kept(out, name, figures)
+    show(*parts, where, figures=figures | {"report": page}, as_json=as_json)
+
+
+def _kept(out: Path, name: str, figures: dict[str, Any]) -> tuple[str | None, str]:
+    """The page, and where it is. Figures that took an hour are not lost to a full disk."""
+    try:
+        results.save(out, name, figures)
+        page = _page(out)
+    except (OSError, ConfigError) as failed:
+        return None, f"No report: {failed}"
+    return page, f"Report: {page}" if page else "No report: pip install 'ostraka[lab]'"
+
+
+def command_line(ctx: typer.Context) -> str:
+    """What to type to have the same again."""
+    words = ["ostraka", "bench", str(ctx.info_name)]
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if given and parameter.name not in _NOT_SHOWN:
+            words += _words(parameter, ctx.params[str(parameter.name)])
+    return " ".join(words)
+
+
+def _words(parameter: click.Parameter, value: Any) -> list[str]:
+    flag = parameter.opts[0]
+    if value is True:
+        return [flag]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [word for each in values for word in (flag, str(each))]
+
+
+def _page(folder: Path) -> str | None:
+    """Plots need a package that a worker or an enclave does without."""
+    try:
+        from ostraka.bench import report  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("ostraka"):
+            raise
+        return None
+    return str(report.write(folder))
