@@ -18,7 +18,7 @@ def test_every_channel_has_a_connection_of_its_own():
         together.wait(30)
         return request
 
-    handlers = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
+    handlers: dict[str, Any] = {"Wait": grpc.unary_unary_rpc_method_handler(wait)}
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.max_concurrent_streams", 1)])
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
