@@ -11,7 +11,8 @@ and then, for each of the five clients,
     python pytorch_client.py --name client-1 --key digits/keys/client-1.key \
         --policy digits/policy.toml --part 1 --parts 5 --unsafe-simulation
 
-It needs ostraka, torch and scikit-learn.
+The enclave ends after the last round; workers go on until they are stopped. It needs ostraka, torch
+and scikit-learn.
 """
 
 import argparse
@@ -65,6 +66,10 @@ def take_part(options: argparse.Namespace) -> None:
             print(f"round {fetched.round}: accuracy {accuracy(model, images, labels):.3f}")
             train(model, images, labels)
             client.submit({name: value - start[name] for name, value in model.state_dict().items()})
+    model.load_state_dict(
+        {name: torch.from_numpy(values) for name, values in fetched.arrays.items()}
+    )
+    print(f"after the last round: accuracy {accuracy(model, images, labels):.3f}")
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -95,11 +95,10 @@ def lab(module: str) -> ModuleType:
 
 def require_alone(ctx: typer.Context, *allowed: str) -> None:
     """What goes on is as it began. Raises ConfigError for an option that would change it."""
-    for name in ctx.params:
-        given = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if given and name not in allowed:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"what goes on is as it began: {option} cannot be changed")
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE
+        if given and option.name not in allowed:
+            raise ConfigError(f"what goes on is as it began: {option.opts[0]} cannot be changed")
 
 
 def new_folder(out: Path | None, *words: str) -> Path:

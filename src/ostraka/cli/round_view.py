@@ -61,7 +61,7 @@ class RoundView:
                 percent(plain.get(row.round)),
                 "-" if row.loss is None else f"{row.loss:.3f}",
                 self._left_out(row),
-                f"{row.wall_s or 0:.1f}",
+                seconds(row.wall_s),
             )
         return shown
 
@@ -70,7 +70,7 @@ class RoundView:
         beside = f" (plain averaging {percent(plain)})" if plain is not None else ""
         return (
             f"[ROUND {row.round}/{self.rounds}] accuracy {percent(row.accuracy)}{beside}, "
-            f"left out: {self._left_out(row)}, {row.wall_s or 0:.1f} s"
+            f"left out: {self._left_out(row)}, {seconds(row.wall_s)} s"
         )
 
     def _left_out(self, row: Any) -> str:
@@ -95,9 +95,14 @@ class RoundView:
         times = [row.wall_s for row in self.rows[-_SHOWN:] if row.wall_s]
         if not times or done >= self.rounds:
             return ""
-        seconds = round(statistics.median(times) * (self.rounds - done))
-        return f"; about {timedelta(seconds=seconds)} left"
+        # The least of the last few: the first round after a start includes that of all processes.
+        usual = statistics.median_low(times) if len(times) > 2 else min(times)
+        return f"; about {timedelta(seconds=round(usual * (self.rounds - done)))} left"
 
 
 def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def seconds(time: float | None) -> str:
+    return "-" if time is None else f"{time:.1f}"

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 from click.core import ParameterSource
+from rich.table import Table
 
 from ostraka.cli import lab_options as options
 from ostraka.cli.exit_codes import FAILED, INTERRUPTED
@@ -91,7 +92,7 @@ def demo(
     clients: options.Clients = 12,
     byzantine: options.Byzantine = 3,
     attack: options.Attack = "sign-flip",
-    attack_scale: options.AttackScale = 10.0,
+    attack_scale: options.AttackScale = None,
     rounds: options.Rounds = 15,
     masking: options.Masking = "exact",
     seed: options.Seed = 0,
@@ -130,21 +131,29 @@ def demo(
 def _found(fields: dict[str, Any], out: Path | None, name: str | None = None) -> Path:
     """Make the folder of a new run."""
     experiment = lab("experiment").Experiment(**fields)
-    usual = lab("experiment").Experiment().to_json()
     words = [name] if name else [experiment.dataset, experiment.architecture]
     folder = options.new_folder(out, *words)
-    command = options.command("train", experiment.to_json(), usual)
-    lab("run").found_run(lab("folder").RunFolder(folder), experiment, command=command)
+    run_folder = lab("folder").RunFolder(folder)
+    lab("run").found_run(run_folder, experiment, command=_command(experiment))
     return folder
+
+
+def _command(experiment: Any) -> str:
+    """That makes this run again."""
+    usual = lab("experiment").Experiment().to_json()
+    return options.command("train", experiment.to_json(), usual)
 
 
 def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
     """Run what is left of a run, and show all of it. Gives how often an attacker was selected."""
     folder = lab("folder").RunFolder(root)
-    experiment, _ = folder.load()
+    experiment, facts = folder.load()
+    if rounds is not None and rounds != experiment.rounds:
+        experiment = experiment.with_rounds(rounds)
+        folder.save(experiment, **facts | {"rounds": rounds, "command": _command(experiment)})
     metrics = lab("metrics")
     view = RoundView(
-        rounds or experiment.rounds,
+        experiment.rounds,
         frozenset(experiment.attackers),
         lambda: {row.round: row.accuracy for row in metrics.read_baseline(root)},
     )
@@ -152,7 +161,7 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
     interrupted = False
     try:
         with view.watching():
-            each_round = lab("run").run(folder, rounds=rounds, tell=view.tell)
+            each_round = lab("run").run(folder, tell=view.tell)
             with closing(each_round):
                 for row in each_round:
                     view.add(row)
@@ -163,13 +172,15 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
             f"{failed}\nAll logs are in {folder.logs}. To go on: ostraka train --resume {root}"
         ) from None
     report = lab("report").write(root) if view.rows else None
-    _show(view, root, report, as_json=as_json)
+    _show(view, root, report, interrupted=interrupted, as_json=as_json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
     return sum(row.byzantine_selected for row in view.rows)
 
 
-def _show(view: RoundView, root: Path, report: Path | None, *, as_json: bool) -> None:
+def _show(
+    view: RoundView, root: Path, report: Path | None, *, interrupted: bool, as_json: bool
+) -> None:
     experiment, facts = lab("folder").RunFolder(root).load()
     figures = _figures(view, facts) | {
         "masking": experiment.masking,
@@ -177,16 +188,17 @@ def _show(view: RoundView, root: Path, report: Path | None, *, as_json: bool) ->
         "report": str(report) if report else None,
         "folder": str(root),
     }
-    unfinished = len(view.rows) < experiment.rounds
+    done, rounds = len(view.rows), experiment.rounds
+    every_round: list[Table | str] = [view.table(), _LEGEND] if done else []
     show(
         _cast(experiment, facts),
         _SIMULATED,
-        view.table(),
-        _LEGEND,
-        _stages(figures["stages_s"]),
-        *_verdict(figures, experiment),
+        *every_round,
+        *([_stages(figures["stages_s"])] if figures["stages_s"] else []),
+        *([f"Interrupted after round {done} of {rounds}."] if interrupted else []),
+        *(_verdict(figures, experiment) if done else []),
         *([f"Report: {report}"] if report else []),
-        *([f"To go on: ostraka train --resume {root}"] if unfinished else []),
+        *([f"To go on: ostraka train --resume {root}"] if done < rounds else []),
         figures=figures,
         as_json=as_json,
     )
@@ -196,20 +208,22 @@ _LEGEND = "Left out: by Multi-Krum, unless it says more. A star marks an attacke
 
 
 def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
-    plain = [accuracy for _, accuracy in sorted(view.plain().items()) if accuracy is not None]
-    ours = [row.accuracy for row in view.rows if row.accuracy is not None]
+    """Both accuracies are of the same round: the last one that was evaluated."""
+    judged = [row for row in view.rows if row.accuracy is not None]
+    last = judged[-1] if judged else None
     return {
-        "accuracy": ours[-1] if ours else None,
-        "baseline_accuracy": plain[-1] if plain else None,
+        "accuracy": last.accuracy if last else None,
+        "baseline_accuracy": view.plain().get(last.round) if last else None,
         "rounds": len(view.rows),
         "byzantine_selected": sum(row.byzantine_selected for row in view.rows),
-        "attack_success": view.rows[-1].attack_success if view.rows else None,
+        "attack_success": last.attack_success if last else None,
         "dimension": facts["dimension"],
-        "stages_s": _medians(view.rows),
+        "stages_s": _medians([row for row in view.rows if row.stages_s]),
     }
 
 
 def _medians(rows: Sequence[Any]) -> dict[str, float]:
+    """Of rounds that were timed."""
     stages = dict.fromkeys(stage for row in rows for stage in row.stages_s)
     return {
         stage: round(statistics.median(row.stages_s.get(stage, 0.0) for row in rows), 4)
@@ -237,9 +251,11 @@ def _stages(stages: dict[str, float]) -> Any:
 def _verdict(figures: dict[str, Any], experiment: Any) -> list[str]:
     count = figures["byzantine_selected"]
     first = f"Attackers averaged in: {count} times." if count else "No attacker was averaged in."
-    reached = f"Accuracy after {figures['rounds']} rounds: {percent(figures['accuracy'])}"
+    after = "1 round" if figures["rounds"] == 1 else f"{figures['rounds']} rounds"
+    reached = f"Accuracy after {after}: {percent(figures['accuracy'])}"
     beside = figures["baseline_accuracy"]
     plain = f", by plain averaging {percent(beside)}" if beside is not None else ""
     success = figures["attack_success"]
     backdoor = f" The backdoor works on {percent(success)}." if success is not None else ""
-    return [f"{first if experiment.attackers else ''} {reached}{plain}.{backdoor}".strip()]
+    misled = ["This attack misleads Multi-Krum itself: see docs/attacks.md."] if count else []
+    return [f"{first if experiment.attackers else ''} {reached}{plain}.{backdoor}".strip(), *misled]

@@ -10,15 +10,21 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 _LOG = logging.getLogger("flwr.ostraka")
+_SHOWN = 300  # characters of what somebody else says
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 
 
 @dataclass(frozen=True)
 class Patience:
-    """grace: seconds for the rest to answer, once `enough` have; None for all the time there is."""
+    """grace: seconds for the rest to answer, once `enough` have; None for all the time there is.
+
+    counts: whether a reply is one of those. Else a few that answer at once, and with nothing, could
+    cut off those who work.
+    """
 
     enough: int
     grace: float | None
+    counts: Callable[[Message], bool]
 
 
 class Courier(Grid):
@@ -53,20 +59,39 @@ class Courier(Grid):
 
     def _receive(self, awaited: dict[str, int], until: float | None) -> list[Message]:
         replies: list[Message] = []
+        usable = 0
         wait = _FIRST_WAIT_S
         while awaited and (until is None or self._clock() < until):
-            for reply in self._grid.pull_messages(list(awaited)):
-                node = awaited.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    reply.metadata.__dict__["_src_node_id"] = node
-                    replies.append(reply)
-            until = self._sooner(until, len(replies))
+            new = self._pull(awaited)
+            replies += new
+            usable += sum(map(self._counts, new))
+            until = self._sooner(until, usable)
             if awaited:
                 time.sleep(wait)
                 wait = min(2 * wait, _LONGEST_WAIT_S)
         for node in awaited.values():
             _LOG.warning("node %d has not answered in time: left out", node)
         return replies
+
+    def _pull(self, awaited: dict[str, int]) -> list[Message]:
+        """Replies that have come; their messages are awaited no more."""
+        replies: list[Message] = []
+        for name, node in list(awaited.items()):
+            # One by one: a reply that Flower cannot read must not take the others with it.
+            try:
+                pulled = list(self._grid.pull_messages([name]))
+            except Exception as unreadable:  # noqa: BLE001 (whatever a node's bytes lead to)
+                left_out(node, f"its reply cannot be read: {unreadable!r}")
+                del awaited[name]
+                continue
+            for reply in pulled:
+                if reply.metadata.reply_to_message_id == name and name in awaited:
+                    reply.metadata.__dict__["_src_node_id"] = awaited.pop(name)
+                    replies.append(reply)
+        return replies
+
+    def _counts(self, reply: Message) -> bool:
+        return self.patience is not None and self.patience.counts(reply)
 
     def _sooner(self, until: float | None, answered: int) -> float | None:
         patience = self.patience
@@ -102,3 +127,12 @@ class Courier(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._grid.pull_messages(message_ids)
+
+
+def left_out(node: int, why: str) -> None:
+    _LOG.warning("node %d is left out: %s", node, printable(why))
+
+
+def printable(text: str) -> str:
+    """A node's words, fit for a log."""
+    return "".join(each if each.isprintable() else " " for each in text[:_SHOWN])

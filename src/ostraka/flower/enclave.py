@@ -36,7 +36,10 @@ class Outcome:
 
 
 class Enclave(Protocol):
-    """One that can be reached. Whatever is refused raises an OstrakaError."""
+    """One that can be reached. Whatever is refused raises an OstrakaError.
+
+    brief: not to wait long for an answer. ServiceError without a status says that none came.
+    """
 
     def start(self, manifest: Manifest, model: Float32) -> Head:
         """Where the federation is now. The app's first model is used where there is none yet."""
@@ -44,10 +47,10 @@ class Enclave(Protocol):
     def open(self, hellos: Sequence[Hello]) -> None:
         """A round for these nodes. Raises ConfigError if it cannot stand with them."""
 
-    def introduce(self, hello: Hello) -> Proof:
+    def introduce(self, hello: Hello, *, brief: bool = False) -> Proof:
         """The answer to a node's challenge. Raises Finished."""
 
-    def deliver(self, sealed: SealedUpdate) -> None:
+    def deliver(self, sealed: SealedUpdate, *, brief: bool = False) -> None:
         """Hand over an update, unread."""
 
     def finish(self, offer: RoundOffer, *, seconds: float) -> Outcome | None:

@@ -6,6 +6,7 @@ the key that the node brings, and it dies with its process.
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -17,7 +18,7 @@ from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import LocalProtocolError, NotEnrolled
+from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError
 from ostraka.events import Event
 from ostraka.flower.enclave import Head, Outcome
 from ostraka.flower.messages import Hello, Proof
@@ -30,6 +31,7 @@ from ostraka.services.platform.simulated import UnsafeSimulatedProvider
 from ostraka.transport import ostraka_pb2 as wire
 
 _SEED_BYTES = 32
+_WORKER = "worker-"  # begins the names of workers, and of no node
 _AN_HOUR = 3600  # for clocks that differ
 
 
@@ -124,17 +126,14 @@ class UnsafeInProcessEnclave:
         return Head(number, self._manifest, self._state.model, self._rules.f, self._rules.k)
 
     def open(self, hellos: Sequence[Hello]) -> None:
-        keys: dict[str, bytes] = {}
-        for hello in hellos:
-            keys.setdefault(hello.challenge.client, hello.key)
-        members = [Member(name, key) for name, key in keys.items()]
+        members = _members(hellos)
         if self._federation is None:
             self._federation = self._found(members)
         elif self._newcomers:
             self._enrol(members)
         self._round = _Round(self._federation.enclave.open_round())
 
-    def introduce(self, hello: Hello) -> Proof:
+    def introduce(self, hello: Hello, *, brief: bool = False) -> Proof:
         federation, collecting = self._founded, self._open_round.collecting
         keys = {member.name: member.key for member in federation.current.clients}
         challenge = hello.challenge
@@ -147,7 +146,7 @@ class UnsafeInProcessEnclave:
         links = () if hello.after is None else self.links(hello.after)
         return Proof(federation.charters[-1], introduction, links, self._collateral)
 
-    def deliver(self, sealed: SealedUpdate) -> None:
+    def deliver(self, sealed: SealedUpdate, *, brief: bool = False) -> None:
         self._open_round.take(sealed)
 
     def finish(self, offer: RoundOffer, *, seconds: float) -> Outcome:
@@ -190,7 +189,7 @@ class UnsafeInProcessEnclave:
             raise LocalProtocolError("an enclave is started before it opens a round")
         rules = self._rules.config(self._manifest, len(members))
         count = 0 if rules.inside else rules.workers
-        staff = {f"worker-{number}": Identity.generate() for number in range(1, count + 1)}
+        staff = {f"{_WORKER}{number}": Identity.generate() for number in range(1, count + 1)}
         federation = Federation(
             rules,
             tuple(members),
@@ -207,8 +206,8 @@ class UnsafeInProcessEnclave:
     def _enrol(self, members: list[Member]) -> None:
         """Those that are not enrolled yet, in a new revision. A name keeps its first key."""
         founded, current = self._founded, self._founded.current
-        known = {member.name for member in current.clients}
-        new = tuple(member for member in members if member.name not in known)
+        known = {field for member in current.clients for field in (member.name, member.key)}
+        new = tuple(each for each in members if not known & {each.name, each.key})
         if new:
             clients = current.clients + new
             rules = replace(current.rules, tile=default_tile(len(clients)))
@@ -232,3 +231,23 @@ class UnsafeInProcessEnclave:
         if self._round is None:
             raise LocalProtocolError("no round is open")
         return self._round
+
+
+def _members(hellos: Sequence[Hello]) -> list[Member]:
+    """Nodes that sign with the key they bring. A name or a key that two claim is nobody's."""
+    claims = [Member(hello.challenge.client, hello.key) for hello in hellos if _is_signed(hello)]
+    names = Counter(claim.name for claim in claims)
+    keys = Counter(claim.key for claim in claims)
+    return [
+        claim
+        for claim in claims
+        if names[claim.name] == keys[claim.key] == 1 and not claim.name.startswith(_WORKER)
+    ]
+
+
+def _is_signed(hello: Hello) -> bool:
+    try:
+        check_signature(hello.challenge, hello.key)
+    except OpenError:
+        return False
+    return True

@@ -16,6 +16,8 @@ from typing import ClassVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from google.protobuf.message import DecodeError
 
+from ostraka.config import RoundConfig
+from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import AnyMessage, Key, Message, decode, encode, pack, unpack
 from ostraka.errors import MalformedMessage
@@ -26,6 +28,9 @@ RECORD = "ostraka"
 SEALED = "ostraka.sealed"  # the record with a sealed update, and how its bytes were made
 
 _ASK, _HELLO, _PROOF = "ask", "hello", "proof"
+_LONGEST_NAME = 256  # characters
+_LARGEST_HEADER = 8192  # bytes; the sealed key in it has about 1,200
+_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,10 @@ def hello_record(hello: Hello) -> ConfigRecord:
 
 def read_hello(content: RecordDict) -> Hello:
     """Raises MalformedMessage."""
-    return _read(Hello, content, _HELLO)
+    hello = _read(Hello, content, _HELLO)
+    if len(hello.challenge.client) > _LONGEST_NAME:
+        raise MalformedMessage(f"a client's name has {_LONGEST_NAME} characters at the most")
+    return hello
 
 
 def proof_record(proof: Message) -> ConfigRecord:
@@ -115,10 +123,20 @@ def read_sealed(content: RecordDict) -> SealedUpdate:
     if array is None or array.stype != SEALED:
         raise MalformedMessage("the reply is not sealed: is sealing_mod the first of its mods?")
     match unpack(array.data):
-        case [header, *tiles] if tiles:
+        case [header, *tiles] if tiles and len(header) <= _LARGEST_HEADER:
             decoded = tuple(decode(UpdateTile, tile) for tile in tiles)
             return SealedUpdate(decode(UpdateHeader, header), decoded)
-    raise MalformedMessage("a sealed update has a header and tiles")
+    raise MalformedMessage("a sealed update has a small header, and tiles")
+
+
+def require_shape(sealed: SealedUpdate, rules: RoundConfig) -> None:
+    """Raises MalformedMessage unless the header and each tile are as long as the rules say."""
+    tiling = rules.tiling
+    if not len(sealed.tiles) == sealed.header.tiles == tiling.count:
+        raise MalformedMessage(f"a sealed update has {tiling.count} tiles")
+    for index, tile in enumerate(sealed.tiles):
+        if len(tile.ciphertext) != _FLOAT_BYTES * tiling.size(index) + TAG_BYTES:
+            raise MalformedMessage(f"tile {index} of a sealed update is too long or too short")
 
 
 def _read(kind: type[AnyMessage], content: RecordDict, name: str) -> AnyMessage:

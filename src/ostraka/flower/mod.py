@@ -26,6 +26,7 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from ostraka.arrays import AnyArray
+from ostraka.config import Manifest
 from ostraka.errors import (
     ConfigError,
     MalformedMessage,
@@ -143,16 +144,16 @@ class _Training:
             model = records.vector_of(arrays, manifest)
         require_model(model, joined.offer.model, joined.client.federation)
 
-        _show(self.message, key, arrays, self.context)
+        _show(self.message, key, arrays, self.context, manifest)
         answer = _run(self.call_next, self.message, self.context)
-        with _naming("the app's reply"):
+        with _keeping_back():
             _, trained = _only_arrays(answer)
             update, stays = records.difference(trained, model, manifest)
+            content = _metrics(answer) if self.options.disclose_metrics else RecordDict()
         if stays:
             own = {name: Array(np.asarray(array)) for name, array in stays.items()}
             self.context.state[_LOCAL] = ArrayRecord(own)
-        content = _metrics(answer) if self.options.disclose_metrics else RecordDict()
-        content[SEALED] = sealed_record(joined.seal(update).sealed)
+        content[SEALED] = sealed_record(self.node.seal(joined, update, nonce))
         content[RECORD] = _challenge(self.context, self.node)
         _LOG.info("sealed an update for round %d", joined.offer.number)
         return Message(content, reply_to=self.message)
@@ -176,17 +177,17 @@ def _evaluate(
         key, arrays = _only_arrays(message)
         model = records.vector_of(arrays, federation.rules.manifest)
     require_model(model, digest, federation)
-    _show(message, key, arrays, context)
+    _show(message, key, arrays, context, federation.rules.manifest)
     answer = _run(call_next, message, context)
     return Message(_metrics(answer), reply_to=message)
 
 
-def _show(message: Message, key: str, arrays: Arrays, context: Context) -> None:
+def _show(message: Message, key: str, arrays: Arrays, context: Context, manifest: Manifest) -> None:
     """Leave in the message what the app is to see: a model that was verified, and its config."""
     kept = context.state.get(_LOCAL)
     local = records.read_arrays(kept) if isinstance(kept, ArrayRecord) else {}
     content = {name: record for name, record in message.content.items() if name != RECORD}
-    message.content = RecordDict(content | {key: records.for_app(arrays, local)})
+    message.content = RecordDict(content | {key: records.for_app(arrays, local, manifest)})
 
 
 @contextmanager
@@ -196,6 +197,16 @@ def _naming(what: str) -> Iterator[None]:
         yield
     except ConfigError as unfit:
         raise RemoteProtocolError(f"{what}: {unfit}") from None
+
+
+@contextmanager
+def _keeping_back() -> Iterator[None]:
+    """What is wrong with the app's reply stays here: shapes and overflows tell about its data."""
+    try:
+        yield
+    except (ConfigError, RemoteProtocolError) as unfit:
+        _LOG.error("the app's reply: %s", unfit)
+        raise RemoteProtocolError(_FAILED) from None
 
 
 def _run(call_next: ClientAppCallable, message: Message, context: Context) -> Message:

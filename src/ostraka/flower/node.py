@@ -2,17 +2,20 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from ostraka.arrays import Float32
 from ostraka.attestation.attested import Attested
 from ostraka.attestation.binding import NONCE_BYTES
 from ostraka.attestation.verify import verify, verify_charter
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import UNSIGNED, decode
 from ostraka.errors import AttestationRefused, Fork, ReceiptRefused, Refusal
 from ostraka.flower.messages import Hello, Proof, read_links
-from ostraka.flower.notebook import Notebook, Notes
+from ostraka.flower.notebook import Joins, Notebook, Notes
 from ostraka.flower.standards import Standards
 from ostraka.messages import Challenge, Receipt
 from ostraka.roles.client import Client, Joined
@@ -20,6 +23,8 @@ from ostraka.services.client.attesting import require_enrolled
 from ostraka.services.client.following import follow
 from ostraka.services.client.memory import Memory
 from ostraka.transport import ostraka_pb2 as wire
+
+_MOST_LINKS = 4096  # receipts and charters since the round that a node took part in last
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Node:
     def join(self, proof: Proof, nonce: bytes) -> Joined:
         """Take part in the round of an enclave that has proved itself. What was learned is kept.
 
-        nonce: of this node's challenge, used once. Raises AttestationRefused, ReceiptRefused, Fork,
+        nonce: of this node's challenge. Raises AttestationRefused, ReceiptRefused, Fork,
         OpenError, MalformedMessage, and ServiceError for a node that is not enrolled.
         """
         # 1. Rules and roster are signed by the authority, and this node is in the roster.
@@ -50,48 +55,67 @@ class Node:
         require_enrolled(federation, self.name, self.identity)
 
         # 2. The chain goes on from the receipt that is held.
-        notes = self._followed(self.notebook.load(), proof.links)
-
-        # 3. The platform vouches for the code, the keys and the rules, for this very challenge.
-        attested = verify(
-            proof.introduction,
-            nonce=nonce,
-            federation=federation,
-            policy=policy,
-            circumstances=self.standards.circumstances(proof),
-        )
-
-        # 4. The round is the next one of that chain.
-        joined = self._role(notes.memory, federation, attested).join(
-            proof.introduction.offer, attested
-        )
-
-        # 5. It was not opened again and again, each time for another look at this node's update.
-        joins = notes.joins.and_then(joined.offer)
-        if joins.times > self.resends + 1:
-            raise ReceiptRefused(
-                f"round {joined.offer.number} was opened again {self.resends + 1} times after this "
-                "node had sent an update for it: ask the operator why"
+        with self._following(proof.links) as notes:
+            # 3. The platform vouches for the code, the keys and the rules, for this very challenge.
+            attested = verify(
+                proof.introduction,
+                nonce=nonce,
+                federation=federation,
+                policy=policy,
+                circumstances=self.standards.circumstances(proof),
             )
-        self.notebook.save(Notes(Memory.of(joined.client, proof.charter), joins))
+
+            # 4. The round is the next one of that chain.
+            role = self._role(notes.memory, federation, attested)
+            joined = role.join(proof.introduction.offer, attested)
+
+            # 5. It was not opened again and again, for one more look at this node's update.
+            self._counted(notes.joins, joined, nonce)
+            self.notebook.remember(Memory.of(joined.client, proof.charter))
         return joined
+
+    def seal(self, joined: Joined, update: Float32, nonce: bytes) -> SealedUpdate:
+        """Seal an update (d,). It is counted before: what was counted need not have left.
+
+        Runs in parallel have joined by the same notes, so what `join` has checked is checked again.
+        Raises ReceiptRefused, or AttestationRefused for a nonce that was used meanwhile.
+        """
+        client = joined.client
+        with self.notebook.alone():
+            notes = self.notebook.load()
+            memory = notes.memory
+            if memory is None or (memory.enclave, memory.last) != (client.enclave, client.last):
+                raise ReceiptRefused("another run of this node has gone on since this round began")
+            self.notebook.count(self._counted(notes.joins, joined, nonce))
+        return joined.seal(update).sealed
 
     def published_model(self, links: tuple[bytes, ...]) -> tuple[Federation, bytes]:
         """The digest of the model after the last round, and what it is a model of.
 
         Raises as `join` does, and ReceiptRefused for a node that holds no receipt.
         """
-        notes = self._followed(self.notebook.load(), links)
-        if notes.memory is None or notes.memory.last is None:
-            raise ReceiptRefused("this node holds no receipt that would vouch for a model")
-        self.notebook.save(notes)
+        with self._following(links) as notes:
+            if notes.memory is None or notes.memory.last is None:
+                raise ReceiptRefused("this node holds no receipt that would vouch for a model")
+            self.notebook.remember(notes.memory)
         return notes.memory.charter.federation, notes.memory.last.model
+
+    @contextmanager
+    def _following(self, links: tuple[bytes, ...]) -> Iterator[Notes]:
+        """What is known at the end of these links. No other run goes on meanwhile."""
+        with self.notebook.alone():
+            try:
+                yield self._followed(self.notebook.load(), links)
+            except Fork as fork:
+                self.notebook.prove(fork)
+                raise
 
     def _followed(self, notes: Notes, links: tuple[bytes, ...]) -> Notes:
         if notes.memory is None:
             return notes
         if notes.after is None:
-            return notes  # It has met the enclave, and has joined no round of it yet.
+            return notes  # It has met the enclave, and has sealed for no round of it yet.
+        _require_short(links)
         try:
             followed = follow(
                 _since(notes.after, read_links(links)),
@@ -100,13 +124,36 @@ class Node:
                 policy=self.standards.policy(notes.memory.charter),
                 joined=notes.joins.offer,
             )
-        except Fork as fork:
-            self.notebook.prove(fork)
+        except Fork:
             raise
         except ReceiptRefused as refused:
             refused.add_note(self.notebook.begun_anew)  # names a file, so it stays here
             raise
         return replace(notes, memory=followed.memory)
+
+    def _counted(self, joins: Joins, joined: Joined, nonce: bytes) -> Joins:
+        """With one more update, for the round that was joined. Raises if that is one too many."""
+        offer, last = joined.offer, joined.client.last
+        if nonce in joins.nonces:
+            raise _answered_before()
+        if last is None and joins.offer is not None and offer.number != joins.offer.number:
+            raise ReceiptRefused(
+                f"round {offer.number} is open, and nobody shows the receipt of round "
+                f"{joins.offer.number}"
+            )
+        after = joins.and_then(offer, held=last.number if last else 0, nonce=nonce)
+        if after.reopened > self.resends:
+            raise self._too_often(f"round {offer.number} was opened again {after.reopened} times")
+        if after.repeated > self.resends:
+            raise self._too_often(f"round {offer.number} was asked for {after.repeated} times more")
+        return after
+
+    def _too_often(self, what: str) -> ReceiptRefused:
+        refused = ReceiptRefused(
+            f"{what} after this node had sent an update for it: ask the operator why"
+        )
+        refused.add_note(self.notebook.counted)
+        return refused
 
     def _role(self, memory: Memory | None, federation: Federation, attested: Attested) -> Client:
         if memory is None:
@@ -120,6 +167,15 @@ class Node:
         return memory.role(self.identity).adopt(federation)
 
 
+def _require_short(links: tuple[bytes, ...]) -> None:
+    """Following takes time, and other runs of this node wait for it."""
+    if len(links) > _MOST_LINKS:
+        raise ReceiptRefused(
+            f"the chain has {len(links)} links, and a node follows {_MOST_LINKS}: catch up with "
+            "`ostraka client fetch` first"
+        )
+
+
 def _since(after: int, links: Iterable[wire.ChainLink]) -> Iterator[wire.ChainLink]:
     """Without the receipts that this node has followed before, which it may be shown again."""
     for link in links:
@@ -130,7 +186,11 @@ def _since(after: int, links: Iterable[wire.ChainLink]) -> Iterator[wire.ChainLi
 def require_nonce(nonce: object) -> bytes:
     """The challenge that a proof is the answer to. Raises AttestationRefused if there is none."""
     if not isinstance(nonce, bytes):
-        raise AttestationRefused(
-            Refusal.BINDING, "this node has not challenged, or its challenge was answered before"
-        )
+        raise _answered_before()
     return nonce
+
+
+def _answered_before() -> AttestationRefused:
+    return AttestationRefused(
+        Refusal.BINDING, "this node has not challenged, or its challenge was answered before"
+    )

@@ -1,39 +1,61 @@
 """What a node remembers: in a file beside its key, or in Flower's context for simulated nodes."""
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
 
 from flwr.app import ConfigRecord, Context
 
-from ostraka.encoding import decode, encode
+from ostraka.encoding import Id, decode, encode
 from ostraka.errors import Fork, MalformedMessage, StateError
 from ostraka.flower.messages import RECORD
 from ostraka.messages import RoundOffer
-from ostraka.services.client.memory import Memory, MemoryFile
+from ostraka.services.client.locking import locked
+from ostraka.services.client.memory import LOCKED_S, Memory, MemoryFile
 from ostraka.services.storage import atomic
 
 SUFFIX = ".joins"
 
 _MEMORY, _JOINS = "memory", "joins"
+_NONCES = 256  # kept of those that were used
 
 
 @dataclass(frozen=True)
 class Joins:
-    """The round that was joined last, and how often a round of that number was."""
+    """The round that an update was sealed for last, and what was sealed since a receipt came.
+
+    held: the number of that receipt, 0 before there is one. Every update since then is for one
+    place in the chain, whatever number a host gives to the rounds it opens there. rounds: the ids
+    of their rounds. nonces: of the challenges that were used last.
+    """
 
     LABEL: ClassVar[bytes] = b"ostraka/flower-joins/v1"
 
     offers: tuple[RoundOffer, ...] = ()  # that one, or none yet
-    times: int = 0
+    held: int = 0
+    rounds: tuple[Id, ...] = ()
+    nonces: tuple[Id, ...] = ()
 
     @property
     def offer(self) -> RoundOffer | None:
         return self.offers[-1] if self.offers else None
 
-    def and_then(self, offer: RoundOffer) -> "Joins":
-        again = self.offer is not None and self.offer.number == offer.number
-        return Joins((offer,), self.times + 1 if again else 1)
+    @property
+    def reopened(self) -> int:
+        """How often the round was opened again after an update had been sealed for it."""
+        return len(set(self.rounds)) - 1
+
+    @property
+    def repeated(self) -> int:
+        """How often one and the same opened round was sealed for again."""
+        return self.rounds.count(self.rounds[-1]) - 1
+
+    def and_then(self, offer: RoundOffer, *, held: int, nonce: bytes) -> "Joins":
+        before = self.rounds if held == self.held else ()
+        nonces = (*self.nonces, nonce)[-_NONCES:]
+        return Joins((offer,), held, (*before, offer.round_id), nonces)
 
 
 @dataclass(frozen=True)
@@ -51,12 +73,20 @@ class Notes:
 
 
 class Notebook(Protocol):
-    """Durable when `save` returns, as far as it ever is."""
+    """What is written is durable, as far as it ever is, when the call returns.
+
+    alone: while it lasts, no other run of this node reads or writes. begun_anew, counted: what the
+    node's owner is told, and nobody else, when the enclave is another one, or asks too often.
+    """
 
     @property
     def begun_anew(self) -> str: ...
+    @property
+    def counted(self) -> str: ...
+    def alone(self) -> AbstractContextManager[None]: ...
     def load(self) -> Notes: ...
-    def save(self, notes: Notes) -> None: ...
+    def remember(self, memory: Memory) -> None: ...
+    def count(self, joins: Joins) -> None: ...
     def prove(self, fork: Fork) -> None: ...
 
 
@@ -70,6 +100,14 @@ class ContextNotebook:
     def begun_anew(self) -> str:
         return "Start a new run"
 
+    @property
+    def counted(self) -> str:
+        return "Updates are counted for this run"
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Each of its tasks has a copy of the context: two at once know nothing of each other."""
+        return nullcontext()
+
     def load(self) -> Notes:
         record = scratch(self.context)
         memory, joins = record.get(_MEMORY), record.get(_JOINS)
@@ -78,11 +116,11 @@ class ContextNotebook:
             decode(Joins, joins) if isinstance(joins, bytes) else Joins(),
         )
 
-    def save(self, notes: Notes) -> None:
-        record = scratch(self.context)
-        if notes.memory is not None:
-            record[_MEMORY] = encode(notes.memory)
-        record[_JOINS] = encode(notes.joins)
+    def remember(self, memory: Memory) -> None:
+        scratch(self.context)[_MEMORY] = encode(memory)
+
+    def count(self, joins: Joins) -> None:
+        scratch(self.context)[_JOINS] = encode(joins)
 
     def prove(self, fork: Fork) -> None:
         """A simulated enclave's proof is worth nothing."""
@@ -98,16 +136,34 @@ class FileNotebook:
     def begun_anew(self) -> str:
         return self.file.begun_anew
 
-    def load(self) -> Notes:
-        """Raises StateError."""
-        return Notes(self.file.load(), self._joins())
+    @property
+    def counted(self) -> str:
+        return f"Updates are counted in {self._path}. Delete it only when you know why"
 
-    def save(self, notes: Notes) -> None:
-        """Raises StateError."""
-        if notes.memory is not None:
-            self.file.save(notes.memory)
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Runs of this node, one after the other. Raises StateError."""
         try:
-            atomic.write(self._path, [encode(notes.joins)])
+            with locked(self._path, seconds=LOCKED_S):
+                yield
+        except TimeoutError:
+            raise StateError(self._path, "another run of this node does not let go of it") from None
+        except OSError as failed:
+            raise StateError(self._path, f"cannot be locked: {failed.strerror}") from None
+
+    def load(self) -> Notes:
+        """Nothing at all, if the memory was deleted to begin anew. Raises StateError."""
+        memory = self.file.load()
+        return Notes(memory, self._joins()) if memory else Notes()
+
+    def remember(self, memory: Memory) -> None:
+        """Raises StateError, or Fork if a native client of the same key has followed another."""
+        self.file.save(memory)
+
+    def count(self, joins: Joins) -> None:
+        """Raises StateError."""
+        try:
+            atomic.write(self._path, [encode(joins)])
         except OSError as failed:
             raise StateError(self._path, f"cannot be written: {failed.strerror}") from None
 
@@ -127,7 +183,7 @@ class FileNotebook:
 
     @property
     def _path(self) -> Path:
-        return self.file.path.with_suffix(SUFFIX)
+        return self.file.path.with_name(self.file.path.name + SUFFIX)
 
 
 def scratch(context: Context) -> ConfigRecord:

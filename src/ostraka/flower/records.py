@@ -4,7 +4,7 @@ Floating arrays make up the vector, as float32. Integer ones (a batch norm's cou
 at each node: nobody averages them and nobody vouches for them, so they begin at zero.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,17 +71,28 @@ class Template:
         return ArrayRecord({name: _array(tensors[name]) for name in self._names})
 
 
-def for_app(arrays: Mapping[str, AnyArray], local: Mapping[str, AnyArray]) -> ArrayRecord:
-    """A verified model for the app, with this node's own integers.
-
-    Whoever sent it has chosen the order. Names that are numbers are put in order: an app that
-    numbers its arrays goes by that.
-    """
-    names = list(arrays)
-    if all(name.isdecimal() for name in names):
-        names.sort(key=int)
-    own = {name: _own(name, arrays[name], local) for name in names}
+def for_app(
+    arrays: Mapping[str, AnyArray], local: Mapping[str, AnyArray], manifest: Manifest
+) -> ArrayRecord:
+    """A verified model for the app, with this node's own integers."""
+    own = {name: _own(name, arrays[name], local) for name in _ordered(arrays, manifest)}
     return ArrayRecord({name: _array(array) for name, array in own.items()})
+
+
+def _ordered(names: Iterable[str], manifest: Manifest) -> list[str]:
+    """The manifest's order and integers last, whatever the sender's order is: apps may go by it.
+
+    Names that are numbers are put in order: an app that numbers its arrays goes by that.
+    """
+    known = [tensor.name for tensor in manifest.tensors]
+    ordered = known + sorted(set(names) - set(known))
+    if all(map(_is_number, known)):
+        ordered.sort(key=lambda name: (0, int(name)) if _is_number(name) else (1, 0))
+    return ordered
+
+
+def _is_number(name: str) -> bool:
+    return name.isdecimal() and name == str(int(name))
 
 
 def _own(name: str, array: AnyArray, local: Mapping[str, AnyArray]) -> AnyArray:

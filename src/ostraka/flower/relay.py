@@ -4,19 +4,33 @@ Whatever a node does wrong, only that node is left out, and the log says why.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from flwr.app import Message, MessageType
 
-from ostraka.errors import MalformedMessage, OstrakaError
-from ostraka.flower.courier import Courier
+from ostraka.config import RoundConfig
+from ostraka.crypto.updates import SealedUpdate
+from ostraka.errors import MalformedMessage, OstrakaError, ServiceError
+from ostraka.flower.courier import Courier, left_out, printable
 from ostraka.flower.enclave import Enclave, Finished, Outcome
-from ostraka.flower.messages import Hello, Links, Proof, ask, read_hello, read_sealed
+from ostraka.flower.messages import (
+    Hello,
+    Links,
+    Proof,
+    ask,
+    read_hello,
+    read_sealed,
+    require_shape,
+)
 from ostraka.messages import RoundOffer
 
 _LOG = logging.getLogger("flwr.ostraka")
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass
@@ -27,6 +41,7 @@ class Relay:
     finished: bool = False
     after: dict[int, int] = field(default_factory=dict)
     _offer: RoundOffer | None = None
+    _rules: RoundConfig | None = None  # of that round
     _clients: dict[int, str] = field(default_factory=dict)  # who was asked, by node
     _hellos: dict[int, Hello] = field(default_factory=dict)  # that came with their last replies
 
@@ -44,16 +59,12 @@ class Relay:
         if not hellos:
             return {}
         self.enclave.open(list(hellos.values()))
-        proofs: dict[int, Proof] = {}
-        for node, hello in hellos.items():
-            try:
-                proofs[node] = self._introduce(node, hello)
-            except Finished as over:
-                self.finished = True
-                _LOG.info("%s", over)
-                return {}
-            except OstrakaError as refused:
-                left_out(node, str(refused))
+        try:
+            proofs = _in_turn(hellos, self._introduce)
+        except Finished as over:
+            self.finished = True
+            _LOG.info("%s", over)
+            return {}
         if not _enough(len(proofs), least):
             self._offer = None
             return {}
@@ -67,15 +78,8 @@ class Relay:
         """
         if self._offer is None:
             return None
-        delivered = 0
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            try:
-                self._deliver(node, reply)
-                delivered += 1
-            except OstrakaError as refused:
-                left_out(node, str(refused))
-        if not _enough(delivered, least):
+        by_node = {reply.metadata.src_node_id: reply for reply in replies}
+        if not _enough(len(_in_turn(by_node, self._deliver)), least):
             return None
         outcome = self.enclave.finish(self._offer, seconds=seconds)
         if outcome is None:
@@ -104,36 +108,76 @@ class Relay:
             hellos[node] = hello
         return hellos
 
-    def _introduce(self, node: int, hello: Hello) -> Proof:
+    def usable(self, reply: Message) -> bool:
+        """Whether a reply will be handed over."""
+        try:
+            self._read(reply.metadata.src_node_id, reply)
+        except OstrakaError:
+            return False
+        return True
+
+    def _introduce(self, node: int, hello: Hello, brief: bool) -> Proof:
         """The enclave tells who really is the client that two nodes may claim to be."""
         name = hello.challenge.client
-        proof = self.enclave.introduce(hello)
+        proof = self.enclave.introduce(hello, brief=brief)
         if name in self._clients.values():
             raise MalformedMessage(f"another node speaks for client {name!r}")
         offer = proof.introduction.offer
         if self._offer is not None and offer.round_id != self._offer.round_id:
             raise MalformedMessage("the round was opened again while nodes were asked")
-        self._offer = offer
+        self._offer, self._rules = offer, proof.charter.federation.rules
         self._clients[node] = name
         self.after[node] = offer.number - 1 if hello.after is None else hello.after
         return proof
 
-    def _deliver(self, node: int, reply: Message) -> None:
+    def _deliver(self, node: int, reply: Message, brief: bool) -> None:
+        sealed = self._read(node, reply)
+        with suppress(MalformedMessage):
+            self._hellos[node] = read_hello(reply.content)
+        self.enclave.deliver(sealed, brief=brief)
+
+    def _read(self, node: int, reply: Message) -> SealedUpdate:
+        """An update of the client that this node was asked as, of the right size, still sealed."""
         sealed = read_sealed(require_content(reply).content)
         name, expected = sealed.header.client, self._clients.get(node)
-        if name != expected:
+        if name != expected or self._rules is None:
             raise MalformedMessage(
                 f"it answers with an update of client {name!r}, and it was asked as {expected!r}"
             )
-        with suppress(MalformedMessage):
-            self._hellos[node] = read_hello(reply.content)
-        self.enclave.deliver(sealed)
+        require_shape(sealed, self._rules)
+        return sealed
+
+
+def _in_turn(work: Mapping[int, _T], step: Callable[[int, _T, bool], _R]) -> dict[int, _R]:
+    """What the step has yielded for each node; who is refused is left out. Raises Finished.
+
+    First each has a brief turn, and only then one with patience, if the enclave did not answer: no
+    node keeps it from the others.
+    """
+    done: dict[int, _R] = {}
+    left = dict(work)
+    for brief in (True, False):
+        for node, each in list(left.items()):
+            try:
+                done[node] = step(node, each, brief)
+            except Finished:
+                raise
+            except OstrakaError as refused:
+                if brief and _is_unanswered(refused):
+                    continue
+                left_out(node, str(refused))
+            del left[node]
+    return done
+
+
+def _is_unanswered(refused: OstrakaError) -> bool:
+    return isinstance(refused, ServiceError) and not refused.status
 
 
 def require_content(reply: Message) -> Message:
     """Raises MalformedMessage for an error, with the reason that came along."""
     if reply.has_error():
-        raise MalformedMessage(_printable(reply.error.reason or "no reason was given"))
+        raise MalformedMessage(printable(reply.error.reason or "no reason was given"))
     return reply
 
 
@@ -141,12 +185,3 @@ def _enough(nodes: int, least: int) -> bool:
     if nodes < least:
         _LOG.error("%d nodes take part, and %d are needed: no round", nodes, least)
     return nodes >= least
-
-
-def left_out(node: int, why: str) -> None:
-    _LOG.warning("node %d is left out: %s", node, why)
-
-
-def _printable(text: str) -> str:
-    """A node's words, fit for a log."""
-    return "".join(each if each.isprintable() else " " for each in text[:300])

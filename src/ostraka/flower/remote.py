@@ -26,6 +26,7 @@ from ostraka.transport import ostraka_pb2 as wire
 
 _LOG = logging.getLogger("flwr.ostraka")
 _PENDING_S = 0.2
+_BRIEF_PART = 8  # of the patience with an enclave: what one node gets before the others had a turn
 _NAME = "strategy"
 
 
@@ -64,10 +65,12 @@ class RemoteEnclave:
         self._links.clear()
         self._ask_charter()
 
-    def introduce(self, hello: Hello) -> Proof:
+    def introduce(self, hello: Hello, *, brief: bool = False) -> Proof:
         request = wire.IntroduceRequest(challenge=encode(hello.challenge))
         try:
-            reply = self._connected().ask("Introduce", request, seconds=LONG_POLL_S)
+            reply = self._connected(self._at_most(brief)).ask(
+                "Introduce", request, seconds=LONG_POLL_S
+            )
         except ServiceError as refused:
             if refused.said == FINISHED:
                 raise Finished("all rounds of the federation are over") from None
@@ -79,11 +82,11 @@ class RemoteEnclave:
         links = () if hello.after is None else self.links(hello.after)
         return Proof(self._known_charter(), introduction, links)
 
-    def deliver(self, sealed: SealedUpdate) -> None:
+    def deliver(self, sealed: SealedUpdate, *, brief: bool = False) -> None:
         if self._joined is None:
             raise LocalProtocolError("no round was joined")
         upload = Upload(self._joined.number, sealed, BATCH_BYTES)
-        connection = self._connected()
+        connection = self._connected(self._at_most(brief))
         try:
             connection.attempt(partial(upload.stream, connection))
         except ServiceError as refused:
@@ -166,6 +169,9 @@ class RemoteEnclave:
         if self._charter is None:
             raise LocalProtocolError("an enclave is started before it is asked")
         return self._charter
+
+    def _at_most(self, brief: bool) -> float:
+        return self._seconds / _BRIEF_PART if brief else self._seconds
 
     def _connected(self, seconds: float | None = None) -> Connection:
         """With so much time from here on. It is closed between the steps of a round: apps fork."""

@@ -5,6 +5,7 @@ the model that the enclave has published.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,19 +17,20 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
+from ostraka.errors import ConfigError, LocalProtocolError, MalformedMessage, OstrakaError
 from ostraka.flower import records
-from ostraka.flower.courier import Courier, Patience
+from ostraka.flower.courier import Courier, Patience, left_out
 from ostraka.flower.enclave import Enclave, Head, Outcome
 from ostraka.flower.in_process import Rules, UnsafeInProcessEnclave
 from ostraka.flower.messages import RECORD, proof_record
 from ostraka.flower.options import UNSAFE_SIMULATION
-from ostraka.flower.relay import Relay, left_out, require_content
+from ostraka.flower.relay import Relay, require_content
 from ostraka.flower.remote import RemoteEnclave
 from ostraka.messages import SIMULATION, Receipt
 
 _LOG = logging.getLogger("flwr.ostraka")
 _POLL_S = 1.0
+_WEIGHT = "num-examples"  # what Flower calls it
 
 MetricsAggregation: TypeAlias = Callable[[list[RecordDict], str], MetricRecord]
 Evaluation: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -56,9 +58,9 @@ class PrivateMultiKrum(FedAvg):
     enclave: HOST:PORT of `ostraka enclave run`, or UNSAFE_SIMULATION for one in this process.
     num_malicious_nodes: f. num_nodes_to_select: k, how many updates are averaged; None for all but
     f. A remote enclave has both in its signed rules; what is given here must then agree with them.
-    All selected updates have the same weight: an example count is a node's own claim, and
-    `weighted_by_key` is for metrics that nodes disclose. A round needs 2f + 3 nodes, so that is the
-    least for training, and by default what is waited for.
+    All selected updates have the same weight, since an example count is a node's own claim; so have
+    metrics that nodes disclose, unless `weighted_by_key` names the claim that weighs them. A round
+    needs 2f + 3 nodes, so that is the least for training, and by default what is waited for.
 
     straggler_grace: seconds for the rest to reply once 2f + 3 have; None to wait for all of them,
     as long as the `timeout` of `start`. challenge_timeout: seconds in which nodes have to answer
@@ -78,7 +80,7 @@ class PrivateMultiKrum(FedAvg):
         min_available_nodes: int | None = None,
         num_malicious_nodes: int | None = None,
         num_nodes_to_select: int | None = None,
-        weighted_by_key: str = "num-examples",
+        weighted_by_key: str | None = None,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
         train_metrics_aggr_fn: MetricsAggregation | None = None,
@@ -99,7 +101,7 @@ class PrivateMultiKrum(FedAvg):
             min_train_nodes=2 * f + 3 if min_train_nodes is None else min_train_nodes,
             min_evaluate_nodes=min_evaluate_nodes,
             min_available_nodes=2 * f + 3 if min_available_nodes is None else min_available_nodes,
-            weighted_by_key=weighted_by_key,
+            weighted_by_key=weighted_by_key or _WEIGHT,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
             train_metrics_aggr_fn=train_metrics_aggr_fn,
@@ -108,6 +110,7 @@ class PrivateMultiKrum(FedAvg):
         self.num_malicious_nodes = num_malicious_nodes
         self.num_nodes_to_select = num_nodes_to_select
         self.straggler_grace = straggler_grace
+        self._equal_weights = weighted_by_key is None
         self.challenge_timeout = challenge_timeout
         self.outcome_timeout = outcome_timeout
         self.receipts: list[Receipt] = []
@@ -181,7 +184,7 @@ class PrivateMultiKrum(FedAvg):
             return []
         finally:
             self._enclave.close()
-        courier.patience = Patience(run.least, self.straggler_grace)
+        courier.patience = Patience(run.least, self.straggler_grace, run.relay.usable)
         settings = ConfigRecord({**config, "server-round": run.relay.number})
         return [
             self._message(node, arrays, settings, proof_record(proof), MessageType.TRAIN)
@@ -231,7 +234,7 @@ class PrivateMultiKrum(FedAvg):
         usable: list[RecordDict] = []
         for reply in replies:
             try:
-                content = require_content(reply).content
+                content = self._disclosed(reply)
                 self.evaluate_metrics_aggr_fn([*usable, content], self.weighted_by_key)
                 usable.append(content)
             except OstrakaError as refused:
@@ -239,6 +242,16 @@ class PrivateMultiKrum(FedAvg):
             except Exception as unfit:  # noqa: BLE001 (whatever the records made of it)
                 left_out(reply.metadata.src_node_id, f"its metrics: {unfit!r}")
         return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
+
+    def _disclosed(self, reply: Message) -> RecordDict:
+        """A node's metrics, with the weight that they are to have. Raises MalformedMessage."""
+        weight = {self.weighted_by_key: 1.0} if self._equal_weights else {}
+        content = RecordDict()
+        for name, metrics in require_content(reply).content.metric_records.items():
+            if not _is_finite(metrics):
+                raise MalformedMessage("its metrics are not finite")
+            content[name] = MetricRecord({**metrics, **weight})
+        return content
 
     def _begin(self, initial: ArrayRecord, timeout: float) -> _Run:
         """Where the enclave is. Raises ConfigError if the app does not fit it."""
@@ -310,6 +323,11 @@ class PrivateMultiKrum(FedAvg):
             }
         )
         return run.template.record(run.head.manifest, outcome.model), metrics
+
+
+def _is_finite(metrics: MetricRecord) -> bool:
+    values = (each if isinstance(each, list) else [each] for each in metrics.values())
+    return all(math.isfinite(value) for each in values for value in each)
 
 
 def _courier(grid: Grid) -> Courier:

@@ -76,6 +76,12 @@ class Experiment:
         if not self.deadline_s > 0:
             raise ConfigError(f"a deadline is some seconds; got {self.deadline_s}")
         require_krum(self.clients, self.byzantine)
+        least, most = self.byzantine + 2, self.clients - self.byzantine
+        if self.k is not None and not least <= self.k <= most:
+            raise ConfigError(
+                f"k is at least byzantine + 2 = {least} and at most clients - byzantine = {most}; "
+                f"got {self.k}"
+            )
         self._require_known()
         _ = self.recipe
 

@@ -35,8 +35,9 @@ class RoundTimes:
         return {name: round(spent, 4) for name, spent in (outside | self.enclave).items()}
 
     @property
-    def wall(self) -> float:
-        return round(self.published - self.opened, 4) if self.opened else 0.0
+    def wall(self) -> float | None:
+        """Seconds of the whole round, if anybody listened to it."""
+        return round(self.published - self.opened, 4) if self.closed else None
 
 
 @dataclass

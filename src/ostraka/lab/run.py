@@ -57,19 +57,12 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Tas
     return task
 
 
-def run(
-    folder: RunFolder, *, rounds: int | None = None, tell: Tell | None = None
-) -> Generator[RoundMetrics]:
+def run(folder: RunFolder, *, tell: Tell | None = None) -> Generator[RoundMetrics]:
     """The rounds that are left, one by one, as they are published and evaluated.
 
-    All processes end with the generator. rounds: how many there shall be in all, if not as many as
-    were asked for at first. Raises ConfigError, ServiceError or RoundFailed.
+    All processes end with the generator. Raises ConfigError, ServiceError or RoundFailed.
     """
-    experiment, fields = folder.load()
-    if rounds is not None and rounds != experiment.rounds:
-        experiment = experiment.with_rounds(rounds)
-        facts = {name: value for name, value in fields.items() if name not in vars(experiment)}
-        folder.save(experiment, **facts)
+    experiment, _ = folder.load()
     done = len(read(folder.root))
     averaged = len(read_baseline(folder.root)) if experiment.resumes_in_the_clear else 0
     if done > experiment.rounds:

@@ -127,19 +127,48 @@ def test_an_interruption_exits_with_130_and_says_how_to_go_on(fail):
     fail(KeyboardInterrupt())
     result = run(f"train {SMALL} --out here")
     assert result.exit_code == 130
+    assert "Interrupted after round 0 of 2." in result.stdout
     assert "To go on: ostraka train --resume here" in result.stdout
+    assert "averaged in" not in result.stdout  # Nothing was.
 
 
-def test_rounds_before_an_interruption_are_shown(stage):
+def test_rounds_before_an_interruption_are_shown_beside_the_same_ones_of_plain_averaging(
+    stage, monkeypatch
+):
     def second(row):
         if row.round == 2:
             raise KeyboardInterrupt
         return row
 
     stage(second)
+    ahead = [BaselineMetrics(1, 0.1), BaselineMetrics(2, 0.9)]
+    monkeypatch.setattr("ostraka.lab.metrics.read_baseline", lambda folder: ahead)
     result = run(f"train {SMALL} --out here --json")
     assert result.exit_code == 130
-    assert last_line_only(result)["rounds"] == 1
+    figures = last_line_only(result)
+    assert figures["rounds"] == 1
+    assert figures["baseline_accuracy"] == pytest.approx(0.1)
+    assert "Interrupted after round 1 of 2." in result.stderr
+
+
+def test_rounds_that_nobody_timed_have_no_time(stage):
+    def untimed(row):
+        return replace(row, stages_s={}, wall_s=None) if row.round == 1 else row
+
+    stage(untimed)
+    result = run(f"train {SMALL} --out here --json")
+    assert last_line_only(result)["stages_s"] == {"train": 0.5, "measure": 0.1}
+    assert "[ROUND 1/2] accuracy 50.0 %" in result.stderr
+    assert ", - s" in result.stderr
+
+
+def test_an_attack_is_as_strong_in_the_demo_as_it_is_elsewhere(stage, tmp_path):
+    stage()
+    small = "--clients 5 --byzantine 1 --rounds 1 --attack ipm"
+    run(f"demo {small} --out demo")
+    run(f"train {small} --out train")
+    scales = {RunFolder(tmp_path / name).load()[1]["attack_scale"] for name in ("demo", "train")}
+    assert len(scales) == 1
 
 
 def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path):
@@ -153,9 +182,19 @@ def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path):
 def test_nothing_but_the_rounds_can_be_changed_later(stage):
     stage()
     run(f"train {SMALL} --out here")
-    result = run("train --resume here --clients 9")
+    result = run("train --resume here --lr 0.5")
     assert result.exit_code == 2
-    assert "--clients cannot be changed" in result.stderr
+    assert "--lr cannot be changed" in result.stderr
+
+
+def test_the_command_is_that_of_the_rounds_that_there_are_now(stage, tmp_path):
+    stage()
+    run(f"train {SMALL} --out here")
+    assert run("train --resume here --rounds 3").exit_code == 0
+    experiment, facts = RunFolder(tmp_path / "here").load()
+    assert experiment.rounds == 3
+    assert facts["command"].endswith("--rounds 3")
+    assert facts["dimension"] > 0
 
 
 def test_a_folder_without_a_run_cannot_be_gone_on_with(tmp_path):

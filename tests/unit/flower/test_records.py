@@ -29,16 +29,26 @@ def test_a_model_comes_back_in_the_order_of_its_app():
 def test_numbered_arrays_are_put_in_order_whoever_mixed_them_up():
     """Apps that number their arrays go by the order: two of one shape could be exchanged."""
     mixed = {name: np.full(2, int(name)) + 0.5 for name in ("10", "2", "0", "1")}
-    assert list(records.for_app(mixed, {})) == ["0", "1", "2", "10"]
-    named = {name: np.zeros(2) for name in ("b", "a")}
-    assert list(records.for_app(named, {})) == ["b", "a"]
+    manifest = records.manifest_of(mixed)
+    assert list(records.for_app(mixed, {}, manifest)) == ["0", "1", "2", "10"]
+    more = {"x": np.zeros(2, np.int64), **mixed, "3": np.zeros(2, np.int64)}
+    assert list(records.for_app(more, {}, manifest)) == ["0", "1", "2", "3", "10", "x"]
+
+
+def test_named_arrays_are_in_the_order_of_the_signed_rules():
+    """An app with `to_numpy_ndarrays` would train on a model that the sender has permuted."""
+    named = {name: np.zeros(2) for name in ("b", "c", "a")}
+    manifest = records.manifest_of(named)
+    sent = {"n": np.zeros(2, np.int64), **dict(sorted(named.items()))}
+    assert list(records.for_app(sent, {}, manifest)) == ["b", "c", "a", "n"]
 
 
 def test_integers_that_a_server_sends_are_not_taken():
     arrays = {"w": np.zeros(2), "n": np.ones(2, np.int64)}
+    manifest = records.manifest_of(arrays)
     with pytest.raises(RemoteProtocolError, match="nobody vouches for"):
-        records.for_app(arrays, {})
-    kept = records.for_app(arrays, {"n": np.array([5, 6])})
+        records.for_app(arrays, {}, manifest)
+    kept = records.for_app(arrays, {"n": np.array([5, 6])}, manifest)
     np.testing.assert_array_equal(kept["n"].numpy(), [5, 6])
 
 

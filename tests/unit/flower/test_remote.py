@@ -4,10 +4,12 @@ The nodes have keys and a policy from `ostraka init`, and a memory in a file.
 """
 
 import asyncio
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,22 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
 
-from flwr.app import Context, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from ostraka.errors import ConfigError
-from ostraka.flower import PrivateMultiKrum, sealing_mod
+from ostraka.encoding import UNSIGNED
+from ostraka.errors import ConfigError, ServiceError
+from ostraka.flower import PrivateMultiKrum, records, sealing_mod
+from ostraka.flower.messages import (
+    RECORD,
+    SEALED,
+    ask,
+    proof_record,
+    read_hello,
+    read_sealed,
+    sealed_record,
+)
+from ostraka.flower.remote import RemoteEnclave
+from ostraka.messages import Challenge
 from ostraka.services import folder
 from ostraka.services.enclave import run
 from ostraka.services.enclave.simulated import unsafe_simulated
@@ -230,3 +244,104 @@ def test_the_federations_last_round_ends_the_run(remote, said):
     assert [receipt.number for receipt in remote.receipts] == [1, 2, 3, 4, 5]
     assert "all rounds of the federation are over" in said
     assert len(result.arrays) == 2
+
+
+class Asking:
+    """Whoever reaches a node, and asks it for updates in as many runs as he likes."""
+
+    def __init__(self, remote: Any, node: int, **config: Any) -> None:
+        self.remote, self.node = remote, node
+        self.config = remote.node_config(node) | config
+        self.app = remote.grid.apps[node]
+        self.enclave = RemoteEnclave(remote.service.address)
+        manifest = records.manifest_of(remote.model)
+        self.head = self.enclave.start(manifest, records.vector_of(remote.model, manifest))
+
+    def prepare(self, run: int) -> tuple[Context, RecordDict]:
+        """A run's context, and a message with the proof that it has asked for."""
+        context = Context(run, self.node, self.config, RecordDict(), {})
+        greeting = self.app(Message(ask(), self.node, "train"), context)
+        proof = self.enclave.introduce(read_hello(greeting.content))
+        self.enclave.close()
+        model = records.Template(self.remote.model).record(self.head.manifest, self.head.model)
+        settings = ConfigRecord({"server-round": 1})
+        content = RecordDict({"arrays": model, "config": settings, RECORD: proof_record(proof)})
+        return context, content
+
+    def train_at_once(self, jobs: list[tuple[Context, RecordDict]]) -> list[str]:
+        """For each: sealed, or why not. All have joined before the first of them seals."""
+        together, said = threading.Barrier(len(jobs)), []
+
+        def update(node: int, number: int, model: Any) -> Any:
+            together.wait(PATIENCE_S)
+            return self.remote.honest(node, number, model)
+
+        def go(context: Context, content: RecordDict) -> None:
+            reply = self.remote.grid.apps[self.node](Message(content, self.node, "train"), context)
+            said.append(reply.error.reason if reply.has_error() else "sealed")
+
+        self.remote.add(self.node, update, mods=[sealing_mod()])
+        threads = [threading.Thread(target=go, args=job) for job in jobs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        return said
+
+
+def test_runs_in_parallel_get_no_more_updates_than_one(remote):
+    """Each of them has joined before any update was counted."""
+    asking = Asking(remote, 1, **{"ostraka-resends": 2})
+    said = asking.train_at_once([asking.prepare(run) for run in range(2, 8)])
+    assert said.count("sealed") == 3
+    assert sum("was asked for 3 times more" in each for each in said) == 3
+
+
+def test_a_proof_is_good_for_one_update_in_however_many_processes(remote):
+    """Flower stores a context when its task ends, so tasks at the same time have the same nonce."""
+    asking = Asking(remote, 1)
+    context, content = asking.prepare(2)
+    jobs = [(copy.deepcopy(context), RecordDict(dict(content))) for _ in range(3)]
+    said = asking.train_at_once(jobs)
+    assert said.count("sealed") == 1
+    assert sum("answered before" in each for each in said) == 2
+
+
+def test_a_node_that_has_sent_enough_names_the_file_and_only_to_its_owner(remote, said):
+    asking = Asking(remote, 1, **{"ostraka-resends": 0})
+    first, second = (asking.train_at_once([asking.prepare(run)])[0] for run in (2, 3))
+    assert first == "sealed"
+    assert "ask the operator why" in second
+    assert ".joins" not in second
+    assert any("client-2.memory.joins" in line for line in said)
+
+
+def test_an_oversized_header_is_left_out_before_the_wire(remote, federation_folder, said):
+    from ostraka.services.keys import read_identity
+
+    identity = read_identity(federation_folder / "keys/client-1.key")
+
+    def up(node, reply):
+        if node == 0 and reply.has_content() and SEALED in reply.content:
+            sealed = read_sealed(reply.content)
+            huge = replace(sealed.header, sealed_key=bytes(5 * 2**20), signature=UNSIGNED)
+            signed = replace(sealed, header=identity.sign(huge))
+            reply.content[SEALED] = sealed_record(signed)
+        return reply
+
+    remote.grid.up = up
+    remote.start(1)
+    assert remote.receipts[0].participants == 6
+    assert any(line.startswith("node 0 is left out") and "small header" in line for line in said)
+
+
+def test_what_is_too_large_for_the_service_is_not_sent_again(remote):
+    enclave = RemoteEnclave(remote.service.address, seconds=10)
+    enclave.open([])
+    greeting = remote.grid.apps[0](Message(ask(), 0, "train"), remote.grid.contexts[0])
+    hello = read_hello(greeting.content)
+    huge = Challenge(hello.challenge.nonce, "x" * 5 * 2**20, hello.challenge.signature)
+    with pytest.raises(ServiceError, match="larger than max") as refused:
+        enclave.introduce(replace(hello, challenge=huge))
+    enclave.close()
+    assert refused.value.status == "RESOURCE_EXHAUSTED"  # and not that nobody has answered

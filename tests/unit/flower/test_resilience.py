@@ -73,7 +73,10 @@ def test_a_node_whose_reply(what, flower, said):
     federation.add(3, unfit)
     result = federation.start(2)
     assert [receipt.participants for receipt in federation.receipts] == [6, 6]
-    assert any(line.startswith("node 3 is left out") and reason in line for line in said), said
+    assert any(line.startswith("the app") and reason in line for line in said), said
+    replies = [reply for node, _, reply in federation.grid.log if node == 3 and reply.has_error()]
+    # The same words each time: shapes, types and overflows tell about the data.
+    assert {reply.error.reason for reply in replies} == {"the app failed; the node's log says why"}
     np.testing.assert_allclose(result.arrays["bias"].numpy(), 2, atol=0.3)
 
 

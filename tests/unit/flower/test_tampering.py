@@ -156,6 +156,13 @@ def older_chain(link):
     )
 
 
+def padded_chain(link):
+    def change(node, content):
+        return with_proof(content, links=read_proof(Proof, content).links * 5000)
+
+    link.change_down(change, 1)
+
+
 def another_enclave(link):
     """The strategy itself is exchanged in the middle of the run, enclave and all."""
     link.federation.strategy._enclave = UnsafeInProcessEnclave(Rules(1))
@@ -190,6 +197,7 @@ TAMPERING = {
     ),
     "cuts the chain": (cut_chain, "it was set back to an older state", {1}),
     "shows an older chain": (older_chain, "receipts 2 to 2 are missing", {1}),
+    "pads the chain": (padded_chain, "and a node follows 4096", {1}),
     "brings an enclave of its own": (
         another_enclave,
         "not signed by the authority that the policy names",

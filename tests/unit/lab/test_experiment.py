@@ -17,6 +17,8 @@ REFUSED = {
     "no rounds": ({"rounds": 0}, "rounds must be at least 1"),
     "a seed below zero": ({"seed": -1}, "seed must be at least 0"),
     "both steps and epochs": ({"steps": 2, "epochs": 2}, "not both"),
+    "more to average than may be honest": ({"k": 10}, "at most clients - byzantine = 9"),
+    "so few that colluders isolate one": ({"k": 4}, "at least byzantine \\+ 2 = 5"),
     "one worker": ({"workers": 1}, "2 to 7 workers"),
     "no time at all": ({"deadline_s": 0.0}, "deadline"),
     "one attacker that knows but itself": (

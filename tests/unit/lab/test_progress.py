@@ -72,7 +72,9 @@ def test_a_run_that_goes_on_begins_where_it_was():
 
 
 def test_of_a_round_that_nobody_listened_to_nothing_is_said():
-    assert Progress(CLIENTS, 0, 1).timed(1).stages == {}
+    unheard = Progress(CLIENTS, 0, 1).timed(1)
+    assert unheard.stages == {}
+    assert unheard.wall is None
 
 
 def test_a_round_that_is_given_up_again_and_again_ends_the_run():

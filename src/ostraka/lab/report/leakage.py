@@ -166,7 +166,8 @@ def _bound_plot(experiment: Experiment) -> Plot:
 
     caption = (
         "At most so much of one update can a worker learn in one round. This run is in blue. For "
-        "Gaussian masks it is the bound of law 6, which the polar attack gets around."
+        "Gaussian masks it is the bound of law 6, which is for independent noise: by the polar "
+        "attack, one worker alone recognises updates under them."
     )
     return Plot("What one worker can learn of one update", caption, paint, height=2.1)
 

@@ -36,6 +36,7 @@ _AGAIN = (
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.CANCELLED,
 )
+_TOO_LARGE = "larger than max"  # gRPC's words; other limits of a service pass
 # A service that dies can look like this. So can one that always fails, so patience is limited.
 _ODD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
 
@@ -118,6 +119,7 @@ class Connection:
             try:
                 return work()
             except grpc.RpcError as error:
+                retries.require_fits(error)
                 retries.after(error)
 
     def retries(self) -> "Retries":
@@ -133,6 +135,12 @@ class Retries:
         self._tell = tell
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         self._attempts = self._odd = 0
+
+    def require_fits(self, error: grpc.RpcError) -> None:
+        """Raises ServiceError if a message was too large, for who would send the same again."""
+        status = Status.of(error)
+        if status.code is grpc.StatusCode.RESOURCE_EXHAUSTED and _TOO_LARGE in status.said:
+            raise self._refused(status) from None
 
     def after(self, error: grpc.RpcError) -> None:
         """Wait for the next attempt. Raises ServiceError if there should be none."""

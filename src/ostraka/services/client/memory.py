@@ -107,9 +107,13 @@ class MemoryFile:
         return memory
 
     def save(self, memory: Memory) -> None:
-        """Never back to an earlier state: another process of this client may be ahead."""
+        """Never back to an earlier state: another process of this client may be ahead.
+
+        Raises StateError, or Fork if that process holds another receipt for the same round.
+        """
         with self._alone():
             stored = self.load()
+            _require_one_chain(stored, memory)
             if stored is None or stored.progress <= memory.progress:
                 atomic.write(self.path, [encode(memory)])
 
@@ -139,3 +143,11 @@ class MemoryFile:
                 self.path,
                 f"cannot be written ({failed.strerror}): make room, or give another memory",
             ) from None
+
+
+def _require_one_chain(stored: Memory | None, memory: Memory) -> None:
+    """Raises Fork. Both receipts were verified by whoever followed them."""
+    held = stored.last if stored and stored.enclave == memory.enclave else None
+    other = memory.last
+    if held and other and held.number == other.number and held != other:
+        raise Fork(held, other)
