@@ -54,7 +54,7 @@ address, name, root, rounds, update = sys.argv[1:6]
 print("up", flush=True)
 with ostraka.Client(
     address, name=name, key=f"{root}/keys/{name}.key", policy=f"{root}/policy.toml",
-    unsafe_simulation=True, timeout=120,
+    unsafe_simulation=True, timeout=float(sys.argv[6]),
 ) as client:
     for _ in range(int(rounds)):
         model = client.fetch()
@@ -232,12 +232,14 @@ class Deployment:
     def workers(self) -> list[Process]:
         return [self.worker(number) for number in range(1, self.plan.workers + 1)]
 
-    def client(self, number: int, update: np.ndarray, *, rounds: int = 1) -> Process:
+    def client(
+        self, number: int, update: np.ndarray, *, rounds: int = 1, timeout: float = PATIENCE_S
+    ) -> Process:
         """A client in a process of its own, which sends the same update in every round."""
         name = f"client-{number}"
         path = self.root / f"{name}.npy"
         np.save(path, update)
-        arguments = (self.address, name, str(self.root), str(rounds), str(path))
+        arguments = (self.address, name, str(self.root), str(rounds), str(path), str(timeout))
         return self.spawn(name, "-c", CLIENT, *arguments)
 
     def stop(self) -> None:

@@ -394,7 +394,7 @@ def test_fuzzed_messages_and_broken_connections(deploy, logged, scale, capsys):
         deployment.worker(number)
     updates = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
     # This client waits for the outcome all the time.
-    clients = [deployment.client(1, updates[0])]
+    clients = [deployment.client(1, updates[0], timeout=3600)]
     enclave.wait_for("UploadCompleted")
     genuine = conversations(deployment)
     identity = read_identity(deployment.key("worker-1"))
