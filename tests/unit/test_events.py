@@ -13,6 +13,7 @@ SAFE = {
     *("client", "reason", "why", "clients", "workers", "worker", "what"),
     *("number", "participants", "kept", "arrived", "missing", "quorum", "extensions_left"),
     *("address", "evidence", "identity", "sealing_key", "next_round", "deadline_s", "seconds"),
+    *("measure_s", "average_s", "publish_s"),
     *("revision", "revoked", "connected", "needed"),
 }
 

@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
-pytestmark = pytest.mark.slow
+# Flower starts a process for every message: on a busy machine that takes longer than it waits.
+pytestmark = pytest.mark.soak
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

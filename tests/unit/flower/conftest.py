@@ -35,6 +35,11 @@ def said() -> Iterator[list[str]]:
             lines.append(record.getMessage())
 
     keep, logger = Keep(), logging.getLogger("flwr.ostraka")
+    level, silenced = logger.level, logger.disabled
+    logger.setLevel(logging.DEBUG)
+    logger.disabled = False
     logger.addHandler(keep)
     yield lines
     logger.removeHandler(keep)
+    logger.setLevel(level)
+    logger.disabled = silenced

@@ -677,10 +677,10 @@ def own_channel(scene: Scene) -> grpc.Channel:
 
 
 def test_more_connections_than_allowed_come_again_later(scene):
-    here = scene(connections=4)
+    here = scene(connections=16)
     assert here.stub.GetStatus(wire.StatusRequest()).json
     with ExitStack() as idle:
-        for _ in range(3):
+        for _ in range(15):
             each = socket.create_connection(("127.0.0.1", here.service.port))
             idle.enter_context(each)
             each.sendall(HELLO_HTTP2)
