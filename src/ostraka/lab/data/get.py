@@ -74,8 +74,9 @@ def _from_any(entry: Entry, place: Path, watch: Watch) -> str:
             reasons.append(str(why))
         else:
             return source
+    why_not = "; ".join(reasons)
     raise ServiceError(
-        f"{entry.name} could not be fetched: {reasons[-1]}. Run it again later, or give the files "
+        f"{entry.name} could not be fetched: {why_not}. Run it again later, or give the files "
         f"with `ostraka data get {entry.name} --from PATH`"
     )
 

@@ -31,15 +31,15 @@ def kept(name, content):
 
 
 def tar_gz(members):
-    """members: names and contents, or TarInfo and contents."""
+    """members: names and contents, or TarInfo and contents. The same bytes at any second."""
     packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+    with tarfile.open(fileobj=packed, mode="w") as tar:
         for name, content in members:
             member = tarfile.TarInfo(name) if isinstance(name, str) else name
             if member.isreg():
                 member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-    return packed.getvalue()
+    return gzip.compress(packed.getvalue(), mtime=0)
 
 
 def text(value):
