@@ -99,7 +99,7 @@ def run_round(
         clip_norm=None if clip_norm is None else float(clip_norm),
         verify=bool(verify),
         distances="workers" if distances == "auto" else distances,
-        tile=default_tile(n),
+        tile=default_tile(n, d),
     )
     if distances == "auto" and not rules.inside:
         choice = calibration.load().choose(n, rules.columns.length, rules.workers)

@@ -296,9 +296,15 @@ def test_tiles_cut_an_update_into_parts(d, tile):
 
 def test_the_default_tile_fits_any_federation():
     for clients in (1, 5, 64, 256, 257, 1_024, 100_000, MAX_TILE_VALUES):
-        tile = default_tile(clients)
+        tile = default_tile(clients, 2**30)
         assert clients * tile <= MAX_TILE_VALUES
         assert tile == DEFAULT_TILE or 2 * clients * tile > MAX_TILE_VALUES
+
+
+@pytest.mark.parametrize(("d", "tile"), [(1, 1), (5, 8), (4096, 4096), (4097, 8192)])
+def test_a_short_update_has_a_short_tile(d, tile):
+    """Groups of rows are made by the tile's width."""
+    assert default_tile(5, d) == tile
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from ostraka.round import Spool, enrol
 _LEAST = 1e-4  # ns: what is lost in noise still has to be positive
 
 
-def calibrate(begin: Begin, *, clients: int = 64, tiles: int = 8, repeat: int = 5) -> Costs:
+def calibrate(begin: Begin, *, clients: int = 64, tiles: int = 2, repeat: int = 5) -> Costs:
     """Medians over `repeat` runs, each of every way of measuring."""
     begin("sealing updates", 0, repeat + 1)
     cohorts = [_Cohort(clients, tiles, workers) for workers in (2, 4, 6)]

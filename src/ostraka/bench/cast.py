@@ -86,7 +86,7 @@ def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> 
         f=byzantine(clients),
         masking=masking,
         sketch=sketch,
-        tile=default_tile(clients),
+        tile=default_tile(clients, dim),
     )
     federation = Federation(
         rules,

@@ -18,5 +18,5 @@ def rules_of(name: str, clients: int, dim: int, *, f: int | None = None) -> Roun
         f=byzantine(clients) if f is None else f,
         masking=_MASKINGS[name],
         sketch=None if name in (GAUSSIAN, EXACT) else columns,
-        tile=default_tile(clients),
+        tile=default_tile(clients, dim),
     )

@@ -48,6 +48,7 @@ _MIN_STEP, _MAX_STEP = 2.0**-111, 2.0**142
 _EXACT_TERMS = 192
 # Measured from 2^14 to 2^18: smaller groups pay for calls, larger ones for memory.
 _GROUP_VALUES, _GROUP_ROWS = 1 << 17, 128
+_BLOCK_ROWS = 128
 
 
 def group_rows(width: int) -> int:
@@ -201,12 +202,20 @@ def decode(grams: Mapping[int, UInt32], leading: UInt32, modulus: int = P) -> UI
     leading: (n, n) R_t R_t^T, made beforehand or by the worker that has R_t. Subtracting its term
     leaves a polynomial of degree 2t - 1, and Lagrange gives its value at zero from 2t points.
     """
-    total, degree = np.zeros(leading.shape, np.int64), len(grams)
-    for x, matrix in grams.items():
-        weight = _weight_at_zero(x, tuple(grams), modulus)
-        total += field.reduce(weight * matrix.astype(np.int64), modulus)
-        total -= field.reduce(weight * x**degree % modulus * leading.astype(np.int64), modulus)
-    return field.reduce(total, modulus)
+    decoded, degree = np.empty_like(leading), len(grams)
+    for rows in _blocks(len(leading)):
+        total, last = np.zeros(leading[rows].shape, np.int64), leading[rows].astype(np.int64)
+        for x, matrix in grams.items():
+            weight = _weight_at_zero(x, tuple(grams), modulus)
+            total += field.reduce(weight * matrix[rows].astype(np.int64), modulus)
+            total -= field.reduce(weight * x**degree % modulus * last, modulus)
+        decoded[rows] = field.reduce(total, modulus)
+    return decoded
+
+
+def _blocks(rows: int) -> list[slice]:
+    """A matrix is worked on so many rows at a time: of 1,000 clients each temporary is 8 MB."""
+    return [slice(start, start + _BLOCK_ROWS) for start in range(0, rows, _BLOCK_ROWS)]
 
 
 def _weight_at_zero(x: int, xs: Sequence[int], modulus: int) -> int:
@@ -222,7 +231,10 @@ def distances(gram: Int64, steps: Float64, s: Int64, v: Int64) -> Float64:
     v times 2^32. Equal rows give zero give or take the deviation, so half of them are negative.
     """
     squares = steps**2 * (s - v / float(_ONE) ** 2)
-    result: Float64 = squares[:, None] + squares - 2 * np.outer(steps, steps) * gram
+    result: Float64 = np.empty(gram.shape)
+    for rows in _blocks(len(gram)):
+        cross = 2 * np.outer(steps[rows], steps) * gram[rows]
+        result[rows] = squares[rows, None] + squares - cross
     np.fill_diagonal(result, 0)
     return result
 
@@ -232,8 +244,10 @@ def deviation(distances: Float64, steps: Float64, d: int) -> Float64:
 
     sqrt(D_ij (delta_i^2 + delta_j^2)) + sqrt(d) (delta_i^2 + delta_j^2) / 4
     """
-    both = np.add.outer(steps**2, steps**2)
-    bound: Float64 = np.sqrt(np.maximum(distances, 0) * both) + math.sqrt(d) / 4 * both
+    bound: Float64 = np.empty(distances.shape)
+    for rows in _blocks(len(distances)):
+        both = np.add.outer(steps[rows] ** 2, steps**2)
+        bound[rows] = np.sqrt(np.maximum(distances[rows], 0) * both) + math.sqrt(d) / 4 * both
     return bound
 
 

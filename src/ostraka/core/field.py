@@ -28,8 +28,11 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 _LIMB = 16
 # Sums of this many products of limbs are exact.
 _EXACT_TERMS = 1 << 19
-# Limbs are made for this many columns at a time, so that BLAS finds most of them in the cache.
-_PANEL = 1 << 11
+# Limbs are made for so many columns at a time, so that BLAS finds most of them in the cache, and of
+# so many values where there are many rows.
+_PANEL, _PANEL_VALUES = 1 << 11, 1 << 19
+# Sums are joined for this many rows at a time: of a thousand clients each temporary is 8 MB.
+_JOINED = 128
 
 
 def add(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) -> UInt32:
@@ -103,18 +106,29 @@ def add_gram(total: UInt32, block: UInt32) -> None:
     """total += block @ block.T modulo p, in place. total: (n, n) residues, block: (n, b)."""
     for start in range(0, block.shape[1], _EXACT_TERMS):
         columns = block[:, start : start + _EXACT_TERMS]
-        sums = np.zeros((3, *total.shape))
-        for panel in range(0, columns.shape[1], _PANEL):
-            products = _products(*_limbs(columns[:, panel : panel + _PANEL]))
-            for place, product in enumerate(products):
-                sums[place] += product
-        add(total, _join(*sums), total, np.empty_like(total))
+        sums = _limb_grams(columns)
+        for row in range(0, len(total), _JOINED):
+            part = total[row : row + _JOINED]
+            add(part, _join(*sums[:, row : row + _JOINED]), part, np.empty_like(part))
 
 
 def add_balanced_gram(total: UInt32, block: Float64) -> None:
     """The same for at most 2^19 columns of integers within p / 2 + 1."""
     products = _join(*_products(*balanced_limbs(block)))
     add(total, products, total, np.empty_like(total))
+
+
+def _limb_grams(block: UInt32) -> Float64:
+    """What `_join` takes, of a block with itself: (3, n, n). Exact for up to 2^19 columns."""
+    n, width = block.shape
+    sums, product = np.zeros((3, n, n)), np.empty((n, n))
+    panel = max(1, min(_PANEL, _PANEL_VALUES // n))
+    for start in range(0, width, panel):
+        high, low = _limbs(block[:, start : start + panel])
+        for place, limb in enumerate((high, high + low, low)):
+            np.matmul(limb, limb.T, out=product)  # BLAS syrk: half the cost of a general product
+            sums[place] += product
+    return sums
 
 
 def _products(high: Float64, low: Float64) -> tuple[Float64, Float64, Float64]:

@@ -48,15 +48,19 @@ def signs(bits: npt.NDArray[np.uint8], width: int) -> Float32:
 
 
 def fold(values: Float32, signs: Float32, shifts: UInt32, out: Float32) -> None:
-    """Law 12: add a tile of some rows to their sketches. Multiplies `values` by the signs in place.
+    """Law 12: add a tile of some rows to what `wrap` takes. The signs are put on `values` in place.
 
-    values: (g, b). signs: (b,). shifts: (blocks(b, m),), each below m. out: (g, m).
+    values: (g, b). signs: (b,). shifts: (blocks(b, m),), each below m. out: (g, 2m).
     """
-    m = out.shape[1]
+    m = out.shape[1] // 2
     np.multiply(values, signs, out=values)
     for block, shift in enumerate(shifts.tolist()):
         part = values[:, block * m : (block + 1) * m]
-        # What fits between the shift and the end goes there, and the rest starts over at zero.
-        straight = min(part.shape[1], m - shift)
-        out[:, shift : shift + straight] += part[:, :straight]
-        out[:, : part.shape[1] - straight] += part[:, straight:]
+        out[:, shift : shift + part.shape[1]] += part
+
+
+def wrap(folded: Float32, out: Float32) -> None:
+    """Add to sketches (g, m) what was folded, (g, 2m): what goes beyond m starts over at zero."""
+    m = out.shape[1]
+    out += folded[:, :m]
+    out += folded[:, m:]

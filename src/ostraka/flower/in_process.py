@@ -55,7 +55,7 @@ class Rules:
             k=self.k,
             masking=self.masking,
             workers=self.workers,
-            tile=default_tile(clients),
+            tile=default_tile(clients, manifest.dimension),
             disclose_selection=self.disclose_selection,
         )
 
@@ -210,7 +210,7 @@ class UnsafeInProcessEnclave:
         new = tuple(each for each in members if not known & {each.name, each.key})
         if new:
             clients = current.clients + new
-            rules = replace(current.rules, tile=default_tile(len(clients)))
+            rules = replace(current.rules, tile=default_tile(len(clients), current.rules.dimension))
             charter = self._sign(
                 replace(current, rules=rules, clients=clients, revision=current.revision + 1)
             )

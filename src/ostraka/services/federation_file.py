@@ -286,6 +286,10 @@ class FederationFile:
             initial=self.initial,
         )
 
+    def _tile(self, clients: int) -> int:
+        given = self.rules.tile
+        return default_tile(clients, self.manifest.dimension) if given is None else given
+
     def _round_config(self, clients: int) -> RoundConfig:
         rules = self.rules
         return RoundConfig(
@@ -300,7 +304,7 @@ class FederationFile:
             verify=rules.verify,
             leakage_bits=rules.leakage_bits,
             precision=rules.precision,
-            tile=default_tile(clients) if rules.tile is None else rules.tile,
+            tile=self._tile(clients),
             disclose_selection=rules.disclose_selection,
             optimiser=self.optimiser,
         )

@@ -155,7 +155,7 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
         f=plan.f,
         masking=plan.masking,
         workers=plan.working,
-        tile=default_tile(plan.clients),
+        tile=default_tile(plan.clients, manifest.dimension),
     )
     names = [name for each in plan.names() for name in each]
     members = tuple(Member(name, bytes(28) + i.to_bytes(4)) for i, name in enumerate(names))

@@ -36,7 +36,7 @@ verify = true  # check the workers' answers
 # clip_norm = 1.0  # longer updates are scaled down; by the median norm unless given
 leakage_bits = 0.001  # gaussian only: what one worker may learn of one update
 precision = 0.001  # gaussian only: the largest error of a squared distance
-# tile = 16384  # values that are sealed at a time; chosen by itself unless given
+# tile = 65536  # values that are sealed at a time; chosen by itself unless given
 disclose_selection = false  # true: receipts say whose updates were averaged
 
 [rounds]

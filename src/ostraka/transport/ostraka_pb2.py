@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fostraka/transport/ostraka.proto\x12\nostraka.v1\"\x10\n\x0e\x43harterRequest\"\x1f\n\x0c\x43harterReply\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"%\n\x10IntroduceRequest\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"&\n\x0eIntroduceReply\x12\x14\n\x0cintroduction\x18\x01 \x01(\x0c\"M\n\rUploadRequest\x12\x10\n\x06header\x18\x01 \x01(\x0cH\x00\x12\"\n\x05tiles\x18\x02 \x01(\x0b\x32\x11.ostraka.v1.TilesH\x00\x42\x06\n\x04part\"\x15\n\x05Tiles\x12\x0c\n\x04tile\x18\x01 \x03(\x0c\"i\n\x0bUploadReply\x12&\n\x07missing\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.MissingH\x00\x12(\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x14.ostraka.v1.CompleteH\x00\x42\x08\n\x06\x61nswer\"+\n\x07Missing\x12 \n\x05range\x18\x01 \x03(\x0b\x32\x11.ostraka.v1.Range\"$\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\n\n\x08\x43omplete\"2\n\x0eOutcomeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08round_id\x18\x02 \x01(\x0c\"v\n\x0cOutcomeReply\x12\x11\n\x07receipt\x18\x01 \x01(\x0cH\x00\x12 \n\x04void\x18\x02 \x01(\x0b\x32\x10.ostraka.v1.VoidH\x00\x12&\n\x07pending\x18\x03 \x01(\x0b\x32\x13.ostraka.v1.PendingH\x00\x42\t\n\x07outcome\"\x06\n\x04Void\"\t\n\x07Pending\"\x1d\n\x0c\x43hainRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\"9\n\tChainLink\x12\x11\n\x07\x63harter\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07receipt\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04link\"\x1e\n\x0cModelRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x19\n\tModelPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Z\n\nWorkerSays\x12\x0f\n\x05hello\x18\x01 \x01(\x0cH\x00\x12\x10\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x61nswer\x18\x03 \x01(\x0cH\x00\x12\x0f\n\x05sorry\x18\x04 \x01(\tH\x00\x42\x06\n\x04what\"\x91\x01\n\x0b\x45nclaveSays\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.WelcomeH\x00\x12\x0f\n\x05offer\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05share\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04seed\x18\x04 \x01(\x0cH\x00\x12 \n\x04over\x18\x05 \x01(\x0b\x32\x10.ostraka.v1.OverH\x00\x42\x06\n\x04what\"-\n\x07Welcome\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x13\n\x0breceipt_key\x18\x02 \x01(\x0c\"\x1a\n\x04Over\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1f\n\x0c\x41\x64optRequest\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"\x0c\n\nAdoptReply\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t2\xd3\x04\n\x07\x45nclave\x12\x42\n\nGetCharter\x12\x1a.ostraka.v1.CharterRequest\x1a\x18.ostraka.v1.CharterReply\x12\x45\n\tIntroduce\x12\x1c.ostraka.v1.IntroduceRequest\x1a\x1a.ostraka.v1.IntroduceReply\x12@\n\x06Upload\x12\x19.ostraka.v1.UploadRequest\x1a\x17.ostraka.v1.UploadReply(\x01\x30\x01\x12\x44\n\x0c\x41waitOutcome\x12\x1a.ostraka.v1.OutcomeRequest\x1a\x18.ostraka.v1.OutcomeReply\x12=\n\x08GetChain\x12\x18.ostraka.v1.ChainRequest\x1a\x15.ostraka.v1.ChainLink0\x01\x12=\n\x08GetModel\x12\x18.ostraka.v1.ModelRequest\x1a\x15.ostraka.v1.ModelPart0\x01\x12;\n\x04Work\x12\x16.ostraka.v1.WorkerSays\x1a\x17.ostraka.v1.EnclaveSays(\x01\x30\x01\x12\x39\n\x05\x41\x64opt\x12\x18.ostraka.v1.AdoptRequest\x1a\x16.ostraka.v1.AdoptReply\x12?\n\tGetStatus\x12\x19.ostraka.v1.StatusRequest\x1a\x17.ostraka.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fostraka/transport/ostraka.proto\x12\nostraka.v1\"\x10\n\x0e\x43harterRequest\"\x1f\n\x0c\x43harterReply\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"%\n\x10IntroduceRequest\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"&\n\x0eIntroduceReply\x12\x14\n\x0cintroduction\x18\x01 \x01(\x0c\"M\n\rUploadRequest\x12\x10\n\x06header\x18\x01 \x01(\x0cH\x00\x12\"\n\x05tiles\x18\x02 \x01(\x0b\x32\x11.ostraka.v1.TilesH\x00\x42\x06\n\x04part\"\x15\n\x05Tiles\x12\x0c\n\x04tile\x18\x01 \x03(\x0c\"i\n\x0bUploadReply\x12&\n\x07missing\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.MissingH\x00\x12(\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x14.ostraka.v1.CompleteH\x00\x42\x08\n\x06\x61nswer\"+\n\x07Missing\x12 \n\x05range\x18\x01 \x03(\x0b\x32\x11.ostraka.v1.Range\"$\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\n\n\x08\x43omplete\"2\n\x0eOutcomeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08round_id\x18\x02 \x01(\x0c\"v\n\x0cOutcomeReply\x12\x11\n\x07receipt\x18\x01 \x01(\x0cH\x00\x12 \n\x04void\x18\x02 \x01(\x0b\x32\x10.ostraka.v1.VoidH\x00\x12&\n\x07pending\x18\x03 \x01(\x0b\x32\x13.ostraka.v1.PendingH\x00\x42\t\n\x07outcome\"\x06\n\x04Void\"\t\n\x07Pending\"\x1d\n\x0c\x43hainRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\"9\n\tChainLink\x12\x11\n\x07\x63harter\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07receipt\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04link\"\x1e\n\x0cModelRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x19\n\tModelPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Z\n\nWorkerSays\x12\x0f\n\x05hello\x18\x01 \x01(\x0cH\x00\x12\x10\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x61nswer\x18\x03 \x01(\x0cH\x00\x12\x0f\n\x05sorry\x18\x04 \x01(\tH\x00\x42\x06\n\x04what\"\xa8\x01\n\x0b\x45nclaveSays\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.WelcomeH\x00\x12\x0f\n\x05offer\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05share\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04seed\x18\x04 \x01(\x0cH\x00\x12 \n\x04over\x18\x05 \x01(\x0b\x32\x10.ostraka.v1.OverH\x00\x12\x15\n\x0bshare_piece\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04what\"-\n\x07Welcome\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x13\n\x0breceipt_key\x18\x02 \x01(\x0c\"\x1a\n\x04Over\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1f\n\x0c\x41\x64optRequest\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"\x0c\n\nAdoptReply\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t2\xd3\x04\n\x07\x45nclave\x12\x42\n\nGetCharter\x12\x1a.ostraka.v1.CharterRequest\x1a\x18.ostraka.v1.CharterReply\x12\x45\n\tIntroduce\x12\x1c.ostraka.v1.IntroduceRequest\x1a\x1a.ostraka.v1.IntroduceReply\x12@\n\x06Upload\x12\x19.ostraka.v1.UploadRequest\x1a\x17.ostraka.v1.UploadReply(\x01\x30\x01\x12\x44\n\x0c\x41waitOutcome\x12\x1a.ostraka.v1.OutcomeRequest\x1a\x18.ostraka.v1.OutcomeReply\x12=\n\x08GetChain\x12\x18.ostraka.v1.ChainRequest\x1a\x15.ostraka.v1.ChainLink0\x01\x12=\n\x08GetModel\x12\x18.ostraka.v1.ModelRequest\x1a\x15.ostraka.v1.ModelPart0\x01\x12;\n\x04Work\x12\x16.ostraka.v1.WorkerSays\x1a\x17.ostraka.v1.EnclaveSays(\x01\x30\x01\x12\x39\n\x05\x41\x64opt\x12\x18.ostraka.v1.AdoptRequest\x1a\x16.ostraka.v1.AdoptReply\x12?\n\tGetStatus\x12\x19.ostraka.v1.StatusRequest\x1a\x17.ostraka.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -70,19 +70,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKERSAYS']._serialized_start=821
   _globals['_WORKERSAYS']._serialized_end=911
   _globals['_ENCLAVESAYS']._serialized_start=914
-  _globals['_ENCLAVESAYS']._serialized_end=1059
-  _globals['_WELCOME']._serialized_start=1061
-  _globals['_WELCOME']._serialized_end=1106
-  _globals['_OVER']._serialized_start=1108
-  _globals['_OVER']._serialized_end=1134
-  _globals['_ADOPTREQUEST']._serialized_start=1136
-  _globals['_ADOPTREQUEST']._serialized_end=1167
-  _globals['_ADOPTREPLY']._serialized_start=1169
-  _globals['_ADOPTREPLY']._serialized_end=1181
-  _globals['_STATUSREQUEST']._serialized_start=1183
-  _globals['_STATUSREQUEST']._serialized_end=1198
-  _globals['_STATUSREPLY']._serialized_start=1200
-  _globals['_STATUSREPLY']._serialized_end=1227
-  _globals['_ENCLAVE']._serialized_start=1230
-  _globals['_ENCLAVE']._serialized_end=1825
+  _globals['_ENCLAVESAYS']._serialized_end=1082
+  _globals['_WELCOME']._serialized_start=1084
+  _globals['_WELCOME']._serialized_end=1129
+  _globals['_OVER']._serialized_start=1131
+  _globals['_OVER']._serialized_end=1157
+  _globals['_ADOPTREQUEST']._serialized_start=1159
+  _globals['_ADOPTREQUEST']._serialized_end=1190
+  _globals['_ADOPTREPLY']._serialized_start=1192
+  _globals['_ADOPTREPLY']._serialized_end=1204
+  _globals['_STATUSREQUEST']._serialized_start=1206
+  _globals['_STATUSREQUEST']._serialized_end=1221
+  _globals['_STATUSREPLY']._serialized_start=1223
+  _globals['_STATUSREPLY']._serialized_end=1250
+  _globals['_ENCLAVE']._serialized_start=1253
+  _globals['_ENCLAVE']._serialized_end=1848
 # @@protoc_insertion_point(module_scope)

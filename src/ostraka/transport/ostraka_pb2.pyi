@@ -133,18 +133,20 @@ class WorkerSays(_message.Message):
     def __init__(self, hello: _Optional[bytes] = ..., accept: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., sorry: _Optional[str] = ...) -> None: ...
 
 class EnclaveSays(_message.Message):
-    __slots__ = ("welcome", "offer", "share", "seed", "over")
+    __slots__ = ("welcome", "offer", "share", "seed", "over", "share_piece")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
+    SHARE_PIECE_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     offer: bytes
     share: bytes
     seed: bytes
     over: Over
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ...) -> None: ...
+    share_piece: bytes
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ..., share_piece: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("nonce", "receipt_key")

@@ -24,7 +24,7 @@ def test_it_measures_what_it_says():
 
 
 def test_what_is_common_to_both_ways_is_taken_off(monkeypatch):
-    """64 clients of 8 tiles are 2^23 values: these seconds are 2, 4 and 8 ns a value and more."""
+    """64 clients of 2 tiles are 2^23 values: these seconds are 2, 4 and 8 ns a value and more."""
 
     class Timed:
         def __init__(self, clients, tiles, workers):

@@ -51,7 +51,7 @@ def test_a_tiny_run_in_its_own_process_gives_every_figure():
         "clients": 8,
         "dim": 20_000,
         "threads": 1,
-        "tile": 16_384,
+        "tile": 32_768,
     }
     assert 5 < figures["enclave_rss_mib"] < 512
     assert set(figures["stages"]) == set(STAGES)

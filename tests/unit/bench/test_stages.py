@@ -11,7 +11,7 @@ from ostraka.bench.stopwatch import Stopwatch
 from ostraka.bench.workload import Workload
 from ostraka.core import distances, rules
 
-CLIENTS, DIM = 6, 20_000
+CLIENTS, DIM = 6, 70_000
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def test_gram_schmidt_is_extrapolated_where_it_would_take_too_long(load, monkeyp
     monkeypatch.setattr(stages, "_MGS_WORK", 5_000 * CLIENTS**2)
     clock = Stopwatch()
     stages.noise_mgs(load, clock)
-    assert "5000 of 20000" in str(clock.note)
+    assert "5000 of 70000" in str(clock.note)
 
 
 def test_updates_differ_between_clients():

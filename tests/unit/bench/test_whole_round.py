@@ -21,7 +21,7 @@ UPDATES = np.random.default_rng(1).standard_normal((CLIENTS, DIM), dtype=np.floa
 
 
 def config(**options):
-    return RoundConfig(Manifest.flat(DIM), f=1, tile=default_tile(CLIENTS), **options)
+    return RoundConfig(Manifest.flat(DIM), f=1, tile=default_tile(CLIENTS, DIM), **options)
 
 
 @pytest.mark.parametrize(

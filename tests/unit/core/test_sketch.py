@@ -17,9 +17,10 @@ def draw(rng, d, m, tile):
 
 
 def folded(rows, m, tile, rng):
-    out = np.zeros((len(rows), m), np.float32)
+    wide, out = np.zeros((len(rows), 2 * m), np.float32), np.zeros((len(rows), m), np.float32)
     for start, width, signs, shifts in draw(rng, rows.shape[1], m, tile):
-        sketch.fold(rows[:, start : start + width].astype(np.float32), signs, shifts, out)
+        sketch.fold(rows[:, start : start + width].astype(np.float32), signs, shifts, wide)
+    sketch.wrap(wide, out)
     return out
 
 

@@ -531,6 +531,34 @@ def test_what_belongs_to_no_attempt_harms_none(stray):
         attempt.finish(link, skip=1)
 
 
+def test_a_share_may_come_in_pieces():
+    with connected() as link:
+        attempt = Attempt().join(link)
+        for index in range(attempt.count):
+            tile = attempt.tile(index)
+            for start in range(0, 20, 5):
+                link.say(share_piece=bytes(tile.ciphertext[start : start + 5]))
+            link.add(replace(tile, ciphertext=tile.ciphertext[20:]))
+        attempt.finish(link, skip=attempt.count)
+
+
+def test_pieces_of_an_attempt_that_was_replaced_are_dropped():
+    with connected() as link:
+        Attempt(1).join(link)
+        link.say(share_piece=b"half a tile")
+        Attempt(2).join(link).finish(link)
+
+
+def test_pieces_without_an_end_are_refused(monkeypatch):
+    monkeypatch.setattr("ostraka.services.worker.session._LARGEST_TILE", 100)
+    with connected() as link:
+        Attempt(1).join(link)
+        for _ in range(3):
+            link.say(share_piece=bytes(40))
+        assert "more than 100 bytes" in link.hear("sorry")
+        Attempt(2).join(link).finish(link)
+
+
 def test_a_seed_after_a_seed_ends_the_attempt():
     gate = Gate()
     with connected(kernel=gate) as link:

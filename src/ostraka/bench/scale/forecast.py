@@ -55,7 +55,7 @@ def _misfit(
 
 def splits(clients: int, dim: int, costs: Mapping[str, float]) -> list[Figures]:
     """What cannot be in one piece, why, and into how many pieces it must go."""
-    tile, checks = default_tile(clients), _checks(clients, dim, costs)
+    tile, checks = default_tile(clients, dim), _checks(clients, dim, costs)
     found = [
         {"what": what, "why": why, "pieces": math.ceil(need / limit)}
         for what, why, need, limit in checks

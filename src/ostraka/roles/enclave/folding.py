@@ -12,6 +12,7 @@ from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
 from ostraka.roles.enclave.rows import RowReader
 
+_TOGETHER = 16  # tiles of a sketch's width that are folded before they are added to it
 _TAME = 40  # the binary logarithm of a norm that needs no scale, at most, up or down
 
 
@@ -32,10 +33,12 @@ class Folding:
         self._to_unit = reader.factors / self._scales
         group = (reader.lanes.count, reader.group, reader.rules.tile)
         self._scaled = np.empty(group, np.float32)
+        self._folded = np.empty((*group[:2], 2 * shape[1]), np.float32)
 
     def fold(self, tiles: Iterable[Sequence[Buffer]]) -> None:
         """The whole first pass over the updates."""
-        numbered, together = enumerate(tiles), max(1, self.rows.shape[1] // self._reader.rules.tile)
+        wide = _TOGETHER * self.rows.shape[1]
+        numbered, together = enumerate(tiles), max(1, wide // self._reader.rules.tile)
         while batch := list(islice(numbered, together)):
             self._fold_batch([self._draw(*tile) for tile in batch])
         self.rows *= self._to_unit[:, None].astype(np.float32)
@@ -57,17 +60,20 @@ class Folding:
         return _Tile(index, ciphertexts, sketch.signs(bits, width), shifts)
 
     def _fold_batch(self, batch: list["_Tile"]) -> None:
-        """Tiles that together are as wide as a sketch, so that a sketch is in the cache for all."""
+        """Several tiles of a few rows, whose sketches stay in the cache meanwhile."""
 
         def fold_group(lane: int, rows: range) -> None:
+            folded = cut(self._folded[lane], len(rows), self._folded.shape[2])
+            folded.fill(0)
             for tile in batch:
-                self._fold_rows(lane, rows, tile)
+                self._fold_rows(lane, rows, tile, folded)
+            sketch.wrap(folded, self.rows[rows.start : rows.stop])
 
         for tile in batch:
             self._reader.begin(tile.index, tile.ciphertexts)
         self._reader.each_group(fold_group)
 
-    def _fold_rows(self, lane: int, rows: range, tile: "_Tile") -> None:
+    def _fold_rows(self, lane: int, rows: range, tile: "_Tile", folded: Float32) -> None:
         part = slice(rows.start, rows.stop)
         values = self._reader.open(lane, tile.index, rows, tile.ciphertexts)
         # An attacker's signalling NaN must not print a warning.
@@ -75,7 +81,7 @@ class Folding:
             scaled = values if self._tame else self._scale(lane, part, values)
             squares = np.vecdot(scaled, scaled) * self._to_unit[part] ** 2
         self._reader.account(lane, tile.index, rows, scaled, squares)
-        sketch.fold(scaled, tile.signs, tile.shifts, out=self.rows[part])
+        sketch.fold(scaled, tile.signs, tile.shifts, out=folded)
 
     def _scale(self, lane: int, part: slice, values: Float32) -> Float32:
         scaled: Float32 = cut(self._scaled[lane], *values.shape)

@@ -14,7 +14,7 @@ from ostraka.services.client.connection import TRANSFER_S, Connection
 from ostraka.services.client.events import Uploading
 from ostraka.transport import ostraka_pb2 as wire
 
-BATCH_BYTES = 2**20
+BATCH_BYTES = 2**18
 
 
 @dataclass

@@ -25,7 +25,7 @@ from ostraka.events import Event
 from ostraka.host import Host
 from ostraka.messages import Charter, Receipt
 from ostraka.roles.enclave import Cohort, Enclave, Lanes, Published
-from ostraka.services import federation_file
+from ostraka.services import federation_file, memory
 from ostraka.services.enclave.open_round import OpenRound
 from ostraka.services.enclave.workers import Pool
 from ostraka.services.federation_file import FederationFile, charter_path
@@ -193,10 +193,11 @@ class Engine:
         current, rules = self._open_round(), self.federation.rules
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
+        memory.give_back()
         if not rules.inside:
             await self.pool.wait_for(rules.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]
-        with _lanes(self.file.enclave.threads) as lanes:
+        with offline.resting(), _lanes(self.file.enclave.threads) as lanes:
             host = Host(
                 rules=rules,
                 lanes=lanes,

@@ -18,7 +18,7 @@ from ostraka.crypto.sealing import Sealer
 from ostraka.errors import ConfigError
 from ostraka.events import Event
 from ostraka.messages import SIMULATION
-from ostraka.services import federation_file
+from ostraka.services import federation_file, memory
 from ostraka.services.enclave.engine import Engine, Phase
 from ostraka.services.enclave.limits import Punctual, Rate, Share, Turns
 from ostraka.services.enclave.platform import Platform
@@ -55,6 +55,7 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
     """Run the federation's rounds until they are done, or a signal asks to stop."""
     # Whatever a peer does wrong, gRPC would log with a trace. Nobody shall fill the log with that.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
+    memory.keep_little()
     file = federation_file.load(path)
     status = Status(platform.provider.kind == SIMULATION, platform.provider.kind)
 

@@ -189,7 +189,7 @@ class Servicer(EnclaveServicer):
 
     async def Upload(self, requests: AsyncIterator[wire.UploadRequest], context: Context) -> None:
         async with _streaming(context):
-            patient = _patient(requests, self.engine.file.limits.idle_s)
+            patient = _Patient(requests, self.engine.file.limits.idle_s)
             with self._stranger(context):
                 header = await self._read_header(patient, context)
             async with self.newest.of(header.client):
@@ -265,11 +265,9 @@ class Servicer(EnclaveServicer):
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(Rejection.LATE))
         raise AssertionError  # abort has raised
 
-    async def _read_header(
-        self, requests: AsyncIterator[wire.UploadRequest], context: Context
-    ) -> UpdateHeader:
+    async def _read_header(self, requests: "_Patient", context: Context) -> UpdateHeader:
         """The first message. Its signature is checked by the enclave, when its turn has come."""
-        first = await anext(requests, None)
+        first = await requests.next()
         if first is None or first.WhichOneof("part") != "header":
             raise MalformedMessage("an upload begins with its header")
         header = decode(UpdateHeader, first.header)
@@ -305,23 +303,18 @@ class Servicer(EnclaveServicer):
                 self.gossip.spend("")
             self.engine.tell(events.UploadRefused(_printable(client), why))
 
-    async def _receive(
-        self, header: UpdateHeader, requests: AsyncIterator[wire.UploadRequest], context: Context
-    ) -> None:
+    async def _receive(self, header: UpdateHeader, requests: "_Patient", context: Context) -> None:
         """One upload, or the rest of it."""
         current = await self._current(context)
         missing = current.begin(header)
         self.engine.tell(events.UploadStarted(header.client, len(missing)))
         await context.write(wire.UploadReply(missing=wire.Missing(range=_ranges(missing))))
         while header.client not in current.collecting.complete:
-            request = await anext(requests, None)
-            if request is None:
-                raise MalformedMessage("the upload ended before it was complete")
-            if request.WhichOneof("part") != "tiles":
-                raise MalformedMessage("behind its header, an upload has tiles only")
+            tiles = await _tiles(requests)
             if self.engine.current is not current:
                 raise UpdateRejected(header.client, Rejection.LATE)
-            await current.take(header, [decode(UpdateTile, raw) for raw in request.tiles.tile])
+            await current.take(header, tiles)
+            del tiles  # Many uploads wait for their next ones at a time.
         self.engine.tell(events.UploadCompleted(header.client))
         await context.write(wire.UploadReply(complete=wire.Complete()))
 
@@ -392,16 +385,26 @@ def _alive(engine: Engine, request: wire.OutcomeRequest) -> bool:
     return here == request.round_id
 
 
-async def _patient(
-    requests: AsyncIterator[wire.UploadRequest], seconds: float
-) -> AsyncIterator[wire.UploadRequest]:
-    """The same messages, with so long to wait for each. Raises TimeoutError."""
-    while True:
-        async with asyncio.timeout(seconds):
-            request = await anext(requests, None)
-        if request is None:
-            return
-        yield request
+@dataclass(frozen=True)
+class _Patient:
+    """The same messages, with so long to wait for each."""
+
+    requests: AsyncIterator[wire.UploadRequest]
+    seconds: float
+
+    async def next(self) -> wire.UploadRequest | None:
+        """None behind the last one. Raises TimeoutError."""
+        async with asyncio.timeout(self.seconds):
+            return await anext(self.requests, None)
+
+
+async def _tiles(requests: _Patient) -> list[UpdateTile]:
+    request = await requests.next()
+    if request is None:
+        raise MalformedMessage("the upload ended before it was complete")
+    if request.WhichOneof("part") != "tiles":
+        raise MalformedMessage("behind its header, an upload has tiles only")
+    return [decode(UpdateTile, raw) for raw in request.tiles.tile]
 
 
 async def _converse(

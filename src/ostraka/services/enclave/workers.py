@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ostraka.encoding import decode, digest, encode
@@ -20,6 +20,7 @@ from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, Shar
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, WorkerSays
 
 _AHEAD = 2  # messages on their way to one worker
+_PIECE = 2**20  # bytes of a share tile in one message
 _UNREAD = 8  # messages of one worker that nobody has read
 
 Said = TypeVar("Said", ChannelAccept, Answer)
@@ -120,7 +121,12 @@ class RemoteComputing:
     attempt_id: bytes
 
     def add(self, tile: ShareTile) -> None:
-        self.line.say(EnclaveSays(share=encode(tile)))
+        """In pieces: a tile of a thousand rows is large, and gRPC copies what it sends."""
+        whole = memoryview(tile.ciphertext)
+        last = len(whole) // _PIECE * _PIECE
+        for start in range(0, last, _PIECE):
+            self.line.say(EnclaveSays(share_piece=bytes(whole[start : start + _PIECE])))
+        self.line.say(EnclaveSays(share=encode(replace(tile, ciphertext=whole[last:]))))
 
     def add_seed(self, message: MaskSeed) -> None:
         self.line.say(EnclaveSays(seed=encode(message)))

@@ -9,7 +9,8 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Condition, Lock, Thread
@@ -20,7 +21,7 @@ from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.errors import LocalProtocolError, OstrakaError, StorageFull
 from ostraka.roles.enclave import Enclave
-from ostraka.services import logs
+from ostraka.services import logs, memory
 from ostraka.services.storage.spool_file import SpoolFile
 
 DEFAULT_DEPTH = 2
@@ -116,8 +117,7 @@ class Spooled:
 class OfflinePool:
     """Keeps `depth` sets of masks ready; 0 for rules by which the enclave measures by itself.
 
-    limit: bytes of ciphertext that may lie on disk at a time. Nothing is made ahead while an
-    attempt runs: that has the machine to itself.
+    limit: bytes of ciphertext that may lie on disk at a time.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class OfflinePool:
         self._limit = limit
         self._ready: deque[Spooled] = deque()
         self._blocks: weakref.WeakSet[SealedBlocks] = weakref.WeakSet()
-        self._taken = 0
+        self._resting = False
         self._making = False
         self._stopped = False
         self._changed = Condition()
@@ -168,19 +168,21 @@ class OfflinePool:
             # Masks that are half made are finished sooner than new ones.
             self._changed.wait_for(lambda: self._stopped or self._ready or not self._making)
             self._require_running()
-            self._taken += 1
             made = self._ready.popleft() if self._ready else None
-        try:
-            made = made or self._make()
-        except BaseException:
-            self._returned()
-            raise
-        weakref.finalize(made.sealed, self._returned)
-        return made
+        return made or self._make()
 
-    def _returned(self) -> None:
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Nothing more is made ahead meanwhile: a closing round has the machine to itself."""
+        self._rest_from_now(resting=True)
+        try:
+            yield
+        finally:
+            self._rest_from_now(resting=False)
+
+    def _rest_from_now(self, *, resting: bool) -> None:
         with self._changed:
-            self._taken -= 1
+            self._resting = resting
             self._changed.notify_all()
 
     def _work(self) -> None:
@@ -200,7 +202,7 @@ class OfflinePool:
                     self._changed.notify_all()
 
     def _wanted(self) -> bool:
-        return not self._taken and len(self._ready) < self._depth
+        return not self._resting and len(self._ready) < self._depth
 
     def _make_ahead(self) -> None:
         start = time.monotonic()
@@ -208,11 +210,12 @@ class OfflinePool:
         with self._changed:
             self._require_running()
             self._ready.append(made)
+        memory.give_back()
         seconds = round(time.monotonic() - start, 3)
         logs.event(_LOG, OfflineReady(self.ready, made.sealed.bytes, seconds), logging.DEBUG)
 
     def _rest(self, failure: OstrakaError) -> None:
-        """Until somebody takes or returns masks, or has perhaps made room on the disk."""
+        """Until a round is over, or somebody has perhaps made room on the disk."""
         with self._changed:
             if self._stopped:
                 return

@@ -1,12 +1,15 @@
 """The ciphertext of one round's uploads, on a disk that belongs to the host.
 
 One file, tile after tile, and within a tile row after row: what a pass asks for, one tile of all
-rows, lies in one piece. The disk gives only the blocks that were written.
+rows, lies in one piece. It is read row by row as it is opened, by the thread that opens it, so that
+it is still in that thread's cache. The disk gives only the blocks that were written.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
+from typing import overload
 
 from ostraka.arrays import Buffer
 from ostraka.config import RoundConfig
@@ -16,6 +19,27 @@ from ostraka.services.storage import spool_file
 from ostraka.services.storage.spool_file import SpoolFile
 
 _VALUE_BYTES = 4
+
+
+@dataclass(frozen=True)
+class SpooledTile(Sequence[Buffer]):
+    """Each row is read when it is asked for, into memory of its own. Raises StateError."""
+
+    _file: SpoolFile
+    _size: int
+    _offsets: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, row: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, row: slice) -> Sequence[Buffer]: ...
+    def __getitem__(self, row: int | slice) -> Buffer | Sequence[Buffer]:
+        if isinstance(row, slice):
+            return SpooledTile(self._file, self._size, self._offsets[row])
+        return self._file.read(self._offsets[row], self._size)
 
 
 class Spool:
@@ -45,17 +69,13 @@ class Spool:
         self._take_room(row, index)
         self._file.write(self._offset(index, row), ciphertext)
 
-    def read(self, index: int, rows: Sequence[int]) -> list[Buffer]:
-        """One tile's ciphertext of these rows, in their order and in memory that nobody reuses."""
+    def read(self, index: int, rows: Sequence[int]) -> "SpooledTile":
+        """One tile's ciphertext of these rows, in their order."""
         self._require(index, *rows)
-        if not rows:
-            return []
-        first, size = min(rows), self._size(index)
-        stretch = (max(rows) + 1 - first) * size
-        tile = self._file.read(self._offset(index, first), stretch)
-        return [tile[(row - first) * size : (row - first + 1) * size] for row in rows]
+        offsets = tuple(self._offset(index, row) for row in rows)
+        return SpooledTile(self._file, self._size(index), offsets)
 
-    def tiles(self, rows: Sequence[int]) -> Iterator[list[Buffer]]:
+    def tiles(self, rows: Sequence[int]) -> Iterator["SpooledTile"]:
         """A whole pass, tile by tile."""
         return (self.read(index, rows) for index in range(self._tiling.count))
 

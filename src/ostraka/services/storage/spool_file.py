@@ -50,14 +50,13 @@ class SpoolFile:
                 written = os.pwrite(file, rest, offset)
                 rest, offset = rest[written:], offset + written
 
-    def read(self, offset: int, size: int) -> memoryview:
-        """In fresh memory. What was never written is zeros. Raises StateError."""
-        whole = memoryview(bytearray(size))
-        rest = whole
+    def read(self, offset: int, size: int) -> bytes:
+        """In memory of its own. What was never written is zeros. Raises StateError."""
         with self._in_use() as file, _explained(self.path):
-            while rest and (got := os.preadv(file, [rest], offset)):
-                rest, offset = rest[got:], offset + got
-        return whole.toreadonly()
+            whole = os.pread(file, size, offset)
+            while len(whole) < size and (more := _read_on(file, whole, offset, size)):
+                whole += more
+        return whole.ljust(size, b"\0")
 
     def close(self) -> None:
         """Delete the file. A second time does nothing."""
@@ -85,6 +84,10 @@ class SpoolFile:
     def _close_if_unused(self) -> None:
         if self._closing and not self._users:
             os.close(self._file)
+
+
+def _read_on(file: int, read: bytes, offset: int, size: int) -> bytes:
+    return os.pread(file, size - len(read), offset + len(read))
 
 
 @contextmanager

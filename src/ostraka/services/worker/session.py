@@ -7,7 +7,7 @@ the attempt's end gets through.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock, Thread
 
 from ostraka.core.kernel import Kernel
@@ -23,6 +23,7 @@ from ostraka.transport.ostraka_pb2 import EnclaveSays, WorkerSays
 _LOG = logging.getLogger("ostraka.worker")
 _NONCE_BYTES = 32
 _LONGEST_SORRY = 200
+_LARGEST_TILE = 2**26
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class Session:
         self._staff = staff
         self._say = say
         self._enclave = b""
+        self._pieces = _Pieces()
         self._lock = Lock()
         self._attempt: Attempt | None = None
         self.served = False  # whether the enclave has proved to be the one that this worker serves
@@ -112,8 +114,10 @@ class Session:
             match what:
                 case "offer":
                     self._take_offer(decode(ChannelOffer, says.offer))
+                case "share_piece":
+                    self._pieces.add(says.share_piece)
                 case "share":
-                    self._take_share(decode(ShareTile, says.share))
+                    self._take_share(self._pieces.join(decode(ShareTile, says.share)))
                 case "seed":
                     self._take_seed(decode(MaskSeed, says.seed))
                 case "over":
@@ -133,6 +137,7 @@ class Session:
         staff = self._staff
         attempt = Attempt(offer, staff.identity, self._enclave, staff.kernel)
         self._drop_quietly(self._attempt, "replaced by a new offer")
+        self._pieces.clear()
         self._remember_enclave()
         self.served = True
         with self._lock:
@@ -225,6 +230,32 @@ class Session:
             logs.event(_LOG, EnclaveNotKept(key, str(failed)), logging.WARNING)
         else:
             logs.event(_LOG, EnclaveRemembered(key))
+
+
+class _Pieces:
+    """Of the ciphertext of a share tile that is not here as a whole yet."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._bytes += len(piece)
+        if self._bytes > _LARGEST_TILE:
+            self.clear()
+            raise MalformedMessage(f"a share tile of more than {_LARGEST_TILE} bytes")
+
+    def join(self, last: ShareTile) -> ShareTile:
+        """The whole tile. Nothing is left here."""
+        if not self._pieces:
+            return last
+        whole = replace(last, ciphertext=b"".join((*self._pieces, last.ciphertext)))
+        self.clear()
+        return whole
+
+    def clear(self) -> None:
+        self._pieces, self._bytes = [], 0
 
 
 def _short(offer: ChannelOffer) -> str:

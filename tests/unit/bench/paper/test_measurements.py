@@ -47,8 +47,8 @@ def test_a_kernel_sees_every_column_of_every_client(monkeypatch):
 
     monkeypatch.setattr(distances, "_has_cuda", lambda: False)
     monkeypatch.setattr(backends, "choose", lambda device: Watching())
-    distances.measure(distances.Size(6, 20_000, repeat=1), quietly)
-    assert seen == [(6, 16_384), (6, 3616)] * 2
+    distances.measure(distances.Size(6, 70_000, repeat=1), quietly)
+    assert seen == [(6, 65_536), (6, 4464)] * 2
 
 
 def test_without_cuda_there_is_none(monkeypatch):

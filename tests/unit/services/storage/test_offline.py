@@ -95,17 +95,17 @@ def test_as_many_are_made_ahead_as_were_asked_for(pool, tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_nothing_is_made_ahead_while_an_attempt_runs_and_then_it_is(pool):
-    one = pool(parties().enclave, depth=2)
+@pytest.mark.parametrize("masking", ["gaussian", "exact"])
+def test_nothing_is_made_ahead_while_a_round_closes_and_then_it_is(pool, masking):
+    one = pool(parties(masking).enclave, depth=2)
     one.start()
     until_ready(one, 2)
-    taken = one.take()
-    with one._changed:
-        one._changed.notify_all()
-        assert not one._changed.wait_for(lambda: one._making, 0.1)
-    assert one.ready == 1
-    del taken
-    gc.collect()
+    with one.resting():
+        one.take()
+        gc.collect()
+        with one._changed:
+            assert not one._changed.wait_for(lambda: one._making, 0.1)
+        assert one.ready == 1
     until_ready(one, 2)
 
 
