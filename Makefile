@@ -37,8 +37,8 @@ check: $(STAMP) ## Formatting, lint, types, import contracts and the fast tests:
 soak: $(STAMP) ## Run all tests, with full counts: takes long
 	OSTRAKA_SOAK=1 $(PYTEST) -m "" $(ARGS)
 
-bench: $(CORE) ## Measure the kernels
-	@$(BIN)/ostraka bench kernels $(ARGS)
+bench: $(CORE) ## Measure the stages of a round, and compare them with benchmarks/baseline.json
+	@$(BIN)/ostraka bench check $(ARGS)
 
 test-env: $(STAMP) ## Set up .venv with everything that tests and examples need
 

@@ -15,12 +15,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from ostraka.arrays import AnyArray, Buffer, Float32
 from ostraka.config import RoundConfig
 from ostraka.crypto import hpke
-from ostraka.crypto.aead import KEY_BYTES, as_bytes, nonce
+from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy, HybridKey
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
@@ -28,6 +31,7 @@ from ostraka.errors import ConfigError, OpenError
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile
 
 _ID_BYTES = 32
+_FIRST_BLOCK = (2).to_bytes(4, "big")
 _SECRET = struct.Struct(">32sd")  # the AES key and the stated norm
 
 
@@ -44,6 +48,7 @@ class TileOpener:
 
     def __init__(self, key: bytes, context: bytes) -> None:
         self._cipher = AESGCM(key)
+        self._keystream = AES(key)
         self._context = context
 
     def __repr__(self) -> str:
@@ -57,6 +62,18 @@ class TileOpener:
         except (InvalidTag, ValueError):
             out.fill(0)
             raise OpenError("tile") from None
+
+    def reopen_unchecked_into(self, index: int, ciphertext: Buffer, out: AnyArray) -> None:
+        """The same without its tag, which is half of the cost. Raises OpenError for another length.
+
+        Only for what is then compared with its fingerprint (`Fingerprints.same`): that is as strong
+        a tag, of what `open_into` has found to be authentic. This is the counter mode
+        within GCM, whose first block of keystream is number 2 (NIST SP 800-38D).
+        """
+        if len(ciphertext) != out.nbytes + TAG_BYTES:
+            raise OpenError("tile")
+        decryptor = Cipher(self._keystream, CTR(nonce(index) + _FIRST_BLOCK)).decryptor()
+        decryptor.update_into(memoryview(ciphertext)[: out.nbytes], as_bytes(out))
 
 
 def seal(  # one upload, from the update to the bytes that leave the client

@@ -271,12 +271,16 @@ class FederationFile:
         chosen = self.rounds.quorum
         return 2 * self.rules.f + 3 if chosen is None else chosen
 
-    def federation(self) -> Federation:
-        """What the authority signs, and what evidence is bound to."""
+    def federation(self, signed: Federation | None = None) -> Federation:
+        """What the authority signs, and what evidence is bound to.
+
+        signed: what may be this very federation. The tile is then as it was chosen there, unless
+        the file gives one: another release may choose another.
+        """
         clients, workers = _active(self.clients), _active(self.workers)
         everyone = self.clients + self.workers
         return Federation(
-            rules=self._round_config(len(clients)),
+            rules=self._round_config(len(clients), signed),
             clients=clients,
             workers=workers,
             authority=self.about.authority,
@@ -286,11 +290,12 @@ class FederationFile:
             initial=self.initial,
         )
 
-    def _tile(self, clients: int) -> int:
-        given = self.rules.tile
-        return default_tile(clients, self.manifest.dimension) if given is None else given
+    def _tile(self, clients: int, signed: Federation | None) -> int:
+        if self.rules.tile is not None:
+            return self.rules.tile
+        return signed.rules.tile if signed else default_tile(clients, self.manifest.dimension)
 
-    def _round_config(self, clients: int) -> RoundConfig:
+    def _round_config(self, clients: int, signed: Federation | None) -> RoundConfig:
         rules = self.rules
         return RoundConfig(
             manifest=self.manifest,
@@ -304,7 +309,7 @@ class FederationFile:
             verify=rules.verify,
             leakage_bits=rules.leakage_bits,
             precision=rules.precision,
-            tile=self._tile(clients),
+            tile=self._tile(clients, signed),
             disclose_selection=rules.disclose_selection,
             optimiser=self.optimiser,
         )
@@ -393,7 +398,7 @@ def write_charter(path: Path, charter: Charter) -> None:
 
 def require_signed(file: FederationFile, charter: Charter) -> None:
     """Raises ConfigError unless the charter is of just this file's federation."""
-    if charter.federation != file.federation():
+    if charter.federation != file.federation(charter.federation):
         raise ConfigError(
             f"{file.path} is not what the authority signed: raise its revision and run "
             f"`ostraka sign {file.path} --key KEY`, or undo the change"
@@ -405,9 +410,9 @@ def require_newer(file: FederationFile, signed: Federation) -> None:
 
     Clients follow revisions upwards only, and two federations of one revision would divide them.
     """
-    federation = file.federation()
-    if federation == signed:
+    if file.federation(signed) == signed:
         return
+    federation = file.federation()
     if federation.revision <= signed.revision:
         raise file.document.error(
             "federation.revision",

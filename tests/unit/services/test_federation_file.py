@@ -14,9 +14,9 @@ from safetensors.numpy import save_file
 from ostraka.config import Manifest, Member, Tensor
 from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity, check_signature
-from ostraka.encoding import encode
+from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError
-from ostraka.messages import first_model, vector_digest
+from ostraka.messages import Charter, first_model, vector_digest
 from ostraka.services import federation_file
 from ostraka.services.federation_file import (
     Enclave,
@@ -298,6 +298,18 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path):
     (tmp_path / "federation.toml").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(tmp_path / "federation.toml")
+
+
+def test_a_charter_with_a_tile_that_another_release_chose_is_still_of_this_file(read):
+    file = read(template())
+    signed = file.federation()
+    assert file.rules.tile is None
+    older = dataclasses.replace(signed, rules=dataclasses.replace(signed.rules, tile=16))
+    require_signed(file, AUTHORITY.sign(Charter(older, UNSIGNED)))
+    require_newer(file, older)
+    other = read(template().replace("# tile = 65536", "tile = 32"))
+    with pytest.raises(ConfigError, match="not what the authority signed"):
+        require_signed(other, AUTHORITY.sign(Charter(older, UNSIGNED)))
 
 
 def test_the_charter_is_signed_by_the_authority_and_kept_beside_the_file(read):

@@ -16,6 +16,7 @@ from ostraka.messages import SIMULATION, Receipt, RejectedClient, vector_digest
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
 from ostraka.roles.enclave.lanes import Lanes
 
+_ROWS = 4  # that are added at a time, at the least
 _SALT_BYTES = 32
 _COMMITMENT = b"ostraka/selection/v1"
 _LEAKY = "gaussian masking: a single worker can recognise updates by the polar attack"
@@ -60,7 +61,8 @@ class Averaging:
         self._distances = distances
         self._distance_error = distance_error
         self._measured_by = measured_by
-        shape = (lanes.count, context.rules.tiling.group, context.rules.tile)
+        self._group = max(_ROWS, context.rules.tiling.group)
+        shape = (lanes.count, self._group, context.rules.tile)
         self._raw = np.empty(shape, np.float32)
         self._wide = np.empty(shape)
         self._select()
@@ -114,8 +116,8 @@ class Averaging:
         """The weighted sum of one tile. All rows are opened; those not selected weigh nothing."""
         tiling = self._context.rules.tiling
         total = np.zeros(tiling.size(index))
-        for start in range(0, len(self._alive), tiling.group):
-            rows = self._alive[start : start + tiling.group]
+        for start in range(0, len(self._alive), self._group):
+            rows = self._alive[start : start + self._group]
             raw = cut(self._raw[lane], len(rows), total.size)
             for row, out in zip(rows, raw.view(np.uint8), strict=True):
                 self._reopen(index, row, ciphertexts[row], out)
@@ -127,8 +129,8 @@ class Averaging:
     def _reopen(self, index: int, row: int, ciphertext: Buffer, out: AnyArray) -> None:
         member = self._rows[row]
         try:
-            member.opener.open_into(index, ciphertext, out)
-            if not self._fingerprints.same(row, index, out):
+            member.opener.reopen_unchecked_into(index, ciphertext, out)
+            if not self._fingerprints.same(row, index, out, ciphertext):
                 raise OpenError("tile")
         except OpenError:
             raise UpdateRejected(member.client, Rejection.CHANGED) from None

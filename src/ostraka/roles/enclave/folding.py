@@ -7,6 +7,7 @@ from itertools import islice
 import numpy as np
 
 from ostraka.arrays import Buffer, Float32, Float64, UInt32, cut
+from ostraka.config import MAX_TILE_VALUES
 from ostraka.core import sketch
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
@@ -37,7 +38,7 @@ class Folding:
 
     def fold(self, tiles: Iterable[Sequence[Buffer]]) -> None:
         """The whole first pass over the updates."""
-        wide = _TOGETHER * self.rows.shape[1]
+        wide = min(_TOGETHER * self.rows.shape[1], MAX_TILE_VALUES)
         numbered, together = enumerate(tiles), max(1, wide // self._reader.rules.tile)
         while batch := list(islice(numbered, together)):
             self._fold_batch([self._draw(*tile) for tile in batch])

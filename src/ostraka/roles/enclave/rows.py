@@ -72,13 +72,14 @@ class RowReader:
                 self._zero(row, index)
                 out.fill(0)
                 continue
+            ciphertext = ciphertexts[row]
             try:
-                member.opener.open_into(index, ciphertexts[row], out)
+                member.opener.open_into(index, ciphertext, out)
             except OpenError:
                 self._zero(row, index)
                 self.reject(row, Rejection.UNOPENABLE_TILE)
             else:
-                self._fingerprints.keep(row, index, out)
+                self._fingerprints.keep(row, index, out, ciphertext)
         return raw
 
     def account(
@@ -111,8 +112,9 @@ class RowReader:
             out.fill(0)
             if index >= self._zero_from[row]:
                 continue
-            self.rows[row].opener.open_into(index, ciphertexts[row], out)
-            if not self._fingerprints.same(row, index, out):
+            ciphertext = ciphertexts[row]
+            self.rows[row].opener.reopen_unchecked_into(index, ciphertext, out)
+            if not self._fingerprints.same(row, index, out, ciphertext):
                 raise OpenError("tile")
         return raw
 

@@ -92,7 +92,7 @@ class Session:
         self._staff = staff
         self._say = say
         self._enclave = b""
-        self._pieces = _Pieces()
+        self._pieces = bytearray()  # of the ciphertext of a share tile that is not complete
         self._lock = Lock()
         self._attempt: Attempt | None = None
         self.served = False  # whether the enclave has proved to be the one that this worker serves
@@ -115,9 +115,9 @@ class Session:
                 case "offer":
                     self._take_offer(decode(ChannelOffer, says.offer))
                 case "share_piece":
-                    self._pieces.add(says.share_piece)
+                    self._take_piece(says.share_piece)
                 case "share":
-                    self._take_share(self._pieces.join(decode(ShareTile, says.share)))
+                    self._take_share(self._whole(decode(ShareTile, says.share)))
                 case "seed":
                     self._take_seed(decode(MaskSeed, says.seed))
                 case "over":
@@ -137,12 +137,26 @@ class Session:
         staff = self._staff
         attempt = Attempt(offer, staff.identity, self._enclave, staff.kernel)
         self._drop_quietly(self._attempt, "replaced by a new offer")
-        self._pieces.clear()
         self._remember_enclave()
         self.served = True
         with self._lock:
             self._attempt = attempt
         self._say(WorkerSays(accept=encode(attempt.accepted)))
+
+    def _take_piece(self, piece: bytes) -> None:
+        """Outside of an attempt, pieces are what is left of an earlier one."""
+        if self._attempt is not None:
+            self._pieces += piece
+            if len(self._pieces) > _LARGEST_TILE:
+                raise MalformedMessage(f"a share tile of more than {_LARGEST_TILE} bytes")
+
+    def _whole(self, last: ShareTile) -> ShareTile:
+        """The tile, with the pieces of it that came before."""
+        if not self._pieces:
+            return last
+        whole = replace(last, ciphertext=bytes(self._pieces + last.ciphertext))
+        self._pieces.clear()
+        return whole
 
     def _take_share(self, tile: ShareTile) -> None:
         attempt = self._current(tile.attempt_id)
@@ -202,6 +216,7 @@ class Session:
             if self._attempt is not attempt:
                 return False
             self._attempt = None
+            self._pieces = bytearray()
             return True
 
     def _refuse(self, what: str, failure: Exception, attempt: Attempt | None) -> None:
@@ -230,32 +245,6 @@ class Session:
             logs.event(_LOG, EnclaveNotKept(key, str(failed)), logging.WARNING)
         else:
             logs.event(_LOG, EnclaveRemembered(key))
-
-
-class _Pieces:
-    """Of the ciphertext of a share tile that is not here as a whole yet."""
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-
-    def add(self, piece: bytes) -> None:
-        self._pieces.append(piece)
-        self._bytes += len(piece)
-        if self._bytes > _LARGEST_TILE:
-            self.clear()
-            raise MalformedMessage(f"a share tile of more than {_LARGEST_TILE} bytes")
-
-    def join(self, last: ShareTile) -> ShareTile:
-        """The whole tile. Nothing is left here."""
-        if not self._pieces:
-            return last
-        whole = replace(last, ciphertext=b"".join((*self._pieces, last.ciphertext)))
-        self.clear()
-        return whole
-
-    def clear(self) -> None:
-        self._pieces, self._bytes = [], 0
 
 
 def _short(offer: ChannelOffer) -> str:
