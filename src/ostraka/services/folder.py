@@ -38,7 +38,7 @@ from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.errors import ConfigError
 from ostraka.services import federation_file, measurement
-from ostraka.services.federation_file import FederationFile, charter_path
+from ostraka.services.federation_file import FederationFile, Storage, charter_path
 from ostraka.services.keys import write_identity
 from ostraka.services.model_file import read_model
 from ostraka.services.platform.simulated import save_platform
@@ -47,6 +47,7 @@ from ostraka.services.templates import federation_toml, policy_toml
 
 FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"
 KEYS, AUTHORITY = "keys", "authority"
+IGNORED = ".gitignore"  # what is secret must not be committed by mistake
 SIMULATION, PLATFORM, COLLATERAL = "simulation", "platform.json", "collateral.json"
 
 # A linear classifier of the 8 x 8 digits, small enough for any machine.
@@ -115,6 +116,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             workers=workers,
         )
         (partial / FEDERATION).write_text(text, "utf-8")
+        (partial / IGNORED).write_text(f"/{KEYS}/\n/{SIMULATION}/\n/{Storage().folder}/\n", "utf-8")
         file = federation_file.load(partial / FEDERATION)
         charter = federation_file.sign(file, authority)
         federation_file.write_charter(charter_path(file.path), charter)
