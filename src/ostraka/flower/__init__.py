@@ -6,6 +6,8 @@ app = ClientApp(mods=[sealing_mod(policy="policy.toml", key="hospital-a.key")])
 strategy     PrivateMultiKrum, in the ServerApp: carries, and is trusted with nothing
 relay        its rounds: who is asked, who answers, what comes out
 courier      messages to nodes, and how long their replies are waited for
+pulling      replies, each pulled in a thread of its own
+metrics      what nodes disclose: which of it fits together
 enclave      what a strategy needs of an enclave
 remote       the enclave's service, across a network
 in_process   or an enclave in the same process, for simulations

@@ -1,17 +1,23 @@
 """Messages to nodes, and how long their replies are waited for."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from ostraka.flower.pulling import Pulled, Pulls
+
 _LOG = logging.getLogger("flwr.ostraka")
 _SHOWN = 300  # characters of what somebody else says
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
+_ALONE_S = 0.1  # for one pull before the next begins, so that they seldom run side by side
+_MOST_ABANDONED = 4  # pulls of one node, each of which holds threads of Flower's as well
 
 
 @dataclass(frozen=True)
@@ -33,9 +39,9 @@ class Courier(Grid):
     It asks more often than every three seconds, and can be told how many replies are enough.
     """
 
-    def __init__(self, grid: Grid, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._clock = clock
+        self._abandoned: dict[int, list[Thread]] = {}  # pulls that nobody waits for, by node
         self.patience: Patience | None = None
 
     def send_and_receive(
@@ -51,54 +57,31 @@ class Courier(Grid):
         taken = set(self._grid.push_messages(sent))
         awaited: dict[str, int] = {}
         for each in sent:
-            if each.metadata.message_id in taken:
-                awaited[each.metadata.message_id] = each.metadata.dst_node_id
+            message, node = each.metadata.message_id, each.metadata.dst_node_id
+            if message not in taken:
+                _LOG.warning("node %d cannot be reached: left out", node)
+            elif self._is_clogged(node):
+                left_out(node, f"{_MOST_ABANDONED} of its replies are announced, and do not come")
             else:
-                _LOG.warning("node %d cannot be reached: left out", each.metadata.dst_node_id)
-        return self._receive(awaited, None if timeout is None else self._clock() + timeout)
+                awaited[message] = node
+        return self._receive(awaited, math.inf if timeout is None else timeout)
 
-    def _receive(self, awaited: dict[str, int], until: float | None) -> list[Message]:
-        replies: list[Message] = []
-        usable = 0
-        wait = _FIRST_WAIT_S
-        while awaited and (until is None or self._clock() < until):
-            new = self._pull(awaited)
-            replies += new
-            usable += sum(map(self._counts, new))
-            until = self._sooner(until, usable)
-            if awaited:
-                time.sleep(wait)
-                wait = min(2 * wait, _LONGEST_WAIT_S)
-        for node in awaited.values():
+    def _receive(self, awaited: dict[str, int], timeout: float) -> list[Message]:
+        receiving = _Receiving(
+            Pulls(self._grid), awaited, time.monotonic() + timeout, self.patience
+        )
+        receiving.run()
+        for message, node in awaited.items():
             _LOG.warning("node %d has not answered in time: left out", node)
-        return replies
+            if message in receiving.pulls.running:
+                self._abandoned.setdefault(node, []).append(receiving.pulls.running[message])
+        return receiving.replies
 
-    def _pull(self, awaited: dict[str, int]) -> list[Message]:
-        """Replies that have come; their messages are awaited no more."""
-        replies: list[Message] = []
-        for name, node in list(awaited.items()):
-            # One by one: a reply that Flower cannot read must not take the others with it.
-            try:
-                pulled = list(self._grid.pull_messages([name]))
-            except Exception as unreadable:  # noqa: BLE001 (whatever a node's bytes lead to)
-                left_out(node, f"its reply cannot be read: {unreadable!r}")
-                del awaited[name]
-                continue
-            for reply in pulled:
-                if reply.metadata.reply_to_message_id == name and name in awaited:
-                    reply.metadata.__dict__["_src_node_id"] = awaited.pop(name)
-                    replies.append(reply)
-        return replies
-
-    def _counts(self, reply: Message) -> bool:
-        return self.patience is not None and self.patience.counts(reply)
-
-    def _sooner(self, until: float | None, answered: int) -> float | None:
-        patience = self.patience
-        if patience is None or patience.grace is None or answered < patience.enough:
-            return until
-        soon = self._clock() + patience.grace
-        return soon if until is None else min(until, soon)
+    def _is_clogged(self, node: int) -> bool:
+        alive = [pull for pull in self._abandoned.pop(node, []) if pull.is_alive()]
+        if alive:
+            self._abandoned[node] = alive
+        return len(alive) >= _MOST_ABANDONED
 
     # The rest is the grid's own.
 
@@ -127,6 +110,73 @@ class Courier(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return self._grid.pull_messages(message_ids)
+
+
+@dataclass
+class _Receiving:
+    """awaited: the node of each message without a reply yet. until: on the monotonic clock."""
+
+    pulls: Pulls
+    awaited: dict[str, int]
+    until: float
+    patience: Patience | None
+    replies: list[Message] = field(default_factory=list)
+    _usable: int = 0
+
+    def run(self) -> None:
+        """Until nothing is awaited or time is up. What is still being pulled then is abandoned."""
+        wait = _FIRST_WAIT_S
+        while self.awaited and self._left > 0:
+            self._ask_for_each()
+            self._hasten()
+            self._take_for(wait)
+            wait = min(2 * wait, _LONGEST_WAIT_S)
+
+    @property
+    def _left(self) -> float:
+        return max(0.0, self.until - time.monotonic())
+
+    def _ask_for_each(self) -> None:
+        """One turn for all: enough replies shorten the wait, and never the turn."""
+        for message in list(self.awaited):
+            # Its reply may have come since the turn began, and nobody has a second one.
+            if message in self.awaited and message not in self.pulls.running and self._left > 0:
+                self.pulls.start(message)
+                self._take_one(_ALONE_S)
+
+    def _take_for(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while self.awaited and (rest := min(end - time.monotonic(), self._left)) > 0:
+            self._take_one(rest)
+            self._hasten()
+
+    def _take_one(self, seconds: float) -> None:
+        pulled = self.pulls.next(min(seconds, self._left))
+        if pulled is not None and (pulled.replies or pulled.failed is not None):
+            self._take(self.awaited.pop(pulled.message), pulled)
+
+    def _take(self, node: int, pulled: Pulled) -> None:
+        """The message that was pulled for is the one that counts: the reply is the sender's word.
+
+        Raises what ends a run of Flower's, which is no Exception.
+        """
+        if isinstance(pulled.failed, Exception):
+            left_out(node, f"its reply cannot be read: {pulled.failed!r}")
+            return
+        if pulled.failed is not None:
+            raise pulled.failed
+        reply = pulled.replies[0]
+        if reply.metadata.reply_to_message_id != pulled.message:
+            left_out(node, "its reply says that it is to another message")
+            return
+        reply.metadata.__dict__["_src_node_id"] = node
+        self.replies.append(reply)
+        self._usable += self.patience is not None and self.patience.counts(reply)
+
+    def _hasten(self) -> None:
+        patience = self.patience
+        if patience and patience.grace is not None and self._usable >= patience.enough:
+            self.until = min(self.until, time.monotonic() + patience.grace)
 
 
 def left_out(node: int, why: str) -> None:

@@ -38,7 +38,8 @@ class Outcome:
 class Enclave(Protocol):
     """One that can be reached. Whatever is refused raises an OstrakaError.
 
-    brief: not to wait long for an answer. ServiceError without a status says that none came.
+    seconds: how long to wait for an answer; None for as long as it takes to know that there is no
+    enclave. ServiceError without a status says that none came.
     """
 
     def start(self, manifest: Manifest, model: Float32) -> Head:
@@ -47,10 +48,10 @@ class Enclave(Protocol):
     def open(self, hellos: Sequence[Hello]) -> None:
         """A round for these nodes. Raises ConfigError if it cannot stand with them."""
 
-    def introduce(self, hello: Hello, *, brief: bool = False) -> Proof:
+    def introduce(self, hello: Hello, *, seconds: float | None = None) -> Proof:
         """The answer to a node's challenge. Raises Finished."""
 
-    def deliver(self, sealed: SealedUpdate, *, brief: bool = False) -> None:
+    def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
         """Hand over an update, unread."""
 
     def finish(self, offer: RoundOffer, *, seconds: float) -> Outcome | None:

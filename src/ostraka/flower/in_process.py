@@ -133,7 +133,7 @@ class UnsafeInProcessEnclave:
             self._enrol(members)
         self._round = _Round(self._federation.enclave.open_round())
 
-    def introduce(self, hello: Hello, *, brief: bool = False) -> Proof:
+    def introduce(self, hello: Hello, *, seconds: float | None = None) -> Proof:
         federation, collecting = self._founded, self._open_round.collecting
         keys = {member.name: member.key for member in federation.current.clients}
         challenge = hello.challenge
@@ -146,7 +146,7 @@ class UnsafeInProcessEnclave:
         links = () if hello.after is None else self.links(hello.after)
         return Proof(federation.charters[-1], introduction, links, self._collateral)
 
-    def deliver(self, sealed: SealedUpdate, *, brief: bool = False) -> None:
+    def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
         self._open_round.take(sealed)
 
     def finish(self, offer: RoundOffer, *, seconds: float) -> Outcome:

@@ -14,7 +14,7 @@ from flwr.app import Message, MessageType
 from ostraka.config import RoundConfig
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.errors import MalformedMessage, OstrakaError, ServiceError
-from ostraka.flower.courier import Courier, left_out, printable
+from ostraka.flower.courier import Courier, Patience, left_out, printable
 from ostraka.flower.enclave import Enclave, Finished, Outcome
 from ostraka.flower.messages import (
     Hello,
@@ -26,8 +26,11 @@ from ostraka.flower.messages import (
     require_shape,
 )
 from ostraka.messages import RoundOffer
+from ostraka.services.client.patience import Patience as Budget
 
 _LOG = logging.getLogger("flwr.ostraka")
+_FIRST_TURN_S = 15.0  # for each node
+_SECOND_TURN_S = 120.0  # for all nodes together
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -46,21 +49,28 @@ class Relay:
     _hellos: dict[int, Hello] = field(default_factory=dict)  # that came with their last replies
 
     def open(
-        self, courier: Courier, nodes: list[int], *, least: int, seconds: float
+        self,
+        courier: Courier,
+        nodes: list[int],
+        *,
+        least: int,
+        seconds: float,
+        grace: float | None = None,
     ) -> dict[int, Proof]:
         """Challenge and answer, for each of these nodes that takes part; none, if too few do.
 
-        Raises OstrakaError.
+        grace: seconds for nodes to answer once `least` others have. Raises OstrakaError.
         """
         self._offer, self._clients = None, {}
         hellos = {node: self._hellos.pop(node) for node in nodes if node in self._hellos}
         unknown = [node for node in nodes if node not in hellos]
+        courier.patience = Patience(least - len(hellos), grace, self._is_known_hello)
         hellos |= self._greet(courier, unknown, seconds)
         if not hellos:
             return {}
         self.enclave.open(list(hellos.values()))
         try:
-            proofs = _in_turn(hellos, self._introduce)
+            proofs = _in_turn(hellos, self._introduce, enough=least)
         except Finished as over:
             self.finished = True
             _LOG.info("%s", over)
@@ -108,6 +118,17 @@ class Relay:
             hellos[node] = hello
         return hellos
 
+    def _is_known_hello(self, reply: Message) -> bool:
+        """Of a node that the enclave has answered before.
+
+        Else strangers, who answer at once and are refused later, could cut off those who take part.
+        """
+        try:
+            read_hello(require_content(reply).content)
+        except OstrakaError:
+            return False
+        return reply.metadata.src_node_id in self.after
+
     def usable(self, reply: Message) -> bool:
         """Whether a reply will be handed over."""
         try:
@@ -116,10 +137,10 @@ class Relay:
             return False
         return True
 
-    def _introduce(self, node: int, hello: Hello, brief: bool) -> Proof:
+    def _introduce(self, node: int, hello: Hello, seconds: float) -> Proof:
         """The enclave tells who really is the client that two nodes may claim to be."""
         name = hello.challenge.client
-        proof = self.enclave.introduce(hello, brief=brief)
+        proof = self.enclave.introduce(hello, seconds=seconds)
         if name in self._clients.values():
             raise MalformedMessage(f"another node speaks for client {name!r}")
         offer = proof.introduction.offer
@@ -130,11 +151,11 @@ class Relay:
         self.after[node] = offer.number - 1 if hello.after is None else hello.after
         return proof
 
-    def _deliver(self, node: int, reply: Message, brief: bool) -> None:
+    def _deliver(self, node: int, reply: Message, seconds: float) -> None:
         sealed = self._read(node, reply)
         with suppress(MalformedMessage):
             self._hellos[node] = read_hello(reply.content)
-        self.enclave.deliver(sealed, brief=brief)
+        self.enclave.deliver(sealed, seconds=seconds)
 
     def _read(self, node: int, reply: Message) -> SealedUpdate:
         """An update of the client that this node was asked as, of the right size, still sealed."""
@@ -148,25 +169,37 @@ class Relay:
         return sealed
 
 
-def _in_turn(work: Mapping[int, _T], step: Callable[[int, _T, bool], _R]) -> dict[int, _R]:
+def _in_turn(
+    work: Mapping[int, _T], step: Callable[[int, _T, float], _R], *, enough: int | None = None
+) -> dict[int, _R]:
     """What the step has yielded for each node; who is refused is left out. Raises Finished.
 
-    First each has a brief turn, and only then one with patience, if the enclave did not answer: no
-    node keeps it from the others.
+    First each has a brief turn. Those whom the enclave did not answer have another, for which they
+    share one budget, and none once enough are done: no node keeps it from the others.
     """
     done: dict[int, _R] = {}
-    left = dict(work)
-    for brief in (True, False):
-        for node, each in list(left.items()):
-            try:
-                done[node] = step(node, each, brief)
-            except Finished:
-                raise
-            except OstrakaError as refused:
-                if brief and _is_unanswered(refused):
-                    continue
+    unanswered: dict[int, OstrakaError] = {}
+
+    def attempt(node: int, seconds: float) -> None:
+        try:
+            done[node] = step(node, work[node], seconds)
+        except Finished:
+            raise
+        except OstrakaError as refused:
+            if _is_unanswered(refused):
+                unanswered[node] = refused
+            else:
                 left_out(node, str(refused))
-            del left[node]
+
+    for node in work:
+        attempt(node, _FIRST_TURN_S)
+    budget = Budget(_SECOND_TURN_S)
+    for node in list(unanswered):
+        if not budget.over and (enough is None or len(done) < enough):
+            del unanswered[node]
+            attempt(node, budget.limit(_SECOND_TURN_S))
+    for node, refused in unanswered.items():
+        left_out(node, str(refused))
     return done
 
 

@@ -26,7 +26,6 @@ from ostraka.transport import ostraka_pb2 as wire
 
 _LOG = logging.getLogger("flwr.ostraka")
 _PENDING_S = 0.2
-_BRIEF_PART = 8  # of the patience with an enclave: what one node gets before the others had a turn
 _NAME = "strategy"
 
 
@@ -49,7 +48,7 @@ class RemoteEnclave:
         self._links: dict[int, tuple[bytes, ...]] = {}  # of this round, by where they begin
 
     def start(self, manifest: Manifest, model: Float32) -> Head:
-        federation = self._ask_charter().federation
+        federation = self._ask_charter(self._connected()).federation
         last = self._last_receipt()
         digest = last.model if last else first_model(federation)
         return Head(
@@ -63,30 +62,29 @@ class RemoteEnclave:
     def open(self, hellos: Sequence[Hello]) -> None:
         """The service has opened it by itself."""
         self._links.clear()
-        self._ask_charter()
+        self._ask_charter(self._connected())
 
-    def introduce(self, hello: Hello, *, brief: bool = False) -> Proof:
+    def introduce(self, hello: Hello, *, seconds: float | None = None) -> Proof:
         request = wire.IntroduceRequest(challenge=encode(hello.challenge))
+        connection = self._connected(seconds)
         try:
-            reply = self._connected(self._at_most(brief)).ask(
-                "Introduce", request, seconds=LONG_POLL_S
-            )
+            reply = connection.ask("Introduce", request, seconds=LONG_POLL_S)
         except ServiceError as refused:
             if refused.said == FINISHED:
                 raise Finished("all rounds of the federation are over") from None
             raise
         introduction = decode(Introduction, reply.introduction)
         if introduction.offer.config != self._known_charter().federation.digest():
-            self._ask_charter()  # The rules have changed since.
+            self._ask_charter(connection)  # The rules have changed since.
         self._observe(introduction)
-        links = () if hello.after is None else self.links(hello.after)
+        links = () if hello.after is None else self._links_by(connection, hello.after)
         return Proof(self._known_charter(), introduction, links)
 
-    def deliver(self, sealed: SealedUpdate, *, brief: bool = False) -> None:
+    def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
         if self._joined is None:
             raise LocalProtocolError("no round was joined")
         upload = Upload(self._joined.number, sealed, BATCH_BYTES)
-        connection = self._connected(self._at_most(brief))
+        connection = self._connected(seconds)
         try:
             connection.attempt(partial(upload.stream, connection))
         except ServiceError as refused:
@@ -108,8 +106,16 @@ class RemoteEnclave:
         return None
 
     def links(self, after: int) -> tuple[bytes, ...]:
+        return self._links_by(self._connected(), after)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.__exit__(None, None, None)
+        self._connection = None
+
+    def _links_by(self, connection: Connection, after: int) -> tuple[bytes, ...]:
+        """In what is left of the connection's patience: a node says what it is after."""
         if after not in self._links:
-            connection = self._connected()
 
             def read() -> tuple[bytes, ...]:
                 with connection.stream("GetChain", wire.ChainRequest(after=after)) as links:
@@ -117,11 +123,6 @@ class RemoteEnclave:
 
             self._links[after] = connection.attempt(read)
         return self._links[after]
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.__exit__(None, None, None)
-        self._connection = None
 
     def _published(self, receipt: Receipt) -> Outcome:
         """Checked as a client would. Raises ReceiptRefused, Fork or OpenError."""
@@ -160,8 +161,8 @@ class RemoteEnclave:
         self._links.clear()
         return decode(Receipt, receipts[-1]) if receipts else None
 
-    def _ask_charter(self) -> Charter:
-        reply = self._connected().ask("GetCharter", wire.CharterRequest())
+    def _ask_charter(self, connection: Connection) -> Charter:
+        reply = connection.ask("GetCharter", wire.CharterRequest())
         self._charter = decode(Charter, reply.charter)
         return self._charter
 
@@ -170,12 +171,9 @@ class RemoteEnclave:
             raise LocalProtocolError("an enclave is started before it is asked")
         return self._charter
 
-    def _at_most(self, brief: bool) -> float:
-        return self._seconds / _BRIEF_PART if brief else self._seconds
-
     def _connected(self, seconds: float | None = None) -> Connection:
         """With so much time from here on. It is closed between the steps of a round: apps fork."""
-        patience = Patience(seconds or self._seconds)
+        patience = Patience(self._seconds if seconds is None else seconds)
         if self._connection is None:
             self._connection = Connection(
                 self._address, tls_ca=self._tls_ca, patience=patience, tell=_tell

@@ -5,7 +5,6 @@ the model that the enclave has published.
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from ostraka.errors import ConfigError, LocalProtocolError, MalformedMessage, OstrakaError
-from ostraka.flower import records
-from ostraka.flower.courier import Courier, Patience, left_out
+from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
+from ostraka.flower import metrics, records
+from ostraka.flower.courier import Courier, Patience
 from ostraka.flower.enclave import Enclave, Head, Outcome
 from ostraka.flower.in_process import Rules, UnsafeInProcessEnclave
 from ostraka.flower.messages import RECORD, proof_record
 from ostraka.flower.options import UNSAFE_SIMULATION
-from ostraka.flower.relay import Relay, require_content
+from ostraka.flower.relay import Relay
 from ostraka.flower.remote import RemoteEnclave
 from ostraka.messages import SIMULATION, Receipt
 
@@ -64,9 +63,10 @@ class PrivateMultiKrum(FedAvg):
 
     straggler_grace: seconds for the rest to reply once 2f + 3 have; None to wait for all of them,
     as long as the `timeout` of `start`. challenge_timeout: seconds in which nodes have to answer
-    before they train. outcome_timeout: seconds in which the enclave publishes once it has all
-    replies. tls_ca: certificates that vouch for the enclave's service. masking, disclose_selection:
-    rules of an enclave in this process.
+    before they train; the grace shortens that, too, once enough have answered that took part
+    before. outcome_timeout: seconds in which the enclave publishes once it has all replies. tls_ca:
+    certificates that vouch for the enclave's service. masking, disclose_selection: rules of an
+    enclave in this process.
 
     `receipts` are those of the rounds that this strategy has seen published.
     """
@@ -126,12 +126,28 @@ class PrivateMultiKrum(FedAvg):
             self._enclave = enclave
 
     def summary(self) -> None:
-        """Log summary configuration of the strategy."""
-        head = self._running.head
-        _LOG.info("\t├──> Multi-Krum inside an enclave:")
-        _LOG.info("\t│\t├── Number of malicious nodes: %d", head.f)
-        _LOG.info("\t│\t└── Rounds published before: %d", head.number)
-        super().summary()
+        """Log summary configuration of the strategy.
+
+        Not FedAvg's, which says that updates are weighted by a claim of the nodes.
+        """
+        weights = "equal" if self._equal_weights else f"as claimed under '{self.weighted_by_key}'"
+        lines = (
+            "├──> Multi-Krum inside an enclave:",
+            f"│\t├── Number of malicious nodes: {self._running.head.f}",
+            f"│\t└── Rounds published before: {self._running.head.number}",
+            "├──> Weights:",
+            "│\t├── Updates: equal",
+            f"│\t└── Disclosed metrics: {weights}",
+            "├──> Nodes:",
+            f"│\t├── Fractions: train {self.fraction_train:g}, evaluate {self.fraction_evaluate:g}",
+            f"│\t├── Least: train {self.min_train_nodes}, evaluate {self.min_evaluate_nodes}",
+            f"│\t└── Waited for: {self.min_available_nodes}",
+            "└──> Records:",
+            f"\t├── Arrays: '{self.arrayrecord_key}'",
+            f"\t└── Config: '{self.configrecord_key}'",
+        )
+        for line in lines:
+            _LOG.info("\t%s", line)
 
     def start(  # noqa: PLR0917 (in Flower's own order)
         self,
@@ -176,9 +192,14 @@ class PrivateMultiKrum(FedAvg):
             return []
         least = max(self.min_train_nodes, run.least)
         nodes = self._sample(courier, self.fraction_train, least)
-        courier.patience = None
         try:
-            proofs = run.relay.open(courier, nodes, least=least, seconds=self.challenge_timeout)
+            proofs = run.relay.open(
+                courier,
+                nodes,
+                least=least,
+                seconds=self.challenge_timeout,
+                grace=self.straggler_grace,
+            )
         except OstrakaError as failed:
             _LOG.error("no round is open: %s", failed)
             return []
@@ -231,27 +252,14 @@ class PrivateMultiKrum(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """The mean of what nodes disclose. One that discloses nothing usable is left out."""
-        usable: list[RecordDict] = []
-        for reply in replies:
-            try:
-                content = self._disclosed(reply)
-                self.evaluate_metrics_aggr_fn([*usable, content], self.weighted_by_key)
-                usable.append(content)
-            except OstrakaError as refused:
-                left_out(reply.metadata.src_node_id, str(refused))
-            except Exception as unfit:  # noqa: BLE001 (whatever the records made of it)
-                left_out(reply.metadata.src_node_id, f"its metrics: {unfit!r}")
-        return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key) if usable else None
-
-    def _disclosed(self, reply: Message) -> RecordDict:
-        """A node's metrics, with the weight that they are to have. Raises MalformedMessage."""
-        weight = {self.weighted_by_key: 1.0} if self._equal_weights else {}
-        content = RecordDict()
-        for name, metrics in require_content(reply).content.metric_records.items():
-            if not _is_finite(metrics):
-                raise MalformedMessage("its metrics are not finite")
-            content[name] = MetricRecord({**metrics, **weight})
-        return content
+        usable = metrics.alike(replies, self.weighted_by_key, equal=self._equal_weights)
+        if not usable:
+            return None
+        try:
+            return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key)
+        except Exception as unfit:  # noqa: BLE001 (whatever an app's function makes of numbers)
+            _LOG.error("metrics of %d nodes are dropped: %r", len(usable), unfit)
+            return None
 
     def _begin(self, initial: ArrayRecord, timeout: float) -> _Run:
         """Where the enclave is. Raises ConfigError if the app does not fit it."""
@@ -315,19 +323,14 @@ class PrivateMultiKrum(FedAvg):
             receipt.kept,
             " (SIMULATED: no TEE protects this enclave)" if receipt.evidence == SIMULATION else "",
         )
-        metrics = MetricRecord(
+        counts = MetricRecord(
             {
                 "participants": receipt.participants,
                 "kept": receipt.kept,
                 "rejected": len(receipt.rejected),
             }
         )
-        return run.template.record(run.head.manifest, outcome.model), metrics
-
-
-def _is_finite(metrics: MetricRecord) -> bool:
-    values = (each if isinstance(each, list) else [each] for each in metrics.values())
-    return all(math.isfinite(value) for each in values for value in each)
+        return run.template.record(run.head.manifest, outcome.model), counts
 
 
 def _courier(grid: Grid) -> Courier:

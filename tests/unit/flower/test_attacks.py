@@ -1,7 +1,9 @@
 """Hosts that open rounds again and again, and nodes that try to end rounds for everyone."""
 
 import os
+from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +34,7 @@ from ostraka.flower.messages import (
 from ostraka.flower.notebook import ContextNotebook, FileNotebook, Joins
 from ostraka.messages import SIMULATION, Challenge, Introduction
 from ostraka.roles import enclave as roles
+from ostraka.services.client import patience
 from ostraka.services.client.memory import MemoryFile
 
 
@@ -274,21 +277,99 @@ def test_a_name_that_is_too_long_is_malformed():
         read_hello(RecordDict({RECORD: hello_record(hello)}))
 
 
-def test_a_node_that_takes_long_has_its_turn_after_the_others(said):
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """[now], of the budget that nodes share."""
+    now = [0.0]
+    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_a_node_that_takes_long_has_its_turn_after_the_others(clock, said):
     calls = []
 
-    def step(node: int, what: str, brief: bool) -> str:
-        calls.append((node, brief))
-        if what == "slow" and (brief or node == 2):
+    def step(node: int, what: str, seconds: float) -> str:
+        calls.append((node, seconds))
+        if what == "slow" and (seconds < 20 or node == 2):
             raise ServiceError("has not answered")
         if what == "refused":
             raise ServiceError("refuses", status="INVALID_ARGUMENT")
         return what
 
     done = relay._in_turn({1: "slow", 2: "slow", 3: "refused", 4: "quick"}, step)
-    assert calls == [(1, True), (2, True), (3, True), (4, True), (1, False), (2, False)]
+    assert calls == [(1, 15), (2, 15), (3, 15), (4, 15), (1, 120), (2, 120)]
     assert done == {4: "quick", 1: "slow"}
     assert said == ["node 3 is left out: refuses", "node 2 is left out: has not answered"]
+
+
+def test_nodes_that_are_not_served_cost_one_budget_in_all(clock, said):
+    """However many they are. Each waits as long as it may, or 50 seconds."""
+    second = []
+
+    def step(node: int, what: str, seconds: float) -> str:
+        if seconds != 15:
+            second.append(seconds)
+            clock[0] += min(seconds, 50)
+        raise ServiceError("has not answered")
+
+    assert relay._in_turn(dict.fromkeys(range(10), ""), step) == {}
+    assert second == [120, 70, 20]
+    assert sorted(said) == [f"node {node} is left out: has not answered" for node in range(10)]
+
+
+@pytest.mark.parametrize(("enough", "again"), [(3, []), (4, [0]), (None, [0, 1])])
+def test_nobody_is_waited_for_once_enough_are_served(enough, again, clock, said):
+    second = []
+
+    def step(node: int, what: str, seconds: float) -> str:
+        if node < 2 and seconds == 15:
+            raise ServiceError("has not answered")
+        if seconds != 15:
+            second.append(node)
+        return what
+
+    done = relay._in_turn(dict.fromkeys(range(5), ""), step, enough=enough)
+    assert second == again
+    assert sorted(done) == [*again, 2, 3, 4]
+    assert len(said) == 2 - len(again)  # and who is not served is told of
+
+
+def test_a_round_opens_without_those_that_would_have_to_be_waited_for(flower, clock, said):
+    federation = flower()
+    introduce = federation.strategy._enclave.introduce
+    waits = []
+
+    def slow(hello, *, seconds):
+        waits.append(seconds)
+        if hello.challenge.client in ("node-1", "node-2"):
+            raise ServiceError("has not answered")
+        return introduce(hello)
+
+    federation.strategy._enclave.introduce = slow
+    federation.start(1)
+    assert [receipt.participants for receipt in federation.receipts] == [5]
+    assert waits == [15] * 7
+
+
+def test_strangers_that_answer_at_once_do_not_cut_off_a_slow_greeting(flower):
+    """Five are enough, and there are five of them, in a first round without any grace."""
+    federation = flower(straggler_grace=0.0)
+    federation.strategy.challenge_timeout = 20
+    for node in range(10, 15):
+        claim(federation, node, f"stranger-{node}", key=Identity.generate().public)
+    pull = federation.grid.pull_messages
+    pulls: Counter[str] = Counter()
+
+    def slowly(names):
+        pulls.update(names)
+        waiting = federation.grid.replies
+        return pull(
+            [name for name in names if pulls[name] > 2 or waiting[name].metadata.src_node_id >= 10]
+        )
+
+    federation.grid.pull_messages = slowly
+    federation.start(1, timeout=20)
+    assert [receipt.participants for receipt in federation.receipts] == [7]
 
 
 def nothing(reply):

@@ -36,6 +36,7 @@ from ostraka.flower.messages import (
 from ostraka.flower.remote import RemoteEnclave
 from ostraka.messages import Challenge
 from ostraka.services import folder
+from ostraka.services.client.connection import Connection
 from ostraka.services.enclave import run
 from ostraka.services.enclave.simulated import unsafe_simulated
 from ostraka.services.folder import Plan
@@ -333,6 +334,23 @@ def test_an_oversized_header_is_left_out_before_the_wire(remote, federation_fold
     remote.start(1)
     assert remote.receipts[0].participants == 6
     assert any(line.startswith("node 0 is left out") and "small header" in line for line in said)
+
+
+def test_a_brief_introduction_has_no_more_time_for_the_chain(remote, monkeypatch):
+    enclave = RemoteEnclave(remote.service.address, seconds=60)
+    enclave.open([])
+    greeting = remote.grid.apps[0](Message(ask(), 0, "train"), remote.grid.contexts[0])
+    budgets = []
+    stream = Connection.stream
+
+    def noted(self, method, request):
+        budgets.append((method, self.patience.seconds))
+        return stream(self, method, request)
+
+    monkeypatch.setattr(Connection, "stream", noted)
+    enclave.introduce(replace(read_hello(greeting.content), after=0), seconds=7)
+    enclave.close()
+    assert budgets == [("GetChain", 7)]
 
 
 def test_what_is_too_large_for_the_service_is_not_sent_again(remote):

@@ -1,5 +1,7 @@
 """Nodes that fail in every way: each is left out with a reason, and the run goes on."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -188,6 +190,31 @@ def test_stragglers_get_their_grace_and_no_more(flower, said):
     )
     federation.start(1, timeout=3600)  # It would take an hour.
     assert federation.receipts[0].participants == 6
+
+
+def test_a_node_that_is_slow_to_answer_the_greeting_gets_the_grace_and_no_more(flower, said):
+    """Node 7 answers when it was asked for eight times, which takes some seconds."""
+    federation = flower(straggler_grace=0.05)
+    federation.add(7)
+    pull, pulls = federation.grid.pull_messages, Counter()
+
+    def slowly(names):
+        pulls.update(names)
+        waiting = federation.grid.replies
+        return pull([each for each in names if pulls[each] >= 8 or not is_of(waiting, each, 7)])
+
+    def much_time(number, arrays):
+        if number == 1:
+            federation.strategy.challenge_timeout = 60
+
+    federation.grid.pull_messages = slowly
+    federation.start(3, evaluate_fn=much_time)
+    assert [receipt.participants for receipt in federation.receipts] == [7, 7, 7]
+    assert said.count("node 7 has not answered in time: left out") == 3
+
+
+def is_of(replies, message, node):
+    return message in replies and replies[message].metadata.src_node_id == node
 
 
 def test_metrics_of_training_are_dropped_unless_their_owner_discloses_them(flower):

@@ -1,5 +1,7 @@
 """Rounds of the real strategy and the real mod, in one process."""
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -197,6 +199,25 @@ def test_a_fraction_of_the_nodes_is_enough(flower):
     federation = flower(n=10, f=1, fraction_train=0.6, newcomers=True)
     federation.start(3)
     assert [receipt.participants for receipt in federation.receipts] == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("key", "metrics"), [(None, "equal"), ("trust", "as claimed under 'trust'")]
+)
+def test_the_log_tells_of_the_weights_that_are_used(key, metrics, flower):
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logger = logging.getLogger("flwr")  # and what is below it
+    logger.addHandler(handler)
+    try:
+        flower(weighted_by_key=key).start(0)
+    finally:
+        logger.removeHandler(handler)
+    assert any("Starting PrivateMultiKrum" in line for line in lines)
+    assert any(line.endswith("Updates: equal") for line in lines)
+    assert any(line.endswith(f"Disclosed metrics: {metrics}") for line in lines)
+    assert not any("num-examples" in line for line in lines)
 
 
 def test_the_two_lines_of_the_quick_start(flower):

@@ -22,11 +22,9 @@ def train(message, context):
         time.sleep(600)
     model = {name: array.numpy() for name, array in message.content["arrays"].items()}
     step = task.update(partition, number, int(context.run_config["malicious"]))
-    parts = np.split(step, [task.D])
-    after = {
-        name: (array + part).astype("<f4")
-        for (name, array), part in zip(model.items(), parts, strict=True)
-    }
+    # By name: a service has the order of its file, which need not be the app's.
+    parts = dict(zip(task.NAMES, np.split(step, [task.D]), strict=True))
+    after = {name: (array + parts[name]).astype("<f4") for name, array in model.items()}
     record = ArrayRecord({name: Array(array) for name, array in after.items()})
     metrics = MetricRecord({"num-examples": 10 ** (12 if partition == 0 else 2)})
     return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)

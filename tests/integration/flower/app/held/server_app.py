@@ -26,7 +26,7 @@ def main(grid, context):
     )
 
     def keep(number, arrays):
-        vector = np.concatenate([array.numpy().reshape(-1) for array in arrays.values()])
+        vector = np.concatenate([arrays[name].numpy().reshape(-1) for name in task.NAMES])
         np.save(folder / f"model-{number}.npy", vector)
         receipts = {receipt.number: list(receipt.selected) for receipt in strategy.receipts}
         (folder / "selected.json").write_text(json.dumps(receipts))

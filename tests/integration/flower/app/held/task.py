@@ -3,6 +3,7 @@
 import numpy as np
 
 D = 5000
+NAMES = ("weight", "bias")
 
 
 def first_model():
