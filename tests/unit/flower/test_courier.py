@@ -125,7 +125,8 @@ def test_a_reply_that_comes_during_a_turn_is_not_pulled_again_in_it(flower, hold
     """The SuperLink would say that it knows of no such message."""
     federation = flower()
     held = holding(federation).of(6)
-    pull, pulls = federation.grid.pull_messages, Counter()
+    pull = federation.grid.pull_messages
+    pulls: Counter[str] = Counter()
 
     def second_turn(names: list[str]) -> list[Message]:
         pulls.update(names)

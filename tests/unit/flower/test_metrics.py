@@ -1,5 +1,7 @@
 """Metrics that nodes disclose: no node decides which of the others count."""
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
@@ -27,7 +29,7 @@ def mean_of(flower, odd, **strategy):
     return None if result is None else dict(result)
 
 
-ODD = {
+ODD: dict[str, Any] = {
     "another key": [{"accuracy": 9.0, "num-examples": 5}],
     "one key more": [{"mean": 9.0, "accuracy": 9.0, "num-examples": 5}],
     "a list for a number": [{"mean": [9.0], "num-examples": 5}],
@@ -67,7 +69,7 @@ def test_lists_of_the_same_length_are_averaged(flower):
     assert mean_of(flower, odd) == {"curve": [0.0, pytest.approx(2.0)]}
 
 
-WEIGHTS = {
+WEIGHTS: dict[str, Any] = {
     "zero": {"num-examples": 0},
     "below zero": {"num-examples": -20},
     "a list": {"num-examples": [5]},

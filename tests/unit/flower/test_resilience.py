@@ -196,7 +196,8 @@ def test_a_node_that_is_slow_to_answer_the_greeting_gets_the_grace_and_no_more(f
     """Node 7 answers when it was asked for eight times, which takes some seconds."""
     federation = flower(straggler_grace=0.05)
     federation.add(7)
-    pull, pulls = federation.grid.pull_messages, Counter()
+    pull = federation.grid.pull_messages
+    pulls: Counter[str] = Counter()
 
     def slowly(names):
         pulls.update(names)

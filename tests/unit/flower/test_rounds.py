@@ -206,8 +206,12 @@ def test_a_fraction_of_the_nodes_is_enough(flower):
 )
 def test_the_log_tells_of_the_weights_that_are_used(key, metrics, flower):
     lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())
+
+    class Listening(logging.Handler):
+        def emit(self, record):
+            lines.append(record.getMessage())
+
+    handler = Listening()
     logger = logging.getLogger("flwr")  # and what is below it
     logger.addHandler(handler)
     try:
