@@ -213,11 +213,14 @@ def test_the_log_tells_of_the_weights_that_are_used(key, metrics, flower):
 
     handler = Listening()
     logger = logging.getLogger("flwr")  # and what is below it
+    level = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         flower(weighted_by_key=key).start(0)
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
     assert any("Starting PrivateMultiKrum" in line for line in lines)
     assert any(line.endswith("Updates: equal") for line in lines)
     assert any(line.endswith(f"Disclosed metrics: {metrics}") for line in lines)

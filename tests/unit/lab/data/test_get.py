@@ -168,6 +168,7 @@ def test_two_at_once_fetch_once(entry, server, tmp_path, watch, until):
 
 
 PROGRAM = """
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -180,6 +181,8 @@ class Tells:
     def step(self, what, done, of):
         print(done, flush=True)
 
+# As at a terminal: what a script starts in the background is started deaf to it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 url, size, root = sys.argv[1:]
 entry = replace(FETCHED["cifar10"], official=(Remote(url, int(size), "0" * 32),))
 get(entry, cache_root=Path(root), watch=Tells())
