@@ -1,6 +1,6 @@
 """`ostraka bench paper`."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ostraka.bench.paper.names import MASKINGS
 from ostraka.bench.paper.suite import Suite, run
-from ostraka.cli.bench_results import FOLDER, Out, finish
+from ostraka.cli.bench_results import FOLDER, Fresh, Out, finish, keeping
 from ostraka.cli.output import Json, progress, table
 
 
@@ -30,6 +30,7 @@ def paper(
         bool, typer.Option("--quick", help="Small sizes, once: to see it work.")
     ] = False,
     out: Out = FOLDER,
+    fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
     """The paper's figures on this machine.
@@ -38,6 +39,8 @@ def paper(
     and four networks. Figure 2b: how much faster a worker's kernel is. Figure 3: where the time of
     an epoch goes. The headline: a round with everything inside the enclave, over one with workers.
     SGX itself is not measured; the report says what that leaves out.
+
+    A run that is stopped keeps in the folder what it has measured: the same command goes on.
 
     \b
     Examples:
@@ -49,11 +52,11 @@ def paper(
         suite = Suite.quick(bandwidth=bandwidth, slowdown=sgx_slowdown)
     else:
         suite = replace(Suite(), bandwidth=bandwidth, slowdown=sgx_slowdown, repeat=repeat)
-    with progress() as step:
-        figures = run(suite, step)
+    with keeping(ctx, out, asdict(suite), fresh=fresh) as parts, progress() as step:
+        figures = run(suite, step, parts)
     headlines = [_headline(each) for each in figures["headline"]]
     epochs = [_figure3(figures, masking) for masking in MASKINGS]
-    finish(ctx, figures, *headlines, *epochs, _LIMITS, out=out, as_json=as_json)
+    finish(ctx, figures, *headlines, *epochs, _LIMITS, out=out, as_json=as_json, parts=parts)
 
 
 _LIMITS = "Measured outside of SGX: paging and transitions are in none of these figures."

@@ -1,5 +1,6 @@
 """`ostraka bench scale`."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -7,7 +8,7 @@ from rich.table import Table
 
 from ostraka.bench.scale.grid import Grid
 from ostraka.bench.scale.survey import run
-from ostraka.cli.bench_results import FOLDER, Out, finish
+from ostraka.cli.bench_results import FOLDER, Fresh, Out, finish, keeping
 from ostraka.cli.output import Json, progress, table
 
 _USUAL = Grid()
@@ -29,6 +30,7 @@ def scale(
         float, typer.Option(help="Seconds to spend, about; small sizes come first.")
     ] = 1800.0,
     out: Out = FOLDER,
+    fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
     """How cost grows with clients and with values.
@@ -37,6 +39,9 @@ def scale(
     the workers' CPU, memory and bytes, and a sum of terms that is extended to 10,000 clients and
     1e9 values, with a band; and says what would have to be split for that.
 
+    A run that is stopped keeps in the folder what it has measured: the same command goes on, with
+    a budget for what is left.
+
     \b
     Examples:
       ostraka bench scale --json
@@ -44,10 +49,10 @@ def scale(
       ostraka bench scale --clients 8 --clients 16 --clients 32 --dim 5000 --dim 20000 --repeat 1
     """
     grid = Grid(tuple(clients or _USUAL.clients), tuple(dim or _USUAL.dims), repeat)
-    with progress() as step:
-        figures = run(grid, budget, step)
-    parts = (_exponents(figures), _splits(figures), _skipped(figures))
-    finish(ctx, figures, *parts, out=out, as_json=as_json)
+    with keeping(ctx, out, asdict(grid), fresh=fresh) as parts, progress() as step:
+        figures = run(grid, budget, step, parts)
+    shown = (_exponents(figures), _splits(figures), _skipped(figures))
+    finish(ctx, figures, *shown, out=out, as_json=as_json, parts=parts)
 
 
 def _exponents(figures: dict[str, Any]) -> Table:

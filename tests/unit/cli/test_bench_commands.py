@@ -1,12 +1,13 @@
 """The benchmarks as commands: figures in a folder, a page, JSON last, and exit codes."""
 
 import json
+from functools import cache
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from ostraka.bench import check, machine
+from ostraka.bench import check, launch, machine, parts
 from ostraka.bench.peers import installed, match
 from ostraka.bench.scale import forecast
 from ostraka.cli import bench, bench_check, bench_leakage, bench_paper, bench_peers, bench_scale
@@ -146,7 +147,7 @@ def test_scale_measures_the_sizes_that_are_named(run, monkeypatch):
 def test_paper_passes_its_options_on(run, monkeypatch):
     asked = []
 
-    def refuse(suite, step):
+    def refuse(suite, step, parts):
         asked.append(suite)
         raise ConfigError("enough")
 
@@ -156,6 +157,102 @@ def test_paper_passes_its_options_on(run, monkeypatch):
     assert (asked[0].bandwidth, asked[0].slowdown, asked[0].repeat) == (10.0, 1.5, 2)
     assert asked[0].clients == (8, 16, 32, 64, 128)
     assert asked[1].longest is not None
+
+
+SCALE = (
+    "bench scale --clients 8 --clients 12 --dim 500 --dim 1000 --repeat 1 --budget 600 --out here"
+)
+
+
+@cache
+def by_a_process(module, *arguments):
+    return launch.run_module(module, list(arguments), lambda *_: None)
+
+
+@pytest.fixture
+def cells(monkeypatch):
+    """Sizes that were measured. stop(at): Ctrl-C comes when so many are."""
+    seen = []
+
+    def stop(at, error=KeyboardInterrupt):
+        def run_module(module, arguments, begin):
+            if len(seen) == at:
+                raise error
+            seen.append(tuple(arguments[:2]))
+            return by_a_process(module, *arguments)
+
+        monkeypatch.setattr(parts, "run_module", run_module)
+        return seen
+
+    monkeypatch.setattr(forecast, "_DRAWS", 5)
+    return stop
+
+
+def test_a_benchmark_that_is_stopped_goes_on_with_the_same_command(run, cells, tmp_path):
+    seen = cells(2)
+    stopped = run(SCALE)
+    assert stopped.exit_code == 130, stopped.output
+    kept = "here/scale.parts.jsonl"
+    told = f"stopped with 2 parts kept in {kept}: the same command goes on from there\n"
+    assert stopped.stderr == told
+    assert stopped.stdout == ""
+    assert not (tmp_path / "here" / "scale.json").exists()
+    cells(None)
+    done = run(f"{SCALE} --json")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("going on with 2 parts measured before (begun ")
+    assert done.stderr.count("going on") == 1
+    assert sorted(seen) == sorted(set(seen))
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert len(shown["cells"]) == len(seen)
+    assert (tmp_path / "here" / "scale.json").exists()
+    assert not (tmp_path / kept).exists()
+
+
+def test_fresh_and_other_options_begin_anew(run, cells):
+    seen = cells(1)
+    run(SCALE)
+    seen.clear()
+    fresh = run(f"{SCALE} --fresh")
+    assert seen == [("8", "500")]
+    assert fresh.stderr.endswith("the same command, without --fresh, goes on from there\n")
+    seen.clear()
+    other = run(SCALE.replace("12", "13"))
+    path = "here/scale.parts.jsonl"
+    assert f"beginning anew: {path}: 1 part with other options" in other.stderr
+    assert seen == [("8", "500")]
+    cells(None)
+    done = run(f"{SCALE} --fresh --json")
+    assert "--fresh" not in json.loads(done.stdout.splitlines()[-1])["command"]
+
+
+def test_what_stopped_it_is_told_with_what_is_kept(run, cells):
+    cells(1, ConfigError("no more"))
+    result = run(SCALE)
+    assert isinstance(result.exception, ConfigError)
+    assert "stopped with 1 part kept in here/scale.parts.jsonl" in result.stderr
+
+
+def test_a_benchmark_that_is_stopped_at_once_keeps_nothing_and_says_nothing(run, cells, tmp_path):
+    cells(0)
+    result = run(SCALE)
+    assert (result.exit_code, result.output) == (130, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_are_kept_until_the_figures_are(run, cells, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    seen = cells(None)
+    with monkeypatch.context() as disk:
+        disk.setattr("ostraka.bench.results.save", full)
+        assert run(SCALE).exit_code == 0
+    assert (tmp_path / "here" / "scale.parts.jsonl").exists()
+    before = list(seen)
+    assert run(SCALE).exit_code == 0
+    assert seen == before
+    assert list((tmp_path / "here").glob("*.parts.jsonl")) == []
 
 
 def now(value):

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from ostraka.bench import machine
 from ostraka.bench.child import Begin, Figures
-from ostraka.bench.launch import run_module
 from ostraka.bench.paper.distances import Size
 from ostraka.bench.paper.names import MASKINGS, NETWORKS
+from ostraka.bench.parts import Parts
 from ostraka.errors import ConfigError
 
 NOT_MEASURED = (
@@ -61,9 +61,9 @@ class Suite:
         )
 
 
-def run(suite: Suite, begin: Begin) -> Figures:
+def run(suite: Suite, begin: Begin, parts: Parts) -> Figures:
     """The figures of `ostraka bench paper`."""
-    start = _Starter(suite, begin)
+    start = _Starter(suite, begin, parts)
     networks = start("networks")
     sizes = {name: min(dim, suite.longest or dim) for name, dim in networks.items()}
     cells = [
@@ -91,10 +91,11 @@ def run(suite: Suite, begin: Begin) -> Figures:
 class _Starter:
     """Starts one process after the other, and counts them."""
 
-    def __init__(self, suite: Suite, begin: Begin) -> None:
+    def __init__(self, suite: Suite, begin: Begin, parts: Parts) -> None:
         each_network = len(suite.clients) + len(MASKINGS) + 1
         self._of = 1 + len(suite.headline) + len(NETWORKS) * each_network
         self._begin = begin
+        self._parts = parts
         self._done = 0
 
     def __call__(self, module: str, *arguments: object) -> Figures:
@@ -102,9 +103,9 @@ class _Starter:
             self._begin(what, self._done, self._of)
 
         words = [str(each) for each in arguments]
-        figures = run_module(f"ostraka.bench.paper.{module}", words, step)
+        part = self._parts.measure(f"ostraka.bench.paper.{module}", words, step)
         self._done += 1
-        return figures
+        return part.figures
 
 
 def _inside(cell: Figures) -> Figures:

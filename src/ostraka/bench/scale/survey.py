@@ -1,13 +1,12 @@
 """All sizes, the exponents, the forecast, and what must be split."""
 
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from ostraka.bench import machine
 from ostraka.bench.child import Begin, Figures
-from ostraka.bench.launch import run_module
+from ostraka.bench.parts import Part, Parts
 from ostraka.bench.rounds import EXACT, SKETCH
 from ostraka.bench.scale import fit, forecast
 from ostraka.bench.scale.cell import UNCHECKED
@@ -19,6 +18,7 @@ from ostraka.errors import ConfigError
 
 _FEW = 256  # clients, up to which an exponent is given by itself
 _MEMORY = "enclave_bytes"
+_CELL = "ostraka.bench.scale.cell"
 
 # What each cost is made of. A sketch's own columns are m; without one m is d.
 _TERMS: Mapping[tuple[str, str], Sequence[str]] = {
@@ -36,9 +36,9 @@ _TERMS: Mapping[tuple[str, str], Sequence[str]] = {
 _MEMORY_TERMS = ("1", "N", "d", "N²")
 
 
-def run(grid: Grid, budget_s: float, begin: Begin) -> Figures:
+def run(grid: Grid, budget_s: float, begin: Begin, parts: Parts) -> Figures:
     """The figures of `ostraka bench scale`."""
-    cells, skipped = _measure(grid, Budget(budget_s), begin)
+    cells, skipped = _measure(grid, budget_s, begin, parts)
     fits = [
         each for (variant, cost) in _TERMS if (each := _fitted(cells, variant, cost)) is not None
     ]
@@ -62,18 +62,36 @@ def run(grid: Grid, budget_s: float, begin: Begin) -> Figures:
     }
 
 
-def _measure(grid: Grid, budget: Budget, begin: Begin) -> tuple[list[Figures], list[list[int]]]:
+def _measure(
+    grid: Grid, budget_s: float, begin: Begin, parts: Parts
+) -> tuple[list[Figures], list[list[int]]]:
     """The cells, and the sizes that there was no time or no memory for."""
-    cells: list[Figures] = []
     every = [(n, d) for n in grid.clients for d in grid.dims]
-    for clients, dim in grid.sizes():
-        if not budget.allows(clients, dim):
+    before = {size: part for size in every if (part := parts.take(_CELL, _words(grid, size)))}
+    budget = _budget(budget_s, before)
+    cells = [part.figures for part in before.values()]
+    for size in grid.sizes():
+        if size in before or not budget.allows(*size):
             continue
-        start = time.monotonic()
-        cells.append(_cell(clients, dim, grid.repeat, _counted(begin, len(cells), len(every))))
-        budget.spend(clients, dim, time.monotonic() - start)
+        step = _counted(begin, len(cells), len(every))
+        part = parts.measure(_CELL, _words(grid, size), step)
+        cells.append(part.figures)
+        budget.spend(*size, part.seconds)
+    cells.sort(key=lambda cell: (cell["clients"] * cell["dim"], cell["clients"]))
     done = {(cell["clients"], cell["dim"]) for cell in cells}
     return cells, [list(pair) for pair in every if pair not in done]
+
+
+def _words(grid: Grid, size: tuple[int, int]) -> list[str]:
+    return [str(each) for each in (*size, grid.repeat)]
+
+
+def _budget(seconds: float, before: Mapping[tuple[int, int], Part]) -> Budget:
+    """What was measured before is paid for, and tells how long the other sizes take."""
+    budget = Budget(seconds + sum(part.seconds for part in before.values()))
+    for size, part in before.items():
+        budget.spend(*size, part.seconds)
+    return budget
 
 
 def _counted(begin: Begin, done: int, of: int) -> Begin:
@@ -81,11 +99,6 @@ def _counted(begin: Begin, done: int, of: int) -> Begin:
         begin(what, done, of)
 
     return step
-
-
-def _cell(clients: int, dim: int, repeat: int, begin: Begin) -> Figures:
-    arguments = [str(clients), str(dim), str(repeat)]
-    return run_module("ostraka.bench.scale.cell", arguments, begin)
 
 
 def _fitted(cells: Sequence[Figures], variant: str, cost: str) -> Figures | None:

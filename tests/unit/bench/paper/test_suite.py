@@ -1,12 +1,15 @@
 """How the paper's measurements become figures."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
+from ostraka.bench import parts
 from ostraka.bench.paper import suite
 from ostraka.bench.paper.names import NETWORKS
 from ostraka.bench.paper.suite import Suite
+from ostraka.bench.parts import Parts
 from ostraka.errors import ConfigError
 
 SECONDS = {
@@ -51,13 +54,23 @@ def calls(monkeypatch):
             "training": {"step_s": 0.5, "batches": 25, "steps_timed": 4},
         }[name]
 
-    monkeypatch.setattr(suite, "run_module", run_module)
+    monkeypatch.setattr(parts, "run_module", run_module)
     return seen
 
 
-def test_all_figures_are_measured_and_counted(calls):
+@pytest.fixture
+def run(tmp_path):
+    """Of a suite, with the parts in a file."""
+
+    def of(asked, begin=lambda *_: None):
+        return suite.run(asked, begin, Parts(tmp_path / "parts", asdict(asked), lambda text: None))
+
+    return of
+
+
+def test_all_figures_are_measured_and_counted(calls, run):
     steps = []
-    figures = suite.run(Suite(clients=(8, 16)), lambda *step: steps.append(step))
+    figures = run(Suite(clients=(8, 16)), lambda *step: steps.append(step))
     assert [done for _, done, _ in steps] == list(range(len(calls)))
     assert steps[0][2] == len(calls)
     assert len(figures["figure2a"]) == 4 * 2
@@ -69,14 +82,14 @@ def test_all_figures_are_measured_and_counted(calls):
     assert any("SGX" in each for each in figures["not_measured"])
 
 
-def test_a_kernel_is_compared_without_opening(calls):
-    row = suite.run(Suite(clients=(8,)), lambda *_: None)["figure2b"][0]
+def test_a_kernel_is_compared_without_opening(calls, run):
+    row = run(Suite(clients=(8,)))["figure2b"][0]
     assert (row["masking"], row["device"], row["kernel_s"]) == ("gaussian", "cpu", 2.0)
     assert (row["over_naive"], row["over_blas64"], row["over_blas32"]) == (4, 1, 0.5)
 
 
-def test_an_epoch_is_training_and_a_link_and_the_round(calls):
-    bar = suite.run(Suite(bandwidth=2.0, epoch_clients=10), lambda *_: None)["figure3"][0]
+def test_an_epoch_is_training_and_a_link_and_the_round(calls, run):
+    bar = run(Suite(bandwidth=2.0, epoch_clients=10))["figure3"][0]
     carried = 1_500_000 + 4 * 5_000_000 * 10
     assert bar["bytes"] == carried
     assert bar["seconds"] == {
@@ -87,9 +100,9 @@ def test_an_epoch_is_training_and_a_link_and_the_round(calls):
     }
 
 
-def test_a_slow_down_is_a_table_of_its_own(calls):
-    plain = suite.run(Suite(), lambda *_: None)
-    slowed = suite.run(Suite(slowdown=3.0), lambda *_: None)
+def test_a_slow_down_is_a_table_of_its_own(calls, run):
+    plain = run(Suite())
+    slowed = run(Suite(slowdown=3.0))
     assert slowed["headline"] == plain["headline"]
     assert slowed["slowdown"]["factor"] == 3
     assert slowed["slowdown"]["assumed"] is True
@@ -97,10 +110,35 @@ def test_a_slow_down_is_a_table_of_its_own(calls):
     assert row["round_over_naive"] == pytest.approx(3 * 12 / (3 * 2 + 1))
 
 
-def test_quick_is_small(calls):
-    suite.run(Suite.quick(bandwidth=1.0, slowdown=None), lambda *_: None)
+def test_quick_is_small(calls, run):
+    run(Suite.quick(bandwidth=1.0, slowdown=None))
     dims = {json.loads(arguments[0])["dim"] for name, arguments in calls if name == "distances"}
     assert dims == {60_000}
+
+
+@pytest.mark.parametrize("stop", [1, 7, 20])
+def test_a_suite_that_was_stopped_goes_on(calls, run, monkeypatch, tmp_path, stop):
+    """In a quick one several parts have the same arguments, and each is measured all the same."""
+    quick = Suite.quick(bandwidth=1.0, slowdown=None)
+    whole = run(quick)
+    every = list(calls)
+    (tmp_path / "parts").unlink()
+    calls.clear()
+
+    def interrupted(what, done, of):
+        if done == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(quick, interrupted)
+    assert calls == every[:stop]
+    steps = []
+    again = run(quick, lambda *step: steps.append(step))
+    assert calls == every
+    assert [(done, of) for _, done, of in steps] == [
+        (done, len(every)) for done in range(stop, len(every))
+    ]
+    assert again | {"machine": None} == whole | {"machine": None}
 
 
 @pytest.mark.parametrize("options", [{"bandwidth": 0.0}, {"slowdown": 0.5}, {"repeat": 0}])

@@ -2,9 +2,12 @@
 
 import shutil
 import time
+from dataclasses import asdict
 
 import pytest
 
+from ostraka.bench import parts
+from ostraka.bench.parts import Parts
 from ostraka.bench.rounds import EXACT, SKETCH
 from ostraka.bench.scale import cell, forecast, grid, survey
 from ostraka.bench.scale.fit import Size
@@ -37,14 +40,41 @@ def fake_cell(clients, dim, repeat):
 
 
 @pytest.fixture
-def surveyed(monkeypatch):
+def calls(monkeypatch):
+    seen = []
+
     def run_module(module, arguments, begin):
         begin("a round", 0, 1)
-        return fake_cell(*map(int, arguments))
+        seen.append(tuple(map(int, arguments)))
+        return fake_cell(*seen[-1])
 
-    monkeypatch.setattr(survey, "run_module", run_module)
+    monkeypatch.setattr(parts, "run_module", run_module)
     monkeypatch.setattr(forecast, "_DRAWS", 20)
-    return lambda budget=1e9: survey.run(GRID, budget, lambda *_: None)
+    return seen
+
+
+@pytest.fixture
+def surveyed(calls, tmp_path):
+    def run(budget=1e9, begin=lambda *_: None):
+        kept = Parts(tmp_path / "parts", asdict(GRID), lambda text: None)
+        return survey.run(GRID, budget, begin, kept)
+
+    return run
+
+
+@pytest.fixture
+def stopped(surveyed):
+    """A survey that is stopped when so many sizes are done."""
+
+    def run(after):
+        def begin(what, done, of):
+            if done == after:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            surveyed(begin=begin)
+
+    return run
 
 
 def fit_of(figures, variant, cost):
@@ -81,6 +111,46 @@ def test_a_budget_that_is_spent_leaves_the_large_sizes_out(surveyed, monkeypatch
     assert [8, 100_000] not in figures["skipped"]
     assert [1024, 1_000_000] in figures["skipped"]
     assert len(figures["cells"]) + len(figures["skipped"]) == 8
+
+
+def test_a_survey_that_was_stopped_goes_on(surveyed, stopped, calls, tmp_path):
+    whole = surveyed()
+    every = list(calls)
+    (tmp_path / "parts").unlink()
+    calls.clear()
+    stopped(3)
+    steps = []
+    again = surveyed(begin=lambda *step: steps.append(step))
+    assert calls == every
+    assert [(done, of) for _, done, of in steps] == [(done, 8) for done in range(3, 8)]
+    assert again | {"machine": None} == whole | {"machine": None}
+
+
+def test_what_was_measured_before_costs_nothing_and_tells_how_long_sizes_take(
+    surveyed, stopped, calls, monkeypatch
+):
+    def takes(seconds):
+        clock = iter(range(0, 10_000 * seconds, seconds))
+        monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
+
+    takes(100)
+    stopped(4)
+    calls.clear()
+    assert len(surveyed(50.0)["cells"]) == 4
+    assert calls == []
+    takes(1)
+    assert len(surveyed(300.0)["cells"]) == 8
+    assert len(calls) == 4
+
+
+def test_a_size_that_was_measured_counts_though_there_is_no_memory_for_it_now(
+    surveyed, stopped, calls, monkeypatch
+):
+    stopped(7)
+    monkeypatch.setattr(grid, "available_bytes", lambda: 10)
+    figures = surveyed()
+    assert len(figures["cells"]) == len(calls) == 7
+    assert figures["skipped"] == [[1024, 1_000_000]]
 
 
 def test_sizes_beyond_the_memory_are_left_out(monkeypatch):
