@@ -128,7 +128,7 @@ def noise_mgs(load: Workload, clock: Stopwatch) -> None:
 def noise_gram_offline(load: Workload, clock: Stopwatch) -> None:
     offline = cast(load.clients, load.dim, masking="exact").offline()
     with clock:
-        offline.make()
+        list(offline.make())
 
 
 def _masked(

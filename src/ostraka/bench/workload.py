@@ -86,7 +86,7 @@ class Workload:
         parties = cast(self.clients, self.dim, masking=masking, sketch=columns)
         offline = parties.offline()
         if isinstance(offline, OfflineMask):
-            offline.make()
+            list(offline.make())
         return parties, offline
 
     def _seal_updates(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ostraka.arrays import UInt32, cut
+from ostraka.arrays import UInt32
 from ostraka.config import RoundConfig, Tiling
 from ostraka.core import field
 from ostraka.crypto.aead import KEY_BYTES
@@ -37,11 +37,16 @@ class OfflineMask:
     def make(self) -> Iterator[bytes]:
         """Compute the Gram matrix if no worker will: O(rows^2 x columns), before the round.
 
-        Returns what the host is to keep, as `OfflineNoise.make` does: nothing.
+        Yields what the host is to keep, tile by tile as `OfflineNoise.make` does: nothing. Between
+        two tiles it holds no more than the matrix.
         """
-        if self._gram_is_ours:
-            self._make_gram()
-        return iter(())
+        if not self._gram_is_ours:
+            return
+        gram = np.zeros((self._rows, self._rows), np.uint32)
+        for index in range(self._columns.count):
+            field.add_gram(gram, mask_tile(self._seed, self._rows, self._columns, index))
+            yield b""
+        self._gram = gram
 
     def serves(self, rules: RoundConfig, rows: int) -> bool:
         """Whether this is enough, and right, for so many rows under these rules."""
@@ -55,11 +60,6 @@ class OfflineMask:
             raise LocalProtocolError("this mask was not made; its Gram matrix is needed to decode")
         self._spent = True
         return SpentMask(self._seed, self._gram)
-
-    def _make_gram(self) -> None:
-        self._gram = np.zeros((self._rows, self._rows), np.uint32)
-        for block in mask_tiles(self._seed, self._rows, self._columns):
-            field.add_gram(self._gram, block)
 
 
 class SpentMask:
@@ -83,13 +83,11 @@ def mask_stream(index: int, rows: range) -> int:
     return index << 32 | rows.start
 
 
-def mask_tiles(seed: bytes, rows: int, columns: Tiling) -> Iterator[UInt32]:
-    """The mask that a seed stands for, tile by tile: (rows, b), views of reused memory."""
+def mask_tile(seed: bytes, rows: int, columns: Tiling, index: int) -> UInt32:
+    """One tile of the mask that a seed stands for: (rows, b)."""
     stream = SecretStream(seed)
-    space = np.empty((rows, columns.tile), np.uint32)
-    for index in range(columns.count):
-        block = cut(space, rows, columns.size(index))
-        for start in range(0, rows, columns.group):
-            stream.seek(mask_stream(index, range(start, rows)))
-            stream.uniform_into(block[start : start + columns.group], field.P)
-        yield block
+    block = np.empty((rows, columns.size(index)), np.uint32)
+    for start in range(0, rows, columns.group):
+        stream.seek(mask_stream(index, range(start, rows)))
+        stream.uniform_into(block[start : start + columns.group], field.P)
+    return block

@@ -13,7 +13,7 @@ from ostraka.crypto.channel import Channel, accept_offer
 from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.offline_mask import mask_tiles
+from ostraka.crypto.offline_mask import mask_tile
 from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 
@@ -87,8 +87,8 @@ class Computing:
         if message.attempt_id != self._offer.attempt_id or not everything:
             raise OpenError("mask seed")
         seed = self._channel.open_seed(message.ciphertext)
-        for block in mask_tiles(seed, self._offer.rows, self._columns):
-            self._add(block)
+        for index in range(self._columns.count):
+            self._add(mask_tile(seed, self._offer.rows, self._columns, index))
         self._left.clear()
 
     def answer(self) -> Answer:

@@ -3,7 +3,7 @@ import pytest
 
 from ostraka.config import Manifest, RoundConfig, Tiling
 from ostraka.core import field
-from ostraka.crypto.offline_mask import OfflineMask, mask_stream, mask_tiles
+from ostraka.crypto.offline_mask import OfflineMask, mask_stream, mask_tile
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import LocalProtocolError
 
@@ -13,7 +13,8 @@ COLUMNS = Tiling((1 << 15) + 50, 1 << 15)
 
 
 def mask(rows, seed=SEED):
-    return np.concatenate([block.copy() for block in mask_tiles(seed, rows, COLUMNS)], axis=1)
+    tiles = [mask_tile(seed, rows, COLUMNS, index) for index in range(COLUMNS.count)]
+    return np.concatenate(tiles, axis=1)
 
 
 def offline(workers, rows=6):
@@ -46,7 +47,7 @@ def test_every_tile_of_every_group_has_a_stream_of_its_own():
 @pytest.mark.parametrize("workers", [2, 4, 6])
 def test_with_an_even_number_of_workers_the_gram_matrix_is_made_here(workers):
     prepared = offline(workers)
-    assert list(prepared.make()) == [], "the host has nothing to keep"
+    assert list(prepared.make()) == [b"", b""], "a tile at a time, and the host has nothing to keep"
     spent = prepared.spend()
     assert spent.seed == SEED
     assert np.array_equal(spent.gram, field.gram(mask(6)))
@@ -63,7 +64,11 @@ def test_a_mask_serves_once_and_not_before_it_is_made():
     prepared = offline(2)
     with pytest.raises(LocalProtocolError, match="not made"):
         prepared.spend()
-    prepared.make()
+    making = prepared.make()
+    next(making)
+    with pytest.raises(LocalProtocolError, match="not made"):
+        prepared.spend()
+    assert list(making) == [b""]
     prepared.spend()
     with pytest.raises(LocalProtocolError, match="spent"):
         prepared.spend()

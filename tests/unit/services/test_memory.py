@@ -1,8 +1,10 @@
 """What was freed goes back to the system, also from between blocks that are still in use."""
 
+import gc
 import platform
 import subprocess
 import sys
+import weakref
 
 import pytest
 
@@ -29,6 +31,23 @@ print(before - resident())
 def test_freed_memory_is_given_back():
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert int(run.stdout) > 50_000  # KiB, of 117,000 that were freed
+
+
+class Node:
+    pass
+
+
+def test_what_only_its_own_cycle_holds_is_found():
+    node = Node()
+    node.itself, gone = node, weakref.ref(node)
+    del node
+    gc.disable()
+    try:
+        assert gone() is not None
+        memory.give_back()
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_another_c_library_does_no_harm(monkeypatch):

@@ -38,6 +38,7 @@ from ostraka.messages import (
     WorkerHello,
     vector_digest,
 )
+from ostraka.services import memory
 from ostraka.services.enclave.engine import Engine, Phase
 from ostraka.services.enclave.limits import (
     Newest,
@@ -57,6 +58,7 @@ from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 _LONG_POLL_S = 20.0
 _PART = 2**18  # of a model, in bytes
 _NONCE_BYTES = 32
+_TIDIED = 64  # uploads, after which memory is given back
 _SHOWN = 64  # characters of a name that nobody vouches for
 _NOT_ENROLLED = "not enrolled"
 _ANOTHER_KEY = "signed with another key than the enrolled one"
@@ -316,6 +318,8 @@ class Servicer(EnclaveServicer):
             await current.take(header, tiles)
             del tiles  # Many uploads wait for their next ones at a time.
         self.engine.tell(events.UploadCompleted(header.client))
+        if len(current.collecting.complete) % _TIDIED == 0:
+            memory.give_back()
         await context.write(wire.UploadReply(complete=wire.Complete()))
 
     async def _outcome(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:

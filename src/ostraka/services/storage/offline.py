@@ -9,7 +9,7 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +136,7 @@ class OfflinePool:
         self._blocks: weakref.WeakSet[SealedBlocks] = weakref.WeakSet()
         self._resting = False
         self._making = False
+        self._waiting = 0
         self._stopped = False
         self._changed = Condition()
         self._thread: Thread | None = None
@@ -164,16 +165,19 @@ class OfflinePool:
 
     def take(self) -> Spooled:
         """Masks for one attempt: those that lie ready, or else made now. Raises StorageFull."""
-        with self._changed:
+        with self._changed, self._awaited():
             # Masks that are half made are finished sooner than new ones.
             self._changed.wait_for(lambda: self._stopped or self._ready or not self._making)
             self._require_running()
             made = self._ready.popleft() if self._ready else None
-        return made or self._make()
+        return made or self._make(self._require_running)
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Nothing more is made ahead meanwhile: a closing round has the machine to itself."""
+        """Nothing is made ahead meanwhile: a closing round has the machine to itself.
+
+        What is half made waits, unless the round itself waits for it.
+        """
         self._rest_from_now(resting=True)
         try:
             yield
@@ -184,6 +188,16 @@ class OfflinePool:
         with self._changed:
             self._resting = resting
             self._changed.notify_all()
+
+    @contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """Somebody needs what is being made, so that it must not rest."""
+        self._waiting += 1
+        self._changed.notify_all()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
 
     def _work(self) -> None:
         while True:
@@ -206,7 +220,7 @@ class OfflinePool:
 
     def _make_ahead(self) -> None:
         start = time.monotonic()
-        made = self._make()
+        made = self._make(self._pause)
         with self._changed:
             self._require_running()
             self._ready.append(made)
@@ -224,14 +238,24 @@ class OfflinePool:
             self._changed.notify_all()
             self._changed.wait(_RETRY_S)
 
-    def _make(self) -> Spooled:
+    def _pause(self) -> None:
+        """While a round closes that has its masks."""
+        with self._changed:
+            if self._resting and not self._waiting:
+                memory.give_back()
+            self._changed.wait_for(lambda: self._stopped or self._waiting or not self._resting)
+            self._require_running()
+
+    def _make(self, between_tiles: Callable[[], None]) -> Spooled:
         made = Spooled(self._enclave.prepare(), SealedBlocks(self._folder))
         with self._changed:
             self._blocks.add(made.sealed)
         try:
             for block in made.offline.make():
-                self._require_room(len(block))
-                made.sealed.append(block)
+                if block:  # Exact masks leave the host nothing to keep.
+                    self._require_room(len(block))
+                    made.sealed.append(block)
+                between_tiles()
         except BaseException:
             made.close()
             raise
@@ -239,7 +263,6 @@ class OfflinePool:
 
     def _require_room(self, more: int) -> None:
         with self._changed:
-            self._require_running()
             used = sum(blocks.bytes for blocks in self._blocks)
             if self._limit is not None and used + more > self._limit:
                 raise StorageFull(

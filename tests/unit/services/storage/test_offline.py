@@ -109,6 +109,68 @@ def test_nothing_is_made_ahead_while_a_round_closes_and_then_it_is(pool, masking
     until_ready(one, 2)
 
 
+class HalfMade:
+    """Masks of which the pool makes the second tile only when it is told to go on."""
+
+    def __init__(self, prepared, begun, go_on):
+        self.prepared, self.begun, self.go_on = prepared, begun, go_on
+
+    def make(self):
+        for block in self.prepared.make():
+            self.tiles = getattr(self, "tiles", 0) + 1
+            self.begun.set()
+            assert self.go_on.wait(30)
+            yield block
+
+
+@pytest.fixture(params=["gaussian", "exact"])
+def half_made(pool, monkeypatch, request):
+    """A pool whose first masks are half made, those masks, and what lets them go on."""
+    cast = parties(request.param)
+    begun, go_on, made = threading.Event(), threading.Event(), []
+    prepare = cast.enclave.prepare
+
+    def slow():
+        made.append(HalfMade(prepare(), begun, go_on))
+        return made[-1]
+
+    monkeypatch.setattr(cast.enclave, "prepare", slow)
+    one = pool(cast.enclave, depth=1)
+    one.start()
+    assert begun.wait(30)
+    yield one, made[0], go_on
+    go_on.set()
+
+
+def test_what_is_half_made_rests_while_a_round_closes(half_made):
+    one, masks, go_on = half_made
+    with one.resting():
+        go_on.set()
+        with one._changed:
+            assert not one._changed.wait_for(lambda: one.ready, 0.1)
+        assert masks.tiles == 1
+    until_ready(one, 1)
+    assert masks.tiles == parties().rules.tiling.count
+
+
+def test_what_is_half_made_is_finished_for_a_round_that_needs_it(half_made):
+    one, masks, go_on = half_made
+    with one.resting():
+        go_on.set()
+        assert one.take().offline is masks
+
+
+def test_what_is_half_made_is_dropped_where_the_pool_stops(half_made, tmp_path):
+    one, masks, go_on = half_made
+    with one.resting():
+        go_on.set()
+        one.stop()
+    one._thread.join(30)
+    assert not one._thread.is_alive()
+    assert masks.tiles == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_depth_of_nothing_makes_nothing_ahead(pool, tmp_path):
     one = pool(parties().enclave, depth=0)
     one.start()
