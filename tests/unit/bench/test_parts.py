@@ -69,7 +69,7 @@ def test_another_module_with_the_same_arguments_is_another_part(begun, calls):
 
 def test_seconds_are_kept(begun, monkeypatch):
     clock = iter([10.0, 17.5])
-    monkeypatch.setattr(parts.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("ostraka.bench.parts.time.monotonic", lambda: next(clock))
     begun().measure("a.module", [], lambda *_: None)
     found = begun().take("a.module", [])
     assert found is not None

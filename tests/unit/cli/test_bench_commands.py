@@ -172,7 +172,7 @@ def by_a_process(module, *arguments):
 @pytest.fixture
 def cells(monkeypatch):
     """Sizes that were measured. stop(at): Ctrl-C comes when so many are."""
-    seen = []
+    seen: list[tuple[str, ...]] = []
 
     def stop(at, error=KeyboardInterrupt):
         def run_module(module, arguments, begin):

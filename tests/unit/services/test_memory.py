@@ -34,7 +34,7 @@ def test_freed_memory_is_given_back():
 
 
 class Node:
-    pass
+    itself: "Node"
 
 
 def test_what_only_its_own_cycle_holds_is_found():

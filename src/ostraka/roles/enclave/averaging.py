@@ -65,6 +65,8 @@ class Averaging:
         shape = (lanes.count, self._group, context.rules.tile)
         self._raw = np.empty(shape, np.float32)
         self._wide = np.empty(shape)
+        self._sums = np.empty((lanes.count, 2, context.rules.tile))
+        self._openers = [[row.opener.unchecked() for row in rows] for _ in range(lanes.count)]
         self._select()
 
     def average(self, tiles: Iterable[Sequence[Buffer]]) -> Published:
@@ -114,26 +116,28 @@ class Averaging:
 
     def _mean(self, lane: int, index: int, ciphertexts: Sequence[Buffer]) -> Float64:
         """The weighted sum of one tile. All rows are opened; those not selected weigh nothing."""
-        tiling = self._context.rules.tiling
-        total = np.zeros(tiling.size(index))
+        size = self._context.rules.tiling.size(index)
+        total: Float64 = self._sums[lane, 0, :size]
+        more = self._sums[lane, 1, :size]
+        total.fill(0)
         for start in range(0, len(self._alive), self._group):
             rows = self._alive[start : start + self._group]
-            raw = cut(self._raw[lane], len(rows), total.size)
+            raw = cut(self._raw[lane], len(rows), size)
             for row, out in zip(rows, raw.view(np.uint8), strict=True):
-                self._reopen(index, row, ciphertexts[row], out)
+                self._reopen(lane, index, row, ciphertexts[row], out)
             wide = cut(self._wide[lane], *raw.shape)
             np.copyto(wide, raw)
-            total += self._weights[rows] @ wide
+            np.matmul(self._weights[rows], wide, out=more)
+            total += more
         return total
 
-    def _reopen(self, index: int, row: int, ciphertext: Buffer, out: AnyArray) -> None:
-        member = self._rows[row]
+    def _reopen(self, lane: int, index: int, row: int, ciphertext: Buffer, out: AnyArray) -> None:
         try:
-            member.opener.reopen_unchecked_into(index, ciphertext, out)
+            self._openers[lane][row].open_into(index, ciphertext, out)
             if not self._fingerprints.same(row, index, out, ciphertext):
                 raise OpenError("tile")
         except OpenError:
-            raise UpdateRejected(member.client, Rejection.CHANGED) from None
+            raise UpdateRejected(self._rows[row].client, Rejection.CHANGED) from None
 
     def _cautions(self) -> tuple[str, ...]:
         config = self._context.rules

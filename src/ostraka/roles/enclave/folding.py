@@ -32,9 +32,9 @@ class Folding:
         scales = np.ones_like(norms) if self._tame else np.clip(1 / norms, 2.0**-126, 2.0**126)
         self._scales = scales.astype(np.float32)
         self._to_unit = reader.factors / self._scales
-        group = (reader.lanes.count, reader.group, reader.rules.tile)
-        self._scaled = np.empty(group, np.float32)
-        self._folded = np.empty((*group[:2], 2 * shape[1]), np.float32)
+        batch = (reader.lanes.count, reader.batch, reader.rules.tile)
+        self._scaled = np.empty(batch, np.float32)
+        self._folded = np.empty((*batch[:2], 2 * shape[1]), np.float32)
 
     def fold(self, tiles: Iterable[Sequence[Buffer]]) -> None:
         """The whole first pass over the updates."""
@@ -63,7 +63,7 @@ class Folding:
     def _fold_batch(self, batch: list["_Tile"]) -> None:
         """Several tiles of a few rows, whose sketches stay in the cache meanwhile."""
 
-        def fold_group(lane: int, rows: range) -> None:
+        def fold_rows(lane: int, rows: range) -> None:
             folded = cut(self._folded[lane], len(rows), self._folded.shape[2])
             folded.fill(0)
             for tile in batch:
@@ -72,7 +72,7 @@ class Folding:
 
         for tile in batch:
             self._reader.begin(tile.index, tile.ciphertexts)
-        self._reader.each_group(fold_group)
+        self._reader.each_batch(fold_rows)
 
     def _fold_rows(self, lane: int, rows: range, tile: "_Tile", folded: Float32) -> None:
         part = slice(rows.start, rows.stop)

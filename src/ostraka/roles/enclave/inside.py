@@ -49,7 +49,7 @@ class MeasuringInside:
         for index, ciphertexts in enumerate(tiles):
             self._reader.begin(index, ciphertexts)
             block = space[:, : self._reader.rules.tiling.size(index)]
-            self._reader.each_group(partial(self._read_into, block, index, ciphertexts))
+            self._reader.each_batch(partial(self._read_into, block, index, ciphertexts))
             distances.add_gram(self._gram, block)
         tiling = self._reader.rules.tiling
         return distances.gram_error(tiling.length, tile=tiling.tile)
