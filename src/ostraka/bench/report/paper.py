@@ -9,7 +9,7 @@ _BASELINES = {"naive": "loop", "blas64": "BLAS, float64", "blas32": "BLAS, float
 
 def blocks(figures: Figures) -> list[Block]:
     return [
-        *(_headline(each) for each in figures["headline"]),
+        *(table for each in figures["headline"] for table in (_headline(each), _detection(each))),
         Grid([paper_plots.figure2a(figures), paper_plots.figure2b(figures)]),
         *(
             Grid([paper_plots.figure3(figures, masking), paper_plots.round_alone(figures, masking)])
@@ -68,6 +68,27 @@ def _headline(each: Figures) -> Table:
         "whole round's time if nothing overlapped"
     )
     return Table(columns, [*inside, *rows], caption=caption)
+
+
+def _detection(each: Figures) -> Table:
+    columns = [
+        Column("First pass"),
+        Column("enclave's CPU", number=True),
+        *(Column(f"{name} inside over it", number=True) for name in _BASELINES.values()),
+    ]
+    rows = [
+        [
+            f"workers, {_masking(row['name'], each)}",
+            words.seconds(row["detection_cpu_s"]),
+            *(words.times(row[f"detection_over_{base}"]) for base in _BASELINES),
+        ]
+        for row in each["rows"]
+    ]
+    caption = (
+        f"Finding the outliers alone, {each['clients']} clients of {each['dim']:,} values: the "
+        "first pass, without what every round has, which is checking headers and averaging"
+    )
+    return Table(columns, rows, caption=caption)
 
 
 def _masking(name: str, each: Figures) -> str:

@@ -92,6 +92,8 @@ def test_what_both_ways_share_is_counted_in_both(monkeypatch):
     assert figures["inside"]["naive"]["enclave_cpu_s"] == 7 + 0.25 + 0.75
     assert figures["rows"][0]["over_naive"] == 8 / 2
     assert figures["rows"][0]["round_over_naive"] == 8 / (2 + 3)
+    assert figures["rows"][0]["detection_cpu_s"] == 1
+    assert figures["rows"][0]["detection_over_naive"] == 7
 
 
 def test_short_updates_have_no_sketch():
