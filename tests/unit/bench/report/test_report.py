@@ -220,6 +220,7 @@ def test_the_page_holds_all_that_the_folder_holds(tmp_path):
         "1.04 ± 0.02",
         "Slower:",
         "Assumed, not measured",
+        "Finding the outliers alone",
         "SGX itself.",
     ):
         assert expected in text, expected
