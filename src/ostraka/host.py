@@ -57,7 +57,7 @@ class Prepared:
 
     def __init__(self, enclave: Enclave) -> None:
         self.offline = enclave.prepare()
-        self.sealed: Sequence[Buffer] = list(self.offline.make())
+        self.sealed: Sequence[Buffer] = [block for block in self.offline.make() if block]
 
 
 @dataclass(frozen=True)
