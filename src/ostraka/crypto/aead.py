@@ -15,11 +15,12 @@ _NONCE_BYTES = 12
 _HALF = 48  # bits
 
 
-def nonce(*counters: int) -> bytes:
-    """One counter, or two of half the width. A key uses one form only."""
-    if len(counters) == 1:
-        return counters[0].to_bytes(_NONCE_BYTES, "big")
-    high, low = counters
+def nonce(counter: int) -> bytes:
+    return counter.to_bytes(_NONCE_BYTES, "big")
+
+
+def pair_nonce(high: int, low: int) -> bytes:
+    """From two counters of half the width. A key uses one form only."""
     return (high << _HALF | low).to_bytes(_NONCE_BYTES, "big")
 
 

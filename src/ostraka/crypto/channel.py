@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ostraka.arrays import AnyArray, Buffer
 from ostraka.crypto import hpke
-from ostraka.crypto.aead import nonce, open_into, seal_into
+from ostraka.crypto.aead import nonce, open_into, pair_nonce, seal_into
 from ostraka.crypto.hpke import Entropy, HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, digest, encode, pack
@@ -29,7 +29,7 @@ from ostraka.messages import ChannelAccept, ChannelOffer
 _SECRET_BYTES = 32
 _TO_WORKER = b"ostraka/channel/v1/to-worker"
 _TO_ENCLAVE = b"ostraka/channel/v1/to-enclave"
-_SEED_NONCE = nonce(2**48 - 1, 0)
+_SEED_NONCE = pair_nonce(2**48 - 1, 0)
 
 
 class Channel:
@@ -44,11 +44,11 @@ class Channel:
 
     def seal_share(self, index: int, first: int, share: AnyArray, out: Buffer) -> None:
         """Seal a group of rows of tile `index` into `out`, 16 bytes longer. Once per group."""
-        seal_into(self._to_worker, nonce(index, first), share, out)
+        seal_into(self._to_worker, pair_nonce(index, first), share, out)
 
     def open_share(self, index: int, first: int, sealed: Buffer, out: AnyArray) -> None:
         """The worker's side of `seal_share`. Raises OpenError."""
-        open_into(self._to_worker, nonce(index, first), sealed, out, what="share")
+        open_into(self._to_worker, pair_nonce(index, first), sealed, out, what="share")
 
     def seal_seed(self, seed: bytes) -> bytes:
         """Seal a mask's seed. No tile has the number that its nonce takes."""

@@ -12,7 +12,7 @@ from hmac import compare_digest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.arrays import AnyArray, Buffer
-from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
+from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, pair_nonce
 from ostraka.crypto.hpke import Entropy
 from ostraka.errors import LocalProtocolError
 
@@ -30,14 +30,14 @@ class Fingerprints:
 
     def keep(self, row: int, index: int, opened: AnyArray, ciphertext: Buffer) -> None:
         """Remember what the first pass opened. Once per tile: a second look is a bug."""
-        place = nonce(row, index)
+        place = pair_nonce(row, index)
         if place in self._kept:
             raise LocalProtocolError(f"tile {index} of row {row} was read twice in the first pass")
         self._kept[place] = self._of(place, opened, ciphertext)
 
     def same(self, row: int, index: int, opened: AnyArray, ciphertext: Buffer) -> bool:
         """Whether the second pass has opened the same values from the same bytes."""
-        place = nonce(row, index)
+        place = pair_nonce(row, index)
         # Fingerprints never leave the enclave, so computing one twice under a nonce shows nothing.
         return compare_digest(self._kept[place], self._of(place, opened, ciphertext))
 

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from ostraka.arrays import Buffer, Float64
 from ostraka.config import RoundConfig
 from ostraka.core import masking, noise
-from ostraka.crypto.aead import KEY_BYTES, nonce, open_into, seal_into
+from ostraka.crypto.aead import KEY_BYTES, open_into, pair_nonce, seal_into
 from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.stream import SecretStream
@@ -84,7 +84,7 @@ class OfflineNoise:
         for group in self._layout.groups():
             values = rows[group.start : group.stop]
             out = sealed[self._layout.part(index, group)]
-            seal_into(self._cipher, nonce(index, group.start), values, out)
+            seal_into(self._cipher, pair_nonce(index, group.start), values, out)
         return bytes(sealed)
 
 
@@ -107,6 +107,6 @@ class SpentNoise:
         sealed = memoryview(sealed_tile)[layout.part(index, whole)]
         # A cohort may end within a group. The noise of the rest is for nobody.
         space = out if group == whole else np.empty((len(whole), out.shape[1]))
-        open_into(self._cipher, nonce(index, group.start), sealed, space, what="noise")
+        open_into(self._cipher, pair_nonce(index, group.start), sealed, space, what="noise")
         if space is not out:
             out[:] = space[: len(group)]

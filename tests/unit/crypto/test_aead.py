@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.crypto.aead import TAG_BYTES, nonce, open_into, seal_into
+from ostraka.crypto.aead import TAG_BYTES, nonce, open_into, pair_nonce, seal_into
 from ostraka.errors import OpenError
 
 CIPHER = AESGCM(bytes(range(32)))
@@ -19,8 +19,8 @@ def sealed(bound=None):
 
 def test_nonces_of_one_form_differ():
     assert nonce(5) == bytes(11) + b"\5"
-    assert nonce(5, 6) == bytes(5) + b"\5" + bytes(5) + b"\6"
-    pairs = {nonce(i, j) for i in range(300) for j in range(300)}
+    assert pair_nonce(5, 6) == bytes(5) + b"\5" + bytes(5) + b"\6"
+    pairs = {pair_nonce(i, j) for i in range(300) for j in range(300)}
     assert len(pairs) == 90_000
     assert {len(each) for each in pairs} == {12}
     assert len({nonce(i) for i in range(70_000)}) == 70_000
@@ -28,7 +28,7 @@ def test_nonces_of_one_form_differ():
 
 def test_a_counter_that_does_not_fit_is_no_nonce():
     with pytest.raises(OverflowError):
-        nonce(2**48, 0)
+        pair_nonce(2**48, 0)
 
 
 def test_sealing_is_aes_gcm():

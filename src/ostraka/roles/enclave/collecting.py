@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -146,6 +147,9 @@ class Collecting:
         self._revoked = {member.name: member.key for member in context.federation.revoked}
         self._uploads: dict[str, _Upload] = {}
         self._clients: dict[bytes, str] = {}  # by upload id, replaced uploads included
+        self._begun: Counter[str] = Counter()  # uploads, by client
+        self._last = context.rules.tiling.count - 1
+        self._whole, self._rest = (self._sealed_size(index) for index in (0, self._last))
         self._liars: dict[str, Rejection] = {}
         self._closed = False
         self.offer = context.identity.sign(
@@ -178,6 +182,7 @@ class Collecting:
             raise
         self._liars.pop(header.client, None)
         self._clients[header.upload_id] = header.client
+        self._begun[header.client] += 1
         self._uploads[header.client] = _Upload(row, set(range(header.tiles)))
 
     def accept_tile(self, tile: UpdateTile) -> None:
@@ -271,15 +276,8 @@ class Collecting:
         upload = self._uploads.get(client)
         complete = upload is not None and not upload.missing
         # A replayed header must not displace the upload that replaced it.
-        if (
-            complete
-            or header.upload_id in self._clients
-            or self._uploads_of(client) >= _MOST_UPLOADS
-        ):
+        if complete or header.upload_id in self._clients or self._begun[client] >= _MOST_UPLOADS:
             raise UpdateRejected(client, Rejection.DUPLICATE)
-
-    def _uploads_of(self, client: str) -> int:
-        return sum(name == client for name in self._clients.values())
 
     def _read(self, header: UpdateHeader) -> Row:
         """Open the header. What is wrong from here on, the client itself has signed."""
@@ -296,11 +294,11 @@ class Collecting:
         return Row(header.client, header.upload_id, opener, norm)
 
     def _fits(self, tile: UpdateTile) -> bool:
-        rules: RoundConfig = self._context.rules
-        return (
-            tile.index < rules.tiling.count
-            and len(tile.ciphertext) == rules.tiling.size(tile.index) * _VALUE_BYTES + TAG_BYTES
-        )
+        size = self._rest if tile.index == self._last else self._whole
+        return 0 <= tile.index <= self._last and len(tile.ciphertext) == size
+
+    def _sealed_size(self, index: int) -> int:
+        return self._context.rules.tiling.size(index) * _VALUE_BYTES + TAG_BYTES
 
 
 def _from_nothing(rules: RoundConfig) -> ServerState:

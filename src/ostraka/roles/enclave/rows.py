@@ -71,7 +71,7 @@ class RowReader:
         They are authentic. They are neither finite nor short until `account` has judged them.
         """
         raw = cut(self._raw[lane], len(rows), self.rules.tiling.size(index))
-        rejected = self._standing.rejected
+        rejected, keep = self._standing.rejected, self._fingerprints.keep
         for row, out in zip(rows, raw.view(np.uint8), strict=True):
             member = self.rows[row]
             if member.client in rejected:
@@ -85,7 +85,7 @@ class RowReader:
                 self._zero(row, index)
                 self.reject(row, Rejection.UNOPENABLE_TILE)
             else:
-                self._fingerprints.keep(row, index, out, ciphertext)
+                keep(row, index, out, ciphertext)
         return raw
 
     def account(
