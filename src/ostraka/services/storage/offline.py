@@ -193,7 +193,8 @@ class OfflinePool:
     def _awaited(self) -> Iterator[None]:
         """Somebody needs what is being made, so that it must not rest."""
         self._waiting += 1
-        self._changed.notify_all()
+        if self._resting:
+            self._changed.notify_all()
         try:
             yield
         finally:
