@@ -70,18 +70,21 @@ def _headline(each: dict[str, Any]) -> Table:
         "loop inside, over it",
         "BLAS float64",
         "BLAS float32",
-        "outliers alone: loop",
-        "BLAS float64",
-        "BLAS float32",
         title=f"{each['clients']} clients of {each['dim']} values: inside, over workers",
     )
     for name, inside in each["inside"].items():
-        rows.add_row(f"inside, {name}", f"{inside['enclave_cpu_s']:.3g}", *[""] * 6)
-    ratios = [f"{what}{base}" for what in ("over_", "detection_over_") for base in _BASELINES]
+        rows.add_row(f"inside, {name}", f"{inside['enclave_cpu_s']:.3g}", "", "", "")
     for row in each["rows"]:
-        figures = (f"{row[ratio]:.2f} x" for ratio in ratios)
-        rows.add_row(f"workers, {row['name']}", f"{row['enclave_cpu_s']:.3g}", *figures)
+        _add(rows, f"workers, {row['name']}", row["enclave_cpu_s"], row, "over")
+    for row in each["rows"]:
+        name = f"outliers alone, {row['name']}"
+        _add(rows, name, row["detection_cpu_s"], row, "detection_over")
     return rows
+
+
+def _add(rows: Table, name: str, seconds: float, row: dict[str, Any], over: str) -> None:
+    ratios = (f"{row[f'{over}_{base}']:.2f} x" for base in _BASELINES)
+    rows.add_row(name, f"{seconds:.3g}", *ratios)
 
 
 def _figure3(figures: dict[str, Any], masking: str) -> Table:

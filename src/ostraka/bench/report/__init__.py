@@ -1,6 +1,7 @@
 """The page of a folder of results.
 
 words      numbers as people read them
+targets    what we want, and what was reached
 peers      the same updates through everybody
 paper      the paper's figures and its headline, drawn by paper_plots
 scale      how cost grows
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from ostraka.bench import results
 from ostraka.bench.child import Figures
-from ostraka.bench.report import check, leakage, machines, paper, peers, scale
+from ostraka.bench.report import check, leakage, machines, paper, peers, scale, targets
 from ostraka.report import page
 from ostraka.report.blocks import Block, Code, KeyFigure, Paragraph
 from ostraka.report.page import Page, Section
@@ -39,6 +40,7 @@ def describe(found: dict[str, Figures]) -> Page:
         lead=_LEAD,
         figures=_key_figures(found),
         sections=[
+            *([Section("Targets", wanted)] if (wanted := targets.blocks(found)) else []),
             *(_section(name, found[name]) for name in results.BENCHMARKS if name in found),
             Section("Machine", [machines.table(found)]),
         ],

@@ -4,12 +4,16 @@ from ostraka.bench.child import Figures
 from ostraka.bench.report import paper_plots, words
 from ostraka.report.blocks import Block, Column, Folded, Grid, KeyFigure, Notice, Table
 
-_BASELINES = {"naive": "loop", "blas64": "BLAS, float64", "blas32": "BLAS, float32"}
+_BASELINES = {"naive": "loop", "blas64": "BLAS float64", "blas32": "BLAS float32"}
 
 
 def blocks(figures: Figures) -> list[Block]:
     return [
-        *(table for each in figures["headline"] for table in (_headline(each), _detection(each))),
+        *(
+            table
+            for each in figures["headline"]
+            for table in (_headline(each), _detection(each), _one_after_the_other(each))
+        ),
         Grid([paper_plots.figure2a(figures), paper_plots.figure2b(figures)]),
         *(
             Grid([paper_plots.figure3(figures, masking), paper_plots.round_alone(figures, masking)])
@@ -36,19 +40,13 @@ def key_figures(figures: Figures) -> list[KeyFigure]:
 
 
 def _headline(each: Figures) -> Table:
-    columns = [
-        Column("Round"),
-        Column("enclave's CPU", number=True),
-        Column("spread", number=True),
-        *(Column(f"{name} inside over it", number=True) for name in _BASELINES.values()),
-        *(Column(f"{name}, with the worker's time", number=True) for name in _BASELINES.values()),
-    ]
+    columns = [Column("Round"), Column("enclave's CPU", number=True), Column("spread", number=True)]
     inside = [
         [
             f"inside, {_BASELINES[name]}",
             words.seconds(row["enclave_cpu_s"]),
             words.percent(row["spread"]),
-            *[""] * (2 * len(_BASELINES)),
+            *[""] * len(_BASELINES),
         ]
         for name, row in each["inside"].items()
     ]
@@ -57,38 +55,52 @@ def _headline(each: Figures) -> Table:
             f"workers, {_masking(row['name'], each)}",
             words.seconds(row["enclave_cpu_s"]),
             words.percent(row["spread"]),
-            *(words.times(row[f"over_{base}"]) for base in _BASELINES),
-            *(words.times(row[f"round_over_{base}"]) for base in _BASELINES),
+            *_ratios(row, "over"),
         ]
         for row in each["rows"]
     ]
-    caption = (
-        f"The headline for {each['clients']} clients of {each['dim']:,} values: a whole round with "
-        "everything inside the enclave, over one with workers. By the enclave's CPU, and by the "
-        "whole round's time if nothing overlapped"
-    )
-    return Table(columns, [*inside, *rows], caption=caption)
+    caption = f"The headline, {_size(each)}: a whole round inside the enclave over one with workers"
+    return Table([*columns, *_over()], [*inside, *rows], caption=caption)
 
 
 def _detection(each: Figures) -> Table:
-    columns = [
-        Column("First pass"),
-        Column("enclave's CPU", number=True),
-        *(Column(f"{name} inside over it", number=True) for name in _BASELINES.values()),
-    ]
+    columns = [Column("First pass"), Column("enclave's CPU", number=True)]
     rows = [
         [
             f"workers, {_masking(row['name'], each)}",
             words.seconds(row["detection_cpu_s"]),
-            *(words.times(row[f"detection_over_{base}"]) for base in _BASELINES),
+            *_ratios(row, "detection_over"),
         ]
         for row in each["rows"]
     ]
-    caption = (
-        f"Finding the outliers alone, {each['clients']} clients of {each['dim']:,} values: the "
-        "first pass, without what every round has, which is checking headers and averaging"
-    )
-    return Table(columns, rows, caption=caption)
+    caption = f"Finding the outliers alone, {_size(each)}: without headers and averaging"
+    return Table([*columns, *_over()], rows, caption=caption)
+
+
+def _one_after_the_other(each: Figures) -> Folded:
+    columns = [Column("Round"), Column("slower worker", number=True)]
+    rows = [
+        [
+            f"workers, {_masking(row['name'], each)}",
+            words.seconds(row["slowest_worker_s"]),
+            *_ratios(row, "round_over"),
+        ]
+        for row in each["rows"]
+    ]
+    title = f"With the worker's time, if nothing overlapped, {_size(each)}"
+    return Folded(title, [Table([*columns, *_over()], rows)])
+
+
+def _over() -> list[Column]:
+    return [Column(f"{name} / it", number=True) for name in _BASELINES.values()]
+
+
+def _ratios(row: Figures, what: str) -> list[str]:
+    return [words.times(row[f"{what}_{base}"]) for base in _BASELINES]
+
+
+def _size(each: Figures) -> str:
+    return f"{each['clients']:,} clients of {each['dim']:,} values"
 
 
 def _masking(name: str, each: Figures) -> str:

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from ostraka.bench.child import Figures
 from ostraka.bench.report import words
-from ostraka.report.blocks import Block, Column, Grid, KeyFigure, Paragraph, Plot, Table
+from ostraka.report.blocks import Block, Column, KeyFigure, Paragraph, Plot, Table
 from ostraka.report.style import BLUE, MUTED, SKY, VERMILLION
 
 _SKETCH, _EXACT = "ostraka-exact-sketch", "ostraka-exact"
@@ -29,7 +29,8 @@ _COLUMNS = (
 def blocks(figures: Figures) -> list[Block]:
     return [
         Paragraph(_what(figures)),
-        Grid([_plot(figures), _ratios(figures)]),
+        _plot(figures),
+        _ratios(figures),
         Table(_COLUMNS, [_row(row) for row in figures["rows"]], caption=_caption(figures)),
         *(
             Paragraph(f"{row['name']} is {row['absent']}")

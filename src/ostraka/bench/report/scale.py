@@ -1,5 +1,6 @@
 """How cost grows."""
 
+from collections.abc import Callable
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -21,6 +22,7 @@ def blocks(figures: Figures) -> list[Block]:
                 _plot(figures, "enclave_cpu_s", "Enclave's CPU", "exact"),
                 _plot(figures, "enclave_cpu_s", "Enclave's CPU on a sketch", "sketch"),
                 _plot(figures, "worker_cpu_s", "Workers' CPU", "exact"),
+                _memory(figures),
             ]
         ),
         _exponents(figures),
@@ -43,24 +45,37 @@ def blocks(figures: Figures) -> list[Block]:
 
 def _plot(figures: Figures, cost: str, title: str, variant: str) -> Plot:
     cells = [cell for cell in figures["cells"] if variant in cell["medians"]]
+    points = [(cell, cell["medians"][variant][cost]) for cell in cells]
+    caption = "One thread, medians; both axes are logarithmic."
+    return Plot(title, caption, _growing(points, "seconds"))
+
+
+def _memory(figures: Figures) -> Plot:
+    points = [(cell, cell["enclave_bytes"] / 2**20) for cell in figures["cells"]]
+    caption = (
+        "Peak of a round with exact masks, in a process of its own; both axes are logarithmic."
+    )
+    return Plot("Enclave's memory", caption, _growing(points, "MiB"))
+
+
+def _growing(points: list[tuple[Figures, float]], unit: str) -> Callable[[Figure], None]:
+    """A line a dimension, against the number of clients."""
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        dims = sorted({cell["dim"] for cell in cells})
+        dims = sorted({cell["dim"] for cell, _ in points})
         for colour, dim in zip(SERIES, dims, strict=False):
-            mine = sorted((c for c in cells if c["dim"] == dim), key=lambda c: c["clients"])
-            clients = [cell["clients"] for cell in mine]
-            costs = [cell["medians"][variant][cost] for cell in mine]
-            axes.plot(clients, costs, "o-", color=colour, label=f"d = {dim:,}")
+            mine = sorted((cell["clients"], cost) for cell, cost in points if cell["dim"] == dim)
+            axes.plot(*zip(*mine, strict=True), "o-", color=colour, label=f"d = {dim:,}")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axis_style.powers_of_ten(axes.xaxis)
         axis_style.powers_of_ten(axes.yaxis)
         axes.set_xlabel("clients")
-        axes.set_ylabel("seconds")
+        axes.set_ylabel(unit)
         axis_style.legend_above(figure)
 
-    return Plot(title, "One thread, medians; both axes are logarithmic.", paint)
+    return paint
 
 
 def _exponents(figures: Figures) -> Table:

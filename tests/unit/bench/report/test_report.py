@@ -4,7 +4,9 @@ import pytest
 
 from ostraka.bench import machine, results
 from ostraka.bench.child import Figures
-from ostraka.bench.report import describe, words, write
+from ostraka.bench.report import describe, targets, words, write
+from ostraka.bench.scale.cell import UNCHECKED
+from ostraka.report.blocks import Table
 from ostraka.report.page import render
 
 MACHINE = machine.describe(threads=1)
@@ -65,6 +67,7 @@ PAPER = COMMON | {
                     "enclave_cpu_s": 0.5,
                     "spread": 0.1,
                     "detection_cpu_s": 0.375,
+                    "slowest_worker_s": 0.25,
                     **OVER,
                 }
                 for name in ("exact", "sketch")
@@ -251,3 +254,43 @@ def test_who_is_absent_is_in_no_ratio():
 )
 def test_numbers_are_written_for_people(shown, expected):
     assert shown == expected
+
+
+def wanted(**found):
+    """The rows of the targets' table, and what stands below it."""
+    table, *below = targets.blocks(found)
+    assert isinstance(table, Table)
+    return {row[0]: row[1:] for row in table.rows}, below
+
+
+def test_targets_say_what_was_reached():
+    rows, below = wanted(peers=PEERS, paper=PAPER)
+    assert rows == {
+        "CPU of ostraka-exact-sketch, all roles / flower": ["≤ 0.5", "0.375", "yes"],
+        "CPU of ostraka-exact-sketch, enclave / floor": ["≤ 3", "2", "yes"],
+        "Enclave's CPU of a round: the loop inside, 64 clients / exact (outliers alone 7)": [
+            *("≥ 6", "7", "yes"),
+        ],
+    }
+    assert below == []
+
+
+def test_a_target_that_is_missed_comes_with_a_profile():
+    slow = PEERS | {"rows": [row | {"enclave_cpu_s": 0.8} for row in PEERS["rows"]]}
+    seconds = {"open": 0.25, "encode": 0.3, "aggregate": 0.45}
+    bar = PAPER["figure3"][0] | {"masking": "sketch", "seconds": seconds}
+    rows, below = wanted(peers=slow, paper=PAPER | {"figure3": [bar]})
+    assert rows["CPU of ostraka-exact-sketch, enclave / floor"] == ["≤ 3", "3.2", "no"]
+    (profile,) = below
+    assert "open 0.25 s, encode 0.3 s, aggregate 0.45 s" in profile.text
+
+
+def test_exponents_have_targets_where_the_check_is_left_out():
+    unchecked = [fit | {"variant": UNCHECKED} for fit in SCALE["fits"]]
+    rows, _ = wanted(scale=SCALE | {"fits": unchecked})
+    assert [row[0] for row in rows.values()] == ["≤ 1.1", "≤ 1.05"]
+    assert all(row[-1] == "yes" for row in rows.values())
+
+
+def test_other_sizes_have_no_targets():
+    assert targets.blocks({"peers": PEERS | {"clients": 16}, "scale": SCALE}) == []
