@@ -10,7 +10,7 @@ from ostraka.report.blocks import Block, Column, KeyFigure, Paragraph, Plot, Tab
 from ostraka.report.style import BLUE, MUTED, SKY, VERMILLION
 
 _SKETCH, _EXACT = "ostraka-exact-sketch", "ostraka-exact"
-_COLUMNS = (
+_COSTS = (
     Column("Name"),
     Column("CPU", number=True),
     Column("of the enclave", number=True),
@@ -20,6 +20,9 @@ _COLUMNS = (
     Column("peak memory", number=True),
     Column("before, offline", number=True),
     Column("clients' sealing", number=True),
+)
+_CHOICES = (
+    Column("Name"),
     Column("correct"),
     Column("attackers kept", number=True),
     Column("correct on differences"),
@@ -31,7 +34,8 @@ def blocks(figures: Figures) -> list[Block]:
         Paragraph(_what(figures)),
         _plot(figures),
         _ratios(figures),
-        Table(_COLUMNS, [_row(row) for row in figures["rows"]], caption=_caption(figures)),
+        Table(_COSTS, [_cost(row) for row in figures["rows"]], caption=_caption(figures)),
+        Table(_CHOICES, [_choice(row) for row in figures["rows"]], caption="Who was selected"),
         *(
             Paragraph(f"{row['name']} is {row['absent']}")
             for row in figures["rows"]
@@ -87,7 +91,7 @@ def _caption(figures: Figures) -> str:
     return f"Medians of {figures['repeat']} runs, each peer in turn"
 
 
-def _row(row: Figures) -> list[str]:
+def _cost(row: Figures) -> list[str]:
     return [
         row["name"],
         words.seconds(row["cpu_s"]),
@@ -98,6 +102,12 @@ def _row(row: Figures) -> list[str]:
         words.mib(row["peak_rss_mib"]),
         words.seconds(row["offline_cpu_s"]),
         words.seconds(row["sealing_cpu_s"]),
+    ]
+
+
+def _choice(row: Figures) -> list[str]:
+    return [
+        row["name"],
         "absent" if row["absent"] else words.yes(row["correct"]),
         "-" if row["attackers_kept"] is None else str(row["attackers_kept"]),
         words.yes(row.get("correct_on_differences")),

@@ -99,16 +99,19 @@ def _growth(figures: Figures | None) -> Iterator[Target]:
 
 
 def _profile(found: dict[str, Figures]) -> Iterator[Block]:
-    """Of a round on a sketch, from the bars of figure 3, and of a thousand clients."""
-    for bar in found.get("paper", {}).get("figure3", ()):
-        if bar["masking"] == SKETCH and "aggregate" in bar["seconds"]:
-            parts = {part: bar["seconds"][part] for part in ("open", "encode", "aggregate")}
-            whole = ", ".join(f"{part} {words.seconds(s)}" for part, s in parts.items())
-            yield Paragraph(
-                f"Where the enclave's time goes, {bar['clients']} clients of {bar['network']} on a "
-                f"sketch: {whole}. Encode is fingerprints, norms and folding. Aggregate opens and "
-                "checks every update a second time, so that the host does not see who was selected "
-                "and nobody can show the second pass other values, and averages in float64. "
-                "docs/performance.md goes through it part by part."
-            )
-            return
+    """Of a round on a sketch, from figure 3: of the network that is nearest to the targets."""
+    bars = [
+        bar
+        for bar in found.get("paper", {}).get("figure3", ())
+        if bar["masking"] == SKETCH and {"open", "encode", "aggregate"} <= bar["seconds"].keys()
+    ]
+    for bar in sorted(bars, key=lambda bar: abs(bar["dim"] - _PEERS[1]))[:1]:
+        parts = {part: bar["seconds"][part] for part in ("open", "encode", "aggregate")}
+        whole = ", ".join(f"{part} {words.seconds(s)}" for part, s in parts.items())
+        yield Paragraph(
+            f"Where the enclave's time goes, {bar['clients']} clients of {bar['network']} on a "
+            f"sketch: {whole}. Encode is fingerprints, norms and folding. Aggregate opens and "
+            "checks every update a second time, so that the host does not see who was selected "
+            "and nobody can show the second pass other values, and averages in float64. "
+            "docs/performance.md goes through it part by part."
+        )
