@@ -9,6 +9,7 @@ which they were measured:
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -113,6 +114,8 @@ class Parts:
             when = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
             line = _line({"layout": _LAYOUT, "begun": when, "of": self._of}) + line
         with self._path.open("r+b" if self._end else "wb") as file:
+            if file.seek(0, os.SEEK_END) < self._end:
+                raise OSError("another run writes to the same folder")
             file.seek(self._end)
             file.truncate()
             file.write(line)

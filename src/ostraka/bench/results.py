@@ -9,7 +9,7 @@ from ostraka.errors import ConfigError
 
 BENCHMARKS = ("peers", "paper", "scale", "leakage", "check")
 REPORT = "report.html"
-_LAYOUT = 1  # of the figures, for the page that is drawn from them
+_LAYOUT = 2  # of the figures, for the page that is drawn from them
 
 
 def save(folder: Path, name: str, figures: Figures) -> Path:

@@ -44,12 +44,9 @@ class OfflineNoise:
         if self._made:
             raise LocalProtocolError("this noise was made before; one key seals one set")
         self._made = True
-        rules = self._rules
-        step = masking.grid_step(rules.sigma)
         seed, factors = self._draw()
-        for index in range(rules.columns.count):
-            rows = noise.apply(factors, self._normals(seed, index))
-            yield self._seal(index, masking.to_grid(rows, step, out=rows))
+        for index in range(self._rules.columns.count):
+            yield self._seal(index, self._noise(seed, factors, index))
 
     def serves(self, rules: RoundConfig, rows: int) -> bool:
         """Whether this is enough, and right, for so many rows under these rules."""
@@ -71,6 +68,10 @@ class OfflineNoise:
                 return seed, noise.transform(blocks, sigma=self._rules.sigma)
             except noise.IllConditioned:
                 continue  # Rare, and only where there are hardly more dimensions than rows.
+
+    def _noise(self, seed: bytes, factors: tuple[Float64, ...], index: int) -> Float64:
+        rows = noise.apply(factors, self._normals(seed, index))
+        return masking.to_grid(rows, masking.grid_step(self._rules.sigma), out=rows)
 
     def _blocks(self, seed: bytes) -> Iterator[Float64]:
         return (self._normals(seed, index) for index in range(self._rules.columns.count))

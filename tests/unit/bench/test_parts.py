@@ -230,3 +230,14 @@ def test_a_benchmark_that_is_done_leaves_nothing(begun, path):
     measured(some, "a")
     some.clear()
     assert not path.exists()
+
+
+def test_a_second_run_in_the_same_folder_is_noticed(begun, told):
+    first, second = begun(), begun()
+    measured(first, "a", "b", "c")
+    measured(second, "a")
+    measured(first, "d")
+    assert told == [
+        "what is measured now is lost if this is stopped: another run writes to the same folder"
+    ]
+    assert measured(begun(), "a") == [4]

@@ -10,6 +10,7 @@ from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
 from ostraka.core import optimiser, rules
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.fingerprints import Fingerprints
+from ostraka.crypto.updates import UncheckedOpener
 from ostraka.encoding import UNSIGNED, pack
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
 from ostraka.messages import SIMULATION, Receipt, RejectedClient, vector_digest
@@ -66,7 +67,7 @@ class Averaging:
         self._raw = np.empty(shape, np.float32)
         self._wide = np.empty(shape)
         self._sums = np.empty((lanes.count, 2, context.rules.tile))
-        self._openers = [[row.opener.unchecked() for row in rows] for _ in range(lanes.count)]
+        self._openers: list[dict[int, UncheckedOpener]] = [{} for _ in range(lanes.count)]
         self._select()
 
     def average(self, tiles: Iterable[Sequence[Buffer]]) -> Published:
@@ -132,8 +133,11 @@ class Averaging:
         return total
 
     def _reopen(self, lane: int, index: int, row: int, ciphertext: Buffer, out: AnyArray) -> None:
+        opener = self._openers[lane].get(row)
+        if opener is None:
+            opener = self._openers[lane][row] = self._rows[row].opener.unchecked()
         try:
-            self._openers[lane][row].open_into(index, ciphertext, out)
+            opener.open_into(index, ciphertext, out)
             if not self._fingerprints.same(row, index, out, ciphertext):
                 raise OpenError("tile")
         except OpenError:

@@ -14,7 +14,7 @@ from ostraka.roles.enclave.encoder import DEVIATIONS, Measured
 from ostraka.roles.enclave.lanes import Lanes
 
 _NORM_TOLERANCE = 2.0**-10
-_ROWS = 8  # that are read at a time, at the least, where none are masked
+_ROWS = 8  # that are read at a time where none are masked, if every lane has as many
 
 
 class RowReader:
@@ -32,7 +32,7 @@ class RowReader:
         self.rows = rows
         self.lanes = lanes
         self.group = self.rules.tiling.group
-        self.batch = max(_ROWS, self.group)
+        self.batch = max(self.group, min(_ROWS, -(-len(rows) // lanes.count)))
         self.norms = np.array([row.norm for row in rows])
         self.clip = self.rules.clipping_norm(self.norms)
         # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two

@@ -318,7 +318,7 @@ class Servicer(EnclaveServicer):
             await current.take(header, tiles)
             del tiles  # Many uploads wait for their next ones at a time.
         self.engine.tell(events.UploadCompleted(header.client))
-        if len(current.collecting.complete) % _TIDIED == 0:
+        if missing and len(current.collecting.complete) % _TIDIED == 0:
             memory.give_back()
         await context.write(wire.UploadReply(complete=wire.Complete()))
 

@@ -241,21 +241,23 @@ class OfflinePool:
 
     def _pause(self) -> None:
         """While a round closes that has its masks."""
+        if self._resting and not self._waiting:
+            memory.give_back()
         with self._changed:
-            if self._resting and not self._waiting:
-                memory.give_back()
             self._changed.wait_for(lambda: self._stopped or self._waiting or not self._resting)
             self._require_running()
 
     def _make(self, between_tiles: Callable[[], None]) -> Spooled:
         made = Spooled(self._enclave.prepare(), SealedBlocks(self._folder))
         with self._changed:
+            self._require_running()
             self._blocks.add(made.sealed)
         try:
             for block in made.offline.make():
                 if block:  # Exact masks leave the host nothing to keep.
                     self._require_room(len(block))
                     made.sealed.append(block)
+                del block  # It may be large, and this may take long.
                 between_tiles()
         except BaseException:
             made.close()

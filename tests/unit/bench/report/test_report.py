@@ -295,3 +295,16 @@ def test_exponents_have_targets_where_the_check_is_left_out():
 
 def test_other_sizes_have_no_targets():
     assert targets.blocks({"peers": PEERS | {"clients": 16}, "scale": SCALE}) == []
+
+
+def test_a_round_that_selected_wrongly_meets_no_target():
+    wrong = PEERS | {"rows": [row | {"correct": False} for row in PEERS["rows"]]}
+    rows, _ = wanted(peers=wrong)
+    assert all(row[-1] == "no" for row in rows.values())
+
+
+def test_leaky_masks_reach_no_target():
+    (each,) = PAPER["headline"]
+    leaky = each["rows"][0] | {"name": "gaussian", "over_naive": 100.0}
+    rows, _ = wanted(paper=PAPER | {"headline": [each | {"rows": [leaky, *each["rows"]]}]})
+    assert [row[1] for row in rows.values()] == ["7"]

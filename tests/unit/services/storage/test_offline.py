@@ -309,6 +309,20 @@ def test_masks_that_are_half_made_are_waited_for(pool, monkeypatch):
     assert len(makers) == 1
 
 
+def test_nothing_is_written_behind_a_stop(pool, monkeypatch):
+    cast = parties()
+    one, prepare = pool(cast.enclave), cast.enclave.prepare
+
+    def late():
+        one.stop()
+        return prepare()
+
+    monkeypatch.setattr(cast.enclave, "prepare", late)
+    monkeypatch.setattr(SealedBlocks, "append", lambda *_: pytest.fail("written"))
+    with pytest.raises(LocalProtocolError, match="stopped"):
+        one.take()
+
+
 def test_stopping_in_the_middle_leaves_nothing(pool, tmp_path, monkeypatch):
     cast = parties()
     one = pool(cast.enclave)
