@@ -135,12 +135,11 @@ def seal(  # one upload, from the update to the bytes that leave the client
 
 def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float]:
     """What opens this upload's tiles, and its stated norm. Raises OpenError."""
-    bound = context(header)
-    secret = key.open(header.sealed_key, info=bound)
+    secret = key.open(header.sealed_key, info=context(header))
     if len(secret) != _SECRET.size:
         raise OpenError("sealed key")
     tile_key, norm = _SECRET.unpack(secret)
-    return TileOpener(tile_key, hashlib.sha256(bound).digest()), norm
+    return TileOpener(tile_key, tile_context(header)), norm
 
 
 def stated_norm(update: Float32) -> float:

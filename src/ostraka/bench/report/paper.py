@@ -65,30 +65,29 @@ def _headline(each: Figures) -> Table:
 
 def _detection(each: Figures) -> Table:
     columns = [Column("First pass"), Column("enclave's CPU", number=True)]
-    rows = [
-        [
-            f"workers, {_masking(row['name'], each)}",
-            words.seconds(row["detection_cpu_s"]),
-            *_ratios(row, "detection_over"),
-        ]
-        for row in each["rows"]
-    ]
     caption = f"Finding the outliers alone, {_size(each)}: without headers and averaging"
-    return Table([*columns, *_over()], rows, caption=caption)
+    return _beside(each, columns, "detection_cpu_s", "detection_over", caption)
 
 
 def _one_after_the_other(each: Figures) -> Folded:
     columns = [Column("Round"), Column("slower worker", number=True)]
+    title = f"With the worker's time, if nothing overlapped, {_size(each)}"
+    return Folded(title, [_beside(each, columns, "slowest_worker_s", "round_over")])
+
+
+def _beside(
+    each: Figures, columns: list[Column], seconds: str, over: str, caption: str = ""
+) -> Table:
+    """A time of every masking, and what the ways inside take over it."""
     rows = [
         [
             f"workers, {_masking(row['name'], each)}",
-            words.seconds(row["slowest_worker_s"]),
-            *_ratios(row, "round_over"),
+            words.seconds(row[seconds]),
+            *_ratios(row, over),
         ]
         for row in each["rows"]
     ]
-    title = f"With the worker's time, if nothing overlapped, {_size(each)}"
-    return Folded(title, [Table([*columns, *_over()], rows)])
+    return Table([*columns, *_over()], rows, caption=caption)
 
 
 def _over() -> list[Column]:

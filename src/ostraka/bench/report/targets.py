@@ -51,7 +51,7 @@ def blocks(found: dict[str, Figures]) -> list[Block]:
         return []
     shown: list[Block] = [Table(_COLUMNS, [target.row() for target in targets])]
     if not all(target.met for target in targets):
-        shown += _profile(found)
+        shown += [*_profile(found), *_many(found.get("paper"))]
     return shown
 
 
@@ -118,3 +118,17 @@ def _profile(found: dict[str, Figures]) -> Iterator[Block]:
             "and nobody can show the second pass other values, and averages in float64. "
             "docs/performance.md goes through it part by part."
         )
+
+
+def _many(figures: Figures | None) -> Iterator[Block]:
+    """Of a round with a thousand clients, from the headline."""
+    for each in figures["headline"] if figures else ():
+        rows = {row["name"]: row for row in each["rows"]}
+        if (each["clients"], each["dim"]) == _MANY and SKETCH in rows:
+            whole, first = (rows[SKETCH][name] for name in ("enclave_cpu_s", "detection_cpu_s"))
+            yield Paragraph(
+                f"With {each['clients']:,} clients the first pass is {words.seconds(first)} of "
+                f"{words.seconds(whole)}; the rest, headers and the second pass, is needed inside "
+                "as well. A tile has few values there, and what surrounds a cipher costs as much "
+                "as the cipher."
+            )

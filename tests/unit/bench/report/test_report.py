@@ -308,3 +308,13 @@ def test_leaky_masks_reach_no_target():
     leaky = each["rows"][0] | {"name": "gaussian", "over_naive": 100.0}
     rows, _ = wanted(paper=PAPER | {"headline": [each | {"rows": [leaky, *each["rows"]]}]})
     assert [row[1] for row in rows.values()] == ["7"]
+
+
+def test_a_thousand_clients_have_a_profile_too():
+    (each,) = PAPER["headline"]
+    rows = [row | {"over_blas64": 2.5, "enclave_cpu_s": 3.75} for row in each["rows"]]
+    many = each | {"clients": 1024, "dim": 250_000, "rows": rows}
+    found, below = wanted(paper=PAPER | {"headline": [many], "figure3": []})
+    assert [row[1:] for row in found.values()] == [["2.5", "no"]]
+    (profile,) = below
+    assert "0.375 s of 3.75 s" in profile.text
