@@ -180,6 +180,12 @@ class RoundConfig:
         return Tiling(self.dimension, self.tile)
 
     @cached_property
+    def spans(self) -> Tiling:
+        """How an update is read: tile by tile, or if it is only folded, small tiles together."""
+        together = max(1, DEFAULT_TILE // self.tile) if self.sketch else 1
+        return Tiling(self.dimension, self.tile * together)
+
+    @cached_property
     def columns(self) -> Tiling:
         """What is measured, and how that is cut: the update itself, or its sketch."""
         return Tiling(self.sketch or self.dimension, self.tile)

@@ -500,6 +500,46 @@ def test_a_tile_that_changes_between_the_passes(opened, what):
     opened.assert_result(published, {ME: Rejection.CHANGED})
 
 
+@pytest.fixture
+def folded(simulate, masking):
+    """A round whose rows are read in three spans of several tiles."""
+    return simulate(d=150_000, tile=16_384, masking=masking, sketch=4096).open()
+
+
+@pytest.mark.parametrize("index", [0, 1, 3, 4, 9])
+@pytest.mark.parametrize("bit", [0, -1])
+def test_any_tile_of_a_span_that_changes_is_noticed(folded, index, bit):
+    folded.send_all()
+    folded.close()
+    folded.measure()
+    place = folded.cohort.uploads[ME], index
+    folded.spool[place] = flip(folded.spool[place], bit)
+    published = folded.average()
+    assert [each.client for each in folded.changed] == [f"client-{ME}"]
+    assert published.rejected == {f"client-{ME}": Rejection.CHANGED}
+
+
+def test_tiles_of_a_span_that_change_places_are_noticed(folded):
+    folded.send_all()
+    folded.close()
+    folded.measure()
+    one, two = ((folded.cohort.uploads[ME], index) for index in (1, 2))
+    folded.spool[one], folded.spool[two] = folded.spool[two], folded.spool[one]
+    folded.average()
+    assert [each.client for each in folded.changed] == [f"client-{ME}"]
+
+
+def test_a_tile_within_a_span_that_does_not_open_costs_nobody_else(folded):
+    folded.send_all()
+    folded.close()
+    place = folded.cohort.uploads[ME], 6
+    folded.spool[place] = flip(folded.spool[place])
+    folded.measure()
+    published = folded.average()
+    assert published.rejected == {f"client-{ME}": Rejection.UNOPENABLE_TILE}
+    assert not folded.changed
+
+
 def test_a_change_has_the_same_consequence_whatever_the_weight(simulate, masking):
     outcomes = []
     for row in range(7):

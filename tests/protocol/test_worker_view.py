@@ -5,6 +5,8 @@ attack succeeds against constant-distance noise at any sigma, which is why the G
 warns and is no default.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -60,8 +62,10 @@ def polar_auc(sigma: float, mask: Float64, *, point: int = 0) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("point", [0, 1])
-def test_law6_a_matched_filter_is_blind_at_the_default_budget(point: int):
-    d = 200_000
+def test_law6_a_matched_filter_is_blind_at_the_default_budget(
+    point: int, scale: Callable[[int, int], int]
+):
+    d = scale(50_000, 200_000)
     sigma = leakage.require(leakage.DEFAULT_BITS, 1e-3, d=d, dtype=np.float64)
     assert abs(matched_filter_auc(sigma, d=d, trials=2048, point=point) - 0.5) < 0.05
 

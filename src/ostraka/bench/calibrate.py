@@ -51,11 +51,10 @@ class _Cohort:
         reader = self._cohort.reader(Lanes())
 
         def open_all() -> None:
-            for index, ciphertexts in enumerate(self._spool.tiles(self._cohort)):
-                reader.begin(index, ciphertexts)
-                for start in range(0, len(ciphertexts), reader.group):
-                    rows = range(start, min(start + reader.group, len(ciphertexts)))
-                    reader.open(0, index, rows, ciphertexts)
+            for span in reader.spans(self._spool.tiles(self._cohort)):
+                for start in range(0, len(reader.rows), reader.group):
+                    rows = range(start, min(start + reader.group, len(reader.rows)))
+                    reader.open(0, span, rows)
 
         return _cpu(open_all)
 

@@ -59,7 +59,7 @@ def test_no_lane_does_two_things_at_a_time(lanes):
 
 def test_lanes_work_side_by_side():
     """The test above can fail: two lanes that wait for each other both arrive."""
-    meeting = threading.Barrier(2, timeout=10)
+    meeting = threading.Barrier(2, timeout=60)
     with ThreadPoolExecutor(2) as pool:
 
         def meet(lane, group):

@@ -6,18 +6,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
+from ostraka.arrays import Buffer, Float32, Float64, cut
 from ostraka.core import optimiser, rules
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.fingerprints import Fingerprints
 from ostraka.crypto.updates import UncheckedOpener
 from ostraka.encoding import UNSIGNED, pack
-from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
+from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.messages import SIMULATION, Receipt, RejectedClient, vector_digest
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
 from ostraka.roles.enclave.lanes import Lanes
+from ostraka.roles.enclave.spans import Span, spans
 
-_ROWS = 4  # that are added at a time, at the least
+_ROWS = 8  # that are added at a time
 _SALT_BYTES = 32
 _COMMITMENT = b"ostraka/selection/v1"
 _LEAKY = "gaussian masking: a single worker can recognise updates by the polar attack"
@@ -62,11 +63,10 @@ class Averaging:
         self._distances = distances
         self._distance_error = distance_error
         self._measured_by = measured_by
-        self._group = max(_ROWS, context.rules.tiling.group)
-        shape = (lanes.count, self._group, context.rules.tile)
-        self._raw = np.empty(shape, np.float32)
-        self._wide = np.empty(shape)
-        self._sums = np.empty((lanes.count, 2, context.rules.tile))
+        width = context.rules.spans.tile
+        self._raw = np.empty((lanes.count, width), np.float32)
+        self._wide = np.empty((lanes.count, _ROWS, width))
+        self._sums = np.empty((lanes.count, 2, width))
         self._openers: list[dict[int, UncheckedOpener]] = [{} for _ in range(lanes.count)]
         self._select()
 
@@ -79,27 +79,18 @@ class Averaging:
         a time, so their memory must not be used again during the pass.
         """
         self._select()  # Again, because the last call may have ended in TooFewUpdates.
-        aggregate = np.empty(self._context.rules.dimension, np.float32)
-        done = np.zeros(self._context.rules.tiling.count, bool)
+        config = self._context.rules
+        aggregate = np.empty(config.dimension, np.float32)
 
-        def average_tile(lane: int, index: int, ciphertexts: Sequence[Buffer]) -> None:
-            if index >= len(done) or len(ciphertexts) != len(self._rows):
-                raise LocalProtocolError(
-                    f"{len(done)} tiles of {len(self._rows)} rows; "
-                    f"got tile {index} of {len(ciphertexts)}"
-                )
-            part = aggregate[self._context.rules.tiling.part(index)]
-            part[:] = self._mean(lane, index, ciphertexts)
-            done[index] = True
+        def average_span(lane: int, index: int, span: Span) -> None:
+            aggregate[config.spans.part(index)] = self._mean(lane, span)
 
         try:
-            self._lanes.batches(tiles, average_tile)
+            self._lanes.batches(spans(tiles, config, len(self._rows)), average_span)
         except UpdateRejected as changed:
             self._standing.reject(changed.client, changed.reason)
             self._select()
             raise
-        if not done.all():
-            raise LocalProtocolError(f"{np.sum(~done)} tiles were not averaged")
         self._context.publication.claim()
         return self._publish(aggregate)
 
@@ -115,33 +106,33 @@ class Averaging:
         for row in self._selected:
             self._weights[row] = self._scales[row] / len(kept)
 
-    def _mean(self, lane: int, index: int, ciphertexts: Sequence[Buffer]) -> Float64:
-        """The weighted sum of one tile. All rows are opened; those not selected weigh nothing."""
-        size = self._context.rules.tiling.size(index)
+    def _mean(self, lane: int, span: Span) -> Float64:
+        """The weighted sum of one span. All rows are opened; those not selected weigh nothing."""
+        size = self._context.rules.spans.size(span.index)
         total: Float64 = self._sums[lane, 0, :size]
         more = self._sums[lane, 1, :size]
         total.fill(0)
-        for start in range(0, len(self._alive), self._group):
-            rows = self._alive[start : start + self._group]
-            raw = cut(self._raw[lane], len(rows), size)
-            for row, out in zip(rows, raw.view(np.uint8), strict=True):
-                self._reopen(lane, index, row, ciphertexts[row], out)
-            wide = cut(self._wide[lane], *raw.shape)
-            np.copyto(wide, raw)
+        for start in range(0, len(self._alive), _ROWS):
+            rows = self._alive[start : start + _ROWS]
+            wide = cut(self._wide[lane], len(rows), size)
+            for row, out in zip(rows, wide, strict=True):
+                np.copyto(out, self._reopen(lane, span, row, size))
             np.matmul(self._weights[rows], wide, out=more)
             total += more
         return total
 
-    def _reopen(self, lane: int, index: int, row: int, ciphertext: Buffer, out: AnyArray) -> None:
+    def _reopen(self, lane: int, span: Span, row: int, size: int) -> Float32:
+        raw: Float32 = self._raw[lane, :size]
         opener = self._openers[lane].get(row)
         if opener is None:
             opener = self._openers[lane][row] = self._rows[row].opener.unchecked()
         try:
-            opener.open_into(index, ciphertext, out)
-            if not self._fingerprints.same(row, index, out, ciphertext):
+            tags = span.open_row(row, opener.open_into, raw.view(np.uint8))
+            if not self._fingerprints.same(row, span.index, raw, tags):
                 raise OpenError("tile")
         except OpenError:
             raise UpdateRejected(self._rows[row].client, Rejection.CHANGED) from None
+        return raw
 
     def _cautions(self) -> tuple[str, ...]:
         config = self._context.rules

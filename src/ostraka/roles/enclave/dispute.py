@@ -11,6 +11,7 @@ from ostraka.errors import LocalProtocolError, WorkerLied
 from ostraka.roles.enclave.encoder import Auditor, Encoder, tile_by_tile
 from ostraka.roles.enclave.folding import Folding
 from ostraka.roles.enclave.rows import RowReader
+from ostraka.roles.enclave.spans import Span, spans
 
 
 class Dispute:
@@ -43,10 +44,8 @@ class Dispute:
         every answer is true by itself, which would be this enclave's own fault.
         """
         auditors, read = self._encoder.auditors(), 0
-        if self._folding is not None:
-            tiles = repeat((), self._reader.rules.columns.count)
-        for index, (ciphertexts, sealed_noise) in tile_by_tile(tiles, noise):
-            blocks = self._shares_again(index, ciphertexts, sealed_noise)
+        for index, (span, sealed_noise) in tile_by_tile(self._masked(tiles), noise):
+            blocks = self._shares_again(index, span, sealed_noise)
             for auditor, block in zip(auditors, blocks, strict=True):
                 auditor.add(block)
             read += 1
@@ -66,21 +65,21 @@ class Dispute:
             name for name, doubt in zip(self._names, doubts, strict=True) if doubt >= worst
         )
 
-    def _shares_again(
-        self, index: int, ciphertexts: Sequence[Buffer], noise: Buffer
-    ) -> list[AnyArray]:
+    def _masked(self, tiles: Iterable[Sequence[Buffer]]) -> Iterable[Span | None]:
+        if self._folding is None:
+            return spans(tiles, self._reader.rules, len(self._reader.rows))
+        return repeat(None, self._reader.rules.columns.count)
+
+    def _shares_again(self, index: int, span: Span | None, noise: Buffer) -> list[AnyArray]:
         """What each worker was given in tile `index`: (n, b) a worker."""
-        if self._folding is None and len(ciphertexts) != len(self._reader.rows):
-            raise LocalProtocolError(f"{len(self._reader.rows)} rows; got {len(ciphertexts)} tiles")
         shape = (len(self._reader.rows), self._reader.rules.columns.size(index))
         blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
 
         def derive(lane: int, rows: range) -> None:
-            if self._folding is None:
-                values = self._reader.reopen(lane, index, rows, ciphertexts)
-            else:
-                values = self._folding.columns(index, rows)
-            self._encoder.load(lane, rows, values)
+            if span is not None:
+                self._encoder.load(lane, rows, self._reader.reopen(lane, span, rows))
+            elif self._folding is not None:
+                self._encoder.load(lane, rows, self._folding.columns(index, rows))
             shares = self._encoder.audited(lane, index, rows, noise)
             for block, share in zip(blocks, shares, strict=True):
                 block[rows.start : rows.stop] = share

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64
+from ostraka.roles.enclave.spans import Span
 
 DEVIATIONS = 6  # that a stated error allows a distance to be off
 
@@ -66,7 +67,7 @@ class Auditor(Protocol):
 
 
 def tile_by_tile(
-    tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None
-) -> Iterator[tuple[int, tuple[Sequence[Buffer], Buffer]]]:
-    """Each tile's number, ciphertexts, and sealed noise if there is any."""
-    return enumerate(zip(tiles, noise or repeat(b""), strict=False))
+    spans: Iterable[Span | None], noise: Iterable[Buffer] | None
+) -> Iterator[tuple[int, tuple[Span | None, Buffer]]]:
+    """Of each tile that is masked, its number, what to open, and sealed noise if there is any."""
+    return enumerate(zip(spans, noise or repeat(b""), strict=False))

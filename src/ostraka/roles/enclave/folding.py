@@ -12,8 +12,9 @@ from ostraka.core import sketch
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
 from ostraka.roles.enclave.rows import RowReader
+from ostraka.roles.enclave.spans import Span
 
-_TOGETHER = 16  # tiles of a sketch's width that are folded before they are added to it
+_TOGETHER = 16  # times a sketch's width: what is folded before it is added to the sketch
 _TAME = 40  # the binary logarithm of a norm that needs no scale, at most, up or down
 
 
@@ -32,16 +33,16 @@ class Folding:
         scales = np.ones_like(norms) if self._tame else np.clip(1 / norms, 2.0**-126, 2.0**126)
         self._scales = scales.astype(np.float32)
         self._to_unit = reader.factors / self._scales
-        batch = (reader.lanes.count, reader.batch, reader.rules.tile)
+        batch = (reader.lanes.count, reader.batch, reader.rules.spans.tile)
         self._scaled = np.empty(batch, np.float32)
         self._folded = np.empty((*batch[:2], 2 * shape[1]), np.float32)
 
     def fold(self, tiles: Iterable[Sequence[Buffer]]) -> None:
         """The whole first pass over the updates."""
         wide = min(_TOGETHER * self.rows.shape[1], MAX_TILE_VALUES)
-        numbered, together = enumerate(tiles), max(1, wide // self._reader.rules.tile)
-        while batch := list(islice(numbered, together)):
-            self._fold_batch([self._draw(*tile) for tile in batch])
+        spans = self._reader.spans(tiles)
+        while batch := list(islice(spans, max(1, wide // self._reader.rules.spans.tile))):
+            self._fold_batch([self._draw(span) for span in batch])
         self.rows *= self._to_unit[:, None].astype(np.float32)
 
     def columns(self, index: int, rows: range) -> Float32:
@@ -53,36 +54,34 @@ class Folding:
         wide = (row.astype(np.float64) for row in self.rows)
         return np.array([np.linalg.norm(row) for row in wide])
 
-    def _draw(self, index: int, ciphertexts: Sequence[Buffer]) -> "_Tile":
-        """The signs and shifts of one tile, the same for all rows."""
-        width, m = self._reader.rules.tiling.size(index), self.rows.shape[1]
+    def _draw(self, span: Span) -> "_Folds":
+        """The signs and shifts of one span, the same for all rows."""
+        width, m = self._reader.rules.spans.size(span.index), self.rows.shape[1]
         bits = np.frombuffer(self._stream.bytes(-(-width // 8)), np.uint8)
         shifts = self._stream.uniform(sketch.blocks(width, m), m)
-        return _Tile(index, ciphertexts, sketch.signs(bits, width), shifts)
+        return _Folds(span, sketch.signs(bits, width), shifts)
 
-    def _fold_batch(self, batch: list["_Tile"]) -> None:
-        """Several tiles of a few rows, whose sketches stay in the cache meanwhile."""
+    def _fold_batch(self, batch: list["_Folds"]) -> None:
+        """Several spans of a few rows, whose sketches stay in the cache meanwhile."""
 
         def fold_rows(lane: int, rows: range) -> None:
             folded = cut(self._folded[lane], len(rows), self._folded.shape[2])
             folded.fill(0)
-            for tile in batch:
-                self._fold_rows(lane, rows, tile, folded)
+            for folds in batch:
+                self._fold_rows(lane, rows, folds, folded)
             sketch.wrap(folded, self.rows[rows.start : rows.stop])
 
-        for tile in batch:
-            self._reader.begin(tile.index, tile.ciphertexts)
         self._reader.each_batch(fold_rows)
 
-    def _fold_rows(self, lane: int, rows: range, tile: "_Tile", folded: Float32) -> None:
+    def _fold_rows(self, lane: int, rows: range, folds: "_Folds", folded: Float32) -> None:
         part = slice(rows.start, rows.stop)
-        values = self._reader.open(lane, tile.index, rows, tile.ciphertexts)
+        values = self._reader.open(lane, folds.span, rows)
         # An attacker's signalling NaN must not print a warning.
         with np.errstate(all="ignore"):
             scaled = values if self._tame else self._scale(lane, part, values)
             squares = np.vecdot(scaled, scaled) * self._to_unit[part] ** 2
-        self._reader.account(lane, tile.index, rows, scaled, squares)
-        sketch.fold(scaled, tile.signs, tile.shifts, out=folded)
+        self._reader.account(lane, folds.span.index, rows, scaled, squares)
+        sketch.fold(scaled, folds.signs, folds.shifts, out=folded)
 
     def _scale(self, lane: int, part: slice, values: Float32) -> Float32:
         scaled: Float32 = cut(self._scaled[lane], *values.shape)
@@ -91,10 +90,9 @@ class Folding:
 
 
 @dataclass(frozen=True)
-class _Tile:
-    """One tile of all rows, and how to fold it."""
+class _Folds:
+    """One span of all rows, and how to fold it."""
 
-    index: int
-    ciphertexts: Sequence[Buffer]
+    span: Span
     signs: Float32
     shifts: UInt32

@@ -11,6 +11,7 @@ from ostraka.roles.enclave.averaging import Averaging
 from ostraka.roles.enclave.encoder import Measured
 from ostraka.roles.enclave.folding import Folding
 from ostraka.roles.enclave.rows import RowReader
+from ostraka.roles.enclave.spans import Span
 
 _PANEL = 4096  # columns of a sketch, between sums in float64
 
@@ -46,26 +47,18 @@ class MeasuringInside:
     def _add_rows(self, tiles: Iterable[Sequence[Buffer]]) -> float:
         """Products in float64. Returns the error to expect."""
         space = np.empty((len(self._gram), self._reader.rules.tile))
-        for index, ciphertexts in enumerate(tiles):
-            self._reader.begin(index, ciphertexts)
-            block = space[:, : self._reader.rules.tiling.size(index)]
-            self._reader.each_batch(partial(self._read_into, block, index, ciphertexts))
+        for span in self._reader.spans(tiles):
+            block = space[:, : self._reader.rules.tiling.size(span.index)]
+            self._reader.each_batch(partial(self._read_into, block, span))
             distances.add_gram(self._gram, block)
         tiling = self._reader.rules.tiling
         return distances.gram_error(tiling.length, tile=tiling.tile)
 
-    def _read_into(
-        self,
-        block: Float64,
-        index: int,
-        ciphertexts: Sequence[Buffer],
-        lane: int,
-        rows: range,
-    ) -> None:
+    def _read_into(self, block: Float64, span: Span, lane: int, rows: range) -> None:
         part = slice(rows.start, rows.stop)
-        values = self._reader.open(lane, index, rows, ciphertexts)
+        values = self._reader.open(lane, span, rows)
         # An attacker's signalling NaN must not print a warning.
         with np.errstate(all="ignore"):
             scaled = np.multiply(values, self._factors[part], out=block[part])
             squares = np.vecdot(scaled, scaled)
-        self._reader.account(lane, index, rows, scaled, squares)
+        self._reader.account(lane, span.index, rows, scaled, squares)

@@ -23,6 +23,7 @@ from ostraka.roles.enclave.exact import ExactEncoder
 from ostraka.roles.enclave.folding import Folding
 from ostraka.roles.enclave.gaussian import GaussianEncoder
 from ostraka.roles.enclave.rows import RowReader
+from ostraka.roles.enclave.spans import Span
 
 
 class Masking:
@@ -65,14 +66,12 @@ class Masking:
         """
         if self._encoder is not None:
             raise LocalProtocolError("this attempt has masked its rows; a mask serves once")
-        if self._folding is not None:
-            self._folding.fold(tiles)
-            tiles = repeat((), self._columns.count)
+        spans = self._to_mask(tiles)
         self._encoder = self._make_encoder()
         largest = self._layout.size(0)
         sealed = [memoryview(bytearray(largest)) for _ in range(self._encoder.shares_per_row)]
-        for index, (ciphertexts, sealed_noise) in tile_by_tile(tiles, noise):
-            yield self._encode_tile(self._encoder, index, ciphertexts, sealed_noise, sealed)
+        for index, (span, sealed_noise) in tile_by_tile(spans, noise):
+            yield self._encode_tile(self._encoder, index, span, sealed_noise, sealed)
 
     def decode(self, answers: Sequence[Answer]) -> "Averaging | Dispute":
         """Distances and the selection; or a dispute, if the answers contradict the evidence.
@@ -94,6 +93,13 @@ class Masking:
             return Dispute(self._reader, self._folding, self._encoder, matrices, self._names)
         return self._reader.finish(measured, measured_by="workers")
 
+    def _to_mask(self, tiles: Iterable[Sequence[Buffer]]) -> Iterable[Span | None]:
+        """What is opened as it is masked: nothing, where it was folded before."""
+        if self._folding is None:
+            return self._reader.spans(tiles)
+        self._folding.fold(tiles)
+        return repeat(None, self._columns.count)
+
     def _make_encoder(self) -> Encoder:
         factors, norms = self._reader.factors, self._reader.norms
         if self._folding is not None:
@@ -106,15 +112,15 @@ class Masking:
         self,
         encoder: Encoder,
         index: int,
-        ciphertexts: Sequence[Buffer],
+        span: Span | None,
         noise: Buffer,
         sealed: list[memoryview],
     ) -> tuple[ShareTile, ...]:
         def encode_group(lane: int, rows: range) -> None:
-            if self._folding is None:
-                values = self._reader.open(lane, index, rows, ciphertexts)
+            if span is not None:
+                values = self._reader.open(lane, span, rows)
                 self._reader.account(lane, index, rows, *encoder.load(lane, rows, values))
-            else:
+            elif self._folding is not None:
                 encoder.load(lane, rows, self._folding.columns(index, rows))
             shares = encoder.shares(lane, index, rows, noise)
             encoder.witness(lane, rows)
@@ -122,8 +128,6 @@ class Masking:
             for channel, share, out in zip(self._channels, shares, sealed, strict=False):
                 channel.seal_share(index, rows.start, share, out[part])
 
-        if self._folding is None:
-            self._reader.begin(index, ciphertexts)
         self._reader.each_group(encode_group)
         encoder.end_tile()
         self._encoded += 1

@@ -1,6 +1,6 @@
-"""Opens the rows of a cohort, tile by tile, and holds each to its stated norm."""
+"""Opens the rows of a cohort, span by span, and holds each to its stated norm."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from ostraka.roles.enclave.averaging import Averaging
 from ostraka.roles.enclave.context import RoundContext, Row, Standing
 from ostraka.roles.enclave.encoder import DEVIATIONS, Measured
 from ostraka.roles.enclave.lanes import Lanes
+from ostraka.roles.enclave.spans import Span, spans
 
 _NORM_TOLERANCE = 2.0**-10
 _ROWS = 8  # that are read at a time where none are masked, if every lane has as many
@@ -32,7 +33,7 @@ class RowReader:
         self.rows = rows
         self.lanes = lanes
         self.group = self.rules.tiling.group
-        self.batch = max(self.group, min(_ROWS, -(-len(rows) // lanes.count)))
+        self.batch = max(self.rules.spans.group, min(_ROWS, -(-len(rows) // lanes.count)))
         self.norms = np.array([row.norm for row in rows])
         self.clip = self.rules.clipping_norm(self.norms)
         # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
@@ -41,10 +42,10 @@ class RowReader:
         self._standing = standing
         self._stated = self.norms * self.factors
         self._squares = np.zeros(len(rows))
-        self._zero_from = np.full(len(rows), self.rules.tiling.count)
+        self._zero_from = np.full(len(rows), self.rules.spans.count)
         self._fingerprints = Fingerprints(context.entropy)
         self._read = 0
-        shape = (lanes.count, self.batch, self.rules.tile)
+        shape = (lanes.count, self.batch, self.rules.spans.tile)
         self._raw = np.empty(shape, np.float32)
 
     def each_group(self, work: Callable[[int, range], None]) -> None:
@@ -55,45 +56,41 @@ class RowReader:
         """The same for what draws no masks: more rows at a time, and so fewer calls."""
         self.lanes.groups(len(self.rows), self.batch, work)
 
-    def begin(self, index: int, ciphertexts: Sequence[Buffer]) -> None:
-        """Every tile is read once, in order, for all rows together: no mask may serve twice."""
-        if index != self._read or index >= self.rules.tiling.count:
-            raise LocalProtocolError(
-                f"tile {self._read} of {self.rules.tiling.count} is next; got tile {index}"
-            )
-        if len(ciphertexts) != len(self.rows):
-            raise LocalProtocolError(f"{len(self.rows)} rows; got {len(ciphertexts)} tiles")
-        self._read += 1
+    def spans(self, tiles: Iterable[Sequence[Buffer]]) -> Iterator[Span]:
+        """What to open, in order. Everything is read once: no mask may serve twice."""
+        if self._read:
+            raise LocalProtocolError("these rows were read; another attempt has another reader")
+        for span in spans(tiles, self.rules, len(self.rows)):
+            self._read += 1
+            yield span
 
-    def open(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
-        """One tile of some rows as they were sent: (g, b), a view of the lane's scratch memory.
+    def open(self, lane: int, span: Span, rows: range) -> Float32:
+        """A span of some rows as they were sent: (g, b), a view of the lane's scratch memory.
 
         They are authentic. They are neither finite nor short until `account` has judged them.
         """
-        raw = cut(self._raw[lane], len(rows), self.rules.tiling.size(index))
+        raw = cut(self._raw[lane], len(rows), self.rules.spans.size(span.index))
         rejected, keep = self._standing.rejected, self._fingerprints.keep
         for row, out in zip(rows, raw.view(np.uint8), strict=True):
             member = self.rows[row]
             if member.client in rejected:
-                self._zero(row, index)
+                self._zero(row, span.index)
                 out.fill(0)
                 continue
-            ciphertext = ciphertexts[row]
             try:
-                member.opener.open_into(index, ciphertext, out)
+                keep(row, span.index, out, span.open_row(row, member.opener.open_into, out))
             except OpenError:
-                self._zero(row, index)
+                out.fill(0)
+                self._zero(row, span.index)
                 self.reject(row, Rejection.UNOPENABLE_TILE)
-            else:
-                keep(row, index, out, ciphertext)
         return raw
 
     def account(
         self, lane: int, index: int, rows: range, values: AnyArray, squares: Float64
     ) -> None:
-        """Add a tile's squares to the rows' norms, and zero what is too long by now or not finite.
+        """Add a span's squares to the rows' norms, and zero what is too long by now or not finite.
 
-        values: (g, b), the tile that the lane opened last, as it goes on. squares: (g,) of it in
+        values: (g, b), the span that the lane opened last, as it goes on. squares: (g,) of it in
         the unit ball. A row that is already too long cannot become short again.
         """
         part = slice(rows.start, rows.stop)
@@ -111,16 +108,15 @@ class RowReader:
             self._zero(row, index)
             self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
 
-    def reopen(self, lane: int, index: int, rows: range, ciphertexts: Sequence[Buffer]) -> Float32:
-        """What went on from this tile after `account`. Raises OpenError if its bytes changed."""
-        raw = cut(self._raw[lane], len(rows), self.rules.tiling.size(index))
+    def reopen(self, lane: int, span: Span, rows: range) -> Float32:
+        """What went on from this span after `account`. Raises OpenError if its bytes changed."""
+        raw = cut(self._raw[lane], len(rows), self.rules.spans.size(span.index))
         for row, out in zip(rows, raw.view(np.uint8), strict=True):
             out.fill(0)
-            if index >= self._zero_from[row]:
+            if span.index >= self._zero_from[row]:
                 continue
-            ciphertext = ciphertexts[row]
-            self.rows[row].opener.unchecked().open_into(index, ciphertext, out)
-            if not self._fingerprints.same(row, index, out, ciphertext):
+            tags = span.open_row(row, self.rows[row].opener.unchecked().open_into, out)
+            if not self._fingerprints.same(row, span.index, out, tags):
                 raise OpenError("tile")
         return raw
 
@@ -129,8 +125,8 @@ class RowReader:
 
     def finish(self, measured: Measured, *, measured_by: str) -> Averaging:
         """Judge the norms, and go on to the second pass with what was measured in the unit ball."""
-        if self._read != self.rules.tiling.count:
-            raise LocalProtocolError(f"{self._read} of {self.rules.tiling.count} tiles were read")
+        if self._read != (count := self.rules.spans.count):
+            raise LocalProtocolError(f"{self._read} of {count} spans were read")
         difference = np.abs(np.sqrt(self._squares) - self._stated)
         for row in np.flatnonzero(~(difference <= self._stated * _NORM_TOLERANCE)).tolist():
             self.reject(row, Rejection.FALSE_NORM)
@@ -147,7 +143,7 @@ class RowReader:
         )
 
     def _zero(self, row: int, index: int) -> None:
-        """From this tile on, the row counts as zeros."""
+        """From this span on, the row counts as zeros."""
         self._zero_from[row] = min(index, self._zero_from[row])
 
     def _error(self, measured: Measured) -> Float64:
