@@ -5,12 +5,18 @@ examples are drawn each time.
 """
 
 import os
+import signal
 
 # Tests run in parallel processes, so each has one BLAS thread. BLAS reads this when numpy is first
 # imported, and the processes that tests start inherit it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
+
+# Whoever starts the tests in the background starts them deaf to Ctrl-C, and with them all that they
+# start. A handler is not passed on to those; they begin as at a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Callable
 

@@ -43,7 +43,7 @@ from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
-PATIENCE_S = 120.0  # after which a test that waits has failed
+PATIENCE_S = 300.0  # after which a test that waits has failed
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
 
 CLIENT = """
@@ -482,6 +482,8 @@ class Stage:
         rejected: by round, whose update takes no part for which reason.
         """
         results = [client.result() for client in self.clients.values()]
+        # What the enclave has said before has been read by then, too.
+        self.wait_for("RoundOpened", number=self.rounds + 1)
         chain = self.chain()
         assert [receipt.number for receipt in chain] == list(range(1, self.rounds + 1))
         expected = np.zeros(self.updates.shape[2])

@@ -26,7 +26,7 @@ STEPS = (
     "after publish",
 )
 ROUNDS = 2
-DEADLINE_S = 4  # where a client is waited for in vain
+GRACE_S = 4  # where a client is waited for in vain, once all others have arrived
 
 # rules: lines of the federation file. workers: that are enrolled.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def tile_by_tile(sealed, asked, batch):
 uploading._requests = tile_by_tile
 with ostraka.Client(
     address, name=name, key=f"{root}/keys/{name}.key", policy=f"{root}/policy.toml",
-    unsafe_simulation=True, timeout=120,
+    unsafe_simulation=True, timeout=300,
 ) as client:
     while (model := client.fetch()).round <= len(updates):
         say("fetched", model.round)
@@ -189,6 +189,7 @@ class Scene:
         stage, case = self.stage, self.case
         if case.victim == CLIENT:
             self.process = self._client(case.place if case.holder == CLIENT else "")
+            self.process.wait_for("fetched 1")  # A process starts more slowly than threads do.
         if case.holder in stage.names and case.holder != case.victim:
             place, number = case.place.split()
             stage.client(case.holder).gates[place, int(number)] = self.gate
@@ -295,7 +296,7 @@ def plan_for(case):
     variant = dict(VARIANTS[case.variant])
     settings = variant.pop("rules")
     if case.in_vain:
-        settings = settings | {"deadline_s": DEADLINE_S}
+        settings = settings | {"grace_s": GRACE_S}
     if case.step == "during masking":
         # More than fits between two processes, so that shares are held up when a worker is.
         large = {"tile": 16384} | ({"sketch": 262_144} if "sketch" in settings else {})

@@ -47,6 +47,7 @@ def test_sixteen_clients_and_four_attackers(deploy, logged, masking):
     rows = honest_and_attackers(n, f, d)
     enclave = deployment.enclave()
     deployment.workers()
+    enclave.wait_for("WorkerJoined", after=enclave.wait_for("WorkerJoined"))
     clients = [deployment.client(i + 1, rows[i]) for i in range(n)]
     for client in clients:
         client.wait_for("done 1 True")
@@ -61,7 +62,7 @@ def test_sixteen_clients_and_four_attackers(deploy, logged, masking):
         *("--name", "client-1", "--key", str(deployment.key("client-1"))),
         *("--policy", str(deployment.policy), "--unsafe-simulation", "--out", str(out), "--json"),
     )
-    assert fetching.child.wait(60) == 0, fetching.lines
+    assert fetching.child.wait(300) == 0, fetching.lines
     (model,) = load_file(out).values()
     np.testing.assert_allclose(model, mean, rtol=1e-6, atol=1e-9)
     assert json.loads(fetching.lines[-1])["simulated"]

@@ -385,7 +385,7 @@ def test_fuzzed_messages_and_broken_connections(deploy, logged, scale, capsys):
             "tile": 300,
             "count": 1,
             "deadline_s": 3600,
-            "idle_s": 2,
+            "idle_s": 5,
             "requests_per_minute": 10**6,
         },
     )
@@ -427,6 +427,7 @@ def test_fuzzed_messages_and_broken_connections(deploy, logged, scale, capsys):
     clients += [deployment.client(number, updates[number - 1]) for number in range(2, N + 1)]
     for client in clients[: N - 1]:
         client.wait_for("done 1 True")
+    enclave.wait_for("RoundPublished")
     (published,) = logged(enclave, "RoundPublished")
     assert published["participants"] >= N - 1
     rejected = {each["client"] for each in logged(enclave, "ClientRejected")}

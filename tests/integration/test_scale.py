@@ -176,6 +176,7 @@ def play(deployment, logged, *, n, f, at_a_time):
     senders = deployment.spawn("senders", __file__, *arguments)
     senders.wait_for(f"receipt {n} {n - f} 0", seconds=PLAY_S)
     elapsed = time.perf_counter() - start
+    enclave.wait_for("RoundPublished")
     (attempt,) = logged(enclave, "AttemptStarted")
     assert attempt["workers"] == ["worker-1", "worker-2"]
     assert len(logged(enclave, "UploadCompleted")) == n

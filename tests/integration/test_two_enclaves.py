@@ -37,7 +37,7 @@ def join(deployment):
         key=deployment.key("client-1"),
         policy=deployment.policy,
         unsafe_simulation=True,
-        timeout=30,
+        timeout=300,
     )
     with client:
         client.fetch()
@@ -89,7 +89,7 @@ def test_the_sealed_state_of_one_is_nothing_to_the_other(deploy, altered):
     assert deployment.enclave().stop() == 0
     other = deployment.enclave(wait=False, PYTHONPATH=str(altered))
     other.wait_for("does not open under this enclave's key")
-    assert other.child.wait(30) not in (0, None)
+    assert other.child.wait(60) not in (0, None)
     assert deployment.enclave().stop() == 0
 
 

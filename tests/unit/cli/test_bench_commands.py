@@ -132,18 +132,6 @@ def test_leakage_runs_in_a_process_of_its_own(run):
     assert shown["exact"]["bound_bits"] == 0
 
 
-def test_scale_measures_the_sizes_that_are_named(run, monkeypatch):
-    monkeypatch.setattr(forecast, "_DRAWS", 5)
-    sizes = "--clients 8 --clients 12 --dim 500 --dim 1000"
-    result = run(f"bench scale {sizes} --repeat 1 --budget 60 --json")
-    assert result.exit_code == 0, result.output
-    shown = json.loads(result.stdout.splitlines()[-1])
-    measured = {(cell["clients"], cell["dim"]) for cell in shown["cells"]}
-    skipped = {tuple(pair) for pair in shown["skipped"]}
-    assert measured | skipped == {(n, d) for n in (8, 12) for d in (500, 1000)}
-    assert shown["command"] == f"ostraka bench scale {sizes} --repeat 1 --budget 60.0"
-
-
 def test_paper_passes_its_options_on(run, monkeypatch):
     asked = []
 
@@ -166,6 +154,7 @@ SCALE = (
 
 @cache
 def by_a_process(module, *arguments):
+    """Processes take long to start, so what was measured once is good for all tests."""
     return launch.run_module(module, list(arguments), lambda *_: None)
 
 
@@ -186,6 +175,17 @@ def cells(monkeypatch):
 
     monkeypatch.setattr(forecast, "_DRAWS", 5)
     return stop
+
+
+def test_scale_measures_the_sizes_that_are_named(run, cells):
+    cells(None)
+    result = run(f"{SCALE} --json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout.splitlines()[-1])
+    measured = {(cell["clients"], cell["dim"]) for cell in shown["cells"]}
+    skipped = {tuple(pair) for pair in shown["skipped"]}
+    assert measured | skipped == {(n, d) for n in (8, 12) for d in (500, 1000)}
+    assert shown["command"] == f"ostraka {SCALE}".replace(" 600 --out here", " 600.0")
 
 
 def test_a_benchmark_that_is_stopped_goes_on_with_the_same_command(run, cells, tmp_path):

@@ -10,6 +10,7 @@ from ostraka.cli import app
 from ostraka.errors import RoundFailed, ServiceError
 from ostraka.lab.folder import RunFolder
 from ostraka.lab.metrics import BaselineMetrics, Metrics, RoundMetrics
+from ostraka.report.html import Html
 
 SMALL = "--clients 5 --byzantine 1 --rounds 2"
 
@@ -42,7 +43,11 @@ def _here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def stage(monkeypatch):
-    """stage(change): a run without its processes; change(row) may alter what came out."""
+    """stage(change): a run without its processes; change(row) may alter what came out.
+
+    Its report has no pictures, which take long to draw.
+    """
+    monkeypatch.setattr("ostraka.report.blocks.drawn", lambda *_, **__: Html(""))
 
     def change_rows(change=lambda row: row):
         def play(folder: RunFolder, *, rounds=None, tell=None):

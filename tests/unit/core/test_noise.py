@@ -214,9 +214,10 @@ def test_redrawing_on_condition_leaves_directions_uniform():
 
 
 @pytest.mark.slow
-def test_law4_at_full_size():
-    rows = noise.constant_distance(gaussian(64, 1_000_000), sigma=27.0)
+def test_law4_at_full_size(scale: Callable[[int, int], int]):
+    d = scale(200_000, 1_000_000)
+    rows = noise.constant_distance(gaussian(64, d), sigma=27.0)
     assert relative_deviation(rows, 27.0) < 1e-13
-    gram = rows @ rows.T / (1_000_000 * 27.0**2)
+    gram = rows @ rows.T / (d * 27.0**2)
     np.testing.assert_allclose(gram, np.eye(64), rtol=0, atol=1e-13)
     assert_marginals_gaussian(rows, 27.0)

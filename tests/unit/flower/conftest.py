@@ -11,7 +11,7 @@ import pytest
 
 
 @pytest.fixture
-def flower() -> Any:
+def flower(monkeypatch) -> Any:
     """Loaded when a test asks for it: where Flower is missing, tests are to be skipped."""
     name = "ostraka_flower_harness"
     if name not in sys.modules:
@@ -22,6 +22,7 @@ def flower() -> Any:
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     sys.modules[name].identify()
+    monkeypatch.setattr("ostraka.flower.courier.time", sys.modules[name].CLOCK)
     return sys.modules[name].make
 
 

@@ -3,6 +3,7 @@
 What a SuperLink could do to messages, a test does by `grid.down` and `grid.up`.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +20,30 @@ from ostraka.flower import UNSAFE_SIMULATION, PrivateMultiKrum, sealing_mod
 from ostraka.flower.in_process import Rules, UnsafeInProcessEnclave
 from ostraka.messages import Receipt
 
+LOST_S = 60.0  # for a reply, by default: see Clock
+
 Tamper = Callable[[int, Message], Message | None]
 
 
 def carried(content: RecordDict) -> RecordDict:
     """As it comes out on the other side of a network."""
     return recorddict_from_proto(recorddict_to_proto(content))
+
+
+@dataclass
+class Clock:
+    """The courier's time. While it waits for what is lost, and for nothing else, time flies.
+
+    So nobody has to be quick, and no test waits. What has longer than LOST_S is waited for in vain.
+    """
+
+    skipped: float = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.skipped
+
+
+CLOCK = Clock()
 
 
 @dataclass
@@ -41,6 +60,8 @@ class LocalGrid(Grid):
     replies: dict[str, Message] = field(default_factory=dict)
     log: list[tuple[int, Message, Message]] = field(default_factory=list)
     run: Any = None
+    lost: dict[str, int] = field(default_factory=dict)  # how often each was asked for in vain
+    _began: float = 0.0  # when messages were pushed, in seconds that were skipped before
 
     def set_run(self, run: Any) -> None:
         self.run = run
@@ -52,10 +73,17 @@ class LocalGrid(Grid):
         return list(self.apps)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        self._began = CLOCK.skipped
         return [self._push(message) for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return [self.replies.pop(each) for each in list(message_ids) if each in self.replies]
+        asked = list(message_ids)
+        for each in asked:
+            if each in self.lost and not self.replies:
+                self.lost[each] += 1
+                gone = min(self.lost[each] / 2, 1) * LOST_S
+                CLOCK.skipped = max(CLOCK.skipped, self._began + gone)
+        return [self.replies.pop(each) for each in asked if each in self.replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -70,6 +98,7 @@ class LocalGrid(Grid):
         sent.metadata.__dict__["_message_id"] = name
         arriving = self.down(node, sent)
         if arriving is None:
+            self.lost[name] = 0
             return name
         before = Message(carried(arriving.content), node, message.metadata.message_type)
         try:
@@ -80,7 +109,9 @@ class LocalGrid(Grid):
             reply.content = carried(reply.content)
         self.log.append((node, before, reply))
         leaving = self.up(node, reply)
-        if leaving is not None:
+        if leaving is None:
+            self.lost[name] = 0
+        else:
             self.replies[name] = leaving
         return name
 
@@ -114,7 +145,7 @@ class Federation:
     def receipts(self) -> list[Receipt]:
         return self.strategy.receipts
 
-    def start(self, rounds: int = 1, timeout: float = 0.5, **more: Any) -> Any:
+    def start(self, rounds: int = 1, timeout: float = LOST_S, **more: Any) -> Any:
         first = record_of(self.model)
         return self.strategy.start(self.grid, first, rounds, timeout=timeout, **more)
 
@@ -164,7 +195,7 @@ def make(
         Rules(f, disclose_selection=True, **(rules or {})), newcomers=newcomers
     )
     made = PrivateMultiKrum(
-        enclave=enclave, num_malicious_nodes=f, challenge_timeout=0.2, **strategy
+        enclave=enclave, num_malicious_nodes=f, challenge_timeout=LOST_S, **strategy
     )
     first = {
         "weight": np.linspace(-1, 1, 60, dtype="<f4").reshape(6, 10),

@@ -195,6 +195,7 @@ def test_stragglers_get_their_grace_and_no_more(flower, said):
 def test_a_node_that_is_slow_to_answer_the_greeting_gets_the_grace_and_no_more(flower, said):
     """Node 7 answers when it was asked for eight times, which takes some seconds."""
     federation = flower(straggler_grace=0.05)
+    federation.strategy.challenge_timeout = 2
     federation.add(7)
     pull = federation.grid.pull_messages
     pulls: Counter[str] = Counter()

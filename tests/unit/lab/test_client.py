@@ -16,6 +16,7 @@ from ostraka.lab.participant import Participant, Task
 from ostraka.services.client.results import Model
 
 
+@pytest.mark.slow
 def test_the_library_would_keep_a_nan_to_itself_and_an_attacker_does_not():
     code = """
 import numpy as np
@@ -35,6 +36,7 @@ except ConfigError:
     assert done.stdout == "sent\n"
 
 
+@pytest.mark.slow
 def test_it_loads_no_compiler_and_nothing_to_draw_with():
     """A dozen of these start at one time."""
     code = "import sys, ostraka.lab.client; print(*sys.modules)"

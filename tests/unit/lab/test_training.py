@@ -175,6 +175,7 @@ def test_trainers_in_threads_do_not_disturb_each_other():
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 def test_another_process_computes_the_same():
     code = """
 import hashlib, runpy, sys

@@ -52,7 +52,7 @@ from ostraka.services.worker.session import Session
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Welcome, WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 
-WAIT = 30  # seconds, after which a test that hangs fails
+WAIT = 60  # seconds, after which a test that hangs fails
 ENCLAVE, ME, IMPOSTOR = (Identity(bytes([seed]) * 32) for seed in (1, 2, 3))
 N, D, TILE = 7, 200, 32
 ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
@@ -415,8 +415,9 @@ SHOWN_OUT = {
 
 
 @pytest.mark.parametrize(("code", "why"), SHOWN_OUT.values(), ids=SHOWN_OUT.keys())
-def test_who_is_shown_out_was_never_connected_and_is_told_why(code, why, caplog):
+def test_who_is_shown_out_was_never_connected_and_is_told_why(code, why, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
+    monkeypatch.setattr(service, "_STABLE_S", WAIT)
     door = Doorkeeper(code)
     with serving(door) as address, working(address, "me", ME):
         assert door.came.acquire(timeout=WAIT)

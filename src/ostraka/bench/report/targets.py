@@ -129,6 +129,5 @@ def _many(figures: Figures | None) -> Iterator[Block]:
             yield Paragraph(
                 f"With {each['clients']:,} clients the first pass is {words.seconds(first)} of "
                 f"{words.seconds(whole)}; the rest, headers and the second pass, is needed inside "
-                "as well. A tile has few values there, and what surrounds a cipher costs as much "
-                "as the cipher."
+                "as well, and so keeps the ratio of whole rounds low."
             )

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ostraka.lab import report
+from ostraka.report.html import Html
 
 EVERY = ("digits", "backdoor", "gaussian", "unfinished", "absent")
 
@@ -19,6 +20,12 @@ TITLES = {
     "unfinished": (*COMMON, "What one worker can learn of one update"),
     "absent": COMMON,
 }
+
+
+@pytest.fixture
+def _undrawn(monkeypatch):
+    """Pictures take long, and not every test looks at them."""
+    monkeypatch.setattr("ostraka.report.blocks.drawn", lambda *_, **__: Html(""))
 
 
 @pytest.fixture
@@ -59,6 +66,7 @@ def test_the_key_figures_are_those_of_the_run(text):
     assert "9 of 360" in text("backdoor")
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_only_a_simulated_enclave_is_called_so(fabricate):
     assert "SIMULATED" not in report.write(fabricate(done=1, simulated=False)).read_text("utf-8")
 
@@ -113,6 +121,7 @@ def test_an_accuracy_that_was_measured_now_and_then_is_drawn(fabricate):
     assert "Ostraka ends at 93.4\xa0%" in report.write(folder).read_text("utf-8")
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_a_torn_last_line_is_no_obstacle(fabricate):
     folder = fabricate()
     for name in ("metrics.jsonl", "baseline.jsonl"):
@@ -144,6 +153,7 @@ def test_a_long_run_of_many_clients_stays_small(fabricate):
     assert report.write(folder).stat().st_size < 1_000_000
 
 
+@pytest.mark.usefixtures("_undrawn")
 def test_it_is_written_as_a_whole_into_the_folder(fabricate):
     folder = fabricate(done=1)
     path = report.write(folder)

@@ -41,6 +41,7 @@ from ostraka.services.keys import write_identity
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 
+PATIENCE_S = 60.0  # for what comes in the end, however slow the machine is
 SERVICE = threading.local()  # has `seals` while the service seals for others
 AUTHORITY, ENCLAVE = Identity(b"a" * 32), Identity(b"e" * 32)
 SEEDS = {name: bytes([at]) * 32 for at, name in enumerate(("alice", "bob", "carol", "dave"), 1)}
@@ -320,6 +321,26 @@ def _hurry(monkeypatch):
 
 
 @pytest.fixture
+def when():
+    """when(condition, act) does it in a thread of its own, once the condition is met."""
+    threads: list[threading.Thread] = []
+
+    def wait(condition: Callable[[], bool], act: Callable[[], Any]) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while not condition() and time.monotonic() < until:
+            time.sleep(0.01)
+        act()
+
+    def start_one(condition: Callable[[], bool], act: Callable[[], Any]) -> None:
+        threads.append(threading.Thread(target=wait, args=(condition, act)))
+        threads[-1].start()
+
+    yield start_one
+    for each in threads:
+        each.join()
+
+
+@pytest.fixture
 def serve():
     """Starts services, and stops them."""
     running: list[Host] = []
@@ -389,7 +410,7 @@ def connect(host, folder, told):
             "key": folder / f"{name}.key",
             "policy": folder / "policy.toml",
             "unsafe_simulation": True,
-            "timeout": 60,
+            "timeout": PATIENCE_S,
             "on_event": told.append,
             **options,
         }

@@ -1,7 +1,6 @@
 """`ostraka client fetch` and `submit`: what they print, write and end with."""
 
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ def run(host, folder):
     """Runs a command of alice, whose files are in the folder."""
 
     def command(name, *arguments, simulation=True):
-        options = ["--enclave", host.address, "--name", "alice", "--timeout", "20"]
+        options = ["--enclave", host.address, "--name", "alice", "--timeout", "60"]
         options += ["--key", str(folder / "alice.key"), "--policy", str(folder / "policy.toml")]
         options += ["--unsafe-simulation"] if simulation else []
         line = ["client", name, *map(str, arguments), *options]
@@ -98,10 +97,10 @@ def test_submit_weights_with_the_model_that_they_were_trained_from(run, folder, 
     assert "--base is not the model of round 2" in result.stderr
 
 
-def test_an_update_that_took_no_part_is_a_failure(run, folder, service):
+def test_an_update_that_took_no_part_is_a_failure(run, folder, service, when):
     np.save(folder / "update.npy", np.ones(D))
     service.auto = False
-    threading.Timer(0.5, service.close).start()
+    when(lambda: service.calls.count("Upload") >= 3, service.close)
     service.breaks = [2] + [0] * 1000
     for name in ("bob", "carol", "dave"):
         service._send(name, service.collecting.offer, 0.0)
@@ -142,10 +141,10 @@ def test_what_happens_on_the_way_is_told_on_stderr(run, folder, service):
     assert "sending 3 of 5 tiles" in result.stderr
 
 
-def test_what_is_waited_for_is_told_once_on_stderr(run, folder, service):
+def test_what_is_waited_for_is_told_once_on_stderr(run, folder, service, when):
     np.save(folder / "update.npy", np.ones(D))
     service.auto = False
-    threading.Timer(0.5, service.publish).start()
+    when(lambda: service.calls.count("AwaitOutcome") >= 3, service.publish)
     lines = run("submit", folder / "update.npy").stderr.splitlines()
     assert lines.count("waiting for an open round") == 1
     assert lines.count("waiting for round 1 to be published") == 1

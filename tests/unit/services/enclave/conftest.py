@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 PATIENCE_S = 60.0
+PARTS = 8  # messages of an upload, at most: a limit of seconds is a wide one for so few
 
 
 @dataclass
@@ -145,7 +146,7 @@ class Speaker:
     def introduce(self, nonce: bytes = b"n" * 32, **lies: Any) -> Introduction:
         challenge = self.identity.sign(replace(Challenge(nonce, self.name, UNSIGNED), **lies))
         request = wire.IntroduceRequest(challenge=encode(challenge))
-        return decode(Introduction, self.stub.Introduce(request, timeout=30).introduction)
+        return decode(Introduction, self.stub.Introduce(request, timeout=PATIENCE_S).introduction)
 
     def join(self) -> Joined:
         federation = self.charter().federation
@@ -159,12 +160,16 @@ class Speaker:
         return joined
 
     def upload(self, sealed: SealedUpdate, tiles: Any = None) -> list[wire.UploadReply]:
+        given = list(sealed.tiles if tiles is None else tiles)
+        size = -(-len(given) // PARTS) or 1
+
         def requests() -> Iterator[wire.UploadRequest]:
             yield wire.UploadRequest(header=encode(sealed.header))
-            for tile in sealed.tiles if tiles is None else tiles:
-                yield wire.UploadRequest(tiles=wire.Tiles(tile=[encode(tile)]))
+            for start in range(0, len(given), size):
+                part = map(encode, given[start : start + size])
+                yield wire.UploadRequest(tiles=wire.Tiles(tile=part))
 
-        return list(self.stub.Upload(requests(), timeout=30))
+        return list(self.stub.Upload(requests(), timeout=PATIENCE_S))
 
     def send(self, update: np.ndarray) -> Joined:
         joined = self.join()
@@ -176,7 +181,7 @@ class Speaker:
         offer = joined.offer
         request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id)
         while True:
-            reply = self.stub.AwaitOutcome(request, timeout=60)
+            reply = self.stub.AwaitOutcome(request, timeout=PATIENCE_S)
             if reply.WhichOneof("outcome") != "pending":
                 return reply
 
@@ -190,9 +195,8 @@ class Speaker:
         return np.frombuffer(b"".join(part.data for part in parts), "<f4")
 
 
-@pytest.fixture
-def start(tmp_path) -> Iterator[Callable[..., Running]]:
-    """start(clients=5, f=1, ...) gives a service that runs; more starts are more folders."""
+@contextmanager
+def starting(folders: Path) -> Iterator[Callable[..., Running]]:
     services: list[Running] = []
 
     def make(*, run: bool = True, settings: dict[str, Any] | None = None, **plan: Any) -> Running:
@@ -206,7 +210,7 @@ def start(tmp_path) -> Iterator[Callable[..., Running]]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        service = Running(tmp_path / f"federation-{len(services)}", Plan(**asked), port)
+        service = Running(folders / f"federation-{len(services)}", Plan(**asked), port)
         folder.create(service.root, service.plan, now=int(time.time()) - 60)
         service.set(listen=f"127.0.0.1:{port}", **(settings or {}))
         service.sign()
@@ -221,7 +225,21 @@ def start(tmp_path) -> Iterator[Callable[..., Running]]:
 
 
 @pytest.fixture
-def speaker() -> Iterator[Callable[[Running, int | str], Speaker]]:
+def start(tmp_path) -> Iterator[Callable[..., Running]]:
+    """start(clients=5, f=1, ...) gives a service that runs; more starts are more folders."""
+    with starting(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def start_once(tmp_path_factory) -> Iterator[Callable[..., Running]]:
+    """For a service that many tests share."""
+    with starting(tmp_path_factory.mktemp("shared")) as make:
+        yield make
+
+
+@contextmanager
+def speaking() -> Iterator[Callable[[Running, int | str], Speaker]]:
     channels: list[grpc.Channel] = []
 
     def make(service: Running, who: int | str, identity: Identity | None = None) -> Speaker:
@@ -234,3 +252,15 @@ def speaker() -> Iterator[Callable[[Running, int | str], Speaker]]:
     yield make
     for channel in channels:
         channel.close()
+
+
+@pytest.fixture
+def speaker() -> Iterator[Callable[[Running, int | str], Speaker]]:
+    with speaking() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def speaker_once() -> Iterator[Callable[[Running, int | str], Speaker]]:
+    with speaking() as make:
+        yield make

@@ -44,24 +44,27 @@ def play(service, speaker, updates, but=()):
     return speakers, receipts[here[0]]
 
 
+@pytest.mark.slow
 def test_stragglers_cost_no_more_than_the_deadline(start, speaker):
-    service = start(clients=7, settings={"deadline_s": 0.5})
+    service = start(clients=7, settings={"deadline_s": 4})
     _, receipt = play(service, speaker, rows(7), but=[2, 5])
     assert receipt.participants == 5
     assert set(service.wait_for("RoundClosed").missing) == {"client-3", "client-6"}
     assert not service.named("QuorumMissed")
 
 
+@pytest.mark.slow
 def test_a_missed_quorum_extends_the_round_and_then_skips_it(start, speaker):
-    service = start(settings={"deadline_s": 0.2, "extensions": 2})
+    extensions = 14  # for a client that may be slow: it comes before the last of them
+    service = start(settings={"deadline_s": 0.2, "extensions": extensions})
     early = speaker(service, 1)
     joined = early.send(rows()[0])
     skipped = service.wait_for("RoundSkipped")
     assert skipped.number == 1
     assert "quorum" in skipped.why
-    missed = service.named("QuorumMissed")
-    assert [each.extensions_left for each in missed[:3]] == [2, 1, 0]
-    assert (missed[0].arrived, missed[0].quorum) == (1, 5)
+    missed = service.named("QuorumMissed")[: extensions + 1]
+    assert [each.extensions_left for each in missed] == list(range(extensions, -1, -1))
+    assert (missed[-1].arrived, missed[-1].quorum) == (1, 5)
     assert early.outcome(joined).WhichOneof("outcome") == "void"
     # The next round has the same number, and other keys.
     again = early.join().offer
@@ -70,8 +73,9 @@ def test_a_missed_quorum_extends_the_round_and_then_skips_it(start, speaker):
     assert again.key != joined.offer.key
 
 
+@pytest.mark.slow
 def test_a_client_that_comes_in_the_extension_completes_the_quorum(start, speaker):
-    service = start(settings={"deadline_s": 1.0, "extensions": 5})
+    service = start(settings={"deadline_s": 1.0, "extensions": 60})
     updates = rows()
     speakers = [speaker(service, i + 1) for i in range(5)]
     joined = [speakers[i].send(updates[i]) for i in range(4)]
@@ -153,8 +157,9 @@ def test_what_was_sent_before_a_crash_counts_for_nothing_after_it(start, speaker
     assert receipt.participants == 5
 
 
+@pytest.mark.slow
 def test_the_service_ends_by_itself_after_the_last_round(start, speaker):
-    service = start(settings={"count": 2, "linger_s": 0.3})
+    service = start(settings={"count": 2, "linger_s": 3})
     updates = rows()
     play(service, speaker, updates)
     speakers, receipt = play(service, speaker, updates)

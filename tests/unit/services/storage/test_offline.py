@@ -23,6 +23,7 @@ from ostraka.services.storage.offline import OfflinePool, SealedBlocks
 from ostraka.services.storage.spool_file import clean
 
 N, D, TILE = 7, 100, 16
+WAIT = 60  # seconds, after which a test that hangs fails
 ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
 
 
@@ -47,7 +48,7 @@ def pool(tmp_path):
 
 def until_ready(pool, count):
     with pool._changed:
-        assert pool._changed.wait_for(lambda: pool.ready == count and not pool._making, 30)
+        assert pool._changed.wait_for(lambda: pool.ready == count and not pool._making, WAIT)
 
 
 def measured(parties, prepare, workers=None, tell=lambda event: None):
@@ -119,7 +120,7 @@ class HalfMade:
         for block in self.prepared.make():
             self.tiles = getattr(self, "tiles", 0) + 1
             self.begun.set()
-            assert self.go_on.wait(30)
+            assert self.go_on.wait(WAIT)
             yield block
 
 
@@ -137,7 +138,7 @@ def half_made(pool, monkeypatch, request):
     monkeypatch.setattr(cast.enclave, "prepare", slow)
     one = pool(cast.enclave, depth=1)
     one.start()
-    assert begun.wait(30)
+    assert begun.wait(WAIT)
     yield one, made[0], go_on
     go_on.set()
 
@@ -165,7 +166,7 @@ def test_what_is_half_made_is_dropped_where_the_pool_stops(half_made, tmp_path):
     with one.resting():
         go_on.set()
         one.stop()
-    one._thread.join(30)
+    one._thread.join(WAIT)
     assert not one._thread.is_alive()
     assert masks.tiles == 1
     assert list(tmp_path.iterdir()) == []
@@ -291,19 +292,19 @@ def test_masks_that_are_half_made_are_waited_for(pool, monkeypatch):
     def slow():
         makers.append(threading.current_thread().name)
         begun.set()
-        go_on.wait(30)
+        go_on.wait(WAIT)
         return prepare()
 
     monkeypatch.setattr(cast.enclave, "prepare", slow)
     one = pool(cast.enclave, depth=1)
     one.start()
-    begun.wait(30)
+    begun.wait(WAIT)
     taken = []
     taker = threading.Thread(target=lambda: taken.append(one.take()))
     taker.start()
     assert not taken
     go_on.set()
-    taker.join(30)
+    taker.join(WAIT)
     assert len(taken) == 1
     assert makers[0] == "offline"
     assert len(makers) == 1
@@ -333,14 +334,14 @@ def test_stopping_in_the_middle_leaves_nothing(pool, tmp_path, monkeypatch):
         real(self, block)
         reached.set()
         with one._changed:
-            one._changed.wait_for(lambda: one._stopped, 30)
+            one._changed.wait_for(lambda: one._stopped, WAIT)
 
     monkeypatch.setattr(SealedBlocks, "append", append)
     one.start()
-    reached.wait(30)
+    reached.wait(WAIT)
     assert len(list(tmp_path.iterdir())) == 1
     one.stop()
-    one._thread.join(30)
+    one._thread.join(WAIT)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -354,7 +355,7 @@ def test_a_limit_is_kept_and_the_next_attempt_hears_of_it(pool, tmp_path, caplog
         one.start()
         until_ready(one, 1)
         with one._changed:
-            one._changed.wait_for(lambda: bool(caplog.records), 30)
+            one._changed.wait_for(lambda: bool(caplog.records), WAIT)
     assert "OfflineFailed" in caplog.text
     taken = one.take()
     with pytest.raises(StorageFull, match="spool_mib"):
