@@ -400,16 +400,23 @@ def test_a_second_enclave_on_the_same_port_is_refused(stage):
 
 
 def start_with_wrong_clock(play):
-    """Gives the file that says by how many seconds the enclave's clock is wrong."""
+    """Gives what sets by how many seconds the enclave's clock is wrong."""
     wrong_by = play.deployment.root / "wrong-by"
-    wrong_by.write_text("0")
+
+    def set_wrong_by(seconds):
+        """At once: the enclave may read in the middle of a write."""
+        new = wrong_by.with_suffix(".new")
+        new.write_text(str(seconds))
+        new.replace(wrong_by)
+
+    set_wrong_by(0)
     command = ("enclave", "run", "--config", str(play.deployment.config))
     flags = ("--unsafe-simulate", "--log-json")
     spawn = play.deployment.spawn
     play.enclaves.append(spawn("enclave", "-c", WRONG_CLOCK, str(wrong_by), *command, *flags))
     play.wait_for("ServiceStarted")
     play.start_clients()
-    return wrong_by
+    return set_wrong_by
 
 
 @pytest.mark.slow
@@ -417,10 +424,10 @@ def test_a_clock_that_jumps_ahead_closes_no_round(stage):
     play = stage(settings={"deadline_s": 600})
     gate = play.gate()
     play.client("client-8").gates["fetched", 1] = gate
-    wrong_by = start_with_wrong_clock(play)
+    set_wrong_by = start_with_wrong_clock(play)
     for name in play.names[:-1]:
         play.wait_for("UploadCompleted", client=name)
-    wrong_by.write_text("3600")
+    set_wrong_by(3600)
     jumped = play.wait_for("ClockJumped")
     assert abs(jumped["seconds"] - 3600) < 60
     gate.open()
@@ -434,9 +441,9 @@ def test_a_clock_that_jumps_back_keeps_no_round_open(stage):
     play = stage(settings={"deadline_s": 8})
     gate = play.gate()
     play.client("client-8").gates["fetched", 1] = gate
-    wrong_by = start_with_wrong_clock(play)
+    set_wrong_by = start_with_wrong_clock(play)
     gate.wait_until_reached()
-    wrong_by.write_text("-3600")
+    set_wrong_by(-3600)
     jumped = play.wait_for("ClockJumped")
     assert abs(jumped["seconds"] + 3600) < 60
     closed = play.wait_for("RoundClosed")
