@@ -750,22 +750,32 @@ def test_requests_that_do_not_come_are_not_waited_for(scene, stream):
     here.assert_unaffected()
 
 
+def end_of(reader: Any) -> grpc.StatusCode:
+    try:
+        list(reader)
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
 def test_readers_that_never_read_do_not_starve_the_others(scene):
     """The model is larger than what gRPC takes in by itself."""
     here = scene(d=500_000, tile=2**16, uploads=2, idle_s=SHORT_S)
     digest = here.client(1).join().offer.model
     with ExitStack() as stack:
-        channels = [stack.enter_context(own_channel(here)) for _ in range(3)]
+        channels = [stack.enter_context(own_channel(here)) for _ in range(2)]
         readers = [
             EnclaveStub(channel).GetModel(wire.ModelRequest(digest=digest)) for channel in channels
         ]
-        assert len(next(readers[0]).data) == 2**18
+        for reader in readers:  # Then both places are taken.
+            assert len(next(reader).data) == 2**18
         assert here.client(2).model(digest).shape == (500_000,)
         here.assert_unaffected()
-        with pytest.raises(grpc.RpcError) as caught:
-            list(readers[0])
-        # By then its connection, on which nothing else was asked, may be closed as well.
-        assert caught.value.code() in (LATE, AWAY)
+        # Somebody has made room. Who reads on before its own time is over gets the rest.
+        cut_off = {end_of(reader) for reader in readers} - {grpc.StatusCode.OK}
+        # By then a connection on which nothing else was asked may be closed as well.
+        assert cut_off
+        assert cut_off <= {LATE, AWAY}
 
 
 def test_a_client_waits_for_a_round_a_few_times_at_once(scene, monkeypatch):
