@@ -1,16 +1,14 @@
-"""Real evidence, recorded from hardware. It is no part of the project, so it may be absent."""
+"""Real evidence, recorded from hardware: see the README in its folder."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-_VECTORS = Path(__file__).parents[3].parent / "shared" / "vectors"
+_EVIDENCE = Path(__file__).parents[2] / "vectors" / "evidence"
 
 
 @pytest.fixture(scope="session")
 def vector() -> Callable[[str], bytes]:
-    """vector("dcap/sgx_quote") is that file's content. Skips where the folder is absent."""
-    if not _VECTORS.is_dir():
-        pytest.skip(f"no recorded evidence at {_VECTORS}")
-    return lambda name: (_VECTORS / name).read_bytes()
+    """vector("dcap/sgx_quote") is that file's content."""
+    return lambda name: (_EVIDENCE / name).read_bytes()

@@ -676,10 +676,9 @@ def test_every_byte_of_a_document_matters(scale):
     assert sweep(DOCUMENT, verify, scale(4, 1)) == set()
 
 
-# Recorded evidence. It is not part of the project.
+# Recorded evidence.
 
-VECTORS = Path(__file__).parents[3].parent / "shared" / "vectors" / "nitro"
-recorded = pytest.mark.skipif(not VECTORS.is_dir(), reason=f"no recorded evidence: {VECTORS}")
+VECTORS = Path(__file__).parents[2] / "vectors" / "evidence" / "nitro"
 MADE = 1_668_034_320  # when the recorded document was
 
 
@@ -693,7 +692,6 @@ def verify_recorded(data=None, *, now=MADE, rules=None, skew=SKEW):
     return nitro.verify(data or evidence(), rules=rules, now=now, skew=skew)
 
 
-@recorded
 def test_the_recorded_document_is_proved():
     claims = verify_recorded(skew=0)
     assert dict(claims.facts)["module id"] == "i-04fd167167daacf3b-enc01845e97d0b3eb4e"
@@ -701,13 +699,11 @@ def test_the_recorded_document_is_proved():
     assert len(claims.report_data) == 32
 
 
-@recorded
 def test_the_pinned_root_is_aws_s():
     root = x509.load_pem_x509_certificate((VECTORS / "aws_nitro_root_cert.pem").read_bytes())
     assert root.fingerprint(SHA256()) == nitro.AWS_ROOT
 
 
-@recorded
 @pytest.mark.parametrize("now", [MADE - SKEW - 1, MADE + 2 * HOUR, MADE + 4 * HOUR, 0, 1 << 40])
 def test_the_recorded_document_has_its_time(now):
     with pytest.raises(AttestationRefused) as refused:
@@ -715,19 +711,16 @@ def test_the_recorded_document_has_its_time(now):
     assert refused.value.reason == Refusal.VALIDITY
 
 
-@recorded
 def test_the_recorded_document_is_not_for_another_image():
     with pytest.raises(AttestationRefused) as refused:
         verify_recorded(rules=RULES)
     assert refused.value.reason == Refusal.MEASUREMENT
 
 
-@recorded
 def test_bytes_of_the_recorded_document_matter():
     assert sweep(evidence(), verify_recorded, step=13) == set()
 
 
-@recorded
 @pytest.mark.slow
 def test_every_byte_of_the_recorded_document_matters(scale):
     assert sweep(evidence(), verify_recorded, scale(4, 1)) == set()

@@ -860,10 +860,9 @@ def test_every_byte_of_a_report_matters():
     assert sweep(DOCUMENT, verify, [0x10]) == set()
 
 
-# Recorded evidence. It is not part of the project.
+# Recorded evidence.
 
-VECTORS = Path(__file__).parents[3].parent / "shared" / "vectors" / "snp"
-recorded = pytest.mark.skipif(not VECTORS.is_dir(), reason=f"no recorded evidence: {VECTORS}")
+VECTORS = Path(__file__).parents[2] / "vectors" / "evidence" / "snp"
 LOOSE = ("smt", "vmpl")  # both machines share cores, and the cloud asks at VMPL 1
 MACHINES = {
     "a chip's key": ("test-report.bin", "test-vcek.der", "ask_ark_milan.pem", 1_700_000_000),
@@ -891,7 +890,6 @@ def verify_recorded(name, *, document=None, endorsements=None, **changes):
     return snp.verify(document or own, endorsements or certificates, **(settings | changes))
 
 
-@recorded
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_recorded_report_is_proved(name):
     facts = dict(verify_recorded(name).facts)
@@ -899,7 +897,6 @@ def test_a_recorded_report_is_proved(name):
     assert facts["signed by"] == ("VCEK" if name == "a chip's key" else "VLEK")
 
 
-@recorded
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_recorded_report_is_proved_from_a_table_and_a_file(name):
     _, (key, intermediate, root), _ = machine(name)
@@ -908,7 +905,6 @@ def test_a_recorded_report_is_proved_from_a_table_and_a_file(name):
     assert claims == verify_recorded(name)
 
 
-@recorded
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize(
     "file", ["ask_ark_genoa.pem", "ask_ark_genoa_vlek.pem", "ask_ark_turin_vcek.pem"]
@@ -920,7 +916,6 @@ def test_a_recorded_report_is_refused_under_another_product_s_chain(name, file):
     assert refused.value.reason == Refusal.ROOT
 
 
-@recorded
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize(("years", "reason"), [(-10, Refusal.VALIDITY), (50, Refusal.VALIDITY)])
 def test_a_recorded_report_has_its_time(name, years, reason):
@@ -929,7 +924,6 @@ def test_a_recorded_report_has_its_time(name, years, reason):
     assert refused.value.reason == reason
 
 
-@recorded
 @pytest.mark.parametrize(
     ("name", "allow", "word"),
     [
@@ -945,7 +939,6 @@ def test_a_recorded_machine_needs_its_allowances(name, allow, word):
     assert refused.value.reason == Refusal.PLATFORM
 
 
-@recorded
 @pytest.mark.parametrize(
     ("product", "files"),
     [
@@ -963,7 +956,6 @@ def test_the_pinned_roots_are_amd_s(product, files):
     assert root.fingerprint(SHA256()) != snp.AMD_ROOTS[product]
 
 
-@recorded
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_byte_of_a_recorded_report_matters(name):
     document = machine(name)[0]
@@ -988,7 +980,6 @@ def _replaced(certificates, which, data):
     return (*certificates[:which], data, *certificates[which + 1 :])
 
 
-@recorded
 @pytest.mark.parametrize("name", MACHINES)
 def test_bytes_of_recorded_certificates_matter(name):
     for passed in sweep_certificates(name, [0x10], 11):
@@ -1000,7 +991,6 @@ def test_bytes_of_recorded_certificates_matter(name):
 UNUSED_BITS = {-1}
 
 
-@recorded
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_byte_of_the_recorded_certificates_matters(name, scale):

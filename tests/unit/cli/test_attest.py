@@ -17,10 +17,7 @@ from ostraka.services.folder import Plan, create
 from ostraka.services.measurement import measure
 from ostraka.services.platform.simulated import UnsafeSimulatedProvider, load_platform
 
-VECTORS = Path(__file__).parents[4] / "shared" / "vectors"
-needs_vectors = pytest.mark.skipif(
-    not VECTORS.is_dir(), reason="no recorded evidence in ../shared/vectors"
-)
+VECTORS = Path(__file__).parents[2] / "vectors" / "evidence"
 REPORT_DATA = Binding(bytes(32), b"key", bytes(32), bytes(32)).report_data()
 YES = "--unsafe-simulation"
 
@@ -224,7 +221,6 @@ collateral = "{collateral}"
 """
 
 
-@needs_vectors
 def test_a_real_tdx_quote_verifies_by_the_lines_that_the_refusals_advise(tmp_path):
     """Beginning with an empty policy, as a user would."""
     quote, policy = VECTORS / "dcap" / "tdx_quote", tmp_path / "policy.toml"
@@ -240,7 +236,6 @@ def test_a_real_tdx_quote_verifies_by_the_lines_that_the_refusals_advise(tmp_pat
     assert "UpToDate" in accepted.stdout
 
 
-@needs_vectors
 @pytest.mark.parametrize(
     ("kind", "file"),
     [
