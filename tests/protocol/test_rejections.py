@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ostraka.config import Manifest
+from ostraka.core import field
 from ostraka.crypto import hpke, updates
 from ostraka.errors import (
     LocalProtocolError,
@@ -794,6 +795,28 @@ def test_a_worker_that_answers_with_wrong_numbers_is_named(simulate, scheme, wha
     assert caught.value.worker == f"worker-{worker}"
     round_.prepare()
     round_.measure()
+    round_.assert_result(round_.average(), {})
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_an_answer_is_made_of_residues_and_of_nothing_congruent_to_them(simulate, worker):
+    """A number of p or more decodes like its residue, so only its own check can refuse it."""
+    round_ = simulate(masking="exact", workers=3).open()
+    round_.send_all()
+    round_.close()
+    attempt = round_.offload()
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    answers, told = attempt.answers(), attempt.told(worker)
+    for place in (0, len(told) - 1):
+        numbers = told.copy()
+        numbers[place] += np.uint32(field.P)
+        lies = [*answers]
+        lies[worker] = attempt.lie(worker, numbers)
+        with pytest.raises(WorkerError, match="no residues") as caught:
+            attempt.decode(lies)
+        assert caught.value.worker == f"worker-{worker}"
+    round_.averaging = attempt.decode(answers)
     round_.assert_result(round_.average(), {})
 
 

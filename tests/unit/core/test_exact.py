@@ -375,6 +375,27 @@ def test_law11_lies_of_other_shapes_are_caught(lie):
     assert not checked(q, rng).accepts(false)
 
 
+@pytest.mark.parametrize("blind", [0, 1])
+def test_law11_both_columns_of_the_challenge_are_checked(blind):
+    """An error that one column cannot see at all, because E v = 0, is caught by the other."""
+    rng = np.random.default_rng(35)
+    q, gram = secrets(rng)
+    challenge = rng.integers(0, P, (len(q), 2)).astype(np.uint32)
+    error = unseen_by(challenge[:, blind])
+    lie = field.reduce(gram.astype(np.int64) + error)
+    evidence = checked(q, rng, challenge=challenge)
+    assert evidence.accepts(gram)
+    assert not evidence.accepts(lie)
+
+
+def unseen_by(column):
+    """A symmetric error E of rank one, with E v = 0 modulo p for this column v."""
+    v = [int(value) for value in column]
+    w = [v[1], P - v[0], *[0] * (len(v) - 2)]
+    assert sum(a * b for a, b in zip(v, w, strict=True)) % P == 0
+    return np.array([[a * b % P for b in w] for a in w])
+
+
 def test_law11_the_sums_are_exact_for_many_rows_of_the_largest_values():
     rng = np.random.default_rng(33)
     n, half = 701, (P - 1) // 2

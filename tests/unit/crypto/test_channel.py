@@ -1,12 +1,16 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from ostraka.config import MAX_DIMENSION, MAX_TILE_VALUES
+from ostraka.crypto import channel
 from ostraka.crypto.channel import PendingChannel, accept_offer
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import UNSIGNED
+from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import OpenError
 from ostraka.messages import ChannelOffer
 
@@ -75,6 +79,36 @@ def test_a_seed_may_go_in_place_of_shares():
             worker.open_seed(other)
     with pytest.raises(OpenError):
         worker.open_seed(sealed_share(enclave))
+
+
+def test_no_share_has_the_nonce_of_a_seed(monkeypatch):
+    """Both go under one key, and a nonce that serves twice shows the sum of what it hid."""
+    used: list[bytes] = []
+    monkeypatch.setattr(channel, "AESGCM", lambda key: Recording(key, used))
+    enclave, _ = connected()
+    enclave.seal_seed(b"seed")
+    (seed,) = used
+    # A tile has one column at least, so no tile has a number as high as the seed's.
+    assert int.from_bytes(seed[:6], "big") > MAX_DIMENSION
+    for index in (0, 1, MAX_DIMENSION):
+        for first in (0, 1, MAX_TILE_VALUES):
+            sealed_share(enclave, index, first)
+    assert len(set(used)) == len(used) == 10
+
+
+class Recording:
+    """AES-GCM that keeps the nonces that it sealed under."""
+
+    def __init__(self, key: bytes, used: list[bytes]) -> None:
+        self._cipher, self._used = AESGCM(key), used
+
+    def encrypt(self, nonce: bytes, *rest: Any) -> bytes:
+        self._used.append(nonce)
+        return self._cipher.encrypt(nonce, *rest)
+
+    def encrypt_into(self, nonce: bytes, *rest: Any) -> int:
+        self._used.append(nonce)
+        return self._cipher.encrypt_into(nonce, *rest)
 
 
 def test_an_altered_answer_does_not_open():
@@ -162,6 +196,16 @@ def test_the_enclave_refuses_an_accept_for_another_offer():
     # Nor may a worker relabel it: the secret is sealed for the offer that it answers.
     with pytest.raises(OpenError):
         one.finish(WORKER.sign(replace(accepted, offer=accept(one.offer)[0].offer)))
+
+
+def test_an_accept_names_the_offer_that_it_answers():
+    """The worker's signature vouches for the offer only by this digest, so no other one passes."""
+    half = pending()
+    accepted, _ = accept(half.offer)
+    for other in (bytes(32), digest(pending(b"b").offer), digest(replace(half.offer, rows=8))):
+        with pytest.raises(OpenError, match="ChannelAccept"):
+            half.finish(WORKER.sign(replace(accepted, offer=other)))
+    half.finish(accepted)
 
 
 def test_the_enclave_refuses_a_secret_that_does_not_open():

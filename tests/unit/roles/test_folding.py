@@ -1,14 +1,30 @@
-"""The first pass over a sketch: how much of the spool it holds at a time."""
+"""The first pass over a sketch: how much of the spool it holds at a time, and its secrets."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ostraka.config import MAX_TILE_VALUES, Manifest, RoundConfig
+from ostraka.core import sketch
 from ostraka.crypto.updates import TileOpener
 from ostraka.roles.enclave import Lanes
+from ostraka.roles.enclave.folding import Folding
 from ostraka.round import Spool, enrol
 
 N, M, BATCH = 5, 4096, 16 * 4096  # values of a row that are folded before they are added
+
+
+def collected(tile, d=3 * BATCH + 1):
+    """A cohort, and the host's spool with what its clients sent."""
+    parties = enrol(
+        RoundConfig(Manifest.flat(d), f=1, masking="none", sketch=M, tile=tile), clients=N
+    )
+    collecting, spool = parties.enclave.open_round(), Spool(parties.rules)
+    rows = np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)
+    for client, update in zip(parties.clients, rows, strict=True):
+        spool.collect(collecting, parties.seal(client, collecting.offer, update))
+    return collecting.close(), spool
 
 
 def counted(tiles, taken):
@@ -20,15 +36,7 @@ def counted(tiles, taken):
 @pytest.mark.parametrize("tile", [M, BATCH // 2, BATCH, 2 * BATCH])
 def test_a_few_tiles_are_held_at_a_time_and_at_least_one(monkeypatch, tile):
     assert BATCH < MAX_TILE_VALUES
-    d = 3 * BATCH + 1
-    parties = enrol(
-        RoundConfig(Manifest.flat(d), f=1, masking="none", sketch=M, tile=tile), clients=N
-    )
-    collecting, spool = parties.enclave.open_round(), Spool(parties.rules)
-    rows = np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)
-    for client, update in zip(parties.clients, rows, strict=True):
-        spool.collect(collecting, parties.seal(client, collecting.offer, update))
-    cohort = collecting.close()
+    cohort, spool = collected(tile)
     taken: list[object] = []
     ahead = []
     real = TileOpener.open_into
@@ -39,5 +47,38 @@ def test_a_few_tiles_are_held_at_a_time_and_at_least_one(monkeypatch, tile):
 
     monkeypatch.setattr(TileOpener, "open_into", open_into)
     cohort.inside(Lanes()).measure(counted(spool.tiles(cohort), taken))
-    assert len(taken) == parties.rules.tiling.count
+    assert len(taken) == cohort.reader(None).rules.tiling.count
     assert max(ahead) == max(1, BATCH // tile)
+
+
+def test_law12_every_attempt_draws_signs_and_shifts_of_its_own(monkeypatch):
+    """What one attempt was folded with says nothing of the next attempt with the same rows."""
+    cohort, spool = collected(BATCH)
+    signs, shifts, real = set(), set(), sketch.fold
+
+    def fold(values, its_signs, its_shifts, out):
+        signs.add(its_signs.tobytes())
+        shifts.add(its_shifts.tobytes())
+        real(values, its_signs, its_shifts, out)
+
+    monkeypatch.setattr(sketch, "fold", fold)
+    attempts = 3
+    for _ in range(attempts):
+        Folding(cohort.reader(None)).fold(spool.tiles(cohort))
+    # The last tile is one value: one sign and one shift, which attempts may well have in common.
+    assert len(signs) >= attempts * 3
+    assert len(shifts) >= attempts * 3
+
+
+def test_law12_signs_and_shifts_are_a_function_of_the_enclave_s_entropy():
+    """The sketch has no other secret than the bytes that the enclave drew for it."""
+    cohort, spool = collected(BATCH)
+    folded = []
+    for key in (b"a", b"a", b"b"):
+        reader = cohort.reader(None)
+        reader.context = replace(reader.context, entropy=lambda count, key=key: key * count)
+        folding = Folding(reader)
+        folding.fold(spool.tiles(cohort))
+        folded.append(folding.rows)
+    np.testing.assert_array_equal(folded[0], folded[1])
+    assert not np.array_equal(folded[0], folded[2])

@@ -1,0 +1,85 @@
+"""The enclave's side of exact masking: what it checks, and what it rejects."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ostraka.config import Manifest, RoundConfig
+from ostraka.core import field
+from ostraka.core.field import P
+from ostraka.crypto.offline_mask import OfflineMask
+from ostraka.errors import Rejection
+from ostraka.roles.enclave import Lanes
+from ostraka.roles.enclave.exact import ExactEncoder, FieldAuditor
+
+N, D = 5, 40
+ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
+NORMS = np.sqrt((ROWS.astype(np.float64) ** 2).sum(axis=1))
+
+
+class Reader:
+    """As much of a reader as an encoder asks for. `rejected` is what it was told."""
+
+    def __init__(self) -> None:
+        self.rules = RoundConfig(Manifest.flat(D), f=1, tile=D)
+        self.context = SimpleNamespace(entropy=np.random.default_rng(1).bytes)
+        self.rows, self.lanes, self.group = range(N), Lanes(), N
+        self.rejected: dict[int, Rejection] = {}
+
+    def reject(self, row: int, reason: Rejection) -> None:
+        self.rejected[row] = reason
+
+
+def rejected(norms: np.ndarray) -> dict[int, Rejection]:
+    """What an encoder rejects that was told these norms of the rows, and measured honestly."""
+    reader: Any = Reader()
+    mask = OfflineMask(reader.rules, N)
+    list(mask.make())
+    encoder = ExactEncoder(reader, mask.spend(), np.ones(N), norms)
+    encoder.load(0, range(N), ROWS)
+    shares = encoder.shares(0, 0, range(N))
+    matrices = [field.gram(share) for share in shares]
+    encoder.witness(0, range(N))
+    encoder.end_tile()
+    assert encoder.decode(matrices) is not None, "nobody has lied about the matrix"
+    return reader.rejected
+
+
+def test_law7_a_row_too_long_for_its_step_is_rejected():
+    """Beyond |q|^2 = (p - 1)/2 inner products wrap around, whoever let such a row through."""
+    assert rejected(NORMS) == {}
+    understated = NORMS.copy()
+    understated[2] *= 0.99
+    assert rejected(understated) == {2: Rejection.FALSE_NORM}
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_law11_an_auditor_checks_both_columns_of_its_challenge(blind):
+    """A lie that one column cannot see at all, because E v = 0, is seen by the other."""
+    rng = np.random.default_rng(2)
+    share, challenge = (rng.integers(0, P, (N, width)).astype(np.uint32) for width in (D, 2))
+    auditor, truth = FieldAuditor(challenge), field.gram(share)
+    auditor.add(share)
+    first, second = (int(value) for value in challenge[:2, blind])
+    lie = truth.astype(object)
+    lie[:2, :2] += np.outer(*2 * [np.array([second, -first], object)])
+    assert auditor.doubt(truth) == 0
+    assert auditor.doubt((lie % P).astype(np.uint32)) == 1
+
+
+def test_law11_the_columns_of_a_challenge_are_independent():
+    """Two equal columns would be one, and a lie would pass with probability 2 / p."""
+    reader: Any = Reader()
+    mask = OfflineMask(reader.rules, N)
+    list(mask.make())
+    encoder = ExactEncoder(reader, mask.spend(), np.ones(N), NORMS)
+    for challenge in (
+        encoder._lanes[0].check._challenge,
+        *(auditor._challenge for auditor in encoder.auditors()),
+    ):
+        assert challenge.shape == (N, 2)
+        # Not even a multiple of each other.
+        (a, b), (c, d) = challenge[:2].astype(object)
+        assert (a * d - b * c) % P
