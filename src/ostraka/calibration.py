@@ -1,10 +1,71 @@
-"""Where this machine's costs are kept: written by `ostraka bench calibrate`, read for "auto"."""
+"""Where distances cost the enclave less, by workers or inside: this machine's measured costs."""
 
+import json
+import math
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
-from ostraka.core.costs import Costs
 from ostraka.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Nanoseconds of enclave time: per pair of rows and column, and per value for t = 1, 2, 3.
+
+    The defaults were measured on a 2-core virtual machine; `ostraka bench calibrate` measures
+    yours.
+    """
+
+    gram: float = 0.05
+    mask: tuple[float, float, float] = (8.0, 20.0, 45.0)
+
+    def __post_init__(self) -> None:
+        for value in (self.gram, *self.mask):
+            if not (math.isfinite(value) and value > 0):
+                raise ConfigError(f"a cost must be positive and finite; got {value}")
+
+    def choose(self, n: int, columns: int, workers: int) -> "Choice":
+        """For n rows of so many columns, and so many workers."""
+        collusion = workers // 2
+        if not 1 <= collusion <= len(self.mask):
+            raise ConfigError(f"costs are known for 2 to 7 workers; got {workers}")
+        inside = self.gram * n**2 * columns * 1e-9
+        masked = self.mask[collusion - 1] * n * columns * 1e-9
+        return Choice("inside" if inside <= masked else "workers", inside, masked)
+
+    def break_even(self, workers: int) -> float:
+        """From how many clients on masks are cheaper."""
+        return self.mask[workers // 2 - 1] / self.gram
+
+    def to_json(self) -> str:
+        return json.dumps({"gram": self.gram, "mask": self.mask})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Costs":
+        """Raises ConfigError unless the text is what `to_json` gives."""
+        try:
+            values = json.loads(text)
+            first, second, third = values["mask"]
+            return cls(float(values["gram"]), (float(first), float(second), float(third)))
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as bad:
+            raise ConfigError(f"not a table of costs: {bad}") from None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Where distances are measured, and the seconds that either way is expected to take."""
+
+    distances: str
+    inside: float
+    masked: float
+
+    def __str__(self) -> str:
+        where = "inside the enclave" if self.distances == "inside" else "by workers"
+        return (
+            f"distances {where}: about {self.inside:.2g} s to measure them inside, "
+            f"{self.masked:.2g} s to mask them for workers"
+        )
 
 
 def user_cache() -> Path:

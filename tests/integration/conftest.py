@@ -25,22 +25,22 @@ import numpy as np
 import pytest
 
 import ostraka
+from ostraka import federation_file
 from ostraka.config import Tiling
 from ostraka.core.kernel import NumpyKernel
 from ostraka.encoding import decode
+from ostraka.files import read_identity
 from ostraka.messages import Charter, Receipt
 from ostraka.roles.client import Client as Role
 from ostraka.roles.enclave.collecting import GENESIS
-from ostraka.services import federation_file, folder
-from ostraka.services.backoff import Backoff
+from ostraka.services import folder
 from ostraka.services.client import connection, uploading
 from ostraka.services.client.memory import SUFFIX, MemoryFile
 from ostraka.services.client.results import Model, Outcome
 from ostraka.services.folder import Plan
-from ostraka.services.keys import read_identity
 from ostraka.services.worker import EnclavePin, Staff, WorkerService
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import dial
+from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 PATIENCE_S = 300.0  # after which a test that waits has failed

@@ -21,9 +21,9 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from ostraka.attestation.attested import Attested
 from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.files import read_identity
 from ostraka.messages import Answer, Challenge, ChannelAccept, Charter, Introduction, WorkerHello
 from ostraka.roles.client import Client
-from ostraka.services.keys import read_identity
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 

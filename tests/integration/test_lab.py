@@ -16,7 +16,7 @@ from ostraka.lab.clear import Clear, multi_krum
 from ostraka.lab.experiment import Experiment
 from ostraka.lab.metrics import read
 from ostraka.lab.participant import Task
-from ostraka.services.model_file import read_model
+from ostraka.model_file import read_model
 
 PATIENCE_S = 300.0
 SMALL = ("--clients", "5", "--byzantine", "1", "--attack", "sign-flip", "--attack-scale", "10")

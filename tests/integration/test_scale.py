@@ -24,9 +24,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from ostraka.attestation.attested import Attested
 from ostraka.config import default_tile
 from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.files import read_identity
 from ostraka.messages import Challenge, Charter, Introduction, Receipt
 from ostraka.roles.client import Client
-from ostraka.services.keys import read_identity
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ostraka import calibration, events, run_round
-from ostraka.core.costs import Costs
+from ostraka.calibration import Costs
 from ostraka.errors import ConfigError, LocalProtocolError, OpenError, Rejection, UpdateRejected
 from ostraka.roles.enclave import Dispute, Lanes
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostraka import calibration, events, run_round
-from ostraka.core.costs import Costs
+from ostraka.calibration import Costs
 from ostraka.errors import ConfigError
 
 ROWS = np.random.default_rng(0).normal(size=(9, 40)).astype(np.float32)

@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from ostraka.bench.child import Begin, Figures, report
+from ostraka.calibration import Costs
 from ostraka.config import DEFAULT_TILE, Manifest, RoundConfig
-from ostraka.core.costs import Costs
 from ostraka.host import Prepared
 from ostraka.roles.enclave import Lanes
 from ostraka.round import Spool, enrol

@@ -12,7 +12,7 @@ from typing import IO
 
 from ostraka.bench.child import Begin, Figures
 from ostraka.bench.plan import Plan
-from ostraka.core.costs import Costs
+from ostraka.calibration import Costs
 from ostraka.errors import ConfigError, LocalProtocolError
 
 _THREAD_VARIABLES = (

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import click
 import typer
 
+from ostraka import federation_file
 from ostraka.attestation import verify as verification
 from ostraka.attestation.claims import Claims
 from ostraka.attestation.policy import KINDS
@@ -15,10 +16,10 @@ from ostraka.attestation.verify import Circumstances
 from ostraka.cli.output import Json, help_without_command, pairs, show
 from ostraka.encoding import decode, pack
 from ostraka.errors import AttestationRefused, ConfigError, MalformedMessage, Refusal
+from ostraka.files import read_policy
 from ostraka.messages import SIMULATION, Evidence
-from ostraka.services import collateral, federation_file
 from ostraka.services.measurement import measure as measure_code
-from ostraka.services.text_file import read_policy
+from ostraka.transport import collateral
 
 _REPORT_DATA = 64
 _END_OF_TIME = 2**38

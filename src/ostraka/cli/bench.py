@@ -12,13 +12,13 @@ from ostraka import calibration
 from ostraka.bench.launch import run_calibration, run_kernels
 from ostraka.bench.plan import Plan
 from ostraka.bench.stages import STAGES
+from ostraka.calibration import Costs
 from ostraka.cli.bench_check import check
 from ostraka.cli.bench_leakage import leakage
 from ostraka.cli.bench_paper import paper
 from ostraka.cli.bench_peers import peers
 from ostraka.cli.bench_scale import scale
 from ostraka.cli.output import Json, help_without_command, progress, show, table
-from ostraka.core.costs import Costs
 
 
 def bench(ctx: typer.Context) -> None:

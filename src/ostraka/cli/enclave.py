@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import grpc
 import typer
 
-from ostraka import events
+from ostraka import events, federation_file, logs
 from ostraka.cli.output import Json, help_without_command, show, table
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError, ServiceError
 from ostraka.events import Event
-from ostraka.services import federation_file, hardening, logs
+from ostraka.services import hardening
 from ostraka.services.enclave.platform import Platform, real
 from ostraka.services.enclave.run import serve
 from ostraka.services.enclave.simulated import unsafe_simulated

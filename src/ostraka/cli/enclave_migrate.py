@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ostraka import federation_file, files
 from ostraka.attestation.listed import toml_line
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import Circumstances
@@ -21,13 +22,13 @@ from ostraka.config import succession
 from ostraka.crypto.sealing import Sealer
 from ostraka.encoding import decode
 from ostraka.errors import ConfigError
+from ostraka.federation_file import FederationFile, charter_path
+from ostraka.files import read_policy
 from ostraka.messages import Charter, Evidence
-from ostraka.services import collateral, federation_file, migration
+from ostraka.services import migration
 from ostraka.services.enclave.platform import Platform
-from ostraka.services.federation_file import FederationFile, charter_path
-from ostraka.services.storage import atomic
 from ostraka.services.storage.state import EnclaveState
-from ostraka.services.text_file import read_policy
+from ostraka.transport import collateral
 
 PolicyOption = Annotated[
     Path,
@@ -241,6 +242,6 @@ def _read(path: Path) -> bytes:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        atomic.write(path, [content])
+        files.write(path, [content])
     except OSError as failed:
         raise ConfigError(f"{path}: {failed.strerror}; run the same command again") from None

@@ -6,8 +6,8 @@ import click
 
 from ostraka.cli.output import show
 from ostraka.config import Member
-from ostraka.services.federation_file import Enrolled
-from ostraka.services.keys import write_identity
+from ostraka.federation_file import Enrolled
+from ostraka.files import write_identity
 from ostraka.services.templates import member_lines
 
 

@@ -7,13 +7,14 @@ from typing import Annotated
 import click
 import typer
 
+from ostraka import federation_file
 from ostraka.cli.output import Json, show
 from ostraka.config import MASKINGS
-from ostraka.services import federation_file, folder, measurement
+from ostraka.federation_file import charter_path, require_newer
+from ostraka.files import read_identity
+from ostraka.services import folder, measurement
 from ostraka.services.bringing import bring
-from ostraka.services.federation_file import charter_path, require_newer
 from ostraka.services.folder import Plan
-from ostraka.services.keys import read_identity
 
 _SIMULATED = (
     "warning: this federation runs on a SIMULATED enclave, whose host can read all updates: "

@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
+from ostraka import logs
 from ostraka.cli import enrolment
 from ostraka.cli.exit_codes import INTERRUPTED
 from ostraka.cli.output import Json, help_without_command
 from ostraka.cli.signals import stopped_by_signals
 from ostraka.errors import ConfigError
-from ostraka.services import logs
-from ostraka.services.keys import read_identity
+from ostraka.files import read_identity
 from ostraka.services.worker import EnclavePin, Staff, WorkerService, kernel_for
 
 _LOG = logging.getLogger("ostraka.worker")

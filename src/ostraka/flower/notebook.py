@@ -8,13 +8,13 @@ from typing import ClassVar, Protocol
 
 from flwr.app import ConfigRecord, Context
 
+from ostraka import files
 from ostraka.encoding import Id, decode, encode
 from ostraka.errors import Fork, MalformedMessage, StateError
+from ostraka.files import locked
 from ostraka.flower.messages import RECORD
 from ostraka.messages import RoundOffer
-from ostraka.services.client.locking import locked
 from ostraka.services.client.memory import LOCKED_S, Memory, MemoryFile
-from ostraka.services.storage import atomic
 
 SUFFIX = ".joins"
 
@@ -163,7 +163,7 @@ class FileNotebook:
     def count(self, joins: Joins) -> None:
         """Raises StateError."""
         try:
-            atomic.write(self._path, [encode(joins)])
+            files.write(self._path, [encode(joins)])
         except OSError as failed:
             raise StateError(self._path, f"cannot be written: {failed.strerror}") from None
 

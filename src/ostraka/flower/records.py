@@ -13,8 +13,8 @@ from flwr.app import Array, ArrayRecord
 from ostraka.arrays import AnyArray, Float32
 from ostraka.config import Manifest, Tensor
 from ostraka.errors import ConfigError, RemoteProtocolError
+from ostraka.model_file import named_tensors
 from ostraka.services.client.packing import flatten
-from ostraka.services.model_file import named_tensors
 
 _INTEGERS = "iub"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ostraka import files
 from ostraka.arrays import Float32
-from ostraka.services.storage import atomic
 
 _POLL_S = 0.05
 _KEPT = 2  # rounds: one that is opened again may be read again
@@ -28,7 +28,7 @@ class Board:
     def tell(self, client: int, number: int, update: Float32) -> None:
         path = self._path(client, number)
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write(path, [np.ascontiguousarray(update, "<f4").data])
+        files.write(path, [np.ascontiguousarray(update, "<f4").data])
         self._path(client, number - _KEPT).unlink(missing_ok=True)
 
     def leave(self, client: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ostraka import files, logs
 from ostraka.errors import OstrakaError
 from ostraka.lab.clear import MULTI_KRUM, PLAIN, Clear, Rule, multi_krum, plain_average
 from ostraka.lab.evaluation import UNJUDGED, Judge
@@ -18,8 +19,6 @@ from ostraka.lab.experiment import Experiment
 from ostraka.lab.folder import RunFolder
 from ostraka.lab.names import find
 from ostraka.lab.participant import Task
-from ostraka.services import logs
-from ostraka.services.storage import atomic
 
 _LOG = logging.getLogger("ostraka.lab.clear")
 
@@ -56,7 +55,7 @@ def aggregate(folder: RunFolder, defence: str, done: int) -> None:
         clear.model = np.fromfile(_state(folder, defence, done), "<f4")
     for each in clear.rounds(after=done):
         # The model first: a round that is on record without it could not be gone on from.
-        atomic.write(_state(folder, defence, each.number), [each.model.data])
+        files.write(_state(folder, defence, each.number), [each.model.data])
         judged = task.experiment.evaluates(each.number)
         scores = judge.scores(each.model) if judged else UNJUDGED
         logs.event(_LOG, ClearRoundDone(each.number, each.selected, each.seconds, **scores))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 import ostraka
+from ostraka import logs
 from ostraka.arrays import Float32
 from ostraka.config import Manifest
 from ostraka.errors import OstrakaError, UpdateRejected
@@ -22,7 +23,6 @@ from ostraka.lab.folder import RunFolder
 from ostraka.lab.momentum import MomentumFile
 from ostraka.lab.participant import Participant, Task
 from ostraka.lab.records import Records, client_name
-from ostraka.services import logs
 from ostraka.services.client import api
 from ostraka.services.client.packing import Update
 from ostraka.services.client.results import Model

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from ostraka import files
 from ostraka.config import MASKINGS
 from ostraka.errors import ConfigError
 from ostraka.lab import run as over_services
@@ -22,7 +23,6 @@ from ostraka.lab.experiment import Experiment
 from ostraka.lab.folder import RunFolder
 from ostraka.lab.metrics import Metrics, RoundMetrics, read
 from ostraka.lab.names import find
-from ostraka.services.storage import atomic
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many runs are over."""
@@ -91,7 +91,7 @@ class Comparison:
         """Raises ConfigError if the folder is not empty."""
         RunFolder(self.root).make()
         fields = asdict(self) | {"root": None}
-        atomic.write(
+        files.write(
             self.root / "comparison.json", [json.dumps(fields, indent=1).encode()], mode=_PUBLIC
         )
 
@@ -172,7 +172,7 @@ def _finished(comparison: Comparison, cell: Cell) -> Result:
     rows = [asdict(result) for result in comparison.results()]
     described = {"command": comparison.command, "results": rows}
     text = json.dumps(described, indent=1).encode()
-    atomic.write(comparison.root / "results.json", [text], mode=_PUBLIC)
+    files.write(comparison.root / "results.json", [text], mode=_PUBLIC)
     return cell.result()
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from ostraka import files
 from ostraka.lab.compare import IN_THE_CLEAR, Comparison, Result
 from ostraka.report import page
 from ostraka.report.blocks import Code, Column, Paragraph, Plot, Table
 from ostraka.report.page import Page, Section
 from ostraka.report.style import BLUE, GREEN, MUTED, ORANGE, VERMILLION
-from ostraka.services.storage import atomic
 
 _COLOURS = {
     "plain": VERMILLION,
@@ -37,7 +37,7 @@ def write(comparison: Comparison) -> Path:
     path = comparison.root / "compare.html"
     page.write(_page(comparison, results), path)
     text = markdown(comparison, results).encode()
-    atomic.write(comparison.root / "table.md", [text], mode=_PUBLIC)
+    files.write(comparison.root / "table.md", [text], mode=_PUBLIC)
     return path
 
 

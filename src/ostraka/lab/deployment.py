@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostraka import federation_file, files
 from ostraka.errors import LocalProtocolError
+from ostraka.files import read_identity
 from ostraka.lab.children import Child, Children
-from ostraka.services import federation_file, folder
+from ostraka.services import folder
 from ostraka.services.folder import AUTHORITY, FEDERATION, KEYS, Plan
-from ostraka.services.keys import read_identity
-from ostraka.services.storage import atomic
 
 Setting = str | int | float | bool
 
@@ -91,7 +91,7 @@ def _change(config: Path, settings: Mapping[str, Setting]) -> None:
     text = config.read_text("utf-8")
     for name, value in settings.items():
         text = _set(text, name, value)
-    atomic.write(config, [text.encode()], mode=_PUBLIC)
+    files.write(config, [text.encode()], mode=_PUBLIC)
 
 
 def _set(text: str, name: str, value: Setting) -> str:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ostraka import files
 from ostraka.errors import ConfigError
 from ostraka.lab.experiment import Experiment
-from ostraka.services.storage import atomic
 
 _PUBLIC = 0o644
 
@@ -73,7 +73,7 @@ class RunFolder:
     def save(self, experiment: Experiment, **facts: Any) -> None:
         """What was asked for, and what follows from it."""
         text = json.dumps(experiment.to_json() | facts, indent=1)
-        atomic.write(self.experiment_file, [text.encode()], mode=_PUBLIC)
+        files.write(self.experiment_file, [text.encode()], mode=_PUBLIC)
 
     def load(self) -> tuple[Experiment, dict[str, Any]]:
         """The experiment, and all that its file says. Raises ConfigError."""

@@ -17,8 +17,8 @@ from typing import Any, Self, TypeVar
 
 from tensorboardX import SummaryWriter
 
+from ostraka import files
 from ostraka.errors import ConfigError
-from ostraka.services.storage import atomic
 
 METRICS = "metrics.jsonl"
 BASELINE = "baseline.jsonl"
@@ -226,7 +226,7 @@ def _keep_before(first: int, path: Path, parse: Callable[[Mapping[str, Any]], _R
     """A file that is not there is not made: a run without plain averaging has none of it."""
     if path.exists():
         kept = [row for row in _read(path, parse) if row.round < first]
-        atomic.write(path, [_encoded(row) for row in kept], mode=_MODE)
+        files.write(path, [_encoded(row) for row in kept], mode=_MODE)
 
 
 def _append(path: Path, row: RoundMetrics | BaselineMetrics) -> None:

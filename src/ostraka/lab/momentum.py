@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ostraka import files
 from ostraka.lab.participant import Participant
-from ostraka.services.storage import atomic
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class MomentumFile:
         state = self.participant.trainer.momentum_state
         if self._used and state is not None:
             self.folder.mkdir(exist_ok=True)
-            atomic.write(self._path(number), [np.ascontiguousarray(state, "<f4").data])
+            files.write(self._path(number), [np.ascontiguousarray(state, "<f4").data])
             self._path(number - 2).unlink(missing_ok=True)
 
     @property

@@ -15,7 +15,7 @@ from ostraka import config
 from ostraka.arrays import Float32
 from ostraka.config import Manifest
 from ostraka.errors import ConfigError
-from ostraka.services.model_file import named_tensors
+from ostraka.model_file import named_tensors
 
 
 def manifest(model: nn.Module) -> Manifest:

@@ -7,9 +7,9 @@ from importlib import resources
 from itertools import count
 from pathlib import Path
 
+from ostraka import files
 from ostraka.report.blocks import Block, KeyFigure, Notice
 from ostraka.report.html import Html, element, void
-from ostraka.services.storage import atomic
 
 # A browser holds the page to its promise: nothing is fetched, and no script runs.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
@@ -66,7 +66,7 @@ def render(page: Page) -> str:
 
 def write(page: Page, path: Path) -> None:
     """The file is there as a whole or not at all. Raises OSError."""
-    atomic.write(path, [render(page).encode()], mode=_MODE)
+    files.write(path, [render(page).encode()], mode=_MODE)
 
 
 def _document(title: str, body: Html) -> str:

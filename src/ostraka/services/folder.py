@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ostraka import federation_file
 from ostraka.arrays import Float32
 from ostraka.attestation import policy_file
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
@@ -37,10 +38,10 @@ from ostraka.config import (
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.errors import ConfigError
-from ostraka.services import federation_file, measurement
-from ostraka.services.federation_file import FederationFile, Storage, charter_path
-from ostraka.services.keys import write_identity
-from ostraka.services.model_file import read_model
+from ostraka.federation_file import FederationFile, Storage, charter_path
+from ostraka.files import write_identity
+from ostraka.model_file import read_model
+from ostraka.services import measurement
 from ostraka.services.platform.simulated import save_platform
 from ostraka.services.storage.models import export
 from ostraka.services.templates import federation_toml, policy_toml

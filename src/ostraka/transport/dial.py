@@ -1,7 +1,8 @@
-"""How clients and workers reach the enclave's service."""
+"""How clients and workers reach the enclave's service, and when they try again."""
 
 import re
 from pathlib import Path
+from secrets import SystemRandom
 
 import grpc
 
@@ -51,3 +52,27 @@ def _certificates(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as unreadable:
         raise ConfigError(f"{path}: {unreadable.strerror}") from None
+
+
+_FIRST_S = 0.25
+_CAP_S = 30.0
+
+
+class Backoff:
+    """Doubles from try to try up to a cap, and varies, so that many do not come back at once."""
+
+    def __init__(self, first: float = _FIRST_S, cap: float = _CAP_S) -> None:
+        self._cap = cap
+        self._first = first
+        self._next = first
+        self._draw = SystemRandom()
+
+    def next(self) -> float:
+        """Seconds: between half of the present step and all of it."""
+        step = self._next
+        self._next = min(2 * step, self._cap)
+        return self._draw.uniform(step / 2, step)
+
+    def reset(self) -> None:
+        """The last try went well."""
+        self._next = self._first

@@ -7,9 +7,9 @@ from typer.testing import CliRunner
 
 from ostraka import calibration
 from ostraka.bench import calibrate
+from ostraka.calibration import Costs
 from ostraka.cli import app
 from ostraka.cli import bench as command
-from ostraka.core.costs import Costs
 from ostraka.errors import ConfigError
 
 COSTS = Costs(gram=0.5, mask=(4.0, 8.25, 20.0))

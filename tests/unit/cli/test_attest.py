@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from ostraka import federation_file
 from ostraka.attestation.binding import Binding
 from ostraka.cli import app
 from ostraka.encoding import encode
 from ostraka.messages import Evidence
-from ostraka.services import federation_file
 from ostraka.services.folder import Plan, create
 from ostraka.services.measurement import measure
 from ostraka.services.platform.simulated import UnsafeSimulatedProvider, load_platform

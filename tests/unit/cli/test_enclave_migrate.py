@@ -12,15 +12,15 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from ostraka import federation_file
 from ostraka.cli import enclave_migrate
 from ostraka.cli.enclave import platform_for
 from ostraka.config import succession
 from ostraka.errors import AttestationRefused, ConfigError, StateError
-from ostraka.services import federation_file
+from ostraka.federation_file import charter_path
+from ostraka.files import read_identity
 from ostraka.services.enclave.run import open_state
-from ostraka.services.federation_file import charter_path
 from ostraka.services.folder import Plan, create
-from ostraka.services.keys import read_identity
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "request": enclave_migrate.request,

@@ -12,10 +12,11 @@ import grpc
 import pytest
 from typer.testing import CliRunner
 
+from ostraka import federation_file
 from ostraka.cli import app, enclave
 from ostraka.crypto.identity import check_signature
-from ostraka.services import federation_file, hardening
-from ostraka.services.keys import read_identity, write_identity
+from ostraka.files import read_identity, write_identity
+from ostraka.services import hardening
 from ostraka.transport.ostraka_pb2 import AdoptReply
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 

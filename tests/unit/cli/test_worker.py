@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ostraka.cli import app, worker
 from ostraka.cli.signals import stopped_by_signals
-from ostraka.services.keys import read_identity, write_identity
+from ostraka.files import read_identity, write_identity
 
 
 def run(*arguments):

@@ -1,6 +1,6 @@
 import pytest
 
-from ostraka.core.costs import Costs
+from ostraka.calibration import Costs
 from ostraka.errors import ConfigError
 
 COSTS = Costs(gram=0.5, mask=(4.0, 8.0, 20.0))

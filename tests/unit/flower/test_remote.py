@@ -181,7 +181,7 @@ def test_a_run_resumes_after_serverapp_and_enclave_were_restarted(remote, servin
 
 
 def test_a_stranger_is_left_out_with_the_reason(remote, federation_folder, said):
-    from ostraka.services.keys import write_identity
+    from ostraka.files import write_identity
 
     write_identity(federation_folder / "keys/mallory.key", "mallory")
     remote.add(99, mods=[sealing_mod()])
@@ -333,7 +333,7 @@ def test_a_node_that_has_sent_enough_names_the_file_and_only_to_its_owner(remote
 
 @SIX_OF_SEVEN
 def test_an_oversized_header_is_left_out_before_the_wire(remote, federation_folder, said):
-    from ostraka.services.keys import read_identity
+    from ostraka.files import read_identity
 
     identity = read_identity(federation_folder / "keys/client-1.key")
 

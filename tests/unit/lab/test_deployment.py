@@ -2,9 +2,9 @@
 
 import pytest
 
+from ostraka import federation_file
 from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.lab.deployment import found
-from ostraka.services import federation_file
 from ostraka.services.folder import Plan
 
 PLAN = Plan(clients=5, f=1, dimension=50)

@@ -7,8 +7,8 @@ from torch import nn
 from ostraka.errors import ConfigError
 from ostraka.lab import parameters
 from ostraka.lab.models import MODELS, build
+from ostraka.model_file import named_tensors, read_model
 from ostraka.services.client.packing import flatten
-from ostraka.services.model_file import named_tensors, read_model
 from ostraka.services.storage.models import export
 
 NORMED = "mobilenetv2"

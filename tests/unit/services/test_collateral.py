@@ -14,7 +14,7 @@ from ostraka.attestation.policy import SimulationPolicy, TdxPolicy
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.errors import AttestationRefused, ConfigError
 from ostraka.messages import Evidence
-from ostraka.services import collateral
+from ostraka.transport import collateral
 
 NOW = 1_800_000_000
 PLATFORM = UnsafeSimulatedPlatform(bytes(32), issued=NOW - 1000)

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from ostraka import federation_file
 from ostraka.config import Manifest, Member, Tensor
 from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError
-from ostraka.messages import Charter, first_model, vector_digest
-from ostraka.services import federation_file
-from ostraka.services.federation_file import (
+from ostraka.federation_file import (
     Enclave,
     FederationFile,
     Limits,
@@ -34,6 +33,7 @@ from ostraka.services.federation_file import (
     sign,
     write_charter,
 )
+from ostraka.messages import Charter, first_model, vector_digest
 from ostraka.services.templates import federation_toml
 
 AUTHORITY = Identity(bytes([9]) * 32)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from ostraka import federation_file
 from ostraka.attestation import policy_file
 from ostraka.attestation.binding import Binding
 from ostraka.attestation.policy import Policy
@@ -20,11 +21,12 @@ from ostraka.attestation.verify import (
 )
 from ostraka.config import MASKINGS
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
+from ostraka.files import read_identity
 from ostraka.messages import vector_digest
-from ostraka.services import collateral, federation_file, measurement
+from ostraka.services import measurement
 from ostraka.services.folder import Plan, create
-from ostraka.services.keys import read_identity
 from ostraka.services.platform.simulated import UnsafeSimulatedProvider, load_platform
+from ostraka.transport import collateral
 
 NOW = int(time.time())
 

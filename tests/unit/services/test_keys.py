@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from ostraka.errors import ConfigError, OstrakaError
-from ostraka.services.keys import read_identity, write_identity
+from ostraka.files import read_identity, write_identity
 
 
 def test_an_identity_comes_back_as_it_was(tmp_path):

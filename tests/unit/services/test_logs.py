@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka import events
+from ostraka import events, logs
 from ostraka.crypto.identity import Identity
 from ostraka.errors import Rejection
-from ostraka.services import logs
 
 LOG = logging.getLogger("ostraka.test")
 

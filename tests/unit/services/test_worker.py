@@ -27,6 +27,7 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import ConfigError, RemoteProtocolError
 from ostraka.events import AttemptStarted
+from ostraka.files import write_identity
 from ostraka.messages import (
     Answer,
     ChannelAccept,
@@ -37,8 +38,6 @@ from ostraka.messages import (
 )
 from ostraka.roles.enclave import Lanes
 from ostraka.round import enrol, play
-from ostraka.services.backoff import Backoff
-from ostraka.services.keys import write_identity
 from ostraka.services.worker import (
     EnclavePin,
     Staff,
@@ -49,6 +48,7 @@ from ostraka.services.worker import (
 )
 from ostraka.services.worker.service import LARGEST_MESSAGE, _End
 from ostraka.services.worker.session import Session
+from ostraka.transport.dial import Backoff
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Welcome, WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ostraka.errors import ConfigError, Fork, LocalProtocolError, ServiceError
+from ostraka.files import read_identity, read_policy
 from ostraka.roles.client import Joined
 from ostraka.services.client import submitting
 from ostraka.services.client.attesting import Verifier
@@ -23,8 +24,6 @@ from ostraka.services.client.patience import Patience
 from ostraka.services.client.reporting import Report
 from ostraka.services.client.results import Model, Outcome
 from ostraka.services.client.session import Session, Shelf
-from ostraka.services.keys import read_identity
-from ostraka.services.text_file import read_policy
 
 DEFAULT_RESENDS = 8
 

@@ -14,9 +14,9 @@ from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import AttestationRefused, Refusal, ServiceError
 from ostraka.messages import Challenge, Charter, Evidence, Introduction, RoundOffer
-from ostraka.services import collateral
 from ostraka.services.client.connection import FINISHED, LONG_POLL_S, Connection
 from ostraka.services.client.events import Waiting
+from ostraka.transport import collateral
 from ostraka.transport import ostraka_pb2 as wire
 
 

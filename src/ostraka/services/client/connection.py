@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import grpc
 
 from ostraka.errors import ServiceError
-from ostraka.services.backoff import Backoff
 from ostraka.services.client.events import Event, Reconnecting
 from ostraka.services.client.patience import Patience
-from ostraka.transport.dial import dial
+from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 REQUEST_S = 30.0

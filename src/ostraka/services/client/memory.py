@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from ostraka import files
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import Key, decode, encode
 from ostraka.errors import ConfigError, Fork, LocalProtocolError, MalformedMessage, StateError
+from ostraka.files import locked
 from ostraka.messages import Charter, Receipt
 from ostraka.roles.client import Client
-from ostraka.services.client.locking import locked
-from ostraka.services.storage import atomic
 
 SUFFIX = ".memory"
 LOCKED_S = 10.0  # A change takes a moment.
@@ -115,7 +115,7 @@ class MemoryFile:
             stored = self.load()
             _require_one_chain(stored, memory)
             if stored is None or stored.progress <= memory.progress:
-                atomic.write(self.path, [encode(memory)])
+                files.write(self.path, [encode(memory)])
 
     def prove(self, fork: Fork) -> Path | None:
         """Keep both receipts beside the memory, each proof under a name of its own."""
@@ -125,7 +125,7 @@ class MemoryFile:
         name = f"fork-{fork.held.number}-{hashlib.sha256(proof).hexdigest()[:8]}"
         path = self.path.with_suffix(f".{name}")
         with self._alone():
-            atomic.write(path, [proof])
+            files.write(path, [proof])
         return path
 
     @contextmanager

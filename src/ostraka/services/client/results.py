@@ -6,8 +6,8 @@ from functools import cached_property
 from ostraka.arrays import Float32
 from ostraka.config import Manifest
 from ostraka.messages import SIMULATION, Receipt
+from ostraka.model_file import named_tensors
 from ostraka.roles.client import Joined
-from ostraka.services.model_file import named_tensors
 
 
 @dataclass(frozen=True, eq=False)

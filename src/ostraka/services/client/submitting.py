@@ -4,12 +4,12 @@ from ostraka.arrays import Float32
 from ostraka.errors import LocalProtocolError, ReceiptRefused, ServiceError
 from ostraka.messages import Receipt
 from ostraka.roles.client import Joined, Submitted
-from ostraka.services.backoff import Backoff
 from ostraka.services.client.delivering import deliver
 from ostraka.services.client.events import Resending
 from ostraka.services.client.following import require_same
 from ostraka.services.client.results import Outcome
 from ostraka.services.client.session import Session
+from ostraka.transport.dial import Backoff
 
 WITHOUT = "the round was published without this update"
 ENDED = "the federation ended without this round"

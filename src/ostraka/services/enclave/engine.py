@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from ostraka import events
+from ostraka import events, federation_file
 from ostraka.config import Federation
 from ostraka.errors import (
     ConfigError,
@@ -22,13 +22,13 @@ from ostraka.errors import (
     StorageFull,
 )
 from ostraka.events import Event
+from ostraka.federation_file import FederationFile, charter_path
 from ostraka.host import Host
 from ostraka.messages import Charter, Receipt
 from ostraka.roles.enclave import Cohort, Enclave, Lanes, Published
-from ostraka.services import federation_file, memory
+from ostraka.services import memory
 from ostraka.services.enclave.open_round import OpenRound
 from ostraka.services.enclave.workers import Pool
-from ostraka.services.federation_file import FederationFile, charter_path
 from ostraka.services.storage.offline import OfflinePool
 from ostraka.services.storage.spool import Spool
 from ostraka.services.storage.state import EnclaveState

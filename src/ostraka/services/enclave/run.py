@@ -12,20 +12,20 @@ import grpc
 import grpc.aio
 from prometheus_client import start_http_server
 
-from ostraka import events
+from ostraka import events, federation_file
 from ostraka.core import optimiser
 from ostraka.crypto.sealing import Sealer
 from ostraka.errors import ConfigError
 from ostraka.events import Event
+from ostraka.federation_file import FederationFile, charter_path
 from ostraka.messages import SIMULATION
-from ostraka.services import federation_file, memory
+from ostraka.services import memory
 from ostraka.services.enclave.engine import Engine, Phase
 from ostraka.services.enclave.limits import Punctual, Rate, Share, Turns
 from ostraka.services.enclave.platform import Platform
 from ostraka.services.enclave.servicer import Servicer
 from ostraka.services.enclave.status import Status
 from ostraka.services.enclave.workers import Pool
-from ostraka.services.federation_file import FederationFile, charter_path
 from ostraka.services.storage.state import EnclaveState
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 

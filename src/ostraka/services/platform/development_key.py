@@ -4,9 +4,9 @@ import re
 import secrets
 from pathlib import Path
 
+from ostraka import files
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.errors import ConfigError
-from ostraka.services.platform import private_file
 from ostraka.services.platform.derive import sealing_key
 
 _KEY_LABEL = b"ostraka/sealing-key/unsafe-development/v1"
@@ -27,14 +27,14 @@ class UnsafeDevelopmentKey:
     @classmethod
     def create(cls, path: Path) -> "UnsafeDevelopmentKey":
         """A new key in a new file. Raises ConfigError if the file exists."""
-        private_file.create(path, f"{_WARNING}\n{secrets.token_hex(KEY_BYTES)}\n")
+        files.create_private(path, f"{_WARNING}\n{secrets.token_hex(KEY_BYTES)}\n")
         return cls(path)
 
     def __repr__(self) -> str:
         return f"UnsafeDevelopmentKey({str(self._path)!r}, <secret>)"
 
     def key(self) -> bytes:
-        match private_file.read(self._path).splitlines():
+        match files.read_private(self._path).splitlines():
             case [warning, line] if warning == _WARNING and _HEX_KEY.fullmatch(line):
                 return sealing_key(bytes.fromhex(line), _KEY_LABEL)
         raise ConfigError(

@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 from ostraka.errors import PlatformError
+from ostraka.files import explained
 from ostraka.messages import Evidence
-from ostraka.services.platform.advice import explained
 from ostraka.services.platform.derive import sealing_key
 from ostraka.services.platform.files import OS_FILES, Files
 from ostraka.services.platform.report_data import require_about, require_report_data

@@ -11,8 +11,8 @@ from typing import Any
 import cbor2
 
 from ostraka.errors import PlatformError
+from ostraka.files import explained
 from ostraka.messages import Evidence
-from ostraka.services.platform.advice import explained
 from ostraka.services.platform.device import Ioctl, call, request_number, system_ioctl
 from ostraka.services.platform.report_data import require_about, require_report_data
 

@@ -5,7 +5,7 @@ import errno
 from pathlib import Path
 
 from ostraka.errors import PlatformError
-from ostraka.services.platform.advice import explained
+from ostraka.files import explained
 from ostraka.services.platform.derive import sealing_key
 from ostraka.services.platform.device import Ioctl, call, request_number, system_ioctl
 

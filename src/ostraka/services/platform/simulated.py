@@ -8,10 +8,10 @@ import json
 import re
 from pathlib import Path
 
+from ostraka import files
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.errors import ConfigError
 from ostraka.messages import SIMULATION, Evidence
-from ostraka.services.platform import private_file
 from ostraka.services.platform.report_data import require_report_data
 
 PLATFORM_FILE = "simulation-platform.json"
@@ -46,12 +46,12 @@ def save_platform(path: Path, platform: UnsafeSimulatedPlatform) -> None:
         "issued": platform.issued,
         "lifetime": platform.lifetime,
     }
-    private_file.create(path, json.dumps(fields, indent=2) + "\n")
+    files.create_private(path, json.dumps(fields, indent=2) + "\n")
 
 
 def load_platform(path: Path) -> UnsafeSimulatedPlatform:
     """Raises ConfigError. What was read stays out of the error: it may hold the seed."""
-    text = private_file.read(path)
+    text = files.read_private(path)
     try:
         match json.loads(text):
             case {

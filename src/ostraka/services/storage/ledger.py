@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from ostraka import encoding
+from ostraka import encoding, files
 from ostraka.crypto.sealing import Sealer
 from ostraka.encoding import Digest
 from ostraka.errors import MalformedMessage, OpenError, StateError
-from ostraka.services.storage import atomic, records
+from ostraka.services.storage import records
 from ostraka.services.storage.records import Record
 from ostraka.services.storage.sealed_file import DOES_NOT_OPEN
 
@@ -66,8 +66,8 @@ class Ledger:
         entry = _Entry(self._length, self._last, encoding.encode(record))
         sealed = self._sealer.seal(_PURPOSE, encoding.encode(entry))
         if not self._length:
-            atomic.make_folder(self._folder)
-        atomic.write(self._path(self._length), [sealed])
+            files.make_folder(self._folder)
+        files.write(self._path(self._length), [sealed])
         self._advance(sealed)
 
     def _advance(self, sealed: bytes) -> None:

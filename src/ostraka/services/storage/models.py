@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
+from ostraka import files
 from ostraka.arrays import Float32
 from ostraka.config import Manifest
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.sealing import Sealer
 from ostraka.errors import ConfigError, MalformedMessage, StateError
-from ostraka.services.model_file import named_tensors
-from ostraka.services.storage import atomic
+from ostraka.model_file import named_tensors
 from ostraka.services.storage.sealed_file import SealedFile
 
 DEFAULT_KEEP = 3
@@ -93,4 +93,4 @@ def export(path: Path, manifest: Manifest, vector: Float32) -> None:
     if vector.shape != (manifest.dimension,):
         raise ConfigError(f"a model of {manifest.dimension} values; got {vector.shape}")
     tensors = named_tensors(manifest, np.ascontiguousarray(vector, "<f4"))
-    atomic.write(path, [save(tensors)], mode=_PUBLIC)
+    files.write(path, [save(tensors)], mode=_PUBLIC)

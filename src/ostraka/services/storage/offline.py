@@ -16,12 +16,13 @@ from pathlib import Path
 from threading import Condition, Lock, Thread
 from typing import overload
 
+from ostraka import logs
 from ostraka.arrays import Buffer
 from ostraka.crypto.offline_mask import OfflineMask
 from ostraka.crypto.offline_noise import OfflineNoise
 from ostraka.errors import LocalProtocolError, OstrakaError, StorageFull
 from ostraka.roles.enclave import Enclave
-from ostraka.services import logs, memory
+from ostraka.services import memory
 from ostraka.services.storage.spool_file import SpoolFile
 
 DEFAULT_DEPTH = 2

@@ -4,10 +4,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostraka import files
 from ostraka.arrays import Buffer
 from ostraka.crypto.sealing import Sealer
 from ostraka.errors import OpenError, StateError
-from ostraka.services.storage import atomic
 
 DOES_NOT_OPEN = (
     "does not open under this enclave's key: it is damaged or misplaced, or was sealed by other "
@@ -38,7 +38,7 @@ class SealedFile:
 
     def write(self, plaintext: Buffer) -> None:
         """Durable when this returns."""
-        atomic.write(self.path, self.sealer.pieces(self.path.name, plaintext))
+        files.write(self.path, self.sealer.pieces(self.path.name, plaintext))
 
     def discard(self) -> None:
         """Nobody needs it any more. If it cannot be deleted, it is only in the way."""

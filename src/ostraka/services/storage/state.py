@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from ostraka import files
 from ostraka.config import Federation
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
@@ -24,13 +25,13 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.sealing import Sealer
 from ostraka.encoding import encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
+from ostraka.files import FolderLock
 from ostraka.messages import Charter, Receipt, first_model, vector_digest
 from ostraka.roles.enclave import Enclave
-from ostraka.services.storage import atomic, models
+from ostraka.services.storage import models
 from ostraka.services.storage.estate import Estate
 from ostraka.services.storage.history import History
 from ostraka.services.storage.ledger import Ledger
-from ostraka.services.storage.lock import FolderLock
 from ostraka.services.storage.models import Models
 from ostraka.services.storage.records import (
     Adopted,
@@ -67,7 +68,7 @@ class EnclaveState:
         cls, folder: Path, sealer: Sealer, *, keep: int = models.DEFAULT_KEEP
     ) -> "EnclaveState":
         """Raises StateError if the folder is in use, or holds what this enclave cannot use."""
-        atomic.make_folder(folder)
+        files.make_folder(folder)
         lock = FolderLock(folder)
         try:
             state = cls(folder, sealer, lock, keep)
@@ -257,7 +258,7 @@ class EnclaveState:
         return Estate(self._read_seed(), records, models.to_bytes(self.last_state))
 
     def _load(self) -> None:
-        removed = atomic.remove_partial(self.folder) + atomic.remove_partial(self.folder / _LEDGER)
+        removed = files.remove_partial(self.folder) + files.remove_partial(self.folder / _LEDGER)
         if removed:
             self.notices.append(f"{removed} files that were never finished are removed")
         self._read_history()

@@ -8,8 +8,8 @@ done, and the operator hears of it.
 import re
 from pathlib import Path
 
+from ostraka import files
 from ostraka.errors import ConfigError, MalformedMessage, RemoteProtocolError
-from ostraka.services.storage import atomic
 
 _KEY_BYTES = 32
 _LABEL = "ostraka-enclave-key-v1"
@@ -60,7 +60,7 @@ class EnclavePin:
         self._key = key
         if self._file is not None:
             text = f"# The enclave that this worker serves.\n{_LABEL} {key.hex()}\n"
-            atomic.write(self._file, [text.encode()], mode=_PUBLIC)
+            files.write(self._file, [text.encode()], mode=_PUBLIC)
 
     def _advice(self) -> str:
         if self._file is None:

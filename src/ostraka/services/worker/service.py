@@ -10,13 +10,12 @@ from typing import Any
 
 import grpc
 
+from ostraka import logs
 from ostraka.config import MAX_TILE_VALUES
 from ostraka.errors import RemoteProtocolError
-from ostraka.services import logs
-from ostraka.services.backoff import Backoff
 from ostraka.services.worker.admission import Admission
 from ostraka.services.worker.session import Session, Staff
-from ostraka.transport.dial import dial
+from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2 import WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from threading import Lock, Thread
 
+from ostraka import logs
 from ostraka.core.kernel import Kernel
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import MalformedMessage, OstrakaError
 from ostraka.messages import Answer, ChannelOffer, MaskSeed, ShareTile, WorkerHello
-from ostraka.services import logs
 from ostraka.services.worker.attempt import Abandoned, Attempt
 from ostraka.services.worker.pin import EnclavePin
 from ostraka.transport.ostraka_pb2 import EnclaveSays, WorkerSays

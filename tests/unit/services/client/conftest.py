@@ -23,6 +23,7 @@ from ostraka.crypto import updates
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import UpdateRejected
+from ostraka.files import write_identity
 from ostraka.messages import (
     SIMULATION,
     Challenge,
@@ -37,7 +38,6 @@ from ostraka.messages import (
 from ostraka.roles.client import Client as Role
 from ostraka.roles.enclave import Enclave, Lanes
 from ostraka.services.client import connection, delivering
-from ostraka.services.keys import write_identity
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ostraka import files
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
+from ostraka.files import locked
 from ostraka.messages import Receipt
 from ostraka.services.client import memory as module
-from ostraka.services.client.locking import locked
 from ostraka.services.client.memory import Memory, MemoryFile
-from ostraka.services.storage import atomic
 
 D = 17
 
@@ -165,7 +165,7 @@ def test_a_full_disk_is_told(file, memory, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(atomic, "write", full)
+    monkeypatch.setattr(files, "write", full)
     with pytest.raises(StateError, match="No space left"):
         file.save(memory)
 

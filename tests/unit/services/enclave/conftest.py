@@ -16,18 +16,19 @@ import grpc
 import numpy as np
 import pytest
 
+from ostraka import federation_file
 from ostraka.attestation.attested import Attested
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.events import Event
+from ostraka.files import read_identity
 from ostraka.messages import Challenge, Charter, Introduction, Receipt
 from ostraka.roles.client import Client, Joined
-from ostraka.services import federation_file, folder
+from ostraka.services import folder
 from ostraka.services.enclave.run import serve
 from ostraka.services.enclave.simulated import unsafe_simulated
 from ostraka.services.folder import Plan
-from ostraka.services.keys import read_identity
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub

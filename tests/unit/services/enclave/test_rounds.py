@@ -6,9 +6,9 @@ import grpc
 import numpy as np
 import pytest
 
+from ostraka import federation_file
 from ostraka.encoding import UNSIGNED, digest, encode
 from ostraka.messages import Charter, vector_digest
-from ostraka.services import federation_file
 from ostraka.transport import ostraka_pb2 as wire
 
 RNG = np.random.default_rng(0)

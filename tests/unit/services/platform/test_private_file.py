@@ -3,21 +3,21 @@ import stat
 
 import pytest
 
+from ostraka import files
 from ostraka.errors import ConfigError, PlatformError
-from ostraka.services.platform import private_file
 
 
 def test_what_is_created_is_read(tmp_path):
     path = tmp_path / "secret"
-    private_file.create(path, "text\n")
-    assert private_file.read(path) == "text\n"
+    files.create_private(path, "text\n")
+    assert files.read_private(path) == "text\n"
 
 
 def test_nobody_else_can_ever_read_it(tmp_path):
     path = tmp_path / "secret"
     before = os.umask(0)
     try:
-        private_file.create(path, "text")
+        files.create_private(path, "text")
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -25,56 +25,56 @@ def test_nobody_else_can_ever_read_it(tmp_path):
 
 def test_nothing_is_written_over(tmp_path):
     path = tmp_path / "secret"
-    private_file.create(path, "first")
+    files.create_private(path, "first")
     with pytest.raises(ConfigError, match="never written over"):
-        private_file.create(path, "second")
+        files.create_private(path, "second")
     assert path.read_text() == "first"
 
 
 def test_a_link_is_not_followed_to_a_new_file(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "target")
     with pytest.raises(ConfigError):
-        private_file.create(tmp_path / "link", "text")
+        files.create_private(tmp_path / "link", "text")
     assert not (tmp_path / "target").exists()
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o610, 0o601, 0o666])
 def test_a_file_that_others_may_use_is_refused(tmp_path, mode):
     path = tmp_path / "secret"
-    private_file.create(path, "text")
+    files.create_private(path, "text")
     path.chmod(mode)
     with pytest.raises(ConfigError, match="chmod 600"):
-        private_file.read(path)
+        files.read_private(path)
 
 
 def test_a_file_of_another_user_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "secret"
-    private_file.create(path, "text")
+    files.create_private(path, "text")
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     with pytest.raises(ConfigError, match="belongs to another user"):
-        private_file.read(path)
+        files.read_private(path)
 
 
 def test_what_is_no_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="ENOENT"):
-        private_file.read(tmp_path / "absent")
+        files.read_private(tmp_path / "absent")
     with pytest.raises(ConfigError):
-        private_file.read(tmp_path)
+        files.read_private(tmp_path)
     path = tmp_path / "bytes"
-    private_file.create(path, "")
+    files.create_private(path, "")
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not text"):
-        private_file.read(path)
+        files.read_private(path)
 
 
 def test_bytes_are_read_under_the_same_conditions(tmp_path):
     path = tmp_path / "key.pem"
-    private_file.create(path, "")
+    files.create_private(path, "")
     path.write_bytes(b"\xff\xfe")
-    assert private_file.read_bytes(path) == b"\xff\xfe"
+    assert files.read_private_bytes(path) == b"\xff\xfe"
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"):
-        private_file.read_bytes(path)
+        files.read_private_bytes(path)
 
 
 def test_a_fault_of_the_machine_is_no_mistake_of_its_user(tmp_path, monkeypatch):
@@ -83,4 +83,4 @@ def test_a_fault_of_the_machine_is_no_mistake_of_its_user(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(PlatformError, match="ENOSPC"):
-        private_file.create(tmp_path / "secret", "text")
+        files.create_private(tmp_path / "secret", "text")

@@ -3,7 +3,7 @@ import stat
 
 import pytest
 
-from ostraka.services.storage import atomic
+from ostraka import files
 
 
 @pytest.fixture
@@ -16,14 +16,14 @@ def names(path):
 
 
 def test_a_file_holds_all_pieces_and_belongs_to_its_owner(path):
-    atomic.write(path, [b"one ", memoryview(b"two "), bytearray(b"three")])
+    files.write(path, [b"one ", memoryview(b"two "), bytearray(b"three")])
     assert path.read_bytes() == b"one two three"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert names(path) == ["file"]
 
 
 def test_the_mode_can_be_chosen(path):
-    atomic.write(path, [b""], mode=0o644)
+    files.write(path, [b""], mode=0o644)
     assert stat.S_IMODE(path.stat().st_mode) == 0o644 & ~_umask()
 
 
@@ -36,13 +36,13 @@ def _umask():
 def test_a_write_that_takes_only_a_part_is_continued(path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, bytes(data[:3])))
-    atomic.write(path, [b"0123456789"])
+    files.write(path, [b"0123456789"])
     assert path.read_bytes() == b"0123456789"
 
 
 @pytest.mark.parametrize("step", ["open", "write", "fsync", "replace"])
 def test_a_failure_leaves_the_old_file_and_nothing_else(path, monkeypatch, step):
-    atomic.write(path, [b"old"])
+    files.write(path, [b"old"])
 
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
@@ -50,31 +50,31 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(path, monkeypatch, step)
     with monkeypatch.context() as patched:
         patched.setattr(os, step, fail)
         with pytest.raises(OSError, match="No space left"):
-            atomic.write(path, [b"new"])
+            files.write(path, [b"new"])
     assert path.read_bytes() == b"old"
     assert names(path) == ["file"]
-    atomic.write(path, [b"new"])
+    files.write(path, [b"new"])
     assert path.read_bytes() == b"new"
 
 
 def test_a_failing_source_leaves_the_old_file(path):
-    atomic.write(path, [b"old"])
+    files.write(path, [b"old"])
 
     def pieces():
         yield b"half"
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        atomic.write(path, pieces())
+        files.write(path, pieces())
     assert path.read_bytes() == b"old"
 
 
 def test_leftovers_are_removed_and_counted(path):
     for name in ("a.partial", "b.partial", "c"):
         path.with_name(name).write_bytes(b"")
-    assert atomic.remove_partial(path.parent) == 2
+    assert files.remove_partial(path.parent) == 2
     assert names(path) == ["c"]
-    assert atomic.remove_partial(path.parent / "absent") == 0
+    assert files.remove_partial(path.parent / "absent") == 0
 
 
 def test_a_leftover_is_not_written_through(path):
@@ -82,13 +82,13 @@ def test_a_leftover_is_not_written_through(path):
     elsewhere = path.with_name("elsewhere")
     elsewhere.write_bytes(b"mine")
     path.with_name("file.partial").symlink_to(elsewhere)
-    atomic.write(path, [b"new"])
+    files.write(path, [b"new"])
     assert elsewhere.read_bytes() == b"mine"
     assert path.read_bytes() == b"new"
 
 
 def test_a_folder_is_made_with_its_parents(tmp_path):
     folder = tmp_path / "one" / "two"
-    atomic.make_folder(folder)
+    files.make_folder(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    atomic.make_folder(folder)
+    files.make_folder(folder)

@@ -4,7 +4,7 @@ import fcntl
 import pytest
 
 from ostraka.errors import StateError
-from ostraka.services.storage.lock import FolderLock
+from ostraka.files import FolderLock
 
 
 def test_there_is_one_at_a_time(tmp_path):

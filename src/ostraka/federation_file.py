@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ostraka import settings
+from ostraka import files, settings
 from ostraka.arrays import Float32
 from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
 from ostraka.core import leakage
@@ -20,11 +20,9 @@ from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, Digest, Key, decode, encode
 from ostraka.errors import ConfigError, MalformedMessage
+from ostraka.files import read_text
 from ostraka.messages import Charter, vector_digest
-from ostraka.services.model_file import read_model
-from ostraka.services.platform import private_file
-from ostraka.services.storage import atomic
-from ostraka.services.text_file import read_text
+from ostraka.model_file import read_model
 from ostraka.settings import Document
 
 RULES = ("multi-krum",)
@@ -323,7 +321,7 @@ class FederationFile:
             chain = certificate.read_bytes()
         except OSError as failed:
             raise ConfigError(f"{certificate}: {failed.strerror}") from None
-        return private_file.read_bytes(self.folder / self.enclave.tls_key), chain
+        return files.read_private_bytes(self.folder / self.enclave.tls_key), chain
 
     def initial_model(self) -> tuple[Manifest, Float32]:
         """The first global model (d,). Raises ConfigError if its file has changed since."""
@@ -393,7 +391,7 @@ def load_charter(path: Path) -> Charter:
 
 def write_charter(path: Path, charter: Charter) -> None:
     """Replaces the file in one step: an enclave that starts meanwhile reads the old or the new."""
-    atomic.write(path, [encode(charter)], mode=0o644)
+    files.write(path, [encode(charter)], mode=0o644)
 
 
 def require_signed(file: FederationFile, charter: Charter) -> None:
