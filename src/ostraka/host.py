@@ -11,8 +11,7 @@ from typing import Protocol, TypeAlias
 from ostraka import events
 from ostraka.arrays import Buffer
 from ostraka.config import RoundConfig
-from ostraka.crypto.offline_mask import OfflineMask
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import (
     RemoteProtocolError,
     StorageFull,

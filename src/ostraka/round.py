@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ostraka import calibration, events
 from ostraka.arrays import Buffer, Float32
-from ostraka.attestation.attested import in_process
+from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity

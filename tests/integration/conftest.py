@@ -27,7 +27,7 @@ import pytest
 import ostraka
 from ostraka import federation_file
 from ostraka.config import Tiling
-from ostraka.core.kernel import NumpyKernel
+from ostraka.core.gram import NumpyKernel
 from ostraka.encoding import decode
 from ostraka.files import read_identity
 from ostraka.messages import Charter, Receipt

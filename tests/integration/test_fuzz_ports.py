@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from ostraka.attestation.attested import Attested
+from ostraka.attestation.claims import Attested
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.files import read_identity
 from ostraka.messages import Answer, Challenge, ChannelAccept, Charter, Introduction, WorkerHello

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.attestation.attested import Attested
+from ostraka.attestation.claims import Attested
 from ostraka.config import default_tile
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.files import read_identity

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.attestation.attested import in_process
+from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, Member, RoundConfig
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce

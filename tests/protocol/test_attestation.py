@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ostraka.attestation.binding import Binding
+from ostraka.attestation.claims import Binding
 from ostraka.attestation.policy import FederationPolicy, Policy, SimulationPolicy
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.attestation.verify import Circumstances, verify, verify_charter

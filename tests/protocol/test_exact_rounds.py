@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka import run_round
-from ostraka.core import attacks, exact, field
-from ostraka.core.rules import multi_krum
+from ostraka.core import exact, field, leakage
+from ostraka.core.rules.krum import multi_krum
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
 from ostraka.roles.enclave import masking
@@ -147,13 +147,13 @@ def test_the_matched_filter_and_the_polar_attack_are_blind_to_exact_masking(poin
         share = exact_share(updates, point, seed)
         for name, score in (
             ("matched", lambda rows: np.vecdot(share, rows)),  # noqa: B023
-            ("polar", lambda rows: attacks.polar_filter(share, rows, sigma=sigma)),  # noqa: B023
+            ("polar", lambda rows: leakage.polar_filter(share, rows, sigma=sigma)),  # noqa: B023
         ):
             filters[name].append((score(updates), score(others)))
     for trials in filters.values():
         true, false = (np.concatenate(part) for part in zip(*trials, strict=True))
         assert len(true) == 1024
-        assert abs(attacks.auc(true, false) - 0.5) < 0.05
+        assert abs(leakage.auc(true, false) - 0.5) < 0.05
 
 
 def test_the_same_tiles_are_read_whoever_was_selected(simulate):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka import messages
-from ostraka.attestation.attested import in_process
+from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, RoundConfig
 from ostraka.encoding import decode, encode
 from ostraka.errors import MalformedMessage, OpenError, Rejection, UpdateRejected, WorkerError

@@ -7,7 +7,7 @@ import pytest
 
 from ostraka import events
 from ostraka.config import Manifest, RoundConfig
-from ostraka.core import distances, field
+from ostraka.core import field, gram
 from ostraka.errors import WorkerGone
 from ostraka.roles.enclave import Lanes
 from ostraka.round import Parties, enrol, play
@@ -23,7 +23,7 @@ class Liar:
         self.lie = lie
 
     def add_gram(self, total: np.ndarray, block: np.ndarray) -> None:
-        distances.add_gram(total, block)
+        gram.add_gram(total, block)
         total[self.place] += self.lie
         total[self.place[::-1]] = total[self.place]
         self.lie = 0

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ostraka.arrays import Float64
-from ostraka.core import attacks, leakage, masking, noise
+from ostraka.core import gaussian, leakage
 
 
 def even_updates(n: int, d: int, rng: np.random.Generator) -> Float64:
@@ -20,16 +20,16 @@ def even_updates(n: int, d: int, rng: np.random.Generator) -> Float64:
 
 
 def grid_noise(n: int, d: int, sigma: float, rng: np.random.Generator) -> Float64:
-    rows = noise.constant_distance(rng.standard_normal((n, d)), sigma=sigma)
-    return masking.to_grid(rows, masking.grid_step(sigma), out=rows)
+    rows = gaussian.constant_distance(rng.standard_normal((n, d)), sigma=sigma)
+    return gaussian.to_grid(rows, gaussian.grid_step(sigma), out=rows)
 
 
 def shares_of(updates: Float64, mask: Float64, sigma: float) -> tuple[Float64, Float64]:
     """What the two workers see."""
     plus, minus = np.empty_like(mask), np.empty_like(mask)
-    step = masking.grid_step(sigma)
+    step = gaussian.grid_step(sigma)
     for row in range(len(updates)):
-        masking.encode(updates[row], mask[row], step=step, plus=plus[row], minus=minus[row])
+        gaussian.encode(updates[row], mask[row], step=step, plus=plus[row], minus=minus[row])
     return plus, minus
 
 
@@ -43,9 +43,9 @@ def matched_filter_auc(sigma: float, *, d: int, trials: int, point: int = 0) -> 
     for _ in range(trials // (2 * n)):
         updates, others = even_updates(n, d, rng), even_updates(n, d, rng)
         share = shares_of(updates, mask, sigma)[point]
-        true += [attacks.matched_filter(share[row], updates[row]) for row in range(n)]
-        false += [attacks.matched_filter(share[row], others[row]) for row in range(n)]
-    return attacks.auc(np.array(true), np.array(false))
+        true += [leakage.matched_filter(share[row], updates[row]) for row in range(n)]
+        false += [leakage.matched_filter(share[row], others[row]) for row in range(n)]
+    return leakage.auc(np.array(true), np.array(false))
 
 
 def polar_auc(sigma: float, mask: Float64, *, point: int = 0) -> float:
@@ -54,9 +54,9 @@ def polar_auc(sigma: float, mask: Float64, *, point: int = 0) -> float:
     n, d = mask.shape
     updates, others = even_updates(n, d, rng), even_updates(n, d, rng)
     share = shares_of(updates, mask, sigma)[point]
-    return attacks.auc(
-        attacks.polar_filter(share, updates, sigma=sigma),
-        attacks.polar_filter(share, others, sigma=sigma),
+    return leakage.auc(
+        leakage.polar_filter(share, updates, sigma=sigma),
+        leakage.polar_filter(share, others, sigma=sigma),
     )
 
 

@@ -1,9 +1,10 @@
-"""What evidence says of an enclave, whichever platform says it."""
+"""What evidence is about, what it says of an enclave, and what a verified enclave holds."""
 
 import hashlib
 from dataclasses import dataclass
 
 from ostraka.encoding import pack
+from ostraka.messages import IN_PROCESS, RoundOffer
 
 _IDENTITY = b"ostraka/enclave-identity/v1"
 
@@ -39,3 +40,47 @@ class Claims:
 
     def measurement(self, name: str) -> bytes:
         return dict(self.measurements)[name]
+
+
+_LABEL = b"ostraka/report-data/v1"
+
+NONCE_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Binding:
+    """The fields that report data commits to.
+
+    nonce: chosen by whoever verifies, for this one challenge. round_key: the hybrid public key that
+    updates are sealed to. receipt_key: signs offers and receipts. config: the federation's digest,
+    and so its rules, its roster and its workers' keys.
+    """
+
+    nonce: bytes
+    round_key: bytes
+    receipt_key: bytes
+    config: bytes
+
+    def report_data(self) -> bytes:
+        """SHA-512 over the label and all fields, each behind its length."""
+        fields = (self.nonce, self.round_key, self.receipt_key, self.config)
+        return hashlib.sha512(pack(_LABEL, *fields)).digest()
+
+
+@dataclass(frozen=True)
+class Attested:
+    """A client seals nothing without one of these. `verify.verify` makes them.
+
+    kind: the evidence that proved it. identity: one name for the measured code.
+    """
+
+    round_key: bytes
+    receipt_key: bytes
+    config: bytes
+    kind: str
+    identity: bytes
+
+
+def in_process(offer: RoundOffer, receipt_key: bytes) -> Attested:
+    """For an enclave in the client's own process: there is nobody to prove anything to."""
+    return Attested(offer.key, receipt_key, offer.config, IN_PROCESS, bytes(32))

@@ -1,15 +1,16 @@
-"""AWS Nitro Enclaves: a document about an enclave's image, signed by the hypervisor.
+"""What stands in a Nitro document: a CBOR map in an untagged COSE_Sign1 (RFC 9052) under ES384."""
 
-The document carries its own certificates. They lead to AWS's root, which is pinned here. AWS's
-revocation lists are not read: the certificate of a document lives for three hours.
-"""
-
-from dataclasses import asdict
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from itertools import pairwise
+from typing import Any, NoReturn
 
+import cbor2
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 
 from ostraka.attestation.certificates import (
@@ -20,10 +21,166 @@ from ostraka.attestation.certificates import (
     require_valid,
 )
 from ostraka.attestation.claims import Claims
-from ostraka.attestation.listed import require_listed
-from ostraka.attestation.nitro_document import Document, claims_of, parse
-from ostraka.attestation.policy import NitroPolicy
+from ostraka.attestation.policy import NitroPolicy, require_listed
 from ostraka.errors import AttestationRefused, Refusal
+
+_PCRS = {f"pcr{index}": index for index in (0, 1, 2, 3, 4, 8)}
+_IMAGE = (0, 1, 2)  # always there, and all zero in a debug enclave
+_DIGEST = "SHA384"
+_PCR = 48
+_LAST_PCR = 31
+_ES384 = bytes.fromhex("a1013822")  # the protected header {1: -35}: algorithm, and its number
+_HALF = 48  # r and s, each big-endian
+
+_MOST_BYTES = 1 << 14  # the hypervisor's own limit is lower
+_MOST_DEPTH = 4
+_MOST_CERTIFICATES = 8
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document's parts, each of the type that it must have.
+
+    signed: the bytes that the signature is over, as COSE puts them together. signature: as DER.
+    """
+
+    signed: bytes
+    signature: bytes
+    module_id: str
+    timestamp: int  # milliseconds since 1970
+    pcrs: Mapping[int, bytes]
+    certificate: bytes
+    cabundle: tuple[bytes, ...]
+    user_data: bytes | None
+    nonce: bytes | None
+    public_key: bytes | None
+
+
+def parse(document: bytes) -> Document:
+    """Raises AttestationRefused where it is no document."""
+    if len(document) > _MOST_BYTES:
+        raise _malformed(f"a document has at most {_MOST_BYTES} bytes; got {len(document)}")
+    match _decode(document):
+        case [bytes(protected), {**unprotected}, bytes(payload), bytes(signature)]:
+            pass
+        case _:
+            raise _malformed("it is no COSE_Sign1")
+    # Nothing signs the unprotected header, so it must not be able to say anything.
+    if unprotected or protected != _ES384 or len(signature) != 2 * _HALF:
+        raise _malformed("it is not signed by ES384 alone")
+    fields = _decode(payload)
+    if not isinstance(fields, dict) or fields.get("digest") != _DIGEST:
+        raise _malformed("it holds no map of PCRs by SHA-384")
+    return Document(
+        signed=cbor2.dumps(["Signature1", protected, b"", payload]),
+        signature=_as_der(signature),
+        module_id=_field(fields, "module_id", _is_name),
+        timestamp=_field(fields, "timestamp", _is_positive),
+        pcrs=_field(fields, "pcrs", _are_pcrs),
+        certificate=_field(fields, "certificate", _is_bytes),
+        cabundle=tuple(_field(fields, "cabundle", _are_certificates)),
+        user_data=_field(fields, "user_data", _is_optional),
+        nonce=_field(fields, "nonce", _is_optional),
+        public_key=_field(fields, "public_key", _is_optional),
+    )
+
+
+def claims_of(document: Document) -> Claims:
+    present = {name: index for name, index in _PCRS.items() if index in document.pcrs}
+    return Claims(
+        kind="nitro",
+        measurements=tuple((name, document.pcrs[index]) for name, index in present.items()),
+        report_data=document.user_data or b"",
+        debug=not any(any(document.pcrs[index]) for index in _IMAGE),
+        facts=tuple(_facts(document)),
+    )
+
+
+def _decode(data: bytes) -> Any:
+    """Plain CBOR values, and only from the bytes that they encode to.
+
+    A tag makes the decoder build dates, patterns or numbers of any size, so none is let through.
+    Encoding again finds what decoding overlooks: bytes left over, keys that come twice, and forms
+    that are longer than needed or have no length.
+    """
+    try:
+        value = cbor2.loads(
+            data,
+            semantic_decoders=defaultdict(lambda: _refuse_tag),
+            max_depth=_MOST_DEPTH,
+        )
+        if cbor2.dumps(value) == data:
+            return value
+    except (cbor2.CBORError, ValueError, TypeError):
+        pass
+    raise _malformed("it is not plain CBOR in its shortest form")
+
+
+def _refuse_tag(value: object, immutable: bool) -> NoReturn:
+    raise ValueError
+
+
+def _as_der(signature: bytes) -> bytes:
+    r, s = signature[:_HALF], signature[_HALF:]
+    return encode_dss_signature(int.from_bytes(r, "big"), int.from_bytes(s, "big"))
+
+
+def _field(fields: Mapping[object, Any], name: str, is_right: Callable[[Any], bool]) -> Any:
+    value = fields.get(name)
+    if not is_right(value):
+        raise _malformed(f"its field {name} is missing or of the wrong kind")
+    return value
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
+
+
+def _is_positive(value: object) -> bool:
+    return type(value) is int and value > 0
+
+
+def _is_bytes(value: object) -> bool:
+    return isinstance(value, bytes) and value != b""
+
+
+def _is_optional(value: object) -> bool:
+    return value is None or isinstance(value, bytes)
+
+
+def _are_pcrs(value: object) -> bool:
+    if not isinstance(value, dict) or not all(index in value for index in _IMAGE):
+        return False
+    return all(
+        type(index) is int and 0 <= index <= _LAST_PCR and type(pcr) is bytes and len(pcr) == _PCR
+        for index, pcr in value.items()
+    )
+
+
+def _are_certificates(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and 0 < len(value) < _MOST_CERTIFICATES
+        and all(map(_is_bytes, value))
+    )
+
+
+def _facts(document: Document) -> Iterator[tuple[str, str]]:
+    yield "module id", document.module_id
+    yield "timestamp", f"{document.timestamp // 1000} s since 1970"
+    others = (index for index in sorted(document.pcrs) if index not in _PCRS.values())
+    for index in others:
+        if any(document.pcrs[index]):
+            yield f"pcr{index}", document.pcrs[index].hex()
+    if document.nonce:
+        yield "nonce", document.nonce.hex()
+    if document.public_key:
+        yield "public key", document.public_key.hex()
+
+
+def _malformed(why: str) -> AttestationRefused:
+    return AttestationRefused(Refusal.MALFORMED, why)
+
 
 # SHA-256 of the root certificate that AWS publishes.
 AWS_ROOT = bytes.fromhex("641a0321a3e244efe456463195d606317ed7cdcc3c1756e09893f3c68f79bb5b")

@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ostraka.attestation import dcap
 from ostraka.attestation.claims import Claims
-from ostraka.attestation.listed import toml_line
-from ostraka.attestation.policy import SimulationPolicy
+from ostraka.attestation.policy import SimulationPolicy, toml_line
 from ostraka.attestation.simulated_pki import Issuer, PckExtension, SigningKey, Validity
 from ostraka.errors import AttestationRefused, LocalProtocolError, Refusal
 

@@ -4,9 +4,7 @@ from dataclasses import dataclass
 from secrets import compare_digest
 
 from ostraka.attestation import dcap, nitro, simulation, snp
-from ostraka.attestation.attested import Attested
-from ostraka.attestation.binding import Binding
-from ostraka.attestation.claims import Claims
+from ostraka.attestation.claims import Attested, Binding, Claims
 from ostraka.attestation.policy import Policy
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature

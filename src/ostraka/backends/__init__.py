@@ -5,7 +5,7 @@ Torch is imported only when a kernel needs it, so that a worker without it can s
 
 import re
 
-from ostraka.core.kernel import Kernel, NumpyKernel
+from ostraka.core.gram import Kernel, NumpyKernel
 from ostraka.errors import ConfigError
 
 _CUDA = re.compile(r"cuda(:\d+)?")

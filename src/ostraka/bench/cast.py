@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ostraka.arrays import Float32
-from ostraka.attestation.attested import in_process
+from ostraka.attestation.claims import in_process
 from ostraka.config import (
     MAX_TILE_VALUES,
     Federation,
@@ -23,8 +23,7 @@ from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.core.sketch import MIN_SIZE
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.offline_mask import OfflineMask
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.crypto.stream import SecretStream
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.messages import RoundOffer

@@ -5,8 +5,7 @@ from typing import Protocol
 
 from ostraka.arrays import Buffer
 from ostraka.bench.stopwatch import Stopwatch
-from ostraka.crypto.offline_mask import OfflineMask
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import LocalProtocolError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile
 from ostraka.roles.enclave import Averaging, Cohort, Dispute, Lanes

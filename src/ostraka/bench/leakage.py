@@ -26,7 +26,7 @@ from ostraka.bench.shares import (
     gaussian_shares,
     grid_noise,
 )
-from ostraka.core import attacks, leakage
+from ostraka.core import leakage
 from ostraka.core.field import P
 from ostraka.errors import ConfigError
 
@@ -95,12 +95,12 @@ class _Attack:
 
     def add(self, seen: Float64, updates: Float64, others: Float64) -> None:
         """One suspicion of either kind a row."""
-        self.true.extend(map(attacks.matched_filter, seen, updates))
-        self.false.extend(map(attacks.matched_filter, seen, others))
+        self.true.extend(map(leakage.matched_filter, seen, updates))
+        self.false.extend(map(leakage.matched_filter, seen, others))
 
     @property
     def auc(self) -> float:
-        return attacks.auc(np.array(self.true), np.array(self.false))
+        return leakage.auc(np.array(self.true), np.array(self.false))
 
 
 def measure(plan: Plan, begin: Begin) -> Figures:
@@ -170,9 +170,9 @@ def _polar(plan: Plan, clients: int) -> Figures:
     gaussian, exact = _Attack(), _Attack()
     for updates, others in plan.suspicions(clients, rng):
         share, _ = gaussian_shares(updates, grid_noise(clients, plan.dim, sigma, rng), sigma)
-        gaussian.add(attacks.polar(share, sigma=sigma), updates, others)
+        gaussian.add(leakage.polar(share, sigma=sigma), updates, others)
         residues = exact_share(updates, rng)[0] / P
-        exact.add(attacks.polar(residues, sigma=_EVEN_DEVIATION), updates, others)
+        exact.add(leakage.polar(residues, sigma=_EVEN_DEVIATION), updates, others)
     # Two unit normals so far apart are told apart so often: Phi(signal / sqrt(2)).
     expected = (1 + math.erf(math.sqrt((clients + 1) / 2) / 2)) / 2
     return {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ostraka.arrays import AnyArray, Float64, UInt32
-from ostraka.core import distances, exact, field, masking, noise
+from ostraka.core import exact, field, gaussian, gram
 from ostraka.core.exact import Quantised
 from ostraka.crypto.stream import SecretStream
 
@@ -21,22 +21,22 @@ def even_updates(n: int, d: int, rng: np.random.Generator) -> Float64:
 
 def grid_noise(n: int, d: int, sigma: float, rng: np.random.Generator) -> Float64:
     """Law 4, on the grid of the shares."""
-    rows = noise.constant_distance(rng.standard_normal((n, d)), sigma=sigma)
-    return masking.to_grid(rows, masking.grid_step(sigma), out=rows)
+    rows = gaussian.constant_distance(rng.standard_normal((n, d)), sigma=sigma)
+    return gaussian.to_grid(rows, gaussian.grid_step(sigma), out=rows)
 
 
 def gaussian_shares(updates: Float64, mask: Float64, sigma: float) -> tuple[Float64, Float64]:
     """Law 1: what the two workers see."""
     plus, minus = np.empty_like(mask), np.empty_like(mask)
-    masking.encode(updates, mask, step=masking.grid_step(sigma), plus=plus, minus=minus)
+    gaussian.encode(updates, mask, step=gaussian.grid_step(sigma), plus=plus, minus=minus)
     return plus, minus
 
 
 def gaussian_error(updates: Float64, shares: Sequence[AnyArray], sigma: float) -> float:
     """The largest error of a decoded distance, from shares and sums of the shares' type."""
     matrices = [_distances(share) for share in shares]
-    decoded = masking.decode(*matrices, sigma=sigma, d=updates.shape[1])
-    return float(np.abs(decoded - distances.naive(updates)).max())
+    decoded = gaussian.decode(*matrices, sigma=sigma, d=updates.shape[1])
+    return float(np.abs(decoded - gram.naive(updates)).max())
 
 
 def exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, float]:
@@ -56,19 +56,19 @@ def exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, fl
     leading, *grams = (_field_gram(each) for each in (mask, plus, minus))
     decoded = exact.decode(dict(zip(exact.points(1), grams, strict=True)), leading)
     measured = exact.distances(field.signed(decoded), steps, s, v)
-    error = float(np.abs(measured - distances.naive(updates)).max())
+    error = float(np.abs(measured - gram.naive(updates)).max())
     return field.signed(plus).astype(np.float64), error
 
 
 def _distances(share: AnyArray) -> Float64:
-    gram: AnyArray = np.zeros((len(share), len(share)), share.dtype)
+    products: AnyArray = np.zeros((len(share), len(share)), share.dtype)
     for start in range(0, share.shape[1], TILE):
         part = share[:, start : start + TILE]
-        gram += part @ part.T
-    return distances.from_gram(gram).astype(np.float64)
+        products += part @ part.T
+    return gram.from_gram(products).astype(np.float64)
 
 
 def _field_gram(rows: UInt32) -> UInt32:
-    gram = np.zeros((len(rows), len(rows)), np.uint32)
-    field.add_gram(gram, rows)
-    return gram
+    products = np.zeros((len(rows), len(rows)), np.uint32)
+    field.add_gram(products, rows)
+    return products

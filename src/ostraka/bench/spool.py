@@ -5,8 +5,7 @@ from pathlib import Path
 
 from ostraka.arrays import Buffer
 from ostraka.config import RoundConfig
-from ostraka.crypto.aead import TAG_BYTES
-from ostraka.crypto.groups import SealedGroups
+from ostraka.crypto.aead import TAG_BYTES, SealedGroups
 from ostraka.errors import LocalProtocolError
 
 UPDATES = "updates"

@@ -14,7 +14,7 @@ from ostraka.bench.cast import cast
 from ostraka.bench.first_pass import first_pass
 from ostraka.bench.stopwatch import Stopwatch
 from ostraka.bench.workload import Attempt, Workload
-from ostraka.core import distances, noise
+from ostraka.core import gaussian, gram
 from ostraka.crypto.stream import SecretStream
 
 # Gram-Schmidt runs on so many columns that rows^2 x columns stays below this: half a minute.
@@ -51,11 +51,11 @@ def floor(load: Workload, clock: Stopwatch) -> Float32:
 
 
 def inside_naive(load: Workload, clock: Stopwatch) -> None:
-    _inside(load, clock, distances.add_naive)
+    _inside(load, clock, gram.add_naive)
 
 
 def inside_blas32(load: Workload, clock: Stopwatch) -> None:
-    _inside(load, clock, distances.add_gram32)
+    _inside(load, clock, gram.add_gram32)
 
 
 def inside_blas64(load: Workload, clock: Stopwatch) -> None:
@@ -64,7 +64,7 @@ def inside_blas64(load: Workload, clock: Stopwatch) -> None:
     def add(total: Float64, block: Float32) -> None:
         widened = wide[:, : block.shape[1]]
         np.copyto(widened, block)
-        distances.add_gram(total, widened)
+        gram.add_gram(total, widened)
 
     _inside(load, clock, add)
 
@@ -102,26 +102,26 @@ def noise_normals(load: Workload, clock: Stopwatch) -> None:
 
 
 def noise_orth(load: Workload, clock: Stopwatch) -> None:
-    gaussian, wide = load.updates, np.empty((2, load.clients, load.rules.tile))
+    normals, wide = load.updates, np.empty((2, load.clients, load.rules.tile))
 
     def blocks() -> Iterator[Float64]:
         for index in range(load.tiling.count):
             block = wide[0, :, : load.tiling.size(index)]
-            np.copyto(block, gaussian[:, load.tiling.part(index)])
+            np.copyto(block, normals[:, load.tiling.part(index)])
             yield block
 
     with clock:
-        factors = noise.transform(blocks, sigma=1.0)
+        factors = gaussian.transform(blocks, sigma=1.0)
         for block in blocks():
-            noise.apply(factors, block, out=wide[1, :, : block.shape[1]])
+            gaussian.apply(factors, block, out=wide[1, :, : block.shape[1]])
 
 
 def noise_mgs(load: Workload, clock: Stopwatch) -> None:
     n, d = load.clients, load.dim
     columns = min(d, max(n, _MGS_WORK // n**2))
-    gaussian = load.updates[:, :columns]
+    normals = load.updates[:, :columns]
     with clock:
-        noise.gram_schmidt(gaussian, sigma=1.0)
+        gaussian.gram_schmidt(normals, sigma=1.0)
     clock.extrapolate(part=columns, whole=d)
 
 

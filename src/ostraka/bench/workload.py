@@ -13,8 +13,7 @@ from ostraka.arrays import AnyArray, Buffer, Float32, cut
 from ostraka.bench.cast import Cast, cast, sketch_size, update, upload_key
 from ostraka.bench.first_pass import LocalWorker
 from ostraka.bench.spool import read_noise
-from ostraka.crypto.offline_mask import OfflineMask
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.crypto.updates import TileOpener, stated_norm, tile_context
 from ostraka.messages import IN_PROCESS
 from ostraka.roles.enclave import Cohort, Enclave, Lanes

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from ostraka import federation_file, files
-from ostraka.attestation.listed import toml_line
-from ostraka.attestation.policy import Policy
+from ostraka.attestation.policy import Policy, toml_line
 from ostraka.attestation.verify import Circumstances
 from ostraka.cli.enclave import (
     BrokerOption,

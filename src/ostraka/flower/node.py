@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ostraka.arrays import Float32
-from ostraka.attestation.attested import Attested
-from ostraka.attestation.binding import NONCE_BYTES
+from ostraka.attestation.claims import NONCE_BYTES, Attested
 from ostraka.attestation.verify import verify, verify_charter
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity

@@ -12,7 +12,8 @@ import numpy as np
 
 from ostraka.arrays import Float32, Float64
 from ostraka.config import Manifest, RoundConfig
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 from ostraka.lab.experiment import Experiment
 from ostraka.lab.participant import Participant, Task
 
@@ -62,8 +63,8 @@ def multi_krum(f: int, k: int | None) -> Rule:
         squared = squared_distances(clipped)
         left = max(0, f - lost)
         keep = min(k or len(finite), len(finite) - left)
-        kept = rules.multi_krum(squared, left, keep)
-        margin = rules.selection_gap(rules.krum_scores(squared, left), keep)
+        kept = krum.multi_krum(squared, left, keep)
+        margin = krum.selection_gap(krum.krum_scores(squared, left), keep)
         mean: Float64 = clipped[list(kept)].mean(axis=0, dtype=np.float64)
         return Aggregate(mean, tuple(finite[list(kept)].tolist()), margin)
 
@@ -79,10 +80,10 @@ def clip(rows: Float32, f: int) -> Float64:
 
 
 def squared_distances(rows: Float64) -> Float64:
-    gram = np.zeros((len(rows), len(rows)))
+    products = np.zeros((len(rows), len(rows)))
     for start in range(0, rows.shape[1], _BLOCK):
-        distances.add_gram(gram, rows[:, start : start + _BLOCK])
-    return distances.from_gram(gram)
+        gram.add_gram(products, rows[:, start : start + _BLOCK])
+    return gram.from_gram(products)
 
 
 class Clear:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ostraka.arrays import Float32
-from ostraka.attestation.attested import Attested
+from ostraka.attestation.claims import Attested
 from ostraka.config import Federation
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import Entropy

@@ -7,13 +7,13 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, cut
 from ostraka.config import MAX_TILE_VALUES, Tiling
-from ostraka.core import distances
-from ostraka.core.kernel import Kernel, NumpyKernel
+from ostraka.core import gram
+from ostraka.core.gram import Kernel, NumpyKernel
+from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import Channel, accept_offer
-from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.offline_mask import mask_tile
+from ostraka.crypto.offline import mask_tile
 from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 
@@ -100,9 +100,9 @@ class Computing:
         if self._left:
             raise LocalProtocolError(f"{len(self._left)} tiles of shares have not arrived")
         if self._offer.masking == "exact":
-            upper = distances.to_upper(self._gram, diagonal=True)
+            upper = gram.to_upper(self._gram, diagonal=True)
         else:
-            upper = distances.to_upper(distances.from_gram(self._gram))
+            upper = gram.to_upper(gram.from_gram(self._gram))
         sealed = self._channel.seal_answer(upper.tobytes())
         return Answer(self._offer.attempt_id, sealed)
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from ostraka.attestation.listed import toml_line
+from ostraka.attestation.policy import toml_line
 from ostraka.config import Member
 
 _COLUMN = 28

@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ostraka.attestation import qvl
+from ostraka.attestation import dcap
 from ostraka.attestation.policy import Policy
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
 from ostraka.messages import Evidence
@@ -58,7 +58,7 @@ def load(source: str, *, beside: Path, quote: bytes) -> bytes:
 
 def _fetch(url: str, quote: bytes) -> bytes:
     """Collateral for this quote's platform, as dcap-qvl reads it."""
-    parsed = qvl.parse(quote)
+    parsed = dcap.parse(quote)
     tee = "tdx" if parsed.is_tdx() else "sgx"
     try:
         fmspc, ca = parsed.fmspc(), parsed.ca()

@@ -1,6 +1,6 @@
 import hashlib
 
-from ostraka.attestation.binding import Binding
+from ostraka.attestation.claims import Binding
 
 FIELDS = (b"n" * 32, b"k" * 1216, b"r" * 32, b"c" * 32)
 

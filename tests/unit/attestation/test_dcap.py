@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.attestation import dcap, qvl, simulation
+from ostraka.attestation import dcap, simulation
 from ostraka.attestation.policy import SgxPolicy, TdxPolicy
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
@@ -348,7 +348,7 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], Refusal]] = {
     ),
     "a quoting enclave out of date, where the platform may be misconfigured": (
         lambda: sgx(
-            replace(PLATFORM, qe_status="OutOfDate"), rules=replace(SGX, allow=qvl.STATUSES[:3])
+            replace(PLATFORM, qe_status="OutOfDate"), rules=replace(SGX, allow=dcap.STATUSES[:3])
         ),
         Refusal.TCB,
     ),
@@ -539,7 +539,7 @@ def test_reading_a_debug_enclave_says_so():
 
 
 def test_debug_is_refused_even_if_the_library_lets_it_pass():
-    with mock.patch.object(qvl.Examination, "check_at", return_value=()):
+    with mock.patch.object(dcap.Examination, "check_at", return_value=()):
         for arguments in (sgx(debug=True), tdx(debug=True)):
             assert refusal(arguments).reason is Refusal.DEBUG
 
@@ -547,15 +547,15 @@ def test_debug_is_refused_even_if_the_library_lets_it_pass():
 def test_every_known_text_of_the_library_still_occurs():
     """If a row is missing here, the library words that failure differently now."""
     texts = [str(refusal(make())) for make, _ in REFUSALS.values()]
-    met = [next((row for row in qvl._REASONS if row[0] in text), None) for text in texts]
-    assert set(met) - {None} == set(qvl._REASONS)
+    met = [next((row for row in dcap._REASONS if row[0] in text), None) for text in texts]
+    assert set(met) - {None} == set(dcap._REASONS)
 
 
 def test_a_text_that_nobody_knows_is_a_refusal():
-    assert qvl._reason("Verification failed: words of a later version") is Refusal.COLLATERAL
+    assert dcap._reason("Verification failed: words of a later version") is Refusal.COLLATERAL
 
 
-@pytest.mark.parametrize("status", qvl.STATUSES)
+@pytest.mark.parametrize("status", dcap.STATUSES)
 def test_a_status_is_accepted_if_it_is_named(status):
     platform = replace(PLATFORM, status=status)
     others = tuple(name for name in dcap.ALLOWANCES if name != status)
@@ -570,7 +570,7 @@ def test_a_quoting_enclave_that_is_out_of_date_is_accepted_if_that_is_named():
     verify(sgx(platform, rules=replace(SGX, allow=("OutOfDate",))))
 
 
-@pytest.mark.parametrize("name", qvl.PROPERTIES)
+@pytest.mark.parametrize("name", dcap.PROPERTIES)
 @pytest.mark.parametrize("make", [sgx, tdx])
 def test_a_property_is_accepted_if_it_is_named(make, name):
     platform, rules = replace(PLATFORM, properties=(name,)), make()["rules"]

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from ostraka.attestation.claims import Claims
-from ostraka.attestation.listed import require_listed
+from ostraka.attestation.policy import require_listed
 from ostraka.errors import AttestationRefused, Refusal
 
 CLAIMS = Claims("kind", (("a", b"\x0a"), ("b", b"\x0b")), report_data=b"", debug=False)

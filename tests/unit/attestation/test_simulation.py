@@ -10,7 +10,7 @@ from cryptography import x509
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.attestation import dcap, qvl, simulation
+from ostraka.attestation import dcap, simulation
 from ostraka.attestation.policy import SgxPolicy, SimulationPolicy
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.errors import AttestationRefused, LocalProtocolError, Refusal
@@ -160,7 +160,7 @@ def test_what_is_said_of_a_platform_does_not_change_its_root():
     other = replace(
         PLATFORM,
         collateral_lifetime=DAY,
-        properties=qvl.PROPERTIES,
+        properties=dcap.PROPERTIES,
         status="OutOfDate",
         qe_status="OutOfDate",
         revoked=("pck",),
@@ -195,9 +195,9 @@ def test_the_platform_certificate_says_what_intels_would():
     assert extension.ppid == extension.platform_instance_id == bytes(16)
 
 
-@pytest.mark.parametrize("name", qvl.PROPERTIES)
+@pytest.mark.parametrize("name", dcap.PROPERTIES)
 def test_a_property_is_written_where_intel_writes_it(name):
-    arc = qvl.PROPERTIES.index(name) + 1
+    arc = dcap.PROPERTIES.index(name) + 1
     for properties, flag in ((), b"\0"), ((name,), b"\xff"):
         document = replace(PLATFORM, properties=properties).quote(DATA, mrenclave=MRENCLAVE)
         extension = dcap_qvl.parse_quote(document).pck_extension()

@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from ostraka.attestation.binding import Binding
-from ostraka.attestation.claims import Claims
+from ostraka.attestation.claims import Binding, Claims
 from ostraka.attestation.verify import require_bound
 from ostraka.errors import AttestationRefused, Refusal
 

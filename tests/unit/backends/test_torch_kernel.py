@@ -16,7 +16,7 @@ from ostraka.backends import torch_kernel  # noqa: E402
 from ostraka.backends.torch_kernel import TorchKernel  # noqa: E402
 from ostraka.core import field  # noqa: E402
 from ostraka.core.field import P  # noqa: E402
-from ostraka.core.kernel import NumpyKernel  # noqa: E402
+from ostraka.core.gram import NumpyKernel  # noqa: E402
 from ostraka.errors import ConfigError  # noqa: E402
 
 HAS_CUDA = torch.cuda.is_available()

@@ -9,7 +9,8 @@ from ostraka.bench.first_pass import LocalWorker, first_pass
 from ostraka.bench.stages import STAGES
 from ostraka.bench.stopwatch import Stopwatch
 from ostraka.bench.workload import Workload
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 
 CLIENTS, DIM = 6, 70_000
 
@@ -47,24 +48,24 @@ def test_tiles_open_to_the_updates(load):
 )
 def test_the_distances_inside_are_those_of_the_updates(load, monkeypatch, stage, add, tolerance):
     totals = []
-    kernel = getattr(distances, add)
+    kernel = getattr(gram, add)
 
     def watched(total, block):
         totals.append(total)
         kernel(total, block)
 
-    monkeypatch.setattr(distances, add, watched)
+    monkeypatch.setattr(gram, add, watched)
     stage(load, Stopwatch())
     assert len(totals) == load.tiling.count
-    measured = totals[-1] if stage is stages.inside_naive else distances.from_gram(totals[-1])
-    expected = distances.naive(load.updates.astype(np.float64))
+    measured = totals[-1] if stage is stages.inside_naive else gram.from_gram(totals[-1])
+    expected = gram.naive(load.updates.astype(np.float64))
     np.testing.assert_allclose(measured, expected, rtol=tolerance)
 
 
 @pytest.mark.parametrize("masking", ["exact", "gaussian"])
 def test_the_first_pass_is_a_real_one_and_can_be_repeated(load, masking):
-    exact = distances.naive(load.updates.astype(np.float64))
-    expected = rules.multi_krum(exact, load.rules.f, CLIENTS - load.rules.f)
+    exact = gram.naive(load.updates.astype(np.float64))
+    expected = krum.multi_krum(exact, load.rules.f, CLIENTS - load.rules.f)
     for _ in range(2):
         attempt = load.attempt(masking)
         averaging = first_pass(

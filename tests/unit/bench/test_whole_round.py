@@ -8,7 +8,8 @@ import pytest
 from ostraka.bench import whole_round
 from ostraka.bench.whole_round import play, repeated
 from ostraka.config import Manifest, RoundConfig, default_tile
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 from ostraka.crypto.channel import Channel
 from ostraka.crypto.updates import TileOpener
 from ostraka.errors import LocalProtocolError
@@ -37,7 +38,7 @@ def config(**options):
 )
 def test_it_selects_and_averages_as_the_specification_does(options):
     played = play(config(**options), UPDATES, clients=CLIENTS, parts=True)
-    expected = rules.multi_krum(distances.naive(UPDATES.astype(np.float64)), 1, CLIENTS - 1)
+    expected = krum.multi_krum(gram.naive(UPDATES.astype(np.float64)), 1, CLIENTS - 1)
     if "sketch" not in options:
         assert played.selected == expected
     mean = UPDATES[list(played.selected)].mean(axis=0)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ostraka import federation_file
-from ostraka.attestation.binding import Binding
+from ostraka.attestation.claims import Binding
 from ostraka.cli import app
 from ostraka.encoding import encode
 from ostraka.messages import Evidence

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.arrays import Float64
-from ostraka.core import distances
+from ostraka.core import gram
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -25,16 +25,16 @@ def exact(rows: Float64) -> Float64:
 
 
 def by_gram(rows: Float64, width: int) -> Float64:
-    gram = np.zeros((len(rows), len(rows)))
+    products = np.zeros((len(rows), len(rows)))
     for i in range(0, rows.shape[1], width):
-        distances.add_gram(gram, rows[:, i : i + width])
-    return distances.from_gram(gram)
+        gram.add_gram(products, rows[:, i : i + width])
+    return gram.from_gram(products)
 
 
 def test_law2_by_hand():
     rows = np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 0.0]])
     expected = [[0, 25, 9], [25, 0, 16], [9, 16, 0]]
-    np.testing.assert_array_equal(distances.naive(rows), expected)
+    np.testing.assert_array_equal(gram.naive(rows), expected)
     np.testing.assert_array_equal(by_gram(rows, 1), expected)
 
 
@@ -45,9 +45,9 @@ def test_law2_both_forms_agree_with_rational_arithmetic(n: int, d: int, width: i
     rng = np.random.default_rng(seed)
     rows = rng.standard_normal((n, d)) + rng.choice([0.0, 10.0])
     expected = exact(rows)
-    np.testing.assert_allclose(distances.naive(rows), expected, rtol=1e-13)
+    np.testing.assert_allclose(gram.naive(rows), expected, rtol=1e-13)
     largest = float(np.square(rows).sum(axis=1).max())
-    error = distances.gram_error(d, square=largest, tile=min(width, d))
+    error = gram.gram_error(d, square=largest, tile=min(width, d))
     np.testing.assert_allclose(by_gram(rows, width), expected, rtol=0, atol=error)
 
 
@@ -57,8 +57,8 @@ def test_gram_error_bounds_the_error_and_is_not_loose(d: int, tile: int):
     rng = np.random.default_rng(d + tile)
     rows = rng.standard_normal((16, d))
     rows /= np.linalg.norm(rows, axis=1)[:, None]
-    worst = float(np.abs(by_gram(rows, tile) - distances.naive(rows)).max())
-    stated = distances.gram_error(d, tile=min(tile, d))
+    worst = float(np.abs(by_gram(rows, tile) - gram.naive(rows)).max())
+    stated = gram.gram_error(d, tile=min(tile, d))
     assert stated / 100 < worst < stated
 
 
@@ -67,7 +67,7 @@ def test_naive_keeps_what_the_gram_form_cancels():
     row = np.random.default_rng(0).standard_normal(1000) * 30
     rows = np.vstack([row, row + 1e-9 * np.sign(row)])
     true = exact(rows)[0, 1]
-    assert distances.naive(rows)[0, 1] == pytest.approx(true, rel=1e-12)
+    assert gram.naive(rows)[0, 1] == pytest.approx(true, rel=1e-12)
     assert abs(by_gram(rows, 1000)[0, 1] - true) > true / 2
 
 
@@ -75,18 +75,18 @@ def test_the_naive_form_accumulates():
     rows = np.random.default_rng(0).standard_normal((5, 100))
     total = np.zeros((5, 5))
     for i in range(0, 100, 30):
-        distances.add_naive(total, rows[:, i : i + 30])
-    np.testing.assert_allclose(total, distances.naive(rows), rtol=1e-14)
+        gram.add_naive(total, rows[:, i : i + 30])
+    np.testing.assert_allclose(total, gram.naive(rows), rtol=1e-14)
 
 
 def test_float32_blocks_are_precise_to_float32():
     rows = np.random.default_rng(0).standard_normal((6, 5000)).astype(np.float32)
-    expected = distances.naive(rows.astype(np.float64))
-    gram, total = np.zeros((6, 6)), np.zeros((6, 6))
+    expected = gram.naive(rows.astype(np.float64))
+    products, total = np.zeros((6, 6)), np.zeros((6, 6))
     for i in range(0, 5000, 1024):
-        distances.add_gram32(gram, rows[:, i : i + 1024])
-        distances.add_naive(total, rows[:, i : i + 1024])
-    np.testing.assert_allclose(distances.from_gram(gram), expected, rtol=1e-5)
+        gram.add_gram32(products, rows[:, i : i + 1024])
+        gram.add_naive(total, rows[:, i : i + 1024])
+    np.testing.assert_allclose(gram.from_gram(products), expected, rtol=1e-5)
     np.testing.assert_allclose(total, expected, rtol=1e-5)
 
 
@@ -107,13 +107,13 @@ def test_equal_rows_may_come_out_negative_and_are_not_clamped():
 
 def test_upper_triangle_by_hand():
     matrix = np.array([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])
-    np.testing.assert_array_equal(distances.to_upper(matrix), [1, 2, 3])
-    np.testing.assert_array_equal(distances.from_upper(np.array([1.0, 2.0, 3.0]), 3), matrix)
+    np.testing.assert_array_equal(gram.to_upper(matrix), [1, 2, 3])
+    np.testing.assert_array_equal(gram.from_upper(np.array([1.0, 2.0, 3.0]), 3), matrix)
 
 
 @given(n=st.integers(1, 12))
 def test_upper_triangles_come_back(n: int):
-    matrix = distances.naive(np.random.default_rng(n).standard_normal((n, 5)))
-    upper = distances.to_upper(matrix)
+    matrix = gram.naive(np.random.default_rng(n).standard_normal((n, 5)))
+    upper = gram.to_upper(matrix)
     assert upper.shape == (n * (n - 1) // 2,)
-    np.testing.assert_array_equal(distances.from_upper(upper, n), matrix)
+    np.testing.assert_array_equal(gram.from_upper(upper, n), matrix)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.arrays import AnyArray
-from ostraka.core import distances, leakage, masking, noise
+from ostraka.core import gaussian, gram, leakage
 from ostraka.errors import ConfigError
 
 DIMENSIONS = st.integers(1, 10**9)
@@ -105,22 +105,22 @@ def worst_error(n: int, d: int, sigma: float, *, tile: int, dtype: type, seed: i
     updates *= leakage.ROW_NORM / np.linalg.norm(updates, axis=1)[:, None]
     # Equal and opposite rows: the smallest and the largest distances that there are.
     updates[1], updates[2] = updates[0], -updates[0]
-    step = masking.grid_step(sigma)
-    mask = noise.constant_distance(rng.standard_normal((n, d)), sigma=sigma)
-    masking.to_grid(mask, step, out=mask)
+    step = gaussian.grid_step(sigma)
+    mask = gaussian.constant_distance(rng.standard_normal((n, d)), sigma=sigma)
+    gaussian.to_grid(mask, step, out=mask)
     shares = np.empty((2, n, d))
     for row in range(n):
         plus, minus = shares[:, row]
-        masking.encode(updates[row], mask[row], step=step, plus=plus, minus=minus)
+        gaussian.encode(updates[row], mask[row], step=step, plus=plus, minus=minus)
     matrices = []
     share: AnyArray
     for share in shares.astype(dtype):
-        gram: AnyArray = np.zeros((n, n), dtype)
+        products: AnyArray = np.zeros((n, n), dtype)
         for i in range(0, d, tile):
-            gram += share[:, i : i + tile] @ share[:, i : i + tile].T
-        matrices.append(distances.from_gram(gram).astype(np.float64))
-    decoded = masking.decode(*matrices, sigma=sigma, d=d)
-    return float(np.abs(decoded - distances.naive(updates)).max())
+            products += share[:, i : i + tile] @ share[:, i : i + tile].T
+        matrices.append(gram.from_gram(products).astype(np.float64))
+    decoded = gaussian.decode(*matrices, sigma=sigma, d=d)
+    return float(np.abs(decoded - gram.naive(updates)).max())
 
 
 @given(

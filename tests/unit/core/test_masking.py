@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.arrays import Float64
-from ostraka.core import distances, masking, noise
+from ostraka.core import gaussian, gram
 
 SIGMAS = st.floats(1e-3, 1e6)
 
@@ -20,15 +20,17 @@ def unit_rows(n: int, d: int, seed: int = 0) -> Float64:
 
 def encode(updates: Float64, mask: Float64, sigma: float) -> tuple[Float64, Float64]:
     plus, minus = np.full_like(updates, np.nan), np.full_like(updates, np.nan)
-    step = masking.grid_step(sigma)
+    step = gaussian.grid_step(sigma)
     for row in range(len(updates)):
-        masking.encode(updates[row], mask[row], step=step, plus=plus[row], minus=minus[row])
+        gaussian.encode(updates[row], mask[row], step=step, plus=plus[row], minus=minus[row])
     return plus, minus
 
 
 def grid_noise(n: int, d: int, sigma: float, seed: int = 0) -> Float64:
-    rows = noise.constant_distance(np.random.default_rng(seed).standard_normal((n, d)), sigma=sigma)
-    return masking.to_grid(rows, masking.grid_step(sigma), out=rows)
+    rows = gaussian.constant_distance(
+        np.random.default_rng(seed).standard_normal((n, d)), sigma=sigma
+    )
+    return gaussian.to_grid(rows, gaussian.grid_step(sigma), out=rows)
 
 
 def is_on_grid(values: Float64, step: float) -> bool:
@@ -40,12 +42,12 @@ def is_on_grid(values: Float64, step: float) -> bool:
     [(1e-9, -48), (1.0, -48), (1.0 + 2**-52, -47), (2.0, -47), (26.9, -43), (32.0, -43), (33, -42)],
 )
 def test_grid_step_by_hand(sigma: float, exponent: int):
-    assert masking.grid_step(sigma) == 2.0**exponent
+    assert gaussian.grid_step(sigma) == 2.0**exponent
 
 
 @given(sigma=SIGMAS)
 def test_float64_holds_every_share_on_the_grid(sigma: float):
-    step = masking.grid_step(sigma)
+    step = gaussian.grid_step(sigma)
     largest = 32 * max(sigma, 1) - step
     assert largest / step < 2**53
     assert np.spacing(np.float64(largest)) <= step
@@ -53,12 +55,12 @@ def test_float64_holds_every_share_on_the_grid(sigma: float):
 
 @given(sigma=SIGMAS, seed=st.integers(0, 2**32))
 def test_to_grid_takes_the_nearest_multiple(sigma: float, seed: int):
-    step = masking.grid_step(sigma)
+    step = gaussian.grid_step(sigma)
     limit = 2**51 * step
     rng = np.random.default_rng(seed)
     magnitudes = np.geomspace(step / 8, limit, 300)
     values = np.concatenate([rng.choice([-1, 1], 300) * magnitudes, [0.0, limit, -limit]])
-    found = masking.to_grid(values, step)
+    found = gaussian.to_grid(values, step)
     for value, rounded in zip(values.tolist(), found.tolist(), strict=True):
         # Rational arithmetic, and Python's rounding to the nearest with ties to even.
         assert Fraction(rounded) == round(Fraction(value) / Fraction(step)) * Fraction(step)
@@ -66,20 +68,20 @@ def test_to_grid_takes_the_nearest_multiple(sigma: float, seed: int):
 
 def test_to_grid_in_place_and_not():
     values = np.array([0.3, -0.3, 0.75])
-    fresh = masking.to_grid(values, 0.25)
+    fresh = gaussian.to_grid(values, 0.25)
     np.testing.assert_array_equal(fresh, [0.25, -0.25, 0.75])
     np.testing.assert_array_equal(values, [0.3, -0.3, 0.75])
-    assert masking.to_grid(values, 0.25, out=values) is values
+    assert gaussian.to_grid(values, 0.25, out=values) is values
     np.testing.assert_array_equal(values, fresh)
 
 
 def test_a_normal_beyond_eight_sigma_keeps_sums_exact():
     sigma = 4.0
-    step = masking.grid_step(sigma)
-    mask = masking.to_grid(sigma * np.array([8.3, -8.3, 12.1, -12.1]) + 1e-13, step)
+    step = gaussian.grid_step(sigma)
+    mask = gaussian.to_grid(sigma * np.array([8.3, -8.3, 12.1, -12.1]) + 1e-13, step)
     assert is_on_grid(mask, step / 2)
     plus, minus = encode(np.full((1, 4), 0.7), mask[None], sigma)
-    kept = Fraction(float(masking.to_grid(np.array([0.7]), step)[0]))
+    kept = Fraction(float(gaussian.to_grid(np.array([0.7]), step)[0]))
     for r, y, z in zip(mask.tolist(), plus[0].tolist(), minus[0].tolist(), strict=True):
         assert (Fraction(y), Fraction(z)) == (kept + Fraction(r), kept - Fraction(r))
 
@@ -87,11 +89,11 @@ def test_a_normal_beyond_eight_sigma_keeps_sums_exact():
 @given(sigma=SIGMAS, seed=st.integers(0, 2**32))
 def test_law1_shares_are_exact_sums_on_the_grid(sigma: float, seed: int):
     updates, mask = unit_rows(4, 50, seed), grid_noise(4, 50, sigma, seed)
-    step = masking.grid_step(sigma)
+    step = gaussian.grid_step(sigma)
     plus, minus = encode(updates, mask, sigma)
     assert is_on_grid(plus, step)
     assert is_on_grid(minus, step)
-    rounded = masking.to_grid(updates, step)
+    rounded = gaussian.to_grid(updates, step)
     for w, r, y, z in zip(
         *(each.ravel().tolist() for each in (rounded, mask, plus, minus)), strict=True
     ):
@@ -103,17 +105,17 @@ def test_law1_shares_are_exact_sums_on_the_grid(sigma: float, seed: int):
 def test_law1_without_noise_both_shares_are_the_rounded_update():
     updates = unit_rows(1, 20)
     plus, minus = encode(updates, np.zeros((1, 20)), 1.0)
-    np.testing.assert_array_equal(plus, masking.to_grid(updates, 2.0**-48))
+    np.testing.assert_array_equal(plus, gaussian.to_grid(updates, 2.0**-48))
     np.testing.assert_array_equal(minus, plus)
 
 
 def test_no_low_order_bit_of_the_update_shows():
     """Updates that differ below the grid give the same shares, bit for bit, even where R is 0."""
     sigma = 27.0
-    step = masking.grid_step(sigma)
+    step = gaussian.grid_step(sigma)
     mask = grid_noise(3, 400, sigma)
     mask[:, ::7] = 0
-    first = masking.to_grid(unit_rows(3, 400), step)
+    first = gaussian.to_grid(unit_rows(3, 400), step)
     second = first + 0.4 * step * np.random.default_rng(1).uniform(-1, 1, first.shape)
     assert not np.array_equal(first, second)
     for one, other in zip(encode(first, mask, sigma), encode(second, mask, sigma), strict=True):
@@ -134,8 +136,8 @@ def test_encode_leaves_its_inputs_alone():
 def test_law3_noise_cross_terms_cancel(n: int, spare: int, sigma: float, seed: int):
     d = n + spare
     updates, mask = unit_rows(n, d, seed), grid_noise(n, d, sigma, seed)
-    plus, minus = (distances.naive(share) for share in encode(updates, mask, sigma))
-    wanted = 2 * distances.naive(updates) + 2 * distances.naive(mask)
+    plus, minus = (gram.naive(share) for share in encode(updates, mask, sigma))
+    wanted = 2 * gram.naive(updates) + 2 * gram.naive(mask)
     scale = 1 + sigma * np.sqrt(d)
     np.testing.assert_allclose(plus + minus, wanted, rtol=0, atol=1e-13 * scale**2)
     if sigma > 1:
@@ -147,9 +149,9 @@ def test_law3_noise_cross_terms_cancel(n: int, spare: int, sigma: float, seed: i
 def test_law3_decoding_gives_the_distances_of_the_updates(n: int, spare: int, seed: int):
     d, sigma = n + spare, 27.0
     updates, mask = unit_rows(n, d, seed), grid_noise(n, d, sigma, seed)
-    plus, minus = (distances.naive(share) for share in encode(updates, mask, sigma))
-    decoded = masking.decode(plus, minus, sigma=sigma, d=d)
-    np.testing.assert_allclose(decoded, distances.naive(updates), rtol=0, atol=1e-8)
+    plus, minus = (gram.naive(share) for share in encode(updates, mask, sigma))
+    decoded = gaussian.decode(plus, minus, sigma=sigma, d=d)
+    np.testing.assert_allclose(decoded, gram.naive(updates), rtol=0, atol=1e-8)
     np.testing.assert_array_equal(np.diagonal(decoded), 0)
 
 
@@ -157,5 +159,5 @@ def test_decode_by_hand():
     """C = 2 * 3 * 2^2 = 24; the diagonal is 0 whatever the workers say; nothing is clamped."""
     plus = np.array([[9.0, 30.0], [20.0, np.nan]])
     minus = np.array([[0.0, 28.0], [26.0, 0.0]])
-    found = masking.decode(plus, minus, sigma=2.0, d=3)
+    found = gaussian.decode(plus, minus, sigma=2.0, d=3)
     np.testing.assert_array_equal(found, [[0, 5], [-1, 0]])

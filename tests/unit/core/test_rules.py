@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.arrays import Float64
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 from ostraka.errors import ConfigError
 
 
@@ -54,55 +55,55 @@ def federations(draw: st.DrawFn) -> tuple[Float64, int, int]:
 def test_law5_equals_brute_force(federation: tuple[Float64, int, int]):
     matrix, f, k = federation
     before = matrix.copy()
-    scores = rules.krum_scores(matrix, f)
+    scores = krum.krum_scores(matrix, f)
     assert scores.tolist() == brute_scores(matrix.tolist(), f)
-    assert rules.multi_krum(matrix, f, k) == brute_selection(scores.tolist(), k)
+    assert krum.multi_krum(matrix, f, k) == brute_selection(scores.tolist(), k)
     np.testing.assert_array_equal(matrix, before)
 
 
 def test_law5_by_hand():
     """Points 0, 1, 3, 7, 20 on a line, f = 1: each sums its 5 - 1 - 2 = 2 nearest squares."""
-    matrix = distances.naive(np.array([[0.0], [1.0], [3.0], [7.0], [20.0]]))
-    scores = rules.krum_scores(matrix, 1)
+    matrix = gram.naive(np.array([[0.0], [1.0], [3.0], [7.0], [20.0]]))
+    scores = krum.krum_scores(matrix, 1)
     assert scores.tolist() == [1 + 9, 1 + 4, 4 + 9, 16 + 36, 169 + 289]
-    assert rules.multi_krum(matrix, 1, 3) == (0, 1, 2)
-    assert rules.selection_gap(scores, 3) == 52 - 13
+    assert krum.multi_krum(matrix, 1, 3) == (0, 1, 2)
+    assert krum.selection_gap(scores, 3) == 52 - 13
 
 
 def test_law5_counts_n_minus_f_minus_2_and_not_one_more():
     """Where the convention n - f - 1 (ByzFL's) keeps another row than Blanchard's."""
-    matrix = distances.naive(np.array([[0.0], [1.0], [2.2], [4.0], [5.0]]))
+    matrix = gram.naive(np.array([[0.0], [1.0], [2.2], [4.0], [5.0]]))
     others = np.sort(matrix + np.diag([np.inf] * 5), axis=1)
-    assert rules.multi_krum(matrix, 1, 1) == (1,)
+    assert krum.multi_krum(matrix, 1, 1) == (1,)
     assert int(np.argmin(others[:, : 5 - 1 - 1].sum(axis=1))) == 2
 
 
 @pytest.mark.parametrize("diagonal", [0.0, -1e9, 1e9, math.nan, math.inf, -math.inf])
 def test_the_diagonal_is_ignored_whatever_it_holds(diagonal: float):
-    matrix = distances.naive(np.random.default_rng(0).standard_normal((9, 4)))
-    expected = rules.krum_scores(matrix, 2)
+    matrix = gram.naive(np.random.default_rng(0).standard_normal((9, 4)))
+    expected = krum.krum_scores(matrix, 2)
     np.fill_diagonal(matrix, diagonal)
-    np.testing.assert_array_equal(rules.krum_scores(matrix, 2), expected)
-    assert len(rules.multi_krum(matrix, 2, 5)) == 5
+    np.testing.assert_array_equal(krum.krum_scores(matrix, 2), expected)
+    assert len(krum.multi_krum(matrix, 2, 5)) == 5
 
 
 def test_of_equal_scores_the_lower_row_number_wins():
-    assert rules.multi_krum(np.ones((7, 7)), 2, 3) == (0, 1, 2)
-    matrix = distances.naive(np.array([[9.0], [1.0], [1.0], [1.0], [1.0]]))
-    assert rules.multi_krum(matrix, 0, 2) == (1, 2)
+    assert krum.multi_krum(np.ones((7, 7)), 2, 3) == (0, 1, 2)
+    matrix = gram.naive(np.array([[9.0], [1.0], [1.0], [1.0], [1.0]]))
+    assert krum.multi_krum(matrix, 0, 2) == (1, 2)
 
 
 def test_negative_distances_count_as_they_are():
     """Clamped at 0, rows 0 and 1 would tie with row 2 and 3; they are nearer by their sign."""
     matrix = np.zeros((5, 5))
     matrix[3, 4] = matrix[4, 3] = -1e-9
-    assert rules.multi_krum(matrix, 0, 2) == (3, 4)
+    assert krum.multi_krum(matrix, 0, 2) == (3, 4)
 
 
 def test_an_asymmetric_matrix_is_scored_by_rows():
     matrix = np.ones((5, 5))
     matrix[2, :] = 0.5
-    assert rules.krum_scores(matrix, 1).tolist() == [2, 2, 1, 2, 2]
+    assert krum.krum_scores(matrix, 1).tolist() == [2, 2, 1, 2, 2]
 
 
 @given(seed=st.integers(0, 2**32))
@@ -111,7 +112,7 @@ def test_far_attackers_are_never_kept(seed: int):
     rows = rng.standard_normal((11, 30))
     rows[[2, 5, 9]] += 100 * rng.standard_normal(30)
     rows[[2, 5]] *= -1
-    kept = rules.multi_krum(distances.naive(rows), 3, 8)
+    kept = krum.multi_krum(gram.naive(rows), 3, 8)
     assert kept == (0, 1, 3, 4, 6, 7, 8, 10)
     assert all(type(row) is int for row in kept)
 
@@ -119,10 +120,10 @@ def test_far_attackers_are_never_kept(seed: int):
 @given(seed=st.integers(0, 2**32))
 def test_the_order_of_clients_does_not_matter(seed: int):
     rng = np.random.default_rng(seed)
-    matrix = distances.naive(rng.standard_normal((12, 6)))
+    matrix = gram.naive(rng.standard_normal((12, 6)))
     order = rng.permutation(12)
-    scores = rules.krum_scores(matrix, 3)
-    np.testing.assert_array_equal(rules.krum_scores(matrix[np.ix_(order, order)], 3), scores[order])
+    scores = krum.krum_scores(matrix, 3)
+    np.testing.assert_array_equal(krum.krum_scores(matrix[np.ix_(order, order)], 3), scores[order])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_the_order_of_clients_does_not_matter(seed: int):
 )
 def test_impossible_numbers_are_refused(shape: tuple[int, ...], f: int, message: str):
     with pytest.raises(ConfigError, match=message):
-        rules.krum_scores(np.ones(shape), f)
+        krum.krum_scores(np.ones(shape), f)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -145,30 +146,30 @@ def test_distances_that_are_not_finite_are_refused(value: float):
     matrix = np.ones((5, 5))
     matrix[1, 3] = value
     with pytest.raises(ConfigError, match="1 of 20"):
-        rules.krum_scores(matrix, 1)
+        krum.krum_scores(matrix, 1)
 
 
 @pytest.mark.parametrize("k", [0, -1, 6])
 def test_impossible_k_is_refused(k: int):
     with pytest.raises(ConfigError, match=f"k={k}, n=7, f=2"):
-        rules.multi_krum(np.ones((7, 7)), 2, k)
+        krum.multi_krum(np.ones((7, 7)), 2, k)
 
 
 def test_k_may_be_anything_from_1_to_n_minus_f():
-    assert [len(rules.multi_krum(np.ones((7, 7)), 2, k)) for k in range(1, 6)] == [1, 2, 3, 4, 5]
+    assert [len(krum.multi_krum(np.ones((7, 7)), 2, k)) for k in range(1, 6)] == [1, 2, 3, 4, 5]
 
 
 def test_selection_gap_by_hand():
     scores = np.array([5.0, 1.0, 2.0, 2.0])
-    assert [rules.selection_gap(scores, k) for k in (1, 2, 3, 4)] == [1, 0, 3, math.inf]
+    assert [krum.selection_gap(scores, k) for k in (1, 2, 3, 4)] == [1, 0, 3, math.inf]
     for k in (0, 5):
         with pytest.raises(ConfigError, match=f"k={k}, n=4"):
-            rules.selection_gap(scores, k)
+            krum.selection_gap(scores, k)
 
 
 @given(seed=st.integers(0, 2**32), k=st.integers(1, 8))
 def test_errors_below_half_the_gap_do_not_change_the_selection(seed: int, k: int):
     rng = np.random.default_rng(seed)
     scores = rng.standard_normal(9)
-    error = 0.499 * rules.selection_gap(scores, k) * rng.uniform(-1, 1, 9)
+    error = 0.499 * krum.selection_gap(scores, k) * rng.uniform(-1, 1, 9)
     assert brute_selection((scores + error).tolist(), k) == brute_selection(scores.tolist(), k)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ostraka.crypto.fingerprints import Fingerprints
+from ostraka.crypto.aead import Fingerprints
 from ostraka.errors import LocalProtocolError
 
 TILE = np.arange(200, dtype=np.uint8)

@@ -1,8 +1,7 @@
 import pytest
 
 from ostraka.config import Tiling
-from ostraka.crypto.aead import TAG_BYTES
-from ostraka.crypto.groups import SealedGroups
+from ostraka.crypto.aead import TAG_BYTES, SealedGroups
 
 # 2^17 values make a group: eight rows of this tile, and two tiles and a rest.
 TILE, LENGTH = 1 << 14, (2 << 14) + 100

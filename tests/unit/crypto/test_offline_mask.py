@@ -3,7 +3,7 @@ import pytest
 
 from ostraka.config import Manifest, RoundConfig, Tiling
 from ostraka.core import field
-from ostraka.crypto.offline_mask import OfflineMask, mask_stream, mask_tile
+from ostraka.crypto.offline import OfflineMask, mask_stream, mask_tile
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import LocalProtocolError
 

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 
 from ostraka.config import Manifest, RoundConfig
-from ostraka.core import masking, noise
-from ostraka.core.distances import naive
-from ostraka.crypto.groups import SealedGroups
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.core import gaussian
+from ostraka.core.gram import naive
+from ostraka.crypto.aead import SealedGroups
+from ostraka.crypto.offline import OfflineNoise
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import LocalProtocolError, OpenError
 
@@ -53,7 +53,7 @@ def test_law4_all_distances_are_equal(d, tile):
 
 def test_the_noise_is_on_the_grid():
     rows = opened(*made())
-    step = masking.grid_step(rules().sigma)
+    step = gaussian.grid_step(rules().sigma)
     assert np.array_equal(np.rint(rows / step) * step, rows)
 
 
@@ -150,15 +150,15 @@ def test_noise_that_the_host_altered_does_not_open(spent_and_sealed, what):
 
 def test_rows_that_are_nearly_dependent_are_drawn_again(monkeypatch):
     seeds = []
-    real = noise.transform
+    real = gaussian.transform
 
     def transform(blocks, *, sigma):
         seeds.append(blocks)
         if len(seeds) < 3:
-            raise noise.IllConditioned("drawn again")
+            raise gaussian.IllConditioned("drawn again")
         return real(blocks, sigma=sigma)
 
-    monkeypatch.setattr(noise, "transform", transform)
+    monkeypatch.setattr(gaussian, "transform", transform)
     offline, sealed, config = made()
     assert len(seeds) == 3
     first, last = (next(iter(seeds[draw]())) for draw in (0, 2))

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import ostraka
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 from ostraka.errors import ConfigError, LeakyMasking
 from ostraka.lab import data
 from ostraka.lab.clear import Clear, clip, multi_krum, plain_average, squared_distances
@@ -25,7 +26,7 @@ def test_plain_averaging_takes_everything():
 
 def test_distances_are_those_of_law_2():
     rows = RNG.normal(size=(6, 300))
-    np.testing.assert_allclose(squared_distances(rows), distances.naive(rows), atol=1e-10)
+    np.testing.assert_allclose(squared_distances(rows), gram.naive(rows), atol=1e-10)
 
 
 def test_a_long_row_is_clipped_as_the_enclave_does_it():
@@ -41,7 +42,7 @@ def test_a_nan_lowers_n_and_f_together():
     rows = (1 + 0.1 * RNG.normal(size=(9, 50))).astype(np.float32)
     rows[4, 0] = np.nan
     result = multi_krum(3, None)(rows)
-    expected = rules.multi_krum(squared_distances(clip(np.delete(rows, 4, 0), 3)), 2, 6)
+    expected = krum.multi_krum(squared_distances(clip(np.delete(rows, 4, 0), 3)), 2, 6)
     assert [row - (row > 4) for row in result.selected] == list(expected)
     assert 4 not in result.selected
 

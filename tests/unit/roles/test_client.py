@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ostraka.attestation.attested import in_process
+from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, Member, RoundConfig
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import HybridKey

@@ -9,7 +9,7 @@ import pytest
 from ostraka.config import Manifest, RoundConfig
 from ostraka.core import field
 from ostraka.core.field import P
-from ostraka.crypto.offline_mask import OfflineMask
+from ostraka.crypto.offline import OfflineMask
 from ostraka.errors import Rejection
 from ostraka.roles.enclave import Lanes
 from ostraka.roles.enclave.exact import ExactEncoder, FieldAuditor

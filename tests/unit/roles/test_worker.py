@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from ostraka.config import Tiling
-from ostraka.core.distances import from_upper, naive
+from ostraka.core.gram import from_upper, naive
+from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import PendingChannel
-from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED

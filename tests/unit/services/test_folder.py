@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from ostraka import federation_file
 from ostraka.attestation import policy_file
-from ostraka.attestation.binding import Binding
+from ostraka.attestation.claims import Binding
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import (
     Circumstances,

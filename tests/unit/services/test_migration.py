@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from ostraka.attestation.attested import in_process
+from ostraka.attestation.claims import in_process
 from ostraka.attestation.policy import Policy, SimulationPolicy
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.attestation.verify import Circumstances, read

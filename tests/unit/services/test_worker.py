@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.config import MAX_TILE_VALUES, Manifest, RoundConfig, Tiling
-from ostraka.core.kernel import NumpyKernel
+from ostraka.core.gram import NumpyKernel
+from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import PendingChannel
-from ostraka.crypto.groups import SealedGroups
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, decode, encode

@@ -25,7 +25,7 @@ from ostraka.bench.spread import spread
 from ostraka.bench.stopwatch import Stopwatch
 from ostraka.bench.workload import Workload
 from ostraka.core.field import P
-from ostraka.core.kernel import Kernel
+from ostraka.core.gram import Kernel
 from ostraka.errors import ConfigError
 
 _BYTES_A_VALUE = 6  # ciphertext, and what is made of it on the way

@@ -9,7 +9,8 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.bench.peers.contest import Contest
 from ostraka.bench.peers.entrant import Entrant
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 
 _COLUMNS = 16_384
 
@@ -24,9 +25,9 @@ def enter(contest: Contest) -> Entrant:
 def multi_krum(rows: Float32, f: int, k: int) -> Float32:
     """rows: (n, d). The mean of the k selected (d,)."""
     n, d = rows.shape
-    gram = np.zeros((n, n))
+    products = np.zeros((n, n))
     for start in range(0, d, _COLUMNS):
-        distances.add_gram32(gram, rows[:, start : start + _COLUMNS])
+        gram.add_gram32(products, rows[:, start : start + _COLUMNS])
     weights = np.zeros(n, np.float32)
-    weights[list(rules.multi_krum(distances.from_gram(gram), f, k))] = 1 / k
+    weights[list(krum.multi_krum(gram.from_gram(products), f, k))] = 1 / k
     return weights @ rows

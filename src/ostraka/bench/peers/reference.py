@@ -11,7 +11,8 @@ import numpy as np
 from ostraka.arrays import AnyArray, Float64
 from ostraka.bench.child import Begin, Figures, report
 from ostraka.bench.peers.contest import Contest
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 
 _COLUMNS = 16_384
 _ENOUGH = 262_144  # columns of an aggregate that tell who is in it
@@ -24,7 +25,7 @@ def selections(contest: Contest) -> dict[str, list[int]]:
     """
     measured = _distances(contest)
     return {
-        "n-f-2": list(rules.multi_krum(measured, contest.f, contest.k)),
+        "n-f-2": list(krum.multi_krum(measured, contest.f, contest.k)),
         "n-f-1": list(_one_more(measured, contest.f, contest.k)),
     }
 
@@ -42,10 +43,10 @@ def averaged(contest: Contest, aggregate: AnyArray, *, from_weights: bool) -> li
 
 def _distances(contest: Contest) -> Float64:
     rows = np.stack(list(contest.updates()))
-    gram = np.zeros((contest.clients, contest.clients))
+    products = np.zeros((contest.clients, contest.clients))
     for start in range(0, contest.dim, _COLUMNS):
-        distances.add_gram(gram, rows[:, start : start + _COLUMNS].astype(np.float64))
-    return distances.from_gram(gram)
+        gram.add_gram(products, rows[:, start : start + _COLUMNS].astype(np.float64))
+    return gram.from_gram(products)
 
 
 def _one_more(measured: Float64, f: int, k: int) -> tuple[int, ...]:

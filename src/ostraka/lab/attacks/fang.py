@@ -9,8 +9,8 @@ import math
 import numpy as np
 
 from ostraka.arrays import Float32, Float64
-from ostraka.core.distances import from_gram
-from ostraka.core.rules import krum_scores, multi_krum
+from ostraka.core.gram import from_gram
+from ostraka.core.rules.krum import krum_scores, multi_krum
 from ostraka.lab.attacks import sums
 from ostraka.lab.attacks.scene import Scene
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 
 from ostraka.arrays import Float32, Float64
-from ostraka.core.distances import from_gram
+from ostraka.core.gram import from_gram
 from ostraka.lab.attacks import sums
 from ostraka.lab.attacks.scene import Scene
 

@@ -6,7 +6,7 @@ A float64 copy of all rows would not fit: 52 updates of MobileNetV2's size take 
 import numpy as np
 
 from ostraka.arrays import Float32, Float64
-from ostraka.core.distances import add_gram
+from ostraka.core.gram import add_gram
 
 _BLOCK = 1 << 14  # columns
 

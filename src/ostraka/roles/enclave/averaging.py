@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ostraka.arrays import Buffer, Float32, Float64, cut
-from ostraka.core import optimiser, rules
+from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
-from ostraka.crypto.fingerprints import Fingerprints
+from ostraka.core.rules import krum
+from ostraka.crypto.aead import Fingerprints
 from ostraka.crypto.updates import UncheckedOpener
 from ostraka.encoding import UNSIGNED, pack
 from ostraka.errors import OpenError, Rejection, UpdateRejected
@@ -99,7 +100,7 @@ class Averaging:
         alive = [row for row, member in enumerate(self._rows) if member.client in self._standing]
         self._standing.require(len(alive))
         among = self._distances[np.ix_(alive, alive)]
-        kept = rules.multi_krum(among, self._standing.f, self._standing.kept(len(alive)))
+        kept = krum.multi_krum(among, self._standing.f, self._standing.kept(len(alive)))
         self._alive = alive
         self._selected = tuple(alive[place] for place in kept)
         self._weights = np.zeros(len(self._rows))

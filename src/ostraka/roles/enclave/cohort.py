@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from ostraka.config import Member
 from ostraka.crypto.channel import Channel, PendingChannel
 from ostraka.crypto.hpke import HybridKey
-from ostraka.crypto.offline_mask import OfflineMask
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, OpenError, WorkerError
 from ostraka.messages import ChannelAccept, ChannelOffer

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ostraka.attestation.binding import Binding
+from ostraka.attestation.claims import Binding
 from ostraka.config import Federation, RoundConfig
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
@@ -15,8 +15,7 @@ from ostraka.crypto import updates
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.hpke import Entropy, HybridKey, fingerprint
 from ostraka.crypto.identity import Identity, check_signature
-from ostraka.crypto.offline_mask import OfflineMask
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError, Rejection, UpdateRejected
 from ostraka.messages import (

@@ -9,7 +9,7 @@ from ostraka.arrays import AnyArray, Buffer, Float32, Float64, UInt32, cut
 from ostraka.core import exact, field
 from ostraka.core.exact import Freivalds, Quantised
 from ostraka.crypto.aead import KEY_BYTES
-from ostraka.crypto.offline_mask import SpentMask, mask_stream
+from ostraka.crypto.offline import SpentMask, mask_stream
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
 from ostraka.roles.enclave.encoder import DEVIATIONS, Measured

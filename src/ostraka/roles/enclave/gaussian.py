@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
-from ostraka.core import leakage, masking
-from ostraka.core.distances import add_gram, from_gram, gram_error
-from ostraka.core.masking import Agreement
+from ostraka.core import gaussian, leakage
+from ostraka.core.gaussian import Agreement
+from ostraka.core.gram import add_gram, from_gram, gram_error
 from ostraka.crypto.aead import KEY_BYTES
-from ostraka.crypto.offline_noise import SpentNoise
+from ostraka.crypto.offline import SpentNoise
 from ostraka.crypto.stream import SecretStream
 from ostraka.roles.enclave.encoder import Measured
 from ostraka.roles.enclave.rows import RowReader
@@ -33,7 +33,7 @@ class GaussianEncoder:
         self._reader = reader
         self._rules = rules
         self._noise = noise
-        self._step = masking.grid_step(rules.sigma)
+        self._step = gaussian.grid_step(rules.sigma)
         self._shrink = _SKETCH_SHRINK if rules.sketch else 1.0
         self._factors = factors[:, None] * self._shrink
         shape = (4, reader.lanes.count, reader.group, rules.tile)
@@ -61,7 +61,7 @@ class GaussianEncoder:
             cut(space[lane], *scaled.shape) for space in (self._mask, self._plus, self._minus)
         )
         self._noise.open_into(index, rows, noise, mask)
-        masking.encode(scaled, mask, step=self._step, plus=plus, minus=minus)
+        gaussian.encode(scaled, mask, step=self._step, plus=plus, minus=minus)
         return plus, minus
 
     def witness(self, lane: int, rows: range) -> None:
@@ -84,7 +84,7 @@ class GaussianEncoder:
         """Law 3. The check has a tolerance: smaller lies than that pass."""
         plus, minus = matrices
         sigma, d, tile = self._rules.sigma, self._rules.columns.length, self._rules.tile
-        distances = masking.decode(plus, minus, sigma=sigma, d=d)
+        distances = gaussian.decode(plus, minus, sigma=sigma, d=d)
         error = leakage.decoding_error(sigma, d=d, dtype=np.float64, tile=tile)
         if self._rules.verify and not self._checks[0].accepts(distances, error):
             return None

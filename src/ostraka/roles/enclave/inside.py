@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 
 from ostraka.arrays import Buffer, Float64
-from ostraka.core import distances
+from ostraka.core import gram
 from ostraka.roles.enclave.averaging import Averaging
 from ostraka.roles.enclave.encoder import Measured
 from ostraka.roles.enclave.folding import Folding
@@ -29,7 +29,7 @@ class MeasuringInside:
         """Open every tile of every row, add up the inner products, and select."""
         add = self._add_sketches if self._reader.rules.sketch else self._add_rows
         error = add(tiles)
-        measured = Measured(distances.from_gram(self._gram), np.array(error))
+        measured = Measured(gram.from_gram(self._gram), np.array(error))
         return self._reader.finish(measured, measured_by="inside")
 
     def _add_sketches(self, tiles: Iterable[Sequence[Buffer]]) -> float:
@@ -41,8 +41,8 @@ class MeasuringInside:
         folding.fold(tiles)
         rows = folding.rows - folding.rows.mean(axis=0)
         for start in range(0, rows.shape[1], _PANEL):
-            distances.add_gram32(self._gram, rows[:, start : start + _PANEL])
-        return distances.gram_error(rows.shape[1], tile=_PANEL, dtype=np.float32)
+            gram.add_gram32(self._gram, rows[:, start : start + _PANEL])
+        return gram.gram_error(rows.shape[1], tile=_PANEL, dtype=np.float32)
 
     def _add_rows(self, tiles: Iterable[Sequence[Buffer]]) -> float:
         """Products in float64. Returns the error to expect."""
@@ -50,9 +50,9 @@ class MeasuringInside:
         for span in self._reader.spans(tiles):
             block = space[:, : self._reader.rules.tiling.size(span.index)]
             self._reader.each_batch(partial(self._read_into, block, span))
-            distances.add_gram(self._gram, block)
+            gram.add_gram(self._gram, block)
         tiling = self._reader.rules.tiling
-        return distances.gram_error(tiling.length, tile=tiling.tile)
+        return gram.gram_error(tiling.length, tile=tiling.tile)
 
     def _read_into(self, block: Float64, span: Span, lane: int, rows: range) -> None:
         part = slice(rows.start, rows.stop)

@@ -9,11 +9,10 @@ from itertools import repeat
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer
-from ostraka.core import distances
+from ostraka.core import gram
+from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import Channel
-from ostraka.crypto.groups import SealedGroups
-from ostraka.crypto.offline_mask import OfflineMask, SpentMask
-from ostraka.crypto.offline_noise import OfflineNoise, SpentNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise, SpentMask, SpentNoise
 from ostraka.errors import LocalProtocolError, OpenError, WorkerError
 from ostraka.messages import Answer, MaskSeed, ShareTile
 from ostraka.roles.enclave.averaging import Averaging
@@ -150,4 +149,4 @@ class Masking:
         upper = np.frombuffer(raw, encoder.value_type)
         if (flaw := encoder.flaw(upper)) is not None:
             raise WorkerError(name, flaw)
-        return distances.from_upper(upper, n, diagonal=diagonal)
+        return gram.from_upper(upper, n, diagonal=diagonal)

@@ -6,7 +6,7 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
 from ostraka.core import sketch
-from ostraka.crypto.fingerprints import Fingerprints
+from ostraka.crypto.aead import Fingerprints
 from ostraka.errors import LocalProtocolError, OpenError, Rejection
 from ostraka.roles.enclave.averaging import Averaging
 from ostraka.roles.enclave.context import RoundContext, Row, Standing

@@ -5,8 +5,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ostraka.attestation.attested import Attested
-from ostraka.attestation.binding import NONCE_BYTES
+from ostraka.attestation.claims import NONCE_BYTES, Attested
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import Circumstances, verify, verify_charter
 from ostraka.config import Federation

@@ -18,8 +18,7 @@ from typing import overload
 
 from ostraka import logs
 from ostraka.arrays import Buffer
-from ostraka.crypto.offline_mask import OfflineMask
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import LocalProtocolError, OstrakaError, StorageFull
 from ostraka.roles.enclave import Enclave
 from ostraka.services import memory

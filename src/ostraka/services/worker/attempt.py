@@ -5,7 +5,7 @@ from threading import Event
 
 from ostraka.arrays import Float64, UInt32
 from ostraka.config import Tiling
-from ostraka.core.kernel import Kernel
+from ostraka.core.gram import Kernel
 from ostraka.crypto.identity import Identity
 from ostraka.errors import MalformedMessage
 from ostraka.messages import Answer, ChannelOffer, MaskSeed, ShareTile

@@ -1,7 +1,7 @@
 """Which device a worker computes on."""
 
 from ostraka.backends import choose
-from ostraka.core.kernel import Kernel
+from ostraka.core.gram import Kernel
 from ostraka.errors import ConfigError
 
 AUTO = "auto"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from threading import Lock, Thread
 
 from ostraka import logs
-from ostraka.core.kernel import Kernel
+from ostraka.core.gram import Kernel
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import MalformedMessage, OstrakaError

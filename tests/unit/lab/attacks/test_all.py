@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 from ostraka.errors import ConfigError
 from ostraka.lab.attacks import ATTACKS
 
@@ -145,8 +146,8 @@ def test_the_document_s_z_is_right():
 def kept_by_multi_krum(honest, sent):
     """The share of the attackers that Multi-Krum keeps."""
     f, n = len(sent), len(honest) + len(sent)
-    squared = distances.naive(np.vstack([honest, *sent]).astype(np.float64))
-    kept = rules.multi_krum(squared, f, n - f)
+    squared = gram.naive(np.vstack([honest, *sent]).astype(np.float64))
+    kept = krum.multi_krum(squared, f, n - f)
     return sum(row >= len(honest) for row in kept) / f
 
 

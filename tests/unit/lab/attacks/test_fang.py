@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostraka.core import distances, rules
+from ostraka.core import gram
+from ostraka.core.rules import krum
 from ostraka.lab.attacks import fang
 
 
@@ -23,14 +24,14 @@ def federation(scene, honest, byzantine, **more):
 def test_krum_selects_an_attacker(scene, updates, f, more, seed):
     honest = updates(f + more, 60, seed=seed, noise=3.0)
     rows = federation(scene, honest, f)
-    (selected,) = rules.multi_krum(distances.naive(rows), f, 1)
+    (selected,) = krum.multi_krum(gram.naive(rows), f, 1)
     assert selected >= len(honest)
 
 
 def test_multi_krum_keeps_every_copy(scene, updates):
     honest = updates(16, 300, noise=3.0)
     rows = federation(scene, honest, 4)
-    assert {16, 17, 18, 19} <= set(rules.multi_krum(distances.naive(rows), 4, 16))
+    assert {16, 17, 18, 19} <= set(krum.multi_krum(gram.naive(rows), 4, 16))
 
 
 def test_twice_the_step_is_not_selected(scene, updates):
@@ -38,7 +39,7 @@ def test_twice_the_step_is_not_selected(scene, updates):
     for seed in range(20):
         honest = updates(12, 60, seed=seed, noise=3.0)
         rows = federation(scene, honest, 3, scale=2.0)
-        (selected,) = rules.multi_krum(distances.naive(rows), 3, 1)
+        (selected,) = krum.multi_krum(gram.naive(rows), 3, 1)
         assert selected < len(honest)
 
 
@@ -59,7 +60,7 @@ def test_nothing_beyond_the_bound_is_selected(scene, updates):
         back = -np.sign(honest.mean(axis=0))
         for factor in (1.001, 2.0, 10.0):
             rows = np.vstack([honest, *[factor * bound * back] * 3]).astype(np.float64)
-            assert rules.multi_krum(distances.naive(rows), 3, 1)[0] < len(honest)
+            assert krum.multi_krum(gram.naive(rows), 3, 1)[0] < len(honest)
 
 
 def test_goes_back_by_the_same_step_in_every_coordinate(scene, updates):

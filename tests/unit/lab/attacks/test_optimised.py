@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.core import distances
+from ostraka.core import gram
 from ostraka.lab.attacks import optimised
 
 PERTURBATIONS = [optimised.inverse_unit, optimised.inverse_sign, optimised.inverse_deviation]
@@ -18,12 +18,12 @@ def squares(sent, honest):
 
 def largest(sent, honest):
     """Of the distances, in those of the most distant pair."""
-    return np.sqrt(squares(sent, honest).max() / distances.naive(honest.astype(np.float64)).max())
+    return np.sqrt(squares(sent, honest).max() / gram.naive(honest.astype(np.float64)).max())
 
 
 def total(sent, honest):
     """Of the squared distances, in those of the honest update that has most."""
-    between = distances.naive(honest.astype(np.float64))
+    between = gram.naive(honest.astype(np.float64))
     return squares(sent, honest).sum() / between.sum(axis=1).max()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ostraka
-from ostraka.attestation.attested import in_process
+from ostraka.attestation.claims import in_process
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.config import Federation, Manifest, Member, RoundConfig, Tensor
 from ostraka.core.optimiser import FEDAVG, ServerState, start

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from ostraka import federation_file
-from ostraka.attestation.attested import Attested
+from ostraka.attestation.claims import Attested
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import UNSIGNED, decode, encode

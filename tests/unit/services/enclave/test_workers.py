@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from ostraka.core.kernel import NumpyKernel
+from ostraka.core.gram import NumpyKernel
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import WorkerGone
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile, WorkerHello

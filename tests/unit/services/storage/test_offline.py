@@ -12,8 +12,7 @@ import pytest
 
 from ostraka import events
 from ostraka.config import Manifest, RoundConfig
-from ostraka.crypto.offline_mask import OfflineMask
-from ostraka.crypto.offline_noise import OfflineNoise
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import LocalProtocolError, StorageFull
 from ostraka.host import Host
 from ostraka.roles.enclave import Lanes

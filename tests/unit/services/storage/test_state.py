@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ostraka.attestation.attested import in_process
+from ostraka.attestation.claims import in_process
 from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED

@@ -9,11 +9,13 @@ several times more.
 """
 
 import math
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import AnyArray, Float32, Float64
+from ostraka.arrays import AnyArray, Float32, Float64, UInt32
+from ostraka.core import field
 
 
 def add_gram(gram: Float64, block: Float64) -> None:
@@ -80,3 +82,24 @@ def from_upper(upper: AnyArray, n: int, *, diagonal: bool = False) -> AnyArray:
     matrix = np.zeros((n, n), upper.dtype)
     matrix[np.triu_indices(n, 0 if diagonal else 1)] = upper
     return np.triu(matrix) + np.triu(matrix, 1).T
+
+
+class Kernel(Protocol):
+    """Adds a tile of columns to a running Gram matrix. Every implementation agrees to the bit on
+    residues, and to rounding on floats."""
+
+    def add_gram(self, total: Float64, block: Float64) -> None:
+        """total (n, n) += block @ block.T, block: (n, b)."""
+
+    def add_field_gram(self, total: UInt32, block: UInt32) -> None:
+        """total (n, n) += block @ block.T modulo p, block: (n, b) residues."""
+
+
+class NumpyKernel:
+    """The kernel of a worker without an accelerator."""
+
+    def add_gram(self, total: Float64, block: Float64) -> None:
+        add_gram(total, block)
+
+    def add_field_gram(self, total: UInt32, block: UInt32) -> None:
+        field.add_gram(total, block)

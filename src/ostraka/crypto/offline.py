@@ -1,9 +1,4 @@
-"""Constant-distance noise made offline, sealed, kept outside the enclave and spent once.
-
-Made tile by tile from a secret stream, so that memory is O(rows x tile): one reading of the stream
-for the Gram matrix, another for the rows themselves. The key lives in memory only and seals one
-set: after a restart no old noise opens, and noise that is spent cannot be opened again.
-"""
+"""What is made before a round, sealed, kept outside the enclave and used once: masks and noise."""
 
 import os
 from collections.abc import Iterator
@@ -12,14 +7,88 @@ from functools import partial
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.arrays import Buffer, Float64
-from ostraka.config import RoundConfig
-from ostraka.core import masking, noise
-from ostraka.crypto.aead import KEY_BYTES, open_into, pair_nonce, seal_into
-from ostraka.crypto.groups import SealedGroups
+from ostraka.arrays import Buffer, Float64, UInt32
+from ostraka.config import RoundConfig, Tiling
+from ostraka.core import field, gaussian
+from ostraka.crypto.aead import KEY_BYTES, SealedGroups, open_into, pair_nonce, seal_into
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import LocalProtocolError
+
+
+class OfflineMask:
+    """The leading mask for up to `rows` clients. Any number of its first rows may be used."""
+
+    def __init__(self, rules: RoundConfig, rows: int, entropy: Entropy = os.urandom) -> None:
+        self._rules = rules
+        self._columns = rules.columns
+        self._gram_is_ours = rules.workers % 2 == 0
+        self._rows = rows
+        self._seed = entropy(KEY_BYTES)
+        self._gram: UInt32 | None = None
+        self._spent = False
+
+    def __repr__(self) -> str:
+        return f"OfflineMask({self._rows} rows, spent={self._spent}, <secret>)"
+
+    def make(self) -> Iterator[bytes]:
+        """Compute the Gram matrix if no worker will: O(rows^2 x columns), before the round.
+
+        Yields what the host is to keep, tile by tile as `OfflineNoise.make` does: nothing. Between
+        two tiles it holds no more than the matrix.
+        """
+        if not self._gram_is_ours:
+            return
+        gram = np.zeros((self._rows, self._rows), np.uint32)
+        for index in range(self._columns.count):
+            field.add_gram(gram, mask_tile(self._seed, self._rows, self._columns, index))
+            yield b""
+        self._gram = gram
+
+    def serves(self, rules: RoundConfig, rows: int) -> bool:
+        """Whether this is enough, and right, for so many rows under these rules."""
+        return rules == self._rules and rows <= self._rows
+
+    def spend(self) -> "SpentMask":
+        """Hand this mask to one attempt. A second time raises LocalProtocolError."""
+        if self._spent:
+            raise LocalProtocolError("this mask was spent; a mask used twice shows W - W'")
+        if self._gram_is_ours and self._gram is None:
+            raise LocalProtocolError("this mask was not made; its Gram matrix is needed to decode")
+        self._spent = True
+        return SpentMask(self._seed, self._gram)
+
+
+class SpentMask:
+    """The leading mask, in the hands of its attempt. `gram` is None where a worker makes it."""
+
+    value_bytes = 4  # of a share
+
+    def __init__(self, seed: bytes, gram: UInt32 | None) -> None:
+        self.seed = seed
+        self.gram = gram
+
+    def __repr__(self) -> str:
+        return "SpentMask(<secret>)"
+
+
+def mask_stream(index: int, rows: range) -> int:
+    """The stream, under a mask's seed, of one tile of a group of rows: drawn row after row.
+
+    So a cohort that ends within a group has the same masks in the rows that it has.
+    """
+    return index << 32 | rows.start
+
+
+def mask_tile(seed: bytes, rows: int, columns: Tiling, index: int) -> UInt32:
+    """One tile of the mask that a seed stands for: (rows, b)."""
+    stream = SecretStream(seed)
+    block = np.empty((rows, columns.size(index)), np.uint32)
+    for start in range(0, rows, columns.group):
+        stream.seek(mask_stream(index, range(start, rows)))
+        stream.uniform_into(block[start : start + columns.group], field.P)
+    return block
+
 
 _VALUE_BYTES = 8
 
@@ -65,13 +134,13 @@ class OfflineNoise:
             seed = self._entropy(KEY_BYTES)
             try:
                 blocks = partial(self._blocks, seed)
-                return seed, noise.transform(blocks, sigma=self._rules.sigma)
-            except noise.IllConditioned:
+                return seed, gaussian.transform(blocks, sigma=self._rules.sigma)
+            except gaussian.IllConditioned:
                 continue  # Rare, and only where there are hardly more dimensions than rows.
 
     def _noise(self, seed: bytes, factors: tuple[Float64, ...], index: int) -> Float64:
-        rows = noise.apply(factors, self._normals(seed, index))
-        return masking.to_grid(rows, masking.grid_step(self._rules.sigma), out=rows)
+        rows = gaussian.apply(factors, self._normals(seed, index))
+        return gaussian.to_grid(rows, gaussian.grid_step(self._rules.sigma), out=rows)
 
     def _blocks(self, seed: bytes) -> Iterator[Float64]:
         return (self._normals(seed, index) for index in range(self._rules.columns.count))
