@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ostraka.round import RoundResult, run_round
+from ostraka.protocol.round import RoundResult, run_round
 
 if TYPE_CHECKING:
     from ostraka.services.client.api import Client

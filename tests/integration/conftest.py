@@ -31,8 +31,8 @@ from ostraka.core.gram import NumpyKernel
 from ostraka.encoding import decode
 from ostraka.files import read_identity
 from ostraka.messages import Charter, Receipt
-from ostraka.roles.client import Client as Role
-from ostraka.roles.enclave.collecting import GENESIS
+from ostraka.protocol.client import Client as Role
+from ostraka.protocol.enclave.collecting import GENESIS
 from ostraka.services import folder
 from ostraka.services.client import connection, uploading
 from ostraka.services.client.memory import SUFFIX, MemoryFile

@@ -23,7 +23,7 @@ from ostraka.attestation.claims import Attested
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.files import read_identity
 from ostraka.messages import Answer, Challenge, ChannelAccept, Charter, Introduction, WorkerHello
-from ostraka.roles.client import Client
+from ostraka.protocol.client import Client
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 

@@ -26,7 +26,7 @@ from ostraka.config import default_tile
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.files import read_identity
 from ostraka.messages import Challenge, Charter, Introduction, Receipt
-from ostraka.roles.client import Client
+from ostraka.protocol.client import Client
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 

@@ -32,9 +32,9 @@ from ostraka.messages import (
     UpdateHeader,
     UpdateTile,
 )
-from ostraka.roles.client import Client, Joined
-from ostraka.roles.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
-from ostraka.roles.worker import Worker
+from ostraka.protocol.client import Client, Joined
+from ostraka.protocol.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
+from ostraka.protocol.worker import Worker
 
 MASKINGS = ("none", "gaussian", "exact")
 

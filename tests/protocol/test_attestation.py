@@ -21,8 +21,8 @@ from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import AttestationRefused, OstrakaError, ReceiptRefused, Refusal
 from ostraka.messages import Charter, Evidence, Introduction, RoundOffer
-from ostraka.roles.client import Client
-from ostraka.roles.enclave import Enclave
+from ostraka.protocol.client import Client
+from ostraka.protocol.enclave import Enclave
 
 NOW = 1_800_000_000
 DAY = 24 * 3600

@@ -10,8 +10,8 @@ from ostraka.core import exact, field, leakage
 from ostraka.core.rules.krum import multi_krum
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
-from ostraka.roles.enclave import masking
-from ostraka.roles.enclave.exact import ExactEncoder
+from ostraka.protocol.enclave import masking
+from ostraka.protocol.enclave.exact import ExactEncoder
 
 
 class Recording(ExactEncoder):

@@ -9,8 +9,8 @@ from ostraka import events
 from ostraka.config import Manifest, RoundConfig
 from ostraka.core import field, gram
 from ostraka.errors import WorkerGone
-from ostraka.roles.enclave import Lanes
-from ostraka.round import Parties, enrol, play
+from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.round import Parties, enrol, play
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.errors import LocalProtocolError, OpenError, UpdateRejected
-from ostraka.roles.enclave import Lanes
+from ostraka.protocol.enclave import Lanes
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 

@@ -9,7 +9,7 @@ import pytest
 from ostraka import calibration, events, run_round
 from ostraka.calibration import Costs
 from ostraka.errors import ConfigError, LocalProtocolError, OpenError, Rejection, UpdateRejected
-from ostraka.roles.enclave import Dispute, Lanes
+from ostraka.protocol.enclave import Dispute, Lanes
 
 
 class Slow(list):

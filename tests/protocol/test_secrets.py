@@ -10,7 +10,7 @@ import pytest
 
 from ostraka.encoding import encode
 from ostraka.errors import OstrakaError, Rejection
-from ostraka.roles.client import Submitted
+from ostraka.protocol.client import Submitted
 
 
 class Secrets:

@@ -35,7 +35,7 @@ def third_party(module):
 
 
 @pytest.mark.parametrize(
-    "module", ["ostraka.roles.enclave", "ostraka.roles.client", "ostraka.roles.worker"]
+    "module", ["ostraka.protocol.enclave", "ostraka.protocol.client", "ostraka.protocol.worker"]
 )
 def test_a_role_loads_numpy_and_cryptography_and_nothing_else(module):
     loaded = third_party(module)

@@ -12,9 +12,9 @@ import numpy as np
 from ostraka.bench.child import Begin, Figures, report
 from ostraka.calibration import Costs
 from ostraka.config import DEFAULT_TILE, Manifest, RoundConfig
-from ostraka.host import Prepared
-from ostraka.roles.enclave import Lanes
-from ostraka.round import Spool, enrol
+from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.host import Prepared
+from ostraka.protocol.round import Spool, enrol
 
 _LEAST = 1e-4  # ns: what is lost in noise still has to be positive
 

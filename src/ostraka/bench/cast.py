@@ -27,8 +27,8 @@ from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.crypto.stream import SecretStream
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.messages import RoundOffer
-from ostraka.roles.client import Client
-from ostraka.roles.worker import Worker
+from ostraka.protocol.client import Client
+from ostraka.protocol.worker import Worker
 
 _SKETCH = 16_384
 

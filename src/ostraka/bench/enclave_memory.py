@@ -26,7 +26,7 @@ from ostraka.messages import (
     UpdateHeader,
     UpdateTile,
 )
-from ostraka.roles.enclave import Collecting, Enclave
+from ostraka.protocol.enclave import Collecting, Enclave
 
 _READY = b"ready"
 

@@ -8,8 +8,8 @@ from ostraka.bench.stopwatch import Stopwatch
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import LocalProtocolError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile
-from ostraka.roles.enclave import Averaging, Cohort, Dispute, Lanes
-from ostraka.roles.worker import Computing, Worker
+from ostraka.protocol.enclave import Averaging, Cohort, Dispute, Lanes
+from ostraka.protocol.worker import Computing, Worker
 
 
 class WorkerLink(Protocol):

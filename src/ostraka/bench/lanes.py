@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from ostraka.roles.enclave import Lanes
+from ostraka.protocol.enclave import Lanes
 
 
 @contextlib.contextmanager

@@ -21,10 +21,10 @@ from ostraka.crypto.channel import Channel
 from ostraka.crypto.updates import SealedUpdate, TileOpener
 from ostraka.errors import LocalProtocolError
 from ostraka.events import TooFewWorkers
-from ostraka.host import Computing, Host, Prepared, Worker
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
-from ostraka.roles.enclave import Lanes, Masking, Published
-from ostraka.round import Parties, Spool, enrol
+from ostraka.protocol.enclave import Lanes, Masking, Published
+from ostraka.protocol.host import Computing, Host, Prepared, Worker
+from ostraka.protocol.round import Parties, Spool, enrol
 
 OFFLINE, CLIENTS = "offline", "clients"
 COLLECT, ENCODE, AGGREGATE = "collect", "encode", "aggregate"

@@ -16,8 +16,8 @@ from ostraka.bench.spool import read_noise
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.crypto.updates import TileOpener, stated_norm, tile_context
 from ostraka.messages import IN_PROCESS
-from ostraka.roles.enclave import Cohort, Enclave, Lanes
-from ostraka.roles.enclave.context import Publication, RoundContext, Row, Standing
+from ostraka.protocol.enclave import Cohort, Enclave, Lanes
+from ostraka.protocol.enclave.context import Publication, RoundContext, Row, Standing
 
 
 class Workload:

@@ -22,10 +22,10 @@ from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError
 from ostraka.events import Event
 from ostraka.flower.enclave import Head, Outcome
 from ostraka.flower.messages import Hello, Proof
-from ostraka.host import Host, Prepared
 from ostraka.messages import SIMULATION, Charter, Introduction, Receipt, RoundOffer, vector_digest
-from ostraka.roles import enclave as roles
-from ostraka.roles.worker import Worker
+from ostraka.protocol import enclave as roles
+from ostraka.protocol.host import Host, Prepared
+from ostraka.protocol.worker import Worker
 from ostraka.services import measurement
 from ostraka.services.platform.simulated import UnsafeSimulatedProvider
 from ostraka.transport import ostraka_pb2 as wire

@@ -48,7 +48,7 @@ from ostraka.flower.messages import (
 from ostraka.flower.node import Node, require_nonce
 from ostraka.flower.notebook import scratch
 from ostraka.flower.options import DEFAULT_RESENDS, Options
-from ostraka.roles.client import require_model
+from ostraka.protocol.client import require_model
 
 _LOG = logging.getLogger("flwr.ostraka")
 _LOCAL = "ostraka.local"  # integer arrays of the app, in the context

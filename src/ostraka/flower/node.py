@@ -17,7 +17,7 @@ from ostraka.flower.messages import Hello, Proof, read_links
 from ostraka.flower.notebook import Joins, Notebook, Notes
 from ostraka.flower.standards import Standards
 from ostraka.messages import Challenge, Receipt
-from ostraka.roles.client import Client, Joined
+from ostraka.protocol.client import Client, Joined
 from ostraka.services.client.attesting import require_enrolled
 from ostraka.services.client.following import follow
 from ostraka.services.client.memory import Memory

@@ -14,8 +14,8 @@ from ostraka.crypto.channel import Channel
 from ostraka.crypto.updates import TileOpener
 from ostraka.errors import LocalProtocolError
 from ostraka.events import TooFewWorkers
-from ostraka.roles.worker import Computing
-from ostraka.round import run_round
+from ostraka.protocol.round import run_round
+from ostraka.protocol.worker import Computing
 
 CLIENTS, DIM = 8, 5000
 UPDATES = np.random.default_rng(1).standard_normal((CLIENTS, DIM), dtype=np.float32)

@@ -33,7 +33,7 @@ from ostraka.flower.messages import (
 )
 from ostraka.flower.notebook import ContextNotebook, FileNotebook, Joins
 from ostraka.messages import SIMULATION, Challenge, Introduction
-from ostraka.roles import enclave as roles
+from ostraka.protocol import enclave as roles
 from ostraka.services.client import patience
 from ostraka.services.client.memory import MemoryFile
 

@@ -11,7 +11,7 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import ConfigError, OpenError, ReceiptRefused
 from ostraka.messages import Receipt, RoundOffer, first_model
-from ostraka.roles.client import Client
+from ostraka.protocol.client import Client
 
 ENCLAVE = Identity(bytes([200]) * 32)
 CLIENTS = [Identity(bytes([seed]) * 32) for seed in range(5)]

@@ -12,8 +12,8 @@ from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, TooFewUpdates
 from ostraka.messages import Receipt, UpdateTile, vector_digest
-from ostraka.roles.enclave import Enclave
-from ostraka.roles.enclave.context import Standing
+from ostraka.protocol.enclave import Enclave
+from ostraka.protocol.enclave.context import Standing
 
 IDENTITY = Identity(bytes([200]) * 32)
 MODEL = np.zeros(10, np.float32)

@@ -11,8 +11,8 @@ from ostraka.core import field
 from ostraka.core.field import P
 from ostraka.crypto.offline import OfflineMask
 from ostraka.errors import Rejection
-from ostraka.roles.enclave import Lanes
-from ostraka.roles.enclave.exact import ExactEncoder, FieldAuditor
+from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave.exact import ExactEncoder, FieldAuditor
 
 N, D = 5, 40
 ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)

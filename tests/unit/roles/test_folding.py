@@ -8,9 +8,9 @@ import pytest
 from ostraka.config import MAX_TILE_VALUES, Manifest, RoundConfig
 from ostraka.core import sketch
 from ostraka.crypto.updates import TileOpener
-from ostraka.roles.enclave import Lanes
-from ostraka.roles.enclave.folding import Folding
-from ostraka.round import Spool, enrol
+from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave.folding import Folding
+from ostraka.protocol.round import Spool, enrol
 
 N, M, BATCH = 5, 4096, 16 * 4096  # values of a row that are folded before they are added
 

@@ -8,7 +8,7 @@ import pytest
 
 from ostraka import run_round
 from ostraka.crypto.stream import SecretStream
-from ostraka.roles.enclave import Lanes
+from ostraka.protocol.enclave import Lanes
 
 
 @pytest.fixture(params=[1, 2, 3, 8])

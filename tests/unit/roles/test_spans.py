@@ -3,7 +3,7 @@ import pytest
 
 from ostraka.config import DEFAULT_TILE, Manifest, RoundConfig
 from ostraka.errors import LocalProtocolError, OpenError
-from ostraka.roles.enclave.spans import spans
+from ostraka.protocol.enclave.spans import spans
 
 SKETCH = 4096
 

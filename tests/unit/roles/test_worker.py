@@ -12,7 +12,7 @@ from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, OpenError, RemoteProtocolError
 from ostraka.messages import ChannelOffer, ShareTile
-from ostraka.roles.worker import Worker
+from ostraka.protocol.worker import Worker
 
 ENCLAVE, ME, OTHER = (Identity(bytes([seed]) * 32) for seed in (1, 2, 3))
 N, D, TILE = 4, 10, 4

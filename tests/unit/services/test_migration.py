@@ -24,7 +24,7 @@ from ostraka.errors import (
     StateError,
 )
 from ostraka.messages import Charter
-from ostraka.roles.client import Client
+from ostraka.protocol.client import Client
 from ostraka.services import migration
 from ostraka.services.migration import Bundle, Parcel, Request
 from ostraka.services.platform.simulated import UnsafeSimulatedProvider

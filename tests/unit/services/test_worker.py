@@ -36,8 +36,8 @@ from ostraka.messages import (
     ShareTile,
     WorkerHello,
 )
-from ostraka.roles.enclave import Lanes
-from ostraka.round import enrol, play
+from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.round import enrol, play
 from ostraka.services.worker import (
     EnclavePin,
     Staff,

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from ostraka.errors import ConfigError, Fork, LocalProtocolError, ServiceError
 from ostraka.files import read_identity, read_policy
-from ostraka.roles.client import Joined
+from ostraka.protocol.client import Joined
 from ostraka.services.client import submitting
 from ostraka.services.client.attesting import Verifier
 from ostraka.services.client.connection import Connection

@@ -14,7 +14,7 @@ from ostraka.errors import (
     UpdateRejected,
 )
 from ostraka.messages import Receipt, RoundOffer
-from ostraka.roles.client import Submitted
+from ostraka.protocol.client import Submitted
 from ostraka.services.client.connection import (
     FINISHED,
     LONG_POLL_S,

@@ -5,7 +5,7 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.config import Federation
 from ostraka.errors import ReceiptRefused
-from ostraka.roles.client import require_model
+from ostraka.protocol.client import require_model
 from ostraka.services.client.connection import Connection
 from ostraka.transport import ostraka_pb2 as wire
 

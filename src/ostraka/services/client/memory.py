@@ -13,7 +13,7 @@ from ostraka.encoding import Key, decode, encode
 from ostraka.errors import ConfigError, Fork, LocalProtocolError, MalformedMessage, StateError
 from ostraka.files import locked
 from ostraka.messages import Charter, Receipt
-from ostraka.roles.client import Client
+from ostraka.protocol.client import Client
 
 SUFFIX = ".memory"
 LOCKED_S = 10.0  # A change takes a moment.

@@ -7,7 +7,7 @@ from ostraka.arrays import Float32
 from ostraka.config import Manifest
 from ostraka.messages import SIMULATION, Receipt
 from ostraka.model_file import named_tensors
-from ostraka.roles.client import Joined
+from ostraka.protocol.client import Joined
 
 
 @dataclass(frozen=True, eq=False)

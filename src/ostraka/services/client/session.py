@@ -6,7 +6,7 @@ from ostraka.arrays import Float32
 from ostraka.config import Federation
 from ostraka.errors import ReceiptRefused, ServiceError
 from ostraka.messages import Charter, Receipt, RoundOffer
-from ostraka.roles.client import Client, Joined
+from ostraka.protocol.client import Client, Joined
 from ostraka.services.client import attesting
 from ostraka.services.client.attesting import Verifier
 from ostraka.services.client.connection import Connection

@@ -3,7 +3,7 @@
 from ostraka.arrays import Float32
 from ostraka.errors import LocalProtocolError, ReceiptRefused, ServiceError
 from ostraka.messages import Receipt
-from ostraka.roles.client import Joined, Submitted
+from ostraka.protocol.client import Joined, Submitted
 from ostraka.services.client.delivering import deliver
 from ostraka.services.client.events import Resending
 from ostraka.services.client.following import require_same

@@ -23,9 +23,9 @@ from ostraka.errors import (
 )
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile, charter_path
-from ostraka.host import Host
 from ostraka.messages import Charter, Receipt
-from ostraka.roles.enclave import Cohort, Enclave, Lanes, Published
+from ostraka.protocol.enclave import Cohort, Enclave, Lanes, Published
+from ostraka.protocol.host import Host
 from ostraka.services import memory
 from ostraka.services.enclave.open_round import OpenRound
 from ostraka.services.enclave.workers import Pool

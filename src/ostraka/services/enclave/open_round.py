@@ -8,9 +8,9 @@ from functools import partial
 from ostraka.config import Federation
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.errors import OpenError
-from ostraka.host import Tiles
 from ostraka.messages import UpdateHeader, UpdateTile
-from ostraka.roles.enclave import Cohort, Collecting
+from ostraka.protocol.enclave import Cohort, Collecting
+from ostraka.protocol.host import Tiles
 from ostraka.services.storage.spool import Spool
 
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 from ostraka.encoding import decode, digest, encode
 from ostraka.errors import MalformedMessage, WorkerGone
-from ostraka.host import Computing, Worker
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
+from ostraka.protocol.host import Computing, Worker
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, WorkerSays
 
 _AHEAD = 2  # messages on their way to one worker

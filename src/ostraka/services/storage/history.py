@@ -5,7 +5,7 @@ from ostraka.crypto.identity import check_signature
 from ostraka.encoding import digest
 from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.messages import Charter, Receipt
-from ostraka.roles.enclave.collecting import GENESIS
+from ostraka.protocol.enclave.collecting import GENESIS
 from ostraka.services.storage import records
 from ostraka.services.storage.records import (
     Adopted,

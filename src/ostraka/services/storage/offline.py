@@ -20,7 +20,7 @@ from ostraka import logs
 from ostraka.arrays import Buffer
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import LocalProtocolError, OstrakaError, StorageFull
-from ostraka.roles.enclave import Enclave
+from ostraka.protocol.enclave import Enclave
 from ostraka.services import memory
 from ostraka.services.storage.spool_file import SpoolFile
 

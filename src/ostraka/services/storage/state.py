@@ -27,7 +27,7 @@ from ostraka.encoding import encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
 from ostraka.files import FolderLock
 from ostraka.messages import Charter, Receipt, first_model, vector_digest
-from ostraka.roles.enclave import Enclave
+from ostraka.protocol.enclave import Enclave
 from ostraka.services.storage import models
 from ostraka.services.storage.estate import Estate
 from ostraka.services.storage.history import History

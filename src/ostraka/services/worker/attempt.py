@@ -9,7 +9,7 @@ from ostraka.core.gram import Kernel
 from ostraka.crypto.identity import Identity
 from ostraka.errors import MalformedMessage
 from ostraka.messages import Answer, ChannelOffer, MaskSeed, ShareTile
-from ostraka.roles.worker import Worker
+from ostraka.protocol.worker import Worker
 
 
 class Abandoned(Exception):

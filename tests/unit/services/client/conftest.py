@@ -35,8 +35,8 @@ from ostraka.messages import (
     UpdateTile,
     vector_digest,
 )
-from ostraka.roles.client import Client as Role
-from ostraka.roles.enclave import Enclave, Lanes
+from ostraka.protocol.client import Client as Role
+from ostraka.protocol.enclave import Enclave, Lanes
 from ostraka.services.client import connection, delivering
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server

@@ -24,7 +24,7 @@ from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.events import Event
 from ostraka.files import read_identity
 from ostraka.messages import Challenge, Charter, Introduction, Receipt
-from ostraka.roles.client import Client, Joined
+from ostraka.protocol.client import Client, Joined
 from ostraka.services import folder
 from ostraka.services.enclave.run import serve
 from ostraka.services.enclave.simulated import unsafe_simulated

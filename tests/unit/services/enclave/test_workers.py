@@ -18,7 +18,7 @@ from ostraka.core.gram import NumpyKernel
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import WorkerGone
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile, WorkerHello
-from ostraka.roles.worker import Worker
+from ostraka.protocol.worker import Worker
 from ostraka.services.enclave.workers import Connection, Pool
 from ostraka.services.worker import EnclavePin, Staff, WorkerService
 from ostraka.transport import ostraka_pb2 as wire

@@ -14,9 +14,9 @@ from ostraka import events
 from ostraka.config import Manifest, RoundConfig
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import LocalProtocolError, StorageFull
-from ostraka.host import Host
-from ostraka.roles.enclave import Lanes
-from ostraka.round import Spool, enrol
+from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.host import Host
+from ostraka.protocol.round import Spool, enrol
 from ostraka.services.storage import offline
 from ostraka.services.storage.offline import OfflinePool, SealedBlocks
 from ostraka.services.storage.spool_file import clean

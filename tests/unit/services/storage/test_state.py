@@ -11,7 +11,7 @@ from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, OpenError, ReceiptRefused, StateError
 from ostraka.messages import Charter, vector_digest
-from ostraka.roles.client import Client
+from ostraka.protocol.client import Client
 from ostraka.services.storage.ledger import Ledger
 from ostraka.services.storage.sealed_file import SealedFile
 from ostraka.services.storage.state import EnclaveState

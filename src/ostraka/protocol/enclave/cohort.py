@@ -9,11 +9,11 @@ from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, OpenError, WorkerError
 from ostraka.messages import ChannelAccept, ChannelOffer
-from ostraka.roles.enclave.context import RoundContext, Row, Standing
-from ostraka.roles.enclave.inside import MeasuringInside
-from ostraka.roles.enclave.lanes import Lanes
-from ostraka.roles.enclave.masking import Masking
-from ostraka.roles.enclave.rows import RowReader
+from ostraka.protocol.enclave.context import RoundContext, Row, Standing
+from ostraka.protocol.enclave.inside import MeasuringInside
+from ostraka.protocol.enclave.lanes import Lanes
+from ostraka.protocol.enclave.masking import Masking
+from ostraka.protocol.enclave.rows import RowReader
 
 _ID_BYTES = 32
 

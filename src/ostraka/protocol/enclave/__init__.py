@@ -9,13 +9,13 @@ Cohort.inside()      -> MeasuringInside  the first pass without workers, also to
 Averaging.average()  -> Published        second pass: the aggregate and its receipt
 """
 
-from ostraka.roles.enclave.averaging import Averaging, Published
-from ostraka.roles.enclave.cohort import Cohort, Connecting
-from ostraka.roles.enclave.collecting import Collecting, Enclave
-from ostraka.roles.enclave.dispute import Dispute
-from ostraka.roles.enclave.inside import MeasuringInside
-from ostraka.roles.enclave.lanes import Lanes
-from ostraka.roles.enclave.masking import Masking
+from ostraka.protocol.enclave.averaging import Averaging, Published
+from ostraka.protocol.enclave.cohort import Cohort, Connecting
+from ostraka.protocol.enclave.collecting import Collecting, Enclave
+from ostraka.protocol.enclave.dispute import Dispute
+from ostraka.protocol.enclave.inside import MeasuringInside
+from ostraka.protocol.enclave.lanes import Lanes
+from ostraka.protocol.enclave.masking import Masking
 
 __all__ = [
     "Averaging",

@@ -7,11 +7,11 @@ import numpy as np
 
 from ostraka.arrays import Buffer, Float64
 from ostraka.core import gram
-from ostraka.roles.enclave.averaging import Averaging
-from ostraka.roles.enclave.encoder import Measured
-from ostraka.roles.enclave.folding import Folding
-from ostraka.roles.enclave.rows import RowReader
-from ostraka.roles.enclave.spans import Span
+from ostraka.protocol.enclave.averaging import Averaging
+from ostraka.protocol.enclave.encoder import Measured
+from ostraka.protocol.enclave.folding import Folding
+from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.enclave.spans import Span
 
 _PANEL = 4096  # columns of a sketch, between sums in float64
 

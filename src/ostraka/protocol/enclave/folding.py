@@ -11,8 +11,8 @@ from ostraka.config import MAX_TILE_VALUES
 from ostraka.core import sketch
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
-from ostraka.roles.enclave.rows import RowReader
-from ostraka.roles.enclave.spans import Span
+from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.enclave.spans import Span
 
 _TOGETHER = 16  # times a sketch's width: what is folded before it is added to the sketch
 _TAME = 40  # the binary logarithm of a norm that needs no scale, at most, up or down

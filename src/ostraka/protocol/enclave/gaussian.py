@@ -12,8 +12,8 @@ from ostraka.core.gram import add_gram, from_gram, gram_error
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.offline import SpentNoise
 from ostraka.crypto.stream import SecretStream
-from ostraka.roles.enclave.encoder import Measured
-from ostraka.roles.enclave.rows import RowReader
+from ostraka.protocol.enclave.encoder import Measured
+from ostraka.protocol.enclave.rows import RowReader
 
 # The norm of a sketch is random around that of its row. Halved, it stays within the unit ball that
 # law 6 is for: m >= 4,096 columns make a norm of twice the row's a matter of 100 deviations.

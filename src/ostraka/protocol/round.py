@@ -25,11 +25,11 @@ from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.errors import ConfigError, LeakyMasking, Rejection, RemoteProtocolError
 from ostraka.events import Event
-from ostraka.host import Host, Prepared
 from ostraka.messages import Receipt, RoundOffer
-from ostraka.roles.client import Client
-from ostraka.roles.enclave import Cohort, Collecting, Enclave, Lanes, Published
-from ostraka.roles.worker import Worker
+from ostraka.protocol.client import Client
+from ostraka.protocol.enclave import Cohort, Collecting, Enclave, Lanes, Published
+from ostraka.protocol.host import Host, Prepared
+from ostraka.protocol.worker import Worker
 
 
 @dataclass(frozen=True)

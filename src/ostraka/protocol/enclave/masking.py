@@ -15,14 +15,14 @@ from ostraka.crypto.channel import Channel
 from ostraka.crypto.offline import OfflineMask, OfflineNoise, SpentMask, SpentNoise
 from ostraka.errors import LocalProtocolError, OpenError, WorkerError
 from ostraka.messages import Answer, MaskSeed, ShareTile
-from ostraka.roles.enclave.averaging import Averaging
-from ostraka.roles.enclave.dispute import Dispute
-from ostraka.roles.enclave.encoder import Encoder, tile_by_tile
-from ostraka.roles.enclave.exact import ExactEncoder
-from ostraka.roles.enclave.folding import Folding
-from ostraka.roles.enclave.gaussian import GaussianEncoder
-from ostraka.roles.enclave.rows import RowReader
-from ostraka.roles.enclave.spans import Span
+from ostraka.protocol.enclave.averaging import Averaging
+from ostraka.protocol.enclave.dispute import Dispute
+from ostraka.protocol.enclave.encoder import Encoder, tile_by_tile
+from ostraka.protocol.enclave.exact import ExactEncoder
+from ostraka.protocol.enclave.folding import Folding
+from ostraka.protocol.enclave.gaussian import GaussianEncoder
+from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.enclave.spans import Span
 
 
 class Masking:

@@ -12,8 +12,8 @@ from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.offline import SpentMask, mask_stream
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
-from ostraka.roles.enclave.encoder import DEVIATIONS, Measured
-from ostraka.roles.enclave.rows import RowReader
+from ostraka.protocol.enclave.encoder import DEVIATIONS, Measured
+from ostraka.protocol.enclave.rows import RowReader
 
 
 class ExactEncoder:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64
-from ostraka.roles.enclave.spans import Span
+from ostraka.protocol.enclave.spans import Span
 
 DEVIATIONS = 6  # that a stated error allows a distance to be off
 

@@ -28,8 +28,8 @@ from ostraka.messages import (
     first_model,
     vector_digest,
 )
-from ostraka.roles.enclave.cohort import Cohort
-from ostraka.roles.enclave.context import Publication, RoundContext, Row, Standing
+from ostraka.protocol.enclave.cohort import Cohort
+from ostraka.protocol.enclave.context import Publication, RoundContext, Row, Standing
 
 GENESIS = bytes(32)  # stands for the receipt before the first round
 

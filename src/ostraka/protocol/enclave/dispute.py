@@ -8,10 +8,10 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer
 from ostraka.errors import LocalProtocolError, WorkerLied
-from ostraka.roles.enclave.encoder import Auditor, Encoder, tile_by_tile
-from ostraka.roles.enclave.folding import Folding
-from ostraka.roles.enclave.rows import RowReader
-from ostraka.roles.enclave.spans import Span, spans
+from ostraka.protocol.enclave.encoder import Auditor, Encoder, tile_by_tile
+from ostraka.protocol.enclave.folding import Folding
+from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.enclave.spans import Span, spans
 
 
 class Dispute:

@@ -22,7 +22,7 @@ from ostraka.errors import (
 )
 from ostraka.events import Event
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
-from ostraka.roles.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
+from ostraka.protocol.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
 
 Tiles: TypeAlias = Callable[[], Iterator[Sequence[Buffer]]]
 """Starts a pass: tile by tile, the ciphertext of every row of the cohort."""

@@ -8,11 +8,11 @@ from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
 from ostraka.core import sketch
 from ostraka.crypto.aead import Fingerprints
 from ostraka.errors import LocalProtocolError, OpenError, Rejection
-from ostraka.roles.enclave.averaging import Averaging
-from ostraka.roles.enclave.context import RoundContext, Row, Standing
-from ostraka.roles.enclave.encoder import DEVIATIONS, Measured
-from ostraka.roles.enclave.lanes import Lanes
-from ostraka.roles.enclave.spans import Span, spans
+from ostraka.protocol.enclave.averaging import Averaging
+from ostraka.protocol.enclave.context import RoundContext, Row, Standing
+from ostraka.protocol.enclave.encoder import DEVIATIONS, Measured
+from ostraka.protocol.enclave.lanes import Lanes
+from ostraka.protocol.enclave.spans import Span, spans
 
 _NORM_TOLERANCE = 2.0**-10
 _ROWS = 8  # that are read at a time where none are masked, if every lane has as many

@@ -15,9 +15,9 @@ from ostraka.crypto.updates import UncheckedOpener
 from ostraka.encoding import UNSIGNED, pack
 from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.messages import SIMULATION, Receipt, RejectedClient, vector_digest
-from ostraka.roles.enclave.context import RoundContext, Row, Standing
-from ostraka.roles.enclave.lanes import Lanes
-from ostraka.roles.enclave.spans import Span, spans
+from ostraka.protocol.enclave.context import RoundContext, Row, Standing
+from ostraka.protocol.enclave.lanes import Lanes
+from ostraka.protocol.enclave.spans import Span, spans
 
 _ROWS = 8  # that are added at a time
 _SALT_BYTES = 32
