@@ -10,8 +10,8 @@ import pytest
 
 import ostraka
 from ostraka.crypto import updates
+from ostraka.enclave import measurement
 from ostraka.errors import AttestationRefused, Refusal
-from ostraka.services import measurement
 
 SOURCE = Path(ostraka.__file__).parents[1]
 
@@ -96,7 +96,7 @@ def test_the_sealed_state_of_one_is_nothing_to_the_other(deploy, altered):
 def test_the_running_service_loads_nothing_that_is_not_measured():
     """What an enclave's process loads of ours is in its measurement, or it proves too little."""
     probe = (
-        "import sys, ostraka.services.enclave.run, ostraka.services.enclave.simulated\n"
+        "import sys, ostraka.enclave.service, ostraka.enclave.platform.choose\n"
         "print('\\n'.join(m.__file__ for n, m in sys.modules.items() if n.startswith('ostraka')))"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True, text=True)

@@ -14,11 +14,11 @@ from ostraka.attestation.claims import Claims
 from ostraka.attestation.policy import KINDS
 from ostraka.attestation.verify import Circumstances
 from ostraka.cli.output import Json, help_without_command, pairs, show
+from ostraka.enclave.measurement import measure as measure_code
 from ostraka.encoding import decode, pack
 from ostraka.errors import AttestationRefused, ConfigError, MalformedMessage, Refusal
 from ostraka.files import read_policy
 from ostraka.messages import SIMULATION, Evidence
-from ostraka.services.measurement import measure as measure_code
 from ostraka.transport import collateral
 
 _REPORT_DATA = 64

@@ -12,14 +12,13 @@ import typer
 
 from ostraka import events, federation_file, logs
 from ostraka.cli.output import Json, help_without_command, show, table
+from ostraka.enclave import hardening
+from ostraka.enclave.platform.choose import Platform, detect, real, unsafe_simulated
+from ostraka.enclave.platform.interface import EvidenceProvider
+from ostraka.enclave.service import serve
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError, ServiceError
 from ostraka.events import Event
-from ostraka.services import hardening
-from ostraka.services.enclave.platform import Platform, real
-from ostraka.services.enclave.run import serve
-from ostraka.services.enclave.simulated import unsafe_simulated
-from ostraka.services.platform import EvidenceProvider, detect
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2 import StatusRequest
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub

@@ -19,14 +19,14 @@ from ostraka.cli.enclave import (
 from ostraka.cli.output import Json, help_without_command, pairs, show
 from ostraka.config import succession
 from ostraka.crypto.sealing import Sealer
+from ostraka.enclave import migration
+from ostraka.enclave.platform.choose import Platform
+from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import decode
 from ostraka.errors import ConfigError
 from ostraka.federation_file import FederationFile, charter_path
 from ostraka.files import read_policy
 from ostraka.messages import Charter, Evidence
-from ostraka.services import migration
-from ostraka.services.enclave.platform import Platform
-from ostraka.services.storage.state import EnclaveState
 from ostraka.transport import collateral
 
 PolicyOption = Annotated[

@@ -10,9 +10,10 @@ import typer
 from ostraka import federation_file
 from ostraka.cli.output import Json, show
 from ostraka.config import MASKINGS
+from ostraka.enclave import measurement
 from ostraka.federation_file import charter_path, require_newer
 from ostraka.files import read_identity
-from ostraka.services import folder, measurement
+from ostraka.services import folder
 from ostraka.services.bringing import bring
 from ostraka.services.folder import Plan
 

@@ -17,6 +17,8 @@ from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
+from ostraka.enclave import measurement
+from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError
 from ostraka.events import Event
@@ -26,8 +28,6 @@ from ostraka.messages import SIMULATION, Charter, Introduction, Receipt, RoundOf
 from ostraka.protocol import enclave as roles
 from ostraka.protocol.host import Host, Prepared
 from ostraka.protocol.worker import Worker
-from ostraka.services import measurement
-from ostraka.services.platform.simulated import UnsafeSimulatedProvider
 from ostraka.transport import ostraka_pb2 as wire
 
 _SEED_BYTES = 32

@@ -11,10 +11,10 @@ from flwr.app import Context
 from ostraka.attestation.policy import FederationPolicy, Policy, SimulationPolicy
 from ostraka.attestation.verify import Circumstances
 from ostraka.config import MASKINGS
+from ostraka.enclave import measurement
 from ostraka.flower.messages import Proof
 from ostraka.flower.notebook import scratch
 from ostraka.messages import SIMULATION, Charter, Evidence
-from ostraka.services import measurement
 from ostraka.services.client import attesting
 from ostraka.services.client.attesting import Verifier
 

@@ -8,6 +8,7 @@ from contextlib import closing
 from functools import partial
 from typing import TypeAlias
 
+from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError, LeakyMasking, ServiceError
 from ostraka.lab.board import Board
 from ostraka.lab.children import Child, Children, Logged
@@ -21,7 +22,6 @@ from ostraka.lab.participant import Task
 from ostraka.lab.progress import Progress
 from ostraka.lab.records import Records, client_name, client_number
 from ostraka.services.folder import Plan
-from ostraka.services.storage.models import export
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many of the rounds are over."""

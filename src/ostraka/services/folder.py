@@ -37,13 +37,13 @@ from ostraka.config import (
 )
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
+from ostraka.enclave import measurement
+from ostraka.enclave.platform.simulated import save_platform
+from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError
 from ostraka.federation_file import FederationFile, Storage, charter_path
 from ostraka.files import write_identity
 from ostraka.model_file import read_model
-from ostraka.services import measurement
-from ostraka.services.platform.simulated import save_platform
-from ostraka.services.storage.models import export
 from ostraka.services.templates import federation_toml, policy_toml
 
 FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"

@@ -16,10 +16,10 @@ from ostraka import federation_file
 from ostraka.cli import enclave_migrate
 from ostraka.cli.enclave import platform_for
 from ostraka.config import succession
+from ostraka.enclave.service import open_state
 from ostraka.errors import AttestationRefused, ConfigError, StateError
 from ostraka.federation_file import charter_path
 from ostraka.files import read_identity
-from ostraka.services.enclave.run import open_state
 from ostraka.services.folder import Plan, create
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from ostraka import federation_file
 from ostraka.cli import app, enclave
 from ostraka.crypto.identity import check_signature
+from ostraka.enclave import hardening
 from ostraka.files import read_identity, write_identity
-from ostraka.services import hardening
 from ostraka.transport.ostraka_pb2 import AdoptReply
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 

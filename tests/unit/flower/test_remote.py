@@ -21,6 +21,8 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from ostraka.enclave import service
+from ostraka.enclave.platform.choose import unsafe_simulated
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import ConfigError, ServiceError
 from ostraka.flower import PrivateMultiKrum, records, sealing_mod
@@ -37,8 +39,6 @@ from ostraka.flower.remote import RemoteEnclave
 from ostraka.messages import Challenge
 from ostraka.services import folder
 from ostraka.services.client.connection import Connection
-from ostraka.services.enclave import run
-from ostraka.services.enclave.simulated import unsafe_simulated
 from ostraka.services.folder import Plan
 
 PATIENCE_S = 60.0
@@ -64,7 +64,7 @@ class Service(threading.Thread):
     async def _serve(self) -> None:
         platform = unsafe_simulated(self.root / "simulation/platform.json", self.root / "dev.key")
         self._task = asyncio.create_task(
-            run.serve(self.root / "federation.toml", platform, self._log)
+            service.serve(self.root / "federation.toml", platform, self._log)
         )
         with suppress(asyncio.CancelledError):
             await self._task
@@ -127,8 +127,8 @@ def serving(federation_folder, monkeypatch) -> Iterator[Callable[[], Service]]:
         return services[-1]
 
     yield begin
-    for service in services:
-        service.stop()
+    for each in services:
+        each.stop()
 
 
 @pytest.fixture

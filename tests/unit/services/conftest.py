@@ -10,10 +10,9 @@ from ostraka.config import Federation, Manifest, Member, RoundConfig, Tensor
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.sealing import Sealer
+from ostraka.enclave.storage.state import EnclaveState, Estate
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.messages import Charter, Receipt, vector_digest
-from ostraka.services.storage.estate import Estate
-from ostraka.services.storage.state import EnclaveState
 
 AUTHORITY = Identity(b"a" * 32)
 MANIFEST = Manifest((Tensor("weight", (2, 2)), Tensor("bias", (1,))))

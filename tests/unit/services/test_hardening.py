@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from ostraka.enclave import hardening
+from ostraka.enclave.hardening import ROOT_CAN_READ, harden, restrict_files
 from ostraka.errors import ConfigError
-from ostraka.services import hardening
-from ostraka.services.hardening import ROOT_CAN_READ, harden, restrict_files
 
 PROBE = """
 import json, os, resource, sys

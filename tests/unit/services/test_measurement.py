@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import ostraka
-from ostraka.services import measurement
-from ostraka.services.measurement import MEASURED, measure, measured_files
+from ostraka.enclave import measurement
+from ostraka.enclave.measurement import MEASURED, measure, measured_files
 
 PACKAGE = Path(ostraka.__file__).parent
 

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from ostraka.services import memory
+from ostraka.enclave import hardening
 
 SCRIPT = """
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_what_only_its_own_cycle_holds_is_found():
     gc.disable()
     try:
         assert gone() is not None
-        memory.give_back()
+        hardening.give_back()
         assert gone() is None
     finally:
         gc.enable()
@@ -55,5 +55,5 @@ def test_another_c_library_does_no_harm(monkeypatch):
         pass
 
     monkeypatch.setattr("ctypes.CDLL", lambda _: Other())
-    memory.keep_little()
-    memory.give_back()
+    hardening.keep_little()
+    hardening.give_back()

@@ -14,6 +14,12 @@ from ostraka.crypto import hpke
 from ostraka.crypto.hpke import HybridKey, fingerprint
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.sealing import Sealer
+from ostraka.enclave import migration
+from ostraka.enclave.migration import Bundle, Parcel, Request
+from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider
+from ostraka.enclave.storage import ledger, models
+from ostraka.enclave.storage.ledger import HandedOver
+from ostraka.enclave.storage.state import Estate
 from ostraka.encoding import UNSIGNED, decode, encode, pack
 from ostraka.errors import (
     AttestationRefused,
@@ -25,12 +31,6 @@ from ostraka.errors import (
 )
 from ostraka.messages import Charter
 from ostraka.protocol.client import Client
-from ostraka.services import migration
-from ostraka.services.migration import Bundle, Parcel, Request
-from ostraka.services.platform.simulated import UnsafeSimulatedProvider
-from ostraka.services.storage import models, records
-from ostraka.services.storage.estate import Estate
-from ostraka.services.storage.records import HandedOver
 
 NOW = 1_800_000_000
 PLATFORM = UnsafeSimulatedPlatform(b"p" * 32, issued=NOW - 1000)
@@ -413,7 +413,7 @@ def older_revision(pair):
 def with_record(pair, index, change):
     estate = estate_of(pair)
     told = list(estate.records)
-    told[index] = encode(change(records.decode(told[index])))
+    told[index] = encode(change(ledger.decode(told[index])))
     return forge(pair, estate=replace(estate, records=tuple(told)))
 
 
@@ -434,7 +434,7 @@ def forged_charter(pair):
 def model_without_receipt(pair):
     content = models.to_bytes(pair.life.state_of(9))
     estate = estate_of(pair)
-    last = decode(records.Published, estate.records[2])
+    last = decode(ledger.Published, estate.records[2])
     last = replace(last, state=models.content_digest(content))
     told = (*estate.records[:2], encode(last), *estate.records[3:])
     return forge(pair, estate=replace(estate, records=told, state=content))

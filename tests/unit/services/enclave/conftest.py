@@ -20,14 +20,14 @@ from ostraka import federation_file
 from ostraka.attestation.claims import Attested
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
+from ostraka.enclave.platform.choose import unsafe_simulated
+from ostraka.enclave.service import serve
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.events import Event
 from ostraka.files import read_identity
 from ostraka.messages import Challenge, Charter, Introduction, Receipt
 from ostraka.protocol.client import Client, Joined
 from ostraka.services import folder
-from ostraka.services.enclave.run import serve
-from ostraka.services.enclave.simulated import unsafe_simulated
 from ostraka.services.folder import Plan
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import dial

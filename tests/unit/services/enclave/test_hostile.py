@@ -17,9 +17,9 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from ostraka.enclave.workers import Pool
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.messages import Challenge, Charter, Receipt, UpdateTile
-from ostraka.services.enclave.workers import Pool
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ostraka.services.enclave.limits import Newest, Rate, Share, TooMany, Turns, neighbourhood
+from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns, neighbourhood
 
 
 class Clock:

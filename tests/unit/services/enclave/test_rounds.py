@@ -267,7 +267,7 @@ def test_a_charter_that_nobody_signed_is_not_even_read(start, speaker, monkeypat
     charter = speaker(service, 1).charter()
     unsigned = encode(replace(charter, signature=UNSIGNED))
     read: list[object] = []
-    monkeypatch.setattr("ostraka.services.enclave.servicer.decode", lambda *a: read.append(a))
+    monkeypatch.setattr("ostraka.enclave.servicer.decode", lambda *a: read.append(a))
     for raw in (unsigned, b"", b"rubbish", encode(charter)[:-1]):
         with pytest.raises(grpc.RpcError):
             speaker(service, 1).stub.Adopt(wire.AdoptRequest(charter=raw))

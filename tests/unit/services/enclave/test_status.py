@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 
 from ostraka import events
 from ostraka.cli import app
+from ostraka.enclave.status import Status
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError
-from ostraka.services.enclave.status import Status
 from ostraka.transport import ostraka_pb2 as wire
 
 RNG = np.random.default_rng(3)
@@ -179,7 +179,7 @@ def numbers_in(text):
 
 @pytest.mark.parametrize("masking", ["none", "exact"])
 def test_nothing_of_what_was_sent_is_seen(federation, speaker, monkeypatch, masking):
-    monkeypatch.setattr("ostraka.services.enclave.engine._GRACE_S", 0.1)
+    monkeypatch.setattr("ostraka.enclave.engine._GRACE_S", 0.1)
     service, port = federation(masking=masking)
     updates = rows()
     seen = []

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from ostraka.core.gram import NumpyKernel
+from ostraka.enclave.workers import Connection, Pool
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import WorkerGone
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile, WorkerHello
 from ostraka.protocol.worker import Worker
-from ostraka.services.enclave.workers import Connection, Pool
 from ostraka.services.worker import EnclavePin, Staff, WorkerService
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub

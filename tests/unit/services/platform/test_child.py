@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from ostraka.enclave.platform.key_release import ask
 from ostraka.errors import PlatformError
-from ostraka.services.platform.child import ask
 
 
 def python(code):

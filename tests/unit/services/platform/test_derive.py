@@ -1,4 +1,4 @@
-from ostraka.services.platform.derive import sealing_key
+from ostraka.enclave.platform.interface import sealing_key
 
 
 def test_a_key_depends_on_the_secret_and_the_label():

@@ -2,13 +2,11 @@ from pathlib import Path
 
 import pytest
 
+from ostraka.enclave.platform.choose import detect
+from ostraka.enclave.platform.gramine import GramineProvider
+from ostraka.enclave.platform.nitro import NitroProvider
+from ostraka.enclave.platform.tsm import TsmProvider
 from ostraka.errors import ConfigError, PlatformError
-from ostraka.services.platform import (
-    GramineProvider,
-    NitroProvider,
-    TsmProvider,
-    detect,
-)
 
 GRAMINE = Path("/attestation")
 NSM = Path("/nsm")

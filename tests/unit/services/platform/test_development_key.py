@@ -1,7 +1,7 @@
 import pytest
 
+from ostraka.enclave.platform.simulated import UnsafeDevelopmentKey
 from ostraka.errors import ConfigError
-from ostraka.services.platform.development_key import UnsafeDevelopmentKey
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostraka.services.platform.device import call, request_number, system_ioctl
+from ostraka.enclave.platform.linux import call, request_number, system_ioctl
 
 
 class Count(ctypes.Structure):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ostraka.services.platform.files import OS_FILES
+from ostraka.enclave.platform.linux import OS_FILES
 
 
 def test_what_is_written_is_read(tmp_path):

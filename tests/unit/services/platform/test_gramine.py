@@ -2,10 +2,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ostraka.enclave.platform.gramine import GramineKeys, GramineProvider
+from ostraka.enclave.platform.interface import sealing_key
+from ostraka.enclave.platform.linux import OS_FILES
 from ostraka.errors import LocalProtocolError, PlatformError
-from ostraka.services.platform.derive import sealing_key
-from ostraka.services.platform.files import OS_FILES
-from ostraka.services.platform.gramine import GramineKeys, GramineProvider
 
 REPORT_DATA = bytes(range(64))
 

@@ -6,15 +6,11 @@ import pytest
 
 from ostraka.crypto.hpke import HybridKey, seal
 from ostraka.crypto.identity import Identity
+from ostraka.enclave.platform.interface import sealing_key
+from ostraka.enclave.platform.key_release import KeyRelease, ReleasedKey, report_data_for
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import PlatformError
 from ostraka.messages import Evidence
-from ostraka.services.platform.derive import sealing_key
-from ostraka.services.platform.key_release import (
-    KeyRelease,
-    ReleasedKey,
-    report_data_for,
-)
 
 BROKER = Identity(b"b" * 32)
 SECRET = b"s" * 32
@@ -81,7 +77,7 @@ def released(monkeypatch):
             seen(request)
             return broker(base64.b64decode(json.loads(request)["public_key"]))
 
-        monkeypatch.setattr("ostraka.services.platform.key_release.ask", ask)
+        monkeypatch.setattr("ostraka.enclave.platform.key_release.ask", ask)
         return KeyRelease(["broker"], Provider(), broker=BROKER.public).key()
 
     return key

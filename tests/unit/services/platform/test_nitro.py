@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostraka.enclave.platform.nitro import NitroProvider
 from ostraka.errors import LocalProtocolError, PlatformError
-from ostraka.services.platform.nitro import NitroProvider
 
 REPORT_DATA = bytes(range(64))
 DEVICE = Path("/dev/null")

@@ -9,7 +9,8 @@ from cryptography import x509
 
 from ostraka.attestation import snp
 from ostraka.attestation.policy import SnpPolicy
-from ostraka.services.platform import GramineProvider, TsmProvider
+from ostraka.enclave.platform.gramine import GramineProvider
+from ostraka.enclave.platform.tsm import TsmProvider
 
 VECTORS = Path(__file__).parents[3] / "vectors" / "evidence"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from ostraka.enclave.platform.interface import sealing_key
+from ostraka.enclave.platform.sev_guest import SevGuestKeys
 from ostraka.errors import PlatformError
-from ostraka.services.platform.derive import sealing_key
-from ostraka.services.platform.sev_guest import SevGuestKeys
 
 DEVICE = Path("/dev/null")
 SECRET = bytes(range(100, 132))

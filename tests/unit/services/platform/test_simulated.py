@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
-from ostraka.errors import ConfigError, LocalProtocolError
-from ostraka.services.platform.simulated import (
+from ostraka.enclave.platform.simulated import (
     PLATFORM_FILE,
     UnsafeSimulatedProvider,
     load_platform,
     save_platform,
 )
+from ostraka.errors import ConfigError, LocalProtocolError
 
 PLATFORM = UnsafeSimulatedPlatform(b"\x07" * 32, issued=1_800_000_000, lifetime=86_400)
 CODE = hashlib.sha256(b"code").digest()
@@ -103,6 +103,6 @@ def test_a_file_that_is_not_even_json_of_ours_is_refused(path, text):
 
 
 def test_a_real_platform_never_loads_the_simulation():
-    code = "import sys, ostraka.services.platform; print([m for m in sys.modules if 'simul' in m])"
+    code = "import sys, ostraka.enclave.platform; print([m for m in sys.modules if 'simul' in m])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     assert done.stdout.strip() == "[]"

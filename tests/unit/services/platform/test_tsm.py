@@ -3,9 +3,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from ostraka.enclave.platform.linux import OS_FILES
+from ostraka.enclave.platform.tsm import TsmProvider, present_kind
 from ostraka.errors import LocalProtocolError, PlatformError
-from ostraka.services.platform.files import OS_FILES
-from ostraka.services.platform.tsm import TsmProvider, present_kind
 
 REPORT_DATA = bytes(range(64))
 

@@ -4,18 +4,18 @@ import pytest
 
 from ostraka.config import Member
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import encode
-from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
-from ostraka.services.storage.history import History
-from ostraka.services.storage.records import (
+from ostraka.enclave.storage.ledger import (
     Adopted,
     Founded,
     HandedOver,
+    History,
     Published,
     Record,
     Skipped,
     TakenOver,
 )
+from ostraka.encoding import encode
+from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
 
 DIGEST = b"s" * 32
 END = HandedOver(b"t" * 32, b"k" * 32)

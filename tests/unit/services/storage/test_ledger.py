@@ -2,9 +2,8 @@ import shutil
 
 import pytest
 
+from ostraka.enclave.storage.ledger import Ledger, Skipped
 from ostraka.errors import StateError
-from ostraka.services.storage.ledger import Ledger
-from ostraka.services.storage.records import Skipped
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from safetensors.numpy import load_file
 from ostraka.config import Manifest, Tensor
 from ostraka.core import optimiser
 from ostraka.core.optimiser import Optimiser, ServerState
+from ostraka.enclave.storage import models
+from ostraka.enclave.storage.models import Models, content_digest, from_bytes, to_bytes
 from ostraka.errors import ConfigError, MalformedMessage, StateError
-from ostraka.services.storage import models
-from ostraka.services.storage.models import Models, content_digest, from_bytes, to_bytes
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import pytest
 from ostraka import events
 from ostraka.config import Manifest, RoundConfig
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
+from ostraka.enclave.storage import offline
+from ostraka.enclave.storage.offline import OfflinePool, SealedBlocks
+from ostraka.enclave.storage.spool import clean
 from ostraka.errors import LocalProtocolError, StorageFull
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.host import Host
 from ostraka.protocol.round import Spool, enrol
-from ostraka.services.storage import offline
-from ostraka.services.storage.offline import OfflinePool, SealedBlocks
-from ostraka.services.storage.spool_file import clean
 
 N, D, TILE = 7, 100, 16
 WAIT = 60  # seconds, after which a test that hangs fails

@@ -2,10 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.encoding import encode, pack
-from ostraka.errors import MalformedMessage
-from ostraka.services.storage import records
-from ostraka.services.storage.records import (
+from ostraka.enclave.storage import ledger
+from ostraka.enclave.storage.ledger import (
     Adopted,
     Founded,
     HandedOver,
@@ -13,6 +11,8 @@ from ostraka.services.storage.records import (
     Skipped,
     TakenOver,
 )
+from ostraka.encoding import encode, pack
+from ostraka.errors import MalformedMessage
 
 
 @pytest.fixture
@@ -31,18 +31,18 @@ def every_kind(life):
 
 def test_decoding_undoes_encoding(every_kind):
     for record in every_kind:
-        assert records.decode(encode(record)) == record
+        assert ledger.decode(encode(record)) == record
 
 
 @given(st.binary(max_size=60))
 def test_any_other_bytes_are_malformed(data):
     with pytest.raises(MalformedMessage):
-        records.decode(data)
+        ledger.decode(data)
 
 
 def test_an_unknown_kind_is_malformed():
     with pytest.raises(MalformedMessage, match="known kind"):
-        records.decode(pack(b"ostraka/ledger/forgotten/v1", b""))
+        ledger.decode(pack(b"ostraka/ledger/forgotten/v1", b""))
 
 
 def test_what_was_taken_over_does_not_print():

@@ -1,7 +1,7 @@
 import pytest
 
+from ostraka.enclave.storage.sealed_file import SealedFile
 from ostraka.errors import StateError
-from ostraka.services.storage.sealed_file import SealedFile
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.config import Manifest, RoundConfig
+from ostraka.enclave.storage.spool import Spool, SpoolFile
 from ostraka.errors import LocalProtocolError, StateError, StorageFull
-from ostraka.services.storage.spool import Spool
-from ostraka.services.storage.spool_file import SpoolFile
 
 ROWS, TILE = 5, 8
 PLENTY = 1 << 20

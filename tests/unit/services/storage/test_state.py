@@ -8,13 +8,13 @@ import pytest
 from ostraka.attestation.claims import in_process
 from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity
+from ostraka.enclave.storage.ledger import Ledger
+from ostraka.enclave.storage.sealed_file import SealedFile
+from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, OpenError, ReceiptRefused, StateError
 from ostraka.messages import Charter, vector_digest
 from ostraka.protocol.client import Client
-from ostraka.services.storage.ledger import Ledger
-from ostraka.services.storage.sealed_file import SealedFile
-from ostraka.services.storage.state import EnclaveState
 
 SUCCESSOR = b"s" * 32
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ostraka import events
+from ostraka.enclave.engine import Engine
 from ostraka.events import Event
-from ostraka.services.enclave.engine import Engine
 
 _MOST_STRANGERS = 100  # names on no roster that are shown
 

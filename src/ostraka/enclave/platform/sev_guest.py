@@ -4,10 +4,10 @@ import ctypes
 import errno
 from pathlib import Path
 
+from ostraka.enclave.platform.interface import sealing_key
+from ostraka.enclave.platform.linux import Ioctl, call, request_number, system_ioctl
 from ostraka.errors import PlatformError
 from ostraka.files import explained
-from ostraka.services.platform.derive import sealing_key
-from ostraka.services.platform.device import Ioctl, call, request_number, system_ioctl
 
 SEV_GUEST = Path("/dev/sev-guest")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import cbor2
 
+from ostraka.enclave.platform.interface import require_about, require_report_data
+from ostraka.enclave.platform.linux import Ioctl, call, request_number, system_ioctl
 from ostraka.errors import PlatformError
 from ostraka.files import explained
 from ostraka.messages import Evidence
-from ostraka.services.platform.device import Ioctl, call, request_number, system_ioctl
-from ostraka.services.platform.report_data import require_about, require_report_data
 
 NSM = Path("/dev/nsm")
 

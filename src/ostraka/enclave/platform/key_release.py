@@ -1,39 +1,88 @@
-"""A sealing key from outside, for platforms that derive none: TDX and Nitro.
-
-A key broker, run by whoever may decide which code reads the state, hands the key to code that it
-has verified. A command of the operator's carries one line each way, and reads nothing in them that
-is secret:
-
-  to the broker, on the command's stdin
-    {"version": "ostraka/key-release/v1", "kind": "tdx", "document": B, "endorsements": [B, ...],
-     "public_key": B}
-  from the broker, on its stdout
-    {"sealed_key": B, "signature": B}
-
-where every B is base64. `document` and `endorsements` are evidence whose report data is
-`report_data_for(public_key)`. The broker verifies the evidence, compares report data and
-measurements, and answers with the same 32 bytes each time, sealed to the public key (`hpke.seal`,
-info = the version), and with its Ed25519 signature over `ReleasedKey`. The public key is fresh each
-time, so an old answer is of no use; and without the signature the host could bring a key of its own
-choice, and read whatever is sealed under it from then on.
-"""
+"""A sealing key from outside, for platforms that derive none: TDX and Nitro."""
 
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import IO, ClassVar, cast
 
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import check_signature
+from ostraka.enclave.platform.interface import EvidenceProvider, sealing_key
 from ostraka.encoding import Signature, pack
 from ostraka.errors import OpenError, PlatformError
 from ostraka.messages import Evidence
-from ostraka.services.platform.child import ask
-from ostraka.services.platform.derive import sealing_key
-from ostraka.services.platform.interface import EvidenceProvider
+
+
+def ask(command: Sequence[str], request: bytes, *, seconds: float, largest: int) -> bytes:
+    """What the command writes to stdout until it ends well. Raises PlatformError.
+
+    The command gets no shell, and its stderr is ours, so that an operator sees what it says.
+    """
+    deadline = time.monotonic() + seconds
+    try:
+        with _started(command, request) as process:
+            answer = _read(cast(IO[bytes], process.stdout), deadline, largest)
+            code = process.wait(_left(deadline))
+    except (subprocess.TimeoutExpired, TimeoutError):
+        raise PlatformError(f"{command[0]!r} did not end within {seconds:g} s") from None
+    except OSError as error:
+        raise PlatformError(f"cannot run {command[0]!r}: {error.strerror}") from error
+    if code != 0:
+        raise PlatformError(f"{command[0]!r} failed with exit code {code}")
+    return answer
+
+
+@contextmanager
+def _started(command: Sequence[str], request: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """The command at work, and at the end dead, with whatever it started itself."""
+    with _readable(request) as question:
+        process = subprocess.Popen(  # noqa: S603 (the operator's own command, and no shell)
+            command, stdin=question, stdout=subprocess.PIPE, start_new_session=True
+        )
+    with process:
+        try:
+            yield process
+        finally:
+            # Nobody has waited for it, so its number is still its own.
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def _readable(request: bytes) -> Iterator[IO[bytes]]:
+    """In memory, and not in a pipe: a command that does not read would block us there."""
+    with os.fdopen(os.memfd_create("ostraka-request"), "r+b") as question:
+        question.write(request)
+        question.seek(0)
+        yield question
+
+
+def _read(answers: IO[bytes], deadline: float, largest: int) -> bytes:
+    answer = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(answers, selectors.EVENT_READ)
+        while len(answer) <= largest:
+            if not selector.select(_left(deadline)):
+                raise TimeoutError
+            part = os.read(answers.fileno(), largest + 1 - len(answer))
+            if not part:
+                return answer
+            answer += part
+    raise PlatformError(f"the command's answer is longer than {largest} bytes")
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
+
 
 KEY_RELEASE = "ostraka/key-release/v1"
 

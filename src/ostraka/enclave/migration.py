@@ -27,6 +27,10 @@ from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.hpke import Entropy, HybridKey, fingerprint
 from ostraka.crypto.sealing import Sealer
 from ostraka.crypto.stream import SecretStream
+from ostraka.enclave.platform.interface import EvidenceProvider
+from ostraka.enclave.storage import ledger
+from ostraka.enclave.storage.ledger import HandedOver, History
+from ostraka.enclave.storage.state import EnclaveState, Estate
 from ostraka.encoding import Digest, Key, decode, digest, encode, pack
 from ostraka.errors import (
     AttestationRefused,
@@ -37,12 +41,6 @@ from ostraka.errors import (
 )
 from ostraka.messages import SIMULATION, Charter, Evidence
 from ostraka.messages import HybridKey as HybridPublic
-from ostraka.services.platform.interface import EvidenceProvider
-from ostraka.services.storage import records
-from ostraka.services.storage.estate import Estate
-from ostraka.services.storage.history import History
-from ostraka.services.storage.records import HandedOver
-from ostraka.services.storage.state import EnclaveState
 
 _REQUEST = b"ostraka/migration/v1"
 _BUNDLE = b"ostraka/migration-bundle/v1"
@@ -221,7 +219,7 @@ def take_over(
     history = estate.verify(parcel.origin)
 
     # 6. The old enclave has retired in favour of this one, in the federation that was asked for.
-    if records.decode(estate.records[-1]) != HandedOver(parcel.successor, parcel.key):
+    if ledger.decode(estate.records[-1]) != HandedOver(parcel.successor, parcel.key):
         raise OpenError("bundle that was handed to another")
     if history.federation.digest() != pending.config:
         raise OpenError("bundle of another federation")

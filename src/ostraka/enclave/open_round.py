@@ -7,11 +7,11 @@ from functools import partial
 
 from ostraka.config import Federation
 from ostraka.crypto.aead import TAG_BYTES
+from ostraka.enclave.storage.spool import Spool
 from ostraka.errors import OpenError
 from ostraka.messages import UpdateHeader, UpdateTile
 from ostraka.protocol.enclave import Cohort, Collecting
 from ostraka.protocol.host import Tiles
-from ostraka.services.storage.spool import Spool
 
 
 @dataclass

@@ -19,10 +19,10 @@ from typing import overload
 from ostraka import logs
 from ostraka.arrays import Buffer
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
+from ostraka.enclave import hardening
+from ostraka.enclave.storage.spool import SpoolFile
 from ostraka.errors import LocalProtocolError, OstrakaError, StorageFull
 from ostraka.protocol.enclave import Enclave
-from ostraka.services import memory
-from ostraka.services.storage.spool_file import SpoolFile
 
 DEFAULT_DEPTH = 2
 
@@ -225,7 +225,7 @@ class OfflinePool:
         with self._changed:
             self._require_running()
             self._ready.append(made)
-        memory.give_back()
+        hardening.give_back()
         seconds = round(time.monotonic() - start, 3)
         logs.event(_LOG, OfflineReady(self.ready, made.sealed.bytes, seconds), logging.DEBUG)
 
@@ -242,7 +242,7 @@ class OfflinePool:
     def _pause(self) -> None:
         """While a round closes that has its masks."""
         if self._resting and not self._waiting:
-            memory.give_back()
+            hardening.give_back()
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._waiting or not self._resting)
             self._require_running()

@@ -16,6 +16,13 @@ from google.protobuf.message import DecodeError
 from ostraka import events
 from ostraka.arrays import Float32
 from ostraka.crypto.identity import check_encoded, check_signature
+from ostraka.enclave import hardening
+from ostraka.enclave.engine import Engine, Phase
+from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns, neighbourhood
+from ostraka.enclave.open_round import OpenRound
+from ostraka.enclave.platform.interface import EvidenceProvider
+from ostraka.enclave.status import Status
+from ostraka.enclave.workers import Connection
 from ostraka.encoding import decode, encode
 from ostraka.errors import (
     ConfigError,
@@ -38,20 +45,6 @@ from ostraka.messages import (
     WorkerHello,
     vector_digest,
 )
-from ostraka.services import memory
-from ostraka.services.enclave.engine import Engine, Phase
-from ostraka.services.enclave.limits import (
-    Newest,
-    Rate,
-    Share,
-    TooMany,
-    Turns,
-    neighbourhood,
-)
-from ostraka.services.enclave.open_round import OpenRound
-from ostraka.services.enclave.status import Status
-from ostraka.services.enclave.workers import Connection
-from ostraka.services.platform import EvidenceProvider
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
@@ -319,7 +312,7 @@ class Servicer(EnclaveServicer):
             del tiles  # Many uploads wait for their next ones at a time.
         self.engine.tell(events.UploadCompleted(header.client))
         if missing and len(current.collecting.complete) % _TIDIED == 0:
-            memory.give_back()
+            hardening.give_back()
         await context.write(wire.UploadReply(complete=wire.Complete()))
 
     async def _outcome(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:

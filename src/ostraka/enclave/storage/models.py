@@ -13,9 +13,9 @@ from ostraka.arrays import Float32
 from ostraka.config import Manifest
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.sealing import Sealer
+from ostraka.enclave.storage.sealed_file import SealedFile
 from ostraka.errors import ConfigError, MalformedMessage, StateError
 from ostraka.model_file import named_tensors
-from ostraka.services.storage.sealed_file import SealedFile
 
 DEFAULT_KEEP = 3
 

@@ -1,18 +1,16 @@
-"""Evidence without a TEE: a simulated platform, which anybody with its file can be.
-
-The enclave never comes here by itself. Its evidence has a kind of its own, and a client refuses it
-unless its policy and its caller both allow it.
-"""
+"""A platform without a TEE, for development: it proves nothing and keeps no secret."""
 
 import json
 import re
+import secrets
 from pathlib import Path
 
 from ostraka import files
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.crypto.aead import KEY_BYTES
+from ostraka.enclave.platform.interface import require_report_data, sealing_key
 from ostraka.errors import ConfigError
 from ostraka.messages import SIMULATION, Evidence
-from ostraka.services.platform.report_data import require_report_data
 
 PLATFORM_FILE = "simulation-platform.json"
 
@@ -70,3 +68,37 @@ def load_platform(path: Path) -> UnsafeSimulatedPlatform:
         f"{path} holds no simulated platform: it must be JSON with SIMULATION, version "
         f'("{_VERSION}"), seed ({_SEED_BYTES} bytes in hex), issued and lifetime (seconds)'
     )
+
+
+_KEY_LABEL = b"ostraka/sealing-key/unsafe-development/v1"
+_KEY_WARNING = (
+    "UNSAFE ostraka key for development: whoever reads this file can read the enclave's state"
+)
+_HEX_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
+
+
+class UnsafeDevelopmentKey:
+    """Protects nothing from the host, which has the file. Never made or chosen by itself."""
+
+    name = "UNSAFE development key file"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @classmethod
+    def create(cls, path: Path) -> "UnsafeDevelopmentKey":
+        """A new key in a new file. Raises ConfigError if the file exists."""
+        files.create_private(path, f"{_WARNING}\n{secrets.token_hex(KEY_BYTES)}\n")
+        return cls(path)
+
+    def __repr__(self) -> str:
+        return f"UnsafeDevelopmentKey({str(self._path)!r}, <secret>)"
+
+    def key(self) -> bytes:
+        match files.read_private(self._path).splitlines():
+            case [warning, line] if warning == _KEY_WARNING and _HEX_KEY.fullmatch(line):
+                return sealing_key(bytes.fromhex(line), _KEY_LABEL)
+        raise ConfigError(
+            f"{self._path} is no key file for development: its first line must read "
+            f"{_WARNING!r}, and its second must be {KEY_BYTES} bytes in lower-case hex"
+        )

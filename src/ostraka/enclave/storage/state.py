@@ -1,21 +1,11 @@
-"""The enclave's life on disk: identity, ledger and models, put together.
-
-    identity.sealed          the seed of the key that signs receipts
-    ledger/NNNNNNNN.sealed   what happened, one record each
-    model-NNNNNNNN.sealed    the states after the last rounds
-    migration.sealed         while a hand-over to this folder is under way
-    lock                     held by the one process that uses the folder
-
-A round is published when its record is in the ledger: the model is durable before the record, and
-the record before anybody learns of the round. Whatever a process that dies leaves behind is the
-state before or the state after. A host that brings back the folder of an earlier day is not
-noticed here; clients refuse the rounds that follow from it.
-"""
+"""The enclave's life on disk: identity, ledger and models, put together."""
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
+from typing import ClassVar
 
 from ostraka import files
 from ostraka.config import Federation
@@ -23,25 +13,58 @@ from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.sealing import Sealer
-from ostraka.encoding import encode
-from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
-from ostraka.files import FolderLock
-from ostraka.messages import Charter, Receipt, first_model, vector_digest
-from ostraka.protocol.enclave import Enclave
-from ostraka.services.storage import models
-from ostraka.services.storage.estate import Estate
-from ostraka.services.storage.history import History
-from ostraka.services.storage.ledger import Ledger
-from ostraka.services.storage.models import Models
-from ostraka.services.storage.records import (
+from ostraka.enclave.storage import models
+from ostraka.enclave.storage.ledger import (
     Adopted,
     Founded,
     HandedOver,
+    History,
+    Ledger,
     Published,
     Record,
     Skipped,
+    TakenOver,
 )
-from ostraka.services.storage.sealed_file import SealedFile
+from ostraka.enclave.storage.models import Models
+from ostraka.enclave.storage.sealed_file import SealedFile
+from ostraka.encoding import Key, encode
+from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError, StateError
+from ostraka.files import FolderLock
+from ostraka.messages import Charter, Receipt, first_model, vector_digest
+from ostraka.protocol.enclave import Enclave
+
+
+@dataclass(frozen=True)
+class Estate:
+    """seed: of the identity that signs receipts. records: the whole ledger. state: the last one."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/estate/v1"
+
+    seed: Key = field(repr=False)
+    records: tuple[bytes, ...] = field(repr=False)
+    state: bytes = field(repr=False)
+
+    def record(self, origin: bytes) -> TakenOver:
+        """The first record of the successor's ledger."""
+        return TakenOver(origin, self.records)
+
+    def verify(self, origin: bytes) -> History:
+        """What it all adds up to. Raises OpenError or MalformedMessage unless it fits together."""
+        history = History()
+        try:
+            history.admit(self.record(origin))
+        except LocalProtocolError as broken:
+            raise MalformedMessage(f"the ledger is not whole: {broken}") from None
+        history.verify()
+        if Identity(self.seed).public != history.identity:
+            raise OpenError("identity")
+        if models.content_digest(self.state) != history.state:
+            raise OpenError("state")
+        model = models.from_bytes(self.state).model
+        if history.head is not None and history.head.model != vector_digest(model):
+            raise OpenError("model")
+        return history
+
 
 _LEDGER = "ledger"
 _SEED_BYTES = 32

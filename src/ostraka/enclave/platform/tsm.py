@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ostraka.enclave.platform.interface import require_about, require_report_data
+from ostraka.enclave.platform.linux import OS_FILES, Files
 from ostraka.errors import PlatformError
 from ostraka.files import explained
 from ostraka.messages import Evidence
-from ostraka.services.platform.files import OS_FILES, Files
-from ostraka.services.platform.report_data import require_about, require_report_data
 
 TSM = Path("/sys/kernel/config/tsm/report")
 

@@ -15,18 +15,18 @@ from prometheus_client import start_http_server
 from ostraka import events, federation_file
 from ostraka.core import optimiser
 from ostraka.crypto.sealing import Sealer
+from ostraka.enclave import hardening
+from ostraka.enclave.engine import Engine, Phase
+from ostraka.enclave.limits import Punctual, Rate, Share, Turns
+from ostraka.enclave.platform.choose import Platform
+from ostraka.enclave.servicer import Servicer
+from ostraka.enclave.status import Status
+from ostraka.enclave.storage.state import EnclaveState
+from ostraka.enclave.workers import Pool
 from ostraka.errors import ConfigError
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile, charter_path
 from ostraka.messages import SIMULATION
-from ostraka.services import memory
-from ostraka.services.enclave.engine import Engine, Phase
-from ostraka.services.enclave.limits import Punctual, Rate, Share, Turns
-from ostraka.services.enclave.platform import Platform
-from ostraka.services.enclave.servicer import Servicer
-from ostraka.services.enclave.status import Status
-from ostraka.services.enclave.workers import Pool
-from ostraka.services.storage.state import EnclaveState
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
 _KIB = 2**10
@@ -55,7 +55,7 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
     """Run the federation's rounds until they are done, or a signal asks to stop."""
     # Whatever a peer does wrong, gRPC would log with a trace. Nobody shall fill the log with that.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
-    memory.keep_little()
+    hardening.keep_little()
     file = federation_file.load(path)
     status = Status(platform.provider.kind == SIMULATION, platform.provider.kind)
 

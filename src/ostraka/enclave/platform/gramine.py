@@ -7,12 +7,11 @@ import errno
 import threading
 from pathlib import Path
 
+from ostraka.enclave.platform.interface import require_about, require_report_data, sealing_key
+from ostraka.enclave.platform.linux import OS_FILES, Files
 from ostraka.errors import PlatformError
 from ostraka.files import explained
 from ostraka.messages import Evidence
-from ostraka.services.platform.derive import sealing_key
-from ostraka.services.platform.files import OS_FILES, Files
-from ostraka.services.platform.report_data import require_about, require_report_data
 
 GRAMINE = Path("/dev/attestation")
 ATTESTATION_TYPE = "attestation_type"

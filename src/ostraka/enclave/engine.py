@@ -11,6 +11,12 @@ from pathlib import Path
 
 from ostraka import events, federation_file
 from ostraka.config import Federation
+from ostraka.enclave import hardening
+from ostraka.enclave.open_round import OpenRound
+from ostraka.enclave.storage.offline import OfflinePool
+from ostraka.enclave.storage.spool import Spool
+from ostraka.enclave.storage.state import EnclaveState
+from ostraka.enclave.workers import Pool
 from ostraka.errors import (
     ConfigError,
     LeakyMasking,
@@ -26,12 +32,6 @@ from ostraka.federation_file import FederationFile, charter_path
 from ostraka.messages import Charter, Receipt
 from ostraka.protocol.enclave import Cohort, Enclave, Lanes, Published
 from ostraka.protocol.host import Host
-from ostraka.services import memory
-from ostraka.services.enclave.open_round import OpenRound
-from ostraka.services.enclave.workers import Pool
-from ostraka.services.storage.offline import OfflinePool
-from ostraka.services.storage.spool import Spool
-from ostraka.services.storage.state import EnclaveState
 
 _GRACE_S = 5.0  # for workers that are on their way when a round closes
 _AHEAD = 2  # attempts for which masks lie ready
@@ -193,7 +193,7 @@ class Engine:
         current, rules = self._open_round(), self.federation.rules
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
-        memory.give_back()
+        hardening.give_back()
         if not rules.inside:
             await self.pool.wait_for(rules.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]

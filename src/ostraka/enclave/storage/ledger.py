@@ -1,0 +1,292 @@
+"""The append-only ledger: sealed records, one file each, chained; and what they add up to."""
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar, TypeAlias
+
+from ostraka import encoding, files
+from ostraka.config import Federation
+from ostraka.crypto.identity import check_signature
+from ostraka.crypto.sealing import Sealer
+from ostraka.enclave.storage.sealed_file import DOES_NOT_OPEN
+from ostraka.encoding import Digest, Key, digest
+from ostraka.errors import ConfigError, LocalProtocolError, MalformedMessage, OpenError, StateError
+from ostraka.messages import Charter, Receipt
+from ostraka.protocol.enclave.collecting import GENESIS
+
+
+@dataclass(frozen=True)
+class Founded:
+    """A new enclave. identity: its public key. state: digest of the state before all rounds."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/founded/v1"
+
+    identity: Key
+    charter: Charter
+    state: Digest
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """The life of another enclave goes on here.
+
+    origin: its identity. history: its records, each encoded, from its first to its HandedOver.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/taken-over/v1"
+
+    origin: Digest
+    history: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """A new revision of the federation holds, from the next round on."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/adopted/v1"
+
+    charter: Charter
+
+
+@dataclass(frozen=True)
+class Published:
+    """A round is over. state: digest of the model and the optimiser's moments after it."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/published/v1"
+
+    receipt: Receipt
+    state: Digest
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A round was given up. The next one has its number."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/skipped/v1"
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """The end: everything went to the enclave of this identity, under the hybrid key named here.
+
+    Without the key, two machines that run the same code could both become the successor.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/handed-over/v1"
+
+    to: Digest
+    key: Digest
+
+
+Record: TypeAlias = Founded | TakenOver | Adopted | Published | Skipped | HandedOver
+
+_KINDS: dict[bytes, type[Record]] = {
+    kind.LABEL: kind for kind in (Founded, TakenOver, Adopted, Published, Skipped, HandedOver)
+}
+
+
+def decode(data: bytes) -> Record:
+    """The record of whichever kind these bytes encode. Raises MalformedMessage."""
+    label, *_ = encoding.unpack(data) or [b""]
+    if label not in _KINDS:
+        raise MalformedMessage("not a record of any known kind")
+    return encoding.decode(_KINDS[label], data)
+
+
+_PURPOSE = "ledger"
+_NAME = re.compile(r"([0-9]{8})\.sealed")
+_BEGINNING = bytes(32)
+_AS_IT_WAS = "Bring back the whole folder as it was"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What one file holds. previous: SHA-256 of the file before it, as it lies on the disk."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/entry/v1"
+
+    index: int
+    previous: Digest
+    record: bytes
+
+
+class Ledger:
+    """The records on disk. `read` comes first; it also says whether there are any."""
+
+    def __init__(self, folder: Path, sealer: Sealer) -> None:
+        self._folder = folder
+        self._sealer = sealer
+        self._length = 0
+        self._last = _BEGINNING
+
+    def __len__(self) -> int:
+        return self._length
+
+    def read(self) -> list[Record]:
+        """All records, oldest first. Raises StateError unless they are one whole chain."""
+        self._length, self._last = 0, _BEGINNING
+        self._require_no_gap()
+        found = []
+        while (path := self._path(self._length)).exists():
+            sealed = path.read_bytes()
+            found.append(self._open(path, sealed))
+            self._advance(sealed)
+        return found
+
+    def append(self, record: Record) -> None:
+        """Durable when this returns. Raises OSError; the next append then takes the same place."""
+        entry = _Entry(self._length, self._last, encoding.encode(record))
+        sealed = self._sealer.seal(_PURPOSE, encoding.encode(entry))
+        if not self._length:
+            files.make_folder(self._folder)
+        files.write(self._path(self._length), [sealed])
+        self._advance(sealed)
+
+    def _advance(self, sealed: bytes) -> None:
+        self._length += 1
+        self._last = hashlib.sha256(sealed).digest()
+
+    def _open(self, path: Path, sealed: bytes) -> Record:
+        try:
+            entry = encoding.decode(_Entry, self._sealer.open(_PURPOSE, sealed))
+            record = decode(entry.record)
+        except OpenError:
+            raise StateError(path, DOES_NOT_OPEN) from None
+        except MalformedMessage as unknown:
+            raise StateError(
+                path,
+                f"holds a record of another version ({unknown}): use the release that wrote it",
+            ) from None
+        if entry.index != self._length:
+            raise StateError(
+                path, f"holds record {entry.index}: files were exchanged or renamed. {_AS_IT_WAS}"
+            )
+        if entry.previous != self._last:
+            raise StateError(
+                path,
+                "does not continue the record before it: one of the two is from another ledger, "
+                f"or from another time. {_AS_IT_WAS}",
+            )
+        return record
+
+    def _require_no_gap(self) -> None:
+        numbers = sorted(_number(path) for path in self._folder.glob("*.sealed"))
+        for expected, number in enumerate(numbers):
+            if number != expected:
+                raise StateError(
+                    self._path(expected), f"is missing, but later ones are there. {_AS_IT_WAS}"
+                )
+
+    def _path(self, index: int) -> Path:
+        return self._folder / f"{index:08d}.sealed"
+
+
+def _number(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    if match is None:
+        raise StateError(path, "is no record of a ledger: move it away")
+    return int(match[1])
+
+
+class History:
+    """The life of an enclave as far as it is written down. It holds no secret."""
+
+    def __init__(self) -> None:
+        self.identity: bytes | None = None
+        self.charters: list[Charter] = []
+        self.receipts: list[Receipt] = []
+        self.state: bytes | None = None  # digest of the state after the last receipt
+        self.handed_over: HandedOver | None = None
+        self.origin: bytes | None = None  # until a receipt has said so
+        self._configs: set[bytes] = set()
+
+    @property
+    def head(self) -> Receipt | None:
+        return self.receipts[-1] if self.receipts else None
+
+    @property
+    def number(self) -> int:
+        """Of the last round that was published."""
+        return len(self.receipts)
+
+    @property
+    def federation(self) -> Federation:
+        return self.charters[-1].federation
+
+    def admit(self, record: Record) -> None:
+        """One more record. Raises LocalProtocolError if it cannot follow, and nothing changes."""
+        self.check(record)
+        match record:
+            case Founded(identity, charter, state):
+                self.identity, self.state = identity, state
+                self._agree(charter)
+            case TakenOver(origin, history):
+                self._continue(_handed_over(history), origin)
+            case Adopted(charter):
+                self._agree(charter)
+            case Published(receipt, state):
+                self.receipts.append(receipt)
+                self.state, self.origin = state, None
+            case HandedOver():
+                self.handed_over = record
+
+    def check(self, record: Record) -> None:
+        """Raises LocalProtocolError unless this record can be the next."""
+        first = isinstance(record, Founded | TakenOver)
+        if first != (self.identity is None):
+            raise LocalProtocolError("a ledger begins once, with its founding or a take-over")
+        if self.handed_over is not None:
+            raise LocalProtocolError("this state was handed over; nothing can be added to it")
+        match record:
+            case Adopted(charter):
+                self._require_revision(charter.federation)
+            case Published(receipt):
+                self._require_next(receipt)
+            case Skipped(number) if number != self.number + 1:
+                raise LocalProtocolError(f"round {number} is not the one that was open")
+
+    def verify(self) -> None:
+        """Raises OpenError unless every charter and every receipt is signed as it must be."""
+        for charter in self.charters:
+            check_signature(charter, self.federation.authority)
+        for receipt in self.receipts:
+            check_signature(receipt, self.identity or b"")
+
+    def _agree(self, charter: Charter) -> None:
+        self.charters.append(charter)
+        self._configs.add(charter.federation.digest())
+
+    def _continue(self, other: "History", origin: bytes) -> None:
+        self.identity, self.state = other.identity, other.state
+        self.charters, self._configs = other.charters, other._configs
+        self.receipts = other.receipts
+        self.origin = origin
+
+    def _require_revision(self, new: Federation) -> None:
+        try:
+            new.require_follows(self.federation)
+        except ConfigError as unfit:
+            raise LocalProtocolError(str(unfit)) from None
+
+    def _require_next(self, receipt: Receipt) -> None:
+        previous = digest(self.head) if self.head else GENESIS
+        if receipt.number != self.number + 1 or receipt.previous != previous:
+            raise LocalProtocolError(
+                f"the receipt of round {receipt.number} does not follow that of {self.number}"
+            )
+        if receipt.config not in self._configs:
+            raise LocalProtocolError("the receipt is for a config that was never adopted")
+
+
+def _handed_over(history: tuple[bytes, ...]) -> History:
+    other = History()
+    for each in history:
+        other.admit(decode(each))
+    if other.handed_over is None:
+        raise LocalProtocolError("what is taken over must have been handed over")
+    return other
