@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Any
 from ostraka.protocol.round import RoundResult, run_round
 
 if TYPE_CHECKING:
-    from ostraka.services.client.api import Client
+    from ostraka.client.api import Client
 else:
 
     def __getattr__(name: str) -> Any:
         """The network is loaded with the first use of what needs it."""
         if name == "Client":
-            from ostraka.services.client.api import Client  # noqa: PLC0415
+            from ostraka.client.api import Client  # noqa: PLC0415
 
             return Client
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

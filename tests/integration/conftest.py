@@ -26,6 +26,9 @@ import pytest
 
 import ostraka
 from ostraka import federation_file
+from ostraka.client import connection, upload
+from ostraka.client.memory import SUFFIX, MemoryFile
+from ostraka.client.results import Model, Outcome
 from ostraka.config import Tiling
 from ostraka.core.gram import NumpyKernel
 from ostraka.encoding import decode
@@ -34,14 +37,11 @@ from ostraka.messages import Charter, Receipt
 from ostraka.protocol.client import Client as Role
 from ostraka.protocol.enclave.collecting import GENESIS
 from ostraka.services import folder
-from ostraka.services.client import connection, uploading
-from ostraka.services.client.memory import SUFFIX, MemoryFile
-from ostraka.services.client.results import Model, Outcome
 from ostraka.services.folder import Plan
-from ostraka.services.worker import EnclavePin, Staff, WorkerService
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+from ostraka.worker import EnclavePin, Staff, WorkerService
 
 PATIENCE_S = 300.0  # after which a test that waits has failed
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
@@ -531,7 +531,7 @@ class Stage:
 def stage(deploy, monkeypatch) -> Iterator[Callable[..., Stage]]:
     """stage(clients=8, f=2, ...) is ready to start. settings: lines of the federation file."""
     stages: list[Stage] = []
-    at_once = uploading._requests
+    at_once = upload._requests
 
     def tile_by_tile(sealed: Any, asked: Any, batch: int) -> Iterator[wire.UploadRequest]:
         for i, request in enumerate(at_once(sealed, asked, 1)):
@@ -539,7 +539,7 @@ def stage(deploy, monkeypatch) -> Iterator[Callable[..., Stage]]:
                 stages[-1].clients[sealed.header.client].come_to("half")
             yield request
 
-    monkeypatch.setattr(uploading, "_requests", tile_by_tile)
+    monkeypatch.setattr(upload, "_requests", tile_by_tile)
     monkeypatch.setattr(connection, "LONGEST_WAIT_S", 0.5)  # so that no test waits for a client
 
     def make(

@@ -12,14 +12,13 @@ import typer
 from ostraka.arrays import Float32
 from ostraka.cli.exit_codes import FAILED
 from ostraka.cli.output import Json, progress, show
+from ostraka.client.api import Client
+from ostraka.client.events import Event, Reconnecting, Waiting
+from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError, ServiceError
 from ostraka.messages import vector_digest
 from ostraka.model_file import named_tensors, read_model
-from ostraka.services.client.api import Client
-from ostraka.services.client.events import Event, Reconnecting, Waiting
-from ostraka.services.client.packing import Update, flatten
-from ostraka.services.client.results import Model, Outcome
 
 Enclave = Annotated[str, typer.Option(help="HOST:PORT of the enclave's service.")]
 Name = Annotated[str, typer.Option(help="This client's name on the roster.")]

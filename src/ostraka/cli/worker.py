@@ -17,7 +17,7 @@ from ostraka.cli.output import Json, help_without_command
 from ostraka.cli.signals import stopped_by_signals
 from ostraka.errors import ConfigError
 from ostraka.files import read_identity
-from ostraka.services.worker import EnclavePin, Staff, WorkerService, kernel_for
+from ostraka.worker import EnclavePin, Staff, WorkerService, kernel_for
 
 _LOG = logging.getLogger("ostraka.worker")
 # Libraries read these when they are loaded, and never again.

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import NONCE_BYTES, Attested
 from ostraka.attestation.verify import verify, verify_charter
+from ostraka.client.attesting import require_enrolled
+from ostraka.client.following import follow
+from ostraka.client.memory import Memory
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
@@ -18,9 +21,6 @@ from ostraka.flower.notebook import Joins, Notebook, Notes
 from ostraka.flower.standards import Standards
 from ostraka.messages import Challenge, Receipt
 from ostraka.protocol.client import Client, Joined
-from ostraka.services.client.attesting import require_enrolled
-from ostraka.services.client.following import follow
-from ostraka.services.client.memory import Memory
 from ostraka.transport import ostraka_pb2 as wire
 
 _MOST_LINKS = 4096  # receipts and charters since the round that a node took part in last

@@ -9,12 +9,12 @@ from typing import ClassVar, Protocol
 from flwr.app import ConfigRecord, Context
 
 from ostraka import files
+from ostraka.client.memory import LOCKED_S, Memory, MemoryFile
 from ostraka.encoding import Id, decode, encode
 from ostraka.errors import Fork, MalformedMessage, StateError
 from ostraka.files import locked
 from ostraka.flower.messages import RECORD
 from ostraka.messages import RoundOffer
-from ostraka.services.client.memory import LOCKED_S, Memory, MemoryFile
 
 SUFFIX = ".joins"
 

@@ -11,10 +11,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 
 from ostraka.arrays import AnyArray, Float32
+from ostraka.client.results import flatten
 from ostraka.config import Manifest, Tensor
 from ostraka.errors import ConfigError, RemoteProtocolError
 from ostraka.model_file import named_tensors
-from ostraka.services.client.packing import flatten
 
 _INTEGERS = "iub"
 

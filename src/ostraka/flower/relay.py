@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from flwr.app import Message, MessageType
 
+from ostraka.client.connection import Patience as Budget
 from ostraka.config import RoundConfig
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.errors import MalformedMessage, OstrakaError, ServiceError
@@ -26,7 +27,6 @@ from ostraka.flower.messages import (
     require_shape,
 )
 from ostraka.messages import RoundOffer
-from ostraka.services.client.patience import Patience as Budget
 
 _LOG = logging.getLogger("flwr.ostraka")
 _FIRST_TURN_S = 15.0  # for each node

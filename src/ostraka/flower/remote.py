@@ -7,6 +7,11 @@ from pathlib import Path
 
 from ostraka.arrays import Float32
 from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.client.connection import FINISHED, LONG_POLL_S, Connection, Patience, download
+from ostraka.client.events import Event, Reconnecting
+from ostraka.client.following import follow
+from ostraka.client.memory import Memory
+from ostraka.client.upload import BATCH_BYTES, Upload
 from ostraka.config import Manifest
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
@@ -15,13 +20,6 @@ from ostraka.errors import LocalProtocolError, ReceiptRefused, Rejection, Servic
 from ostraka.flower.enclave import Finished, Head, Outcome
 from ostraka.flower.messages import Hello, Proof, read_links
 from ostraka.messages import Charter, Introduction, Receipt, RoundOffer, first_model
-from ostraka.services.client.connection import FINISHED, LONG_POLL_S, Connection
-from ostraka.services.client.downloading import download
-from ostraka.services.client.events import Event, Reconnecting
-from ostraka.services.client.following import follow
-from ostraka.services.client.memory import Memory
-from ostraka.services.client.patience import Patience
-from ostraka.services.client.uploading import BATCH_BYTES, Upload
 from ostraka.transport import ostraka_pb2 as wire
 
 _LOG = logging.getLogger("flwr.ostraka")

@@ -10,13 +10,13 @@ from flwr.app import Context
 
 from ostraka.attestation.policy import FederationPolicy, Policy, SimulationPolicy
 from ostraka.attestation.verify import Circumstances
+from ostraka.client import attesting
+from ostraka.client.attesting import Verifier
 from ostraka.config import MASKINGS
 from ostraka.enclave import measurement
 from ostraka.flower.messages import Proof
 from ostraka.flower.notebook import scratch
 from ostraka.messages import SIMULATION, Charter, Evidence
-from ostraka.services.client import attesting
-from ostraka.services.client.attesting import Verifier
 
 _ROOT = "root"
 

@@ -16,6 +16,8 @@ import torch
 import ostraka
 from ostraka import logs
 from ostraka.arrays import Float32
+from ostraka.client import api
+from ostraka.client.results import Model, Update
 from ostraka.config import Manifest
 from ostraka.errors import OstrakaError, UpdateRejected
 from ostraka.lab.board import Board
@@ -23,9 +25,6 @@ from ostraka.lab.folder import RunFolder
 from ostraka.lab.momentum import MomentumFile
 from ostraka.lab.participant import Participant, Task
 from ostraka.lab.records import Records, client_name
-from ostraka.services.client import api
-from ostraka.services.client.packing import Update
-from ostraka.services.client.results import Model
 
 _LOG = logging.getLogger("ostraka.lab.client")
 _AGAIN_S = 0.1  # whose update was rejected has to wait until the others' round is over

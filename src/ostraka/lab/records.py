@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from ostraka.arrays import Buffer, Float32
+from ostraka.client.results import Model
 from ostraka.messages import SIMULATION, Receipt
-from ostraka.services.client.results import Model
 
 PREFIX = "client-"
 

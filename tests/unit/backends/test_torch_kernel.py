@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
-from ostraka import backends  # noqa: E402
 from ostraka.arrays import AnyArray, UInt32  # noqa: E402
-from ostraka.backends import torch_kernel  # noqa: E402
-from ostraka.backends.torch_kernel import TorchKernel  # noqa: E402
 from ostraka.core import field  # noqa: E402
 from ostraka.core.field import P  # noqa: E402
 from ostraka.core.gram import NumpyKernel  # noqa: E402
 from ostraka.errors import ConfigError  # noqa: E402
+from ostraka.worker import backends, torch_kernel  # noqa: E402
+from ostraka.worker.torch_kernel import TorchKernel  # noqa: E402
 
 HAS_CUDA = torch.cuda.is_available()
 DEVICES = [
@@ -305,12 +304,13 @@ def test_choose_says_what_cuda_lacks(device):
 @pytest.mark.parametrize("device", ["torch", "cuda:0"])
 def test_choose_without_torch_says_how_to_install_it(monkeypatch, device):
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "ostraka.backends.torch_kernel")
+    monkeypatch.delitem(sys.modules, "ostraka.worker.torch_kernel")
     with pytest.raises(ConfigError, match=r"pip install 'ostraka\[torch\]'"):
         backends.choose(device)
     assert isinstance(backends.choose("cpu"), NumpyKernel)
 
 
 def test_importing_the_package_does_not_import_torch():
-    code = "import sys, ostraka.backends as b; b.choose('cpu'); sys.exit('torch' in sys.modules)"
+    code = "import sys, ostraka.worker.backends as b; b.choose('cpu')"
+    code += "; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

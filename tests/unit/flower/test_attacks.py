@@ -12,6 +12,8 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from ostraka.client import connection
+from ostraka.client.memory import MemoryFile
 from ostraka.config import Manifest
 from ostraka.core import optimiser
 from ostraka.crypto.identity import Identity
@@ -34,8 +36,6 @@ from ostraka.flower.messages import (
 from ostraka.flower.notebook import ContextNotebook, FileNotebook, Joins
 from ostraka.messages import SIMULATION, Challenge, Introduction
 from ostraka.protocol import enclave as roles
-from ostraka.services.client import patience
-from ostraka.services.client.memory import MemoryFile
 
 
 def is_sealed(reply):
@@ -281,7 +281,7 @@ def test_a_name_that_is_too_long_is_malformed():
 def clock(monkeypatch) -> list[float]:
     """[now], of the budget that nodes share."""
     now = [0.0]
-    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 

@@ -21,6 +21,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from ostraka.client.connection import Connection
 from ostraka.enclave import service
 from ostraka.enclave.platform.choose import unsafe_simulated
 from ostraka.encoding import UNSIGNED
@@ -38,7 +39,6 @@ from ostraka.flower.messages import (
 from ostraka.flower.remote import RemoteEnclave
 from ostraka.messages import Challenge
 from ostraka.services import folder
-from ostraka.services.client.connection import Connection
 from ostraka.services.folder import Plan
 
 PATIENCE_S = 60.0

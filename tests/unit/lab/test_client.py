@@ -8,12 +8,12 @@ import threading
 import numpy as np
 import pytest
 
+from ostraka.client.results import Model
 from ostraka.lab import client
 from ostraka.lab.board import Board
 from ostraka.lab.experiment import Experiment
 from ostraka.lab.folder import RunFolder
 from ostraka.lab.participant import Participant, Task
-from ostraka.services.client.results import Model
 
 
 @pytest.mark.slow

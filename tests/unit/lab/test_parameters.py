@@ -4,12 +4,12 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from ostraka.client.results import flatten
 from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError
 from ostraka.lab import parameters
 from ostraka.lab.models import MODELS, build
 from ostraka.model_file import named_tensors, read_model
-from ostraka.services.client.packing import flatten
 
 NORMED = "mobilenetv2"
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import ostraka
+from ostraka.client.results import Model
 from ostraka.config import Manifest
 from ostraka.lab.records import Records, client_name, client_number
 from ostraka.messages import Receipt
-from ostraka.services.client.results import Model
 
 D = 40
 

@@ -38,19 +38,12 @@ from ostraka.messages import (
 )
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.round import enrol, play
-from ostraka.services.worker import (
-    EnclavePin,
-    Staff,
-    WorkerService,
-    kernel,
-    kernel_for,
-    service,
-)
-from ostraka.services.worker.service import LARGEST_MESSAGE, _End
-from ostraka.services.worker.session import Session
 from ostraka.transport.dial import Backoff
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Welcome, WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
+from ostraka.worker import EnclavePin, Staff, WorkerService, backends, kernel_for, service
+from ostraka.worker.service import LARGEST_MESSAGE, _End
+from ostraka.worker.session import Session
 
 WAIT = 60  # seconds, after which a test that hangs fails
 ENCLAVE, ME, IMPOSTOR = (Identity(bytes([seed]) * 32) for seed in (1, 2, 3))
@@ -551,7 +544,7 @@ def test_pieces_of_an_attempt_that_was_replaced_are_dropped():
 
 
 def test_pieces_without_an_end_are_refused(monkeypatch):
-    monkeypatch.setattr("ostraka.services.worker.session._LARGEST_TILE", 100)
+    monkeypatch.setattr("ostraka.worker.session._LARGEST_TILE", 100)
     with connected() as link:
         Attempt(1).join(link)
         for _ in range(3):
@@ -715,7 +708,7 @@ def test_a_gpu_is_chosen_where_there_is_one(monkeypatch, gpu):
         return kernels[device]
 
     kernels = {"cpu": NumpyKernel(), "cuda": NumpyKernel()}
-    monkeypatch.setattr(kernel, "choose", choose)
+    monkeypatch.setattr(backends, "choose", choose)
     best = "cuda" if gpu else "cpu"
     assert kernel_for("auto") == (kernels[best], best)
     assert kernel_for("cpu") == (kernels["cpu"], "cpu")

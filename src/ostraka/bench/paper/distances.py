@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ostraka import backends
 from ostraka.arrays import AnyArray
 from ostraka.bench import stages
 from ostraka.bench.child import Begin, Figures, report
@@ -27,6 +26,7 @@ from ostraka.bench.workload import Workload
 from ostraka.core.field import P
 from ostraka.core.gram import Kernel
 from ostraka.errors import ConfigError
+from ostraka.worker import backends
 
 _BYTES_A_VALUE = 6  # ciphertext, and what is made of it on the way
 _SHARE = 0.7  # of the memory that is left

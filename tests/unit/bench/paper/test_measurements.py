@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from ostraka import backends
 from ostraka.bench.paper import distances, epoch, headline, networks, training
 from ostraka.bench.paper.names import MASKINGS, NETWORKS
 from ostraka.bench.whole_round import Played, Traffic
 from ostraka.core import field
 from ostraka.errors import ConfigError
+from ostraka.worker import backends
 
 
 def quietly(*_):

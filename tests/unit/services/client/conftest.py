@@ -17,6 +17,7 @@ import pytest
 import ostraka
 from ostraka.attestation.claims import in_process
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.client import connection, upload
 from ostraka.config import Federation, Manifest, Member, RoundConfig, Tensor
 from ostraka.core.optimiser import FEDAVG, ServerState, start
 from ostraka.crypto import updates
@@ -37,7 +38,6 @@ from ostraka.messages import (
 )
 from ostraka.protocol.client import Client as Role
 from ostraka.protocol.enclave import Enclave, Lanes
-from ostraka.services.client import connection, delivering
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 
@@ -140,7 +140,7 @@ class Service(EnclaveServicer):
 
         def tiles():
             for index in range(TILES):
-                yield [self.spool[upload, index] for upload in cohort.uploads]
+                yield [self.spool[each, index] for each in cohort.uploads]
 
         published = cohort.inside(Lanes()).measure(tiles()).average(tiles())
         with self.moved:
@@ -317,7 +317,7 @@ def sealed(monkeypatch):
 def _hurry(monkeypatch):
     monkeypatch.setattr(connection, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(connection, "LONGEST_WAIT_S", 0.2)
-    monkeypatch.setattr(delivering, "_PENDING_S", 0.01)
+    monkeypatch.setattr(upload, "_PENDING_S", 0.01)
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.client.events import ForkProved
+from ostraka.client.memory import ForkProof
 from ostraka.config import Member
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity
@@ -24,8 +26,6 @@ from ostraka.errors import (
     UpdateRejected,
 )
 from ostraka.messages import Evidence, Receipt
-from ostraka.services.client.events import ForkProved
-from ostraka.services.client.memory import ForkProof
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check

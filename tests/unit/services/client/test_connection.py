@@ -14,10 +14,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import ostraka
+from ostraka.client.connection import Patience
+from ostraka.client.events import (
+    AGAIN_S,
+    Event,
+    Reconnecting,
+    Report,
+    Resending,
+    Uploading,
+    Waiting,
+)
 from ostraka.errors import ConfigError, ServiceError
-from ostraka.services.client.events import Event, Reconnecting, Resending, Uploading, Waiting
-from ostraka.services.client.patience import Patience
-from ostraka.services.client.reporting import AGAIN_S, Report
 
 
 def test_importing_the_package_does_not_load_the_network():

@@ -10,18 +10,12 @@ import grpc
 import numpy as np
 import pytest
 
+from ostraka.client import upload
+from ostraka.client.events import AlreadySent, Reconnecting, Resending, Uploading, Waiting
+from ostraka.client.upload import ENDED, WITHOUT
 from ostraka.config import Member
 from ostraka.encoding import encode
 from ostraka.errors import ReceiptRefused, Rejection, ServiceError
-from ostraka.services.client import delivering
-from ostraka.services.client.events import (
-    AlreadySent,
-    Reconnecting,
-    Resending,
-    Uploading,
-    Waiting,
-)
-from ostraka.services.client.submitting import ENDED, WITHOUT
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
@@ -45,7 +39,7 @@ def mean_of(update):
 def test_a_broken_upload_goes_on_where_it_stopped_with_the_same_bytes(
     breaks, alice, service, sealed, monkeypatch
 ):
-    monkeypatch.setattr(delivering, "BATCH_BYTES", 1)  # one tile in a message
+    monkeypatch.setattr(upload, "BATCH_BYTES", 1)  # one tile in a message
     alice.fetch()
     service.breaks = breaks
     before = service.state.model

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from ostraka import files
+from ostraka.client import memory as module
+from ostraka.client.memory import Memory, MemoryFile
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
 from ostraka.files import locked
 from ostraka.messages import Receipt
-from ostraka.services.client import memory as module
-from ostraka.services.client.memory import Memory, MemoryFile
 
 D = 17
 

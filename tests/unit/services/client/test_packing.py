@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from ostraka.client.results import flatten
 from ostraka.config import Manifest, Tensor
 from ostraka.errors import ConfigError
-from ostraka.services.client.packing import flatten
 
 MANIFEST = Manifest((Tensor("w", (2, 3)), Tensor("scale", ()), Tensor("b", (2,))))
 VECTOR = np.arange(9, dtype=np.float32)

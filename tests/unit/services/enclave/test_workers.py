@@ -20,9 +20,9 @@ from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import WorkerGone
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile, WorkerHello
 from ostraka.protocol.worker import Worker
-from ostraka.services.worker import EnclavePin, Staff, WorkerService
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+from ostraka.worker import EnclavePin, Staff, WorkerService
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from ostraka.attestation.claims import NONCE_BYTES, Attested
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import Circumstances, verify, verify_charter
+from ostraka.client.connection import FINISHED, LONG_POLL_S, Connection
+from ostraka.client.events import Waiting
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import AttestationRefused, Refusal, ServiceError
 from ostraka.messages import Challenge, Charter, Evidence, Introduction, RoundOffer
-from ostraka.services.client.connection import FINISHED, LONG_POLL_S, Connection
-from ostraka.services.client.events import Waiting
 from ostraka.transport import collateral
 from ostraka.transport import ostraka_pb2 as wire
 

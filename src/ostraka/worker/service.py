@@ -1,11 +1,16 @@
-"""Keeps a worker connected, for ever, until somebody stops it."""
+"""Whether the enclave has taken this worker in.
+
+It does not say so: it speaks when it has work, and ends the stream of a stranger at once. So its
+first word counts, or that the stream lasts.
+"""
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Lock
+from threading import Event, Lock, Timer
 from typing import Any
 
 import grpc
@@ -13,11 +18,34 @@ import grpc
 from ostraka import logs
 from ostraka.config import MAX_TILE_VALUES
 from ostraka.errors import RemoteProtocolError
-from ostraka.services.worker.admission import Admission
-from ostraka.services.worker.session import Session, Staff
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2 import WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+from ostraka.worker.session import Session, Staff
+
+
+class Admission:
+    """Calls `say` once. after_s: seconds that the stream of a stranger does not last."""
+
+    def __init__(self, say: Callable[[], None], *, after_s: float) -> None:
+        self._say = say
+        self._once = Lock()
+        self._timer = Timer(after_s, self.take)
+        self._timer.daemon = True
+
+    def expect(self) -> None:
+        """This worker has said who it is."""
+        self._timer.start()
+
+    def take(self) -> None:
+        """The enclave has spoken."""
+        if self._once.acquire(blocking=False):
+            self._say()
+
+    def give_up(self) -> None:
+        """The stream has ended."""
+        self._timer.cancel()
+
 
 # A tile of all rows in float64, and a quarter more for tags and framing.
 LARGEST_MESSAGE = MAX_TILE_VALUES * 8 * 5 // 4

@@ -1,5 +1,6 @@
-"""Requests to the enclave's service, retries, and what gRPC's answers mean."""
+"""How long to go on."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,12 +9,40 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import grpc
+import numpy as np
 
-from ostraka.errors import ServiceError
-from ostraka.services.client.events import Event, Reconnecting
-from ostraka.services.client.patience import Patience
+from ostraka.arrays import Float32
+from ostraka.client.events import Event, Reconnecting
+from ostraka.config import Federation
+from ostraka.errors import ReceiptRefused, ServiceError
+from ostraka.protocol.client import require_model
+from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+
+
+@dataclass
+class Patience:
+    """The time that one call of the user may take."""
+
+    seconds: float | None
+
+    def __post_init__(self) -> None:
+        self._until = None if self.seconds is None else time.monotonic() + self.seconds
+
+    @property
+    def over(self) -> bool:
+        return self._until is not None and time.monotonic() >= self._until
+
+    def limit(self, seconds: float) -> float:
+        """So many seconds, or what is left if that is less."""
+        if self._until is None:
+            return seconds
+        return max(0.0, min(seconds, self._until - time.monotonic()))
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(self.limit(seconds))
+
 
 REQUEST_S = 30.0
 LONG_POLL_S = 60.0
@@ -171,3 +200,28 @@ class Retries:
 def _printable(text: str) -> str:
     """Somebody else's words, fit for a terminal."""
     return "".join(each if each.isprintable() else " " for each in text[:_SHOWN])
+
+
+def download(connection: Connection, digest: bytes, federation: Federation) -> Float32:
+    """The model (d,) of this digest, not to be written to.
+
+    Raises ReceiptRefused for any other, and ServiceError with NOT_FOUND if it is not kept any more.
+    """
+
+    def read() -> Float32:
+        vector = np.empty(federation.rules.dimension, "<f4")
+        rest = vector.data.cast("B")
+        with connection.stream("GetModel", wire.ModelRequest(digest=digest)) as parts:
+            for part in parts:
+                if len(part.data) > len(rest):
+                    raise ReceiptRefused("the model is larger than the federation's rules say")
+                rest[: len(part.data)] = part.data
+                rest = rest[len(part.data) :]
+        if rest:
+            raise ReceiptRefused("the model is smaller than the federation's rules say")
+        return vector
+
+    vector = connection.attempt(read)
+    require_model(vector, digest, federation)
+    vector.flags.writeable = False
+    return vector

@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import verify_charter
+from ostraka.client.connection import Connection
+from ostraka.client.memory import Memory
 from ostraka.config import MASKINGS, Federation
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import decode
 from ostraka.errors import Fork, MalformedMessage, ReceiptRefused
 from ostraka.messages import Charter, Receipt, RoundOffer
-from ostraka.services.client.connection import Connection
-from ostraka.services.client.memory import Memory
 from ostraka.transport import ostraka_pb2 as wire
 
 

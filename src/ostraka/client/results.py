@@ -1,6 +1,8 @@
 """Named arrays, and the one vector that they make up."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -9,6 +11,9 @@ import numpy.typing as npt
 from ostraka.arrays import Float32
 from ostraka.config import Manifest, Tensor
 from ostraka.errors import ConfigError
+from ostraka.messages import SIMULATION, Receipt
+from ostraka.model_file import named_tensors
+from ostraka.protocol.client import Joined
 
 Update: TypeAlias = Mapping[str, npt.ArrayLike] | npt.ArrayLike
 
@@ -59,3 +64,68 @@ def _listed(names: list[str]) -> str:
     """The first few are enough to see what is wrong."""
     shown = ", ".join(repr(name) for name in names[:3])
     return f"tensor {shown}" if len(names) <= 3 else f"tensor {shown} and {len(names) - 3} more"
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """The global model to train from.
+
+    round: the round that it is for, or the last one if `finished`: then there is none left to take
+    part in. vector: (d,) float32, not to be written to. simulated: no TEE protects the enclave.
+    receipt: of the round that made it, None for the first one and for a client that joined since.
+    """
+
+    round: int
+    vector: Float32 = field(repr=False)
+    manifest: Manifest = field(repr=False)
+    digest: bytes = field(repr=False)
+    simulated: bool
+    finished: bool = False
+    receipt: Receipt | None = field(default=None, repr=False)
+
+    @cached_property
+    def arrays(self) -> dict[str, Float32]:
+        """Copies of its parts, by name."""
+        views = named_tensors(self.manifest, self.vector)
+        return {name: view.copy() for name, view in views.items()}
+
+    @classmethod
+    def before(cls, joined: Joined, vector: Float32) -> "Model":
+        """Of a round that is open."""
+        offer, manifest = joined.offer, joined.client.federation.rules.manifest
+        simulated = joined.attested.kind == SIMULATION
+        made = joined.client.last
+        return cls(offer.number, vector, manifest, offer.model, simulated, receipt=made)
+
+    @classmethod
+    def last(cls, receipt: Receipt, vector: Float32, manifest: Manifest) -> "Model":
+        """When all rounds are over."""
+        simulated = receipt.evidence == SIMULATION
+        return cls(
+            receipt.number,
+            vector,
+            manifest,
+            receipt.model,
+            simulated,
+            finished=True,
+            receipt=receipt,
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an update.
+
+    accepted: it took part in the round; whether it was selected is not told to anybody, unless the
+    federation discloses it. reason: why it did not. receipt: of the round, None if there was none.
+    """
+
+    round: int
+    accepted: bool
+    reason: str | None
+    receipt: Receipt | None = field(repr=False)
+
+    @property
+    def model(self) -> bytes | None:
+        """The digest of the global model after the round."""
+        return self.receipt.model if self.receipt else None

@@ -11,19 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from ostraka.client import upload
+from ostraka.client.attesting import Verifier
+from ostraka.client.connection import Connection, Patience
+from ostraka.client.events import Event, ForkProved, Report
+from ostraka.client.memory import SUFFIX, MemoryFile
+from ostraka.client.results import Model, Outcome, Update, flatten
+from ostraka.client.session import Session, Shelf
 from ostraka.errors import ConfigError, Fork, LocalProtocolError, ServiceError
 from ostraka.files import read_identity, read_policy
 from ostraka.protocol.client import Joined
-from ostraka.services.client import submitting
-from ostraka.services.client.attesting import Verifier
-from ostraka.services.client.connection import Connection
-from ostraka.services.client.events import Event, ForkProved
-from ostraka.services.client.memory import SUFFIX, MemoryFile
-from ostraka.services.client.packing import Update, flatten
-from ostraka.services.client.patience import Patience
-from ostraka.services.client.reporting import Report
-from ostraka.services.client.results import Model, Outcome
-from ostraka.services.client.session import Session, Shelf
 
 DEFAULT_RESENDS = 8
 
@@ -125,7 +122,7 @@ class Client:
         joined = self._require_joined()
         update = flatten(delta, joined.client.federation.rules.manifest)
         with self._session() as session:
-            outcome = submitting.submit(session, joined, update, resends=self._resends)
+            outcome = upload.submit(session, joined, update, resends=self._resends)
         self._joined = None
         self._begun.clear()
         return outcome

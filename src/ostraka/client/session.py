@@ -3,16 +3,15 @@
 from dataclasses import dataclass, field
 
 from ostraka.arrays import Float32
+from ostraka.client import attesting
+from ostraka.client.attesting import Verifier
+from ostraka.client.connection import Connection, download
+from ostraka.client.following import catch_up
+from ostraka.client.memory import Memory, MemoryFile
 from ostraka.config import Federation
 from ostraka.errors import ReceiptRefused, ServiceError
 from ostraka.messages import Charter, Receipt, RoundOffer
 from ostraka.protocol.client import Client, Joined
-from ostraka.services.client import attesting
-from ostraka.services.client.attesting import Verifier
-from ostraka.services.client.connection import Connection
-from ostraka.services.client.downloading import download
-from ostraka.services.client.following import catch_up
-from ostraka.services.client.memory import Memory, MemoryFile
 
 
 @dataclass

@@ -30,7 +30,7 @@ def choose(device: str) -> Kernel:
 def _torch_kernel(device: str) -> Kernel:
     try:
         # Torch is an optional dependency and takes seconds to import.
-        from ostraka.backends.torch_kernel import TorchKernel  # noqa: PLC0415
+        from ostraka.worker.torch_kernel import TorchKernel  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -38,3 +38,19 @@ def _torch_kernel(device: str) -> Kernel:
             f"device {device!r} needs torch, which is not installed: pip install 'ostraka[torch]'"
         ) from None
     return TorchKernel(device)
+
+
+AUTO = "auto"
+
+
+def kernel_for(device: str) -> tuple[Kernel, str]:
+    """The kernel and the device that it is for. "auto" is a GPU where one can be used.
+
+    Raises ConfigError if there is no such device here.
+    """
+    if device != AUTO:
+        return choose(device), device
+    try:
+        return choose("cuda"), "cuda"
+    except ConfigError:
+        return choose("cpu"), "cpu"
