@@ -26,6 +26,8 @@ import pytest
 
 import ostraka
 from ostraka import federation_file
+from ostraka.cli import federation_folder
+from ostraka.cli.federation_folder import Plan
 from ostraka.client import connection, upload
 from ostraka.client.memory import SUFFIX, MemoryFile
 from ostraka.client.results import Model, Outcome
@@ -36,8 +38,6 @@ from ostraka.files import read_identity
 from ostraka.messages import Charter, Receipt
 from ostraka.protocol.client import Client as Role
 from ostraka.protocol.enclave.collecting import GENESIS
-from ostraka.services import folder
-from ostraka.services.folder import Plan
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -253,7 +253,7 @@ def deploy(tmp_path) -> Iterator[Callable[..., Deployment]]:
 
     def make(*, settings: dict[str, Any] | None = None, **plan: Any) -> Deployment:
         deployment = Deployment(tmp_path / f"federation-{len(deployments)}", Plan(**plan))
-        folder.create(deployment.root, deployment.plan, now=int(time.time()) - 60)
+        federation_folder.create(deployment.root, deployment.plan, now=int(time.time()) - 60)
         deployments.append(deployment)
         deployment.set(listen=deployment.address, **(settings or {}))
         return deployment

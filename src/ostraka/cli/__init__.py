@@ -22,7 +22,6 @@ from ostraka.cli import (
     attest,
     bench,
     client,
-    client_rounds,
     compare,
     data,
     enclave,
@@ -142,8 +141,8 @@ _subgroup(worker.worker, run=worker.run, enrol=worker.enrol)
 _subgroup(
     client.client,
     enrol=client.enrol,
-    fetch=client_rounds.fetch,
-    submit=client_rounds.submit,
+    fetch=client.fetch,
+    submit=client.submit,
 )
 _subgroup(attest.attest, show=attest.show_evidence, verify=attest.verify, measure=attest.measure)
 app.command(cls=_Command)(leakage.leakage)

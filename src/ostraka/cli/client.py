@@ -1,12 +1,25 @@
 """`ostraka client`."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import click
+import numpy as np
 import typer
 
+from ostraka.arrays import Float32
 from ostraka.cli import enrolment
-from ostraka.cli.output import Json, help_without_command
+from ostraka.cli.exit_codes import FAILED
+from ostraka.cli.output import Json, help_without_command, progress, show
+from ostraka.client.api import Client
+from ostraka.client.events import Event, Reconnecting, Waiting
+from ostraka.client.results import Model, Outcome, Update, flatten
+from ostraka.enclave.storage.models import export
+from ostraka.errors import ConfigError, ServiceError
+from ostraka.messages import vector_digest
+from ostraka.model_file import named_tensors, read_model
 
 
 def client(ctx: typer.Context) -> None:
@@ -41,3 +54,226 @@ def enrol(
       ostraka client enrol --name hospital-a --out keys/hospital-a.key --json
     """
     enrolment.enrol("client", name, out, as_json=as_json)
+
+
+Enclave = Annotated[str, typer.Option(help="HOST:PORT of the enclave's service.")]
+Name = Annotated[str, typer.Option(help="This client's name on the roster.")]
+Key = Annotated[Path, typer.Option(help="This client's key file.")]
+Policy = Annotated[Path, typer.Option(help="What to accept as an enclave, such as policy.toml.")]
+Memory = Annotated[
+    Path | None,
+    typer.Option(help="What is kept between runs; beside the key unless given."),
+]
+TlsCa = Annotated[Path | None, typer.Option(help="TLS, with the certificates in this PEM file.")]
+Simulation = Annotated[
+    bool,
+    typer.Option("--unsafe-simulation", help="Accept a simulated enclave if the policy does."),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(min=0, help="Seconds until giving up; as long as it takes, unless given."),
+]
+
+
+def fetch(
+    *,
+    enclave: Enclave,
+    name: Name,
+    key: Key,
+    policy: Policy,
+    out: Annotated[Path, typer.Option(help="The model, as safetensors.")],
+    memory: Memory = None,
+    tls_ca: TlsCa = None,
+    unsafe_simulation: Simulation = False,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Get the model of the open round.
+
+    The enclave has to prove itself first, and its chain of receipts is followed. Waits for a round
+    to open. The exit code is 3 if the enclave or its receipts are refused.
+
+    \b
+    Examples:
+      ostraka client fetch --enclave fl:7420 --name a --key a.key --policy p.toml --out m.st
+    """
+    with _events() as tell:
+        client = Client(
+            enclave,
+            name=name,
+            key=key,
+            policy=policy,
+            memory=memory,
+            tls_ca=tls_ca,
+            unsafe_simulation=unsafe_simulation,
+            timeout=timeout,
+            on_event=tell,
+        )
+        with client:
+            model = client.fetch()
+    _write(out, model)
+    _warn_if_simulated(model)
+    show(_fetched(out, model), figures=_model_figures(out, model), as_json=as_json)
+
+
+def submit(
+    update: Annotated[
+        Path, typer.Argument(metavar="UPDATE", help="A safetensors file, or .npy for one vector.")
+    ],
+    *,
+    enclave: Enclave,
+    name: Name,
+    key: Key,
+    policy: Policy,
+    base: Annotated[
+        Path | None,
+        typer.Option(help="The fetched model: UPDATE then holds weights, not a difference."),
+    ] = None,
+    for_round: Annotated[
+        int | None, typer.Option("--round", help="Send it for this round only.")
+    ] = None,
+    memory: Memory = None,
+    tls_ca: TlsCa = None,
+    unsafe_simulation: Simulation = False,
+    timeout: Timeout = None,
+    as_json: Json = False,
+) -> None:
+    """Send an update, and wait for the round's receipt.
+
+    UPDATE is the difference from the open round's model. With --base it holds the weights after
+    training, and the difference from that model is sent. An interrupted upload goes on where it
+    stopped, and an enclave that restarts gets the update anew, once it has proved itself again.
+
+    The exit code is 0 if the update took part in the round, 1 if it did not, and 3 if the enclave
+    or its receipts are refused.
+
+    \b
+    Examples:
+      ostraka client submit new.st --enclave fl:7420 --name a --key a.key --policy p.toml
+      ostraka client submit d.npy --enclave fl:7420 --name a --key a.key --policy p.toml --round 3
+    """
+    given, start = _read(update), None if base is None else _read(base)
+    with _events() as tell:
+        client = Client(
+            enclave,
+            name=name,
+            key=key,
+            policy=policy,
+            memory=memory,
+            tls_ca=tls_ca,
+            unsafe_simulation=unsafe_simulation,
+            timeout=timeout,
+            on_event=tell,
+        )
+        with client:
+            model = client.fetch()
+            _require_round(model, for_round)
+            outcome = client.submit(_difference(given, start, model))
+    _warn_if_simulated(model)
+    show(_submitted(outcome), figures=_outcome_figures(outcome, model), as_json=as_json)
+    if not outcome.accepted:
+        raise typer.Exit(FAILED)
+
+
+@contextmanager
+def _events() -> Iterator[Callable[[Event], None]]:
+    """Shows on stderr what goes on: a line when that is something else, the rest in passing."""
+    waited: set[str] = set()
+
+    def passing(event: Event) -> bool:
+        if isinstance(event, Waiting):
+            known = event.what in waited
+            waited.add(event.what)
+            return known
+        return isinstance(event, Reconnecting) and event.attempt > 1
+
+    with progress() as step:
+
+        def tell(event: Event) -> None:
+            step(str(event), 0, 1)
+            if not passing(event):
+                click.echo(str(event), err=True)
+
+        yield tell
+
+
+def _read(path: Path) -> Update:
+    """Arrays by name, or one vector. Raises ConfigError."""
+    if path.suffix != ".npy":
+        return named_tensors(*read_model(path))
+    try:
+        vector: Float32 = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as unreadable:
+        raise ConfigError(f"{path} cannot be read as an array: {unreadable}") from None
+    return vector
+
+
+def _difference(given: Update, start: Update | None, model: Model) -> Update:
+    """What is sent. Differences are taken in float64: weights are large, and updates are small."""
+    if start is None:
+        return given
+    base = flatten(start, model.manifest)
+    if vector_digest(base) != model.digest:
+        raise ConfigError(
+            f"--base is not the model of round {model.round}, which is open now: fetch that one, "
+            "and train anew"
+        )
+    return flatten(given, model.manifest).astype(np.float64) - base
+
+
+def _require_round(model: Model, wanted: int | None) -> None:
+    if model.finished:
+        raise ServiceError("the federation has finished: there is no round to submit to")
+    if wanted not in (None, model.round):
+        raise ConfigError(
+            f"round {model.round} is open, and the update is for round {wanted}: fetch the model "
+            "of the open round, and train anew"
+        )
+
+
+def _write(out: Path, model: Model) -> None:
+    try:
+        export(out, model.manifest, model.vector)
+    except OSError as failed:
+        raise ConfigError(f"{out}: {failed.strerror}") from None
+
+
+def _warn_if_simulated(model: Model) -> None:
+    if model.simulated:
+        click.echo("warning: simulated: no TEE protects this enclave", err=True)
+
+
+def _fetched(out: Path, model: Model) -> str:
+    if model.finished:
+        return f"{out}: the model after round {model.round}, the last one."
+    return f"{out}: the model of round {model.round}, which is open."
+
+
+def _submitted(outcome: Outcome) -> str:
+    if outcome.accepted:
+        return f"Round {outcome.round} is published; the update took part in it."
+    return f"The update took no part in round {outcome.round}: {outcome.reason}."
+
+
+def _model_figures(out: Path, model: Model) -> dict[str, Any]:
+    return {
+        "round": model.round,
+        "finished": model.finished,
+        "model": model.digest.hex(),
+        "dimension": model.manifest.dimension,
+        "out": str(out),
+        "simulated": model.simulated,
+    }
+
+
+def _outcome_figures(outcome: Outcome, model: Model) -> dict[str, Any]:
+    receipt = outcome.receipt
+    return {
+        "round": outcome.round,
+        "accepted": outcome.accepted,
+        "reason": outcome.reason,
+        "model": receipt.model.hex() if receipt else None,
+        "participants": receipt.participants if receipt else None,
+        "kept": receipt.kept if receipt else None,
+        "simulated": model.simulated,
+    }

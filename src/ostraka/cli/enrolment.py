@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from ostraka.cli.output import show
+from ostraka.cli.templates import member_lines
 from ostraka.config import Member
 from ostraka.federation_file import Enrolled
 from ostraka.files import write_identity
-from ostraka.services.templates import member_lines
 
 
 def enrol(table: str, name: str, out: Path | None, *, as_json: bool) -> None:

@@ -1,21 +1,40 @@
-"""`ostraka init` and `ostraka sign`."""
+"""A signed revision, brought to a running enclave."""
 
 import time
 from pathlib import Path
 from typing import Annotated
 
 import click
+import grpc
 import typer
 
 from ostraka import federation_file
+from ostraka.cli import federation_folder
+from ostraka.cli.federation_folder import Plan
 from ostraka.cli.output import Json, show
 from ostraka.config import MASKINGS
 from ostraka.enclave import measurement
+from ostraka.encoding import encode
+from ostraka.errors import ServiceError
 from ostraka.federation_file import charter_path, require_newer
 from ostraka.files import read_identity
-from ostraka.services import folder
-from ostraka.services.bringing import bring
-from ostraka.services.folder import Plan
+from ostraka.messages import Charter
+from ostraka.transport.dial import dial
+from ostraka.transport.ostraka_pb2 import AdoptRequest
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
+
+_SECONDS = 30.0
+
+
+def bring(charter: Charter, address: str, tls_ca: Path | None = None) -> None:
+    """It comes into force with the next round. Raises ServiceError if the enclave refuses it."""
+    with dial(address, tls_ca=tls_ca) as channel:
+        try:
+            request = AdoptRequest(charter=encode(charter))
+            EnclaveStub(channel).Adopt(request, timeout=_SECONDS)
+        except grpc.RpcError as refused:
+            raise ServiceError(f"{address} did not take it: {refused.details()}") from None
+
 
 _SIMULATED = (
     "warning: this federation runs on a SIMULATED enclave, whose host can read all updates: "
@@ -57,7 +76,7 @@ def init(
       ostraka init hospitals --model model.safetensors --no-simulation --json
     """
     plan = Plan(clients, workers, f, masking, dimension, model, simulation=not no_simulation)
-    file = folder.create(target, plan, now=int(time.time()))
+    file = federation_folder.create(target, plan, now=int(time.time()))
     federation = file.federation()
     simulated = plan.simulation
     figures = {

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostraka import federation_file, files
+from ostraka.cli import federation_folder
+from ostraka.cli.federation_folder import AUTHORITY, FEDERATION, KEYS, Plan
 from ostraka.errors import LocalProtocolError
 from ostraka.files import read_identity
 from ostraka.lab.children import Child, Children
-from ostraka.services import folder
-from ostraka.services.folder import AUTHORITY, FEDERATION, KEYS, Plan
 
 Setting = str | int | float | bool
 
@@ -68,7 +68,7 @@ def found(root: Path, plan: Plan, **settings: Setting) -> str:
 
     Raises ConfigError if the folder is not empty, or the settings cannot work.
     """
-    folder.create(root, plan, now=int(time.time()))
+    federation_folder.create(root, plan, now=int(time.time()))
     address = move(root)
     config = root / FEDERATION
     _change(config, _SETTINGS | settings)

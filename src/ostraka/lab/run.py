@@ -8,6 +8,7 @@ from contextlib import closing
 from functools import partial
 from typing import TypeAlias
 
+from ostraka.cli.federation_folder import Plan
 from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError, LeakyMasking, ServiceError
 from ostraka.lab.board import Board
@@ -21,7 +22,6 @@ from ostraka.lab.metrics import BaselineMetrics, Metrics, RoundMetrics, read, re
 from ostraka.lab.participant import Task
 from ostraka.lab.progress import Progress
 from ostraka.lab.records import Records, client_name, client_number
-from ostraka.services.folder import Plan
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many of the rounds are over."""

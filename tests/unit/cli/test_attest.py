@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 from ostraka import federation_file
 from ostraka.attestation.claims import Binding
 from ostraka.cli import app
+from ostraka.cli.federation_folder import Plan, create
 from ostraka.enclave.measurement import measure
 from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider, load_platform
 from ostraka.encoding import encode
 from ostraka.messages import Evidence
-from ostraka.services.folder import Plan, create
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "evidence"
 REPORT_DATA = Binding(bytes(32), b"key", bytes(32), bytes(32)).report_data()

@@ -15,12 +15,12 @@ from typer.testing import CliRunner
 from ostraka import federation_file
 from ostraka.cli import enclave_migrate
 from ostraka.cli.enclave import platform_for
+from ostraka.cli.federation_folder import Plan, create
 from ostraka.config import succession
 from ostraka.enclave.service import open_state
 from ostraka.errors import AttestationRefused, ConfigError, StateError
 from ostraka.federation_file import charter_path
 from ostraka.files import read_identity
-from ostraka.services.folder import Plan, create
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "request": enclave_migrate.request,

@@ -21,6 +21,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from ostraka.cli.federation_folder import Plan, create
 from ostraka.client.connection import Connection
 from ostraka.enclave import service
 from ostraka.enclave.platform.choose import unsafe_simulated
@@ -38,8 +39,6 @@ from ostraka.flower.messages import (
 )
 from ostraka.flower.remote import RemoteEnclave
 from ostraka.messages import Challenge
-from ostraka.services import folder
-from ostraka.services.folder import Plan
 
 PATIENCE_S = 60.0
 
@@ -108,7 +107,7 @@ def federation_folder(tmp_path, grace_s) -> Path:
     save_file(model, tmp_path / "first.safetensors")
     root = tmp_path / "federation"
     plan = Plan(clients=7, workers=0, f=1, masking="none", model=tmp_path / "first.safetensors")
-    folder.create(root, plan, now=int(time.time()) - 60)
+    create(root, plan, now=int(time.time()) - 60)
     text = (root / "federation.toml").read_text()
     text = text.replace('listen = "127.0.0.1:7420"', 'listen = "127.0.0.1:0"')
     text = text.replace("# grace_s = 30 ", f"grace_s = {grace_s} ")

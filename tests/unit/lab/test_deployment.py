@@ -3,9 +3,9 @@
 import pytest
 
 from ostraka import federation_file
+from ostraka.cli.federation_folder import Plan
 from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.lab.deployment import found
-from ostraka.services.folder import Plan
 
 PLAN = Plan(clients=5, f=1, dimension=50)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from ostraka import federation_file
+from ostraka.cli.templates import federation_toml
 from ostraka.config import Manifest, Member, Tensor
 from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity, check_signature
@@ -34,7 +35,6 @@ from ostraka.federation_file import (
     write_charter,
 )
 from ostraka.messages import Charter, first_model, vector_digest
-from ostraka.services.templates import federation_toml
 
 AUTHORITY = Identity(bytes([9]) * 32)
 

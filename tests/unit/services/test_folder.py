@@ -19,13 +19,13 @@ from ostraka.attestation.verify import (
     verify_charter,
     verify_evidence,
 )
+from ostraka.cli.federation_folder import Plan, create
 from ostraka.config import MASKINGS
 from ostraka.enclave import measurement
 from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider, load_platform
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
 from ostraka.files import read_identity
 from ostraka.messages import vector_digest
-from ostraka.services.folder import Plan, create
 from ostraka.transport import collateral
 
 NOW = int(time.time())

@@ -18,6 +18,8 @@ import pytest
 
 from ostraka import federation_file
 from ostraka.attestation.claims import Attested
+from ostraka.cli import federation_folder
+from ostraka.cli.federation_folder import Plan
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.enclave.platform.choose import unsafe_simulated
@@ -27,8 +29,6 @@ from ostraka.events import Event
 from ostraka.files import read_identity
 from ostraka.messages import Challenge, Charter, Introduction, Receipt
 from ostraka.protocol.client import Client, Joined
-from ostraka.services import folder
-from ostraka.services.folder import Plan
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -212,7 +212,7 @@ def starting(folders: Path) -> Iterator[Callable[..., Running]]:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         service = Running(folders / f"federation-{len(services)}", Plan(**asked), port)
-        folder.create(service.root, service.plan, now=int(time.time()) - 60)
+        federation_folder.create(service.root, service.plan, now=int(time.time()) - 60)
         service.set(listen=f"127.0.0.1:{port}", **(settings or {}))
         service.sign()
         services.append(service)

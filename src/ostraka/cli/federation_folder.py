@@ -25,6 +25,7 @@ from ostraka import federation_file
 from ostraka.arrays import Float32
 from ostraka.attestation import policy_file
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.cli.templates import federation_toml, policy_toml
 from ostraka.config import (
     MAX_WORKERS,
     MIN_WORKERS,
@@ -44,7 +45,6 @@ from ostraka.errors import ConfigError
 from ostraka.federation_file import FederationFile, Storage, charter_path
 from ostraka.files import write_identity
 from ostraka.model_file import read_model
-from ostraka.services.templates import federation_toml, policy_toml
 
 FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"
 KEYS, AUTHORITY = "keys", "authority"

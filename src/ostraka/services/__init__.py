@@ -1,1 +1,0 @@
-"""A role + transport + clock + retries + storage + evidence from the platform."""
