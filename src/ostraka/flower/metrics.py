@@ -12,7 +12,7 @@ from typing import TypeAlias
 from flwr.app import Message, MetricRecord, RecordDict
 
 from ostraka.errors import MalformedMessage
-from ostraka.flower.courier import left_out
+from ostraka.flower.grid import left_out
 from ostraka.flower.relay import require_content
 
 _LOG = logging.getLogger("flwr.ostraka")

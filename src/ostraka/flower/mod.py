@@ -26,6 +26,8 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from ostraka.arrays import AnyArray
+from ostraka.carried.node import Node, require_nonce
+from ostraka.carried.node_state import scratch
 from ostraka.config import Manifest
 from ostraka.errors import (
     ConfigError,
@@ -45,8 +47,6 @@ from ostraka.flower.messages import (
     read_proof,
     sealed_record,
 )
-from ostraka.flower.node import Node, require_nonce
-from ostraka.flower.notebook import scratch
 from ostraka.flower.options import DEFAULT_RESENDS, Options
 from ostraka.protocol.client import require_model
 

@@ -14,14 +14,14 @@ from typing import Any
 
 from flwr.app import Context
 
+from ostraka.carried.node import Node
+from ostraka.carried.node_state import ContextNotebook, FileNotebook, scratch
+from ostraka.carried.trust import Listed, UnsafeFirstSeen
 from ostraka.client.attesting import Verifier
 from ostraka.client.memory import SUFFIX, MemoryFile
 from ostraka.crypto.identity import Identity
 from ostraka.errors import ConfigError
 from ostraka.files import read_identity, read_policy
-from ostraka.flower.node import Node
-from ostraka.flower.notebook import ContextNotebook, FileNotebook, scratch
-from ostraka.flower.standards import Listed, UnsafeFirstSeen
 
 UNSAFE_SIMULATION = "unsafe-simulation"
 """In place of a policy, and of an enclave's address: a trial that protects nobody."""

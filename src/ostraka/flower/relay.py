@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from flwr.app import Message, MessageType
 
+from ostraka.carried.enclave import Enclave, Finished, Outcome
 from ostraka.client.connection import Patience as Budget
 from ostraka.config import RoundConfig
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.errors import MalformedMessage, OstrakaError, ServiceError
-from ostraka.flower.courier import Courier, Patience, left_out, printable
-from ostraka.flower.enclave import Enclave, Finished, Outcome
+from ostraka.flower.grid import Courier, Patience, left_out, printable
 from ostraka.flower.messages import (
     Hello,
     Links,

@@ -16,15 +16,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
+from ostraka.carried.enclave import Enclave, Head, Outcome
+from ostraka.carried.in_process import Rules, UnsafeInProcessEnclave
+from ostraka.carried.remote import RemoteEnclave
 from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
 from ostraka.flower import metrics, records
-from ostraka.flower.courier import Courier, Patience
-from ostraka.flower.enclave import Enclave, Head, Outcome
-from ostraka.flower.in_process import Rules, UnsafeInProcessEnclave
+from ostraka.flower.grid import Courier, Patience
 from ostraka.flower.messages import RECORD, proof_record
 from ostraka.flower.options import UNSAFE_SIMULATION
 from ostraka.flower.relay import Relay
-from ostraka.flower.remote import RemoteEnclave
 from ostraka.messages import SIMULATION, Receipt
 
 _LOG = logging.getLogger("flwr.ostraka")

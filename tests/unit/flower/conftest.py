@@ -22,7 +22,7 @@ def flower(monkeypatch) -> Any:
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     sys.modules[name].identify()
-    monkeypatch.setattr("ostraka.flower.courier.time", sys.modules[name].CLOCK)
+    monkeypatch.setattr("ostraka.flower.grid.time", sys.modules[name].CLOCK)
     return sys.modules[name].make
 
 

@@ -16,8 +16,8 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from ostraka.carried.in_process import Rules, UnsafeInProcessEnclave
 from ostraka.flower import UNSAFE_SIMULATION, PrivateMultiKrum, sealing_mod
-from ostraka.flower.in_process import Rules, UnsafeInProcessEnclave
 from ostraka.messages import Receipt
 
 LOST_S = 60.0  # for a reply, by default: see Clock

@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from ostraka.carried.node_state import ContextNotebook, FileNotebook, Joins
 from ostraka.client import connection
 from ostraka.client.memory import MemoryFile
 from ostraka.config import Manifest
@@ -33,7 +34,6 @@ from ostraka.flower.messages import (
     require_shape,
     sealed_record,
 )
-from ostraka.flower.notebook import ContextNotebook, FileNotebook, Joins
 from ostraka.messages import SIMULATION, Challenge, Introduction
 from ostraka.protocol import enclave as roles
 

@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 from flwr.app import Message
 from flwr.supercore.run import RunNotRunningException
 
-from ostraka.flower.courier import Courier, Patience
+from ostraka.flower.grid import Courier, Patience
 from ostraka.flower.messages import SEALED, ask
 
 GIVEN_UP_S = 60.0  # by a test, where the courier should have gone on

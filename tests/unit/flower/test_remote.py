@@ -21,6 +21,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from ostraka.carried.remote import RemoteEnclave
 from ostraka.cli.federation_folder import Plan, create
 from ostraka.client.connection import Connection
 from ostraka.enclave import service
@@ -37,7 +38,6 @@ from ostraka.flower.messages import (
     read_sealed,
     sealed_record,
 )
-from ostraka.flower.remote import RemoteEnclave
 from ostraka.messages import Challenge
 
 PATIENCE_S = 60.0

@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from ostraka.flower.in_process import Rules, UnsafeInProcessEnclave
+from ostraka.carried.in_process import Rules, UnsafeInProcessEnclave
 from ostraka.flower.messages import (
     RECORD,
     SEALED,

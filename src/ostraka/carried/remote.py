@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ostraka.arrays import Float32
 from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.carried.enclave import Finished, Head, Outcome
 from ostraka.client.connection import FINISHED, LONG_POLL_S, Connection, Patience, download
 from ostraka.client.events import Event, Reconnecting
 from ostraka.client.following import follow
@@ -17,7 +18,6 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import decode, encode
 from ostraka.errors import LocalProtocolError, ReceiptRefused, Rejection, ServiceError
-from ostraka.flower.enclave import Finished, Head, Outcome
 from ostraka.flower.messages import Hello, Proof, read_links
 from ostraka.messages import Charter, Introduction, Receipt, RoundOffer, first_model
 from ostraka.transport import ostraka_pb2 as wire

@@ -10,12 +10,12 @@ from flwr.app import Context
 
 from ostraka.attestation.policy import FederationPolicy, Policy, SimulationPolicy
 from ostraka.attestation.verify import Circumstances
+from ostraka.carried.node_state import scratch
 from ostraka.client import attesting
 from ostraka.client.attesting import Verifier
 from ostraka.config import MASKINGS
 from ostraka.enclave import measurement
 from ostraka.flower.messages import Proof
-from ostraka.flower.notebook import scratch
 from ostraka.messages import SIMULATION, Charter, Evidence
 
 _ROOT = "root"

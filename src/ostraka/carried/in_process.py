@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from ostraka.arrays import Buffer, Float32
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.carried.enclave import Head, Outcome
 from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
@@ -22,7 +23,6 @@ from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError
 from ostraka.events import Event
-from ostraka.flower.enclave import Head, Outcome
 from ostraka.flower.messages import Hello, Proof
 from ostraka.messages import SIMULATION, Charter, Introduction, Receipt, RoundOffer, vector_digest
 from ostraka.protocol import enclave as roles

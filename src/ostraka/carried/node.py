@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import NONCE_BYTES, Attested
 from ostraka.attestation.verify import verify, verify_charter
+from ostraka.carried.node_state import Joins, Notebook, Notes
+from ostraka.carried.trust import Standards
 from ostraka.client.attesting import require_enrolled
 from ostraka.client.following import follow
 from ostraka.client.memory import Memory
@@ -17,8 +19,6 @@ from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import UNSIGNED, decode
 from ostraka.errors import AttestationRefused, Fork, ReceiptRefused, Refusal
 from ostraka.flower.messages import Hello, Proof, read_links
-from ostraka.flower.notebook import Joins, Notebook, Notes
-from ostraka.flower.standards import Standards
 from ostraka.messages import Challenge, Receipt
 from ostraka.protocol.client import Client, Joined
 from ostraka.transport import ostraka_pb2 as wire

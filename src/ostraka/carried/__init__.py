@@ -1,0 +1,1 @@
+"""A federation carried by another framework's messages."""
