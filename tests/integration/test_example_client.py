@@ -81,4 +81,4 @@ def test_every_image_belongs_to_one_client(example):
 
 
 def test_the_example_needs_nothing_of_the_lab():
-    assert "ostraka.lab" not in EXAMPLE.read_text()
+    assert "ostraka_lab" not in EXAMPLE.read_text()

@@ -42,7 +42,7 @@ CLIENT_PROCESS = """
 import sys, time
 import numpy as np
 import ostraka
-from ostraka.services.client import uploading
+from ostraka.client import upload as uploading
 
 address, name, root, place = sys.argv[1:]
 updates = np.load(f"{root}/{name}.npy")
@@ -76,9 +76,9 @@ with ostraka.Client(
 WORKER_PROCESS = """
 import sys, time
 from pathlib import Path
-from ostraka.core.kernel import NumpyKernel
-from ostraka.services.keys import read_identity
-from ostraka.services.worker import EnclavePin, Staff, WorkerService
+from ostraka.core.gram import NumpyKernel
+from ostraka.files import read_identity
+from ostraka.worker import EnclavePin, Staff, WorkerService
 
 address, name, key, tile = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ostraka.lab.clear import Clear, multi_krum
-from ostraka.lab.experiment import Experiment
-from ostraka.lab.metrics import read
-from ostraka.lab.participant import Task
 from ostraka.model_file import read_model
+from ostraka_lab.baselines import Clear, multi_krum
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.metrics import read
+from ostraka_lab.participant import Task
 
 PATIENCE_S = 300.0
 SMALL = ("--clients", "5", "--byzantine", "1", "--attack", "sign-flip", "--attack-scale", "10")
@@ -164,7 +164,7 @@ def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path):
 
 def is_client_2(pid: int) -> bool:
     line = command_line(pid)
-    return "ostraka.lab.client" in line and line.endswith(" 2 ")
+    return "ostraka_lab.client" in line and line.endswith(" 2 ")
 
 
 @pytest.mark.slow

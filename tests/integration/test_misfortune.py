@@ -19,9 +19,9 @@ LIAR = """
 import sys
 from pathlib import Path
 from ostraka.core.field import P
-from ostraka.core.kernel import NumpyKernel
-from ostraka.services.keys import read_identity
-from ostraka.services.worker import EnclavePin, Staff, WorkerService
+from ostraka.core.gram import NumpyKernel
+from ostraka.files import read_identity
+from ostraka.worker import EnclavePin, Staff, WorkerService
 
 class Liar(NumpyKernel):
     def add_field_gram(self, total, block):

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from ostraka.bench.stages import STAGES
 from ostraka.cli import app
+from ostraka_lab.bench.kernels import STAGES
 
 COMMANDS = ["", "demo", "train", "compare", "data", "data get", "leakage", "bench", "bench kernels"]
 

@@ -18,22 +18,11 @@ from typer.core import TyperCommand, TyperGroup
 # gRPC reads this when it is loaded. What it would say is about its own source code.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from ostraka.cli import (
-    attest,
-    bench,
-    client,
-    compare,
-    data,
-    enclave,
-    enclave_migrate,
-    init,
-    leakage,
-    train,
-    worker,
-)
+from ostraka.cli import attest, client, enclave, enclave_migrate, init, leakage, worker
 from ostraka.cli.exit_codes import TERMINATED, exit_code
 from ostraka.cli.output import help_without_command, plain_warnings
 from ostraka.errors import OstrakaError
+from ostraka_lab.commands import bench, compare, data, train
 
 
 class _PlainHelp(click.Command):

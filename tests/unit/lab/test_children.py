@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ostraka.errors import ServiceError
-from ostraka.lab.children import Children
+from ostraka_lab.children import Children
 
 MODULES = {
     "talker": """
@@ -35,7 +35,7 @@ time.sleep(60)
     "starter": """
 import sys, time
 from pathlib import Path
-from ostraka.lab.children import Children
+from ostraka_lab.children import Children
 with Children(Path(sys.argv[1])) as children:
     child = children.start("talker", "talker", serves=True)
     while not child.events():
@@ -122,7 +122,7 @@ def test_who_does_not_end_is_not_waited_for_for_ever(modules):
 
 
 def test_who_does_not_listen_is_killed(modules, monkeypatch):
-    monkeypatch.setattr("ostraka.lab.children._STOP_S", 0.2)
+    monkeypatch.setattr("ostraka_lab.children._STOP_S", 0.2)
     with Children(modules / "logs") as children:
         child = children.start("one", "stubborn", serves=True)
         wait_for(child.events)
@@ -133,7 +133,7 @@ def test_an_interruption_while_they_end_is_their_end(modules, monkeypatch):
     def interrupted(process, seconds):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ostraka.lab.children._wait", interrupted)
+    monkeypatch.setattr("ostraka_lab.children._wait", interrupted)
     children = Children(modules)
     child = children.start("one", "stubborn", serves=True)
     wait_for(child.events)
@@ -160,7 +160,7 @@ def test_a_child_does_not_outlive_a_parent_that_is_killed(modules):
 def test_a_child_whose_parent_is_gone_does_not_begin(modules):
     nobody = str(2**22)
     done = subprocess.run(
-        [sys.executable, "-m", "ostraka.lab.tether", nobody, "talker"],
+        [sys.executable, "-m", "ostraka_lab.children", nobody, "talker"],
         capture_output=True,
         check=False,
     )

@@ -7,10 +7,10 @@ import ostraka
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.errors import ConfigError, LeakyMasking
-from ostraka.lab import data
-from ostraka.lab.clear import Clear, clip, multi_krum, plain_average, squared_distances
-from ostraka.lab.experiment import Experiment
-from ostraka.lab.participant import Task
+from ostraka_lab import data
+from ostraka_lab.baselines import Clear, clip, multi_krum, plain_average, squared_distances
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.participant import Task
 
 RNG = np.random.default_rng(6)
 

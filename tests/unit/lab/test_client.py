@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ostraka.client.results import Model
-from ostraka.lab import client
-from ostraka.lab.board import Board
-from ostraka.lab.experiment import Experiment
-from ostraka.lab.folder import RunFolder
-from ostraka.lab.participant import Participant, Task
+from ostraka_lab import client
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.folder import RunFolder
+from ostraka_lab.leaked_updates import Board
+from ostraka_lab.participant import Participant, Task
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def test_the_library_would_keep_a_nan_to_itself_and_an_attacker_does_not():
     code = """
 import numpy as np
 from ostraka.config import Manifest
-from ostraka.lab import client
+from ostraka_lab import client
 from ostraka.errors import ConfigError
 bad, manifest = np.full(3, np.nan), Manifest.flat(3)
 try:
@@ -39,7 +39,7 @@ except ConfigError:
 @pytest.mark.slow
 def test_it_loads_no_compiler_and_nothing_to_draw_with():
     """A dozen of these start at one time."""
-    code = "import sys, ostraka.lab.client; print(*sys.modules)"
+    code = "import sys, ostraka_lab.client; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
     assert "torch" in loaded

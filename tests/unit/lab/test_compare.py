@@ -5,10 +5,10 @@ import json
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka.lab import comparison_page
-from ostraka.lab.compare import Comparison
-from ostraka.lab.experiment import Experiment
-from ostraka.lab.metrics import Metrics, RoundMetrics
+from ostraka_lab.compare import Comparison
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.metrics import Metrics, RoundMetrics
+from ostraka_lab.run_report import comparison as comparison_page
 
 EXPERIMENT = Experiment(clients=5, byzantine=1, rounds=2)
 

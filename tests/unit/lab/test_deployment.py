@@ -5,7 +5,7 @@ import pytest
 from ostraka import federation_file
 from ostraka.cli.federation_folder import Plan
 from ostraka.errors import ConfigError, LocalProtocolError
-from ostraka.lab.deployment import found
+from ostraka_lab.deployment import found
 
 PLAN = Plan(clients=5, f=1, dimension=50)
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka.lab.experiment import Experiment
+from ostraka_lab.experiment import Experiment
 
 REFUSED = {
     "too few clients for so many attackers": ({"clients": 8, "byzantine": 3}, "n >= 2f \\+ 3"),

@@ -3,8 +3,8 @@
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka.lab.experiment import Experiment
-from ostraka.lab.folder import RunFolder
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.folder import RunFolder
 
 
 def test_what_was_asked_for_and_what_follows_from_it_are_kept(tmp_path):

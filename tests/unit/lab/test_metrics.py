@@ -6,8 +6,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from ostraka.errors import ConfigError
-from ostraka.lab import metrics
-from ostraka.lab.metrics import BaselineMetrics, Metrics, RoundMetrics
+from ostraka_lab import metrics
+from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics
 
 
 def row(number, **changes):

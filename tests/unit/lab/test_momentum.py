@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from ostraka.lab.experiment import Experiment
-from ostraka.lab.momentum import MomentumFile
-from ostraka.lab.participant import Participant, Task
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.folder import MomentumFile
+from ostraka_lab.participant import Participant, Task
 
 
 def participant(**fields):

@@ -7,9 +7,9 @@ from torch import nn
 from ostraka.client.results import flatten
 from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError
-from ostraka.lab import parameters
-from ostraka.lab.models import MODELS, build
 from ostraka.model_file import named_tensors, read_model
+from ostraka_lab import parameters
+from ostraka_lab.models import MODELS, build
 
 NORMED = "mobilenetv2"
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ostraka.lab.experiment import Experiment
-from ostraka.lab.participant import Participant, Task
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.participant import Participant, Task
 
 SMALL = {"clients": 5, "byzantine": 1, "steps": 1}
 

@@ -8,8 +8,8 @@ import pytest
 import ostraka
 from ostraka.client.results import Model
 from ostraka.config import Manifest
-from ostraka.lab.records import Records, client_name, client_number
 from ostraka.messages import Receipt
+from ostraka_lab.folder import Records, client_name, client_number
 
 D = 40
 

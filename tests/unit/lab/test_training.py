@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from ostraka.errors import ConfigError
-from ostraka.lab import parameters
-from ostraka.lab.models import build
-from ostraka.lab.training import Descent, Pixels, Recipe, Trainer, evaluate
+from ostraka_lab import parameters
+from ostraka_lab.models import build
+from ostraka_lab.training import Descent, Pixels, Recipe, Trainer, evaluate
 
 MEAN, STD = (0.4,), (0.3,)
 SHAPE = (1, 8, 8)

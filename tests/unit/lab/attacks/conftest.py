@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ostraka.arrays import Float32
-from ostraka.lab.attacks import Scene
+from ostraka_lab.attacks import Scene
 
 
 def honest_updates(m: int, d: int, *, seed: int = 0, noise: float = 2.0) -> Float32:

@@ -8,7 +8,7 @@ import pytest
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.errors import ConfigError
-from ostraka.lab.attacks import ATTACKS
+from ostraka_lab.attacks import ATTACKS
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "attacks.md"
 # A row of its table begins with a name in code.

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.errors import ConfigError
-from ostraka.lab.attacks import moments
+from ostraka_lab.attacks import moments
 
 
 def inner_product_with_honest_mean(sent, honest, byzantine):

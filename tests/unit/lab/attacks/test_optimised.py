@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.core import gram
-from ostraka.lab.attacks import optimised
+from ostraka_lab.attacks import optimised
 
 PERTURBATIONS = [optimised.inverse_unit, optimised.inverse_sign, optimised.inverse_deviation]
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.errors import ConfigError
-from ostraka.lab.attacks import TARGET, Poison, poisoning, stamped
-from ostraka.lab.data import Split
+from ostraka_lab.attacks import TARGET, Poison, poisoning, stamped
+from ostraka_lab.data import Split
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)]
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ostraka.lab.attacks import simple
+from ostraka_lab.attacks import simple
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ostraka.lab.data import cifar
-from ostraka.lab.data.catalogue import FETCHED
-from ostraka.lab.data.entry import Kept, Package, Remote
+from ostraka_lab.data import cifar
+from ostraka_lab.data.catalogue import FETCHED, Kept, Package, Remote
 
 ROWS = 4
 BATCHES = (*cifar.TRAIN, cifar.TEST)

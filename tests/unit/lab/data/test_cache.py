@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ostraka.errors import ConfigError, StorageFull
-from ostraka.lab import data
-from ostraka.lab.data import DATASETS, cache, cifar
+from ostraka_lab import data
+from ostraka_lab.data import DATASETS, cache, cifar
 
 
 def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka.lab import data
-from ostraka.lab.data import cache, cifar
-from ostraka.lab.data.catalogue import FETCHED, idx_entry
-from ostraka.lab.data.entry import Package, Remote
-from ostraka.lab.data.get import get
+from ostraka_lab import data
+from ostraka_lab.data import cache, cifar
+from ostraka_lab.data.catalogue import FETCHED, Package, Remote, idx_entry
+from ostraka_lab.data.get import get
 
 EVERY = pytest.mark.parametrize("name", FETCHED)
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from ostraka.errors import ConfigError
-from ostraka.lab.data import cifar
+from ostraka_lab.data import cifar
 
 FORMATS = ["binary", "python", "sheets"]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka.lab import data
-from ostraka.lab.data import digits
+from ostraka_lab import data
+from ostraka_lab.data import digits
 
 
 def test_they_are_the_ones_that_scikit_learn_loads():
@@ -41,7 +41,7 @@ def test_the_stated_mean_and_deviation_are_those_of_the_training_images():
 
 
 def test_nothing_heavy_is_imported_to_load_them():
-    code = "import sys; from ostraka.lab import data; data.load('digits'); print(*sys.modules)"
+    code = "import sys; from ostraka_lab import data; data.load('digits'); print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"sklearn", "torch", "PIL", "scipy"} & set(run.stdout.split())
 

@@ -6,10 +6,9 @@ import random
 import pytest
 
 from ostraka.errors import ServiceError, StorageFull
-from ostraka.lab.data import download as downloads
-from ostraka.lab.data.download import download
-from ostraka.lab.data.entry import Remote
-from ostraka.lab.data.watch import Silent
+from ostraka_lab.data import fetch as downloads
+from ostraka_lab.data.catalogue import Remote
+from ostraka_lab.data.fetch import Silent, download
 
 CONTENT = random.Random(3).randbytes(700_000)
 HALF = len(CONTENT) // 2

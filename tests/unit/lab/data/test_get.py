@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from ostraka.errors import ConfigError, ServiceError, StorageFull
-from ostraka.lab.data import cache
-from ostraka.lab.data import get as module
-from ostraka.lab.data.entry import Remote
-from ostraka.lab.data.get import get
+from ostraka_lab.data import cache
+from ostraka_lab.data import get as module
+from ostraka_lab.data.catalogue import Remote
+from ostraka_lab.data.get import get
 
 
 @pytest.fixture
@@ -173,9 +173,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ostraka.lab.data.catalogue import FETCHED
-from ostraka.lab.data.entry import Remote
-from ostraka.lab.data.get import get
+from ostraka_lab.data.catalogue import FETCHED
+from ostraka_lab.data.catalogue import Remote
+from ostraka_lab.data.get import get
 
 class Tells:
     def step(self, what, done, of):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.errors import ConfigError
-from ostraka.lab.data import idx
+from ostraka_lab.data import idx
 
 
 def encoded(array):

@@ -3,8 +3,8 @@
 import pytest
 
 from ostraka.errors import ServiceError
-from ostraka.lab.data.entry import Package
-from ostraka.lab.data.packages import fetch
+from ostraka_lab.data.catalogue import Package
+from ostraka_lab.data.fetch import fetch
 
 NPM = Package("npm", "small", "1.2.3")
 APT = Package("apt-get", "small")

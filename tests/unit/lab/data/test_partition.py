@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.errors import ConfigError
-from ostraka.lab.data.partition import KINDS, Partition, holdings, parse, split
+from ostraka_lab.data.partition import KINDS, Partition, holdings, parse, split
 
 TEXTS = [
     "iid",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.errors import ConfigError
-from ostraka.lab.data import cifar, pickled
+from ostraka_lab.data import cifar, pickled
 
 
 def test_an_official_batch_is_a_dictionary_of_lists_and_one_array(small):

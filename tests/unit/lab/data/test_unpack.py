@@ -9,8 +9,8 @@ import tarfile
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka.lab.data import unpack
-from ostraka.lab.data.unpack import gather
+from ostraka_lab.data import unpack
+from ostraka_lab.data.unpack import gather
 
 PARTS = {"a.bin": 100, "b.bin": 100}
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Generator, nn
 
-from ostraka.lab.models.chance import Dropout, StochasticDepth, drawing_from
+from ostraka_lab.models.layers import Dropout, StochasticDepth, drawing_from
 
 ONES = torch.ones(1000, 4, 5, 5)
 

@@ -1,8 +1,8 @@
 import pytest
 
-from ostraka.lab.models import build
-from ostraka.lab.models.chance import Dropout, StochasticDepth
-from ostraka.lab.models.efficientnet import B0, B1, Bottleneck, Size
+from ostraka_lab.models import build
+from ostraka_lab.models.efficientnet import B0, B1, Bottleneck, Size
+from ostraka_lab.models.layers import Dropout, StochasticDepth
 
 
 @pytest.mark.parametrize(

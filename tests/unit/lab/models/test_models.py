@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from ostraka.errors import ConfigError
-from ostraka.lab.models import MODELS, build
-from ostraka.lab.models.efficientnet import Bottleneck
-from ostraka.lab.models.layers import stem_stride
-from ostraka.lab.models.mobilenet_v2 import InvertedResidual
+from ostraka_lab.models import MODELS, build
+from ostraka_lab.models.efficientnet import Bottleneck
+from ostraka_lab.models.layers import stem_stride
+from ostraka_lab.models.mobilenet import InvertedResidual
 
 PUBLISHED = {
     "mobilenetv1": 4_231_976,

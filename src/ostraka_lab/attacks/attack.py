@@ -1,0 +1,121 @@
+"""What all attacks have in common: what an attacker sees, and sums over what it knows."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from ostraka.arrays import Float32, Float64
+from ostraka.core.gram import add_gram
+from ostraka.errors import ConfigError
+from ostraka_lab.attacks.poisoning import Poison
+from ostraka_lab.data import Split
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """One attacker in one round.
+
+    own: (d,), what it would have sent if it were honest, but for poisoned data if it has any.
+    known: (m, d), honest updates that it knows; attackers that collude know the same ones, in the
+    same order. round: from 1. clients, byzantine: the federation's n and f. scale: how strong the
+    attack is; each attack says what that multiplies. rng: this attacker's own in this round.
+    """
+
+    own: Float32
+    known: Float32
+    round: int
+    clients: int
+    byzantine: int
+    scale: float
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.scale) and self.scale >= 0):
+            raise ConfigError(f"the scale of an attack is finite and not negative: {self.scale}")
+        if len(self.known) and self.known.shape != (len(self.known), *self.own.shape):
+            raise ConfigError(
+                f"updates have one dimension d; got own {self.own.shape}, known {self.known.shape}"
+            )
+
+    def honest(self, least: int) -> Float32:
+        """The known updates (m, d). Raises ConfigError if they are fewer than an attack needs."""
+        if len(self.known) < least:
+            raise ConfigError(
+                f"this attack needs at least {least} known honest updates; got {len(self.known)}: "
+                "let the attackers know more (--know all), or choose one that needs none: sign-flip"
+            )
+        return self.known
+
+
+DefaultScale: TypeAlias = Callable[[int, int], float]
+
+
+def always(scale: float) -> DefaultScale:
+    return lambda clients, byzantine: scale
+
+
+_as_it_is = always(1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attack:
+    """An attack on what a client sends, on what it trains with, or on both.
+
+    send: what goes out in place of the update; None if the update itself does. poison: what becomes
+    of the attacker's examples before it trains; None if they stay. least_known: how many honest
+    updates it must know. scale_means: what the scale of the scene is to it; empty if nothing.
+    default_scale: the scale from the numbers of clients and of attackers, if none is asked for.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    send: Callable[[Scene], Float32] | None = None
+    poison: Callable[[Split, Poison], Split] | None = None
+    least_known: int = 0
+    scale_means: str = ""
+    default_scale: DefaultScale = _as_it_is
+
+    @property
+    def needs_known(self) -> bool:
+        return self.least_known > 0
+
+
+_BLOCK = 1 << 14  # columns
+
+
+def mean(rows: Float32) -> Float64:
+    """Of the rows (m, d), coordinate by coordinate (d,)."""
+    total = np.zeros(rows.shape[1])
+    for row in rows:
+        total += row
+    total /= len(rows)
+    return total
+
+
+def deviation(rows: Float32, centre: Float64) -> Float64:
+    """The standard deviation (d,) of the rows (m, d), of which the mean (d,) is given.
+
+    Divided by m, not by m - 1: to the attacker the rows are not a sample, but all that there is.
+    """
+    total = np.zeros(rows.shape[1])
+    for row in rows:
+        total += np.square(row - centre)
+    total /= len(rows)
+    return np.sqrt(total, out=total)
+
+
+def gram(rows: Float32) -> Float64:
+    """Inner products (m, m) of the rows (m, d)."""
+    products = np.zeros((len(rows), len(rows)))
+    for start in range(0, rows.shape[1], _BLOCK):
+        add_gram(products, rows[:, start : start + _BLOCK].astype(np.float64))
+    return products
+
+
+def dots(rows: Float32, vector: Float64) -> Float64:
+    """Inner products (m,) of the rows (m, d) with a vector (d,)."""
+    return np.array([row @ vector for row in rows])

@@ -1,0 +1,145 @@
+"""How much memory the enclave takes: a whole round, the enclave in a process of its own.
+
+Clients and workers are on this side of a pipe; ciphertext lies in files, as a host would keep it,
+and the enclave reads it tile by tile into buffers of its own. The sealed noise stays behind for the
+stages that spend it again.
+"""
+
+import multiprocessing
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from ostraka.encoding import decode, encode
+from ostraka.errors import LocalProtocolError
+from ostraka.messages import (
+    Answer,
+    ChannelAccept,
+    ChannelOffer,
+    RoundOffer,
+    ShareTile,
+    UpdateHeader,
+    UpdateTile,
+)
+from ostraka.protocol.enclave import Collecting, Enclave
+from ostraka_lab.bench.clock import Stopwatch
+from ostraka_lab.bench.first_pass import NOISE, UPDATES, Layout, LocalWorker, first_pass, read_noise
+from ostraka_lab.bench.machine import PeakMemory
+from ostraka_lab.bench.parties import Cast, cast
+
+_READY = b"ready"
+
+
+def enclave_peak_bytes(clients: int, dim: int, *, masking: str, directory: Path) -> int:
+    """The peak of anonymous memory while the enclave makes noise and runs one round."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=_enclave, args=(theirs, clients, dim, masking, directory), daemon=True
+    )
+    process.start()
+    theirs.close()
+    try:
+        return _outside(ours, cast(clients, dim, masking=masking), directory)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise LocalProtocolError("the enclave's process ended before its round did") from None
+    finally:
+        ours.close()
+        process.terminate()
+        process.join()
+
+
+def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
+    """The host, the clients and the workers. Returns what the enclave reports."""
+    offer = decode(RoundOffer, pipe.recv_bytes())
+    layout = Layout(parties.rules, len(parties.federation.clients))
+    with (directory / UPDATES).open("wb") as spool:
+        for row in range(layout.rows):
+            upload = parties.seal(row, offer)
+            for tile in upload.tiles:
+                spool.seek(layout.offset(tile.index, row))
+                spool.write(tile.ciphertext)
+            spool.flush()
+            pipe.send_bytes(encode(upload.header))
+            _expect_ready(pipe)
+    workers = [LocalWorker(worker) for worker in parties.workers()]
+    offers = []
+    for worker in workers:
+        offers.append(decode(ChannelOffer, pipe.recv_bytes()))
+        pipe.send_bytes(encode(worker.accept(offers[-1])))
+    for index in range(parties.rules.tiling.count):
+        for worker, channel in zip(workers, offers, strict=True):
+            worker.add(ShareTile(channel.attempt_id, index, pipe.recv_bytes()))
+    for worker in workers:
+        _expect_ready(pipe)
+        pipe.send_bytes(encode(worker.answer()))
+    return int.from_bytes(pipe.recv_bytes(), "big")
+
+
+def _expect_ready(pipe: Connection) -> None:
+    if pipe.recv_bytes() != _READY:
+        raise LocalProtocolError("the enclave's process is out of step")
+
+
+def _enclave(pipe: Connection, clients: int, dim: int, masking: str, directory: Path) -> None:
+    """The other process. Ctrl-C is for the first one to handle: it ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with PeakMemory() as memory:
+        _whole_round(pipe, cast(clients, dim, masking=masking), directory)
+    pipe.send_bytes(memory.peak.to_bytes(8, "big"))
+
+
+def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
+    enclave = Enclave(parties.federation, parties.enclave)
+    offline = parties.offline()
+    with (directory / NOISE).open("wb") as file:
+        for sealed in offline.make():
+            file.write(sealed)
+
+    collecting = enclave.open_round()
+    pipe.send_bytes(encode(collecting.offer))
+    rows = len(parties.federation.clients)
+    updates = Layout(parties.rules, rows)
+    for row in range(rows):
+        header = decode(UpdateHeader, pipe.recv_bytes())
+        collecting.accept(header)
+        _accept_tiles(collecting, header.upload_id, row, updates, directory / UPDATES)
+        pipe.send_bytes(_READY)
+
+    noisy = parties.rules.masking == "gaussian"
+    averaging = first_pass(
+        collecting.close(),
+        offline,
+        tiles=updates.read_rows(directory / UPDATES),
+        noise=read_noise(directory, parties.rules, rows) if noisy else None,
+        workers=[_PipedWorker(pipe) for _ in parties.federation.workers],
+        clock=Stopwatch(),
+    )
+    averaging.average(updates.read_rows(directory / UPDATES))
+
+
+def _accept_tiles(
+    collecting: Collecting, upload: bytes, row: int, layout: Layout, path: Path
+) -> None:
+    with path.open("rb") as spool:
+        for index in range(layout.tiling.count):
+            spool.seek(layout.offset(index, row))
+            collecting.accept_tile(UpdateTile(upload, index, spool.read(layout.size(index))))
+
+
+class _PipedWorker:
+    """A worker at the other end of the pipe. Both sides go through the steps in one order."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def accept(self, offer: ChannelOffer) -> ChannelAccept:
+        self._pipe.send_bytes(encode(offer))
+        return decode(ChannelAccept, self._pipe.recv_bytes())
+
+    def add(self, share: ShareTile) -> None:
+        self._pipe.send_bytes(share.ciphertext)
+
+    def answer(self) -> Answer:
+        self._pipe.send_bytes(_READY)
+        return decode(Answer, self._pipe.recv_bytes())

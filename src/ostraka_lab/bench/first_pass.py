@@ -1,0 +1,115 @@
+"""Files in which a host keeps ciphertext, tile after tile."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ostraka.arrays import Buffer
+from ostraka.config import RoundConfig
+from ostraka.crypto.aead import TAG_BYTES, SealedGroups
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
+from ostraka.errors import LocalProtocolError
+from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile
+from ostraka.protocol.enclave import Averaging, Cohort, Dispute, Lanes
+from ostraka.protocol.worker import Computing, Worker
+from ostraka_lab.bench.clock import Stopwatch
+
+UPDATES = "updates"
+NOISE = "noise"
+
+_UPDATE_BYTES, _NOISE_BYTES = 4, 8  # a value
+
+
+def read_tiles(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
+    """Tiles of these sizes, the first the largest, in one buffer that is reused."""
+    buffer = memoryview(b"")
+    with path.open("rb", buffering=0) as file:
+        for index, size in enumerate(sizes):
+            buffer = buffer or memoryview(bytearray(size))
+            if file.readinto(buffer[:size]) != size:
+                raise LocalProtocolError(f"{path.name} ends within tile {index}")
+            yield buffer[:size]
+
+
+def read_noise(directory: Path, rules: RoundConfig, rows: int) -> Iterator[memoryview]:
+    """The sealed tiles of noise for so many rows."""
+    layout = SealedGroups(rules.columns, rows, _NOISE_BYTES)
+    return read_tiles(directory / NOISE, map(layout.size, range(rules.columns.count)))
+
+
+class Layout:
+    """Where each row's part of a sealed tile lies in the file of updates: row after row."""
+
+    def __init__(self, rules: RoundConfig, rows: int) -> None:
+        self.tiling = rules.tiling
+        self.rows = rows
+
+    def size(self, index: int) -> int:
+        """Of one row's part of a tile."""
+        return self.tiling.size(index) * _UPDATE_BYTES + TAG_BYTES
+
+    def offset(self, index: int, row: int) -> int:
+        # Only the last tile may be shorter, and nothing lies behind it.
+        return index * self.rows * self.size(0) + row * self.size(index)
+
+    def read_rows(self, path: Path) -> Iterator[list[Buffer]]:
+        """Tile by tile, each row's part."""
+        sizes = [self.size(index) for index in range(self.tiling.count)]
+        for size, tile in zip(sizes, read_tiles(path, [self.rows * s for s in sizes]), strict=True):
+            yield [tile[row * size : (row + 1) * size] for row in range(self.rows)]
+
+
+class WorkerLink(Protocol):
+    """A worker, wherever it runs."""
+
+    def accept(self, offer: ChannelOffer) -> ChannelAccept: ...
+
+    def add(self, share: ShareTile) -> None: ...
+
+    def answer(self) -> Answer: ...
+
+
+class LocalWorker:
+    """A worker in this process."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._computing: Computing
+
+    def accept(self, offer: ChannelOffer) -> ChannelAccept:
+        self._computing, accept = self._worker.accept(offer)
+        return accept
+
+    def add(self, share: ShareTile) -> None:
+        self._computing.add(share)
+
+    def answer(self) -> Answer:
+        return self._computing.answer()
+
+
+def first_pass(
+    cohort: Cohort,
+    offline: OfflineNoise | OfflineMask,
+    *,
+    tiles: Iterable[Sequence[Buffer]],
+    noise: Iterable[Buffer] | None,
+    workers: Sequence[WorkerLink],
+    clock: Stopwatch,
+    lanes: Lanes | None = None,
+) -> Averaging:
+    """Open, check, mask, seal to the workers, decode. `clock` sees only what the enclave does."""
+    with clock:
+        connecting = cohort.offload(offline, lanes=lanes)
+        offers = connecting.offers
+    accepts = [worker.accept(offer) for worker, offer in zip(workers, offers, strict=True)]
+    with clock:
+        masking = connecting.connect(accepts)
+    for shares in clock.each(masking.encode(tiles, noise)):
+        for worker, share in zip(workers, shares, strict=True):
+            worker.add(share)
+    answers = [worker.answer() for worker in workers]
+    with clock:
+        outcome = masking.decode(answers)
+    if isinstance(outcome, Dispute):
+        raise LocalProtocolError("honest workers were taken for liars")
+    return outcome

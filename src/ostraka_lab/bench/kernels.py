@@ -1,0 +1,289 @@
+"""What `ostraka bench kernels` times: one small function per stage, and one table of them all.
+
+A stage gets the workload and a stopwatch, and runs the clock over what the enclave would do. What
+clients and workers do meanwhile is not counted.
+"""
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ostraka.arrays import Float32, Float64
+from ostraka.core import gaussian, gram
+from ostraka.crypto.stream import SecretStream
+from ostraka_lab.bench.clock import Stopwatch
+from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
+from ostraka_lab.bench.first_pass import first_pass
+from ostraka_lab.bench.parties import cast, sketch_size
+from ostraka_lab.bench.plan import REFERENCE, WHOLE_ROUND, Plan
+from ostraka_lab.bench.process import Begin, Figures, report
+from ostraka_lab.bench.workload import Attempt, Workload
+
+# Gram-Schmidt runs on so many columns that rows^2 x columns stays below this: half a minute.
+_MGS_WORK = 16_000_000_000
+
+
+def open_updates(load: Workload, clock: Stopwatch) -> None:
+    raw = np.empty(load.rules.tile, np.float32)
+    with clock:
+        for index in range(load.tiling.count):
+            out = raw[: load.tiling.size(index)].view(np.uint8)
+            for row in range(load.clients):
+                load.open_row(index, row, out)
+
+
+def average(load: Workload, clock: Stopwatch) -> None:
+    updates, weights = load.updates, _weights(load)
+    mean = np.empty(load.dim, np.float32)
+    with clock:
+        for index in range(load.tiling.count):
+            part = load.tiling.part(index)
+            np.matmul(weights, updates[:, part], out=mean[part])
+
+
+def floor(load: Workload, clock: Stopwatch) -> Float32:
+    """Gives the mean (d,) of the first k rows."""
+    weights, block = _weights(load), _block(load)
+    mean = np.empty(load.dim, np.float32)
+    with clock:
+        for index in range(load.tiling.count):
+            opened = load.open_tile(index, block)
+            np.matmul(weights, opened, out=mean[load.tiling.part(index)])
+    return mean
+
+
+def inside_naive(load: Workload, clock: Stopwatch) -> None:
+    _inside(load, clock, gram.add_naive)
+
+
+def inside_blas32(load: Workload, clock: Stopwatch) -> None:
+    _inside(load, clock, gram.add_gram32)
+
+
+def inside_blas64(load: Workload, clock: Stopwatch) -> None:
+    wide = np.empty((load.clients, load.rules.tile))
+
+    def add(total: Float64, block: Float32) -> None:
+        widened = wide[:, : block.shape[1]]
+        np.copyto(widened, block)
+        gram.add_gram(total, widened)
+
+    _inside(load, clock, add)
+
+
+def gaussian_online(load: Workload, clock: Stopwatch) -> None:
+    _masked(load, clock, load.attempt("gaussian"), load.sealed_noise)
+
+
+def exact_online(load: Workload, clock: Stopwatch) -> None:
+    _masked(load, clock, load.attempt("exact"))
+
+
+def exact_sketch(load: Workload, clock: Stopwatch) -> None:
+    _masked(load, clock, load.attempt("exact", sketch=True))
+
+
+def sketch_inside(load: Workload, clock: Stopwatch) -> None:
+    measuring = load.attempt("exact", sketch=True).cohort.inside(load.lanes)
+    with clock:
+        measuring.measure(load.tiles())
+
+
+def second_pass(load: Workload, clock: Stopwatch) -> None:
+    averaging = load.attempt("exact", sketch=True).cohort.inside(load.lanes).measure(load.tiles())
+    with clock:
+        averaging.average(load.tiles())
+
+
+def noise_normals(load: Workload, clock: Stopwatch) -> None:
+    seed = bytes(32)
+    with clock:
+        for index in range(load.tiling.count):
+            shape = (load.clients, load.tiling.size(index))
+            SecretStream(seed, stream=index).normal(shape)
+
+
+def noise_orth(load: Workload, clock: Stopwatch) -> None:
+    normals, wide = load.updates, np.empty((2, load.clients, load.rules.tile))
+
+    def blocks() -> Iterator[Float64]:
+        for index in range(load.tiling.count):
+            block = wide[0, :, : load.tiling.size(index)]
+            np.copyto(block, normals[:, load.tiling.part(index)])
+            yield block
+
+    with clock:
+        factors = gaussian.transform(blocks, sigma=1.0)
+        for block in blocks():
+            gaussian.apply(factors, block, out=wide[1, :, : block.shape[1]])
+
+
+def noise_mgs(load: Workload, clock: Stopwatch) -> None:
+    n, d = load.clients, load.dim
+    columns = min(d, max(n, _MGS_WORK // n**2))
+    normals = load.updates[:, :columns]
+    with clock:
+        gaussian.gram_schmidt(normals, sigma=1.0)
+    clock.extrapolate(part=columns, whole=d)
+
+
+def noise_gram_offline(load: Workload, clock: Stopwatch) -> None:
+    offline = cast(load.clients, load.dim, masking="exact").offline()
+    with clock:
+        list(offline.make())
+
+
+def _masked(
+    load: Workload, clock: Stopwatch, attempt: Attempt, noise: list[bytes] | None = None
+) -> None:
+    first_pass(
+        attempt.cohort,
+        attempt.offline,
+        tiles=load.tiles(),
+        noise=noise,
+        workers=attempt.workers,
+        clock=clock,
+        lanes=load.lanes,
+    )
+
+
+def _inside(load: Workload, clock: Stopwatch, add: Callable[[Float64, Float32], None]) -> None:
+    block, total = _block(load), np.zeros((load.clients, load.clients))
+    with clock:
+        for index in range(load.tiling.count):
+            add(total, load.open_tile(index, block))
+
+
+def _block(load: Workload) -> Float32:
+    return np.empty((load.clients, load.rules.tile), np.float32)
+
+
+def _weights(load: Workload) -> Float32:
+    """The mean of the first k rows, as weights over all of them."""
+    k = load.rules.kept(load.clients, load.rules.f)
+    weights = np.zeros(load.clients, np.float32)
+    weights[:k] = 1 / k
+    return weights
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A row of the table.
+
+    once: not repeated, because it is costly. extra: bytes of memory per value of an update, beyond
+    the updates and their ciphertext. sketches: only where updates are long enough for a sketch.
+    """
+
+    run: Callable[[Workload, Stopwatch], object]
+    what: str
+    once: bool = False
+    extra: int = 0
+    sketches: bool = False
+
+
+STAGES = {
+    "open": Stage(open_updates, "open every update once (AES-256-GCM)"),
+    "average": Stage(average, "average k updates in the clear"),
+    "floor": Stage(floor, "open every update once and average k"),
+    "inside_naive": Stage(inside_naive, "open, distances pair by pair in the enclave"),
+    "inside_blas32": Stage(inside_blas32, "open, float32 Gram matrix in the enclave"),
+    "inside_blas64": Stage(inside_blas64, "open, float64 Gram matrix in the enclave"),
+    "sketch_inside": Stage(
+        sketch_inside, "the enclave's whole first pass on a sketch, no workers", sketches=True
+    ),
+    "exact_online": Stage(exact_online, "the enclave's first pass with exact masks, and decoding"),
+    "exact_sketch": Stage(exact_sketch, "the same on a sketch", sketches=True),
+    "gaussian_online": Stage(gaussian_online, "the same with Gaussian masks, no sketch", extra=8),
+    "second_pass": Stage(
+        second_pass, "the enclave's second pass: open, check, average, sign", sketches=True
+    ),
+    "noise_gram_offline": Stage(
+        noise_gram_offline, "offline: the Gram matrix of an exact mask, for two workers", once=True
+    ),
+    "noise_normals": Stage(noise_normals, "offline: secret normals for Gaussian masks", once=True),
+    "noise_orth": Stage(noise_orth, "offline: orthogonalise them by CholeskyQR"),
+    "noise_mgs": Stage(noise_mgs, "offline: the same by modified Gram-Schmidt", once=True, extra=8),
+}
+
+
+_MIB = 2**20
+
+
+def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
+    """Run the plan. directory: for files, to be removed by whoever made it."""
+    turns = list(_turns(plan))
+    steps = 2 + len(turns)
+    peak = None
+    if WHOLE_ROUND in plan.stages:
+        begin("enclave memory", 0, steps)
+        peak = enclave_peak_bytes(plan.clients, plan.dim, masking="gaussian", directory=directory)
+
+    begin("sealing updates", 1, steps)
+    load = Workload(plan.clients, plan.dim, directory, plan.threads)
+    # The first pass over new memory is slower than all others, and is not counted.
+    STAGES[REFERENCE].run(load, Stopwatch())
+    clocks: dict[str, list[Stopwatch]] = {name: [] for name in plan.stages}
+    for done, name in enumerate(turns, 2):
+        begin(name, done, steps)
+        clock = Stopwatch()
+        STAGES[name].run(load, clock)
+        clocks[name].append(clock)
+
+    return {
+        "clients": plan.clients,
+        "dim": plan.dim,
+        "threads": plan.threads,
+        "repeat": plan.repeat,
+        "tile": load.rules.tile,
+        "sketch": sketch_size(plan.clients, plan.dim),
+        "enclave_rss_mib": None if peak is None else peak / _MIB,
+        "stages": summary(clocks),
+    }
+
+
+def _turns(plan: Plan) -> Iterator[str]:
+    """The stages in the order in which they run.
+
+    Every repeat runs every stage, so that what else the machine does hits all of them alike. The
+    reference, by which all others are divided, runs between any two.
+    """
+    for repeat in range(plan.repeat):
+        yield REFERENCE
+        for name in plan.stages:
+            if name != REFERENCE and (repeat == 0 or not STAGES[name].once):
+                yield from (name, REFERENCE)
+
+
+def summary(clocks: dict[str, list[Stopwatch]]) -> Figures:
+    """Medians, as seconds and as multiples of the reference; spread is (max - min) / median."""
+    seconds = {name: [clock.seconds for clock in runs] for name, runs in clocks.items()}
+    reference = statistics.median(seconds[REFERENCE])
+    stages: Figures = {}
+    for name, runs in seconds.items():
+        median = statistics.median(runs)
+        stages[name] = {
+            "cpu_s": median,
+            "x_open": median / reference,
+            "spread": (max(runs) - min(runs)) / median,
+        }
+        if note := clocks[name][0].note:
+            stages[name]["note"] = note
+    return stages
+
+
+def _plan(text: str) -> Plan:
+    fields = json.loads(text)
+    return Plan(**fields | {"only": tuple(fields["only"])})
+
+
+def main(plan: str, directory: str) -> int:
+    return report(lambda begin: measure(_plan(plan), Path(directory), begin))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""A benchmark's own process: how it is started, and how it reports."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from ostraka.calibration import Costs
+from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
+from ostraka_lab.bench.plan import Plan
+
+Figures: TypeAlias = dict[str, Any]
+Begin: TypeAlias = Callable[[str, int, int], None]
+
+
+def report(measure: Callable[[Begin], Figures]) -> int:
+    """Run a measurement and report it. Returns the exit code."""
+    try:
+        figures = measure(_begin)
+    except OstrakaError as error:
+        _send({"error": str(error), "config": isinstance(error, ConfigError)})
+        return 1
+    _send({"figures": figures})
+    return 0
+
+
+def _begin(what: str, done: int, of: int) -> None:
+    _send({"stage": what, "done": done, "of": of})
+
+
+def _send(event: Figures) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+_THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
+
+
+def run_kernels(plan: Plan, begin: Begin) -> Figures:
+    """The figures of a plan. begin(stage, done, of) is called when a stage begins."""
+    plan.require_room()
+    with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as directory:
+        arguments = [json.dumps(asdict(plan)), directory]
+        return run_module("ostraka_lab.bench.kernels", arguments, begin, threads=plan.threads)
+
+
+def run_calibration(begin: Begin) -> Costs:
+    """What one thread of this machine takes."""
+    return Costs.from_json(json.dumps(run_module("ostraka_lab.bench.calibrate", [], begin)))
+
+
+def run_module(
+    module: str,
+    arguments: list[str],
+    begin: Begin,
+    *,
+    threads: int = 1,
+    python: Path | None = None,
+) -> Figures:
+    """What a module that ends in `child.report` measures. python: another interpreter than this."""
+    process = subprocess.Popen(  # noqa: S603 (an interpreter, and arguments of our own)
+        [str(python or sys.executable), "-m", module, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=os.environ | dict.fromkeys(_THREAD_VARIABLES, str(threads)),
+        text=True,
+        # A group of its own: Ctrl-C reaches this process alone, and this one ends the others.
+        start_new_session=True,
+    )
+    try:
+        figures = _listen(process.stdout, begin) if process.stdout else None
+        process.wait()
+    finally:
+        _end(process)
+    if figures is None:
+        raise LocalProtocolError(
+            f"the benchmark's process ended with code {process.returncode} and without figures"
+        )
+    return figures
+
+
+def _listen(events: IO[str], begin: Begin) -> Figures | None:
+    figures: Figures | None = None
+    for line in events:
+        event: Figures = json.loads(line)
+        if "stage" in event:
+            begin(event["stage"], event["done"], event["of"])
+        elif "figures" in event:
+            figures = event["figures"]
+        else:
+            raise (ConfigError if event["config"] else LocalProtocolError)(event["error"])
+    return figures
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the process and those it started, if they are still at work."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+    if process.stdout:
+        process.stdout.close()

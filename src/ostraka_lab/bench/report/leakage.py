@@ -1,0 +1,151 @@
+"""What one worker learns: why exact masks are the default."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ostraka_lab.bench.process import Figures
+from ostraka_lab.report import drawing as axis_style
+from ostraka_lab.report.blocks import Block, Column, Folded, Grid, Paragraph, Plot, Table
+from ostraka_lab.report.drawing import BLUE, GREEN, MUTED, ORANGE, VERMILLION
+
+_TYPES = {"float32": ORANGE, "float64": BLUE}
+_USEFUL = 0.1  # a distance that is off by more ranks nobody
+_LEAST = 1e-16
+
+_TEXT = (
+    "More Gaussian noise hides an update better from a worker that looks at one row, and costs "
+    "precision: in float32 distances are useless before the noise is large. Looking at all rows "
+    "together, the polar attack does not care how large it is. Exact masks give a worker uniform "
+    "residues: no attack beats guessing, and distances are off by the rounding of law 7 alone."
+)
+
+
+def blocks(figures: Figures) -> list[Block]:
+    return [
+        Paragraph(_TEXT),
+        Grid([_trade(figures), _bound(figures), _polar(figures)]),
+        Folded("In figures", [_table(figures), _polar_table(figures)]),
+    ]
+
+
+def _trade(figures: Figures) -> Plot:
+    exact = figures["exact"]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for name, colour in _TYPES.items():
+            rows = _of(figures, name)
+            errors = [max(row["distance_error"], _LEAST) for row in rows]
+            axes.plot(errors, [row["auc"] for row in rows], "o-", color=colour, label=name)
+        point = (max(exact["distance_error"], _LEAST), exact["auc"])
+        axes.plot(*point, "*", color=GREEN, markersize=12, label="exact masks")
+        axes.axvline(_USEFUL, color=MUTED, linestyle=":")
+        axes.set_xscale("log")
+        axes.set_ylim(0.4, 1.05)
+        axes.set_xlabel("error of a distance, in squared norms")
+        axes.set_ylabel("AUC of a matched filter")
+        axis_style.powers_of_ten(axes.xaxis)
+        axis_style.legend_above(figure)
+
+    caption = (
+        "Every point is one σ. To the left distances are precise, at the bottom (0.5) a worker is "
+        f"blind. Right of the dotted line ({_USEFUL:g}) distances rank nobody. This attack looks "
+        "at one row alone: the polar attack sees more."
+    )
+    return Plot("Hiding against precision", caption, paint, height=3.2)
+
+
+def _bound(figures: Figures) -> Plot:
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        rows = _of(figures, "float64")
+        sigmas = [row["sigma"] for row in rows]
+        axes.plot(
+            sigmas, [row["bound_bits"] for row in rows], "o-", color=BLUE, label="bound, bits"
+        )
+        for name, colour in _TYPES.items():
+            errors = [max(row["distance_error"], _LEAST) for row in _of(figures, name)]
+            axes.plot(sigmas, errors, "s--", color=colour, label=f"error, {name}")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axis_style.powers_of_ten(axes.xaxis)
+        axis_style.powers_of_ten(axes.yaxis)
+        axes.set_xlabel("σ, in norms of an update")
+        axis_style.legend_above(figure)
+
+    caption = (
+        "Law 6: bits that one worker learns of one update, if rows were masked independently; and "
+        "the measured error of a decoded squared distance."
+    )
+    return Plot("What noise buys and costs", caption, paint, height=3.2)
+
+
+def _polar(figures: Figures) -> Plot:
+    rows = figures["polar"]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        clients = [row["clients"] for row in rows]
+        axes.plot(
+            clients,
+            [row["gaussian"] for row in rows],
+            "o-",
+            color=VERMILLION,
+            label="Gaussian masks",
+        )
+        expected = [row["expected"] for row in rows]
+        axes.plot(clients, expected, ":", color=MUTED, label="as derived")
+        axes.plot(clients, [row["exact"] for row in rows], "o-", color=GREEN, label="exact masks")
+        axes.set_ylim(0.3, 1.05)
+        axes.set_xlabel("clients")
+        axes.set_ylabel("AUC of the polar attack")
+        axis_style.legend_above(figure)
+
+    caption = (
+        "One worker alone, at the noise of the default budget. 0.5 is guessing; with few trials "
+        "it scatters around that."
+    )
+    return Plot("The polar attack", caption, paint, height=3.2)
+
+
+def _table(figures: Figures) -> Table:
+    columns = [
+        Column("Masks"),
+        *(Column(each, number=True) for each in ("σ", "bound, bits", "AUC", "error", "stated")),
+    ]
+    rows = [
+        [
+            f"Gaussian, {row['dtype']}",
+            *(
+                f"{row[key]:.3g}"
+                for key in ("sigma", "bound_bits", "auc", "distance_error", "distance_error_stated")
+            ),
+        ]
+        for row in figures["gaussian"]
+    ]
+    exact: Any = figures["exact"]
+    rows.append(["exact", "", "0", f"{exact['auc']:.3g}", f"{exact['distance_error']:.3g}", ""])
+    caption = (
+        f"{figures['clients']} clients of {figures['dim']:,} values, "
+        f"{figures['trials']} suspicions of either kind"
+    )
+    return Table(columns, rows, caption=caption)
+
+
+def _polar_table(figures: Figures) -> Table:
+    columns = [
+        *(Column(each, number=True) for each in ("Clients", "Gaussian", "as derived", "exact"))
+    ]
+    rows = [
+        [
+            str(row["clients"]),
+            *(f"{row[key]:.3f}" for key in ("gaussian", "expected", "exact")),
+        ]
+        for row in figures["polar"]
+    ]
+    return Table(columns, rows, caption="AUC of the polar attack")
+
+
+def _of(figures: Figures, dtype: str) -> list[Figures]:
+    return [row for row in figures["gaussian"] if row["dtype"] == dtype]

@@ -1,0 +1,157 @@
+"""The same updates through everybody."""
+
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from ostraka_lab.bench.process import Figures
+from ostraka_lab.report import format
+from ostraka_lab.report.blocks import Block, Column, KeyFigure, Paragraph, Plot, Table
+from ostraka_lab.report.drawing import BLUE, MUTED, SKY, VERMILLION
+
+_SKETCH, _EXACT = "ostraka-exact-sketch", "ostraka-exact"
+_COSTS = (
+    Column("Name"),
+    Column("CPU", number=True),
+    Column("of the enclave", number=True),
+    Column("wall", number=True),
+    Column("spread", number=True),
+    Column("× floor", number=True),
+    Column("peak memory", number=True),
+    Column("before, offline", number=True),
+    Column("clients' sealing", number=True),
+)
+_CHOICES = (
+    Column("Name"),
+    Column("correct"),
+    Column("attackers kept", number=True),
+    Column("correct on differences"),
+)
+
+
+def blocks(figures: Figures) -> list[Block]:
+    return [
+        Paragraph(_what(figures)),
+        _plot(figures),
+        _ratios(figures),
+        Table(_COSTS, [_cost(row) for row in figures["rows"]], caption=_caption(figures)),
+        Table(_CHOICES, [_choice(row) for row in figures["rows"]], caption="Who was selected"),
+        *(
+            Paragraph(f"{row['name']} is {row['absent']}")
+            for row in figures["rows"]
+            if row["absent"]
+        ),
+        Paragraph(_TERMS),
+    ]
+
+
+def key_figures(figures: Figures) -> list[KeyFigure]:
+    rows = by_name(figures)
+    sketch, floor = rows.get(_SKETCH), rows.get("floor")
+    found = []
+    for peer in ("flower", "byzfl-torch"):
+        if sketch and peer in rows:
+            share = sketch["cpu_s"] / rows[peer]["cpu_s"]
+            note = f"all roles, exact masks on a sketch, beside {peer} in the clear"
+            found.append(KeyFigure("CPU of a private round", format.times(share), note))
+    if sketch and floor:
+        share = sketch["enclave_cpu_s"] / floor["cpu_s"]
+        found.append(KeyFigure("Enclave's CPU", format.times(share), "beside the floor"))
+    return found
+
+
+def by_name(figures: Figures) -> dict[str, Any]:
+    """The rows of those who took part."""
+    return {row["name"]: row for row in figures["rows"] if not row["absent"]}
+
+
+_TERMS = (
+    "Flower and ByzFL get whole weights, as Flower's clients send them: Flower as replies of nodes "
+    "to aggregate_train, ByzFL as one tensor or array. blas-clear gets differences. Timed is "
+    "aggregation alone, on inputs that lie in memory. Ostraka gets sealed updates: opening, "
+    "checking, masking, the workers, decoding, averaging and signing are all in its CPU time; what "
+    "is made offline before the round and the clients' sealing are beside it. Every run is a "
+    "process of its own, and peak memory is that of the process with its inputs. A selection is "
+    "correct if it holds no attacker and is what float64 selects by the same convention: Flower "
+    "and Ostraka sum the n - f - 2 nearest, ByzFL n - f - 1. The floor selects nothing. On "
+    "differences: whether the same code is correct if it is given updates instead of weights."
+)
+
+
+def _what(figures: Figures) -> str:
+    return (
+        f"{figures['clients']} updates of {figures['dim']:,} values, of which "
+        f"{figures['byzantine']} are the opposite of an honest one; {figures['kept']} are kept. "
+        f"An update's values are {figures['update_scale']:g} of the weights' in size. "
+        f"Threads: {figures['threads']}."
+    )
+
+
+def _caption(figures: Figures) -> str:
+    return f"Medians of {figures['repeat']} runs, each peer in turn"
+
+
+def _cost(row: Figures) -> list[str]:
+    return [
+        row["name"],
+        format.seconds(row["cpu_s"]),
+        format.seconds(row["enclave_cpu_s"]),
+        format.seconds(row["wall_s"]),
+        format.percent(row["cpu_spread"]),
+        format.times(row["x_floor"]),
+        format.mib(row["peak_rss_mib"]),
+        format.seconds(row["offline_cpu_s"]),
+        format.seconds(row["sealing_cpu_s"]),
+    ]
+
+
+def _choice(row: Figures) -> list[str]:
+    return [
+        row["name"],
+        "absent" if row["absent"] else format.yes(row["correct"]),
+        "-" if row["attackers_kept"] is None else str(row["attackers_kept"]),
+        format.yes(row.get("correct_on_differences")),
+    ]
+
+
+def _plot(figures: Figures) -> Plot:
+    rows = list(by_name(figures).values())
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        places = range(len(rows))
+        enclave = [row["enclave_cpu_s"] or 0.0 for row in rows]
+        rest = [row["cpu_s"] - part for row, part in zip(rows, enclave, strict=True)]
+        colours = [VERMILLION if row["correct"] is False else MUTED for row in rows]
+        axes.barh(places, enclave, color=BLUE, label="enclave")
+        ours = [SKY if row["enclave_cpu_s"] else c for row, c in zip(rows, colours, strict=True)]
+        axes.barh(places, rest, left=enclave, color=ours)
+        axes.set_yticks(places, [row["name"] for row in rows])
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel("CPU seconds")
+
+    caption = (
+        "Blue is the enclave, light blue the workers. Red selected the wrong clients; grey did "
+        "not, or selected nobody."
+    )
+    return Plot("CPU of one aggregation", caption, paint, height=1 + 0.28 * len(rows))
+
+
+def _ratios(figures: Figures) -> Table:
+    """Ours over each peer."""
+    rows = by_name(figures)
+    ours = [name for name in rows if name.startswith("ostraka")]
+    others = [name for name in rows if not name.startswith("ostraka")]
+    cells = [
+        [name, *(format.times(rows[name]["cpu_s"] / rows[other]["cpu_s"]) for other in others)]
+        for name in ours
+    ] + [
+        [
+            f"{name}, enclave",
+            *(format.times(rows[name]["enclave_cpu_s"] / rows[other]["cpu_s"]) for other in others),
+        ]
+        for name in ours
+    ]
+    columns = [Column("CPU of"), *(Column(f"/ {name}", number=True) for name in others)]
+    return Table(columns, cells, caption="Ratios in this run: below 1 is less CPU than the peer")

@@ -1,0 +1,227 @@
+"""One whole round by the real roles and their real driver, with a clock for every party.
+
+Offline work and sealing come first and are on clocks of their own. Then the round itself: sealed
+updates in, model out.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ostraka.arrays import Float32
+from ostraka.config import Manifest, RoundConfig
+from ostraka.crypto.channel import Channel
+from ostraka.crypto.updates import SealedUpdate, TileOpener
+from ostraka.errors import LocalProtocolError
+from ostraka.events import TooFewWorkers
+from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
+from ostraka.protocol.enclave import Lanes, Masking, Published
+from ostraka.protocol.host import Computing, Host, Prepared, Worker
+from ostraka.protocol.round import Parties, Spool, enrol
+from ostraka_lab.bench.clock import Ledger
+from ostraka_lab.bench.machine import forget_peak, peak_bytes, resident_bytes
+
+OFFLINE, CLIENTS = "offline", "clients"
+COLLECT, ENCODE, AGGREGATE = "collect", "encode", "aggregate"
+# Only where `parts` is asked for; else they are in ENCODE.
+OPEN, ENCRYPT, DECODE = "open", "encrypt", "decode"
+
+_SMALL = 8192
+_ENCLAVE = (COLLECT, OPEN, ENCODE, ENCRYPT, DECODE, AGGREGATE)
+
+
+@dataclass
+class Traffic:
+    """Bytes on every link: all uploads together, and what all workers get and answer."""
+
+    uploads: int = 0
+    shares: int = 0
+    answers: int = 0
+
+
+@dataclass(frozen=True)
+class Played:
+    """cpu_s: by party and part. wall_s, peak_rss: of the round itself, without what came before.
+
+    inputs_rss: what was resident when it began, sealed updates and noise among it.
+    """
+
+    cpu_s: dict[str, float]
+    wall_s: float
+    peak_rss: int
+    inputs_rss: int
+    traffic: Traffic
+    selected: tuple[int, ...]
+    aggregate: Float32 = field(repr=False)
+
+    @property
+    def enclave_cpu_s(self) -> float:
+        """Online: from the first sealed update to the signed model."""
+        return sum(self.cpu_s.get(part, 0.0) for part in _ENCLAVE)
+
+    @property
+    def worker_cpu_s(self) -> float:
+        """Of all workers together."""
+        return sum(s for party, s in self.cpu_s.items() if party.startswith("worker-"))
+
+    @property
+    def slowest_worker_s(self) -> float:
+        return max((s for party, s in self.cpu_s.items() if party.startswith("worker-")), default=0)
+
+
+def play(
+    rules: RoundConfig,
+    updates: Iterable[Float32],
+    *,
+    clients: int,
+    lanes: Lanes | None = None,
+    parts: bool = False,
+) -> Played:
+    """updates: one (d,) a client. parts: tell opening, encrypting and decoding apart; one lane."""
+    ledger, traffic = Ledger(), Traffic()
+    parties = enrol(rules, clients=clients)
+    with ledger(OFFLINE):
+        made = [] if rules.inside else [Prepared(parties.enclave)]
+        collecting = parties.enclave.open_round()
+    uploads = []
+    for client, update in zip(parties.clients, updates, strict=True):
+        with ledger(CLIENTS):
+            uploads.append(parties.seal(client, collecting.offer, update))
+    traffic.uploads = sum(map(_size, uploads))
+
+    spool = Spool(rules)
+    forget_peak()
+    inputs = resident_bytes()
+    start = time.perf_counter()
+    with ledger(COLLECT):
+        for upload in uploads:
+            spool.collect(collecting, upload)
+        cohort = collecting.close()
+    host = Host(
+        rules=rules,
+        lanes=lanes or Lanes(),
+        tiles=partial(spool.tiles, cohort),
+        workers=_timed_workers(parties, ledger, traffic),
+        prepare=made.pop,
+        tell=_refuse_surprises,
+    )
+    with _told_apart(ledger) if parts else contextlib.nullcontext(), ledger(ENCODE):
+        averaging = host.measure(cohort)
+    with ledger(AGGREGATE):
+        published = host.average(averaging)
+        parties.enclave.follow(published.receipt, published.state)
+    wall = time.perf_counter() - start
+    return Played(
+        cpu_s=dict(ledger.seconds),
+        wall_s=wall,
+        peak_rss=peak_bytes(),
+        inputs_rss=inputs,
+        traffic=traffic,
+        selected=_rows(published, parties),
+        aggregate=published.aggregate,
+    )
+
+
+def warm_up(rules: RoundConfig, *, clients: int) -> None:
+    """A small round under the same rules, so that nothing is loaded or set up on a clock."""
+    small = min(rules.dimension, max(_SMALL, 2 * clients))
+    sketch = None if rules.sketch is None else min(rules.sketch, small)
+    few = replace(rules, manifest=Manifest.flat(small), sketch=sketch)
+    play(few, repeated(clients, small), clients=clients)
+
+
+def _timed_workers(parties: Parties, ledger: Ledger, traffic: Traffic) -> dict[str, Worker]:
+    return {
+        name: _TimedWorker(worker, partial(ledger, name), traffic)
+        for name, worker in parties.workers.items()
+    }
+
+
+Clock = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+class _TimedWorker:
+    def __init__(self, worker: Worker, clock: Clock, traffic: Traffic) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._traffic = traffic
+
+    def accept(self, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:
+        with self._clock():
+            computing, accept = self._worker.accept(offer)
+        return _TimedComputing(computing, self._clock, self._traffic), accept
+
+
+class _TimedComputing:
+    def __init__(self, computing: Computing, clock: Clock, traffic: Traffic) -> None:
+        self._computing = computing
+        self._clock = clock
+        self._traffic = traffic
+
+    def add(self, tile: ShareTile) -> None:
+        self._traffic.shares += len(tile.ciphertext)
+        with self._clock():
+            self._computing.add(tile)
+
+    def add_seed(self, message: MaskSeed) -> None:
+        self._traffic.shares += len(message.ciphertext)
+        with self._clock():
+            self._computing.add_seed(message)
+
+    def answer(self) -> Answer:
+        with self._clock():
+            answer = self._computing.answer()
+        self._traffic.answers += len(answer.ciphertext)
+        return answer
+
+
+@contextlib.contextmanager
+def _told_apart(ledger: Ledger) -> Iterator[None]:
+    """Opening, encrypting and decoding on clocks of their own. Not for more than one thread."""
+    with (
+        _charged(TileOpener, "open_into", ledger, OPEN),
+        _charged(Channel, "seal_share", ledger, ENCRYPT),
+        _charged(Masking, "decode", ledger, DECODE),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _charged(owner: type, method: str, ledger: Ledger, part: str) -> Iterator[None]:
+    original = getattr(owner, method)
+
+    def charged(*arguments: Any, **options: Any) -> Any:
+        with ledger(part):
+            return original(*arguments, **options)
+
+    setattr(owner, method, charged)
+    try:
+        yield
+    finally:
+        setattr(owner, method, original)
+
+
+def _refuse_surprises(event: object) -> None:
+    """A round that fell back to the enclave would be another round than the one to measure."""
+    if isinstance(event, TooFewWorkers):
+        raise LocalProtocolError("the workers of a benchmark failed")
+
+
+def _size(upload: SealedUpdate) -> int:
+    return sum(len(tile.ciphertext) for tile in upload.tiles)
+
+
+def _rows(published: Published, parties: Parties) -> tuple[int, ...]:
+    row_of = {client.name: row for row, client in enumerate(parties.clients)}
+    return tuple(sorted(row_of[name] for name in published.selected))
+
+
+def repeated(clients: int, dim: int) -> Iterator[Float32]:
+    """Updates whose cost is all that matters: a few vectors, again and again."""
+    few = np.random.default_rng(0).standard_normal((min(clients, 8), dim), dtype=np.float32)
+    return (few[row % len(few)] for row in range(clients))

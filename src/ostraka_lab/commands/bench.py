@@ -1,0 +1,283 @@
+"""`ostraka bench check`."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.table import Table
+
+from ostraka import calibration
+from ostraka.calibration import Costs
+from ostraka.cli.exit_codes import FAILED
+from ostraka.cli.output import Json, help_without_command, progress, show, table
+from ostraka_lab.bench import check as checks
+from ostraka_lab.bench import leakage as leakages
+from ostraka_lab.bench import machine
+from ostraka_lab.bench.kernels import STAGES
+from ostraka_lab.bench.plan import Plan
+from ostraka_lab.bench.process import run_calibration, run_kernels, run_module
+from ostraka_lab.commands.bench_results import FOLDER, Out, finish
+from ostraka_lab.commands.bench_suites import paper, peers, scale
+
+_NOISY = 0.5
+
+
+def check(
+    ctx: typer.Context,
+    *,
+    baseline: Annotated[
+        Path, typer.Option(metavar="FILE", help="The ratios to compare with.")
+    ] = checks.BASELINE,
+    save: Annotated[
+        bool, typer.Option("--save", help="Store this run as the baseline instead.")
+    ] = False,
+    clients: Annotated[int, typer.Option(help="Updates in a round.")] = 32,
+    dim: Annotated[int, typer.Option(help="Values in an update.")] = 500_000,
+    repeat: Annotated[int, typer.Option(help="Runs of every stage, 3 or more.")] = 5,
+    tolerance: Annotated[
+        float, typer.Option(help="Change that is never an alarm, as a part of one.")
+    ] = 0.1,
+    out: Out = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Fail if a stage has become slower.
+
+    Compares the ratios of the stages of a round to opening all updates once with those of a stored
+    baseline. A stage is slower if that is more than the noise of both runs and the tolerance. The
+    exit code is then 1. Sizes are those of the baseline unless they are given.
+
+    \b
+    Examples:
+      ostraka bench check
+      ostraka bench check --save
+      ostraka bench check --baseline mine.json --tolerance 0.05 --json
+    """
+    old = None if save else checks.load(baseline)
+    if old is not None:
+        clients, dim = _same_size(ctx, old, clients, dim)
+    with progress() as step:
+        now = checks.run(checks.plan(clients, dim, repeat), step)
+    if old is None:
+        checks.save(now, baseline)
+        show(f"Stored in {baseline}.", figures=now | {"saved": str(baseline)}, as_json=as_json)
+        return
+    rows = checks.compare(now, old, tolerance=tolerance)
+    slower = [row["stage"] for row in rows if row["slower"]]
+    figures = now | {"rows": rows, "slower": slower, "baseline": str(baseline)}
+    finish(ctx, figures, _check_table(rows), _verdict(slower), out=out, as_json=as_json)
+    _warn_of_another_machine(now, old)
+    if slower:
+        raise typer.Exit(FAILED)
+
+
+def _same_size(ctx: typer.Context, old: dict[str, Any], *sizes: int) -> tuple[int, int]:
+    """Ratios depend on the size: only like is compared with like."""
+    given = [ctx.get_parameter_source(name) for name in ("clients", "dim")]
+    clients, dim = (
+        size if source and source.name == "COMMANDLINE" else old[name]
+        for size, source, name in zip(sizes, given, ("clients", "dim"), strict=True)
+    )
+    return int(clients), int(dim)
+
+
+def _check_table(rows: list[dict[str, Any]]) -> Table:
+    shown = table("Stage", "x open", "baseline", "change", "allowed", "Verdict")
+    for row in rows:
+        shown.add_row(
+            row["stage"],
+            f"{row['ratio']:.2f}",
+            f"{row['baseline']:.2f}",
+            f"{row['change']:+.0%}",
+            f"{row['limit']:.0%}",
+            _word(row),
+        )
+    return shown
+
+
+def _word(row: dict[str, Any]) -> str:
+    if row["slower"]:
+        return "slower"
+    return "too noisy to tell" if row["limit"] > _NOISY else ""
+
+
+def _verdict(slower: list[str]) -> str:
+    return f"Slower: {', '.join(slower)}." if slower else "Nothing became slower."
+
+
+def _warn_of_another_machine(now: dict[str, Any], old: dict[str, Any]) -> None:
+    here, there = now["machine"]["processor"], old["machine"]["processor"]
+    if here != there:
+        click.echo(f"warning: the baseline is from another processor: {there}", err=True)
+
+
+_USUAL = leakages.Plan()
+
+
+def leakage(
+    ctx: typer.Context,
+    *,
+    clients: Annotated[int, typer.Option(help="For the attack on single rows.")] = _USUAL.clients,
+    dim: Annotated[int, typer.Option(help="Values in an update.")] = _USUAL.dim,
+    trials: Annotated[
+        int, typer.Option(help="Suspicions of either kind, for every point.")
+    ] = _USUAL.trials,
+    seed: Annotated[int, typer.Option(help="Of updates and suspicions.")] = 0,
+    out: Out = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """What one worker learns, by attacking.
+
+    For Gaussian masks and a range of sigma, in float32 and float64: the bound of law 6, how well a
+    matched filter recognises an update, and the error of decoded distances. Exact masks are the
+    point at zero bits. Then the polar attack on both maskings, for 4 to 64 clients.
+
+    \b
+    Examples:
+      ostraka bench leakage
+      ostraka bench leakage --dim 100000 --trials 2048 --json
+    """
+    plan = leakages.Plan(clients=clients, dim=dim, trials=trials, seed=seed)
+    with progress() as step:
+        figures = run_module("ostraka_lab.bench.leakage", [plan.to_json()], step)
+    figures |= {"machine": machine.describe(threads=1)}
+    finish(ctx, figures, _against_sigma(figures), _polar(figures), out=out, as_json=as_json)
+
+
+def _against_sigma(figures: dict[str, Any]) -> Table:
+    rows = table("Masks", "sigma", "bound bits", "matched filter AUC", "error of a distance")
+    for row in figures["gaussian"]:
+        rows.add_row(
+            f"Gaussian, {row['dtype']}",
+            *(f"{row[name]:.3g}" for name in ("sigma", "bound_bits", "auc", "distance_error")),
+        )
+    exact = figures["exact"]
+    rows.add_row("exact", "", "0", f"{exact['auc']:.3g}", f"{exact['distance_error']:.3g}")
+    return rows
+
+
+def _polar(figures: dict[str, Any]) -> Table:
+    rows = table(
+        "clients", "Gaussian masks", "as derived", "exact masks", title="Polar attack, AUC"
+    )
+    for row in figures["polar"]:
+        values = (f"{row[name]:.3f}" for name in ("gaussian", "expected", "exact"))
+        rows.add_row(str(row["clients"]), *values)
+    return rows
+
+
+def bench(ctx: typer.Context) -> None:
+    """Measure what the parts cost on this machine.
+
+    \b
+    Examples:
+      ostraka bench kernels
+      ostraka bench peers
+      ostraka bench paper --quick
+    """
+    help_without_command(ctx)
+
+
+def kernels(
+    *,
+    clients: Annotated[int, typer.Option(help="Updates in a round.")] = 64,
+    dim: Annotated[int, typer.Option(help="Values in an update.")] = 3_500_000,
+    threads: Annotated[int, typer.Option(help="For BLAS and for the enclave.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Runs of every stage; medians are shown.")] = 3,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            click_type=click.Choice(list(STAGES)),
+            metavar="STAGE",
+            help=f"Run only this stage, and open; repeatable. Stages: {', '.join(STAGES)}.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """CPU time of each stage of a round.
+
+    In seconds, and as a multiple of opening all updates once. Beside it, the memory that the
+    enclave takes in a process of its own.
+
+    \b
+    Examples:
+      ostraka bench kernels --clients 64 --dim 3500000 --json
+      ostraka bench kernels --clients 16 --dim 200000 --repeat 1
+      ostraka bench kernels --only gaussian_online --only floor
+    """
+    plan = Plan(clients, dim, threads, repeat, tuple(only or ()))
+    with progress() as step:
+        figures = run_kernels(plan, step)
+    show(_table(figures), _memory(figures), figures=figures, as_json=as_json)
+
+
+def calibrate(*, as_json: Json = False) -> None:
+    """Measure this machine for distances="auto".
+
+    Keeps the costs in the user's cache, where run_round(distances="auto") finds them.
+
+    \b
+    Examples:
+      ostraka bench calibrate
+      ostraka bench calibrate --json
+    """
+    with progress() as step:
+        costs = run_calibration(step)
+    rows = table("Workers", "masks, ns a value", "cheaper than inside from")
+    for workers, cost in zip((2, 4, 6), costs.mask, strict=True):
+        rows.add_row(f"{workers} or {workers + 1}", f"{cost:.3g}", _clients(costs, workers))
+    inside = f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value."
+    kept = _keep(costs)
+    figures = {"gram": costs.gram, "mask": list(costs.mask), "path": str(calibration.path())}
+    show(rows, inside, kept, figures=figures, as_json=as_json)
+
+
+def _keep(costs: Costs) -> str:
+    """Keep what was measured; a cache that cannot be written must not lose it."""
+    try:
+        return f"Kept in {calibration.save(costs)}."
+    except OSError as unwritable:
+        return f"Not kept: {unwritable}."
+
+
+def _clients(costs: Costs, workers: int) -> str:
+    return f"{math.ceil(costs.break_even(workers))} clients"
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    rows = table(
+        "Stage",
+        "cpu s",
+        "x open",
+        "spread",
+        "What",
+        title=f"{figures['clients']} updates of {figures['dim']} values, tiles of "
+        f"{figures['tile']}, threads: {figures['threads']}",
+    )
+    for name, stage in figures["stages"].items():
+        rows.add_row(
+            name,
+            f"{stage['cpu_s']:.3g}",
+            f"{stage['x_open']:.2f}",
+            f"{stage['spread']:.0%}",
+            "\n".join(filter(None, (STAGES[name].what, stage.get("note")))),
+        )
+    return rows
+
+
+def _memory(figures: dict[str, Any]) -> str:
+    mib = figures["enclave_rss_mib"]
+    return "" if mib is None else f"Memory of the enclave's process in a whole round: {mib:.0f} MiB"
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "paper": paper,
+    "peers": peers,
+    "scale": scale,
+    "leakage": leakage,
+    "check": check,
+    "kernels": kernels,
+    "calibrate": calibrate,
+}

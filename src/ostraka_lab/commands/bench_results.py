@@ -1,0 +1,104 @@
+"""How a benchmark ends: figures in a folder, a page of all that is there, and JSON if asked for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from click.core import ParameterSource
+from rich.table import Table
+
+from ostraka.cli.output import show
+from ostraka.errors import ConfigError
+from ostraka_lab.bench import results
+from ostraka_lab.bench.resume import Parts, count
+
+FOLDER = Path("bench-results")
+
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER", help="For the figures, and for report.html, drawn from all that is there."
+    ),
+]
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Begin anew, not where a run that was stopped has ended.")
+]
+_NOT_SHOWN = ("as_json", "out", "fresh")
+
+
+@contextmanager
+def keeping(
+    ctx: typer.Context, out: Path, options: dict[str, Any], *, fresh: bool
+) -> Iterator[Parts]:
+    """The parts of this command, in its folder. Whoever stops it is told that they are kept."""
+    path = out / f"{ctx.info_name}.parts.jsonl"
+    parts = Parts(path, options, lambda text: click.echo(text, err=True), fresh=fresh)
+    try:
+        yield parts
+    except BaseException:
+        if parts.kept:
+            again = "the same command, without --fresh," if fresh else "the same command"
+            kept = f"{count(parts.kept)} kept in {path}"
+            click.echo(f"stopped with {kept}: {again} goes on from there", err=True)
+        raise
+
+
+def finish(
+    ctx: typer.Context,
+    figures: dict[str, Any],
+    *shown: Table | str,
+    out: Path,
+    as_json: bool,
+    parts: Parts | None = None,
+) -> None:
+    """Keep the figures under the command's name, draw the page, and show it all."""
+    name = str(ctx.info_name)
+    figures = {"command": command_line(ctx)} | figures
+    page, where = _kept(out, name, figures, parts)
+    show(*shown, where, figures=figures | {"report": page}, as_json=as_json)
+
+
+def _kept(
+    out: Path, name: str, figures: dict[str, Any], parts: Parts | None
+) -> tuple[str | None, str]:
+    """The page, and where it is. Figures that took an hour are not lost to a full disk."""
+    try:
+        results.save(out, name, figures)
+        if parts:
+            parts.clear()
+        page = _page(out)
+    except (OSError, ConfigError) as failed:
+        return None, f"No report: {failed}"
+    return page, f"Report: {page}" if page else "No report: pip install 'ostraka[lab]'"
+
+
+def command_line(ctx: typer.Context) -> str:
+    """What to type to have the same again."""
+    words = ["ostraka", "bench", str(ctx.info_name)]
+    for parameter in ctx.command.params:
+        given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+        if given and parameter.name not in _NOT_SHOWN:
+            words += _words(parameter, ctx.params[str(parameter.name)])
+    return " ".join(words)
+
+
+def _words(parameter: click.Parameter, value: Any) -> list[str]:
+    flag = parameter.opts[0]
+    if value is True:
+        return [flag]
+    values = value if isinstance(value, list | tuple) else [value]
+    return [word for each in values for word in (flag, str(each))]
+
+
+def _page(folder: Path) -> str | None:
+    """Plots need a package that a worker or an enclave does without."""
+    try:
+        from ostraka_lab.bench import report  # noqa: PLC0415
+    except ModuleNotFoundError as missing:
+        if missing.name is None or missing.name.startswith("ostraka"):
+            raise
+        return None
+    return str(report.write(folder))

@@ -1,0 +1,284 @@
+"""`ostraka bench paper`, `peers` and `scale`."""
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.table import Table
+
+from ostraka.cli.output import Json, progress, show, table
+from ostraka_lab.bench.paper import MASKINGS
+from ostraka_lab.bench.paper import suite as paper_suite
+from ostraka_lab.bench.paper.suite import Suite
+from ostraka_lab.bench.peers import installed, run_peers
+from ostraka_lab.bench.peers.contest import Contest
+from ostraka_lab.bench.scale import survey
+from ostraka_lab.bench.scale.survey import Grid
+from ostraka_lab.commands.bench_results import FOLDER, Fresh, Out, finish, keeping
+
+
+def paper(
+    ctx: typer.Context,
+    *,
+    repeat: Annotated[int, typer.Option(help="Runs of everything; medians are shown.")] = 3,
+    bandwidth: Annotated[
+        float, typer.Option(help="Of the enclave's link, Gbit/s, for figure 3.")
+    ] = 1.0,
+    sgx_slowdown: Annotated[
+        float | None,
+        typer.Option(
+            help="Assume an enclave so many times slower, in a table of its own.",
+            show_default="no such table",
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes, once: to see it work.")
+    ] = False,
+    out: Out = FOLDER,
+    fresh: Fresh = False,
+    as_json: Json = False,
+) -> None:
+    """The paper's figures on this machine.
+
+    Figure 2a: distances inside the enclave, by the paper's loop and by BLAS, for 8 to 128 clients
+    and four networks. Figure 2b: how much faster a worker's kernel is. Figure 3: where the time of
+    an epoch goes. The headline: a round with everything inside the enclave, over one with workers.
+    SGX itself is not measured; the report says what that leaves out.
+
+    A run that is stopped keeps in the folder what it has measured: the same command goes on.
+
+    \b
+    Examples:
+      ostraka bench paper --quick
+      ostraka bench paper --json
+      ostraka bench paper --bandwidth 10 --sgx-slowdown 1.5
+    """
+    if quick:
+        suite = Suite.quick(bandwidth=bandwidth, slowdown=sgx_slowdown)
+    else:
+        suite = replace(Suite(), bandwidth=bandwidth, slowdown=sgx_slowdown, repeat=repeat)
+    with keeping(ctx, out, asdict(suite), fresh=fresh) as parts, progress() as step:
+        figures = paper_suite.run(suite, step, parts)
+    headlines = [_headline(each) for each in figures["headline"]]
+    epochs = [_figure3(figures, masking) for masking in MASKINGS]
+    finish(ctx, figures, *headlines, *epochs, _LIMITS, out=out, as_json=as_json, parts=parts)
+
+
+_BASELINES = ("naive", "blas64", "blas32")
+_LIMITS = "Measured outside of SGX: paging and transitions are in none of these figures."
+
+
+def _headline(each: dict[str, Any]) -> Table:
+    rows = table(
+        "Round",
+        "enclave cpu s",
+        "loop inside, over it",
+        "BLAS float64",
+        "BLAS float32",
+        title=f"{each['clients']} clients of {each['dim']} values: inside, over workers",
+    )
+    for name, inside in each["inside"].items():
+        rows.add_row(f"inside, {name}", f"{inside['enclave_cpu_s']:.3g}", "", "", "")
+    for row in each["rows"]:
+        _add(rows, f"workers, {row['name']}", row["enclave_cpu_s"], row, "over")
+    for row in each["rows"]:
+        name = f"outliers alone, {row['name']}"
+        _add(rows, name, row["detection_cpu_s"], row, "detection_over")
+    return rows
+
+
+def _add(rows: Table, name: str, seconds: float, row: dict[str, Any], over: str) -> None:
+    ratios = (f"{row[f'{over}_{base}']:.2f} x" for base in _BASELINES)
+    rows.add_row(name, f"{seconds:.3g}", *ratios)
+
+
+def _figure3(figures: dict[str, Any], masking: str) -> Table:
+    bars = [bar for bar in figures["figure3"] if bar["masking"] == masking]
+    rows = table(
+        "Part",
+        *(bar["network"] for bar in bars),
+        title=f"Seconds of an epoch, {bars[0]['clients']} clients, {masking} masks, "
+        f"{figures['bandwidth_gbit_s']:g} Gbit/s",
+    )
+    for part in bars[0]["seconds"]:
+        rows.add_row(part, *(f"{bar['seconds'][part]:.2g}" for bar in bars))
+    return rows
+
+
+def peers(
+    ctx: typer.Context,
+    *,
+    clients: Annotated[int, typer.Option(help="Updates in a round.")] = 64,
+    dim: Annotated[int, typer.Option(help="Values in an update.")] = 3_500_000,
+    threads: Annotated[int, typer.Option(help="For BLAS, torch and the enclave.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Runs of everybody; medians are shown.")] = 3,
+    seed: Annotated[int, typer.Option(help="Of the updates.")] = 0,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            click_type=click.Choice(list(run_peers.NAMES)),
+            metavar="NAME",
+            help=f"Run only this one; repeatable. Names: {', '.join(run_peers.NAMES)}.",
+        ),
+    ] = None,
+    setup: Annotated[
+        bool, typer.Option("--setup", help="Only make the environment that ByzFL runs in.")
+    ] = False,
+    out: Out = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """The same updates through Flower, ByzFL and Ostraka.
+
+    Multi-Krum over N updates, a fifth of them sign-flipped: Flower's and ByzFL's in the clear on
+    whole weights, BLAS in the clear, and Ostraka on sealed updates, by masking, all roles counted.
+    CPU and wall seconds, peak memory, and whether the right clients were selected. Everybody runs
+    in a process of its own. Who is not installed is reported as absent.
+
+    \b
+    Examples:
+      ostraka bench peers --setup
+      ostraka bench peers --clients 64 --dim 3500000 --json
+      ostraka bench peers --only floor --only ostraka-exact-sketch --repeat 5
+    """
+    if setup:
+        with progress() as step:
+            folder = installed.setup(step)
+        show(f"ByzFL is in {folder}.", figures={"setup": str(folder)}, as_json=as_json)
+        return
+    contest = Contest(clients, dim, threads, seed)
+    with progress() as step:
+        figures = run_peers.play(contest, step, names=only or run_peers.NAMES, repeat=repeat)
+    finish(ctx, figures, _table(figures), *_absent(figures), _DEFINED, out=out, as_json=as_json)
+
+
+_DEFINED = (
+    "Correct: no attacker is selected, and what is selected is what float64 selects by the same "
+    "convention (ByzFL counts one neighbour more). CPU of Ostraka: from sealed updates to the "
+    "signed model, all roles; offline work and the clients' sealing are in the report and in JSON."
+)
+
+
+def _table(figures: dict[str, Any]) -> Table:
+    rows = table(
+        "Name",
+        "cpu s",
+        "enclave s",
+        "wall s",
+        "x floor",
+        "peak MiB",
+        "Correct",
+        title=f"{figures['clients']} updates of {figures['dim']} values, "
+        f"{figures['byzantine']} attackers, threads: {figures['threads']}",
+    )
+    rows.columns[0].no_wrap = True
+    for row in figures["rows"]:
+        rows.add_row(row["name"], *_numbers(row), _verdict(row))
+    return rows
+
+
+def _absent(figures: dict[str, Any]) -> list[str]:
+    return [f"{row['name']} is {row['absent']}" for row in figures["rows"] if row["absent"]]
+
+
+def _numbers(row: dict[str, Any]) -> list[str]:
+    shown = {
+        "cpu_s": ".3g",
+        "enclave_cpu_s": ".3g",
+        "wall_s": ".3g",
+        "x_floor": ".2f",
+        "peak_rss_mib": ".0f",
+    }
+    return ["" if row[name] is None else format(row[name], how) for name, how in shown.items()]
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    if row["absent"]:
+        return "absent"
+    if row["correct"] is None:
+        return "selects nobody"
+    return "yes" if row["correct"] else f"no: {row['attackers_kept']} attackers"
+
+
+_USUAL = Grid()
+
+
+def scale(
+    ctx: typer.Context,
+    *,
+    clients: Annotated[
+        list[int] | None,
+        typer.Option(help="Clients to measure with; repeatable.", show_default="8 to 1,024"),
+    ] = None,
+    dim: Annotated[
+        list[int] | None,
+        typer.Option(help="Values of an update; repeatable.", show_default="1e5, 1e6 and 1e7"),
+    ] = None,
+    repeat: Annotated[int, typer.Option(help="Runs of every size.")] = _USUAL.repeat,
+    budget: Annotated[
+        float, typer.Option(help="Seconds to spend, about; small sizes come first.")
+    ] = 1800.0,
+    out: Out = FOLDER,
+    fresh: Fresh = False,
+    as_json: Json = False,
+) -> None:
+    """How cost grows with clients and with values.
+
+    Whole rounds of every size that memory and budget allow. Fits exponents of the enclave's CPU,
+    the workers' CPU, memory and bytes, and a sum of terms that is extended to 10,000 clients and
+    1e9 values, with a band; and says what would have to be split for that.
+
+    A run that is stopped keeps in the folder what it has measured: the same command goes on, with
+    a budget for what is left.
+
+    \b
+    Examples:
+      ostraka bench scale --json
+      ostraka bench scale --budget 300
+      ostraka bench scale --clients 8 --clients 16 --clients 32 --dim 5000 --dim 20000 --repeat 1
+    """
+    grid = Grid(tuple(clients or _USUAL.clients), tuple(dim or _USUAL.dims), repeat)
+    with keeping(ctx, out, asdict(grid), fresh=fresh) as parts, progress() as step:
+        figures = survey.run(grid, budget, step, parts)
+    shown = (_exponents(figures), _splits(figures), _skipped(figures))
+    finish(ctx, figures, *shown, out=out, as_json=as_json, parts=parts)
+
+
+def _exponents(figures: dict[str, Any]) -> Table:
+    target = figures["target"]
+    rows = table(
+        "Round",
+        "Cost",
+        "in N, to 256",
+        "in N, beyond",
+        "in d",
+        "at target",
+        title=f"Exponents, and {target['clients']} clients of {target['dim']} values",
+    )
+    for fit in figures["fits"]:
+        told = fit["forecast"]
+        rows.add_row(
+            fit["variant"],
+            fit["cost"],
+            _exponent(fit["exponents_few"], "N"),
+            _exponent(fit["exponents_many"], "N"),
+            _exponent(fit["exponents"], "d"),
+            f"{told['value']:.3g}",
+        )
+    return rows
+
+
+def _exponent(found: dict[str, Any] | None, name: str) -> str:
+    return "" if found is None else f"{found[name]['value']:.2f} ± {found[name]['error']:.2f}"
+
+
+def _splits(figures: dict[str, Any]) -> Table:
+    rows = table("To be split", "pieces", "Because")
+    for each in figures["splits"]:
+        rows.add_row(each["what"], str(each["pieces"]), each["why"])
+    return rows
+
+
+def _skipped(figures: dict[str, Any]) -> str:
+    pairs = ", ".join(f"{clients} x {dim}" for clients, dim in figures["skipped"])
+    return f"Not measured, for lack of time or memory: {pairs}." if pairs else ""

@@ -1,0 +1,261 @@
+"""`ostraka train`, and `ostraka demo`, which is one such run."""
+
+import statistics
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from click.core import ParameterSource
+from rich.table import Table
+
+from ostraka.cli.exit_codes import FAILED, INTERRUPTED
+from ostraka.cli.output import Json, show, table
+from ostraka.errors import RoundFailed, ServiceError
+from ostraka_lab.commands import lab_options as options
+from ostraka_lab.commands.lab_options import lab
+from ostraka_lab.commands.round_view import RoundView, percent
+
+_SIMULATED = (
+    "No TEE protects this run: its enclave is simulated, and this machine could read every update."
+)
+_NOT_OF_A_RUN = ("out", "resume", "as_json")
+
+
+def train(
+    ctx: typer.Context,
+    *,
+    dataset: options.Dataset = "digits",
+    model: options.Model = None,
+    clients: options.Clients = 12,
+    byzantine: options.Byzantine = 3,
+    attack: options.Attack = "sign-flip",
+    attack_scale: options.AttackScale = None,
+    know: options.Know = "all",
+    partition: options.Partition = "iid",
+    rounds: options.Rounds = 15,
+    steps: options.Steps = None,
+    epochs: options.Epochs = None,
+    batch: options.Batch = 32,
+    learning_rate: options.LearningRate = 0.1,
+    momentum: options.Momentum = 0.0,
+    worker_momentum: options.WorkerMomentum = 0.0,
+    k: options.Keep = None,
+    masking: options.Masking = "exact",
+    distances: options.Distances = "workers",
+    workers: options.Workers = 2,
+    sketch: options.Sketch = None,
+    seed: options.Seed = 0,
+    processes: options.Processes = None,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Run plain averaging along, to compare with.")
+    ] = False,
+    evaluate_every: options.EvaluateEvery = 1,
+    deadline: options.Deadline = 900.0,
+    out: options.Out = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Go on with a run; only --rounds may be changed."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a model in a federation on this machine, with attackers in it.
+
+    The enclave (simulated) and the workers are the real services, over sockets; clients are real
+    clients, each a process of its own or many in turn in one process. Every round is shown as it is
+    published: how good the model is, and who was left out. In the end there are metrics.jsonl,
+    TensorBoard files, model.safetensors and report.html in the run's folder.
+
+    \b
+    Examples:
+      ostraka train --baseline
+      ostraka train --attack alie --partition dirichlet:0.5
+      ostraka train --dataset cifar10 --clients 64 --byzantine 12 --steps 4 --rounds 30
+      ostraka train --dataset cifar10 --model mobilenetv2 --clients 64 --byzantine 0 --attack none
+      ostraka train --resume runs/digits-mlp-20260101-120000
+    """
+    if resume is not None:
+        options.require_alone(ctx, "resume", "rounds", "as_json")
+        asked = ctx.get_parameter_source("rounds") is ParameterSource.COMMANDLINE
+        _run(resume, rounds=rounds if asked else None, as_json=as_json)
+        return
+    fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
+    fields["deadline_s"] = fields.pop("deadline")
+    _run(_found(fields, out), as_json=as_json)
+
+
+def demo(
+    *,
+    dataset: options.Dataset = "digits",
+    model: options.Model = None,
+    clients: options.Clients = 12,
+    byzantine: options.Byzantine = 3,
+    attack: options.Attack = "sign-flip",
+    attack_scale: options.AttackScale = None,
+    rounds: options.Rounds = 15,
+    masking: options.Masking = "exact",
+    seed: options.Seed = 0,
+    out: options.Out = None,
+    as_json: Json = False,
+) -> None:
+    """Watch a federation learn under attack, beside one that averages plainly.
+
+    Starts one enclave (simulated), two workers and the clients, each as a process of its own, and
+    trains on real data. Needs no download for digits. Writes a report, and names it. The exit code
+    is 1 if an attacker was ever averaged in.
+
+    \b
+    Examples:
+      ostraka demo
+      ostraka demo --attack gaussian --byzantine 4
+      ostraka demo --dataset cifar10 --model mobilenetv2 --rounds 3
+    """
+    fields = {
+        "dataset": dataset,
+        "model": model,
+        "clients": clients,
+        "byzantine": byzantine,
+        "attack": attack,
+        "attack_scale": attack_scale,
+        "rounds": rounds,
+        "masking": masking,
+        "seed": seed,
+        "baseline": True,
+    }
+    selected = _run(_found(fields, out, name="demo"), as_json=as_json)
+    if selected:
+        raise typer.Exit(FAILED)
+
+
+def _found(fields: dict[str, Any], out: Path | None, name: str | None = None) -> Path:
+    """Make the folder of a new run."""
+    experiment = lab("experiment").Experiment(**fields)
+    words = [name] if name else [experiment.dataset, experiment.architecture]
+    folder = options.new_folder(out, *words)
+    run_folder = lab("folder").RunFolder(folder)
+    lab("run").found_run(run_folder, experiment, command=_command(experiment))
+    return folder
+
+
+def _command(experiment: Any) -> str:
+    """That makes this run again."""
+    usual = lab("experiment").Experiment().to_json()
+    return options.command("train", experiment.to_json(), usual)
+
+
+def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
+    """Run what is left of a run, and show all of it. Gives how often an attacker was selected."""
+    folder = lab("folder").RunFolder(root)
+    experiment, facts = folder.load()
+    if rounds is not None and rounds != experiment.rounds:
+        experiment = experiment.with_rounds(rounds)
+        folder.save(experiment, **facts | {"rounds": rounds, "command": _command(experiment)})
+    metrics = lab("metrics")
+    view = RoundView(
+        experiment.rounds,
+        frozenset(experiment.attackers),
+        lambda: {row.round: row.accuracy for row in metrics.read_baseline(root)},
+    )
+    view.rows.extend(metrics.read(root))
+    interrupted = False
+    try:
+        with view.watching():
+            each_round = lab("run").run(folder, tell=view.tell)
+            with closing(each_round):
+                for row in each_round:
+                    view.add(row)
+    except KeyboardInterrupt:
+        interrupted = True
+    except (ServiceError, RoundFailed) as failed:
+        raise ServiceError(
+            f"{failed}\nAll logs are in {folder.logs}. To go on: ostraka train --resume {root}"
+        ) from None
+    report = lab("report").write(root) if view.rows else None
+    _show(view, root, report, interrupted=interrupted, as_json=as_json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    return sum(row.byzantine_selected for row in view.rows)
+
+
+def _show(
+    view: RoundView, root: Path, report: Path | None, *, interrupted: bool, as_json: bool
+) -> None:
+    experiment, facts = lab("folder").RunFolder(root).load()
+    figures = _figures(view, facts) | {
+        "masking": experiment.masking,
+        "simulated": facts["simulated"],
+        "report": str(report) if report else None,
+        "folder": str(root),
+    }
+    done, rounds = len(view.rows), experiment.rounds
+    every_round: list[Table | str] = [view.table(), _LEGEND] if done else []
+    show(
+        _cast(experiment, facts),
+        _SIMULATED,
+        *every_round,
+        *([_stages(figures["stages_s"])] if figures["stages_s"] else []),
+        *([f"Interrupted after round {done} of {rounds}."] if interrupted else []),
+        *(_verdict(figures, experiment) if done else []),
+        *([f"Report: {report}"] if report else []),
+        *([f"To go on: ostraka train --resume {root}"] if done < rounds else []),
+        figures=figures,
+        as_json=as_json,
+    )
+
+
+_LEGEND = "Left out: by Multi-Krum, unless it says more. A star marks an attacker."
+
+
+def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
+    """Both accuracies are of the same round: the last one that was evaluated."""
+    judged = [row for row in view.rows if row.accuracy is not None]
+    last = judged[-1] if judged else None
+    return {
+        "accuracy": last.accuracy if last else None,
+        "baseline_accuracy": view.plain().get(last.round) if last else None,
+        "rounds": len(view.rows),
+        "byzantine_selected": sum(row.byzantine_selected for row in view.rows),
+        "attack_success": last.attack_success if last else None,
+        "dimension": facts["dimension"],
+        "stages_s": _medians([row for row in view.rows if row.stages_s]),
+    }
+
+
+def _medians(rows: Sequence[Any]) -> dict[str, float]:
+    """Of rounds that were timed."""
+    stages = dict.fromkeys(stage for row in rows for stage in row.stages_s)
+    return {
+        stage: round(statistics.median(row.stages_s.get(stage, 0.0) for row in rows), 4)
+        for stage in stages
+    }
+
+
+def _cast(experiment: Any, facts: dict[str, Any]) -> str:
+    attackers = ", ".join(map(str, experiment.attackers)) or "none"
+    how = f" ({experiment.attack}, scale {experiment.scale:g})" if experiment.attackers else ""
+    return (
+        f"{experiment.clients} clients train {experiment.architecture} "
+        f"({facts['dimension']} values) on {experiment.dataset}, {experiment.partition}; "
+        f"masking: {experiment.masking}. Attackers: {attackers}{how}."
+    )
+
+
+def _stages(stages: dict[str, float]) -> Any:
+    shown = table("Stage", "median seconds")
+    for stage, seconds in stages.items():
+        shown.add_row(stage, f"{seconds:.3f}")
+    return shown
+
+
+def _verdict(figures: dict[str, Any], experiment: Any) -> list[str]:
+    count = figures["byzantine_selected"]
+    first = f"Attackers averaged in: {count} times." if count else "No attacker was averaged in."
+    after = "1 round" if figures["rounds"] == 1 else f"{figures['rounds']} rounds"
+    reached = f"Accuracy after {after}: {percent(figures['accuracy'])}"
+    beside = figures["baseline_accuracy"]
+    plain = f", by plain averaging {percent(beside)}" if beside is not None else ""
+    success = figures["attack_success"]
+    backdoor = f" The backdoor works on {percent(success)}." if success is not None else ""
+    misled = ["This attack misleads Multi-Krum itself: see docs/attacks.md."] if count else []
+    return [f"{first if experiment.attackers else ''} {reached}{plain}.{backdoor}".strip(), *misled]

@@ -1,0 +1,264 @@
+"""One experiment, from start to end: real services, real clients, and what came out of it."""
+
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from typing import TypeAlias
+
+from ostraka.cli.federation_folder import Plan
+from ostraka.enclave.storage.models import export
+from ostraka.errors import ConfigError, LeakyMasking, ServiceError
+from ostraka_lab.baselines import PLAIN
+from ostraka_lab.children import Child, Children, Logged
+from ostraka_lab.deployment import Deployment, Setting, found, move
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.folder import Records, RunFolder, client_name, client_number
+from ostraka_lab.leaked_updates import Board
+from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics, read, read_baseline
+from ostraka_lab.participant import Task
+from ostraka_lab.progress import Progress
+from ostraka_lab.training import UNJUDGED, Judge
+
+Tell: TypeAlias = Callable[[str, int, int], None]
+"""tell(what, done, of): what is going on, and how many of the rounds are over."""
+
+_POLL_S = 0.05
+_BASELINE = "baseline"
+_SILENCE_S = 3600.0  # of all processes, after which nothing more is to be expected
+_LEAVING_S = 30.0  # for clients to end after the last round
+# A client that is much slower than the slowest so far is not waited for.
+_PATIENCE, _LEAST_DEADLINE_S = 5.0, 30.0
+
+
+def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Task:
+    """Make everything that a run needs, and start nothing. Raises ConfigError.
+
+    command: that makes the same run again.
+    """
+    task = Task.load(experiment)
+    manifest, first = task.first()
+    folder.make()
+    export(folder.first_model, manifest, first)
+    found(folder.federation, _plan(folder, experiment), **_settings(experiment))
+    folder.save(
+        experiment,
+        model=experiment.architecture,
+        attack_scale=experiment.scale,
+        attackers=experiment.attackers,
+        dimension=manifest.dimension,
+        holdings=task.holdings(),
+        simulated=True,
+        command=command,
+    )
+    return task
+
+
+def run(folder: RunFolder, *, tell: Tell | None = None) -> Generator[RoundMetrics]:
+    """The rounds that are left, one by one, as they are published and evaluated.
+
+    All processes end with the generator. Raises ConfigError, ServiceError or RoundFailed.
+    """
+    experiment, _ = folder.load()
+    done = len(read(folder.root))
+    averaged = len(read_baseline(folder.root)) if experiment.resumes_in_the_clear else 0
+    if done > experiment.rounds:
+        raise ConfigError(f"{done} rounds are over, and {experiment.rounds} were asked for")
+    if experiment.masking == "gaussian" and _working(experiment):
+        warnings.warn(LeakyMasking(), stacklevel=2)
+    task = Task.load(experiment)
+    metrics = Metrics(folder.root, first=done + 1, first_baseline=averaged + 1)
+    with closing(metrics), Children(folder.logs) as children:
+        address = move(folder.federation)
+        deployment = Deployment(folder.federation, address, children)
+        deployment.change(count=experiment.rounds)
+        yield from _Run(folder, task, deployment, metrics, tell or _ignore).rounds(done, averaged)
+
+
+def _plan(folder: RunFolder, experiment: Experiment) -> Plan:
+    return Plan(
+        clients=experiment.clients,
+        workers=experiment.workers,
+        f=experiment.byzantine,
+        masking=experiment.masking,
+        model=folder.first_model,
+    )
+
+
+def _settings(experiment: Experiment) -> dict[str, Setting]:
+    given: dict[str, Setting | None] = {
+        "count": experiment.rounds,
+        "deadline_s": experiment.deadline_s,
+        "distances": experiment.distances,
+        "k": experiment.k,
+        "sketch": experiment.sketch,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _working(experiment: Experiment) -> int:
+    """How many workers there are: none where the enclave measures by itself."""
+    inside = experiment.distances == "inside" or experiment.masking == "none"
+    return 0 if inside else experiment.workers
+
+
+class _Run:
+    """The enclave's log tells where it is, and the clients' records what was published."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        task: Task,
+        deployment: Deployment,
+        metrics: Metrics,
+        tell: Tell,
+    ) -> None:
+        self._folder = folder
+        self._task = task
+        self._experiment = task.experiment
+        self._deployment = deployment
+        self._metrics = metrics
+        self._tell = tell
+        names = tuple(map(client_name, self._experiment.numbers))
+        self._progress = Progress(names, _working(self._experiment), self._experiment.rounds)
+        self._records = Records(folder.rounds)
+        self._board = Board(folder.board)
+        self._judge = Judge(task)
+        self._clients: dict[Child, tuple[int, ...]] = {}
+        self._listening: list[tuple[Child, Callable[[Logged], None]]] = []
+
+    def rounds(self, after: int, averaged: int) -> Iterator[RoundMetrics]:
+        """Those after so many. averaged: how many of plain averaging are on record."""
+        if after < self._experiment.rounds:
+            self._start()
+        if self._experiment.baseline and averaged < self._experiment.rounds:
+            self._start_baseline(averaged)
+        with ThreadPoolExecutor(1) as pool:
+            for number in range(after + 1, self._experiment.rounds + 1):
+                self._until(partial(self._records.has, number))
+                scores = self._scores(pool, number)
+                self._until(lambda: self._progress.published >= number)  # noqa: B023 (called here)
+                row = self._row(number, scores)
+                self._metrics.write(row)
+                self._adapt_deadline(number)
+                yield row
+        self._finish()
+
+    def _start(self) -> None:
+        """Clients last: with all workers there, the first round has nobody to wait for."""
+        deployment = self._deployment
+        self._board.forget()
+        self._listening = [(deployment.start_enclave(), self._progress.hear_enclave)]
+        for number in range(1, _working(self._experiment) + 1):
+            deployment.start_worker(number)
+        self._until(lambda: self._progress.ready)
+        for group in self._experiment.groups:
+            self._start_clients(group)
+
+    def _start_baseline(self, done: int) -> None:
+        arguments = (str(self._folder.root), PLAIN, str(done))
+        child = self._deployment.children.start(
+            _BASELINE, "ostraka_lab.baselines", *arguments, serves=False
+        )
+        self._listening.append((child, self._hear_baseline))
+
+    def _hear_baseline(self, event: Logged) -> None:
+        if event.get("event") == "ClearRoundDone":
+            self._metrics.baseline(BaselineMetrics.from_json(event))
+
+    def _start_clients(self, group: tuple[int, ...]) -> None:
+        name = "-".join(dict.fromkeys(map(str, (group[0], group[-1]))))
+        child = self._deployment.start_client(
+            client_name(group[0]) if len(group) == 1 else f"clients-{name}",
+            "ostraka_lab.client",
+            str(self._folder.root),
+            self._deployment.address,
+            *map(str, group),
+        )
+        self._clients[child] = group
+        self._listening.append((child, self._progress.hear_client))
+
+    def _scores(self, pool: ThreadPoolExecutor, number: int) -> dict[str, float | None]:
+        if not self._experiment.evaluates(number):
+            return UNJUDGED
+        scores: Future[dict[str, float | None]]
+        scores = pool.submit(self._judge.scores, self._records.model(number))
+        self._until(scores.done)
+        return scores.result()
+
+    def _row(self, number: int, scores: dict[str, float | None]) -> RoundMetrics:
+        record, times = self._records.round(number), self._progress.timed(number)
+        absent = {client_number(name) for name in times.missing} - record.rejected.keys()
+        taken = {*record.selected, *record.rejected, *absent}
+        return RoundMetrics(
+            round=number,
+            **scores,
+            selected=record.selected,
+            dropped=tuple(sorted({*self._experiment.numbers} - taken)),
+            rejected=record.rejected,
+            absent=tuple(sorted(absent)),
+            byzantine_selected=len({*record.selected} & {*self._experiment.attackers}),
+            stages_s=times.stages,
+            wall_s=times.wall,
+        )
+
+    def _adapt_deadline(self, number: int) -> None:
+        """From this round it is known how long clients take."""
+        times = self._progress.timed(number)
+        patience = max(_LEAST_DEADLINE_S, _PATIENCE * (times.closed - times.opened))
+        self._deployment.change(deadline_s=min(self._experiment.deadline_s, patience))
+
+    def _finish(self) -> None:
+        """The last model, for everybody to use; and an end for all that end by themselves."""
+        last = self._experiment.rounds
+        export(self._folder.model, self._task.first()[0], self._records.model(last))
+        self._records.discard_before(last)
+        self._until(self._baseline_over)
+        self._listen()
+        self._deployment.children.wait(_LEAVING_S)
+
+    def _baseline_over(self) -> bool:
+        started = self._deployment.children.started
+        return all(each.process.poll() is not None for each in started if each.name == _BASELINE)
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Listen until that is so. Raises ServiceError or RoundFailed if it will never be."""
+        heard = time.monotonic()
+        while not done():
+            self._deployment.children.require_well()
+            self._notice_lost()
+            if self._listen():
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _SILENCE_S:
+                raise self._listening[0][0].failed(f"says nothing for {_SILENCE_S:.0f} s")
+            else:
+                time.sleep(_POLL_S)
+
+    def _listen(self) -> bool:
+        """Whether there was anything to hear."""
+        said = False
+        for child, hear in self._listening:
+            for event in child.events():
+                hear(event)
+                said = True
+        self._tell(str(self._progress), self._progress.published, self._experiment.rounds)
+        return said
+
+    def _notice_lost(self) -> None:
+        """Whose process has died has dropped out. Raises ServiceError if too few are left."""
+        for child in [each for each in self._clients if each.failure()]:
+            group = self._clients.pop(child)
+            self._progress.lose(map(client_name, group), child.failure() or "")
+            for client in group:
+                self._board.leave(client)
+        gone, over = self._progress.gone, self._progress.published >= self._experiment.rounds
+        left, needed = self._experiment.clients - len(gone), 2 * self._experiment.byzantine + 3
+        if left < needed and not over:
+            reasons = "".join(f"\n  {name}: {why}" for name, why in gone.items())
+            raise ServiceError(f"{left} clients are left, and a round needs {needed}:{reasons}")
+
+
+def _ignore(what: str, done: int, of: int) -> None:
+    pass

@@ -1,0 +1,286 @@
+"""The vertical axis of a picture with a row for every client, the attackers marked."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from itertools import groupby
+
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+
+from ostraka_lab.metrics import RoundMetrics
+from ostraka_lab.report import drawing as axis_style
+from ostraka_lab.report import format
+from ostraka_lab.report.blocks import Column, Plot, Table
+from ostraka_lab.report.drawing import (
+    INK,
+    MUTED,
+    ORANGE,
+    PAPER,
+    POINTS,
+    PURPLE,
+    VERMILLION,
+    Box,
+    rectangles,
+)
+from ostraka_lab.run_report.run_record import RunRecord
+
+_EVERY_ROW_UP_TO = 24
+_COMFORTABLE = 15.0  # points
+_TIGHT = 8.6  # points: two labels in neighbouring rows still do not touch
+_TALLEST = 640.0  # points
+
+
+def row_points(rows: int) -> float:
+    """The height of a row, which is less where they are many."""
+    if rows <= _EVERY_ROW_UP_TO:
+        return _COMFORTABLE
+    return min(max(_TIGHT, 360 / rows), _TALLEST / rows)
+
+
+def height(rows: int, *, around: float) -> float:
+    """Inches of a figure with so many rows. around: points above and below them."""
+    return (rows * row_points(rows) + around) / POINTS
+
+
+def mark(axes: Axes, rows: int, attackers: Sequence[int]) -> None:
+    """Client 1 is on top, at height 1. Labels that would touch are left out, attackers' last."""
+    axes.set_ylim(rows + 0.5, 0.5)
+    axes.set_ylabel("client")
+    axes.grid(visible=False)
+    labels = _labelled(rows, attackers)
+    axes.set_yticks(labels, [str(label) for label in labels])
+    axes.tick_params(axis="y", length=0, pad=9)
+    for label, text in zip(labels, axes.get_yticklabels(), strict=True):
+        if label in attackers:
+            text.set(color=VERMILLION, weight="bold")
+    axes.plot(
+        [-0.012] * len(attackers),
+        attackers,
+        ">",
+        color=VERMILLION,
+        markersize=min(5.0, row_points(rows)),
+        markeredgewidth=0,
+        transform=axes.get_yaxis_transform(),
+        clip_on=False,
+        label="attacker",
+    )
+
+
+def _labelled(rows: int, attackers: Sequence[int]) -> list[int]:
+    """Every client where there is room; else the attackers, and every so many of the others."""
+    if row_points(rows) >= _COMFORTABLE:
+        return list(range(1, rows + 1))
+    apart = max(1, round(_TIGHT / row_points(rows)))
+    chosen = _at_least(apart, sorted(attackers))
+    step = 10 if rows > 50 else 5
+    for label in (1, *range(step, rows + 1, step)):
+        if all(abs(label - other) >= max(2, apart) for other in chosen):
+            chosen.append(label)
+    return sorted(chosen)
+
+
+def _at_least(apart: int, labels: Sequence[int]) -> list[int]:
+    kept: list[int] = []
+    for label in labels:
+        if not kept or label - kept[-1] >= apart:
+            kept.append(label)
+    return kept
+
+
+_AROUND = 92.0  # points, for the legend and the axis
+_TILES_UP_TO = 60  # rounds; with more, cells of one kind run together
+_REASON_ROWS = 200
+_NAMED_UP_TO = 16  # attackers
+
+
+class _Fate(Enum):
+    """What became of a client's update. The value is its name and its colour."""
+
+    SELECTED = ("selected", "#b5d6ea")
+    DROPPED = ("dropped", ORANGE)
+    REJECTED = ("rejected", PURPLE)
+    ABSENT = ("absent", "#98a4ae")
+    WRONG = ("attacker selected", INK)
+
+
+def plot(run: RunRecord) -> Plot | None:
+    """A row for every client, a column for every round."""
+    if not run.rounds:
+        return None
+    experiment = run.experiment
+    fates = [_fates(row, experiment.attackers) for row in run.rounds]
+    shown = _shown(fates)
+    last = max(experiment.rounds, run.rounds[-1].round)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        for fate in shown:
+            name, colour = fate.value
+            rectangles(axes, _boxes(run.rounds, fates, fate), colour=colour, label=name)
+        mark(axes, experiment.clients, experiment.attackers)
+        axes.set_xlim(0.5, last + 0.5)
+        axes.set_xlabel("round")
+        axis_style.whole_numbers(axes.xaxis, 1, last)
+        axis_style.legend_above(figure)
+
+    tall = height(experiment.clients, around=_AROUND)
+    return Plot("Clients by rounds", _caption(run, shown), paint, height=tall)
+
+
+def rejections(run: RunRecord) -> Table | None:
+    """Whose updates were invalid, and why."""
+    rounds: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for row in run.rounds:
+        for client, reason in row.rejected.items():
+            rounds[client, reason].append(row.round)
+    if not rounds:
+        return None
+    columns = (Column("Client"), Column("Reason"), Column("Rounds"))
+    rows = [
+        (_named(client, run), reason, _ranges(numbers))
+        for (client, reason), numbers in sorted(rounds.items())[:_REASON_ROWS]
+    ]
+    return Table(columns, rows, caption="Updates that were rejected")
+
+
+def _fates(row: RoundMetrics, attackers: Sequence[int]) -> dict[int, _Fate]:
+    fates = dict.fromkeys(row.absent, _Fate.ABSENT)
+    fates |= dict.fromkeys(row.dropped, _Fate.DROPPED)
+    fates |= dict.fromkeys(row.rejected, _Fate.REJECTED)
+    fates |= dict.fromkeys(row.selected, _Fate.SELECTED)
+    return fates | dict.fromkeys(set(row.selected) & set(attackers), _Fate.WRONG)
+
+
+def _shown(fates: Sequence[Mapping[int, _Fate]]) -> list[_Fate]:
+    """In the order of their definition. The first two belong to every run."""
+    seen = {fate for each in fates for fate in each.values()} | {_Fate.SELECTED, _Fate.DROPPED}
+    return [fate for fate in _Fate if fate in seen]
+
+
+def _boxes(
+    rows: Sequence[RoundMetrics], fates: Sequence[Mapping[int, _Fate]], fate: _Fate
+) -> Iterator[Box]:
+    tiles = len(rows) <= _TILES_UP_TO
+    inset = 0.06 if tiles else 0.0
+    where: dict[int, list[int]] = defaultdict(list)
+    for row, each in zip(rows, fates, strict=True):
+        for client, what in each.items():
+            if what is fate:
+                where[client].append(row.round)
+    for client, numbers in where.items():
+        for first, last in [(n, n) for n in numbers] if tiles else _runs(numbers):
+            yield (first - 0.5 + inset, client - 0.44, last - first + 1 - 2 * inset, 0.88)
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """The first and last of each run of consecutive numbers."""
+    runs = []
+    for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        runs.append((run[0], run[-1]))
+    return runs
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in _runs(numbers))
+
+
+def _named(client: int, run: RunRecord) -> str:
+    return f"{client} (attacker)" if client in run.experiment.attackers else str(client)
+
+
+def _caption(run: RunRecord, shown: Sequence[_Fate]) -> str:
+    meanings = {
+        _Fate.SELECTED: "Selected: averaged into the model.",
+        _Fate.DROPPED: "Dropped: valid, but too far from the others.",
+        _Fate.REJECTED: "Rejected: invalid.",
+        _Fate.ABSENT: "Absent: sent nothing in time.",
+    }
+    said = [meanings[fate] for fate in shown if fate in meanings]
+    if 0 < len(run.experiment.attackers) <= _NAMED_UP_TO:
+        numbers = format.listed([str(each) for each in run.experiment.attackers])
+        noun = (
+            "attacker is client" if len(run.experiment.attackers) == 1 else "attackers are clients"
+        )
+        said.append(f"The {noun} {numbers}.")
+    return " ".join(said)
+
+
+_PARTITION_AROUND = 66.0  # points
+_SHADES = 12
+_NUMBERS_UP_TO = (24, 10)  # clients and classes; in smaller cells they could not be read
+_PALE, _DEEP = "#eef5fa", "#08456e"
+_DARK_FROM = 0.55
+_CLASS_TICKS = 20
+
+
+def plot_partition(run: RunRecord) -> Plot | None:
+    """A row for every client, a column for every class, and the sums beside them."""
+    holdings = run.experiment.holdings
+    if not holdings or not max(map(max, holdings)):
+        return None
+
+    def paint(figure: Figure) -> None:
+        cells, sums = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
+        mark(cells, len(holdings), run.experiment.attackers)
+        _draw_cells(cells, holdings)
+        _draw_sums(sums, [sum(row) for row in holdings])
+
+    totals = [sum(row) for row in holdings]
+    caption = (
+        f"Training examples of each class at each client: the darker, the more. A client holds "
+        f"{min(totals):,} to {max(totals):,} of {sum(totals):,} examples."
+    )
+    tall = height(len(holdings), around=_PARTITION_AROUND)
+    return Plot("Who holds what", caption, paint, height=tall)
+
+
+def _draw_cells(axes: Axes, holdings: tuple[tuple[int, ...], ...]) -> None:
+    clients, classes = len(holdings), len(holdings[0])
+    most = max(map(max, holdings))
+    for colour, boxes in _by_shade(holdings, most).items():
+        rectangles(axes, boxes, colour=colour)
+    if clients <= _NUMBERS_UP_TO[0] and classes <= _NUMBERS_UP_TO[1]:
+        _write_counts(axes, holdings, most)
+    axes.set_xlim(-0.5, classes - 0.5)
+    axes.set_xlabel("class")
+    if classes <= _CLASS_TICKS:
+        axes.set_xticks(range(classes))
+    else:
+        axis_style.whole_numbers(axes.xaxis, 0, classes - 1)
+    axes.tick_params(axis="x", length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _draw_sums(axes: Axes, sums: list[int]) -> None:
+    bars: list[Box] = [(0, row - 0.38, total, 0.76) for row, total in enumerate(sums, 1)]
+    rectangles(axes, bars, colour=MUTED)
+    axes.set_xlim(0, 1.05 * max(sums))
+    axes.set_xlabel("examples")
+    axes.locator_params(axis="x", nbins=2)
+    axes.tick_params(axis="y", labelleft=False)
+    axes.grid(visible=False, axis="y")
+    axes.spines["left"].set_visible(False)
+
+
+def _by_shade(holdings: tuple[tuple[int, ...], ...], most: int) -> dict[str, list[Box]]:
+    """Cells of one colour together. An empty cell is left out, and so is as white as paper."""
+    shades = LinearSegmentedColormap.from_list("holdings", [_PALE, _DEEP])
+    boxes: dict[str, list[Box]] = defaultdict(list)
+    for client, row in enumerate(holdings, 1):
+        for label, held in enumerate(row):
+            if held:
+                level = round(_SHADES * held / most) / _SHADES
+                boxes[to_hex(shades(level))].append((label - 0.46, client - 0.44, 0.92, 0.88))
+    return dict(boxes)
+
+
+def _write_counts(axes: Axes, holdings: tuple[tuple[int, ...], ...], most: int) -> None:
+    for client, row in enumerate(holdings, 1):
+        for label, held in enumerate(row):
+            colour = PAPER if held > _DARK_FROM * most else INK
+            axes.text(
+                label, client, str(held), ha="center", va="center", fontsize=7.5, color=colour
+            )

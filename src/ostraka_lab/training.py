@@ -1,0 +1,260 @@
+"""Local training: from a global model to one client's update, and what a model is worth.
+
+The same start and the same seed give the same update to the last bit, for one number of torch's
+threads. Neither what ran before nor what other threads do at the same time matters.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count, islice
+
+import numpy as np
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from ostraka.arrays import Float32
+from ostraka.errors import ConfigError
+from ostraka_lab import parameters
+from ostraka_lab.attacks import TARGET, stamped
+from ostraka_lab.data.dataset import Int64, UInt8
+from ostraka_lab.models.layers import drawing_from
+from ostraka_lab.participant import Task
+
+_EVALUATED_AT_ONCE = 250  # more did not make it faster
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a client trains: stochastic gradient descent for some steps, or for some epochs.
+
+    An epoch walks over all examples in batches, of which the last may be short; steps are the first
+    batches of such walks. momentum: of the steps of one round, from zero. worker_momentum:
+    of the updates of all rounds.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+    batch: int = 32
+    learning_rate: float = 0.1
+    momentum: float = 0.0
+    worker_momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.steps is None) == (self.epochs is None):
+            raise ConfigError("training takes a number of steps or of epochs, and not both")
+        for name in ("steps", "epochs", "batch"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1; got {value}")
+        for name in ("momentum", "worker_momentum"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise ConfigError(f"{name} must be from 0 to below 1; got {value}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ConfigError(f"a learning rate is positive; got {self.learning_rate}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError(f"weight_decay cannot be negative; got {self.weight_decay}")
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """update: (d,). loss: its mean over the examples as they were seen. examples: how many were."""
+
+    update: Float32 = field(repr=False)
+    loss: float
+    examples: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """accuracy: of the most likely class. loss: the mean cross-entropy."""
+
+    accuracy: float
+    loss: float
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """How bytes become what a model takes. mean, std: per channel, of values from 0 to 1."""
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def tensor(self, images: UInt8) -> Tensor:
+        """images: (n, c, h, w), copied."""
+        # One product and one sum for each pixel: (x / 255 - mean) / std.
+        scale = torch.tensor([1 / (255 * std) for std in self.std]).view(-1, 1, 1)
+        shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
+        return torch.tensor(images).mul(scale).sub_(shift.view(-1, 1, 1))
+
+
+class Descent:
+    """Stochastic gradient descent: v = momentum v + g + decay w, from v = 0, and w = w - rate v.
+
+    torch.optim does the same. It loads torch's compiler first, for about a second in each of a
+    run's processes.
+    """
+
+    def __init__(self, weights: list[nn.Parameter], recipe: Recipe) -> None:
+        self.weights = weights
+        self._recipe = recipe
+        self._velocities = [torch.zeros_like(each) for each in weights]
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        recipe = self._recipe
+        with torch.no_grad():
+            for w, v, g in zip(self.weights, self._velocities, gradients, strict=True):
+                v.mul_(recipe.momentum).add_(g).add_(w, alpha=recipe.weight_decay)
+                w.sub_(v, alpha=recipe.learning_rate)
+
+
+class Trainer:
+    """One client's training.
+
+    model: may serve several trainers, one at a time: each sets it to where it starts from. images:
+    (n, c, h, w). labels: (n,). momentum_state: (d,), what worker momentum carries to the next
+    round; None before the first.
+    """
+
+    def __init__(  # noqa: PLR0917 (the model, the data, and what to do with them)
+        self,
+        model: nn.Module,
+        images: UInt8,
+        labels: Int64,
+        mean: Sequence[float],
+        std: Sequence[float],
+        recipe: Recipe,
+    ) -> None:
+        if not 0 < len(images) == len(labels):
+            raise ConfigError(
+                f"each image needs a label; got {len(images)} images, {len(labels)} labels"
+            )
+        self.model = model
+        self.recipe = recipe
+        self.momentum_state: Float32 | None = None
+        self._images, self._labels = images, labels
+        self._pixels = Pixels(mean, std)
+
+    def update(self, start: Float32, *, seed: Sequence[int]) -> Trained:
+        """Train from this model (d,). A training that diverged gives an update that says so: NaN.
+
+        seed: of the batches, and of what the model itself draws.
+        """
+        for_batches, for_model = np.random.SeedSequence(list(seed)).spawn(2)
+        batches = list(self._batches(np.random.default_rng(for_batches)))
+        parameters.load(self.model, start)
+        with drawing_from(_generator(for_model), self.model):
+            losses = self._descend(batches)
+        with np.errstate(over="ignore", invalid="ignore"):  # of a training that diverged
+            update = self._with_momentum(parameters.vector(self.model) - start)
+        examples = sum(map(len, batches))
+        return Trained(update, sum(losses) / examples, examples)
+
+    def _batches(self, rng: np.random.Generator) -> Iterator[Int64]:
+        """Indices of examples."""
+        epochs = count() if self.recipe.epochs is None else range(self.recipe.epochs)
+        walk = (batch for _ in epochs for batch in self._epoch(rng.permutation(len(self._images))))
+        return islice(walk, self.recipe.steps)
+
+    def _epoch(self, order: Int64) -> list[Int64]:
+        """One example that is left over joins the last batch: batch norm needs two."""
+        n, size = len(order), self.recipe.batch
+        cuts = list(range(size, n, size))
+        return np.split(order, cuts[:-1] if n % size == 1 else cuts)
+
+    def _descend(self, batches: list[Int64]) -> list[float]:
+        """One step for each batch. Gives the sum of the losses of each."""
+        descent = Descent(list(self.model.parameters()), self.recipe)
+        return [self._step(descent, batch) for batch in batches]
+
+    def _step(self, descent: Descent, batch: Int64) -> float:
+        _set_training(self.model, len(batch))
+        outputs = self.model(self._pixels.tensor(self._images[batch]))
+        loss = functional.cross_entropy(outputs, torch.tensor(self._labels[batch]))
+        descent.step(torch.autograd.grad(loss, descent.weights))
+        return loss.item() * len(batch)
+
+    def _with_momentum(self, update: Float32) -> Float32:
+        """m = beta m + (1 - beta) g, from m = g (Karimireddy et al. 2021).
+
+        Statistics go out as they were measured: with momentum, a variance that falls would go on
+        falling, to below zero. What is not finite would stay for ever, and is not kept.
+        """
+        beta = self.recipe.worker_momentum
+        if beta == 0 or not np.isfinite(update).all():
+            return update
+        if self.momentum_state is not None:
+            kept = parameters.learned(self.model) * np.float32(beta)
+            update = kept * self.momentum_state + (1 - kept) * update
+        self.momentum_state = update
+        return update.copy()
+
+
+def evaluate(  # noqa: PLR0917 (as a Trainer has them)
+    model: nn.Module,
+    vector: Float32,
+    images: UInt8,
+    labels: Int64,
+    mean: Sequence[float],
+    std: Sequence[float],
+    *,
+    batch: int = _EVALUATED_AT_ONCE,
+) -> Score:
+    """What this model (d,) is worth on these images (n, c, h, w)."""
+    parameters.load(model, vector)
+    model.eval()
+    pixels, right, loss = Pixels(mean, std), 0, 0.0
+    with torch.inference_mode():
+        for at in range(0, len(images), batch):
+            part = slice(at, at + batch)
+            outputs, wanted = model(pixels.tensor(images[part])), torch.tensor(labels[part])
+            right += int((outputs.argmax(dim=1) == wanted).sum())
+            loss += functional.cross_entropy(outputs, wanted, reduction="sum").item()
+    return Score(right / len(images), loss / len(images))
+
+
+def _set_training(model: nn.Module, examples: int) -> None:
+    """A batch of one has no variance: batch norm then takes its running statistics."""
+    model.train()
+    if examples == 1:
+        for layer in model.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.eval()
+
+
+def _generator(seed: np.random.SeedSequence) -> Generator:
+    return Generator().manual_seed(int(seed.generate_state(1, np.uint32)[0]))
+
+
+UNJUDGED: dict[str, float | None] = {"accuracy": None, "loss": None, "attack_success": None}
+
+
+class Judge:
+    """Judges models (d,) of one task."""
+
+    def __init__(self, task: Task) -> None:
+        self._dataset = task.dataset
+        self._model = task.model()
+        self._backdoor = task.experiment.attack == "backdoor"
+
+    def scores(self, vector: Float32) -> dict[str, float | None]:
+        """accuracy, loss, and how often a backdoor's trigger works, if there is one."""
+        test = self._dataset.test
+        score = self._score(vector, test.images, test.labels)
+        return {
+            "accuracy": score.accuracy,
+            "loss": score.loss if math.isfinite(score.loss) else None,
+            "attack_success": self._attack_success(vector) if self._backdoor else None,
+        }
+
+    def _attack_success(self, vector: Float32) -> float:
+        """On stamped images of all classes but the one that the backdoor leads to."""
+        test = self._dataset.test
+        others = np.flatnonzero(test.labels != TARGET)
+        images = stamped(test.images[others])
+        return self._score(vector, images, np.full(len(others), TARGET)).accuracy
+
+    def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
+        dataset = self._dataset
+        return evaluate(self._model, vector, images, labels, dataset.mean, dataset.std)

@@ -1,0 +1,124 @@
+"""How turns become a table."""
+
+import pytest
+
+from ostraka.errors import ConfigError
+from ostraka_lab.bench.peers import installed, run_peers
+from ostraka_lab.bench.peers.contest import Contest
+
+CONTEST = Contest(12, 5000)
+HONEST = list(range(10))
+ATTACKER = 11
+
+
+@pytest.fixture
+def stage(monkeypatch):
+    """Turns that take as long, and select whom, a test says. Flower and ByzFL are installed."""
+    calls = []
+    told: dict[tuple[str, bool], tuple[float, list[int]]] = {}
+
+    def run_module(module, arguments, begin, *, threads, python=None):
+        if module.endswith("reference"):
+            one_more = [*HONEST[:-1], 10]
+            return {"n-f-2": HONEST, "n-f-1": one_more, "attackers": [ATTACKER]}
+        name = arguments[0]
+        centred = '"centred": true' in arguments[1]
+        calls.append((name, centred))
+        seconds, selected = told.get((name, centred), (1.0, HONEST))
+        turn = calls.count((name, centred))
+        return {"cpu_s": seconds * turn, "wall_s": 2.0, "peak_rss_mib": 3.0, "selected": selected}
+
+    monkeypatch.setattr(run_peers, "run_module", run_module)
+    monkeypatch.setattr(installed, "python_for", lambda name: "python")
+    return calls, told
+
+
+def play(names=run_peers.NAMES, repeat=3):
+    return run_peers.play(CONTEST, lambda *_: None, names=names, repeat=repeat)
+
+
+def rows(figures):
+    return {row["name"]: row for row in figures["rows"]}
+
+
+def test_every_repetition_runs_everybody(stage):
+    calls, _ = stage
+    figures = play(repeat=2)
+    timed = [name for name, centred in calls if not centred]
+    assert timed == [*run_peers.NAMES, *run_peers.NAMES]
+    assert [name for name, centred in calls if centred] == ["flower", "byzfl-torch", "byzfl-numpy"]
+    assert [row["name"] for row in figures["rows"]] == list(run_peers.NAMES)
+
+
+def test_figures_are_medians_beside_the_floor(stage):
+    _, told = stage
+    told["floor", False] = (2.0, HONEST)
+    told["ostraka-exact", False] = (6.0, HONEST)
+    row = rows(play())["ostraka-exact"]
+    assert row["cpu_s"] == 12  # the median of 6, 12 and 18
+    assert row["x_floor"] == 3
+    assert row["cpu_spread"] == 1
+    assert row["enclave_cpu_s"] is None
+
+
+def test_each_is_judged_by_its_own_convention(stage):
+    _, told = stage
+    found = rows(play())
+    assert found["flower"]["correct"] is True
+    assert found["byzfl-torch"]["correct"] is False  # one neighbour more selects another
+    told["byzfl-torch", False] = told["byzfl-torch", True] = (1.0, [*HONEST[:-1], 10])
+    found = rows(play())
+    assert found["byzfl-torch"]["correct"] is True
+    assert found["byzfl-torch"]["correct_on_differences"] is True
+
+
+def test_an_attacker_is_counted(stage):
+    _, told = stage
+    told["flower", False] = (1.0, [*HONEST[:-1], ATTACKER])
+    row = rows(play())["flower"]
+    assert (row["correct"], row["attackers_kept"]) == (False, 1)
+    assert row["correct_on_differences"] is True
+
+
+def test_the_floor_is_not_judged(stage):
+    assert rows(play())["floor"]["correct"] is None
+
+
+def test_who_is_absent_says_how_to_get_it(stage, monkeypatch):
+    absent = ("flower", "byzfl-torch", "byzfl-numpy")
+    monkeypatch.setattr(installed, "python_for", lambda name: None if name in absent else "python")
+    found = rows(play())
+    assert "ostraka[flower]" in found["flower"]["absent"]
+    assert "--setup" in found["byzfl-numpy"]["absent"]
+    assert found["flower"]["cpu_s"] is None
+    assert found["flower"]["correct"] is None
+    assert found["ostraka-exact"]["absent"] is None
+
+
+def test_short_updates_have_no_sketch(stage):
+    figures = run_peers.play(Contest(12, 4000), lambda *_: None, names=run_peers.NAMES, repeat=1)
+    assert "4096" in rows(figures)["ostraka-exact-sketch"]["absent"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"names": ["krum"]}, "no peer krum"), ({"repeat": 0}, "repeat must be at least 1")],
+)
+def test_impossible_requests_are_refused(stage, options, message):
+    with pytest.raises(ConfigError, match=message):
+        play(**options)
+
+
+def test_sizes_beyond_the_memory_are_refused(stage, monkeypatch):
+    monkeypatch.setattr(run_peers, "available_bytes", lambda: 1)
+    with pytest.raises(ConfigError, match="GiB of memory"):
+        play()
+
+
+def test_two_of_us_in_processes_of_their_own():
+    figures = run_peers.play(
+        CONTEST, lambda *_: None, names=["floor", "ostraka-exact-sketch"], repeat=1
+    )
+    row = rows(figures)["ostraka-exact-sketch"]
+    assert row["correct"] is True
+    assert row["x_floor"] > 1

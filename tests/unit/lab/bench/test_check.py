@@ -1,0 +1,88 @@
+"""Has anything become slower? Only if it is more than noise."""
+
+import json
+
+import pytest
+
+from ostraka.errors import ConfigError
+from ostraka_lab.bench import check
+from ostraka_lab.bench.check import compare, load, plan, save
+
+
+def run(**ratios):
+    return {
+        "format": 1,
+        "ratios": {name: {"value": v, "noise": n} for name, (v, n) in ratios.items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("now", "old", "tolerance", "slower"),
+    [
+        ((1.05, 0.0), (1.0, 0.0), 0.1, False),  # within the tolerance
+        ((1.15, 0.0), (1.0, 0.0), 0.1, True),
+        ((1.15, 0.05), (1.0, 0.0), 0.1, False),  # within three deviations
+        ((1.15, 0.03), (1.0, 0.04), 0.1, False),  # of both runs together
+        ((1.16, 0.03), (1.0, 0.04), 0.1, True),
+        ((0.2, 0.0), (1.0, 0.0), 0.1, False),  # faster is no alarm
+        ((float("nan"), 0.0), (1.0, 0.0), 0.1, True),
+    ],
+)
+def test_a_stage_is_slower_beyond_noise_and_tolerance(now, old, tolerance, slower):
+    (row,) = compare(run(floor=now), run(floor=old), tolerance=tolerance)
+    assert row["slower"] is slower
+
+
+def test_stages_that_the_baseline_does_not_know_are_left_out():
+    rows = compare(run(a=(1, 0), b=(1, 0)), run(b=(1, 0), c=(1, 0)), tolerance=0.1)
+    assert [row["stage"] for row in rows] == ["b"]
+
+
+def test_ratios_come_with_the_noise_of_both_their_parts(monkeypatch):
+    stages = {
+        "open": {"cpu_s": 1.0, "x_open": 1.0, "spread": 0.2},
+        "floor": {"cpu_s": 2.0, "x_open": 2.0, "spread": 0.2},
+    }
+    monkeypatch.setattr(check, "run_kernels", lambda plan, begin: {"stages": stages})
+    figures = check.run(plan(8, 5000, 5), lambda *_: None)
+    assert set(figures["ratios"]) == {"floor"}
+    ratio = figures["ratios"]["floor"]
+    assert ratio["value"] == 2
+    assert 1.253 * 0.2 / 2.326 / 5**0.5 < ratio["noise"] < 0.2
+
+
+def test_what_is_saved_can_be_loaded(tmp_path):
+    path = tmp_path / "new" / "baseline.json"
+    save(run(floor=(1.0, 0.1)), path)
+    assert load(path) == run(floor=(1.0, 0.1))
+
+
+def test_noise_needs_three_runs():
+    with pytest.raises(ConfigError, match="repeat=2"):
+        plan(8, 5000, 2)
+
+
+@pytest.mark.parametrize(
+    "text",
+    {
+        "no JSON": "{",
+        "no object": "[]",
+        "another format": json.dumps({"format": 2, "ratios": {}}),
+        "no ratios": json.dumps({"format": 1}),
+        "a ratio without noise": json.dumps({"format": 1, "ratios": {"floor": {"value": 1}}}),
+    }.values(),
+)
+def test_what_is_no_baseline_is_refused(tmp_path, text):
+    path = tmp_path / "baseline.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"baseline\.json"):
+        load(path)
+
+
+def test_a_baseline_that_is_not_there_can_be_made(tmp_path):
+    with pytest.raises(ConfigError, match="--save"):
+        load(tmp_path / "none.json")
+
+
+def test_every_stage_of_the_check_is_one_that_kernels_has():
+    assert set(check.STAGES) < set(plan(8, 5000, 3).stages)

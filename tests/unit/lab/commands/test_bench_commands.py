@@ -1,0 +1,314 @@
+"""The benchmarks as commands: figures in a folder, a page, JSON last, and exit codes."""
+
+import json
+from functools import cache
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from ostraka.errors import ConfigError
+from ostraka_lab.bench import check, machine, process, resume
+from ostraka_lab.bench.peers import installed, run_peers
+from ostraka_lab.bench.scale import forecast
+from ostraka_lab.commands import bench, bench_suites
+
+PEER_FIGURES = {
+    "clients": 12,
+    "dim": 5000,
+    "byzantine": 2,
+    "kept": 10,
+    "update_scale": 1e-4,
+    "threads": 1,
+    "repeat": 1,
+    "rows": [
+        {
+            "name": "ostraka-exact",
+            "cpu_s": 1.0,
+            "enclave_cpu_s": 0.5,
+            "wall_s": 1.0,
+            "x_floor": None,
+            "cpu_spread": 0.0,
+            "peak_rss_mib": 100.0,
+            "offline_cpu_s": 0.1,
+            "sealing_cpu_s": 0.1,
+            "correct": True,
+            "attackers_kept": 0,
+            "absent": None,
+        },
+        dict.fromkeys(
+            (
+                *("cpu_s", "enclave_cpu_s", "wall_s", "x_floor", "cpu_spread", "peak_rss_mib"),
+                *("offline_cpu_s", "sealing_cpu_s", "correct", "attackers_kept"),
+            )
+        )
+        | {"name": "flower", "absent": "absent: pip install 'ostraka[flower]'"},
+    ],
+    "machine": machine.describe(threads=1),
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a line in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    app = typer.Typer()
+    group = typer.Typer()
+    for name, command in bench.COMMANDS.items():
+        group.command(name)(command)
+    app.add_typer(group, name="bench")
+    return lambda line: CliRunner().invoke(app, line.split())
+
+
+@pytest.fixture
+def peers(monkeypatch):
+    asked = []
+
+    def play(contest, step, *, names, repeat):
+        asked.append((contest, tuple(names), repeat))
+        return PEER_FIGURES
+
+    monkeypatch.setattr(run_peers, "play", play)
+    return asked
+
+
+def test_figures_are_kept_and_drawn_and_the_last_line_is_json(run, peers, tmp_path):
+    line = "bench peers --clients 12 --dim 5000 --only floor --only ostraka-exact"
+    result = run(f"{line} --out here --json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout.splitlines()[-1])
+    assert shown["clients"] == 12
+    assert shown["rows"] == PEER_FIGURES["rows"]
+    assert shown["command"] == f"ostraka {line}"
+    assert shown["report"] == "here/report.html"
+    assert line in (tmp_path / "here" / "report.html").read_text()
+    assert json.loads((tmp_path / "here" / "peers.json").read_text())["dim"] == 5000
+    contest, names, repeat = peers[0]
+    assert (contest.clients, contest.dim) == (12, 5000)
+    assert names == ("floor", "ostraka-exact")
+    assert repeat == 3
+
+
+def test_a_table_says_who_is_right_and_who_is_absent(run, peers):
+    shown = run("bench peers").stdout
+    assert "ostraka-exact" in shown
+    assert "flower is absent: pip install" in shown
+    assert "Correct: no attacker" in shown
+
+
+def test_setup_measures_nothing(run, peers, monkeypatch, tmp_path):
+    monkeypatch.setattr(installed, "setup", lambda step: tmp_path)
+    result = run("bench peers --setup --json")
+    assert json.loads(result.stdout) == {"setup": str(tmp_path)}
+    assert peers == []
+
+
+def test_figures_without_plots_are_figures(run, peers, monkeypatch):
+    monkeypatch.setattr("ostraka_lab.commands.bench_results._page", lambda folder: None)
+    result = run("bench peers --json")
+    assert json.loads(result.stdout.splitlines()[-1])["report"] is None
+
+
+@pytest.mark.parametrize("spoil", ["a file", "a result of another version"])
+def test_figures_are_shown_though_they_cannot_be_kept(run, peers, tmp_path, spoil):
+    if spoil == "a file":
+        (tmp_path / "here").write_text("in the way")
+    else:
+        (tmp_path / "here").mkdir()
+        (tmp_path / "here" / "scale.json").write_text("{}")
+    result = run("bench peers --out here --json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout.splitlines()[-1])
+    assert shown["report"] is None
+    assert shown["rows"] == PEER_FIGURES["rows"]
+
+
+def test_leakage_runs_in_a_process_of_its_own(run):
+    result = run("bench leakage --clients 4 --dim 512 --trials 8 --json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout.splitlines()[-1])
+    assert len(shown["gaussian"]) == 30
+    assert [row["clients"] for row in shown["polar"]] == [4, 8, 16, 32, 64]
+    assert shown["exact"]["bound_bits"] == 0
+
+
+def test_paper_passes_its_options_on(run, monkeypatch):
+    asked = []
+
+    def refuse(suite, step, parts):
+        asked.append(suite)
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(bench_suites, "run", refuse)
+    run("bench paper --bandwidth 10 --sgx-slowdown 1.5 --repeat 2")
+    run("bench paper --quick")
+    assert (asked[0].bandwidth, asked[0].slowdown, asked[0].repeat) == (10.0, 1.5, 2)
+    assert asked[0].clients == (8, 16, 32, 64, 128)
+    assert asked[1].longest is not None
+
+
+SCALE = (
+    "bench scale --clients 8 --clients 12 --dim 500 --dim 1000 --repeat 1 --budget 600 --out here"
+)
+
+
+@cache
+def by_a_process(module, *arguments):
+    """Processes take long to start, so what was measured once is good for all tests."""
+    return process.run_module(module, list(arguments), lambda *_: None)
+
+
+@pytest.fixture
+def cells(monkeypatch):
+    """Sizes that were measured. stop(at): Ctrl-C comes when so many are."""
+    seen: list[tuple[str, ...]] = []
+
+    def stop(at, error=KeyboardInterrupt):
+        def run_module(module, arguments, begin):
+            if len(seen) == at:
+                raise error
+            seen.append(tuple(arguments[:2]))
+            return by_a_process(module, *arguments)
+
+        monkeypatch.setattr(resume, "run_module", run_module)
+        return seen
+
+    monkeypatch.setattr(forecast, "_DRAWS", 5)
+    return stop
+
+
+def test_scale_measures_the_sizes_that_are_named(run, cells):
+    cells(None)
+    result = run(f"{SCALE} --json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout.splitlines()[-1])
+    measured = {(cell["clients"], cell["dim"]) for cell in shown["cells"]}
+    skipped = {tuple(pair) for pair in shown["skipped"]}
+    assert measured | skipped == {(n, d) for n in (8, 12) for d in (500, 1000)}
+    assert shown["command"] == f"ostraka {SCALE}".replace(" 600 --out here", " 600.0")
+
+
+def test_a_benchmark_that_is_stopped_goes_on_with_the_same_command(run, cells, tmp_path):
+    seen = cells(2)
+    stopped = run(SCALE)
+    assert stopped.exit_code == 130, stopped.output
+    kept = "here/scale.parts.jsonl"
+    told = f"stopped with 2 parts kept in {kept}: the same command goes on from there\n"
+    assert stopped.stderr == told
+    assert stopped.stdout == ""
+    assert not (tmp_path / "here" / "scale.json").exists()
+    cells(None)
+    done = run(f"{SCALE} --json")
+    assert done.exit_code == 0, done.output
+    assert done.stderr.startswith("going on with 2 parts measured before (begun ")
+    assert done.stderr.count("going on") == 1
+    assert sorted(seen) == sorted(set(seen))
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert len(shown["cells"]) == len(seen)
+    assert (tmp_path / "here" / "scale.json").exists()
+    assert not (tmp_path / kept).exists()
+
+
+def test_fresh_and_other_options_begin_anew(run, cells):
+    seen = cells(1)
+    run(SCALE)
+    seen.clear()
+    fresh = run(f"{SCALE} --fresh")
+    assert seen == [("8", "500")]
+    assert fresh.stderr.endswith("the same command, without --fresh, goes on from there\n")
+    seen.clear()
+    other = run(SCALE.replace("12", "13"))
+    path = "here/scale.parts.jsonl"
+    assert f"beginning anew: {path}: 1 part with other options" in other.stderr
+    assert seen == [("8", "500")]
+    cells(None)
+    done = run(f"{SCALE} --fresh --json")
+    assert "--fresh" not in json.loads(done.stdout.splitlines()[-1])["command"]
+
+
+def test_what_stopped_it_is_told_with_what_is_kept(run, cells):
+    cells(1, ConfigError("no more"))
+    result = run(SCALE)
+    assert isinstance(result.exception, ConfigError)
+    assert "stopped with 1 part kept in here/scale.parts.jsonl" in result.stderr
+
+
+def test_a_benchmark_that_is_stopped_at_once_keeps_nothing_and_says_nothing(run, cells, tmp_path):
+    cells(0)
+    result = run(SCALE)
+    assert (result.exit_code, result.output) == (130, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_are_kept_until_the_figures_are(run, cells, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space left")
+
+    seen = cells(None)
+    with monkeypatch.context() as disk:
+        disk.setattr("ostraka_lab.bench.results.save", full)
+        assert run(SCALE).exit_code == 0
+    assert (tmp_path / "here" / "scale.parts.jsonl").exists()
+    before = list(seen)
+    assert run(SCALE).exit_code == 0
+    assert seen == before
+    assert list((tmp_path / "here").glob("*.parts.jsonl")) == []
+
+
+def now(value):
+    return {
+        "format": 1,
+        "clients": 8,
+        "dim": 5000,
+        "repeat": 3,
+        "ratios": {"floor": {"value": value, "noise": 0.01}},
+        "machine": machine.describe(threads=1),
+    }
+
+
+@pytest.fixture
+def measuring(monkeypatch):
+    plans = []
+
+    def measure(value):
+        def fake(plan, step):
+            plans.append(plan)
+            return now(value) | {"clients": plan.clients, "dim": plan.dim}
+
+        monkeypatch.setattr(check, "run", fake)
+        return plans
+
+    return measure
+
+
+def test_a_regression_fails_and_noise_does_not(run, measuring, tmp_path):
+    measuring(1.0)
+    saved = run("bench check --save --clients 9 --dim 6000")
+    assert saved.exit_code == 0, saved.output
+    assert (tmp_path / "benchmarks" / "baseline.json").exists()
+    plans = measuring(1.05)
+    assert run("bench check").exit_code == 0
+    assert (plans[-1].clients, plans[-1].dim) == (9, 6000)
+    measuring(1.5)
+    failed = run("bench check --json")
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout.splitlines()[-1])["slower"] == ["floor"]
+    assert run("bench check --tolerance 0.6").exit_code == 0
+
+
+def test_a_check_without_a_baseline_says_how_to_make_one(run):
+    result = run("bench check")
+    assert isinstance(result.exception, ConfigError)
+    assert "--save" in str(result.exception)
+
+
+def test_every_command_has_json_and_a_folder():
+    for command in (
+        bench.check,
+        bench.leakage,
+        bench_suites.paper,
+        bench_suites.peers,
+        bench_suites.scale,
+    ):
+        names = command.__annotations__
+        assert {"as_json", "out"} <= set(names)

@@ -1,0 +1,232 @@
+"""`ostraka train` and `ostraka demo`: what they print where, and how they end."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from ostraka.cli import app
+from ostraka.errors import RoundFailed, ServiceError
+from ostraka_lab.folder import RunFolder
+from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics
+from ostraka_lab.report.blocks import Html
+
+SMALL = "--clients 5 --byzantine 1 --rounds 2"
+
+
+def run(line):
+    return CliRunner().invoke(app, line.split(), prog_name="ostraka")
+
+
+def last_line_only(result):
+    (line,) = result.stdout.splitlines()
+    return json.loads(line)
+
+
+def row(number, attackers):
+    return RoundMetrics(
+        round=number,
+        accuracy=0.4 + number / 10,
+        loss=1.0,
+        selected=tuple({1, 2, 3, 4, 5} - set(attackers)),
+        dropped=tuple(attackers),
+        stages_s={"train": 0.5, "measure": 0.1},
+        wall_s=0.75,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def stage(monkeypatch):
+    """stage(change): a run without its processes; change(row) may alter what came out.
+
+    Its report has no pictures, which take long to draw.
+    """
+    monkeypatch.setattr("ostraka_lab.report.blocks.drawn", lambda *_, **__: Html(""))
+
+    def change_rows(change=lambda row: row):
+        def play(folder: RunFolder, *, rounds=None, tell=None):
+            experiment = folder.load()[0]
+            metrics = Metrics(folder.root)
+            for number in range(1, experiment.rounds + 1):
+                made = change(row(number, experiment.attackers))
+                metrics.write(made)
+                metrics.baseline(BaselineMetrics(number, 0.1, 2.3))
+                yield made
+            metrics.close()
+
+        monkeypatch.setattr("ostraka_lab.run.run", play)
+
+    return change_rows
+
+
+@pytest.fixture
+def fail(monkeypatch):
+    """fail(error): let the run begin, and end like this."""
+
+    def end_with(error):
+        def play(folder, *, rounds=None, tell=None):
+            yield from ()
+            raise error
+
+        monkeypatch.setattr("ostraka_lab.run.run", play)
+
+    return end_with
+
+
+def test_the_last_line_is_one_object_and_everything_else_is_on_stderr(stage):
+    stage()
+    result = run(f"train {SMALL} --out here --baseline --json")
+    assert result.exit_code == 0, result.stderr
+    figures = last_line_only(result)
+    assert figures["accuracy"] == pytest.approx(0.6)
+    assert figures["baseline_accuracy"] == pytest.approx(0.1)
+    assert figures["rounds"] == 2
+    assert figures["byzantine_selected"] == 0
+    assert figures["masking"] == "exact"
+    assert figures["simulated"] is True
+    assert figures["stages_s"] == {"train": 0.5, "measure": 0.1}
+    assert figures["report"] == "here/report.html"
+    assert "[ROUND 2/2] accuracy 60.0 % (plain averaging 10.0 %)" in result.stderr
+    assert "No TEE protects this run" in result.stderr
+
+
+def test_a_run_says_who_was_left_out_and_marks_attackers(stage, tmp_path):
+    stage(lambda row: row)
+    result = run(f"train {SMALL} --out here")
+    (attacker,) = RunFolder(tmp_path / "here").load()[0].attackers
+    assert f"{attacker}*" in result.stdout
+    assert "No attacker was averaged in." in result.stdout
+    assert "here/report.html" in result.stdout
+
+
+def test_who_was_rejected_or_absent_is_told_apart(stage):
+    stage(lambda row: replace(row, rejected={2: "a NaN"}, absent=(3,)))
+    result = run(f"train {SMALL} --out here")
+    assert "2 rejected; 3 absent" in result.stderr
+
+
+def test_an_attacker_that_was_averaged_in_fails_the_demo_and_not_the_experiment(stage):
+    stage(lambda row: replace(row, byzantine_selected=1))
+    result = run(f"demo {SMALL} --out demo --json")
+    assert result.exit_code == 1
+    assert last_line_only(result)["byzantine_selected"] == 2
+    assert run(f"train {SMALL} --out train").exit_code == 0
+
+
+@pytest.mark.parametrize("error", [RoundFailed("nobody came"), ServiceError("nobody came")])
+def test_a_run_that_fails_says_why_where_its_logs_are_and_how_to_go_on(fail, error):
+    fail(error)
+    result = run(f"train {SMALL} --out here")
+    assert result.exit_code == 1
+    assert "nobody came" in result.stderr
+    assert "All logs are in here/logs. To go on: ostraka train --resume here" in result.stderr
+
+
+def test_an_interruption_exits_with_130_and_says_how_to_go_on(fail):
+    fail(KeyboardInterrupt())
+    result = run(f"train {SMALL} --out here")
+    assert result.exit_code == 130
+    assert "Interrupted after round 0 of 2." in result.stdout
+    assert "To go on: ostraka train --resume here" in result.stdout
+    assert "averaged in" not in result.stdout  # Nothing was.
+
+
+def test_rounds_before_an_interruption_are_shown_beside_the_same_ones_of_plain_averaging(
+    stage, monkeypatch
+):
+    def second(row):
+        if row.round == 2:
+            raise KeyboardInterrupt
+        return row
+
+    stage(second)
+    ahead = [BaselineMetrics(1, 0.1), BaselineMetrics(2, 0.9)]
+    monkeypatch.setattr("ostraka_lab.metrics.read_baseline", lambda folder: ahead)
+    result = run(f"train {SMALL} --out here --json")
+    assert result.exit_code == 130
+    figures = last_line_only(result)
+    assert figures["rounds"] == 1
+    assert figures["baseline_accuracy"] == pytest.approx(0.1)
+    assert "Interrupted after round 1 of 2." in result.stderr
+
+
+def test_rounds_that_nobody_timed_have_no_time(stage):
+    def untimed(row):
+        return replace(row, stages_s={}, wall_s=None) if row.round == 1 else row
+
+    stage(untimed)
+    result = run(f"train {SMALL} --out here --json")
+    assert last_line_only(result)["stages_s"] == {"train": 0.5, "measure": 0.1}
+    assert "[ROUND 1/2] accuracy 50.0 %" in result.stderr
+    assert ", - s" in result.stderr
+
+
+def test_an_attack_is_as_strong_in_the_demo_as_it_is_elsewhere(stage, tmp_path):
+    stage()
+    small = "--clients 5 --byzantine 1 --rounds 1 --attack ipm"
+    run(f"demo {small} --out demo")
+    run(f"train {small} --out train")
+    scales = {RunFolder(tmp_path / name).load()[1]["attack_scale"] for name in ("demo", "train")}
+    assert len(scales) == 1
+
+
+def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.txt").touch()
+    result = run(f"train {SMALL} --out {tmp_path}")
+    assert result.exit_code == 2
+    assert "is not empty" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_nothing_but_the_rounds_can_be_changed_later(stage):
+    stage()
+    run(f"train {SMALL} --out here")
+    result = run("train --resume here --lr 0.5")
+    assert result.exit_code == 2
+    assert "--lr cannot be changed" in result.stderr
+
+
+def test_the_command_is_that_of_the_rounds_that_there_are_now(stage, tmp_path):
+    stage()
+    run(f"train {SMALL} --out here")
+    assert run("train --resume here --rounds 3").exit_code == 0
+    experiment, facts = RunFolder(tmp_path / "here").load()
+    assert experiment.rounds == 3
+    assert facts["command"].endswith("--rounds 3")
+    assert facts["dimension"] > 0
+
+
+def test_a_folder_without_a_run_cannot_be_gone_on_with(tmp_path):
+    result = run(f"train --resume {tmp_path / 'nothing'}")
+    assert result.exit_code == 2
+    assert "holds no run" in result.stderr
+
+
+def test_the_command_that_makes_the_run_again_is_kept(stage, tmp_path):
+    stage()
+    run(f"train {SMALL} --attack alie --lr 0.2 --baseline --out here --know all")
+    command = RunFolder(tmp_path / "here").load()[1]["command"]
+    words = "--clients 5 --byzantine 1 --attack alie --rounds 2 --lr 0.2 --baseline"
+    assert command == f"ostraka train {words}"
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    import importlib
+
+    real = importlib.import_module
+
+    def without_torch(name, package=None):
+        if name.startswith("ostraka_lab"):
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+        return real(name, package)
+
+    monkeypatch.setattr("ostraka_lab.commands.lab_options.importlib.import_module", without_torch)
+    result = run("train")
+    assert result.exit_code == 2
+    assert "pip install 'ostraka[lab]'" in result.stderr
