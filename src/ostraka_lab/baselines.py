@@ -20,10 +20,10 @@ from ostraka.config import Manifest, RoundConfig
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.errors import OstrakaError
-from ostraka_lab.experiment import Experiment, find
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
-from ostraka_lab.participant import Participant, Task
-from ostraka_lab.training import UNJUDGED, Judge
+from ostraka_lab.names import find
+from ostraka_lab.participant import UNJUDGED, Judge, Participant, Task
 
 PLAIN, MULTI_KRUM = "plain", "multi-krum"
 

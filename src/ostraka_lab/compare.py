@@ -19,9 +19,10 @@ from ostraka.errors import ConfigError
 from ostraka_lab import run as over_services
 from ostraka_lab.baselines import MULTI_KRUM, PLAIN
 from ostraka_lab.children import Child, Children
-from ostraka_lab.experiment import Experiment, find
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.metrics import Metrics, RoundMetrics, read
+from ostraka_lab.names import find
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many runs are over."""

@@ -1,8 +1,6 @@
 """Names that users give: of models, data sets and attacks."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from difflib import SequenceMatcher
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,17 +10,10 @@ from ostraka.errors import ConfigError
 from ostraka_lab.attacks import ATTACKS, Attack
 from ostraka_lab.data import DATASETS, partition
 from ostraka_lab.models import MODELS
+from ostraka_lab.names import find
 from ostraka_lab.training import Recipe
 
 _T = TypeVar("_T")
-
-
-def find(kind: str, name: str, known: Mapping[str, _T]) -> _T:
-    """What goes by this name. Raises ConfigError, which lists all names, the nearest first."""
-    if name not in known:
-        nearest = sorted(known, key=lambda each: -SequenceMatcher(None, name, each).ratio())
-        raise ConfigError(f"there is no {kind} {name!r}; known: {', '.join(nearest)}")
-    return known[name]
 
 
 NO_ATTACK = "none"

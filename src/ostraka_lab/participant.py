@@ -4,6 +4,7 @@ A run over the services and one in the clear have the same participants, so that
 nothing but who aggregates.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +13,12 @@ from torch import nn
 from ostraka.arrays import Float32
 from ostraka.config import Manifest
 from ostraka_lab import data, models, parameters
-from ostraka_lab.attacks import Attack, Poison, Scene
+from ostraka_lab.attacks import TARGET, Attack, Poison, Scene, stamped
 from ostraka_lab.data import Dataset, Split, partition
 from ostraka_lab.experiment import Experiment
-from ostraka_lab.training import Trained, Trainer
+from ostraka_lab.training import Score, Trained, Trainer, evaluate
+
+UNJUDGED: dict[str, float | None] = {"accuracy": None, "loss": None, "attack_success": None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,3 +119,33 @@ class Participant:
             return examples
         stream = self._experiment.poison_stream(self.number)
         return self.attack.poison(examples, Poison(classes=dataset.classes, rng=stream))
+
+
+class Judge:
+    """Judges models (d,) of one task."""
+
+    def __init__(self, task: Task) -> None:
+        self._dataset = task.dataset
+        self._model = task.model()
+        self._backdoor = task.experiment.attack == "backdoor"
+
+    def scores(self, vector: Float32) -> dict[str, float | None]:
+        """accuracy, loss, and how often a backdoor's trigger works, if there is one."""
+        test = self._dataset.test
+        score = self._score(vector, test.images, test.labels)
+        return {
+            "accuracy": score.accuracy,
+            "loss": score.loss if math.isfinite(score.loss) else None,
+            "attack_success": self._attack_success(vector) if self._backdoor else None,
+        }
+
+    def _attack_success(self, vector: Float32) -> float:
+        """On stamped images of all classes but the one that the backdoor leads to."""
+        test = self._dataset.test
+        others = np.flatnonzero(test.labels != TARGET)
+        images = stamped(test.images[others])
+        return self._score(vector, images, np.full(len(others), TARGET)).accuracy
+
+    def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
+        dataset = self._dataset
+        return evaluate(self._model, vector, images, labels, dataset.mean, dataset.std)

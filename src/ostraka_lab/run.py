@@ -18,9 +18,8 @@ from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import Records, RunFolder, client_name, client_number
 from ostraka_lab.leaked_updates import Board
 from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics, read, read_baseline
-from ostraka_lab.participant import Task
+from ostraka_lab.participant import UNJUDGED, Judge, Task
 from ostraka_lab.progress import Progress
-from ostraka_lab.training import UNJUDGED, Judge
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many of the rounds are over."""

@@ -17,10 +17,8 @@ from torch.nn import functional
 from ostraka.arrays import Float32
 from ostraka.errors import ConfigError
 from ostraka_lab import parameters
-from ostraka_lab.attacks import TARGET, stamped
 from ostraka_lab.data.dataset import Int64, UInt8
 from ostraka_lab.models.layers import drawing_from
-from ostraka_lab.participant import Task
 
 _EVALUATED_AT_ONCE = 250  # more did not make it faster
 
@@ -225,36 +223,3 @@ def _set_training(model: nn.Module, examples: int) -> None:
 
 def _generator(seed: np.random.SeedSequence) -> Generator:
     return Generator().manual_seed(int(seed.generate_state(1, np.uint32)[0]))
-
-
-UNJUDGED: dict[str, float | None] = {"accuracy": None, "loss": None, "attack_success": None}
-
-
-class Judge:
-    """Judges models (d,) of one task."""
-
-    def __init__(self, task: Task) -> None:
-        self._dataset = task.dataset
-        self._model = task.model()
-        self._backdoor = task.experiment.attack == "backdoor"
-
-    def scores(self, vector: Float32) -> dict[str, float | None]:
-        """accuracy, loss, and how often a backdoor's trigger works, if there is one."""
-        test = self._dataset.test
-        score = self._score(vector, test.images, test.labels)
-        return {
-            "accuracy": score.accuracy,
-            "loss": score.loss if math.isfinite(score.loss) else None,
-            "attack_success": self._attack_success(vector) if self._backdoor else None,
-        }
-
-    def _attack_success(self, vector: Float32) -> float:
-        """On stamped images of all classes but the one that the backdoor leads to."""
-        test = self._dataset.test
-        others = np.flatnonzero(test.labels != TARGET)
-        images = stamped(test.images[others])
-        return self._score(vector, images, np.full(len(others), TARGET)).accuracy
-
-    def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
-        dataset = self._dataset
-        return evaluate(self._model, vector, images, labels, dataset.mean, dataset.std)

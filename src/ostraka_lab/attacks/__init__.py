@@ -15,8 +15,8 @@ know the same send the same. docs/attacks.md compares them.
 """
 
 from ostraka_lab.attacks import moments, optimised, poisoning, simple
-from ostraka_lab.attacks.attack import Attack, Scene, always
-from ostraka_lab.attacks.poisoning import TARGET, Poison, stamped
+from ostraka_lab.attacks.attack import TARGET, Attack, Poison, Scene, always
+from ostraka_lab.attacks.poisoning import stamped
 
 __all__ = ["ATTACKS", "TARGET", "Attack", "Poison", "Scene", "stamped"]
 

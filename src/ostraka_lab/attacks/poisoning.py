@@ -3,37 +3,14 @@
 A backdoor sends it enlarged.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from ostraka.arrays import Float32
-from ostraka.errors import ConfigError
-from ostraka_lab.attacks.attack import Scene
+from ostraka_lab.attacks.attack import Poison, Scene
 from ostraka_lab.data import Split
 
-TARGET = 0  # the class that the backdoor leads to
 _BRIGHT = 255
-
-
-@dataclass(frozen=True, eq=False)
-class Poison:
-    """What becomes of an attacker's examples.
-
-    share: how many of them carry the trigger. Bagdasaryan et al. put 20 in a batch of 64.
-    """
-
-    classes: int
-    rng: np.random.Generator
-    target: int = TARGET
-    share: float = 20 / 64
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.target < self.classes:
-            raise ConfigError(f"there is no class {self.target} among {self.classes}")
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"a share lies between 0 and 1; got {self.share}")
 
 
 def label_flip(split: Split, poison: Poison) -> Split:

@@ -14,7 +14,7 @@ from ostraka.config import DEFAULT_TILE, Manifest, RoundConfig
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.host import Prepared
 from ostraka.protocol.round import Spool, enrol
-from ostraka_lab.bench.process import Begin, Figures, report
+from ostraka_lab.bench.process import Begin, Figures, report, run_module
 
 _LEAST = 1e-4  # ns: what is lost in noise still has to be positive
 
@@ -83,6 +83,11 @@ def _cpu(work: Callable[[], object]) -> float:
 def _figures(begin: Begin) -> Figures:
     figures: Figures = json.loads(calibrate(begin).to_json())
     return figures
+
+
+def run_calibration(begin: Begin) -> Costs:
+    """What one thread of this machine takes, measured in a process of its own."""
+    return Costs.from_json(json.dumps(run_module("ostraka_lab.bench.calibrate", [], begin)))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import machine
-from ostraka_lab.bench.plan import REFERENCE, Plan
-from ostraka_lab.bench.process import Begin, Figures, run_kernels
+from ostraka_lab.bench.kernels import REFERENCE, Plan, run_kernels
+from ostraka_lab.bench.process import Begin, Figures
 from ostraka_lab.bench.results import noise
 
 STAGES = (

@@ -1,14 +1,12 @@
-"""What `ostraka bench kernels` times: one small function per stage, and one table of them all.
-
-A stage gets the workload and a stopwatch, and runs the clock over what the enclave would do. What
-clients and workers do meanwhile is not counted.
-"""
+"""What every stage of a round costs: `python -m ostraka_lab.bench.kernels PLAN DIRECTORY`."""
 
 import json
+import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +14,13 @@ import numpy as np
 from ostraka.arrays import Float32, Float64
 from ostraka.core import gaussian, gram
 from ostraka.crypto.stream import SecretStream
+from ostraka.errors import ConfigError
 from ostraka_lab.bench.clock import Stopwatch
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
 from ostraka_lab.bench.first_pass import first_pass
+from ostraka_lab.bench.machine import available_bytes
 from ostraka_lab.bench.parties import cast, sketch_size
-from ostraka_lab.bench.plan import REFERENCE, WHOLE_ROUND, Plan
-from ostraka_lab.bench.process import Begin, Figures, report
+from ostraka_lab.bench.process import Begin, Figures, report, run_module
 from ostraka_lab.bench.workload import Attempt, Workload
 
 # Gram-Schmidt runs on so many columns that rows^2 x columns stays below this: half a minute.
@@ -214,6 +213,75 @@ STAGES = {
 _MIB = 2**20
 
 
+_BASE_BYTES = 200 * 2**20  # interpreter, numpy and BLAS, twice
+_GIB = 2**30
+
+# The reference of every ratio: measured whatever else is.
+REFERENCE = "open"
+# The stage whose round the enclave's memory is measured in.
+WHOLE_ROUND = "gaussian_online"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes and stages of one run. No stage named: all of them."""
+
+    clients: int
+    dim: int
+    threads: int = 1
+    repeat: int = 3
+    only: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "repeat"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
+        if unknown := sorted(set(self.only) - set(STAGES)):
+            raise ConfigError(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
+        cast(self.clients, self.dim, masking="gaussian")
+        if impossible := sorted(set(self.only) - set(self.stages)):
+            raise ConfigError(
+                f"no sketch of {self.clients} clients' {self.dim} values is possible, and so no "
+                f"{', '.join(impossible)}"
+            )
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages to run, in the table's order."""
+        wanted = {REFERENCE, *(self.only or STAGES)}
+        sketches = sketch_size(self.clients, self.dim) is not None
+        return tuple(
+            name
+            for name, stage in STAGES.items()
+            if name in wanted and (sketches or not stage.sketches)
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what the run will need: updates, ciphertext, and what the stages add."""
+        per_value = 8 + sum(STAGES[name].extra for name in self.stages)
+        return self.clients * self.dim * per_value + _BASE_BYTES
+
+    @property
+    def disk_bytes(self) -> int:
+        """The spool of the enclave's own process: ciphertext of updates and of noise."""
+        return self.clients * self.dim * 12 if WHOLE_ROUND in self.stages else 0
+
+    def require_room(self) -> None:
+        """ConfigError if this machine is too small."""
+        _require("memory", self.memory_bytes, available_bytes(), self)
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        _require(f"disk in {tempfile.gettempdir()}", self.disk_bytes, free, self)
+
+
+def _require(what: str, needed: int, available: int, plan: Plan) -> None:
+    if needed > available:
+        raise ConfigError(
+            f"{plan.clients} clients of {plan.dim} values need about {needed / _GIB:.1f} GiB of "
+            f"{what}; {available / _GIB:.1f} GiB are available: take fewer, or --only some stages"
+        )
+
+
 def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
     """Run the plan. directory: for files, to be removed by whoever made it."""
     turns = list(_turns(plan))
@@ -283,6 +351,14 @@ def _plan(text: str) -> Plan:
 
 def main(plan: str, directory: str) -> int:
     return report(lambda begin: measure(_plan(plan), Path(directory), begin))
+
+
+def run_kernels(plan: Plan, begin: Begin) -> Figures:
+    """The figures of a plan. begin(stage, done, of) is called when a stage begins."""
+    plan.require_room()
+    with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as directory:
+        arguments = [json.dumps(asdict(plan)), directory]
+        return run_module("ostraka_lab.bench.kernels", arguments, begin, threads=plan.threads)
 
 
 if __name__ == "__main__":

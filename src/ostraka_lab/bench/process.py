@@ -5,15 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-from ostraka.calibration import Costs
 from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
-from ostraka_lab.bench.plan import Plan
 
 Figures: TypeAlias = dict[str, Any]
 Begin: TypeAlias = Callable[[str, int, int], None]
@@ -45,19 +41,6 @@ _THREAD_VARIABLES = (
     "MKL_NUM_THREADS",
     "BLIS_NUM_THREADS",
 )
-
-
-def run_kernels(plan: Plan, begin: Begin) -> Figures:
-    """The figures of a plan. begin(stage, done, of) is called when a stage begins."""
-    plan.require_room()
-    with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as directory:
-        arguments = [json.dumps(asdict(plan)), directory]
-        return run_module("ostraka_lab.bench.kernels", arguments, begin, threads=plan.threads)
-
-
-def run_calibration(begin: Begin) -> Costs:
-    """What one thread of this machine takes."""
-    return Costs.from_json(json.dumps(run_module("ostraka_lab.bench.calibrate", [], begin)))
 
 
 def run_module(

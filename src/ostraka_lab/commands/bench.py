@@ -16,9 +16,9 @@ from ostraka.cli.output import Json, help_without_command, progress, show, table
 from ostraka_lab.bench import check as checks
 from ostraka_lab.bench import leakage as leakages
 from ostraka_lab.bench import machine
-from ostraka_lab.bench.kernels import STAGES
-from ostraka_lab.bench.plan import Plan
-from ostraka_lab.bench.process import run_calibration, run_kernels, run_module
+from ostraka_lab.bench.calibrate import run_calibration
+from ostraka_lab.bench.kernels import STAGES, Plan, run_kernels
+from ostraka_lab.bench.process import run_module
 from ostraka_lab.commands.bench_results import FOLDER, Out, finish
 from ostraka_lab.commands.bench_suites import paper, peers, scale
 

@@ -24,7 +24,7 @@ from ostraka_lab.data import DATASETS, cache, digits, load
 from ostraka_lab.data.catalogue import Entry
 from ostraka_lab.data.get import DOWNLOADS, Got
 from ostraka_lab.data.get import get as fetch
-from ostraka_lab.experiment import find
+from ostraka_lab.names import find
 
 
 def data(ctx: typer.Context) -> None:

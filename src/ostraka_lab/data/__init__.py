@@ -9,7 +9,7 @@ from ostraka_lab.data import cache as kept
 from ostraka_lab.data import digits
 from ostraka_lab.data.catalogue import FETCHED, Entry
 from ostraka_lab.data.dataset import Dataset, Split
-from ostraka_lab.experiment import find
+from ostraka_lab.names import find
 
 __all__ = ["DATASETS", "Dataset", "Split", "load"]
 

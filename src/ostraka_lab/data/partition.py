@@ -12,7 +12,7 @@ import numpy as np
 
 from ostraka.errors import ConfigError
 from ostraka_lab.data.dataset import Int64
-from ostraka_lab.experiment import find
+from ostraka_lab.names import find
 
 Parts = list[Int64]
 _Generator = np.random.Generator

@@ -8,11 +8,11 @@ from typing import TypeAlias
 import torch
 from torch import nn
 
-from ostraka_lab.experiment import find
 from ostraka_lab.models.efficientnet import B0, B1, efficientnet
 from ostraka_lab.models.layers import Shape, initialise
 from ostraka_lab.models.mobilenet import mobilenet_v1, mobilenet_v2
 from ostraka_lab.models.small import cnn, lenet5, mlp
+from ostraka_lab.names import find
 
 Builder: TypeAlias = Callable[[Shape, int], nn.Module]
 

@@ -141,7 +141,7 @@ class Plot:
         return element(
             "figure",
             element("h3", self.title),
-            drawn(self.paint, height=self.height, label=label, prefix=prefix),
+            Html(drawn(self.paint, height=self.height, label=label, prefix=prefix)),
             element("figcaption", self.caption),
         )
 

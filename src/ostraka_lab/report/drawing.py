@@ -23,8 +23,6 @@ from matplotlib.ticker import (
     PercentFormatter,
 )
 
-from ostraka_lab.report.blocks import Html
-
 Box = tuple[float, float, float, float]
 """Left, bottom, width and height."""
 
@@ -191,7 +189,7 @@ Paint = Callable[[Figure], None]
 """Draws on an empty figure."""
 
 
-def drawn(paint: Paint, *, height: float, label: str, prefix: str) -> Html:
+def drawn(paint: Paint, *, height: float, label: str, prefix: str) -> str:
     """label: what the picture shows, for whoever does not see it. prefix: of its ids."""
     root = ElementTree.fromstring(_saved(paint, height))  # noqa: S314 (matplotlib wrote it just now)
     for parent in list(root.iter()):
@@ -200,7 +198,7 @@ def drawn(paint: Paint, *, height: float, label: str, prefix: str) -> Html:
     for node in root.iter():
         _slim(node)
     _dress(root, label)
-    return Html(ElementTree.tostring(root, encoding="unicode"))
+    return ElementTree.tostring(root, encoding="unicode")
 
 
 def _saved(paint: Paint, height: float) -> bytes:

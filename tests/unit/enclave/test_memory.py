@@ -12,7 +12,7 @@ from ostraka.enclave import hardening
 
 SCRIPT = """
 from pathlib import Path
-from ostraka.services import memory
+from ostraka.enclave import hardening as memory
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()

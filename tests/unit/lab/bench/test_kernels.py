@@ -9,8 +9,7 @@ import pytest
 from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka_lab.bench import enclave_memory, kernels, process
 from ostraka_lab.bench.clock import Stopwatch
-from ostraka_lab.bench.kernels import STAGES
-from ostraka_lab.bench.plan import Plan
+from ostraka_lab.bench.kernels import STAGES, Plan
 
 
 def ran(seconds, note=None):
@@ -46,7 +45,7 @@ def test_every_repeat_runs_every_stage_but_the_costly_ones():
 
 def test_a_tiny_run_in_its_own_process_gives_every_figure():
     steps = []
-    figures = process.run_kernels(Plan(8, 20_000, repeat=1), lambda *step: steps.append(step))
+    figures = kernels.run_kernels(Plan(8, 20_000, repeat=1), lambda *step: steps.append(step))
     assert {name: figures[name] for name in ("clients", "dim", "threads", "tile")} == {
         "clients": 8,
         "dim": 20_000,
@@ -66,7 +65,7 @@ def test_a_tiny_run_in_its_own_process_gives_every_figure():
 
 def test_without_a_whole_round_there_is_no_memory_figure():
     plan = Plan(8, 1000, repeat=1, only=("floor",))
-    figures = process.run_kernels(plan, lambda *_: None)
+    figures = kernels.run_kernels(plan, lambda *_: None)
     assert figures["enclave_rss_mib"] is None
     assert set(figures["stages"]) == {"open", "floor"}
 
@@ -88,7 +87,7 @@ def test_the_process_has_the_threads_that_were_asked_for(monkeypatch):
             return 0
 
     monkeypatch.setattr("subprocess.Popen", Process)
-    process.run_kernels(Plan(8, 1000, threads=3, only=("floor",)), lambda *_: None)
+    kernels.run_kernels(Plan(8, 1000, threads=3, only=("floor",)), lambda *_: None)
     assert environments[0]["OPENBLAS_NUM_THREADS"] == "3"
     assert environments[0]["OMP_NUM_THREADS"] == "3"
 
@@ -108,7 +107,7 @@ def test_an_error_in_the_process_is_raised_here(line, error):
 def test_a_process_that_dies_is_reported(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(LocalProtocolError, match="code 1"):
-        process.run_kernels(Plan(8, 1000), lambda *_: None)
+        kernels.run_kernels(Plan(8, 1000), lambda *_: None)
 
 
 def test_an_enclave_process_that_dies_is_reported(monkeypatch, tmp_path):

@@ -10,7 +10,7 @@ from ostraka_lab.bench import machine
 
 PROBE = """
 import numpy as np
-from ostraka_lab.bench import memory
+from ostraka_lab.bench import machine as memory
 before = memory.anonymous_bytes()
 with memory.PeakMemory() as watch:
     block = np.ones(64 * 2**20, np.uint8)

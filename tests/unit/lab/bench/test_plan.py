@@ -3,9 +3,8 @@
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka_lab.bench import plan as plans
-from ostraka_lab.bench.kernels import STAGES
-from ostraka_lab.bench.plan import Plan
+from ostraka_lab.bench import kernels as plans
+from ostraka_lab.bench.kernels import STAGES, Plan
 
 
 @pytest.mark.parametrize(
