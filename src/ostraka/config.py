@@ -100,7 +100,7 @@ class Tiling:
 
 
 @dataclass(frozen=True)
-class RoundConfig:
+class Terms:
     """The rules of one round.
 
     f clients at most are Byzantine; k updates are averaged (None: all but f). Long updates are
@@ -239,7 +239,7 @@ class Federation:
 
     LABEL: ClassVar[bytes] = b"ostraka/federation/v1"
 
-    rules: RoundConfig
+    terms: Terms
     clients: tuple[Member, ...]
     workers: tuple[Member, ...]
     authority: Key
@@ -249,32 +249,32 @@ class Federation:
     initial: bytes = b""
 
     def __post_init__(self) -> None:
-        rules, n = self.rules, len(self.clients)
+        terms, n = self.terms, len(self.clients)
         if self.revision < 1:
             raise ConfigError(f"revisions count from 1; got {self.revision}")
         if len(self.initial) not in (0, _DIGEST_BYTES):
             raise ConfigError("initial is a SHA-256, or empty for a model of zeros")
-        require_krum(n, rules.f)
-        if rules.k is not None and rules.k > n - rules.f:
-            raise ConfigError(f"k <= n - f; got k={rules.k}, n={n}, f={rules.f}")
-        if n * rules.tile > MAX_TILE_VALUES:
+        require_krum(n, terms.f)
+        if terms.k is not None and terms.k > n - terms.f:
+            raise ConfigError(f"k <= n - f; got k={terms.k}, n={n}, f={terms.f}")
+        if n * terms.tile > MAX_TILE_VALUES:
             raise ConfigError(
-                f"clients x tile <= {MAX_TILE_VALUES}; got {n} x {rules.tile}: "
+                f"clients x tile <= {MAX_TILE_VALUES}; got {n} x {terms.tile}: "
                 f"take a tile of at most {MAX_TILE_VALUES // n}"
             )
-        if rules.sketch is not None and n * rules.sketch > MAX_SKETCH_VALUES:
+        if terms.sketch is not None and n * terms.sketch > MAX_SKETCH_VALUES:
             raise ConfigError(
-                f"clients x sketch <= {MAX_SKETCH_VALUES}; got {n} x {rules.sketch}: "
+                f"clients x sketch <= {MAX_SKETCH_VALUES}; got {n} x {terms.sketch}: "
                 f"take a sketch of at most {MAX_SKETCH_VALUES // n}"
             )
-        if not rules.inside and rules.masking == "gaussian" and n > rules.columns.length:
+        if not terms.inside and terms.masking == "gaussian" and n > terms.columns.length:
             raise ConfigError(
                 f"constant-distance noise needs as many dimensions as clients; "
-                f"got {n} clients and {rules.columns.length} dimensions"
+                f"got {n} clients and {terms.columns.length} dimensions"
             )
-        if not rules.inside and len(self.workers) < rules.workers:
+        if not terms.inside and len(self.workers) < terms.workers:
             raise ConfigError(
-                f"the rules ask for {rules.workers} workers; {len(self.workers)} are enrolled"
+                f"the rules ask for {terms.workers} workers; {len(self.workers)} are enrolled"
             )
         _require_distinct(self.clients + self.workers + self.revoked)
 
@@ -285,21 +285,21 @@ class Federation:
         """Raises ConfigError unless this can be the revision after `old`."""
         if self.revision <= old.revision or self.authority != old.authority:
             raise ConfigError(f"revision {self.revision} does not replace revision {old.revision}")
-        if (self.rules.manifest, self.initial) != (old.rules.manifest, old.initial):
+        if (self.terms.manifest, self.initial) != (old.terms.manifest, old.initial):
             raise ConfigError("a new revision cannot have another model")
-        if self.rules.optimiser.kind != old.rules.optimiser.kind:
+        if self.terms.optimiser.kind != old.terms.optimiser.kind:
             raise ConfigError("a new revision cannot have another kind of optimiser")
         returned = {each.key for each in old.revoked} - {each.key for each in self.revoked}
         if returned:
             raise ConfigError(f"a revoked key stays revoked; {min(returned).hex()} is missing")
 
 
-def succession(receipt_key: bytes, identity: bytes) -> bytes:
-    """The enclave that signs with this key may hand its state to code of this identity.
+def succession(receipt_key: bytes, code_id: bytes) -> bytes:
+    """The enclave that signs with this key may hand its state to the code of this id.
 
     Both are in it: else the host could have made up the predecessor, key and all.
     """
-    return hashlib.sha256(encoding.pack(_SUCCESSION, receipt_key, identity)).digest()
+    return hashlib.sha256(encoding.pack(_SUCCESSION, receipt_key, code_id)).digest()
 
 
 def require_krum(n: int, f: int) -> None:

@@ -70,7 +70,7 @@ class Rejection(StrEnum):
 
     REVOKED = "revoked by the federation's authority"
     FOREIGN_ROUND = "made for another round"
-    FOREIGN_CONFIG = "made for another config"
+    FOREIGN_FEDERATION = "made for another federation"
     FOREIGN_KEY = "sealed to another enclave key"
     WRONG_SHAPE = "wrong dimension, tiles or manifest"
     UNOPENABLE_KEY = "its sealed key does not open"
@@ -130,7 +130,7 @@ class Refusal(StrEnum):
     DEBUG = "the enclave can be debugged, so its host can read it"
     MEASUREMENT = "the policy does not list this code"
     VERSION = "the code's security version is too low"
-    BINDING = "the evidence is about another challenge, another key or another config"
+    BINDING = "the evidence is about another challenge, another key or another federation"
 
 
 class AttestationRefused(RemoteProtocolError):

@@ -10,7 +10,7 @@ class ServiceStarted:
 
     address: str
     evidence: str
-    identity: str
+    code_id: str
     sealing_key: str
     next_round: int
 

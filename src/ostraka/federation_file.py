@@ -13,7 +13,7 @@ import numpy as np
 
 from ostraka import files, settings
 from ostraka.arrays import Float32
-from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
+from ostraka.config import Federation, Manifest, Member, Terms, default_tile
 from ostraka.core import leakage
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.aead import TAG_BYTES
@@ -72,8 +72,8 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Rules:
-    """[rules]: how updates are chosen and averaged. See `config.RoundConfig` for each.
+class TermsTable:
+    """[terms]: how updates are chosen and averaged. See `config.Terms` for each.
 
     tile: None for the largest that suits the number of clients, at most the default.
     """
@@ -223,7 +223,7 @@ class _Layout:
 
     federation: About
     model: Model
-    rules: Rules
+    terms: TermsTable
     rounds: Rounds = field(default_factory=Rounds)
     optimiser: Optimiser = FEDAVG
     storage: Storage = field(default_factory=Storage)
@@ -246,7 +246,7 @@ class FederationFile:
     model: Model
     manifest: Manifest
     initial: bytes
-    rules: Rules
+    terms: TermsTable
     rounds: Rounds
     optimiser: Optimiser
     storage: Storage
@@ -267,7 +267,7 @@ class FederationFile:
     @property
     def quorum(self) -> int:
         chosen = self.rounds.quorum
-        return 2 * self.rules.f + 3 if chosen is None else chosen
+        return 2 * self.terms.f + 3 if chosen is None else chosen
 
     def federation(self, signed: Federation | None = None) -> Federation:
         """What the authority signs, and what evidence is bound to.
@@ -278,7 +278,7 @@ class FederationFile:
         clients, workers = _active(self.clients), _active(self.workers)
         everyone = self.clients + self.workers
         return Federation(
-            rules=self._round_config(len(clients), signed),
+            terms=self._round_config(len(clients), signed),
             clients=clients,
             workers=workers,
             authority=self.about.authority,
@@ -289,26 +289,26 @@ class FederationFile:
         )
 
     def _tile(self, clients: int, signed: Federation | None) -> int:
-        if self.rules.tile is not None:
-            return self.rules.tile
-        return signed.rules.tile if signed else default_tile(clients, self.manifest.dimension)
+        if self.terms.tile is not None:
+            return self.terms.tile
+        return signed.terms.tile if signed else default_tile(clients, self.manifest.dimension)
 
-    def _round_config(self, clients: int, signed: Federation | None) -> RoundConfig:
-        rules = self.rules
-        return RoundConfig(
+    def _round_config(self, clients: int, signed: Federation | None) -> Terms:
+        terms = self.terms
+        return Terms(
             manifest=self.manifest,
-            f=rules.f,
-            masking=rules.masking,
-            k=rules.k,
-            clip_norm=rules.clip_norm,
-            distances=rules.distances,
-            workers=rules.workers,
-            sketch=rules.sketch,
-            verify=rules.verify,
-            leakage_bits=rules.leakage_bits,
-            precision=rules.precision,
+            f=terms.f,
+            masking=terms.masking,
+            k=terms.k,
+            clip_norm=terms.clip_norm,
+            distances=terms.distances,
+            workers=terms.workers,
+            sketch=terms.sketch,
+            verify=terms.verify,
+            leakage_bits=terms.leakage_bits,
+            precision=terms.precision,
             tile=self._tile(clients, signed),
-            disclose_selection=rules.disclose_selection,
+            disclose_selection=terms.disclose_selection,
             optimiser=self.optimiser,
         )
 
@@ -347,7 +347,7 @@ def load(path: Path) -> FederationFile:
         model=layout.model,
         manifest=manifest,
         initial=initial,
-        rules=layout.rules,
+        terms=layout.terms,
         rounds=layout.rounds,
         optimiser=layout.optimiser,
         storage=layout.storage,
@@ -356,7 +356,7 @@ def load(path: Path) -> FederationFile:
         clients=layout.client,
         workers=layout.worker,
     )
-    with document.blame("rules"):
+    with document.blame("terms"):
         federation = file.federation()
     _require_quorum(document, file, len(federation.clients))
     _require_room(document, file, federation)
@@ -459,7 +459,7 @@ def _require_distinct(document: Document, layout: _Layout) -> None:
 
 
 def _require_quorum(document: Document, file: FederationFile, clients: int) -> None:
-    least = 2 * file.rules.f + 3
+    least = 2 * file.terms.f + 3
     if not least <= file.quorum <= clients:
         raise document.error(
             "rounds.quorum",
@@ -469,19 +469,19 @@ def _require_quorum(document: Document, file: FederationFile, clients: int) -> N
 
 
 def _require_room(document: Document, file: FederationFile, federation: Federation) -> None:
-    rules, clients = federation.rules, len(federation.clients)
-    update = 4 * rules.dimension + TAG_BYTES * rules.tiling.count
+    terms, clients = federation.terms, len(federation.clients)
+    update = 4 * terms.dimension + TAG_BYTES * terms.tiling.count
     round_mib = -(-clients * update // _MIB)
     if file.storage.spool_mib < round_mib:
         raise document.error(
             "storage.spool_mib",
-            f"storage.spool_mib must hold a round: {clients} updates of {rules.dimension} values "
+            f"storage.spool_mib must hold a round: {clients} updates of {terms.dimension} values "
             f"take {round_mib}; got {file.storage.spool_mib}",
         )
-    message_kib = -(-(4 * rules.tile + _MESSAGE_OVERHEAD) // 1024)
+    message_kib = -(-(4 * terms.tile + _MESSAGE_OVERHEAD) // 1024)
     if file.limits.message_kib < message_kib:
         raise document.error(
             "limits.message_kib",
-            f"limits.message_kib must hold a tile of {rules.tile} values: "
+            f"limits.message_kib must hold a tile of {terms.tile} values: "
             f"{message_kib}; got {file.limits.message_kib}",
         )

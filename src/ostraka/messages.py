@@ -39,7 +39,7 @@ def vector_digest(vector: Float32) -> bytes:
 
 def first_model(federation: Federation) -> bytes:
     """The digest of the model that the first round starts from."""
-    return federation.initial or vector_digest(np.zeros(federation.rules.dimension, "<f4"))
+    return federation.initial or vector_digest(np.zeros(federation.terms.dimension, "<f4"))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class RoundOffer:
 
     number: int
     round_id: Id
-    config: Digest
+    federation: Digest
     previous: Digest  # of the receipt before this round
     model: Digest  # the global model that clients train from
     key: HybridKey
@@ -116,9 +116,9 @@ class UpdateHeader:
 
     LABEL: ClassVar[bytes] = b"ostraka/sealed-update/v1"
 
-    config: Digest
+    federation: Digest
     round_id: Id
-    enclave_key: Digest
+    round_key: Digest
     client: str
     upload_id: Id
     manifest: Digest
@@ -157,7 +157,7 @@ class ChannelOffer:
 
     LABEL: ClassVar[bytes] = b"ostraka/channel-offer/v1"
 
-    config: Digest
+    federation: Digest
     round_id: Id
     attempt_id: Id
     worker: Key  # the identity that this offer is for
@@ -224,7 +224,7 @@ class RejectedClient:
 class Receipt:
     """What the enclave vouches for about a finished round, chained to the receipt before it.
 
-    It names who was selected only where the config discloses that; `commitment` binds the enclave
+    It names who was selected only where the terms disclose that; `commitment` binds the enclave
     to the selection either way, under a salt that stays inside.
     """
 
@@ -233,8 +233,8 @@ class Receipt:
     number: int
     round_id: Id
     previous: Digest
-    config: Digest
-    revision: int  # of the config
+    federation: Digest
+    revision: int  # of the federation
     evidence: str  # what the enclave proves itself by
     aggregate: Digest
     model: Digest  # the global model after this round

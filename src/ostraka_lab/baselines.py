@@ -16,7 +16,7 @@ import torch
 
 from ostraka import files, logs
 from ostraka.arrays import Float32, Float64
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.errors import OstrakaError
@@ -82,7 +82,7 @@ def multi_krum(f: int, k: int | None) -> Rule:
 def clip(rows: Float32, f: int) -> Float64:
     """Rows (n, d) no longer than the enclave would let them be."""
     norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in rows])
-    limit = RoundConfig(Manifest.flat(rows.shape[1]), f=f).clipping_norm(norms)
+    limit = Terms(Manifest.flat(rows.shape[1]), f=f).clipping_norm(norms)
     scales: Float64 = limit / np.maximum(norms, limit)
     return rows * scales[:, None]
 

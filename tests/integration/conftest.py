@@ -411,8 +411,8 @@ class Stage:
     @property
     def tiles(self) -> int:
         """Of shares, in one attempt at one worker."""
-        rules = federation_file.load(self.deployment.config).federation().rules
-        return Tiling(rules.columns.length, rules.tile).count
+        terms = federation_file.load(self.deployment.config).federation().terms
+        return Tiling(terms.columns.length, terms.tile).count
 
     def gate(self) -> Gate:
         self.gates.append(Gate())
@@ -516,7 +516,7 @@ class Stage:
         """As a client remembers it, which took it from evidence."""
         memory = MemoryFile(self.deployment.key("client-2").with_suffix(SUFFIX), "client-2").load()
         assert memory is not None
-        return memory.enclave
+        return memory.receipt_key
 
     def end(self) -> None:
         for gate in self.gates:

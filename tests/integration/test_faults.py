@@ -30,11 +30,11 @@ GRACE_S = 4  # where a client is waited for in vain, once all others have arrive
 
 # rules: lines of the federation file. workers: that are enrolled.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "exact": {"masking": "exact", "workers": 2, "rules": {}},
-    "gaussian": {"masking": "gaussian", "workers": 2, "rules": {}},
-    "three workers": {"masking": "exact", "workers": 3, "rules": {"workers": 3}},
-    "a spare": {"masking": "exact", "workers": 3, "rules": {"workers": 2}},
-    "sketch": {"masking": "exact", "workers": 2, "rules": {"sketch": 4096}},
+    "exact": {"masking": "exact", "workers": 2, "terms": {}},
+    "gaussian": {"masking": "gaussian", "workers": 2, "terms": {}},
+    "three workers": {"masking": "exact", "workers": 3, "terms": {"workers": 3}},
+    "a spare": {"masking": "exact", "workers": 3, "terms": {"workers": 2}},
+    "sketch": {"masking": "exact", "workers": 2, "terms": {"sketch": 4096}},
 }
 
 # A client that stands still where it is told to: "fetched 1", or "half 2" of its upload.
@@ -294,7 +294,7 @@ def test_a_kill(stage, case):
 
 def plan_for(case):
     variant = dict(VARIANTS[case.variant])
-    settings = variant.pop("rules")
+    settings = variant.pop("terms")
     if case.in_vain:
         settings = settings | {"grace_s": GRACE_S}
     if case.step == "during masking":

@@ -337,7 +337,7 @@ def conversations(deployment):
         charter = stub.GetCharter(wire.CharterRequest()).charter
         told = decode(Introduction, stub.Introduce(introduce).introduction)
     attested = Attested(
-        told.offer.key, told.receipt_key, told.offer.config, told.evidence.kind, bytes(32)
+        told.offer.key, told.receipt_key, told.offer.federation, told.evidence.kind, bytes(32)
     )
     client = Client(HOSTILE, identity, decode(Charter, charter).federation)
     sealed = client.join(told.offer, attested).seal(np.ones(D, np.float32)).sealed

@@ -143,9 +143,9 @@ def published(folder: Path) -> int:
 @pytest.mark.slow
 def test_a_run_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    rules = (*ONE_PROCESS, "--worker-momentum", "0.5", "--attack", "alie", "--baseline")
-    expected = train(whole, *rules, "--rounds", "7")
-    process = ostraka("train", *SMALL, "--out", str(broken), *rules, "--rounds", "6")
+    terms = (*ONE_PROCESS, "--worker-momentum", "0.5", "--attack", "alie", "--baseline")
+    expected = train(whole, *terms, "--rounds", "7")
+    process = ostraka("train", *SMALL, "--out", str(broken), *terms, "--rounds", "6")
     try:
         wait_for(lambda: len(read(broken)) >= 2)
         press_ctrl_c(process)

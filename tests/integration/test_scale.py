@@ -61,7 +61,7 @@ class Sender:
         reply = await self.stub.Introduce(wire.IntroduceRequest(challenge=encode(challenge)))
         told = decode(Introduction, reply.introduction)
         attested = Attested(
-            told.offer.key, told.receipt_key, told.offer.config, told.evidence.kind, bytes(32)
+            told.offer.key, told.receipt_key, told.offer.federation, told.evidence.kind, bytes(32)
         )
         return Client(self.name, self.identity, federation).join(told.offer, attested)
 
@@ -93,7 +93,7 @@ async def send_all(address, root, n, f, at_a_time):
     senders = [Sender(address, root, f"client-{number}") for number in range(1, n + 1)]
     reply = await senders[0].stub.GetCharter(wire.CharterRequest())
     federation = decode(Charter, reply.charter).federation
-    d, gate = federation.rules.dimension, asyncio.Semaphore(at_a_time)
+    d, gate = federation.terms.dimension, asyncio.Semaphore(at_a_time)
     joined = await asyncio.gather(*(sender.join(federation) for sender in senders))
 
     async def send(number):

@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.attestation.claims import in_process
-from ostraka.config import Federation, Manifest, Member, RoundConfig
+from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
 from ostraka.crypto.identity import Identity
@@ -130,7 +130,7 @@ class Simulation:
         rows: np.ndarray | None = None,
         seed: int = 0,
         lanes: int = 1,
-        **rules: Any,
+        **terms: Any,
     ) -> None:
         self.drawn: list[bytes] = []
         self.lanes = Lanes(lanes)
@@ -138,17 +138,15 @@ class Simulation:
         if rows is None:
             rows = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
         self.rows = rows
-        self.rules = RoundConfig(
-            Manifest.flat(rows.shape[1]), f=f, masking=masking, tile=tile, **rules
-        )
+        self.terms = Terms(Manifest.flat(rows.shape[1]), f=f, masking=masking, tile=tile, **terms)
         self.names = [f"client-{row}" for row in range(len(rows))]
         self.identities = [Identity.generate(self.entropy) for _ in self.names]
-        helpers = 0 if self.rules.inside else self.rules.workers
+        helpers = 0 if self.terms.inside else self.terms.workers
         workers = [Identity.generate(self.entropy) for _ in range(helpers)]
         self.stranger = Identity.generate(self.entropy)
         self.authority = Identity.generate(self.entropy)
         self.federation = Federation(
-            self.rules,
+            self.terms,
             tuple(
                 Member(name, identity.public)
                 for name, identity in zip(self.names, self.identities, strict=True)
@@ -162,7 +160,7 @@ class Simulation:
         self.clients = [self.client(row) for row in range(len(rows))]
         self.states = {0: self.enclave._state}  # the model after each round
         self.workers = [
-            Worker(identity, enclave=self.enclave.public, entropy=self.entropy)
+            Worker(identity, receipt_key=self.enclave.receipt_key, entropy=self.entropy)
             for identity in workers
         ]
 
@@ -177,7 +175,7 @@ class Simulation:
             self.names[row],
             self.identities[row],
             self.federation,
-            self.enclave.public,
+            self.enclave.receipt_key,
             entropy=self.entropy,
         )
 
@@ -185,7 +183,7 @@ class Simulation:
         return Round(self)
 
     def join(self, client: Client, offer: RoundOffer) -> Joined:
-        return client.join(offer, in_process(offer, self.enclave.public))
+        return client.join(offer, in_process(offer, self.enclave.receipt_key))
 
     def restart(self, *receipts: Receipt) -> None:
         """The enclave as it was when it had signed these, and no more."""
@@ -221,8 +219,8 @@ class Round:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.rules = simulation.rules
-        if not self.rules.inside:
+        self.terms = simulation.terms
+        if not self.terms.inside:
             self.prepare()
         self.collecting = simulation.enclave.open_round()
         self.offer = wire(self.collecting.offer)
@@ -254,20 +252,20 @@ class Round:
         **fields: Any,
     ) -> Forgery:
         """An upload that its client signed, with any norm, any fields, and sealed to any key."""
-        rules, identity = self.rules, self.simulation.identities[row]
+        terms, identity = self.terms, self.simulation.identities[row]
         update = self.simulation.rows[row] if update is None else update
         norm = float(norms_of(update[None])[0]) if norm is None else norm
         key = self.simulation.entropy(32)
         header = UpdateHeader(
-            config=self.offer.config,
+            federation=self.offer.federation,
             round_id=self.offer.round_id,
-            enclave_key=hpke.fingerprint(self.offer.key),
+            round_key=hpke.fingerprint(self.offer.key),
             client=self.name(row),
             upload_id=self.simulation.entropy(32),
-            manifest=rules.manifest.digest(),
-            dimension=rules.dimension,
-            tile=rules.tile,
-            tiles=rules.tiling.count,
+            manifest=terms.manifest.digest(),
+            dimension=terms.dimension,
+            tile=terms.tile,
+            tiles=terms.tiling.count,
             sealed_key=b"",
             signature=UNSIGNED,
         )
@@ -278,8 +276,8 @@ class Round:
             sealed_key = hpke.seal(to or self.offer.key, secret, info=updates.context(header))
         forgery = Forgery(identity.sign(replace(header, sealed_key=sealed_key)), (), norm, key)
         forgery.tiles = tuple(
-            forgery.tile(index, update[rules.tiling.part(index)])
-            for index in range(rules.tiling.count)
+            forgery.tile(index, update[terms.tiling.part(index)])
+            for index in range(terms.tiling.count)
         )
         self.norms[header.upload_id] = norm
         return forgery
@@ -307,7 +305,7 @@ class Round:
 
     def stored(self) -> Iterator[list[bytes]]:
         """What the host shows: tile by tile, the ciphertext of every row."""
-        for index in range(self.rules.tiling.count):
+        for index in range(self.terms.tiling.count):
             yield [self.spool[upload, index] for upload in self.cohort.uploads]
 
     def offload(self) -> "Attempt":
@@ -320,7 +318,7 @@ class Round:
 
     def measure(self) -> None:
         """The first pass, by workers or inside."""
-        if self.rules.inside:
+        if self.terms.inside:
             self.averaging = self.cohort.inside(self.simulation.lanes).measure(self.stored())
         else:
             attempt = self.offload()
@@ -348,8 +346,8 @@ class Round:
         names = self.simulation.names
         assert published.rejected == {names[row]: reason for row, reason in rejected.items()}
         left = [row for row in range(len(names)) if row not in {*rejected, *absent}]
-        n, f = len(left), self.rules.f - sum(reason.provable for reason in rejected.values())
-        k = n - f if self.rules.k is None else min(self.rules.k, n - f)
+        n, f = len(left), self.terms.f - sum(reason.provable for reason in rejected.values())
+        k = n - f if self.terms.k is None else min(self.terms.k, n - f)
 
         stated = [self.norms[upload] for upload in self.cohort.uploads]
         rows = clip(self.simulation.rows[left], stated)
@@ -422,7 +420,7 @@ class Attempt:
         return np.frombuffer(raw, self.number_type()).copy()
 
     def number_type(self) -> str:
-        return {"gaussian": "<f8", "exact": "<u4"}[self.round.rules.masking]
+        return {"gaussian": "<f8", "exact": "<u4"}[self.round.terms.masking]
 
     def lie(self, worker: int, numbers: np.ndarray) -> Answer:
         """An authentic answer of one worker that holds any numbers at all."""

@@ -15,7 +15,7 @@ from ostraka.attestation.claims import Binding
 from ostraka.attestation.policy import FederationPolicy, Policy, SimulationPolicy
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.attestation.verify import Circumstances, verify, verify_charter
-from ostraka.config import Federation, Manifest, Member, RoundConfig
+from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
@@ -39,7 +39,7 @@ def members(kind: str, identities: list[Identity]) -> tuple[Member, ...]:
 
 
 FEDERATION = Federation(
-    RoundConfig(Manifest.flat(20), f=1, tile=16),
+    Terms(Manifest.flat(20), f=1, tile=16),
     members("client", CLIENTS),
     members("worker", WORKERS[:2]),
     AUTHORITY.public,
@@ -92,20 +92,20 @@ class Meeting:
         )
         return decode(Introduction, encode(replace(whole, **self.introduction)))
 
-    def rules(self) -> Policy:
+    def terms(self) -> Policy:
         listed = {"root": (MACHINE.root_digest,), "mrenclave": (MRENCLAVE,)} | self.listed
         return replace(self.policy, simulation=SimulationPolicy(**listed))
 
     def join(self) -> Any:
         """The client's whole way to a round. Nothing is sealed before its last line."""
-        federation = verify_charter(self.charter or signed(self.federation), self.rules())
+        federation = verify_charter(self.charter or signed(self.federation), self.terms())
         introduction = self.introduce()
         own = self.platform.collateral()
         attested = verify(
             introduction,
             nonce=NONCE,
             federation=federation,
-            policy=self.rules(),
+            policy=self.terms(),
             circumstances=Circumstances(
                 self.now,
                 own if self.collateral == b"the platform's own" else self.collateral,
@@ -143,7 +143,7 @@ def test_a_client_joins_an_enclave_that_has_proved_itself():
 
 
 OTHER_KEY = HybridKey().public
-OTHER_RULES = replace(FEDERATION, rules=replace(FEDERATION.rules, f=0))
+OTHER_RULES = replace(FEDERATION, terms=replace(FEDERATION.terms, f=0))
 
 REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
     # Whose federation it is.
@@ -193,7 +193,7 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
     "gaussian masking that the policy does not ask for": (
         Meeting(
             federation=replace(
-                FEDERATION, rules=replace(FEDERATION.rules, masking="gaussian", leakage_bits=1e3)
+                FEDERATION, terms=replace(FEDERATION.terms, masking="gaussian", leakage_bits=1e3)
             )
         ),
         Refusal.MASKING,
@@ -401,7 +401,7 @@ def test_a_client_that_follows_one_enclave_does_not_turn_to_another():
         introduction,
         nonce=NONCE,
         federation=FEDERATION,
-        policy=first.rules(),
+        policy=first.terms(),
         circumstances=Circumstances(NOW, MACHINE.collateral(), True),
     )
     with pytest.raises(ReceiptRefused, match="another key"):

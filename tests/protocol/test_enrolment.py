@@ -104,7 +104,7 @@ def test_a_revoked_client_is_refused_from_the_next_round_on(simulate, masking):
     published = round_.finish()
     assert published.receipt.participants == 7
     assert published.receipt.revision == 2
-    assert published.receipt.config == charter.federation.digest()
+    assert published.receipt.federation == charter.federation.digest()
 
 
 def test_a_newcomer_joins_the_next_round(simulate):
@@ -164,7 +164,7 @@ def bad_revisions(simulation):
         "one with another kind of optimiser": (
             sign(
                 simulation,
-                replace(newer, rules=replace(newer.rules, optimiser=Optimiser("sgd"))),
+                replace(newer, terms=replace(newer.terms, optimiser=Optimiser("sgd"))),
             ),
             ConfigError,
         ),
@@ -173,7 +173,7 @@ def bad_revisions(simulation):
                 simulation,
                 replace(
                     newer,
-                    rules=replace(newer.rules, manifest=type(newer.rules.manifest).flat(51)),
+                    terms=replace(newer.terms, manifest=type(newer.terms.manifest).flat(51)),
                 ),
             ),
             ConfigError,
@@ -186,7 +186,7 @@ def test_an_enclave_adopts_no_other_revision(simulate):
     for what, (charter, error) in bad_revisions(simulation).items():
         with pytest.raises(error):
             simulation.enclave.adopt(charter)
-        assert simulation.open().offer.config == simulation.federation.digest(), what
+        assert simulation.open().offer.federation == simulation.federation.digest(), what
 
 
 def test_a_worker_has_one_point_in_an_attempt(simulate):

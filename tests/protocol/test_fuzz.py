@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ostraka import messages
 from ostraka.attestation.claims import in_process
-from ostraka.config import Federation, Manifest, RoundConfig
+from ostraka.config import Federation, Manifest, Terms
 from ostraka.encoding import decode, encode
 from ostraka.errors import MalformedMessage, OpenError, Rejection, UpdateRejected, WorkerError
 from ostraka.messages import (
@@ -64,7 +64,7 @@ def test_every_message_is_in_the_table():
 
 
 @given(data=st.binary(max_size=200))
-@pytest.mark.parametrize("kind", [*KINDS, Manifest, RoundConfig, Federation])
+@pytest.mark.parametrize("kind", [*KINDS, Manifest, Terms, Federation])
 def test_random_bytes_are_no_message(kind, data):
     with pytest.raises(MalformedMessage):
         decode(kind, data)
@@ -249,7 +249,7 @@ def test_mutated_round_offers(simulate, rng, count):
     round_ = simulate().open()
     client = round_.simulation.clients[0]
 
-    attested = in_process(round_.offer, round_.simulation.enclave.public)
+    attested = in_process(round_.offer, round_.simulation.enclave.receipt_key)
 
     def take(offer):
         client.join(offer, attested)

@@ -22,7 +22,7 @@ def simulation(simulate, **options):
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 6, 7])
 def test_whoever_is_there_is_measured(simulate, workers, gone):
     round_ = simulation(simulate, masking="exact", workers=workers, lanes=2).open()
-    assert round_.rules.tiling.group == 2
+    assert round_.terms.tiling.group == 2
     round_.send_all(but=gone)
     round_.assert_result(round_.finish(), {}, absent=gone)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostraka import events
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.core import field, gram
 from ostraka.errors import WorkerGone
 from ostraka.protocol.enclave import Lanes
@@ -45,10 +45,10 @@ class Idle:
 
 
 def federation(
-    *, n: int = 8, d: int = 40, spares: int = 0, seed: int = 0, **rules: Any
+    *, n: int = 8, d: int = 40, spares: int = 0, seed: int = 0, **terms: Any
 ) -> tuple[Parties, np.ndarray]:
     rows = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
-    config = RoundConfig(Manifest.flat(d), f=1, tile=16, **rules)
+    config = Terms(Manifest.flat(d), f=1, tile=16, **terms)
     return enrol(config, clients=n, spares=spares), rows
 
 
@@ -160,5 +160,5 @@ def test_every_attempt_has_fresh_masks():
     parties.workers["worker-2"]._kernel = Liar(0, 1, 1)
     play(parties, rows, Lanes())
     half = len(shares) // 2
-    assert half == parties.rules.tiling.count
+    assert half == parties.terms.tiling.count
     assert not set(shares[:half]) & set(shares[half:])

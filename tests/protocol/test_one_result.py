@@ -101,7 +101,7 @@ def test_what_is_averaged_is_what_was_measured_even_if_memory_changes(simulate, 
     forged = round_.forge(3)
     round_.send(forged)
     round_.close()
-    tiling, honest = round_.rules.tiling, round_.stored
+    tiling, honest = round_.terms.tiling, round_.stored
     twin = [forged.tile(i, -rows[3][tiling.part(i)]).ciphertext for i in range(tiling.count)]
     # Both passes look once: what was measured is what is remembered, compared and averaged.
     round_.stored = lambda: map(Fickle, honest(), repeat(3), twin)

@@ -56,7 +56,7 @@ def test_a_receipt_says_what_happened(simulate, masking):
     receipt = decode(Receipt, encode(published.receipt))
     assert receipt == published.receipt
     assert receipt.round_id == round_.offer.round_id
-    assert receipt.config == simulation.federation.digest()
+    assert receipt.federation == simulation.federation.digest()
     assert receipt.aggregate == hashlib.sha256(published.state.model.tobytes()).digest()
     assert (receipt.participants, receipt.kept) == (5, 4)
     assert [(each.client, each.reason) for each in receipt.rejected] == [

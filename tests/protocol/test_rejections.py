@@ -111,7 +111,7 @@ BAD_HEADERS = {
     ),
     "one for another config": (
         lambda r: r.forge(ME, config=bytes(32)).header,
-        Rejection.FOREIGN_CONFIG,
+        Rejection.FOREIGN_FEDERATION,
     ),
     "one for another enclave key": (
         lambda r: r.forge(ME, enclave_key=bytes(32)).header,

@@ -58,7 +58,7 @@ def finished(simulate, masking):
     round_.close()
     alive = [vars(simulation), vars(round_), submitted]
     public = [round_.offer.round_id, *round_.cohort.uploads]
-    if not round_.rules.inside:
+    if not round_.terms.inside:
         attempt = round_.offload()
         attempt.connect(attempt.accepts())
         attempt.encode()
@@ -163,7 +163,7 @@ def test_no_error_shows_a_secret(simulate, masking):
 
     round_.send_all(but=[1])
     round_.close()
-    if not round_.rules.inside:
+    if not round_.terms.inside:
         attempt = round_.offload()
         accepts = attempt.accepts()
         chains.append(raised(attempt.connect, accepts[::-1]))

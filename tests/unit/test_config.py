@@ -13,8 +13,8 @@ from ostraka.config import (
     Federation,
     Manifest,
     Member,
-    RoundConfig,
     Tensor,
+    Terms,
     default_tile,
     power_of_two_above,
     require_krum,
@@ -33,29 +33,29 @@ def members(n, *, kind="client", first=0):
 AUTHORITY = b"a" * 32
 
 
-def rules(d=100, **changes):
-    return RoundConfig(Manifest.flat(d), **{"f": 1, "masking": "none", **changes})
+def terms(d=100, **changes):
+    return Terms(Manifest.flat(d), **{"f": 1, "masking": "none", **changes})
 
 
 def federation(n=7, enrolled=0, **changes):
     return Federation(
-        rules(**changes), members(n), members(enrolled, kind="worker", first=100), AUTHORITY
+        terms(**changes), members(n), members(enrolled, kind="worker", first=100), AUTHORITY
     )
 
 
 IMPOSSIBLE = {
-    "f below zero": (lambda: rules(f=-1), "f=-1"),
-    "an unknown masking": (lambda: rules(masking="rot13"), "'rot13'"),
-    "k below f + 2": (lambda: rules(f=3, k=4), "k=4, f=3"),
+    "f below zero": (lambda: terms(f=-1), "f=-1"),
+    "an unknown masking": (lambda: terms(masking="rot13"), "'rot13'"),
+    "k below f + 2": (lambda: terms(f=3, k=4), "k=4, f=3"),
     "k above n - f": (lambda: federation(7, f=2, k=6), "k=6, n=7, f=2"),
     "n below 2f + 3": (lambda: federation(6, f=2), "n=6, f=2"),
-    "a clip norm of zero": (lambda: rules(clip_norm=0.0), "got 0.0"),
-    "a clip norm below zero": (lambda: rules(clip_norm=-1.0), "got -1.0"),
-    "a clip norm below float32's range": (lambda: rules(clip_norm=1e-40), "got 1e-40"),
-    "a clip norm of NaN": (lambda: rules(clip_norm=math.nan), "got nan"),
-    "an infinite clip norm": (lambda: rules(clip_norm=math.inf), "got inf"),
-    "a clip norm beyond any float32 update": (lambda: rules(clip_norm=1e300), "1e\\+300"),
-    "an empty tile": (lambda: rules(tile=0), "got 0"),
+    "a clip norm of zero": (lambda: terms(clip_norm=0.0), "got 0.0"),
+    "a clip norm below zero": (lambda: terms(clip_norm=-1.0), "got -1.0"),
+    "a clip norm below float32's range": (lambda: terms(clip_norm=1e-40), "got 1e-40"),
+    "a clip norm of NaN": (lambda: terms(clip_norm=math.nan), "got nan"),
+    "an infinite clip norm": (lambda: terms(clip_norm=math.inf), "got inf"),
+    "a clip norm beyond any float32 update": (lambda: terms(clip_norm=1e300), "1e\\+300"),
+    "an empty tile": (lambda: terms(tile=0), "got 0"),
     "too large a tile": (lambda: federation(7, tile=2**20), r"1 to 262144 values; got 1048576"),
     "too many tiles": (lambda: federation(17, tile=2**18), r"17 x 262144.*at most 246723"),
     "no values": (lambda: Manifest(()), "values; got 0"),
@@ -74,45 +74,45 @@ IMPOSSIBLE = {
         lambda: federation(7, 2, d=6, masking="gaussian"),
         "7 clients and 6 dimensions",
     ),
-    "one worker": (lambda: rules(masking="exact", workers=1), "got 1"),
-    "eight workers": (lambda: rules(masking="exact", workers=8), "got 8"),
+    "one worker": (lambda: terms(masking="exact", workers=1), "got 1"),
+    "eight workers": (lambda: terms(masking="exact", workers=8), "got 8"),
     "too few enrolled workers": (lambda: federation(7, 2, masking="exact", workers=3), "3.* 2 are"),
     "Gaussian masking without workers": (lambda: federation(7, 0, masking="gaussian"), " 0 are"),
-    "Gaussian masking for three workers": (lambda: rules(masking="gaussian", workers=3), "got 3"),
-    "distances by nobody": (lambda: rules(distances="elsewhere"), "'elsewhere'"),
-    "too small a sketch": (lambda: rules(d=10_000, sketch=4_095), "m = 4095"),
-    "a sketch larger than the update": (lambda: rules(d=5_000, sketch=5_001), "d = 5000.*m = 5001"),
+    "Gaussian masking for three workers": (lambda: terms(masking="gaussian", workers=3), "got 3"),
+    "distances by nobody": (lambda: terms(distances="elsewhere"), "'elsewhere'"),
+    "too small a sketch": (lambda: terms(d=10_000, sketch=4_095), "m = 4095"),
+    "a sketch larger than the update": (lambda: terms(d=5_000, sketch=5_001), "d = 5000.*m = 5001"),
     "too large a sketch": (
         lambda: federation(7, d=2**22, sketch=2**22, tile=16),
         r"7 x 4194304.*at most 2396745",
     ),
     "a budget that its precision cannot meet": (
-        lambda: rules(masking="gaussian", leakage_bits=1e-12, precision=1e-9),
+        lambda: terms(masking="gaussian", leakage_bits=1e-12, precision=1e-9),
         r"1e-12 bits.*squared clip norms; the precision asked for is 1e-09",
     ),
-    "a leakage budget of nothing": (lambda: rules(masking="gaussian", leakage_bits=0.0), "bits"),
-    "a leakage budget of NaN": (lambda: rules(masking="gaussian", leakage_bits=math.nan), "bits"),
-    "the least leakage budget": (lambda: rules(masking="gaussian", leakage_bits=5e-324), "bits"),
-    "a leakage budget near it": (lambda: rules(masking="gaussian", leakage_bits=1e-318), "bits"),
-    "a precision below zero": (lambda: rules(masking="gaussian", precision=-1.0), "precision"),
+    "a leakage budget of nothing": (lambda: terms(masking="gaussian", leakage_bits=0.0), "bits"),
+    "a leakage budget of NaN": (lambda: terms(masking="gaussian", leakage_bits=math.nan), "bits"),
+    "the least leakage budget": (lambda: terms(masking="gaussian", leakage_bits=5e-324), "bits"),
+    "a leakage budget near it": (lambda: terms(masking="gaussian", leakage_bits=1e-318), "bits"),
+    "a precision below zero": (lambda: terms(masking="gaussian", precision=-1.0), "precision"),
     "two clients of one name": (
         lambda: Federation(
-            rules(), (*members(5), replace(members(6)[5], name="client-0")), (), AUTHORITY
+            terms(), (*members(5), replace(members(6)[5], name="client-0")), (), AUTHORITY
         ),
         "own name",
     ),
     "two clients of one key": (
         lambda: Federation(
-            rules(), (*members(5), replace(members(6)[5], key=bytes(32))), (), AUTHORITY
+            terms(), (*members(5), replace(members(6)[5], key=bytes(32))), (), AUTHORITY
         ),
         "own key",
     ),
     "a client that is also a worker": (
-        lambda: Federation(rules(), members(7), (Member("worker-0", bytes(32)),), AUTHORITY),
+        lambda: Federation(terms(), members(7), (Member("worker-0", bytes(32)),), AUTHORITY),
         "own key",
     ),
     "a worker with a client's name": (
-        lambda: Federation(rules(), members(7), (Member("client-0", b"w" * 32),), AUTHORITY),
+        lambda: Federation(terms(), members(7), (Member("client-0", b"w" * 32),), AUTHORITY),
         "own name",
     ),
 }
@@ -130,15 +130,15 @@ def test_krum_s_condition_is_tight(n, f):
     require_krum(n, f)
     with pytest.raises(ConfigError, match=f"n={n - 1}, f={f}"):
         require_krum(n - 1, f)
-    assert federation(n, f=f).rules.kept(n, f) == n - f
+    assert federation(n, f=f).terms.kept(n, f) == n - f
 
 
 def test_k_may_be_anything_from_f_plus_2_to_n_minus_f():
     for k in range(4, 8):
-        assert federation(9, f=2, k=k).rules.kept(9, 2) == k
-    assert rules(f=2, k=7).kept(8, 2) == 6
-    assert rules(f=2, k=4).kept(8, 2) == 4
-    assert rules(f=2).kept(8, 1) == 7
+        assert federation(9, f=2, k=k).terms.kept(9, 2) == k
+    assert terms(f=2, k=7).kept(8, 2) == 6
+    assert terms(f=2, k=4).kept(8, 2) == 4
+    assert terms(f=2).kept(8, 1) == 7
 
 
 CHANGES = {
@@ -160,11 +160,11 @@ CHANGES = {
 
 
 def test_the_digest_binds_every_rule():
-    fields = {field.name for field in dataclasses.fields(RoundConfig)}
+    fields = {field.name for field in dataclasses.fields(Terms)}
     assert fields <= set(CHANGES), "a new field needs a line in the table"
     base = federation(7, 3, d=5_000)
     digests = {
-        replace(base, rules=replace(base.rules, **{name: CHANGES[name]})).digest()
+        replace(base, terms=replace(base.terms, **{name: CHANGES[name]})).digest()
         for name in fields
     }
     assert len(digests | {base.digest()}) == len(fields) + 1
@@ -212,8 +212,8 @@ def test_what_cannot_follow_a_revision():
         ({"revision": 1}, "does not replace"),
         ({"authority": b"b" * 32}, "does not replace"),
         ({"initial": b"i" * 32}, "another model"),
-        ({"rules": replace(base.rules, manifest=Manifest.flat(51))}, "another model"),
-        ({"rules": replace(base.rules, optimiser=Optimiser("sgd"))}, "kind of optimiser"),
+        ({"terms": replace(base.terms, manifest=Manifest.flat(51))}, "another model"),
+        ({"terms": replace(base.terms, optimiser=Optimiser("sgd"))}, "kind of optimiser"),
         ({"revoked": ()}, "stays revoked"),
         ({"revoked": (Member("mallory", b"n" * 32),)}, "stays revoked"),
     ):
@@ -274,17 +274,17 @@ def test_an_impossible_config_does_not_decode():
 
 def test_a_manifest_of_absurd_size_does_not_decode():
     """2^1260 values fit no float: still a message or MalformedMessage, and nothing else."""
-    label, body = unpack(encode(rules(masking="gaussian")))
+    label, body = unpack(encode(terms(masking="gaussian")))
     _, *rest = unpack(body)
     shape = pack(*[(2**63).to_bytes(8, "big")] * 20)
     absurd = pack(pack(pack(b"w", shape, b"float32")))
     with pytest.raises(MalformedMessage):
-        decode(RoundConfig, pack(label, pack(absurd, *rest)))
+        decode(Terms, pack(label, pack(absurd, *rest)))
 
 
 @given(d=st.integers(1, 2_000), tile=st.integers(1, 600))
 def test_tiles_cut_an_update_into_parts(d, tile):
-    tiling = rules(d=d, tile=tile).tiling
+    tiling = terms(d=d, tile=tile).tiling
     parts = [tiling.part(index) for index in range(tiling.count)]
     covered = np.concatenate([np.arange(d)[part] for part in parts])
     assert np.array_equal(covered, np.arange(d))
@@ -334,10 +334,10 @@ def test_a_power_of_two_is_at_most_twice_the_value(value):
 
 
 def test_the_clipping_norm_is_the_configured_one_or_from_the_median():
-    assert rules(clip_norm=0.3).clipping_norm(np.array([1.0, 2.0, 3.0])) == 0.3
-    assert rules().clipping_norm(np.array([1.0, 1.0, 1e30])) == 4.0
-    assert rules().clipping_norm(np.array([1.0, 1.1, 1e30])) == 8.0
-    assert rules().clipping_norm(np.array([0.0, 0.0, 1.0])) == 2.0**-126
+    assert terms(clip_norm=0.3).clipping_norm(np.array([1.0, 2.0, 3.0])) == 0.3
+    assert terms().clipping_norm(np.array([1.0, 1.0, 1e30])) == 4.0
+    assert terms().clipping_norm(np.array([1.0, 1.1, 1e30])) == 8.0
+    assert terms().clipping_norm(np.array([0.0, 0.0, 1.0])) == 2.0**-126
 
 
 def test_f_clients_cannot_move_the_clipping_norm_beyond_the_honest_ones():
@@ -346,9 +346,9 @@ def test_f_clients_cannot_move_the_clipping_norm_beyond_the_honest_ones():
         honest = rng.uniform(1, 2, size=f + 3)
         for lie in (0.0, 1e-30, 1e30, 3e38):
             stated = rng.permutation(np.concatenate([honest, np.full(f, lie)]))
-            assert 4 <= rules(f=f).clipping_norm(stated) <= 8
+            assert 4 <= terms(f=f).clipping_norm(stated) <= 8
 
 
 def test_sigma_keeps_the_leakage_within_its_budget():
-    config = rules(d=1_000, masking="gaussian", leakage_bits=1e-3)
+    config = terms(d=1_000, masking="gaussian", leakage_bits=1e-3)
     assert bound_bits(config.sigma, variance=1 / 1_000, d=1_000) <= 1e-3

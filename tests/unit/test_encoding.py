@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.config import Federation, Manifest, RoundConfig
+from ostraka.config import Federation, Manifest, Terms
 from ostraka.encoding import Digest, Payload, decode, digest, encode, pack, unpack
 from ostraka.errors import MalformedMessage
 from ostraka.messages import Receipt, UpdateTile
@@ -188,7 +188,7 @@ def nested(fields):
         max_leaves=30,
     )
 )
-@pytest.mark.parametrize("kind", [Whole, Other, Manifest, RoundConfig, Federation, Receipt])
+@pytest.mark.parametrize("kind", [Whole, Other, Manifest, Terms, Federation, Receipt])
 def test_what_decodes_is_canonical(kind, body):
     """A decoder returns a message or raises MalformedMessage, and one message has one encoding."""
     data = pack(kind.LABEL, body)

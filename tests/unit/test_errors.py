@@ -81,7 +81,7 @@ def test_what_the_host_can_cause_is_not_provable(reason):
     host = {
         Rejection.REVOKED,
         Rejection.FOREIGN_ROUND,
-        Rejection.FOREIGN_CONFIG,
+        Rejection.FOREIGN_FEDERATION,
         Rejection.FOREIGN_KEY,
         Rejection.DUPLICATE,
         Rejection.LATE,

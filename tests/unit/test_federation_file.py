@@ -24,8 +24,8 @@ from ostraka.federation_file import (
     Limits,
     Model,
     Rounds,
-    Rules,
     Storage,
+    TermsTable,
     charter_path,
     load,
     load_charter,
@@ -75,10 +75,10 @@ def read(tmp_path):
 
 def test_the_template_shows_every_setting_at_its_default(read):
     file = read(template())
-    assert (file.rules, file.rounds) == (Rules(f=1), Rounds())
+    assert (file.terms, file.rounds) == (TermsTable(f=1), Rounds())
     assert (file.storage, file.limits) == (Storage(), Limits())
     assert (file.enclave, file.optimiser) == (Enclave(), Optimiser())
-    for layout in (Rules, Rounds, Storage, Limits, Enclave, Optimiser, federation_file.About):
+    for layout in (TermsTable, Rounds, Storage, Limits, Enclave, Optimiser, federation_file.About):
         for field in dataclasses.fields(layout):
             assert re.search(rf"(?m)^(# )?{field.name} = ", template()), field.name
 
@@ -89,8 +89,8 @@ def test_what_the_template_leaves_out_can_be_put_in(read):
     file = read(text)
     assert file.quorum == file.rounds.quorum == 5
     assert file.enclave.metrics == "[::1]:80"
-    rules = file.federation().rules
-    assert (rules.k, rules.sketch, rules.clip_norm, rules.tile) == (3, 4096, 0.5, 512)
+    terms = file.federation().terms
+    assert (terms.k, terms.sketch, terms.clip_norm, terms.tile) == (3, 4096, 0.5, 512)
 
 
 def test_the_federation_is_what_the_file_says(read):
@@ -100,8 +100,8 @@ def test_the_federation_is_what_the_file_says(read):
     assert federation.workers == tuple(members("worker", 2))
     assert federation.authority == AUTHORITY.public
     assert (federation.revision, federation.successors) == (7, (b"\xab" * 32,))
-    assert federation.rules.optimiser == Optimiser("sgd")
-    assert federation.rules.manifest == Manifest.flat(100)
+    assert federation.terms.optimiser == Optimiser("sgd")
+    assert federation.terms.manifest == Manifest.flat(100)
 
 
 def test_settings_of_the_operator_do_not_change_the_federation(read):
@@ -137,7 +137,7 @@ def test_the_initial_model_is_a_file_s_tensors_end_to_end(read, tmp_path):
     save_file({"weights": weights, "bias": bias}, tmp_path / "model.safetensors")
     file = read(template(model='initial = "model.safetensors"'))
     manifest, model = file.initial_model()
-    assert manifest == file.manifest == file.federation().rules.manifest
+    assert manifest == file.manifest == file.federation().terms.manifest
     assert manifest.tensors == (Tensor("bias", (4,)), Tensor("weights", (2, 3)))
     assert model.tolist() == [7, 7, 7, 7, 0, 1, 2, 3, 4, 5]
 
@@ -303,8 +303,8 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path):
 def test_a_charter_with_a_tile_that_another_release_chose_is_still_of_this_file(read):
     file = read(template())
     signed = file.federation()
-    assert file.rules.tile is None
-    older = dataclasses.replace(signed, rules=dataclasses.replace(signed.rules, tile=16))
+    assert file.terms.tile is None
+    older = dataclasses.replace(signed, terms=dataclasses.replace(signed.terms, tile=16))
     require_signed(file, AUTHORITY.sign(Charter(older, UNSIGNED)))
     require_newer(file, older)
     other = read(template().replace("# tile = 65536", "tile = 32"))

@@ -34,7 +34,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Layout:
-    rules: Rules
+    terms: Rules
     blob: bytes = b""
     names: tuple[str, ...] = ()
     keys: tuple[Key, ...] = ()
@@ -46,7 +46,7 @@ class Layout:
 class Loose:
     """Everything has a default, so that random documents get far."""
 
-    rules: Rules = field(default_factory=lambda: Rules(1))
+    terms: Rules = field(default_factory=lambda: Rules(1))
     names: tuple[str, ...] = ()
     keys: tuple[Key, ...] = ()
     client: tuple[Member, ...] = ()
@@ -63,7 +63,7 @@ def test_everything_is_read_by_its_declared_type():
         names = ["a", "b"]
         keys = ["{"01" * 32}"]
         more = {{ f = 3 }}
-        [rules]
+        [terms]
         f = 2
         share = 1
         clip_norm = 2.5
@@ -80,25 +80,25 @@ def test_everything_is_read_by_its_declared_type():
         client=(Member("c", bytes([2]) * 32),),
         more=Rules(3),
     )
-    assert isinstance(read_back.rules.share, float)
+    assert isinstance(read_back.terms.share, float)
 
 
-RULES = "[rules]\nf = 1\n"
+RULES = "[terms]\nf = 1\n"
 MISTAKES = {
     "a text for a whole number": (
-        '[rules]\nf = "three"',
+        '[terms]\nf = "three"',
         'file.toml, line 2: rules.f is a whole number; got "three"',
     ),
     "a truth for a whole number": (
-        "[rules]\nf = true",
+        "[terms]\nf = true",
         "file.toml, line 2: rules.f is a whole number; got true",
     ),
     "a fraction for a whole number": (
-        "[rules]\nf = 1.0",
+        "[terms]\nf = 1.0",
         "file.toml, line 2: rules.f is a whole number; got 1.0",
     ),
     "a whole number of 65 bits": (
-        f"[rules]\nf = {2**63}",
+        f"[terms]\nf = {2**63}",
         "file.toml, line 2: rules.f is a number of at most 64 bits",
     ),
     "a text for a number": (
@@ -127,15 +127,15 @@ MISTAKES = {
     ),
     "a number for a table": ("rules = 7", "file.toml, line 1: rules is a table; got 7"),
     "an array of tables for a table": (
-        "[[rules]]\nf = 1",
+        "[[terms]]\nf = 1",
         "file.toml, line 1: rules is a table; got a list",
     ),
     "a table for an array of tables": (
         RULES + "[client]\nname = 'c'",
         "file.toml, line 3: client is a list; got a table",
     ),
-    "a missing key": ("\n[rules]\n", "file.toml, line 2: rules.f is missing"),
-    "a missing table": ("", "file.toml: the table [rules] is missing"),
+    "a missing key": ("\n[terms]\n", "file.toml, line 2: rules.f is missing"),
+    "a missing table": ("", "file.toml: the table [terms] is missing"),
     "a missing key of the second of many": (
         f"{RULES}[[client]]\nname = 'a'\nkey = '{'00' * 32}'\n\n[[client]]\nname = 'b'\n",
         "file.toml, line 7: client[1].key is missing",
@@ -149,7 +149,7 @@ MISTAKES = {
         "file.toml, line 1: rulez is not known; did you mean rules?",
     ),
     "a key like no other": (
-        "[rules]\nf = 1\nxxx = true",
+        "[terms]\nf = 1\nxxx = true",
         "file.toml, line 3: rules.xxx is not known; known here: f, share, verify, kind, clip_norm",
     ),
     "a key of odd characters": (
@@ -161,7 +161,7 @@ MISTAKES = {
         "file.toml, line 2: rules.shares is not known; did you mean share?",
     ),
     "a key in an inline table": (
-        "[rules]\nf = 1\n[more]\n[[client]]\n",
+        "[terms]\nf = 1\n[more]\n[[client]]\n",
         "file.toml, line 3: more.f is missing",
     ),
     "too short a key": (
@@ -181,19 +181,19 @@ MISTAKES = {
         "file.toml, line 1: keys[0] is 64 hex digits in quotes; got 12",
     ),
     "what the dataclass refuses, at the key that it mentions": (
-        "[rules]\nkind = 'plain'\nf = -1",
+        "[terms]\nkind = 'plain'\nf = -1",
         "file.toml, line 3: f cannot be negative; got f=-1",
     ),
     "what the dataclass refuses without mentioning a key": (
-        "\n[rules]\nkind = 'wrong'\nf = 1",
+        "\n[terms]\nkind = 'wrong'\nf = 1",
         "file.toml, line 2: nothing that is mentioned here is a key",
     ),
-    "no value": ("[rules]\nf =\n", "file.toml, line 2: Invalid value"),
+    "no value": ("[terms]\nf =\n", "file.toml, line 2: Invalid value"),
     "an open text": (
-        "[rules]\nf = 1\nkind = 'x\n",
+        "[terms]\nf = 1\nkind = 'x\n",
         'file.toml, line 3: Expected "\'"',
     ),
-    "an open list": ("[rules]\nf = [1,\n", "file.toml, line 2: Invalid value"),
+    "an open list": ("[terms]\nf = [1,\n", "file.toml, line 2: Invalid value"),
     "a table twice": (RULES + RULES, "file.toml, line 3: Cannot declare ('rules',) twice"),
     "a number of 5000 digits": (
         "a = " + "1" * 5000,
@@ -215,14 +215,14 @@ def test_mistakes_are_told_with_their_file_and_line(text, message):
 
 def test_a_long_value_is_cut_short():
     with pytest.raises(ConfigError) as refused:
-        read(f"[rules]\nf = '{'x' * 10_000}'")
+        read(f"[terms]\nf = '{'x' * 10_000}'")
     assert len(str(refused.value)) < 200
 
 
 def test_a_private_key_in_the_wrong_place_is_not_repeated():
     secret = "5ec2e7" * 12
     with pytest.raises(ConfigError) as refused:
-        read(f"keys = ['{secret}']\n[rules]\nf = 1")
+        read(f"keys = ['{secret}']\n[terms]\nf = 1")
     assert "5ec2e7" not in str(refused.value)
 
 

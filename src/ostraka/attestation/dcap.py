@@ -212,7 +212,7 @@ def verify(
     document: bytes,
     *,
     collateral: bytes | None,
-    rules: SgxPolicy | TdxPolicy | SimulationPolicy,
+    policy: SgxPolicy | TdxPolicy | SimulationPolicy,
     now: int,
     skew: int,
     root: bytes | None = None,
@@ -230,16 +230,16 @@ def verify(
         raise AttestationRefused(Refusal.COLLATERAL, "none at hand; a policy names where it is")
     said = parse_collateral(collateral)
     # (3) The platform is genuine and in order, or out of order in a way that the policy allows.
-    examination = Examination(document, said, rules.allow, root)
+    examination = Examination(document, said, policy.allow, root)
     facts = _at_any_of((now, max(0, now - skew), now + skew), examination.check_at)
     # (4) Its host cannot look inside.
     if claims.debug:
         raise AttestationRefused(Refusal.DEBUG)
     # (5) It runs code that the policy lists,
-    _require_code(claims, rules)
+    _require_code(claims, policy)
     # (6) in a version that is not too old.
-    if not isinstance(rules, TdxPolicy):
-        _require_version(claims, rules)
+    if not isinstance(policy, TdxPolicy):
+        _require_version(claims, policy)
     return replace(claims, facts=claims.facts + facts)
 
 
@@ -296,20 +296,20 @@ def _at_any_of(times: tuple[int, ...], check: Callable[[int], Result]) -> Result
     return check(times[-1])
 
 
-def _require_code(claims: Claims, rules: SgxPolicy | TdxPolicy | SimulationPolicy) -> None:
-    if isinstance(rules, TdxPolicy):
-        lists = {name: getattr(rules, name) for name in _TDX_MEASUREMENTS}
+def _require_code(claims: Claims, policy: SgxPolicy | TdxPolicy | SimulationPolicy) -> None:
+    if isinstance(policy, TdxPolicy):
+        lists = {name: getattr(policy, name) for name in _TDX_MEASUREMENTS}
         require_listed(claims, claims.kind, lists, _TDX_REQUIRED)
         return
-    lists = {"mrenclave": rules.mrenclave, "mrsigner": rules.mrsigner}
-    require_listed(claims, claims.kind, lists, () if rules.mrsigner else ("mrenclave",))
-    _require_product(claims, rules)
+    lists = {"mrenclave": policy.mrenclave, "mrsigner": policy.mrsigner}
+    require_listed(claims, claims.kind, lists, () if policy.mrsigner else ("mrenclave",))
+    _require_product(claims, policy)
 
 
-def _require_product(claims: Claims, rules: SgxPolicy | SimulationPolicy) -> None:
+def _require_product(claims: Claims, policy: SgxPolicy | SimulationPolicy) -> None:
     """A signer signs many products, so one is trusted only together with a product's number."""
-    seen, wanted = _number(claims, "isv_prod_id"), rules.isv_prod_id
-    if wanted is None and not rules.mrenclave:
+    seen, wanted = _number(claims, "isv_prod_id"), policy.isv_prod_id
+    if wanted is None and not policy.mrenclave:
         raise AttestationRefused(
             Refusal.MEASUREMENT,
             f"mrsigner alone would trust all that it signs; this enclave's isv_prod_id is {seen}; "
@@ -321,11 +321,11 @@ def _require_product(claims: Claims, rules: SgxPolicy | SimulationPolicy) -> Non
         )
 
 
-def _require_version(claims: Claims, rules: SgxPolicy | SimulationPolicy) -> None:
+def _require_version(claims: Claims, policy: SgxPolicy | SimulationPolicy) -> None:
     version = _number(claims, "isv_svn")
-    if version < rules.min_isv_svn:
+    if version < policy.min_isv_svn:
         raise AttestationRefused(
-            Refusal.VERSION, f"its isv_svn is {version}; the policy asks for {rules.min_isv_svn}"
+            Refusal.VERSION, f"its isv_svn is {version}; the policy asks for {policy.min_isv_svn}"
         )
 
 

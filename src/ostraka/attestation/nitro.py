@@ -195,7 +195,7 @@ def read(document: bytes) -> Claims:
 
 
 def verify(
-    document: bytes, *, rules: NitroPolicy, now: int, skew: int, root: bytes = AWS_ROOT
+    document: bytes, *, policy: NitroPolicy, now: int, skew: int, root: bytes = AWS_ROOT
 ) -> Claims:
     """What a document proves about an image that the policy lists. Raises AttestationRefused."""
     # (1) The document can be read.
@@ -219,7 +219,7 @@ def verify(
         raise AttestationRefused(Refusal.DEBUG, "its PCRs are all zero")
 
     # (6) The policy lists the image. What the document is bound to, the caller compares.
-    require_listed(claims, "nitro", asdict(rules), ("pcr0",))
+    require_listed(claims, "nitro", asdict(policy), ("pcr0",))
     return claims
 
 

@@ -46,7 +46,7 @@ def verify(
     endorsements: tuple[bytes, ...],
     *,
     collateral: bytes | None,
-    rules: SimulationPolicy,
+    policy: SimulationPolicy,
     now: int,
     skew: int,
 ) -> Claims:
@@ -58,15 +58,15 @@ def verify(
         raise AttestationRefused(Refusal.ROOT, "the simulated evidence brings no root certificate")
     root = endorsements[0]
     digest = hashlib.sha256(root).digest()
-    if digest not in rules.root:
-        line = toml_line("root", (*rules.root, digest))
+    if digest not in policy.root:
+        line = toml_line("root", (*policy.root, digest))
         raise AttestationRefused(
             Refusal.ROOT,
             f"this platform's root is {digest.hex()}; "
             f"if you decide to believe its simulations, write under [simulation]: {line}",
         )
     return dcap.verify(
-        "simulation", document, collateral=collateral, rules=rules, now=now, skew=skew, root=root
+        "simulation", document, collateral=collateral, policy=policy, now=now, skew=skew, root=root
     )
 
 

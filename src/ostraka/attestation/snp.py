@@ -253,7 +253,7 @@ def verify(
     endorsements: tuple[bytes, ...],
     *,
     certificates: bytes | None,
-    rules: SnpPolicy,
+    policy: SnpPolicy,
     now: int,
     skew: int,
     roots: Mapping[str, bytes] = AMD_ROOTS,
@@ -278,16 +278,16 @@ def verify(
     _require_product(report, signer, product)
 
     # (5) Nobody may look into the machine, and the code itself asked for the report.
-    _require_policy(report, rules.allow)
-    _require_vmpl(report, rules.allow)
+    _require_policy(report, policy.allow)
+    _require_vmpl(report, policy.allow)
 
     # (6) The firmware is new enough, now and when the machine was started, on a machine of ours.
-    _require_tcb(report, rules)
-    _require_chip(report, rules)
+    _require_tcb(report, policy)
+    _require_chip(report, policy)
 
     # (7) The policy lists the code. What the report is bound to, the caller compares.
     claims = claims_of(report)
-    require_listed(claims, "snp", {"measurement": rules.measurement}, ("measurement",))
+    require_listed(claims, "snp", {"measurement": policy.measurement}, ("measurement",))
     return replace(claims, facts=(("product", product), *claims.facts))
 
 
@@ -465,18 +465,18 @@ def _require_vmpl(report: Report, allow: tuple[str, ...]) -> None:
         raise _not_allowed(f"the report was asked for at VMPL {report.vmpl}", "vmpl")
 
 
-def _require_tcb(report: Report, rules: SnpPolicy) -> None:
+def _require_tcb(report: Report, policy: SnpPolicy) -> None:
     """Of the launch, too: an old firmware may have measured falsely before it was renewed."""
     for when, tcb in (("reported", report.reported_tcb), ("launch", report.launch_tcb)):
         parts = report.parts(tcb)
-        for name, least in asdict(rules.min_tcb).items():
+        for name, least in asdict(policy.min_tcb).items():
             if parts.get(name, 0) < least:
                 have = f"in its {when} TCB {name} is {parts.get(name, 0)}"
                 raise AttestationRefused(Refusal.TCB, f"{have}; the policy asks for {least}")
 
 
-def _require_chip(report: Report, rules: SnpPolicy) -> None:
-    if rules.chip_ids and report.chip_id not in rules.chip_ids:
+def _require_chip(report: Report, policy: SnpPolicy) -> None:
+    if policy.chip_ids and report.chip_id not in policy.chip_ids:
         chip = report.chip_id.hex() if any(report.chip_id) else "masked by its host"
         raise AttestationRefused(Refusal.PLATFORM, f"its chip id, {chip}, is not listed")
 

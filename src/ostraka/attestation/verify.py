@@ -58,9 +58,9 @@ def verify_charter(charter: Charter, policy: Policy) -> Federation:
             )
 
     # 4. Updates are hidden in a way that the policy allows.
-    if federation.rules.masking not in pinned.maskings:
+    if federation.terms.masking not in pinned.maskings:
         allowed = ", ".join(pinned.maskings) or "none at all"
-        raise AttestationRefused(Refusal.MASKING, f"{federation.rules.masking}; allowed: {allowed}")
+        raise AttestationRefused(Refusal.MASKING, f"{federation.terms.masking}; allowed: {allowed}")
     return federation
 
 
@@ -86,9 +86,9 @@ def verify(
     return Attested(
         round_key=expected.round_key,
         receipt_key=expected.receipt_key,
-        config=expected.config,
+        federation=expected.federation,
         kind=claims.kind,
-        identity=claims.identity,
+        code_id=claims.code_id,
     )
 
 
@@ -112,7 +112,7 @@ def verify_evidence(evidence: Evidence, policy: Policy, circumstances: Circumsta
                 "sgx",
                 evidence.document,
                 collateral=circumstances.collateral,
-                rules=policy.sgx,
+                policy=policy.sgx,
                 now=now,
                 skew=skew,
             )
@@ -121,7 +121,7 @@ def verify_evidence(evidence: Evidence, policy: Policy, circumstances: Circumsta
                 "tdx",
                 evidence.document,
                 collateral=circumstances.collateral,
-                rules=policy.tdx,
+                policy=policy.tdx,
                 now=now,
                 skew=skew,
             )
@@ -130,18 +130,18 @@ def verify_evidence(evidence: Evidence, policy: Policy, circumstances: Circumsta
                 evidence.document,
                 evidence.endorsements,
                 certificates=circumstances.collateral,
-                rules=policy.snp,
+                policy=policy.snp,
                 now=now,
                 skew=skew,
             )
         case "nitro":
-            return nitro.verify(evidence.document, rules=policy.nitro, now=now, skew=skew)
+            return nitro.verify(evidence.document, policy=policy.nitro, now=now, skew=skew)
         case "simulation":
             return simulation.verify(
                 evidence.document,
                 evidence.endorsements,
                 collateral=circumstances.collateral,
-                rules=policy.simulation,
+                policy=policy.simulation,
                 now=now,
                 skew=skew,
             )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ostraka.arrays import Buffer, Float32
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.carried.enclave import Head, Outcome
-from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
+from ostraka.config import Federation, Manifest, Member, Terms, default_tile
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import Identity, check_signature
@@ -36,8 +36,8 @@ _AN_HOUR = 3600  # for clocks that differ
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What a federation is founded on, besides its model. See `config.RoundConfig`."""
+class FoundingTerms:
+    """What a federation is founded on, besides its model. See `config.Terms`."""
 
     f: int
     k: int | None = None
@@ -48,8 +48,8 @@ class Rules:
     def __post_init__(self) -> None:
         self.config(Manifest.flat(1), 2 * self.f + 3)  # refuses numbers that cannot work
 
-    def config(self, manifest: Manifest, clients: int) -> RoundConfig:
-        return RoundConfig(
+    def config(self, manifest: Manifest, clients: int) -> Terms:
+        return Terms(
             manifest,
             f=self.f,
             k=self.k,
@@ -103,9 +103,13 @@ class UnsafeInProcessEnclave:
     """
 
     def __init__(
-        self, rules: Rules, *, newcomers: bool = True, tell: Callable[[Event], None] | None = None
+        self,
+        terms: FoundingTerms,
+        *,
+        newcomers: bool = True,
+        tell: Callable[[Event], None] | None = None,
     ) -> None:
-        self._rules = rules
+        self._terms = terms
         self._newcomers = newcomers
         self._tell = tell or (lambda event: None)
         self._authority = Identity.generate()
@@ -123,7 +127,7 @@ class UnsafeInProcessEnclave:
         if self._manifest is None or self._state is None:
             self._manifest, self._state = manifest, optimiser.start(model, optimiser.FEDAVG)
         number = len(self._federation.receipts) if self._federation else 0
-        return Head(number, self._manifest, self._state.model, self._rules.f, self._rules.k)
+        return Head(number, self._manifest, self._state.model, self._terms.f, self._terms.k)
 
     def open(self, hellos: Sequence[Hello]) -> None:
         members = _members(hellos)
@@ -153,12 +157,12 @@ class UnsafeInProcessEnclave:
         """The whole round, at once."""
         federation, current = self._founded, self._open_round
         self._round = None
-        rules = federation.current.rules
+        terms = federation.current.terms
         cohort = current.collecting.close()
         host = Host(
-            rules=rules,
+            terms=terms,
             lanes=roles.Lanes(),
-            tiles=lambda: current.passes(cohort, rules.tiling.count),
+            tiles=lambda: current.passes(cohort, terms.tiling.count),
             workers=federation.workers,
             prepare=lambda: Prepared(federation.enclave),
             tell=self._tell,
@@ -184,14 +188,14 @@ class UnsafeInProcessEnclave:
         """It dies with its process."""
 
     def _found(self, members: list[Member]) -> _Federation:
-        """Rules, roster and workers. Raises ConfigError if so many nodes are too few."""
+        """FoundingTerms, roster and workers. Raises ConfigError if so many nodes are too few."""
         if self._manifest is None or self._state is None:
             raise LocalProtocolError("an enclave is started before it opens a round")
-        rules = self._rules.config(self._manifest, len(members))
-        count = 0 if rules.inside else rules.workers
+        terms = self._terms.config(self._manifest, len(members))
+        count = 0 if terms.inside else terms.workers
         staff = {f"{_WORKER}{number}": Identity.generate() for number in range(1, count + 1)}
         federation = Federation(
-            rules,
+            terms,
             tuple(members),
             tuple(Member(name, identity.public) for name, identity in staff.items()),
             self._authority.public,
@@ -200,7 +204,9 @@ class UnsafeInProcessEnclave:
         enclave = roles.Enclave(
             federation, Identity.generate(), state=self._state, evidence=SIMULATION
         )
-        workers = {name: Worker(each, enclave=enclave.public) for name, each in staff.items()}
+        workers = {
+            name: Worker(each, receipt_key=enclave.receipt_key) for name, each in staff.items()
+        }
         return _Federation(enclave, workers, [self._sign(federation)])
 
     def _enrol(self, members: list[Member]) -> None:
@@ -210,9 +216,9 @@ class UnsafeInProcessEnclave:
         new = tuple(each for each in members if not known & {each.name, each.key})
         if new:
             clients = current.clients + new
-            rules = replace(current.rules, tile=default_tile(len(clients), current.rules.dimension))
+            terms = replace(current.terms, tile=default_tile(len(clients), current.terms.dimension))
             charter = self._sign(
-                replace(current, rules=rules, clients=clients, revision=current.revision + 1)
+                replace(current, terms=terms, clients=clients, revision=current.revision + 1)
             )
             founded.enclave.adopt(charter)
             founded.charters.append(charter)

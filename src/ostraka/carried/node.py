@@ -83,7 +83,10 @@ class Node:
         with self.notebook.alone():
             notes = self.notebook.load()
             memory = notes.memory
-            if memory is None or (memory.enclave, memory.last) != (client.enclave, client.last):
+            if memory is None or (memory.receipt_key, memory.last) != (
+                client.receipt_key,
+                client.last,
+            ):
                 raise ReceiptRefused("another run of this node has gone on since this round began")
             self.notebook.count(self._counted(notes.joins, joined, nonce))
         return joined.seal(update).sealed
@@ -157,7 +160,7 @@ class Node:
     def _role(self, memory: Memory | None, federation: Federation, attested: Attested) -> Client:
         if memory is None:
             return Client(self.name, self.identity, federation)
-        if memory.enclave != attested.receipt_key:
+        if memory.receipt_key != attested.receipt_key:
             refused = ReceiptRefused(
                 "this enclave signs with another key than the one that this node follows"
             )

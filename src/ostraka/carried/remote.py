@@ -51,10 +51,10 @@ class RemoteEnclave:
         digest = last.model if last else first_model(federation)
         return Head(
             number=last.number if last else 0,
-            manifest=federation.rules.manifest,
+            manifest=federation.terms.manifest,
             model=download(self._connected(), digest, federation),
-            f=federation.rules.f,
-            k=federation.rules.k,
+            f=federation.terms.f,
+            k=federation.terms.k,
         )
 
     def open(self, hellos: Sequence[Hello]) -> None:
@@ -72,7 +72,7 @@ class RemoteEnclave:
                 raise Finished("all rounds of the federation are over") from None
             raise
         introduction = decode(Introduction, reply.introduction)
-        if introduction.offer.config != self._known_charter().federation.digest():
+        if introduction.offer.federation != self._known_charter().federation.digest():
             self._ask_charter(connection)  # The rules have changed since.
         self._observe(introduction)
         links = () if hello.after is None else self._links_by(connection, hello.after)
@@ -147,7 +147,7 @@ class RemoteEnclave:
     def _observe(self, introduction: Introduction) -> None:
         """The round that is open, under the enclave's own signature. Raises OpenError."""
         offer = introduction.offer
-        key = self._memory.enclave if self._memory else introduction.receipt_key
+        key = self._memory.receipt_key if self._memory else introduction.receipt_key
         check_signature(offer, key)
         if self._memory is None:
             self._memory = Memory(_NAME, self._known_charter(), key, ())

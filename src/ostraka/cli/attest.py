@@ -116,12 +116,12 @@ def verify(
       ostraka attest verify quote.bin --kind sgx --policy policy.toml --at 2025-07-01
       ostraka attest verify report.bin --kind snp --endorsement vcek.der --policy policy.toml --json
     """
-    rules, expected, when = read_policy(policy), _report_data(report_data), _time(at)
+    terms, expected, when = read_policy(policy), _report_data(report_data), _time(at)
     try:
         evidence = _evidence(path, kind, endorsements)
-        found = collateral.for_evidence(evidence, rules, beside=policy)
+        found = collateral.for_evidence(evidence, terms, beside=policy)
         claims = verification.verify_evidence(
-            evidence, rules, Circumstances(when, found, unsafe_simulation)
+            evidence, terms, Circumstances(when, found, unsafe_simulation)
         )
         if expected not in (None, claims.report_data):
             raise AttestationRefused(
@@ -239,7 +239,7 @@ def _rows(claims: Claims) -> list[tuple[str, str]]:
         ("report data", claims.report_data.hex()),
         ("debug", "YES: its host can read it" if claims.debug else "no"),
         *((name.replace("_", " "), text or "-") for name, text in claims.facts),
-        ("identity", claims.identity.hex()),
+        ("code id", claims.code_id.hex()),
     ]
 
 
@@ -249,7 +249,7 @@ def _figures(claims: Claims) -> dict[str, Any]:
         "measurements": {name: value.hex() for name, value in claims.measurements},
         "report_data": claims.report_data.hex(),
         "debug": claims.debug,
-        "identity": claims.identity.hex(),
+        "code_id": claims.code_id.hex(),
         "facts": dict(claims.facts),
     }
 

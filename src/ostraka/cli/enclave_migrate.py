@@ -83,20 +83,20 @@ def request(
       ostraka enclave migrate request --from HEX --config federation.toml --out request.bin
     """
     platform = platform_for(config.resolve(), simulate, key_release, key_broker)
-    agreed = succession(_receipt_key(predecessor), platform.identity)
+    agreed = succession(_receipt_key(predecessor), platform.code_id)
     file, charter = _signed(config)
     federation = charter.federation
     with _opened(file, platform) as state:
-        asked = migration.request(state, platform.provider, config=federation.digest())
+        asked = migration.request(state, platform.provider, federation=federation.digest())
     _write(out, asked)
     listed = agreed in federation.successors
     show(
-        pairs([("identity", platform.identity.hex()), ("revision", str(federation.revision))]),
+        pairs([("code id", platform.code_id.hex()), ("revision", str(federation.revision))]),
         f"Take {out} to the old enclave: ostraka enclave migrate export {out}"
         if listed
         else _to_be_listed(agreed),
         figures={
-            "identity": platform.identity.hex(),
+            "code_id": platform.code_id.hex(),
             "succession": agreed.hex(),
             "revision": federation.revision,
             "listed": listed,
@@ -126,15 +126,15 @@ def export(
       ostraka enclave migrate export request.bin --policy policy.toml --out bundle.bin
     """
     platform = platform_for(config.resolve(), simulate, key_release, key_broker)
-    asked, rules = _read(path), read_policy(policy)
+    asked, accepted = _read(path), read_policy(policy)
     evidence = decode(migration.Request, asked).evidence
     with _opened(federation_file.load(config), platform) as state:
         done = migration.export(
             state,
             asked,
             provider=platform.provider,
-            policy=rules,
-            circumstances=_circumstances(evidence, rules, policy, simulate),
+            policy=accepted,
+            circumstances=_circumstances(evidence, accepted, policy, simulate),
         )
         rounds = len(state.receipts())
     _write(out, done.bundle)
@@ -164,7 +164,7 @@ def take_over(
       ostraka enclave migrate import bundle.bin --policy policy.toml
     """
     platform = platform_for(config.resolve(), simulate, key_release, key_broker)
-    bundle, rules = _read(path), read_policy(policy)
+    bundle, accepted = _read(path), read_policy(policy)
     evidence = decode(migration.Bundle, bundle).evidence
     file, charter = _signed(config)
     with _opened(file, platform) as state:
@@ -173,12 +173,12 @@ def take_over(
             bundle,
             charter=charter,
             provider=platform.provider,
-            policy=rules,
-            circumstances=_circumstances(evidence, rules, policy, simulate),
+            policy=accepted,
+            circumstances=_circumstances(evidence, accepted, policy, simulate),
         )
     figures = {
         "origin": taken.origin.hex(),
-        "receipt_key": taken.identity.hex(),
+        "receipt_key": taken.receipt_key.hex(),
         "rounds": taken.rounds,
         "revision": taken.revision,
     }
@@ -220,7 +220,7 @@ def _signed(config: Path) -> tuple[FederationFile, Charter]:
 
 
 def _opened(file: FederationFile, platform: Platform) -> EnclaveState:
-    sealer = Sealer(platform.keys.key(), platform.identity)
+    sealer = Sealer(platform.keys.key(), platform.code_id)
     return EnclaveState.open(file.state, sealer, keep=file.storage.keep_models)
 
 

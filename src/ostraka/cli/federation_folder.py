@@ -32,8 +32,8 @@ from ostraka.config import (
     Federation,
     Manifest,
     Member,
-    RoundConfig,
     Tensor,
+    Terms,
     default_tile,
 )
 from ostraka.crypto.hpke import Entropy
@@ -153,7 +153,7 @@ def _model(plan: Plan) -> tuple[Manifest, Float32] | None:
 def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
     """Refuse what cannot work before anything is written, in words without a file in them."""
     manifest = Manifest.flat(plan.dimension or 0) if model is None else model[0]
-    rules = RoundConfig(
+    terms = Terms(
         manifest,
         f=plan.f,
         masking=plan.masking,
@@ -162,7 +162,7 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
     )
     names = [name for each in plan.names() for name in each]
     members = tuple(Member(name, bytes(28) + i.to_bytes(4)) for i, name in enumerate(names))
-    Federation(rules, members[: plan.clients], members[plan.clients :], authority=bytes(32))
+    Federation(terms, members[: plan.clients], members[plan.clients :], authority=bytes(32))
 
 
 @contextmanager

@@ -84,7 +84,7 @@ def init(
         "clients": clients,
         "workers": workers,
         "f": f,
-        "dimension": federation.rules.dimension,
+        "dimension": federation.terms.dimension,
         "revision": federation.revision,
         "authority": federation.authority.hex(),
         "config_digest": federation.digest().hex(),

@@ -11,7 +11,7 @@ _COMMENTED = re.compile(r"^((?:# )?\w+ = .*  )(# .+)$", re.MULTILINE)
 
 _FEDERATION = """\
 # A federation of Ostraka. Rules and roster are signed by the authority: after every change of
-# [federation], [model], [rules], [optimiser], [[client]] or [[worker]], raise the revision and run
+# [federation], [model], [terms], [optimiser], [[client]] or [[worker]], raise the revision and run
 #   ostraka sign federation.toml --key keys/authority.key
 # Everything else is the operator's own and needs no signature. Paths are relative to this file.
 
@@ -24,7 +24,7 @@ successors = []  # who may take over the sealed state; see: ostraka enclave migr
 [model]
 {model}
 
-[rules]
+[terms]
 rule = "multi-krum"
 f = {f}  # how many clients may be Byzantine; there must be 2f + 3 or more
 # k = {k}  # updates that are averaged; all but f unless given

@@ -120,7 +120,7 @@ class Client:
         refuses it. After a ServiceError it can be called again with the same update.
         """
         joined = self._require_joined()
-        update = flatten(delta, joined.client.federation.rules.manifest)
+        update = flatten(delta, joined.client.federation.terms.manifest)
         with self._session() as session:
             outcome = upload.submit(session, joined, update, resends=self._resends)
         self._joined = None
@@ -168,7 +168,7 @@ def _last_model(session: Session) -> Model:
         )
     federation = memory.charter.federation
     vector = session.model(memory.last.model, federation)
-    return Model.last(memory.last, vector, federation.rules.manifest)
+    return Model.last(memory.last, vector, federation.terms.manifest)
 
 
 def _readable(path: Path) -> Path:

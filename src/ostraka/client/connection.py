@@ -209,7 +209,7 @@ def download(connection: Connection, digest: bytes, federation: Federation) -> F
     """
 
     def read() -> Float32:
-        vector = np.empty(federation.rules.dimension, "<f4")
+        vector = np.empty(federation.terms.dimension, "<f4")
         rest = vector.data.cast("B")
         with connection.stream("GetModel", wire.ModelRequest(digest=digest)) as parts:
             for part in parts:

@@ -123,7 +123,7 @@ class _Chain:
             return
         last = self._client.last
         if last is not None and receipt.number == last.number:
-            require_same(last, receipt, self._client.enclave or b"")
+            require_same(last, receipt, self._client.receipt_key or b"")
         if last is None:
             self._require_joined(receipt)
         self._client = self._client.follow(receipt)

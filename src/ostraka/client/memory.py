@@ -32,7 +32,7 @@ class Memory:
 
     client: str
     charter: Charter
-    enclave: Key
+    receipt_key: Key
     receipts: tuple[Receipt, ...]  # the last one, or none yet
 
     def __post_init__(self) -> None:
@@ -46,10 +46,10 @@ class Memory:
     @classmethod
     def of(cls, client: Client, charter: Charter) -> "Memory":
         """Of a client that knows its enclave; charter: what its federation was signed in."""
-        if client.enclave is None or charter.federation != client.federation:
+        if client.receipt_key is None or charter.federation != client.federation:
             raise LocalProtocolError("a client remembers the enclave and the charter it follows")
         receipts = (client.last,) if client.last else ()
-        return cls(client.name, charter, client.enclave, receipts)
+        return cls(client.name, charter, client.receipt_key, receipts)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -57,7 +57,7 @@ class Memory:
         return (self.last.number if self.last else 0, self.charter.federation.revision)
 
     def role(self, identity: Identity) -> Client:
-        return Client(self.client, identity, self.charter.federation, self.enclave, self.last)
+        return Client(self.client, identity, self.charter.federation, self.receipt_key, self.last)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class MemoryFile:
 
 def _require_one_chain(stored: Memory | None, memory: Memory) -> None:
     """Raises Fork. Both receipts were verified by whoever followed them."""
-    held = stored.last if stored and stored.enclave == memory.enclave else None
+    held = stored.last if stored and stored.receipt_key == memory.receipt_key else None
     other = memory.last
     if held and other and held.number == other.number and held != other:
         raise Fork(held, other)

@@ -92,7 +92,7 @@ class Model:
     @classmethod
     def before(cls, joined: Joined, vector: Float32) -> "Model":
         """Of a round that is open."""
-        offer, manifest = joined.offer, joined.client.federation.rules.manifest
+        offer, manifest = joined.offer, joined.client.federation.terms.manifest
         simulated = joined.attested.kind == SIMULATION
         made = joined.client.last
         return cls(offer.number, vector, manifest, offer.model, simulated, receipt=made)

@@ -116,7 +116,7 @@ class Session:
 
     def _require_followed(self, met: attesting.Met) -> None:
         """As the role does, which does not know the file."""
-        if self.memory is not None and self.memory.enclave != met.attested.receipt_key:
+        if self.memory is not None and self.memory.receipt_key != met.attested.receipt_key:
             raise ReceiptRefused(
                 "this enclave signs with another key than the one that this client follows. "
                 f"{self.file.begun_anew}"

@@ -114,7 +114,7 @@ _OVER = (
     Rejection.LATE,
     Rejection.FOREIGN_ROUND,
     Rejection.FOREIGN_KEY,
-    Rejection.FOREIGN_CONFIG,
+    Rejection.FOREIGN_FEDERATION,
 )
 
 

@@ -90,10 +90,10 @@ class PendingChannel:
 
 
 def accept_offer(
-    offer: ChannelOffer, *, enclave: bytes, identity: Identity, entropy: Entropy = os.urandom
+    offer: ChannelOffer, *, receipt_key: bytes, identity: Identity, entropy: Entropy = os.urandom
 ) -> tuple[ChannelAccept, Channel]:
     """The worker's half of the handshake. Raises OpenError unless the offer is for this worker."""
-    check_signature(offer, enclave)
+    check_signature(offer, receipt_key)
     if offer.worker != identity.public:
         raise OpenError("ChannelOffer")
     secret = entropy(_SECRET_BYTES)

@@ -8,7 +8,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.arrays import Buffer, Float64, UInt32
-from ostraka.config import RoundConfig, Tiling
+from ostraka.config import Terms, Tiling
 from ostraka.core import field, gaussian
 from ostraka.crypto.aead import KEY_BYTES, SealedGroups, open_into, pair_nonce, seal_into
 from ostraka.crypto.hpke import Entropy
@@ -19,10 +19,10 @@ from ostraka.errors import LocalProtocolError
 class OfflineMask:
     """The leading mask for up to `rows` clients. Any number of its first rows may be used."""
 
-    def __init__(self, rules: RoundConfig, rows: int, entropy: Entropy = os.urandom) -> None:
-        self._rules = rules
-        self._columns = rules.columns
-        self._gram_is_ours = rules.workers % 2 == 0
+    def __init__(self, terms: Terms, rows: int, entropy: Entropy = os.urandom) -> None:
+        self._terms = terms
+        self._columns = terms.columns
+        self._gram_is_ours = terms.workers % 2 == 0
         self._rows = rows
         self._seed = entropy(KEY_BYTES)
         self._gram: UInt32 | None = None
@@ -45,9 +45,9 @@ class OfflineMask:
             yield b""
         self._gram = gram
 
-    def serves(self, rules: RoundConfig, rows: int) -> bool:
+    def serves(self, terms: Terms, rows: int) -> bool:
         """Whether this is enough, and right, for so many rows under these rules."""
-        return rules == self._rules and rows <= self._rows
+        return terms == self._terms and rows <= self._rows
 
     def spend(self) -> "SpentMask":
         """Hand this mask to one attempt. A second time raises LocalProtocolError."""
@@ -96,10 +96,10 @@ _VALUE_BYTES = 8
 class OfflineNoise:
     """One set of noise for `rows` clients. Any subset of its rows has constant distances too."""
 
-    def __init__(self, rules: RoundConfig, rows: int, entropy: Entropy = os.urandom) -> None:
+    def __init__(self, terms: Terms, rows: int, entropy: Entropy = os.urandom) -> None:
         self._rows = rows
-        self._rules = rules
-        self._layout = SealedGroups(rules.columns, rows, _VALUE_BYTES)
+        self._terms = terms
+        self._layout = SealedGroups(terms.columns, rows, _VALUE_BYTES)
         self._cipher = AESGCM(entropy(KEY_BYTES))
         self._entropy = entropy
         self._spent = False
@@ -114,12 +114,12 @@ class OfflineNoise:
             raise LocalProtocolError("this noise was made before; one key seals one set")
         self._made = True
         seed, factors = self._draw()
-        for index in range(self._rules.columns.count):
+        for index in range(self._terms.columns.count):
             yield self._seal(index, self._noise(seed, factors, index))
 
-    def serves(self, rules: RoundConfig, rows: int) -> bool:
+    def serves(self, terms: Terms, rows: int) -> bool:
         """Whether this is enough, and right, for so many rows under these rules."""
-        return rules == self._rules and rows <= self._rows
+        return terms == self._terms and rows <= self._rows
 
     def spend(self) -> "SpentNoise":
         """Hand this noise to one attempt. A second time raises LocalProtocolError."""
@@ -134,19 +134,19 @@ class OfflineNoise:
             seed = self._entropy(KEY_BYTES)
             try:
                 blocks = partial(self._blocks, seed)
-                return seed, gaussian.transform(blocks, sigma=self._rules.sigma)
+                return seed, gaussian.transform(blocks, sigma=self._terms.sigma)
             except gaussian.IllConditioned:
                 continue  # Rare, and only where there are hardly more dimensions than rows.
 
     def _noise(self, seed: bytes, factors: tuple[Float64, ...], index: int) -> Float64:
         rows = gaussian.apply(factors, self._normals(seed, index))
-        return gaussian.to_grid(rows, gaussian.grid_step(self._rules.sigma), out=rows)
+        return gaussian.to_grid(rows, gaussian.grid_step(self._terms.sigma), out=rows)
 
     def _blocks(self, seed: bytes) -> Iterator[Float64]:
-        return (self._normals(seed, index) for index in range(self._rules.columns.count))
+        return (self._normals(seed, index) for index in range(self._terms.columns.count))
 
     def _normals(self, seed: bytes, index: int) -> Float64:
-        shape = (self._rows, self._rules.columns.size(index))
+        shape = (self._rows, self._terms.columns.size(index))
         return SecretStream(seed, stream=index).normal(shape)
 
     def _seal(self, index: int, rows: Float64) -> bytes:

@@ -1,7 +1,7 @@
 """State that the enclave leaves on the host's disk, sealed under a key from the TEE.
 
     blob = mark || salt || segments of AES-256-GCM, 1 MiB each, the last one shorter
-    key  = HKDF-SHA256(TEE's key, salt, label, enclave's identity, purpose, length of the segments)
+    key  = HKDF-SHA256(TEE's key, salt, label, enclave's code id, purpose, length of the segments)
 
 The salt is fresh for every blob, so each key seals one blob, and the segment's number is its nonce.
 The length is part of the key: a blob that is cut or extended has no segment that opens. The host
@@ -22,7 +22,7 @@ from ostraka.crypto.hpke import Entropy
 from ostraka.encoding import pack
 from ostraka.errors import LocalProtocolError, OpenError
 
-IDENTITY_BYTES = 32
+CODE_ID_BYTES = 32
 
 _LABEL = b"ostraka/sealed-state/v1"
 _MARK = b"ostraka/sealed/v1\n"
@@ -34,22 +34,22 @@ _SEGMENT = 1 << 20
 class Sealer:
     """Seals blobs for one enclave: nobody else, and no other purpose, can open them.
 
-    key: from the platform, the same at every start of the same code. identity: names that code
-    (`Claims.identity`).
+    key: from the platform, the same at every start of the same code. code_id: names that code
+    (`Claims.code_id`).
     """
 
-    def __init__(self, key: bytes, identity: bytes, entropy: Entropy = os.urandom) -> None:
-        if len(key) != KEY_BYTES or len(identity) != IDENTITY_BYTES:
+    def __init__(self, key: bytes, code_id: bytes, entropy: Entropy = os.urandom) -> None:
+        if len(key) != KEY_BYTES or len(code_id) != CODE_ID_BYTES:
             raise LocalProtocolError(
-                f"a sealer takes a key of {KEY_BYTES} bytes and an identity of {IDENTITY_BYTES}; "
-                f"got {len(key)} and {len(identity)}"
+                f"a sealer takes a key of {KEY_BYTES} bytes and a code id of {CODE_ID_BYTES}; "
+                f"got {len(key)} and {len(code_id)}"
             )
         self._key = key
         self._entropy = entropy
-        self.identity = identity
+        self.code_id = code_id
 
     def __repr__(self) -> str:
-        return f"Sealer(identity={self.identity.hex()[:16]}, <secret>)"
+        return f"Sealer(code_id={self.code_id.hex()[:16]}, <secret>)"
 
     def seal(self, purpose: str, plaintext: Buffer) -> bytes:
         return b"".join(self.pieces(purpose, plaintext))
@@ -82,5 +82,5 @@ class Sealer:
 
     def _cipher(self, salt: bytes, purpose: str, length: int) -> AESGCM:
         """For one blob: its salt is drawn when it is sealed, and never again."""
-        info = pack(_LABEL, self.identity, purpose.encode(), length.to_bytes(8, "big"))
+        info = pack(_LABEL, self.code_id, purpose.encode(), length.to_bytes(8, "big"))
         return AESGCM(HKDF(SHA256(), KEY_BYTES, salt=salt, info=info).derive(self._key))

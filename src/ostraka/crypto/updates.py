@@ -1,6 +1,6 @@
 """Sealed updates: a fresh key per upload, one AES-256-GCM seal per tile.
 
-    header  = signed(config, round, enclave key, client, upload, manifest, d, tile size and count,
+    header  = signed(federation, round, enclave key, client, upload, manifest, d, tile size and count,
                      HPKE(key, stated norm))
     tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
 
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from ostraka.arrays import AnyArray, Buffer, Float32
-from ostraka.config import RoundConfig
+from ostraka.config import Terms
 from ostraka.crypto import hpke
 from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy, HybridKey
@@ -94,27 +94,27 @@ def seal(  # one upload, from the update to the bytes that leave the client
     update: Float32,
     *,
     offer: RoundOffer,
-    rules: RoundConfig,
+    terms: Terms,
     client: str,
     identity: Identity,
     entropy: Entropy = os.urandom,
 ) -> SealedUpdate:
     """Seal an update (d,) to the round that `offer` opened."""
-    if update.shape != (rules.dimension,) or update.dtype != np.dtype("<f4"):
+    if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
         raise ConfigError(
-            f"an update is ({rules.dimension},) float32, little-endian; "
+            f"an update is ({terms.dimension},) float32, little-endian; "
             f"got {update.shape} {update.dtype}"
         )
     blank = UpdateHeader(
-        config=offer.config,
+        federation=offer.federation,
         round_id=offer.round_id,
-        enclave_key=hpke.fingerprint(offer.key),
+        round_key=hpke.fingerprint(offer.key),
         client=client,
         upload_id=entropy(_ID_BYTES),
-        manifest=rules.manifest.digest(),
-        dimension=rules.dimension,
-        tile=rules.tile,
-        tiles=rules.tiling.count,
+        manifest=terms.manifest.digest(),
+        dimension=terms.dimension,
+        tile=terms.tile,
+        tiles=terms.tiling.count,
         sealed_key=b"",
         signature=UNSIGNED,
     )
@@ -126,9 +126,9 @@ def seal(  # one upload, from the update to the bytes that leave the client
         UpdateTile(
             blank.upload_id,
             index,
-            cipher.encrypt(nonce(index), update[rules.tiling.part(index)].tobytes(), bound),
+            cipher.encrypt(nonce(index), update[terms.tiling.part(index)].tobytes(), bound),
         )
-        for index in range(rules.tiling.count)
+        for index in range(terms.tiling.count)
     )
     return SealedUpdate(identity.sign(header), tiles)
 

@@ -103,11 +103,11 @@ class Engine:
 
     def announce(self) -> None:
         """Which rules and roster are in force, and what an operator should know about them."""
-        rules = self.federation.rules
+        terms = self.federation.terms
         self.tell(_adopted(self.federation))
-        if rules.masking == "gaussian" and not rules.inside:
+        if terms.masking == "gaussian" and not terms.inside:
             self.tell(events.Cautioned(str(LeakyMasking())))
-        if not (rules.verify or rules.inside):
+        if not (terms.verify or terms.inside):
             self.tell(events.Cautioned("verify = false: a worker that lies is not noticed"))
 
     def receipt(self, number: int) -> Receipt | None:
@@ -133,7 +133,7 @@ class Engine:
     def _spool(self) -> Spool:
         return Spool(
             self._folder,
-            rules=self.federation.rules,
+            terms=self.federation.terms,
             rows=len(self.federation.clients),
             limit=self.file.storage.spool_mib * _MIB,
         )
@@ -190,16 +190,16 @@ class Engine:
 
     async def _finish(self, cohort: Cohort, offline: OfflinePool) -> None:
         """Measure, average, make durable; only then does anybody learn of it."""
-        current, rules = self._open_round(), self.federation.rules
+        current, terms = self._open_round(), self.federation.terms
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
         hardening.give_back()
-        if not rules.inside:
-            await self.pool.wait_for(rules.workers, _GRACE_S)
+        if not terms.inside:
+            await self.pool.wait_for(terms.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]
         with offline.resting(), _lanes(self.file.enclave.threads) as lanes:
             host = Host(
-                rules=rules,
+                terms=terms,
                 lanes=lanes,
                 tiles=current.tiles(cohort),
                 workers=self.pool.remote(names, self.file.rounds.measure_s),
@@ -282,9 +282,9 @@ class Engine:
         return charter if newer else None
 
     def _offline(self) -> OfflinePool:
-        rules = self.federation.rules
-        cheap = rules.inside or (rules.masking == "exact" and rules.workers % 2)
-        updates = len(self.federation.clients) * rules.dimension * _SEALED_BYTES
+        terms = self.federation.terms
+        cheap = terms.inside or (terms.masking == "exact" and terms.workers % 2)
+        updates = len(self.federation.clients) * terms.dimension * _SEALED_BYTES
         limit = max(0, self.file.storage.spool_mib * _MIB - updates)
         pool = OfflinePool(self.enclave, self._folder, depth=0 if cheap else _AHEAD, limit=limit)
         pool.start()

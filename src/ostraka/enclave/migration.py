@@ -50,12 +50,12 @@ _PURPOSE = "estate"
 
 @dataclass(frozen=True)
 class Request:
-    """A new enclave asks for the state. Its evidence is about the key and the config."""
+    """A new enclave asks for the state. Its evidence is about the key and the federation."""
 
     LABEL: ClassVar[bytes] = b"ostraka/migration-request/v1"
 
     key: HybridPublic
-    config: Digest  # of the federation that it would go on with
+    federation: Digest  # of the federation that it would go on with
     evidence: Evidence
 
 
@@ -67,7 +67,7 @@ class Parcel:
 
     origin: Digest
     successor: Digest
-    config: Digest
+    federation: Digest
     key: Digest
     sealed_key: bytes  # HPKE: a fresh key, under which the estate is sealed
     estate: bytes
@@ -94,10 +94,10 @@ class Exported:
 
 @dataclass(frozen=True)
 class TakenOver:
-    """identity: the public key that goes on signing. rounds: how many were published so far."""
+    """receipt_key: goes on signing. rounds: how many were published so far."""
 
     origin: bytes
-    identity: bytes
+    receipt_key: bytes
     rounds: int
     revision: int
 
@@ -109,7 +109,7 @@ class _Pending:
     LABEL: ClassVar[bytes] = b"ostraka/migration-pending/v1"
 
     seed: Key = field(repr=False)
-    config: Digest
+    federation: Digest
 
     def key(self) -> HybridKey:
         return HybridKey(SecretStream(self.seed).bytes)
@@ -119,21 +119,21 @@ def request(
     state: EnclaveState,
     provider: EvidenceProvider,
     *,
-    config: bytes,
+    federation: bytes,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """What a new enclave sends to the old one. state: its own, fresh. config: the federation's.
+    """What a new enclave sends to the old one. state: its own, fresh. federation: its digest.
 
     Asking again gives the same key, so a bundle for an earlier request of this folder still opens.
     """
     state.require_fresh()
     seed = _pending(state).seed if state.migration.exists() else entropy(KEY_BYTES)
-    pending = _Pending(seed, config)
+    pending = _Pending(seed, federation)
     public = pending.key().public
-    evidence = provider.evidence(_request_data(public, config))
+    evidence = provider.evidence(_request_data(public, federation))
     _require_own(state.sealer, evidence)
     state.migration.write(encode(pending))
-    return encode(Request(public, config, evidence))
+    return encode(Request(public, federation, evidence))
 
 
 def export(
@@ -157,23 +157,23 @@ def export(
     _require_same_world(claims.kind, provider.kind)
 
     # 3. The evidence is about the key, and about the rules under which this enclave runs now.
-    if wanted.config != state.federation.digest():
+    if wanted.federation != state.federation.digest():
         raise AttestationRefused(
             Refusal.BINDING,
             f"the request is not for revision {state.federation.revision} of the federation, "
             "which is the one in force",
         )
-    _require_about(claims, _request_data(wanted.key, wanted.config))
+    _require_about(claims, _request_data(wanted.key, wanted.federation))
 
     # 4. The authority has signed, in that revision, that this code may follow the enclave with this
     #    receipt key. It may be the same code: on another machine, or under another sealing key.
-    _require_succession(state.public, claims.identity, state.federation)
+    _require_succession(state.receipt_key, claims.code_id, state.federation)
 
     # 5. Retire, durably, and only then let the bundle leave.
     again = state.handed_over_to is not None
-    seal = partial(_seal, state.sealer, wanted, claims.identity, provider)
-    bundle = state.hand_over(claims.identity, fingerprint(wanted.key), seal)
-    return Exported(bundle, claims.identity, again)
+    seal = partial(_seal, state.sealer, wanted, claims.code_id, provider)
+    bundle = state.hand_over(claims.code_id, fingerprint(wanted.key), seal)
+    return Exported(bundle, claims.code_id, again)
 
 
 def take_over(
@@ -195,8 +195,8 @@ def take_over(
     parcel, key = received.parcel, pending.key()
 
     # 1. The bundle answers the request of this enclave.
-    addressed = (parcel.successor, parcel.config, parcel.key)
-    if addressed != (state.sealer.identity, pending.config, fingerprint(key.public)):
+    addressed = (parcel.successor, parcel.federation, parcel.key)
+    if addressed != (state.sealer.code_id, pending.federation, fingerprint(key.public)):
         raise StateError(
             state.migration.path,
             "the bundle answers another request than the one that was made in this folder: "
@@ -210,7 +210,7 @@ def take_over(
     _require_same_world(claims.kind, provider.kind)
 
     # 4. That code is the one it says, and the evidence is about just this parcel.
-    if claims.identity != parcel.origin:
+    if claims.code_id != parcel.origin:
         raise AttestationRefused(Refusal.BINDING, "the bundle names another sender")
     _require_about(claims, _bundle_data(parcel))
 
@@ -221,14 +221,14 @@ def take_over(
     # 6. The old enclave has retired in favour of this one, in the federation that was asked for.
     if ledger.decode(estate.records[-1]) != HandedOver(parcel.successor, parcel.key):
         raise OpenError("bundle that was handed to another")
-    if history.federation.digest() != pending.config:
+    if history.federation.digest() != pending.federation:
         raise OpenError("bundle of another federation")
 
     # 7. The authority of this enclave's own charter has signed that it may follow the enclave with
     #    this receipt key. A predecessor that the host has made up has another.
     if history.federation.authority != charter.federation.authority:
         raise AttestationRefused(Refusal.AUTHORITY, "the bundle is from another authority's")
-    _require_succession(history.identity or b"", parcel.successor, history.federation)
+    _require_succession(history.receipt_key or b"", parcel.successor, history.federation)
 
     # 8. Write it down; the last file makes it so.
     state.inherit(estate, parcel.origin)
@@ -238,7 +238,7 @@ def take_over(
 def _told(parcel: Parcel, history: History) -> TakenOver:
     return TakenOver(
         origin=parcel.origin,
-        identity=history.identity or b"",
+        receipt_key=history.receipt_key or b"",
         rounds=history.number,
         revision=history.federation.revision,
     )
@@ -247,9 +247,9 @@ def _told(parcel: Parcel, history: History) -> TakenOver:
 def _seal(
     own: Sealer, wanted: Request, successor: bytes, provider: EvidenceProvider, estate: Estate
 ) -> bytes:
-    """The bundle. HPKE carries a fresh key; both identities and the config are bound to it."""
+    """The bundle. HPKE carries a fresh key; both code ids and the federation are bound to it."""
     key = os.urandom(KEY_BYTES)
-    names = (own.identity, successor, wanted.config, fingerprint(wanted.key))
+    names = (own.code_id, successor, wanted.federation, fingerprint(wanted.key))
     parcel = Parcel(
         *names,
         sealed_key=hpke.seal(wanted.key, key, info=pack(_SEALED_KEY, *names)),
@@ -261,7 +261,7 @@ def _seal(
 
 
 def _open(parcel: Parcel, key: HybridKey) -> Estate:
-    names = (parcel.origin, parcel.successor, parcel.config, parcel.key)
+    names = (parcel.origin, parcel.successor, parcel.federation, parcel.key)
     secret = key.open(parcel.sealed_key, info=pack(_SEALED_KEY, *names))
     return decode(Estate, Sealer(secret, parcel.successor).open(_PURPOSE, parcel.estate))
 
@@ -277,8 +277,8 @@ def _pending(state: EnclaveState) -> _Pending:
     return decode(_Pending, state.migration.read())
 
 
-def _request_data(key: bytes, config: bytes) -> bytes:
-    return hashlib.sha512(pack(_REQUEST, key, config)).digest()
+def _request_data(key: bytes, federation: bytes) -> bytes:
+    return hashlib.sha512(pack(_REQUEST, key, federation)).digest()
 
 
 def _bundle_data(parcel: Parcel) -> bytes:
@@ -292,7 +292,7 @@ def _require_about(claims: Claims, report_data: bytes) -> None:
 
 def _require_own(sealer: Sealer, evidence: Evidence) -> None:
     """What others know by its evidence must have its state sealed under that same name."""
-    if read(evidence).identity != sealer.identity:
+    if read(evidence).code_id != sealer.code_id:
         raise LocalProtocolError("the platform attests to other code than the state belongs to")
 
 
@@ -303,12 +303,12 @@ def _require_same_world(one: str, other: str) -> None:
         )
 
 
-def _require_succession(receipt_key: bytes, identity: bytes, federation: Federation) -> None:
-    agreed = succession(receipt_key, identity)
+def _require_succession(receipt_key: bytes, code_id: bytes, federation: Federation) -> None:
+    agreed = succession(receipt_key, code_id)
     if agreed not in federation.successors:
         raise AttestationRefused(
             Refusal.MEASUREMENT,
-            f"that {identity.hex()} follows the enclave with the receipt key {receipt_key.hex()} "
+            f"that {code_id.hex()} follows the enclave with the receipt key {receipt_key.hex()} "
             f"is not among the successors in revision {federation.revision} of the federation; "
             f"its authority must sign a revision that lists {agreed.hex()}",
         )

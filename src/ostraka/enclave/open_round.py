@@ -71,7 +71,7 @@ class OpenRound:
             self.changed.set()
 
     def _fits(self, header: UpdateHeader, tile: UpdateTile) -> bool:
-        size = 4 * self.federation.rules.tiling.size(tile.index) + TAG_BYTES
+        size = 4 * self.federation.terms.tiling.size(tile.index) + TAG_BYTES
         return tile.upload_id == header.upload_id and len(tile.ciphertext) == size
 
     async def _store(self, row: int, tiles: Sequence[UpdateTile]) -> None:

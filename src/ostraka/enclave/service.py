@@ -41,13 +41,13 @@ _CALLS = 4  # of one client at a time, that wait for a round
 
 def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveState:
     """The enclave's sealed state; at the first start, a new one under the signed charter."""
-    sealer = Sealer(platform.keys.key(), platform.identity)
+    sealer = Sealer(platform.keys.key(), platform.code_id)
     state = EnclaveState.open(file.state, sealer, keep=file.storage.keep_models)
     if state.fresh:
         charter = federation_file.load_charter(charter_path(path))
         federation_file.require_signed(file, charter)
         _, first = file.initial_model()
-        state.found(charter, optimiser.start(first, charter.federation.rules.optimiser))
+        state.found(charter, optimiser.start(first, charter.federation.terms.optimiser))
     return state
 
 
@@ -80,7 +80,7 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
                 events.ServiceStarted(
                     address=address,
                     evidence=platform.provider.kind,
-                    identity=platform.identity.hex(),
+                    code_id=platform.code_id.hex(),
                     sealing_key=platform.keys.name,
                     next_round=engine.published + 1,
                 )

@@ -348,7 +348,7 @@ class Servicer(EnclaveServicer):
     async def _greet(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> str:
         """The name of a worker that has proved itself. Raises OpenError."""
         nonce = os.urandom(_NONCE_BYTES)
-        welcome = wire.Welcome(nonce=nonce, receipt_key=self.engine.enclave.public)
+        welcome = wire.Welcome(nonce=nonce, receipt_key=self.engine.enclave.receipt_key)
         async with asyncio.timeout(self.engine.file.limits.idle_s):
             await context.write(wire.EnclaveSays(welcome=welcome))
             first = await anext(requests, None)

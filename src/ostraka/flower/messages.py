@@ -16,7 +16,7 @@ from typing import ClassVar
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from google.protobuf.message import DecodeError
 
-from ostraka.config import RoundConfig
+from ostraka.config import Terms
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import AnyMessage, Key, Message, decode, encode, pack, unpack
@@ -129,9 +129,9 @@ def read_sealed(content: RecordDict) -> SealedUpdate:
     raise MalformedMessage("a sealed update has a small header, and tiles")
 
 
-def require_shape(sealed: SealedUpdate, rules: RoundConfig) -> None:
+def require_shape(sealed: SealedUpdate, terms: Terms) -> None:
     """Raises MalformedMessage unless the header and each tile are as long as the rules say."""
-    tiling = rules.tiling
+    tiling = terms.tiling
     if not len(sealed.tiles) == sealed.header.tiles == tiling.count:
         raise MalformedMessage(f"a sealed update has {tiling.count} tiles")
     for index, tile in enumerate(sealed.tiles):

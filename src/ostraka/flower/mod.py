@@ -138,7 +138,7 @@ class _Training:
         """The sealed update, the next challenge, and with `disclose_metrics` the app's metrics."""
         nonce = require_nonce(scratch(self.context).pop(_NONCE, None))
         joined = self.node.join(read_proof(Proof, self.message.content), nonce)
-        manifest = joined.client.federation.rules.manifest
+        manifest = joined.client.federation.terms.manifest
         with _naming("the model"):
             key, arrays = _only_arrays(self.message)
             model = records.vector_of(arrays, manifest)
@@ -175,9 +175,9 @@ def _evaluate(
     federation, digest = node.published_model(read_proof(Links, message.content).links)
     with _naming("the model"):
         key, arrays = _only_arrays(message)
-        model = records.vector_of(arrays, federation.rules.manifest)
+        model = records.vector_of(arrays, federation.terms.manifest)
     require_model(model, digest, federation)
-    _show(message, key, arrays, context, federation.rules.manifest)
+    _show(message, key, arrays, context, federation.terms.manifest)
     answer = _run(call_next, message, context)
     return Message(_metrics(answer), reply_to=message)
 

@@ -13,7 +13,7 @@ from flwr.app import Message, MessageType
 
 from ostraka.carried.enclave import Enclave, Finished, Outcome
 from ostraka.client.connection import Patience as Budget
-from ostraka.config import RoundConfig
+from ostraka.config import Terms
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.errors import MalformedMessage, OstrakaError, ServiceError
 from ostraka.flower.grid import Courier, Patience, left_out, printable
@@ -44,7 +44,7 @@ class Relay:
     finished: bool = False
     after: dict[int, int] = field(default_factory=dict)
     _offer: RoundOffer | None = None
-    _rules: RoundConfig | None = None  # of that round
+    _terms: Terms | None = None  # of that round
     _clients: dict[int, str] = field(default_factory=dict)  # who was asked, by node
     _hellos: dict[int, Hello] = field(default_factory=dict)  # that came with their last replies
 
@@ -146,7 +146,7 @@ class Relay:
         offer = proof.introduction.offer
         if self._offer is not None and offer.round_id != self._offer.round_id:
             raise MalformedMessage("the round was opened again while nodes were asked")
-        self._offer, self._rules = offer, proof.charter.federation.rules
+        self._offer, self._terms = offer, proof.charter.federation.terms
         self._clients[node] = name
         self.after[node] = offer.number - 1 if hello.after is None else hello.after
         return proof
@@ -161,11 +161,11 @@ class Relay:
         """An update of the client that this node was asked as, of the right size, still sealed."""
         sealed = read_sealed(require_content(reply).content)
         name, expected = sealed.header.client, self._clients.get(node)
-        if name != expected or self._rules is None:
+        if name != expected or self._terms is None:
             raise MalformedMessage(
                 f"it answers with an update of client {name!r}, and it was asked as {expected!r}"
             )
-        require_shape(sealed, self._rules)
+        require_shape(sealed, self._terms)
         return sealed
 
 

@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
 from ostraka.carried.enclave import Enclave, Head, Outcome
-from ostraka.carried.in_process import Rules, UnsafeInProcessEnclave
+from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
 from ostraka.carried.remote import RemoteEnclave
 from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
 from ostraka.flower import metrics, records
@@ -116,10 +116,10 @@ class PrivateMultiKrum(FedAvg):
         self.receipts: list[Receipt] = []
         self._run: _Run | None = None
         if enclave == UNSAFE_SIMULATION:
-            rules = Rules(
+            terms = FoundingTerms(
                 f, num_nodes_to_select, masking=masking, disclose_selection=disclose_selection
             )
-            self._enclave: Enclave = UnsafeInProcessEnclave(rules)
+            self._enclave: Enclave = UnsafeInProcessEnclave(terms)
         elif isinstance(enclave, str):
             self._enclave = RemoteEnclave(enclave, tls_ca=Path(tls_ca) if tls_ca else None)
         else:

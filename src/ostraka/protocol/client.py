@@ -21,14 +21,14 @@ from ostraka.messages import Receipt, RoundOffer, first_model, vector_digest
 class Client:
     """A client between rounds.
 
-    federation: the newest revision that it agreed to. enclave: the key that signs offers and
+    federation: the newest revision that it agreed to. receipt_key: signs offers and
     receipts, once an enclave has proved that it holds it. last: the newest receipt that it holds.
     """
 
     name: str
     identity: Identity
     federation: Federation
-    enclave: bytes | None = None
+    receipt_key: bytes | None = None
     last: Receipt | None = None
     entropy: Entropy = field(default=os.urandom, repr=False)
 
@@ -49,18 +49,18 @@ class Client:
 
     def trust(self, attested: Attested) -> "Client":
         """Take the proved enclave's word from here on. Raises ReceiptRefused for a second one."""
-        if self.enclave not in (None, attested.receipt_key):
+        if self.receipt_key not in (None, attested.receipt_key):
             raise ReceiptRefused(
                 "this enclave signs with another key than the one that this client follows"
             )
-        self._require_config(attested.config)
-        return replace(self, enclave=attested.receipt_key)
+        self._require_federation(attested.federation)
+        return replace(self, receipt_key=attested.receipt_key)
 
     def join(self, offer: RoundOffer, attested: Attested) -> "Joined":
         """Take part in a round of a proved enclave. Raises OpenError or ReceiptRefused."""
         client = self.trust(attested)
         check_signature(offer, attested.receipt_key)
-        self._require_config(offer.config)
+        self._require_federation(offer.federation)
         if offer.key != attested.round_key:
             raise ReceiptRefused("the offer's key is not the one that the enclave has proved")
         if self.last is not None:
@@ -73,20 +73,20 @@ class Client:
 
     def follow(self, receipt: Receipt) -> "Client":
         """Accept the next receipt of the chain. Raises OpenError or ReceiptRefused."""
-        if self.enclave is None:
+        if self.receipt_key is None:
             raise ReceiptRefused("no enclave has proved itself to this client yet")
-        check_signature(receipt, self.enclave)
-        self._require_config(receipt.config)
+        check_signature(receipt, self.receipt_key)
+        self._require_federation(receipt.federation)
         if self.last is not None:
             if receipt.number == self.last.number and receipt != self.last:
                 raise Fork(self.last, receipt)
             _require_next(self.last, receipt)
         return replace(self, last=receipt)
 
-    def _require_config(self, config: bytes) -> None:
-        if config != self.federation.digest():
+    def _require_federation(self, digest: bytes) -> None:
+        if digest != self.federation.digest():
             raise ReceiptRefused(
-                "the enclave runs another config than the one this client agreed to"
+                "the enclave runs another federation than the one this client agreed to"
             )
 
 
@@ -104,7 +104,7 @@ class Joined:
         sealed = updates.seal(
             update,
             offer=self.offer,
-            rules=client.federation.rules,
+            terms=client.federation.terms,
             client=client.name,
             identity=client.identity,
             entropy=client.entropy,
@@ -133,7 +133,7 @@ class Submitted:
 
 def require_model(model: Float32, promised: bytes, federation: Federation) -> None:
     """Raises ReceiptRefused unless this is the model (d,) that was promised."""
-    if model.shape != (federation.rules.dimension,) or model.dtype != np.dtype("<f4"):
+    if model.shape != (federation.terms.dimension,) or model.dtype != np.dtype("<f4"):
         raise ReceiptRefused("the model is not a vector of float32 of the right dimension")
     if vector_digest(np.ascontiguousarray(model)) != promised:
         raise ReceiptRefused("the model is not the one that the enclave vouches for")

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 from ostraka import events
 from ostraka.arrays import Buffer
-from ostraka.config import RoundConfig
+from ostraka.config import Terms
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import (
     RemoteProtocolError,
@@ -67,7 +67,7 @@ class Host:
     what an operator may see.
     """
 
-    rules: RoundConfig
+    terms: Terms
     lanes: Lanes
     tiles: Tiles
     workers: Mapping[str, Worker]
@@ -76,8 +76,8 @@ class Host:
 
     def measure(self, cohort: Cohort) -> Averaging:
         """Attempts with workers, each on fresh masks; inside the enclave when too few are left."""
-        left, count = dict(self.workers), self.rules.workers
-        while not self.rules.inside and len(left) >= count:
+        left, count = dict(self.workers), self.terms.workers
+        while not self.terms.inside and len(left) >= count:
             chosen = dict(list(left.items())[:count])
             self.tell(events.AttemptStarted(len(cohort.clients), tuple(chosen)))
             try:
@@ -93,7 +93,7 @@ class Host:
             except WorkerError as fault:
                 del left[fault.worker]
                 self.tell(events.WorkerFailed(fault.worker, str(fault)))
-        if not self.rules.inside:
+        if not self.terms.inside:
             self.tell(events.TooFewWorkers(len(left), count))
         self.tell(events.AttemptStarted(len(cohort.clients), ()))
         return cohort.inside(self.lanes).measure(self.tiles())

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ostraka import calibration, events
 from ostraka.arrays import Buffer, Float32
 from ostraka.attestation.claims import in_process
-from ostraka.config import Federation, Manifest, Member, RoundConfig, default_tile
+from ostraka.config import Federation, Manifest, Member, Terms, default_tile
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
@@ -53,14 +53,14 @@ class RoundResult:
 class Parties:
     """Everybody who takes part, in one process. Workers beyond those in the rules are spares."""
 
-    rules: RoundConfig
+    terms: Terms
     enclave: Enclave
     clients: list[Client]
     workers: dict[str, Worker]
 
     def seal(self, client: Client, offer: RoundOffer, update: Float32) -> SealedUpdate:
         """What a client sends to the enclave that it shares this process with."""
-        attested = in_process(offer, self.enclave.public)
+        attested = in_process(offer, self.enclave.receipt_key)
         return client.join(offer, attested).seal(update).sealed
 
 
@@ -89,7 +89,7 @@ def run_round(
     rows = _as_rows(updates)
     n, d = rows.shape
     log: list[Event] = []
-    rules = RoundConfig(
+    terms = Terms(
         Manifest.flat(d),
         f=_whole("f", f),
         k=None if k is None else _whole("k", k),
@@ -101,12 +101,12 @@ def run_round(
         distances="workers" if distances == "auto" else distances,
         tile=default_tile(n, d),
     )
-    if distances == "auto" and not rules.inside:
-        choice = calibration.load().choose(n, rules.columns.length, rules.workers)
-        rules = replace(rules, distances=choice.distances)
+    if distances == "auto" and not terms.inside:
+        choice = calibration.load().choose(n, terms.columns.length, terms.workers)
+        terms = replace(terms, distances=choice.distances)
         log.append(events.DistancesChosen(str(choice)))
-    parties = enrol(rules, clients=n, entropy=entropy or os.urandom)
-    if masking == "gaussian" and not rules.inside:
+    parties = enrol(terms, clients=n, entropy=entropy or os.urandom)
+    if masking == "gaussian" and not terms.inside:
         warnings.warn(LeakyMasking(), stacklevel=2)
     with _lanes(_whole("threads", threads)) as lanes:
         result = play(parties, rows, lanes)
@@ -115,20 +115,20 @@ def run_round(
 
 def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:
     """One round of the protocol. rows: (n, d), one per client."""
-    enclave, rules, log = parties.enclave, parties.rules, list[Event]()
+    enclave, terms, log = parties.enclave, parties.terms, list[Event]()
 
     # Section 3.2, noise generation: offline, before there are updates; sealed and kept outside.
-    made = [] if rules.inside else [Prepared(enclave)]
+    made = [] if terms.inside else [Prepared(enclave)]
 
     # Section 3.1: each client checks the enclave's offer and seals its update to it.
-    collecting, spool = enclave.open_round(), Spool(rules)
+    collecting, spool = enclave.open_round(), Spool(terms)
     for client, update in zip(parties.clients, rows, strict=True):
         spool.collect(collecting, parties.seal(client, collecting.offer, update))
     cohort = collecting.close()
 
     # Section 3.2, encoding to decoding: by workers on masked rows, or inside the enclave.
     host = Host(
-        rules=rules,
+        terms=terms,
         lanes=lanes,
         tiles=partial(spool.tiles, cohort),
         workers=parties.workers,
@@ -146,8 +146,8 @@ def play(parties: Parties, rows: Float32, lanes: Lanes) -> RoundResult:
 class Spool:
     """The host's memory of ciphertext, by upload and tile."""
 
-    def __init__(self, rules: RoundConfig) -> None:
-        self._count = rules.tiling.count
+    def __init__(self, terms: Terms) -> None:
+        self._count = terms.tiling.count
         self._tiles: dict[tuple[bytes, int], Buffer] = {}
 
     def collect(self, collecting: Collecting, sealed: SealedUpdate) -> None:
@@ -164,22 +164,20 @@ class Spool:
             yield [self._tiles[upload, index] for upload in cohort.uploads]
 
 
-def enrol(
-    rules: RoundConfig, *, clients: int, spares: int = 0, entropy: Entropy = os.urandom
-) -> Parties:
+def enrol(terms: Terms, *, clients: int, spares: int = 0, entropy: Entropy = os.urandom) -> Parties:
     """Identities for everybody, and the federation that pins them."""
-    count = 0 if rules.inside else rules.workers + spares
+    count = 0 if terms.inside else terms.workers + spares
     members = {f"client-{row}": Identity.generate(entropy) for row in range(clients)}
     helpers = {f"worker-{number}": Identity.generate(entropy) for number in range(1, count + 1)}
     authority = Identity.generate(entropy)
-    federation = Federation(rules, _roster(members), _roster(helpers), authority.public)
+    federation = Federation(terms, _roster(members), _roster(helpers), authority.public)
     enclave = Enclave(federation, Identity.generate(entropy), entropy=entropy)
     return Parties(
-        rules,
+        terms,
         enclave,
         [Client(name, identity, federation, entropy=entropy) for name, identity in members.items()],
         {
-            name: Worker(identity, enclave=enclave.public, entropy=entropy)
+            name: Worker(identity, receipt_key=enclave.receipt_key, entropy=entropy)
             for name, identity in helpers.items()
         },
     )

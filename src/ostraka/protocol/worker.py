@@ -28,19 +28,19 @@ class Worker:
         self,
         identity: Identity,
         *,
-        enclave: bytes,
+        receipt_key: bytes,
         kernel: Kernel | None = None,
         entropy: Entropy = os.urandom,
     ) -> None:
         self._identity = identity
-        self._enclave = enclave
+        self._receipt_key = receipt_key
         self._kernel = kernel or NumpyKernel()
         self._entropy = entropy
 
     def accept(self, offer: ChannelOffer) -> tuple["Computing", ChannelAccept]:
         """Join one attempt. Raises OpenError unless the enclave made this offer to this worker."""
         accepted, channel = accept_offer(
-            offer, enclave=self._enclave, identity=self._identity, entropy=self._entropy
+            offer, receipt_key=self._receipt_key, identity=self._identity, entropy=self._entropy
         )
         if offer.masking not in _TYPES:
             raise MalformedMessage(f"this worker does not know {offer.masking!r} masking")

@@ -31,7 +31,7 @@ class Attempt:
     ) -> None:
         self.offer = offer
         self._over = Event()
-        worker = Worker(identity, enclave=enclave, kernel=_Stoppable(kernel, self._over))
+        worker = Worker(identity, receipt_key=enclave, kernel=_Stoppable(kernel, self._over))
         self._computing, self.accepted = worker.accept(offer)
         self._left = Tiling(offer.columns, offer.tile).count
         self._seeded = False

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from ostraka.calibration import Costs
-from ostraka.config import DEFAULT_TILE, Manifest, RoundConfig
+from ostraka.config import DEFAULT_TILE, Manifest, Terms
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.host import Prepared
 from ostraka.protocol.round import Spool, enrol
@@ -37,12 +37,12 @@ class _Cohort:
     """A closed round that is measured again and again, in CPU seconds."""
 
     def __init__(self, clients: int, tiles: int, workers: int) -> None:
-        rules = RoundConfig(Manifest.flat(tiles * DEFAULT_TILE), f=1, workers=workers)
-        self._parties = enrol(rules, clients=clients)
-        self._spool = Spool(rules)
+        terms = Terms(Manifest.flat(tiles * DEFAULT_TILE), f=1, workers=workers)
+        self._parties = enrol(terms, clients=clients)
+        self._spool = Spool(terms)
         collecting, rng = self._parties.enclave.open_round(), np.random.default_rng(0)
         for client in self._parties.clients:
-            update = rng.standard_normal(rules.dimension, dtype=np.float32)
+            update = rng.standard_normal(terms.dimension, dtype=np.float32)
             self._spool.collect(collecting, self._parties.seal(client, collecting.offer, update))
         self._cohort = collecting.close()
 

@@ -52,7 +52,7 @@ def enclave_peak_bytes(clients: int, dim: int, *, masking: str, directory: Path)
 def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
     """The host, the clients and the workers. Returns what the enclave reports."""
     offer = decode(RoundOffer, pipe.recv_bytes())
-    layout = Layout(parties.rules, len(parties.federation.clients))
+    layout = Layout(parties.terms, len(parties.federation.clients))
     with (directory / UPDATES).open("wb") as spool:
         for row in range(layout.rows):
             upload = parties.seal(row, offer)
@@ -67,7 +67,7 @@ def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
     for worker in workers:
         offers.append(decode(ChannelOffer, pipe.recv_bytes()))
         pipe.send_bytes(encode(worker.accept(offers[-1])))
-    for index in range(parties.rules.tiling.count):
+    for index in range(parties.terms.tiling.count):
         for worker, channel in zip(workers, offers, strict=True):
             worker.add(ShareTile(channel.attempt_id, index, pipe.recv_bytes()))
     for worker in workers:
@@ -99,19 +99,19 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
     collecting = enclave.open_round()
     pipe.send_bytes(encode(collecting.offer))
     rows = len(parties.federation.clients)
-    updates = Layout(parties.rules, rows)
+    updates = Layout(parties.terms, rows)
     for row in range(rows):
         header = decode(UpdateHeader, pipe.recv_bytes())
         collecting.accept(header)
         _accept_tiles(collecting, header.upload_id, row, updates, directory / UPDATES)
         pipe.send_bytes(_READY)
 
-    noisy = parties.rules.masking == "gaussian"
+    noisy = parties.terms.masking == "gaussian"
     averaging = first_pass(
         collecting.close(),
         offline,
         tiles=updates.read_rows(directory / UPDATES),
-        noise=read_noise(directory, parties.rules, rows) if noisy else None,
+        noise=read_noise(directory, parties.terms, rows) if noisy else None,
         workers=[_PipedWorker(pipe) for _ in parties.federation.workers],
         clock=Stopwatch(),
     )

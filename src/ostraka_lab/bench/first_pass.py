@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ostraka.arrays import Buffer
-from ostraka.config import RoundConfig
+from ostraka.config import Terms
 from ostraka.crypto.aead import TAG_BYTES, SealedGroups
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import LocalProtocolError
@@ -31,17 +31,17 @@ def read_tiles(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
             yield buffer[:size]
 
 
-def read_noise(directory: Path, rules: RoundConfig, rows: int) -> Iterator[memoryview]:
+def read_noise(directory: Path, terms: Terms, rows: int) -> Iterator[memoryview]:
     """The sealed tiles of noise for so many rows."""
-    layout = SealedGroups(rules.columns, rows, _NOISE_BYTES)
-    return read_tiles(directory / NOISE, map(layout.size, range(rules.columns.count)))
+    layout = SealedGroups(terms.columns, rows, _NOISE_BYTES)
+    return read_tiles(directory / NOISE, map(layout.size, range(terms.columns.count)))
 
 
 class Layout:
     """Where each row's part of a sealed tile lies in the file of updates: row after row."""
 
-    def __init__(self, rules: RoundConfig, rows: int) -> None:
-        self.tiling = rules.tiling
+    def __init__(self, terms: Terms, rows: int) -> None:
+        self.tiling = terms.tiling
         self.rows = rows
 
     def size(self, index: int) -> int:

@@ -28,7 +28,7 @@ _MGS_WORK = 16_000_000_000
 
 
 def open_updates(load: Workload, clock: Stopwatch) -> None:
-    raw = np.empty(load.rules.tile, np.float32)
+    raw = np.empty(load.terms.tile, np.float32)
     with clock:
         for index in range(load.tiling.count):
             out = raw[: load.tiling.size(index)].view(np.uint8)
@@ -65,7 +65,7 @@ def inside_blas32(load: Workload, clock: Stopwatch) -> None:
 
 
 def inside_blas64(load: Workload, clock: Stopwatch) -> None:
-    wide = np.empty((load.clients, load.rules.tile))
+    wide = np.empty((load.clients, load.terms.tile))
 
     def add(total: Float64, block: Float32) -> None:
         widened = wide[:, : block.shape[1]]
@@ -108,7 +108,7 @@ def noise_normals(load: Workload, clock: Stopwatch) -> None:
 
 
 def noise_orth(load: Workload, clock: Stopwatch) -> None:
-    normals, wide = load.updates, np.empty((2, load.clients, load.rules.tile))
+    normals, wide = load.updates, np.empty((2, load.clients, load.terms.tile))
 
     def blocks() -> Iterator[Float64]:
         for index in range(load.tiling.count):
@@ -159,12 +159,12 @@ def _inside(load: Workload, clock: Stopwatch, add: Callable[[Float64, Float32], 
 
 
 def _block(load: Workload) -> Float32:
-    return np.empty((load.clients, load.rules.tile), np.float32)
+    return np.empty((load.clients, load.terms.tile), np.float32)
 
 
 def _weights(load: Workload) -> Float32:
     """The mean of the first k rows, as weights over all of them."""
-    k = load.rules.kept(load.clients, load.rules.f)
+    k = load.terms.kept(load.clients, load.terms.f)
     weights = np.zeros(load.clients, np.float32)
     weights[:k] = 1 / k
     return weights
@@ -307,7 +307,7 @@ def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
         "dim": plan.dim,
         "threads": plan.threads,
         "repeat": plan.repeat,
-        "tile": load.rules.tile,
+        "tile": load.terms.tile,
         "sketch": sketch_size(plan.clients, plan.dim),
         "enclave_rss_mib": None if peak is None else peak / _MIB,
         "stages": summary(clocks),

@@ -19,7 +19,7 @@ from ostraka.config import (
     Federation,
     Manifest,
     Member,
-    RoundConfig,
+    Terms,
     default_tile,
 )
 from ostraka.core import optimiser
@@ -46,8 +46,8 @@ class Cast:
     enclave: Identity
 
     @property
-    def rules(self) -> RoundConfig:
-        return self.federation.rules
+    def terms(self) -> Terms:
+        return self.federation.terms
 
     def seal(self, row: int, offer: RoundOffer, values: Float32 | None = None) -> SealedUpdate:
         """The upload of one client. Its tiles open under `upload_key(row)`.
@@ -61,7 +61,7 @@ class Cast:
 
         client = Client(name, _identity(name), self.federation, entropy=entropy)
         joined = client.join(offer, in_process(offer, self.enclave.public))
-        return joined.seal(update(row, self.rules.dimension) if values is None else values).sealed
+        return joined.seal(update(row, self.terms.dimension) if values is None else values).sealed
 
     def offline(self) -> OfflineNoise | OfflineMask:
         """What the enclave makes before a round. Every call gives the same, under the same key.
@@ -69,23 +69,23 @@ class Cast:
         Its entropy is replayed, so that what one process has made and sealed, another can spend:
         nothing but a benchmark may do this.
         """
-        kind = OfflineNoise if self.rules.masking == "gaussian" else OfflineMask
-        return kind(self.rules, len(self.federation.clients), SecretStream(_seed("noise")).bytes)
+        kind = OfflineNoise if self.terms.masking == "gaussian" else OfflineMask
+        return kind(self.terms, len(self.federation.clients), SecretStream(_seed("noise")).bytes)
 
     def state(self) -> ServerState:
         """The model before the first round: nothing but zeros."""
-        return optimiser.start(np.zeros(self.rules.dimension, np.float32), self.rules.optimiser)
+        return optimiser.start(np.zeros(self.terms.dimension, np.float32), self.terms.optimiser)
 
     def workers(self) -> list[Worker]:
         return [
-            Worker(_identity(member.name), enclave=self.enclave.public)
+            Worker(_identity(member.name), receipt_key=self.enclave.public)
             for member in self.federation.workers
         ]
 
 
 def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> Cast:
     """A federation of the given size, with two workers. ConfigError if there can be none."""
-    rules = RoundConfig(
+    terms = Terms(
         Manifest.flat(dim),
         f=byzantine(clients),
         masking=masking,
@@ -93,7 +93,7 @@ def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> 
         tile=default_tile(clients, dim),
     )
     federation = Federation(
-        rules,
+        terms,
         tuple(_member(f"client-{row}") for row in range(clients)),
         tuple(_member(f"worker-{number}") for number in (1, 2)),
         _identity("authority").public,
@@ -144,12 +144,12 @@ GAUSSIAN, EXACT, SKETCH, SKETCH_INSIDE = "gaussian", "exact", "sketch", "sketch-
 _MASKINGS = {GAUSSIAN: "gaussian", EXACT: "exact", SKETCH: "exact", SKETCH_INSIDE: "none"}
 
 
-def rules_of(name: str, clients: int, dim: int, *, f: int | None = None) -> RoundConfig:
+def terms_of(name: str, clients: int, dim: int, *, f: int | None = None) -> Terms:
     """f: None for a fifth of the clients. Raises ConfigError if there can be no such round."""
     columns = sketch_size(clients, dim) if name in (SKETCH, SKETCH_INSIDE) else dim
     if columns is None:
         raise ConfigError(f"updates of {dim} values are too short for a sketch")
-    return RoundConfig(
+    return Terms(
         Manifest.flat(dim),
         f=byzantine(clients) if f is None else f,
         masking=_MASKINGS[name],

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import Float32
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.crypto.channel import Channel
 from ostraka.crypto.updates import SealedUpdate, TileOpener
 from ostraka.errors import LocalProtocolError
@@ -75,7 +75,7 @@ class Played:
 
 
 def play(
-    rules: RoundConfig,
+    terms: Terms,
     updates: Iterable[Float32],
     *,
     clients: int,
@@ -84,9 +84,9 @@ def play(
 ) -> Played:
     """updates: one (d,) a client. parts: tell opening, encrypting and decoding apart; one lane."""
     ledger, traffic = Ledger(), Traffic()
-    parties = enrol(rules, clients=clients)
+    parties = enrol(terms, clients=clients)
     with ledger(OFFLINE):
-        made = [] if rules.inside else [Prepared(parties.enclave)]
+        made = [] if terms.inside else [Prepared(parties.enclave)]
         collecting = parties.enclave.open_round()
     uploads = []
     for client, update in zip(parties.clients, updates, strict=True):
@@ -94,7 +94,7 @@ def play(
             uploads.append(parties.seal(client, collecting.offer, update))
     traffic.uploads = sum(map(_size, uploads))
 
-    spool = Spool(rules)
+    spool = Spool(terms)
     forget_peak()
     inputs = resident_bytes()
     start = time.perf_counter()
@@ -103,7 +103,7 @@ def play(
             spool.collect(collecting, upload)
         cohort = collecting.close()
     host = Host(
-        rules=rules,
+        terms=terms,
         lanes=lanes or Lanes(),
         tiles=partial(spool.tiles, cohort),
         workers=_timed_workers(parties, ledger, traffic),
@@ -127,11 +127,11 @@ def play(
     )
 
 
-def warm_up(rules: RoundConfig, *, clients: int) -> None:
+def warm_up(terms: Terms, *, clients: int) -> None:
     """A small round under the same rules, so that nothing is loaded or set up on a clock."""
-    small = min(rules.dimension, max(_SMALL, 2 * clients))
-    sketch = None if rules.sketch is None else min(rules.sketch, small)
-    few = replace(rules, manifest=Manifest.flat(small), sketch=sketch)
+    small = min(terms.dimension, max(_SMALL, 2 * clients))
+    sketch = None if terms.sketch is None else min(terms.sketch, small)
+    few = replace(terms, manifest=Manifest.flat(small), sketch=sketch)
     play(few, repeated(clients, small), clients=clients)
 
 

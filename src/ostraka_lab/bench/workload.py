@@ -38,8 +38,8 @@ class Workload:
         self.clients = clients
         self.dim = dim
         self.parties = cast(clients, dim, masking="gaussian")
-        self.rules = self.parties.rules
-        self.tiling = self.rules.tiling
+        self.terms = self.parties.terms
+        self.tiling = self.terms.tiling
         self.lanes = Lanes(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Lanes()
         self._directory = directory
         self._tiles: list[list[Buffer]] = [[] for _ in range(self.tiling.count)]
@@ -76,7 +76,7 @@ class Workload:
     @cached_property
     def sealed_noise(self) -> list[bytes]:
         """Gaussian noise, which the enclave's own process has made and left behind."""
-        return [bytes(tile) for tile in read_noise(self._directory, self.rules, self.clients)]
+        return [bytes(tile) for tile in read_noise(self._directory, self.terms, self.clients)]
 
     @cache  # noqa: B019 (lives as long as the one workload of a run)
     def _prepared(self, masking: str, sketch: bool) -> tuple[Cast, OfflineNoise | OfflineMask]:
@@ -113,7 +113,7 @@ class Attempt:
             state=parties.state(),
             evidence=IN_PROCESS,
         )
-        self.cohort = Cohort(context, tuple(rows), Standing(parties.rules, {}))
+        self.cohort = Cohort(context, tuple(rows), Standing(parties.terms, {}))
         # A copy of what was never spent can be spent: only a benchmark may use a mask twice.
         self.offline = copy(offline)
         self.workers = [LocalWorker(worker) for worker in parties.workers()]

@@ -11,7 +11,7 @@ PCRS = {f"pcr{index}": bytes([index]) * 48 for index in (0, 1, 2, 3, 4, 8)}
 
 def identity(kind, measurements, **more):
     settings: dict[str, Any] = {"report_data": b"", "debug": False} | more
-    return Claims(kind, tuple(measurements.items()), **settings).identity
+    return Claims(kind, tuple(measurements.items()), **settings).code_id
 
 
 @pytest.mark.parametrize("name", ["pcr3", "pcr4"])

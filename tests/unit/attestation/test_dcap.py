@@ -48,7 +48,7 @@ def sgx(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> dict[st
         "kind": "sgx",
         "document": platform.quote(DATA, **(ENCLAVE | enclave)),
         "collateral": platform.collateral(),
-        "rules": SGX,
+        "policy": SGX,
         "now": NOW,
         "skew": 0,
         "root": platform.root_der,
@@ -62,7 +62,7 @@ def tdx(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> dict[st
         "kind": "tdx",
         "document": platform.td_quote(DATA, **(DOMAIN | domain)),
         "collateral": platform.td_collateral(),
-        "rules": TDX,
+        "policy": TDX,
     }
     return sgx(platform) | good | changes
 
@@ -328,7 +328,7 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], Refusal]] = {
     "a revoked root": (lambda: with_revoked("root"), Refusal.REVOKED),
     "a revoked TCB": (lambda: is_("Revoked"), Refusal.REVOKED),
     "a revoked TCB, whatever is allowed": (
-        lambda: is_("Revoked") | {"rules": replace(SGX, allow=dcap.ALLOWANCES)},
+        lambda: is_("Revoked") | {"policy": replace(SGX, allow=dcap.ALLOWANCES)},
         Refusal.REVOKED,
     ),
     "a revoked quoting enclave": (
@@ -348,7 +348,7 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], Refusal]] = {
     ),
     "a quoting enclave out of date, where the platform may be misconfigured": (
         lambda: sgx(
-            replace(PLATFORM, qe_status="OutOfDate"), rules=replace(SGX, allow=dcap.STATUSES[:3])
+            replace(PLATFORM, qe_status="OutOfDate"), policy=replace(SGX, allow=dcap.STATUSES[:3])
         ),
         Refusal.TCB,
     ),
@@ -399,55 +399,55 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], Refusal]] = {
     "a debug enclave": (lambda: sgx(debug=True), Refusal.DEBUG),
     "a debug domain": (lambda: tdx(debug=True), Refusal.DEBUG),
     # Step 5, the code.
-    "a policy that lists nothing": (lambda: sgx(rules=SgxPolicy()), Refusal.MEASUREMENT),
+    "a policy that lists nothing": (lambda: sgx(policy=SgxPolicy()), Refusal.MEASUREMENT),
     "another enclave": (lambda: sgx(mrenclave=b"x" * 32), Refusal.MEASUREMENT),
     "another signer": (
-        lambda: sgx(mrsigner=b"x" * 32, rules=BY_SIGNER),
+        lambda: sgx(mrsigner=b"x" * 32, policy=BY_SIGNER),
         Refusal.MEASUREMENT,
     ),
     "the right enclave of another signer": (
-        lambda: sgx(mrsigner=b"x" * 32, rules=replace(SGX, mrsigner=(MRSIGNER,))),
+        lambda: sgx(mrsigner=b"x" * 32, policy=replace(SGX, mrsigner=(MRSIGNER,))),
         Refusal.MEASUREMENT,
     ),
     "another enclave of the right signer": (
-        lambda: sgx(mrenclave=b"x" * 32, rules=replace(SGX, mrsigner=(MRSIGNER,))),
+        lambda: sgx(mrenclave=b"x" * 32, policy=replace(SGX, mrsigner=(MRSIGNER,))),
         Refusal.MEASUREMENT,
     ),
     "a signer without a product": (
-        lambda: sgx(rules=replace(BY_SIGNER, isv_prod_id=None)),
+        lambda: sgx(policy=replace(BY_SIGNER, isv_prod_id=None)),
         Refusal.MEASUREMENT,
     ),
     "another product of the right signer": (
-        lambda: sgx(rules=BY_SIGNER, isv_prod_id=8),
+        lambda: sgx(policy=BY_SIGNER, isv_prod_id=8),
         Refusal.MEASUREMENT,
     ),
     "product 0, where the policy wants 7": (
-        lambda: sgx(rules=BY_SIGNER, isv_prod_id=0),
+        lambda: sgx(policy=BY_SIGNER, isv_prod_id=0),
         Refusal.MEASUREMENT,
     ),
     "product 7, where the policy wants 0": (
-        lambda: sgx(rules=replace(BY_SIGNER, isv_prod_id=0)),
+        lambda: sgx(policy=replace(BY_SIGNER, isv_prod_id=0)),
         Refusal.MEASUREMENT,
     ),
     "the right enclave as another product": (
-        lambda: sgx(rules=replace(SGX, isv_prod_id=8)),
+        lambda: sgx(policy=replace(SGX, isv_prod_id=8)),
         Refusal.MEASUREMENT,
     ),
-    "a TDX policy that lists nothing": (lambda: tdx(rules=TdxPolicy()), Refusal.MEASUREMENT),
+    "a TDX policy that lists nothing": (lambda: tdx(policy=TdxPolicy()), Refusal.MEASUREMENT),
     "a TDX policy that lists the firmware only": (
-        lambda: tdx(rules=TdxPolicy(mrtd=(MRTD,))),
+        lambda: tdx(policy=TdxPolicy(mrtd=(MRTD,))),
         Refusal.MEASUREMENT,
     ),
     "a TDX policy without firmware": (
-        lambda: tdx(rules=replace(TDX, mrtd=())),
+        lambda: tdx(policy=replace(TDX, mrtd=())),
         Refusal.MEASUREMENT,
     ),
     "a TDX policy without a kernel": (
-        lambda: tdx(rules=replace(TDX, rtmr1=())),
+        lambda: tdx(policy=replace(TDX, rtmr1=())),
         Refusal.MEASUREMENT,
     ),
     "a TDX policy without an application": (
-        lambda: tdx(rules=replace(TDX, rtmr2=())),
+        lambda: tdx(policy=replace(TDX, rtmr2=())),
         Refusal.MEASUREMENT,
     ),
     "other firmware": (lambda: tdx(mrtd=b"x" * 48), Refusal.MEASUREMENT),
@@ -460,20 +460,20 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], Refusal]] = {
         Refusal.MEASUREMENT,
     ),
     "another machine, where the policy lists one": (
-        lambda: tdx(rules=replace(TDX, rtmr0=(b"x" * 48,))),
+        lambda: tdx(policy=replace(TDX, rtmr0=(b"x" * 48,))),
         Refusal.MEASUREMENT,
     ),
     "another runtime, where the policy lists one": (
-        lambda: tdx(rules=replace(TDX, rtmr3=(b"x" * 48,))),
+        lambda: tdx(policy=replace(TDX, rtmr3=(b"x" * 48,))),
         Refusal.MEASUREMENT,
     ),
     # Step 6, its version.
     "a version that is too old": (
-        lambda: sgx(rules=replace(SGX, min_isv_svn=4)),
+        lambda: sgx(policy=replace(SGX, min_isv_svn=4)),
         Refusal.VERSION,
     ),
     "a signer's version that is too old": (
-        lambda: sgx(rules=replace(BY_SIGNER, min_isv_svn=4)),
+        lambda: sgx(policy=replace(BY_SIGNER, min_isv_svn=4)),
         Refusal.VERSION,
     ),
 }
@@ -488,12 +488,12 @@ def test_it_is_refused_for_the_right_reason(what):
 ACCEPTED: dict[str, Callable[[], dict[str, Any]]] = {
     "a listed enclave": sgx,
     "a listed domain": tdx,
-    "one of several enclaves": lambda: sgx(rules=SgxPolicy(mrenclave=(bytes(32), MRENCLAVE))),
-    "a product of a listed signer": lambda: sgx(rules=BY_SIGNER),
-    "both listed": lambda: sgx(rules=replace(BY_SIGNER, mrenclave=(MRENCLAVE,))),
-    "just the version asked for": lambda: sgx(rules=replace(SGX, min_isv_svn=3)),
+    "one of several enclaves": lambda: sgx(policy=SgxPolicy(mrenclave=(bytes(32), MRENCLAVE))),
+    "a product of a listed signer": lambda: sgx(policy=BY_SIGNER),
+    "both listed": lambda: sgx(policy=replace(BY_SIGNER, mrenclave=(MRENCLAVE,))),
+    "just the version asked for": lambda: sgx(policy=replace(SGX, min_isv_svn=3)),
     "a domain with everything listed": lambda: tdx(
-        rules=replace(TDX, rtmr0=(RTMRS[0],), rtmr3=(RTMRS[3],))
+        policy=replace(TDX, rtmr0=(RTMRS[0],), rtmr3=(RTMRS[3],))
     ),
     "bytes behind the quote, which the kernel pads": lambda: sgx(
         document=sgx()["document"] + bytes(71)
@@ -560,23 +560,23 @@ def test_a_status_is_accepted_if_it_is_named(status):
     platform = replace(PLATFORM, status=status)
     others = tuple(name for name in dcap.ALLOWANCES if name != status)
     assert refusal(sgx(platform)).reason is Refusal.TCB
-    assert refusal(sgx(platform, rules=replace(SGX, allow=others))).reason is Refusal.TCB
-    claims = verify(sgx(platform, rules=replace(SGX, allow=(status,))))
+    assert refusal(sgx(platform, policy=replace(SGX, allow=others))).reason is Refusal.TCB
+    claims = verify(sgx(platform, policy=replace(SGX, allow=(status,))))
     assert dict(claims.facts)["tcb_status"] == status
 
 
 def test_a_quoting_enclave_that_is_out_of_date_is_accepted_if_that_is_named():
     platform = replace(PLATFORM, qe_status="OutOfDate")
-    verify(sgx(platform, rules=replace(SGX, allow=("OutOfDate",))))
+    verify(sgx(platform, policy=replace(SGX, allow=("OutOfDate",))))
 
 
 @pytest.mark.parametrize("name", dcap.PROPERTIES)
 @pytest.mark.parametrize("make", [sgx, tdx])
 def test_a_property_is_accepted_if_it_is_named(make, name):
-    platform, rules = replace(PLATFORM, properties=(name,)), make()["rules"]
+    platform, policy = replace(PLATFORM, properties=(name,)), make()["policy"]
     others = tuple(other for other in dcap.ALLOWANCES if other != name)
-    assert refusal(make(platform, rules=replace(rules, allow=others))).reason is Refusal.PLATFORM
-    verify(make(platform, rules=replace(rules, allow=(name,))))
+    assert refusal(make(platform, policy=replace(policy, allow=others))).reason is Refusal.PLATFORM
+    verify(make(platform, policy=replace(policy, allow=(name,))))
 
 
 def test_only_allowances_that_exist_can_be_named():
@@ -609,20 +609,20 @@ def test_a_skew_may_reach_behind_1970():
 
 
 @pytest.mark.parametrize(
-    ("make", "rules"),
+    ("make", "policy"),
     [(sgx, SgxPolicy()), (sgx, SgxPolicy(mrenclave=(bytes(32),))), (tdx, TdxPolicy())],
 )
-def test_the_advice_can_be_pasted(make, rules):
-    arguments = make(rules=rules)
+def test_the_advice_can_be_pasted(make, policy):
+    arguments = make(policy=policy)
     advice = str(refusal(arguments)).split(f"write under [{arguments['kind']}]:")[1]
     lists = {name: tuple(map(bytes.fromhex, v)) for name, v in tomllib.loads(advice).items()}
-    verify(arguments | {"rules": replace(rules, **lists)})
+    verify(arguments | {"policy": replace(policy, **lists)})
 
 
 def test_the_advice_for_a_signer_can_be_pasted():
-    rules = SgxPolicy(mrsigner=(MRSIGNER,))
-    advice = str(refusal(sgx(rules=rules))).split("write under [sgx]:")[1]
-    verify(sgx(rules=replace(rules, **tomllib.loads(advice))))
+    policy = SgxPolicy(mrsigner=(MRSIGNER,))
+    advice = str(refusal(sgx(policy=policy))).split("write under [sgx]:")[1]
+    verify(sgx(policy=replace(policy, **tomllib.loads(advice))))
 
 
 def test_what_a_peer_wrote_moves_no_cursor_and_fills_no_screen():
@@ -645,12 +645,12 @@ def recorded(vector, kind: str) -> dict[str, Any]:
     lists: dict[str, Any] = {
         name: (value,) for name, value in dcap.read(kind, document).measurements
     }
-    rules: Any = SgxPolicy(allow=SGX_ALLOW) if kind == "sgx" else TdxPolicy(allow=TDX_ALLOW)
+    policy: Any = SgxPolicy(allow=SGX_ALLOW) if kind == "sgx" else TdxPolicy(allow=TDX_ALLOW)
     return {
         "kind": kind,
         "document": document,
         "collateral": vector(f"dcap/{kind}_quote_collateral.json"),
-        "rules": replace(rules, **lists),
+        "policy": replace(policy, **lists),
         "now": RECORDED,
         "skew": 0,
     }
@@ -676,7 +676,7 @@ def test_a_recorded_quote_needs_every_allowance(vector, kind, needed):
     good = recorded(vector, kind)
     for name in needed:
         allow = tuple(other for other in dcap.ALLOWANCES if other != name)
-        refused = refusal(good | {"rules": replace(good["rules"], allow=allow)})
+        refused = refusal(good | {"policy": replace(good["policy"], allow=allow)})
         assert refused.reason is (Refusal.TCB if kind == "sgx" else Refusal.PLATFORM)
 
 
@@ -687,7 +687,7 @@ def test_a_recorded_quote_is_of_its_time_and_its_root(vector, kind):
         assert refusal(good | {"now": now}).reason is Refusal.VALIDITY
     assert refusal(good | {"root": PLATFORM.root_der}).reason is Refusal.ROOT
     assert refusal(good | {"kind": "tdx" if kind == "sgx" else "sgx"}).reason is Refusal.MALFORMED
-    assert refusal(good | {"rules": type(good["rules"])(allow=good["rules"].allow)}).reason is (
+    assert refusal(good | {"policy": type(good["policy"])(allow=good["policy"].allow)}).reason is (
         Refusal.MEASUREMENT
     )
 

@@ -129,7 +129,7 @@ def document(**changes):
 
 
 def verify(data=None, **changes):
-    settings: dict[str, Any] = {"rules": RULES, "now": NOW, "skew": SKEW, "root": PIN}
+    settings: dict[str, Any] = {"policy": RULES, "now": NOW, "skew": SKEW, "root": PIN}
     return nitro.verify(document() if data is None else data, **(settings | changes))
 
 
@@ -181,7 +181,7 @@ def test_reading_takes_user_data_as_it_is(user_data):
 
 ACCEPTED = {
     "every list of the policy": lambda: verify(
-        rules=NitroPolicy(**{f"pcr{index}": (pcr(index),) for index in (0, 1, 2, 3, 4, 8)})
+        policy=NitroPolicy(**{f"pcr{index}": (pcr(index),) for index in (0, 1, 2, 3, 4, 8)})
     ),
     "a document without PCRs that nobody lists": lambda: verify(
         document(pcrs={index: pcr(index) for index in range(3)})
@@ -489,7 +489,7 @@ REFUSED = {
     "a debug enclave that the policy lists": (
         lambda: verify(
             with_pcrs(pcr0=bytes(48), pcr1=bytes(48), pcr2=bytes(48)),
-            rules=NitroPolicy(pcr0=(bytes(48),)),
+            policy=NitroPolicy(pcr0=(bytes(48),)),
         ),
         Refusal.DEBUG,
         "all zero",
@@ -500,30 +500,30 @@ REFUSED = {
         pcr(9).hex(),
     ),
     "an application that the policy does not list": (
-        lambda: verify(rules=NitroPolicy(pcr0=(pcr(0),), pcr2=(pcr(9),))),
+        lambda: verify(policy=NitroPolicy(pcr0=(pcr(0),), pcr2=(pcr(9),))),
         Refusal.MEASUREMENT,
         f"pcr2 is {pcr(2).hex()}",
     ),
     "a signer of the image that the policy does not list": (
-        lambda: verify(rules=NitroPolicy(pcr0=(pcr(0),), pcr8=(pcr(9),))),
+        lambda: verify(policy=NitroPolicy(pcr0=(pcr(0),), pcr8=(pcr(9),))),
         Refusal.MEASUREMENT,
         f"pcr8 is {pcr(8).hex()}",
     ),
     "a listed PCR that the document does not state": (
         lambda: verify(
             document(pcrs={index: pcr(index) for index in range(3)}),
-            rules=NitroPolicy(pcr0=(pcr(0),), pcr8=(pcr(8),)),
+            policy=NitroPolicy(pcr0=(pcr(0),), pcr8=(pcr(8),)),
         ),
         Refusal.MEASUREMENT,
         "lists pcr8",
     ),
     "a kernel that is listed, where no image is": (
-        lambda: verify(rules=NitroPolicy(pcr1=(pcr(1),))),
+        lambda: verify(policy=NitroPolicy(pcr1=(pcr(1),))),
         Refusal.MEASUREMENT,
         f'pcr0 = ["{pcr(0).hex()}"]',
     ),
     "any image, where the policy lists none": (
-        lambda: verify(rules=NitroPolicy()),
+        lambda: verify(policy=NitroPolicy()),
         Refusal.MEASUREMENT,
         f'[nitro]: pcr0 = ["{pcr(0).hex()}"]',
     ),
@@ -687,9 +687,9 @@ def evidence():
     return (VECTORS / "aws_nitro_document.cbor").read_bytes()
 
 
-def verify_recorded(data=None, *, now=MADE, rules=None, skew=SKEW):
-    rules = rules or NitroPolicy(pcr0=(nitro.read(evidence()).measurement("pcr0"),))
-    return nitro.verify(data or evidence(), rules=rules, now=now, skew=skew)
+def verify_recorded(data=None, *, now=MADE, policy=None, skew=SKEW):
+    policy = policy or NitroPolicy(pcr0=(nitro.read(evidence()).measurement("pcr0"),))
+    return nitro.verify(data or evidence(), policy=policy, now=now, skew=skew)
 
 
 def test_the_recorded_document_is_proved():
@@ -713,7 +713,7 @@ def test_the_recorded_document_has_its_time(now):
 
 def test_the_recorded_document_is_not_for_another_image():
     with pytest.raises(AttestationRefused) as refused:
-        verify_recorded(rules=RULES)
+        verify_recorded(policy=RULES)
     assert refused.value.reason == Refusal.MEASUREMENT
 
 

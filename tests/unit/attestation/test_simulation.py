@@ -28,7 +28,7 @@ def evidence(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> di
         "document": platform.quote(DATA, mrenclave=MRENCLAVE),
         "endorsements": (platform.root_der,),
         "collateral": platform.collateral(),
-        "rules": RULES,
+        "policy": RULES,
         "now": NOW,
         "skew": 0,
     }
@@ -46,18 +46,18 @@ def test_simulated_evidence_is_accepted_under_the_root_that_the_policy_names():
     assert claims.kind == "simulation"
     assert claims.report_data == DATA
     assert claims.measurement("mrenclave") == MRENCLAVE
-    assert claims.identity != replace(claims, kind="sgx").identity
+    assert claims.code_id != replace(claims, kind="sgx").code_id
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], Refusal]] = {
-    "a policy that names no root": ({"rules": replace(RULES, root=())}, Refusal.ROOT),
-    "a policy that names another root": ({"rules": replace(RULES, root=(SEED,))}, Refusal.ROOT),
+    "a policy that names no root": ({"policy": replace(RULES, root=())}, Refusal.ROOT),
+    "a policy that names another root": ({"policy": replace(RULES, root=(SEED,))}, Refusal.ROOT),
     "no root at all": ({"endorsements": ()}, Refusal.ROOT),
     "something else in the root's place": ({"endorsements": (b"root",)}, Refusal.ROOT),
     "something else in the root's place, and the policy names it": (
         {
             "endorsements": (b"root",),
-            "rules": replace(RULES, root=(hashlib.sha256(b"root").digest(),)),
+            "policy": replace(RULES, root=(hashlib.sha256(b"root").digest(),)),
         },
         Refusal.ROOT,
     ),
@@ -80,8 +80,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], Refusal]] = {
     ),
     "a platform that has expired": ({"now": NOW + 11 * 366 * DAY}, Refusal.VALIDITY),
     "other code": ({"document": PLATFORM.quote(DATA, mrenclave=DATA[:32])}, Refusal.MEASUREMENT),
-    "a policy that lists no code": ({"rules": replace(RULES, mrenclave=())}, Refusal.MEASUREMENT),
-    "an old version": ({"rules": replace(RULES, min_isv_svn=2)}, Refusal.VERSION),
+    "a policy that lists no code": ({"policy": replace(RULES, mrenclave=())}, Refusal.MEASUREMENT),
+    "an old version": ({"policy": replace(RULES, min_isv_svn=2)}, Refusal.VERSION),
     "a simulated domain": (
         {"document": PLATFORM.td_quote(DATA, mrtd=bytes(48))},
         Refusal.MALFORMED,
@@ -96,22 +96,22 @@ def test_it_is_refused_for_the_right_reason(what):
 
 
 def test_the_advice_about_the_root_can_be_pasted():
-    rules = replace(RULES, root=(SEED,))
-    advice = str(refusal(evidence(rules=rules))).split("write under [simulation]:")[1]
+    policy = replace(RULES, root=(SEED,))
+    advice = str(refusal(evidence(policy=policy))).split("write under [simulation]:")[1]
     roots = tuple(map(bytes.fromhex, tomllib.loads(advice)["root"]))
     assert roots == (SEED, PLATFORM.root_digest)
-    simulation.verify(**evidence(rules=replace(rules, root=roots)))
+    simulation.verify(**evidence(policy=replace(policy, root=roots)))
 
 
 def test_a_simulation_never_passes_for_the_real_thing():
     good = evidence()
-    rules = SgxPolicy(mrenclave=(MRENCLAVE,), allow=dcap.ALLOWANCES)
+    policy = SgxPolicy(mrenclave=(MRENCLAVE,), allow=dcap.ALLOWANCES)
     with pytest.raises(AttestationRefused) as caught:
         dcap.verify(
             "sgx",
             good["document"],
             collateral=good["collateral"],
-            rules=rules,
+            policy=policy,
             now=NOW,
             skew=0,
         )

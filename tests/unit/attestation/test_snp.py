@@ -209,7 +209,7 @@ def table(*entries, guid=b"\xca" * 16):
 
 
 def verify(document=None, endorsements=None, **changes):
-    settings = {"certificates": None, "rules": RULES, "now": NOW, "skew": SKEW, "roots": PINS}
+    settings = {"certificates": None, "policy": RULES, "now": NOW, "skew": SKEW, "roots": PINS}
     document = report() if document is None else document
     endorsements = der(*CHAIN) if endorsements is None else endorsements
     return snp.verify(document, endorsements, **(settings | changes))
@@ -305,20 +305,20 @@ ACCEPTED = {
         endorsements=der(chip_certificate(start=SKEW), INTERMEDIATE, ROOT)
     ),
     "threads shared, where that is allowed": lambda: verify(
-        report(policy=ALWAYS | SMT), rules=allowing("smt")
+        report(policy=ALWAYS | SMT), policy=allowing("smt")
     ),
     "a migration agent, where that is allowed": lambda: verify(
-        report(policy=ALWAYS | MIGRATION), rules=allowing("migration")
+        report(policy=ALWAYS | MIGRATION), policy=allowing("migration")
     ),
     "a report from below VMPL 0, where that is allowed": lambda: verify(
-        report(vmpl=3), rules=allowing("vmpl")
+        report(vmpl=3), policy=allowing("vmpl")
     ),
     "stricter bits of the policy": lambda: verify(report(policy=ALWAYS | 0x3F << 20)),
     "exactly the lowest TCB": lambda: verify(
-        rules=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(**TCB))
+        policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(**TCB))
     ),
     "a chip that is listed": lambda: verify(
-        rules=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(b"y" * 64, CHIP))
+        policy=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(b"y" * 64, CHIP))
     ),
 }
 
@@ -338,12 +338,12 @@ def turin(**changes):
         tcb=changes.pop("tcb", tcb),
         product="Turin-B1",
     )
-    rules = changes.pop("rules", RULES)
+    policy = changes.pop("policy", RULES)
     return verify(
         report(**(fields | changes)),
         der(certificate, INTERMEDIATE, ROOT),
         roots={"Turin": pin(ROOT)},
-        rules=rules,
+        policy=policy,
     )
 
 
@@ -677,17 +677,17 @@ REFUSED = {
         "none of 3",
     ),
     "Turin below the lowest TCB": (
-        lambda: turin(rules=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(tee=2))),
+        lambda: turin(policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(tee=2))),
         Refusal.TCB,
         "in its reported TCB tee is 1; the policy asks for 2",
     ),
     "Turin below the lowest of the part that only it has": (
-        lambda: turin(rules=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(fmc=10))),
+        lambda: turin(policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(fmc=10))),
         Refusal.TCB,
         "in its reported TCB fmc is 9; the policy asks for 10",
     ),
     "another product than Turin where Turin's part is asked for": (
-        lambda: verify(rules=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(fmc=1))),
+        lambda: verify(policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(fmc=1))),
         Refusal.TCB,
         "in its reported TCB fmc is 0; the policy asks for 1",
     ),
@@ -697,67 +697,67 @@ REFUSED = {
         "its host can read it",
     ),
     "a machine that can be debugged, whatever is allowed": (
-        lambda: verify(report(policy=ALWAYS | DEBUG), rules=allowing(*snp.ALLOWANCES)),
+        lambda: verify(report(policy=ALWAYS | DEBUG), policy=allowing(*snp.ALLOWANCES)),
         Refusal.DEBUG,
         "its host can read it",
     ),
     "a machine with a migration agent": (
-        lambda: verify(report(policy=ALWAYS | MIGRATION), rules=allowing("smt", "vmpl")),
+        lambda: verify(report(policy=ALWAYS | MIGRATION), policy=allowing("smt", "vmpl")),
         Refusal.PLATFORM,
         'add "migration" to allow',
     ),
     "a machine that shares its cores": (
-        lambda: verify(report(policy=ALWAYS | SMT), rules=allowing("migration", "vmpl")),
+        lambda: verify(report(policy=ALWAYS | SMT), policy=allowing("migration", "vmpl")),
         Refusal.PLATFORM,
         'add "smt" to allow',
     ),
     "a policy with a bit that nobody knows": (
-        lambda: verify(report(policy=ALWAYS | 1 << 40), rules=allowing(*snp.ALLOWANCES)),
+        lambda: verify(report(policy=ALWAYS | 1 << 40), policy=allowing(*snp.ALLOWANCES)),
         Refusal.PLATFORM,
         "bits 0x10000000000",
     ),
     "a report from below VMPL 0": (
-        lambda: verify(report(vmpl=1), rules=allowing("smt", "migration")),
+        lambda: verify(report(vmpl=1), policy=allowing("smt", "migration")),
         Refusal.PLATFORM,
         "VMPL 1",
     ),
     "a report that the host asked for": (
-        lambda: verify(report(vmpl=0xFFFFFFFF), rules=allowing(*snp.ALLOWANCES)),
+        lambda: verify(report(vmpl=0xFFFFFFFF), policy=allowing(*snp.ALLOWANCES)),
         Refusal.PLATFORM,
         "the host asked",
     ),
     "a TCB below the lowest": (
-        lambda: verify(rules=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(microcode=116))),
+        lambda: verify(policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(microcode=116))),
         Refusal.TCB,
         "in its reported TCB microcode is 115; the policy asks for 116",
     ),
     "a machine that was started by a firmware below the lowest": (
         lambda: verify(
             report(launch=tcb_bytes(TCB | {"snp": 199})),
-            rules=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(snp=200)),
+            policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(snp=200)),
         ),
         Refusal.TCB,
         "in its launch TCB snp is 199; the policy asks for 200",
     ),
     "a chip that is not listed": (
-        lambda: verify(rules=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(b"y" * 64,))),
+        lambda: verify(policy=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(b"y" * 64,))),
         Refusal.PLATFORM,
         CHIP.hex(),
     ),
     "a masked chip where chips are listed": (
         lambda: verify(
-            report(chip=bytes(64)), rules=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(CHIP,))
+            report(chip=bytes(64)), policy=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(CHIP,))
         ),
         Refusal.PLATFORM,
         "masked by its host",
     ),
     "code that the policy does not list": (
-        lambda: verify(rules=SnpPolicy(measurement=(b"x" * 48,))),
+        lambda: verify(policy=SnpPolicy(measurement=(b"x" * 48,))),
         Refusal.MEASUREMENT,
         MEASUREMENT.hex(),
     ),
     "any code, where the policy lists none": (
-        lambda: verify(rules=SnpPolicy()),
+        lambda: verify(policy=SnpPolicy()),
         Refusal.MEASUREMENT,
         f'[snp]: measurement = ["{MEASUREMENT.hex()}"]',
     ),
@@ -885,8 +885,8 @@ def machine(name):
 
 def verify_recorded(name, *, document=None, endorsements=None, **changes):
     own, certificates, now = machine(name)
-    rules = SnpPolicy(measurement=(snp.read(own).measurement("measurement"),), allow=LOOSE)
-    settings = {"certificates": None, "rules": rules, "now": now, "skew": SKEW}
+    policy = SnpPolicy(measurement=(snp.read(own).measurement("measurement"),), allow=LOOSE)
+    settings = {"certificates": None, "policy": policy, "now": now, "skew": SKEW}
     return snp.verify(document or own, endorsements or certificates, **(settings | changes))
 
 
@@ -935,7 +935,7 @@ def test_a_recorded_report_has_its_time(name, years, reason):
 def test_a_recorded_machine_needs_its_allowances(name, allow, word):
     measurement = snp.read(machine(name)[0]).measurement("measurement")
     with pytest.raises(AttestationRefused, match=f'add "{word}"') as refused:
-        verify_recorded(name, rules=SnpPolicy(measurement=(measurement,), allow=allow))
+        verify_recorded(name, policy=SnpPolicy(measurement=(measurement,), allow=allow))
     assert refused.value.reason == Refusal.PLATFORM
 
 

@@ -48,7 +48,7 @@ def run(line):
 
 
 def identity_of(folder):
-    return platform_for((folder / "federation.toml").resolve(), True, None, None).identity
+    return platform_for((folder / "federation.toml").resolve(), True, None, None).code_id
 
 
 def opened(folder):

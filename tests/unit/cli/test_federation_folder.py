@@ -151,7 +151,7 @@ def test_a_dimension_needs_no_file(tmp_path):
 def test_any_masking_and_number_of_workers_makes_a_valid_folder(tmp_path, masking, workers):
     plan = Plan(clients=5, f=1, masking=masking, workers=workers, dimension=100)
     federation = create(tmp_path / "f", plan, now=NOW).federation()
-    assert federation.rules.masking == masking
+    assert federation.terms.masking == masking
     assert len(federation.workers) == workers
     assert read_policy(tmp_path / "f").federation.maskings == (masking,)
 

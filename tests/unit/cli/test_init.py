@@ -130,7 +130,7 @@ def test_a_raised_revision_is_signed(folder):
     assert (figures["revision"], figures["previous_revision"]) == (2, 1)
     assert figures["changed"] is True
     charter = federation_file.load_charter(folder / "federation.charter")
-    assert charter.federation.rules.disclose_selection
+    assert charter.federation.terms.disclose_selection
     check_signature(charter, charter.federation.authority)
 
 

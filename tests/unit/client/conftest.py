@@ -18,7 +18,7 @@ import ostraka
 from ostraka.attestation.claims import in_process
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.client import connection, upload
-from ostraka.config import Federation, Manifest, Member, RoundConfig, Tensor
+from ostraka.config import Federation, Manifest, Member, Tensor, Terms
 from ostraka.core.optimiser import FEDAVG, ServerState, start
 from ostraka.crypto import updates
 from ostraka.crypto.identity import Identity, check_signature
@@ -48,7 +48,7 @@ SEEDS = {name: bytes([at]) * 32 for at, name in enumerate(("alice", "bob", "caro
 PEOPLE = {name: Identity(seed) for name, seed in SEEDS.items()}
 MANIFEST = Manifest((Tensor("weight", (4, 3)), Tensor("bias", (5,))))
 D, TILES = 17, 5
-RULES = RoundConfig(MANIFEST, f=0, masking="none", tile=4, clip_norm=1e3)
+RULES = Terms(MANIFEST, f=0, masking="none", tile=4, clip_norm=1e3)
 CODE = b"m" * 32
 PLATFORM = UnsafeSimulatedPlatform(b"\x07" * 32, issued=int(time.time()) - 3600)
 

@@ -71,8 +71,8 @@ def unpinned_worker(service, charter):
 
 
 def another_masking(service, charter):
-    rules = replace(charter().federation.rules, masking="exact", distances="inside")
-    service.adopt(charter(revision=2, rules=rules))
+    terms = replace(charter().federation.terms, masking="exact", distances="inside")
+    service.adopt(charter(revision=2, terms=terms))
 
 
 def another_config(service, charter):
@@ -345,8 +345,8 @@ def test_rules_that_were_replaced_do_not_return(alice, service, charter):
 
 def test_one_revision_has_one_content(alice, service, charter):
     alice.fetch()
-    rules = replace(charter().federation.rules, clip_norm=5.0)
-    service.links = [charter(rules=rules)]
+    terms = replace(charter().federation.terms, clip_norm=5.0)
+    service.links = [charter(terms=terms)]
     service.restart()
     with pytest.raises(ReceiptRefused, match="not newer"):
         alice.fetch()

@@ -138,7 +138,7 @@ def test_rules_that_changed_with_the_restart_are_adopted_first(alice, service, c
     outcome = alice.submit(UPDATE)
     assert outcome.accepted
     assert outcome.receipt.revision == 2
-    assert [each.header.config for each in sealed] == [
+    assert [each.header.federation for each in sealed] == [
         charter().federation.digest(),
         charter(revision=2).federation.digest(),
     ]

@@ -196,7 +196,7 @@ def test_the_enclave_is_remembered_before_anything_is_sealed_for_it(connect, fol
         client.fetch()
     kept = MemoryFile(folder / "alice.memory", "alice").load()
     assert kept is not None
-    assert (kept.enclave, kept.last) == (service.identity.public, None)
+    assert (kept.receipt_key, kept.last) == (service.identity.public, None)
 
 
 def test_the_receipt_is_remembered_before_the_outcome_is_told(alice, folder, service):

@@ -21,7 +21,7 @@ SHARE = np.arange(6.0)
 def pending(attempt=b"a", key=None, worker=WORKER, **changes):
     key = key or HybridKey()
     offer = ChannelOffer(
-        config=b"c" * 32,
+        federation=b"c" * 32,
         round_id=b"r" * 32,
         attempt_id=attempt * 32,
         worker=worker.public,

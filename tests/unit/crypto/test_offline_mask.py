@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ostraka.config import Manifest, RoundConfig, Tiling
+from ostraka.config import Manifest, Terms, Tiling
 from ostraka.core import field
 from ostraka.crypto.offline import OfflineMask, mask_stream, mask_tile
 from ostraka.crypto.stream import SecretStream
@@ -18,8 +18,8 @@ def mask(rows, seed=SEED):
 
 
 def offline(workers, rows=6):
-    rules = RoundConfig(Manifest.flat(COLUMNS.length), f=1, workers=workers, tile=COLUMNS.tile)
-    return OfflineMask(rules, rows, entropy=lambda count: SEED[:count])
+    terms = Terms(Manifest.flat(COLUMNS.length), f=1, workers=workers, tile=COLUMNS.tile)
+    return OfflineMask(terms, rows, entropy=lambda count: SEED[:count])
 
 
 def test_a_mask_is_residues_of_its_seed():

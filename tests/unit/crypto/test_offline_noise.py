@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.core import gaussian
 from ostraka.core.gram import naive
 from ostraka.crypto.aead import SealedGroups
@@ -12,8 +12,8 @@ from ostraka.errors import LocalProtocolError, OpenError
 ROWS = 7
 
 
-def rules(d=100, tile=32):
-    return RoundConfig(Manifest.flat(d), f=1, masking="gaussian", tile=tile)
+def terms(d=100, tile=32):
+    return Terms(Manifest.flat(d), f=1, masking="gaussian", tile=tile)
 
 
 def entropy(seed=1):
@@ -37,7 +37,7 @@ def layout(config):
 
 
 def made(seed=1, **changes):
-    config = rules(**changes)
+    config = terms(**changes)
     offline = OfflineNoise(config, ROWS, entropy(seed))
     return offline, list(offline.make()), config
 
@@ -53,7 +53,7 @@ def test_law4_all_distances_are_equal(d, tile):
 
 def test_the_noise_is_on_the_grid():
     rows = opened(*made())
-    step = gaussian.grid_step(rules().sigma)
+    step = gaussian.grid_step(terms().sigma)
     assert np.array_equal(np.rint(rows / step) * step, rows)
 
 
@@ -103,7 +103,7 @@ def test_two_sets_are_different_and_do_not_open_each_other():
 
 
 def test_one_source_gives_fresh_noise_every_time():
-    source, config = entropy(), rules()
+    source, config = entropy(), terms()
     sets = [OfflineNoise(config, ROWS, source) for _ in range(2)]
     rows = [opened(each, list(each.make()), config) for each in sets]
     assert not np.isclose(rows[0], rows[1]).any()

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
@@ -14,7 +14,7 @@ from ostraka.errors import ConfigError, OpenError
 from ostraka.messages import RoundOffer
 
 ENCLAVE, CLIENT, KEY = Identity(bytes(32)), Identity(bytes([1]) * 32), HybridKey()
-RULES = RoundConfig(Manifest.flat(50), f=1, masking="none", tile=16)
+RULES = Terms(Manifest.flat(50), f=1, masking="none", tile=16)
 OFFER = ENCLAVE.sign(
     RoundOffer(1, b"r" * 32, b"c" * 32, bytes(32), bytes(32), key=KEY.public, signature=UNSIGNED)
 )
@@ -27,7 +27,7 @@ def entropy(seed):
 
 def seal(update=UPDATE, seed=1, client="alice"):
     return updates.seal(
-        update, offer=OFFER, rules=RULES, client=client, identity=CLIENT, entropy=entropy(seed)
+        update, offer=OFFER, terms=RULES, client=client, identity=CLIENT, entropy=entropy(seed)
     )
 
 
@@ -61,7 +61,7 @@ def test_a_tile_opens_again_without_its_tag():
 def test_the_header_says_what_it_is_for_and_is_signed():
     header = seal().header
     check_signature(header, CLIENT.public)
-    assert (header.config, header.round_id) == (OFFER.config, OFFER.round_id)
+    assert (header.federation, header.round_id) == (OFFER.federation, OFFER.round_id)
     assert header.enclave_key == hpke.fingerprint(KEY.public)
     assert header.client == "alice"
     assert header.manifest == RULES.manifest.digest()
@@ -90,7 +90,7 @@ def test_every_upload_has_a_key_of_its_own():
 
 def test_by_default_the_key_is_the_system_s():
     sealed = [
-        updates.seal(UPDATE, offer=OFFER, rules=RULES, client="alice", identity=CLIENT)
+        updates.seal(UPDATE, offer=OFFER, terms=RULES, client="alice", identity=CLIENT)
         for _ in range(2)
     ]
     assert sealed[0].tiles[0].ciphertext != sealed[1].tiles[0].ciphertext
@@ -105,7 +105,7 @@ def test_the_key_is_in_no_message():
         return drawn[-1]
 
     sealed = updates.seal(
-        UPDATE, offer=OFFER, rules=RULES, client="alice", identity=CLIENT, entropy=recording
+        UPDATE, offer=OFFER, terms=RULES, client="alice", identity=CLIENT, entropy=recording
     )
     upload_id, key = drawn
     assert upload_id == sealed.header.upload_id

@@ -153,7 +153,7 @@ class Speaker:
         federation = self.charter().federation
         told = self.introduce()
         attested = Attested(
-            told.offer.key, told.receipt_key, told.offer.config, told.evidence.kind, bytes(32)
+            told.offer.key, told.receipt_key, told.offer.federation, told.evidence.kind, bytes(32)
         )
         before = self.client or Client(self.name, self.identity, federation)
         joined = before.adopt(federation).join(told.offer, attested)

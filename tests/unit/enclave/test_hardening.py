@@ -140,7 +140,7 @@ class Kernel:
 
     def __init__(self, version, refuse=None):
         self.version, self.refuse = version, refuse or {}
-        self.handled, self.rules, self.restricted = 0, {}, False
+        self.handled, self.terms, self.restricted = 0, {}, False
 
     def __call__(self, number, *arguments):
         if number in self.refuse:
@@ -154,7 +154,7 @@ class Kernel:
             case 445, (_, 1, rule, 0):
                 rights, place = struct.unpack("=Qi", rule)
                 folder = stat.S_ISDIR(os.fstat(place).st_mode)
-                self.rules[str(Path(f"/proc/self/fd/{place}").readlink())] = (rights, folder)
+                self.terms[str(Path(f"/proc/self/fd/{place}").readlink())] = (rights, folder)
                 return 0
             case 446, (_, 0):
                 self.restricted = True
@@ -168,7 +168,7 @@ def test_every_right_that_the_kernel_knows_is_taken_away(tmp_path, version, righ
     restrict_files(read=[], write=[tmp_path], syscall=kernel)
     assert kernel.restricted
     assert kernel.handled == (1 << rights) - 1
-    assert kernel.rules[str(tmp_path)] == ((1 << rights) - 1, True)
+    assert kernel.terms[str(tmp_path)] == ((1 << rights) - 1, True)
 
 
 def test_what_is_for_reading_is_for_reading(tmp_path):
@@ -176,10 +176,10 @@ def test_what_is_for_reading_is_for_reading(tmp_path):
     file = tmp_path / "federation.toml"
     file.touch()
     restrict_files(read=[tmp_path, file], write=[], syscall=kernel)
-    assert kernel.rules[str(tmp_path)] == (0b1101, True)
-    assert kernel.rules[str(file)] == (0b0101, False)  # A file has no list of files.
-    assert kernel.rules["/usr"] == (0b1101, True)
-    assert str(Path.cwd()) not in kernel.rules
+    assert kernel.terms[str(tmp_path)] == (0b1101, True)
+    assert kernel.terms[str(file)] == (0b0101, False)  # A file has no list of files.
+    assert kernel.terms["/usr"] == (0b1101, True)
+    assert str(Path.cwd()) not in kernel.terms
 
 
 def test_nothing_is_restricted_in_part(tmp_path):

@@ -60,7 +60,7 @@ class Hand:
     def accept(self) -> Any:
         """Take the next offer as an honest worker does. Gives what computes."""
         offer = decode(ChannelOffer, self.hear().offer)
-        worker = Worker(self.identity, enclave=self.welcome.receipt_key, kernel=NumpyKernel())
+        worker = Worker(self.identity, receipt_key=self.welcome.receipt_key, kernel=NumpyKernel())
         computing, accepted = worker.accept(offer)
         self.say(accept=encode(accepted))
         return computing

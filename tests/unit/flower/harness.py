@@ -16,7 +16,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from ostraka.carried.in_process import Rules, UnsafeInProcessEnclave
+from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
 from ostraka.flower import UNSAFE_SIMULATION, PrivateMultiKrum, sealing_mod
 from ostraka.messages import Receipt
 
@@ -187,12 +187,12 @@ def make(
     update: Update = honest,
     mods: Callable[[int], list[Any]] | None = None,
     newcomers: bool = False,
-    rules: dict[str, Any] | None = None,
+    terms: dict[str, Any] | None = None,
     **strategy: Any,
 ) -> Federation:
     """n nodes that train by `update(node, round, model)`, and an enclave for them."""
     enclave = UnsafeInProcessEnclave(
-        Rules(f, disclose_selection=True, **(rules or {})), newcomers=newcomers
+        FoundingTerms(f, disclose_selection=True, **(terms or {})), newcomers=newcomers
     )
     made = PrivateMultiKrum(
         enclave=enclave, num_malicious_nodes=f, challenge_timeout=LOST_S, **strategy

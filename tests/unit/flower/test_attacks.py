@@ -263,12 +263,12 @@ def test_the_enclave_never_sees_an_update_that(what, flower, said):
 def test_the_shape_is_that_of_the_rules(flower):
     federation = flower()
     federation.start(1)
-    rules = federation.strategy._enclave._federation.current.rules
+    terms = federation.strategy._enclave._federation.current.terms
     replies = [reply for _, _, reply in federation.grid.log if is_sealed(reply)]
     sealed = read_sealed(replies[0].content)
-    require_shape(sealed, rules)
+    require_shape(sealed, terms)
     with pytest.raises(MalformedMessage):
-        require_shape(sealed, replace(rules, tile=rules.tile * 2, manifest=Manifest.flat(65)))
+        require_shape(sealed, replace(terms, tile=terms.tile * 2, manifest=Manifest.flat(65)))
 
 
 def test_a_name_that_is_too_long_is_malformed():

@@ -252,4 +252,4 @@ def test_what_cannot_work_is_told_at_once(flower):
     with pytest.raises(LocalProtocolError, match="start"):
         flower().strategy.configure_train(1, ArrayRecord(), ConfigRecord(), federation.grid)
     with pytest.raises(ConfigError, match="k >= f \\+ 2"):
-        flower(rules={"k": 2})
+        flower(terms={"k": 2})

@@ -62,7 +62,7 @@ def test_selections_and_models_are_those_of_multi_krum_in_the_clear(flower):
         )
         return after
 
-    federation = flower(n=10, f=2, update=recorded, rules={"k": 5})
+    federation = flower(n=10, f=2, update=recorded, terms={"k": 5})
     result = federation.start(3)
     expected = flat(federation.model)
     for receipt in federation.receipts:

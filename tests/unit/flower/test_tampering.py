@@ -10,7 +10,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from ostraka.carried.in_process import Rules, UnsafeInProcessEnclave
+from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
 from ostraka.flower.messages import (
     RECORD,
     SEALED,
@@ -165,7 +165,7 @@ def padded_chain(link):
 
 def another_enclave(link):
     """The strategy itself is exchanged in the middle of the run, enclave and all."""
-    link.federation.strategy._enclave = UnsafeInProcessEnclave(Rules(1))
+    link.federation.strategy._enclave = UnsafeInProcessEnclave(FoundingTerms(1))
 
 
 def inject_node(link):

@@ -14,8 +14,8 @@ def test_settings_are_in_force_and_signed(tmp_path):
     address = found(tmp_path / "demo", PLAN, count=3, quorum=5, distances="inside")
     file = federation_file.load(tmp_path / "demo" / "federation.toml")
     assert (file.rounds.count, file.quorum) == (3, 5)
-    assert file.rules.distances == "inside"
-    assert file.rules.disclose_selection
+    assert file.terms.distances == "inside"
+    assert file.terms.disclose_selection
     assert file.enclave.listen == address
     charter = federation_file.load_charter(federation_file.charter_path(file.path))
     federation_file.require_signed(file, charter)

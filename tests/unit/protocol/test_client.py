@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ostraka.attestation.claims import in_process
-from ostraka.config import Federation, Manifest, Member, RoundConfig
+from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
@@ -16,7 +16,7 @@ from ostraka.protocol.client import Client
 ENCLAVE = Identity(bytes([200]) * 32)
 CLIENTS = [Identity(bytes([seed]) * 32) for seed in range(5)]
 FEDERATION = Federation(
-    RoundConfig(Manifest.flat(10), f=1, masking="none", tile=4),
+    Terms(Manifest.flat(10), f=1, masking="none", tile=4),
     tuple(Member(f"client-{i}", each.public) for i, each in enumerate(CLIENTS)),
     (),
     bytes([201]) * 32,
@@ -38,7 +38,7 @@ def receipt(number=1, previous=bytes(32), **changes):
         number=number,
         round_id=b"r" * 32,
         previous=previous,
-        config=FEDERATION.digest(),
+        federation=FEDERATION.digest(),
         revision=1,
         evidence="in-process",
         aggregate=bytes(32),
@@ -70,7 +70,7 @@ def test_a_client_checks_who_made_the_offer():
 
 def test_a_client_checks_the_config_of_the_offer():
     with pytest.raises(ReceiptRefused, match="another config"):
-        join(ALICE, offer(config=bytes(32)))
+        join(ALICE, offer(federation=bytes(32)))
 
 
 def test_a_newcomer_may_join_at_any_round():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ostraka.config import Federation, Manifest, Member, RoundConfig
+from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.stream import SecretStream
@@ -18,7 +18,7 @@ from ostraka.protocol.enclave.context import Standing
 IDENTITY = Identity(bytes([200]) * 32)
 MODEL = np.zeros(10, np.float32)
 STATE = ServerState(MODEL)
-RULES = RoundConfig(Manifest.flat(10), f=2, masking="none", tile=4)
+RULES = Terms(Manifest.flat(10), f=2, masking="none", tile=4)
 FEDERATION = Federation(
     RULES, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), (), b"a" * 32
 )
@@ -33,7 +33,7 @@ def receipt(number=1, previous=bytes(32)):
         number=number,
         round_id=b"r" * 32,
         previous=previous,
-        config=FEDERATION.digest(),
+        federation=FEDERATION.digest(),
         revision=1,
         evidence="in-process",
         aggregate=bytes(32),
@@ -56,7 +56,7 @@ def test_an_offer_is_signed_and_says_where_the_chain_is():
     first = enclave().open_round().offer
     check_signature(first, enclave().public)
     assert (first.number, first.previous) == (1, bytes(32))
-    assert first.config == FEDERATION.digest()
+    assert first.federation == FEDERATION.digest()
     later = enclave(head=receipt(8)).open_round().offer
     assert (later.number, later.previous) == (9, digest(receipt(8)))
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.core import field
 from ostraka.core.field import P
 from ostraka.crypto.offline import OfflineMask
@@ -23,7 +23,7 @@ class Reader:
     """As much of a reader as an encoder asks for. `rejected` is what it was told."""
 
     def __init__(self) -> None:
-        self.rules = RoundConfig(Manifest.flat(D), f=1, tile=D)
+        self.terms = Terms(Manifest.flat(D), f=1, tile=D)
         self.context = SimpleNamespace(entropy=np.random.default_rng(1).bytes)
         self.rows, self.lanes, self.group = range(N), Lanes(), N
         self.rejected: dict[int, Rejection] = {}
@@ -35,7 +35,7 @@ class Reader:
 def rejected(norms: np.ndarray) -> dict[int, Rejection]:
     """What an encoder rejects that was told these norms of the rows, and measured honestly."""
     reader: Any = Reader()
-    mask = OfflineMask(reader.rules, N)
+    mask = OfflineMask(reader.terms, N)
     list(mask.make())
     encoder = ExactEncoder(reader, mask.spend(), np.ones(N), norms)
     encoder.load(0, range(N), ROWS)
@@ -72,7 +72,7 @@ def test_law11_an_auditor_checks_both_columns_of_its_challenge(blind):
 def test_law11_the_columns_of_a_challenge_are_independent():
     """Two equal columns would be one, and a lie would pass with probability 2 / p."""
     reader: Any = Reader()
-    mask = OfflineMask(reader.rules, N)
+    mask = OfflineMask(reader.terms, N)
     list(mask.make())
     encoder = ExactEncoder(reader, mask.spend(), np.ones(N), NORMS)
     for challenge in (

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ostraka.config import MAX_TILE_VALUES, Manifest, RoundConfig
+from ostraka.config import MAX_TILE_VALUES, Manifest, Terms
 from ostraka.core import sketch
 from ostraka.crypto.updates import TileOpener
 from ostraka.protocol.enclave import Lanes
@@ -17,10 +17,8 @@ N, M, BATCH = 5, 4096, 16 * 4096  # values of a row that are folded before they 
 
 def collected(tile, d=3 * BATCH + 1):
     """A cohort, and the host's spool with what its clients sent."""
-    parties = enrol(
-        RoundConfig(Manifest.flat(d), f=1, masking="none", sketch=M, tile=tile), clients=N
-    )
-    collecting, spool = parties.enclave.open_round(), Spool(parties.rules)
+    parties = enrol(Terms(Manifest.flat(d), f=1, masking="none", sketch=M, tile=tile), clients=N)
+    collecting, spool = parties.enclave.open_round(), Spool(parties.terms)
     rows = np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)
     for client, update in zip(parties.clients, rows, strict=True):
         spool.collect(collecting, parties.seal(client, collecting.offer, update))
@@ -47,7 +45,7 @@ def test_a_few_tiles_are_held_at_a_time_and_at_least_one(monkeypatch, tile):
 
     monkeypatch.setattr(TileOpener, "open_into", open_into)
     cohort.inside(Lanes()).measure(counted(spool.tiles(cohort), taken))
-    assert len(taken) == cohort.reader(None).rules.tiling.count
+    assert len(taken) == cohort.reader(None).terms.tiling.count
     assert max(ahead) == max(1, BATCH // tile)
 
 

@@ -96,7 +96,7 @@ def test_anything_like_an_array_will_do(masking):
 def test_a_whole_number_is_as_good_as_a_float():
     rows = updates()
     result = run_round(rows, f=2, masking="none", clip_norm=1)
-    assert result.receipt.config != run_round(rows, f=2, masking="none").receipt.config
+    assert result.receipt.federation != run_round(rows, f=2, masking="none").receipt.federation
 
 
 def test_numbers_may_come_from_numpy():

@@ -25,7 +25,7 @@ class Enclave:
     def __init__(self, **changes):
         key = HybridKey()
         offer = ChannelOffer(
-            config=b"c" * 32,
+            federation=b"c" * 32,
             round_id=b"r" * 32,
             attempt_id=b"a" * 32,
             worker=ME.public,
@@ -41,7 +41,7 @@ class Enclave:
 
     def connect(self):
         """The worker's end."""
-        computing, accept = Worker(ME, enclave=ENCLAVE.public).accept(self.pending.offer)
+        computing, accept = Worker(ME, receipt_key=ENCLAVE.public).accept(self.pending.offer)
         self.channel = self.pending.finish(accept)
         return computing
 
@@ -72,12 +72,12 @@ def test_law2_a_worker_measures_what_it_was_sent(order):
 def test_a_worker_serves_one_enclave():
     for signer in (ME, OTHER):
         with pytest.raises(OpenError):
-            Worker(ME, enclave=ENCLAVE.public).accept(signer.sign(Enclave().pending.offer))
+            Worker(ME, receipt_key=ENCLAVE.public).accept(signer.sign(Enclave().pending.offer))
 
 
 def test_a_worker_takes_offers_that_are_its_own():
     with pytest.raises(OpenError):
-        Worker(ME, enclave=ENCLAVE.public).accept(Enclave(worker=OTHER.public).pending.offer)
+        Worker(ME, receipt_key=ENCLAVE.public).accept(Enclave(worker=OTHER.public).pending.offer)
 
 
 def test_a_bad_tile_changes_nothing():

@@ -98,12 +98,12 @@ def test_a_service_s_answers_make_collateral_that_verifies(suffix, tmp_path):
     with serving(answers()) as pccs:
         fetched = load(pccs.url + suffix, tmp_path)
     assert {name: json.loads(fetched)[name] for name in SAID} == SAID
-    rules = SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=(b"\1" * 32,))
+    terms = SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=(b"\1" * 32,))
     claims = dcap.verify(
         "simulation",
         QUOTE,
         collateral=fetched,
-        rules=rules,
+        policy=terms,
         now=NOW,
         skew=0,
         root=PLATFORM.root_der,
@@ -117,9 +117,9 @@ def test_a_tdx_quote_asks_for_tdx_and_verifies(tmp_path):
         fetched = load(pccs.url, tmp_path, quote)
     assert any(path.startswith("/tdx/certification/v4/tcb?fmspc=") for path in pccs.asked)
     zero = (bytes(48),)
-    rules = TdxPolicy(mrtd=(b"\2" * 48,), rtmr1=zero, rtmr2=zero)
+    terms = TdxPolicy(mrtd=(b"\2" * 48,), rtmr1=zero, rtmr2=zero)
     dcap.verify(
-        "tdx", quote, collateral=fetched, rules=rules, now=NOW, skew=0, root=PLATFORM.root_der
+        "tdx", quote, collateral=fetched, policy=terms, now=NOW, skew=0, root=PLATFORM.root_der
     )
 
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.config import MAX_TILE_VALUES, Manifest, RoundConfig, Tiling
+from ostraka.config import MAX_TILE_VALUES, Manifest, Terms, Tiling
 from ostraka.core.gram import NumpyKernel
 from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import PendingChannel
@@ -176,7 +176,7 @@ class Attempt:
     def __init__(self, number=1, signer=ENCLAVE, **changes):
         key = HybridKey()
         offer = ChannelOffer(
-            config=b"c" * 32,
+            federation=b"c" * 32,
             round_id=b"r" * 32,
             attempt_id=bytes([number]) * 32,
             worker=ME.public,
@@ -248,13 +248,13 @@ def logged(caplog, event):
 @contextmanager
 def federation(**changes):
     """A federation whose workers are services, and the servicer that they dial."""
-    rules = RoundConfig(Manifest.flat(D), f=2, tile=TILE)
-    parties = enrol(replace(rules, **changes), clients=N)
+    terms = Terms(Manifest.flat(D), f=2, tile=TILE)
+    parties = enrol(replace(terms, **changes), clients=N)
     identities = {name: worker._identity for name, worker in parties.workers.items()}
-    servicer = Servicer(parties.enclave.public, identities)
+    servicer = Servicer(parties.enclave.receipt_key, identities)
     with serving(servicer) as address:
         services = [
-            working(address, name, identity, pin=EnclavePin(parties.enclave.public))
+            working(address, name, identity, pin=EnclavePin(parties.enclave.receipt_key))
             for name, identity in identities.items()
         ]
         entered = [service.__enter__() for service in services]

@@ -72,11 +72,11 @@ _REPORT_DATA = 64
 
 @dataclass(frozen=True)
 class Platform:
-    """identity: one name for this enclave's measurements; its state is sealed to that."""
+    """code_id: one name for this enclave's measurements; its state is sealed to that."""
 
     provider: EvidenceProvider
     keys: SealingKeys
-    identity: bytes
+    code_id: bytes
 
 
 def real(release: tuple[str, ...] = (), broker: bytes | None = None) -> Platform:
@@ -85,7 +85,7 @@ def real(release: tuple[str, ...] = (), broker: bytes | None = None) -> Platform
     release: on TDX and Nitro, the command that asks a key broker. broker: whose word counts.
     """
     provider = detect()
-    return Platform(provider, _keys(provider, release, broker), identity_of(provider))
+    return Platform(provider, _keys(provider, release, broker), code_id_of(provider))
 
 
 def _keys(
@@ -103,13 +103,13 @@ def _keys(
     return KeyRelease(list(release), provider, broker=broker)
 
 
-def identity_of(provider: EvidenceProvider) -> bytes:
+def code_id_of(provider: EvidenceProvider) -> bytes:
     """What evidence about this very enclave says that it is."""
-    return read(provider.evidence(bytes(_REPORT_DATA))).identity
+    return read(provider.evidence(bytes(_REPORT_DATA))).code_id
 
 
 def unsafe_simulated(platform_file: Path, key_file: Path) -> Platform:
     """Evidence under a private root about the code as it is, and state under a key in a file."""
     provider = UnsafeSimulatedProvider(load_platform(platform_file), measurement.measure().digest)
     create = UnsafeDevelopmentKey if key_file.exists() else UnsafeDevelopmentKey.create
-    return Platform(provider, create(key_file), identity_of(provider))
+    return Platform(provider, create(key_file), code_id_of(provider))

@@ -19,11 +19,11 @@ from ostraka.protocol.enclave.collecting import GENESIS
 
 @dataclass(frozen=True)
 class Founded:
-    """A new enclave. identity: its public key. state: digest of the state before all rounds."""
+    """A new enclave. receipt_key: signs its receipts. state: digest of the state before all rounds."""
 
     LABEL: ClassVar[bytes] = b"ostraka/ledger/founded/v1"
 
-    identity: Key
+    receipt_key: Key
     charter: Charter
     state: Digest
 
@@ -32,7 +32,7 @@ class Founded:
 class TakenOver:
     """The life of another enclave goes on here.
 
-    origin: its identity. history: its records, each encoded, from its first to its HandedOver.
+    origin: its code id. history: its records, each encoded, from its first to its HandedOver.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/ledger/taken-over/v1"
@@ -72,7 +72,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class HandedOver:
-    """The end: everything went to the enclave of this identity, under the hybrid key named here.
+    """The end: everything went to the enclave of this code id, under the hybrid key named here.
 
     Without the key, two machines that run the same code could both become the successor.
     """
@@ -197,13 +197,13 @@ class History:
     """The life of an enclave as far as it is written down. It holds no secret."""
 
     def __init__(self) -> None:
-        self.identity: bytes | None = None
+        self.receipt_key: bytes | None = None
         self.charters: list[Charter] = []
         self.receipts: list[Receipt] = []
         self.state: bytes | None = None  # digest of the state after the last receipt
         self.handed_over: HandedOver | None = None
         self.origin: bytes | None = None  # until a receipt has said so
-        self._configs: set[bytes] = set()
+        self._federations: set[bytes] = set()
 
     @property
     def head(self) -> Receipt | None:
@@ -222,8 +222,8 @@ class History:
         """One more record. Raises LocalProtocolError if it cannot follow, and nothing changes."""
         self.check(record)
         match record:
-            case Founded(identity, charter, state):
-                self.identity, self.state = identity, state
+            case Founded(receipt_key, charter, state):
+                self.receipt_key, self.state = receipt_key, state
                 self._agree(charter)
             case TakenOver(origin, history):
                 self._continue(_handed_over(history), origin)
@@ -238,7 +238,7 @@ class History:
     def check(self, record: Record) -> None:
         """Raises LocalProtocolError unless this record can be the next."""
         first = isinstance(record, Founded | TakenOver)
-        if first != (self.identity is None):
+        if first != (self.receipt_key is None):
             raise LocalProtocolError("a ledger begins once, with its founding or a take-over")
         if self.handed_over is not None:
             raise LocalProtocolError("this state was handed over; nothing can be added to it")
@@ -255,15 +255,15 @@ class History:
         for charter in self.charters:
             check_signature(charter, self.federation.authority)
         for receipt in self.receipts:
-            check_signature(receipt, self.identity or b"")
+            check_signature(receipt, self.receipt_key or b"")
 
     def _agree(self, charter: Charter) -> None:
         self.charters.append(charter)
-        self._configs.add(charter.federation.digest())
+        self._federations.add(charter.federation.digest())
 
     def _continue(self, other: "History", origin: bytes) -> None:
-        self.identity, self.state = other.identity, other.state
-        self.charters, self._configs = other.charters, other._configs
+        self.receipt_key, self.state = other.receipt_key, other.state
+        self.charters, self._federations = other.charters, other._federations
         self.receipts = other.receipts
         self.origin = origin
 
@@ -279,8 +279,8 @@ class History:
             raise LocalProtocolError(
                 f"the receipt of round {receipt.number} does not follow that of {self.number}"
             )
-        if receipt.config not in self._configs:
-            raise LocalProtocolError("the receipt is for a config that was never adopted")
+        if receipt.federation not in self._federations:
+            raise LocalProtocolError("the receipt is for a federation that was never adopted")
 
 
 def _handed_over(history: tuple[bytes, ...]) -> History:

@@ -11,7 +11,7 @@ from threading import Lock
 from typing import overload
 
 from ostraka.arrays import Buffer
-from ostraka.config import RoundConfig
+from ostraka.config import Terms
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.errors import LocalProtocolError, StateError, StorageFull
 
@@ -135,8 +135,8 @@ class Spool:
 
     clean = staticmethod(clean)
 
-    def __init__(self, folder: Path, *, rules: RoundConfig, rows: int, limit: int) -> None:
-        self._tiling = rules.tiling
+    def __init__(self, folder: Path, *, terms: Terms, rows: int, limit: int) -> None:
+        self._tiling = terms.tiling
         self._rows = rows
         self._room = limit
         self._limit = limit

@@ -56,7 +56,7 @@ class Estate:
         except LocalProtocolError as broken:
             raise MalformedMessage(f"the ledger is not whole: {broken}") from None
         history.verify()
-        if Identity(self.seed).public != history.identity:
+        if Identity(self.seed).public != history.receipt_key:
             raise OpenError("identity")
         if models.content_digest(self.state) != history.state:
             raise OpenError("state")
@@ -125,10 +125,10 @@ class EnclaveState:
 
     @property
     def fresh(self) -> bool:
-        return self._history.identity is None
+        return self._history.receipt_key is None
 
     @property
-    def public(self) -> bytes:
+    def receipt_key(self) -> bytes:
         """The key under which this enclave signs."""
         return self._founded()[0].public
 
@@ -195,7 +195,7 @@ class EnclaveState:
         self._identity, self._last = identity, state
 
     def inherit(self, estate: Estate, origin: bytes) -> None:
-        """Go on where the enclave of identity `origin` stopped. Raises StateError, OpenError."""
+        """Go on where the enclave of code id `origin` stopped. Raises StateError, OpenError."""
         self.require_fresh()
         history = estate.verify(origin)
         self._models.save(history.number, estate.state)
@@ -234,7 +234,7 @@ class EnclaveState:
 
         Raises OSError where the disk fails; the round is then not published, and can be again.
         """
-        check_signature(receipt, self.public)
+        check_signature(receipt, self.receipt_key)
         if receipt.model != vector_digest(state.model):
             raise LocalProtocolError("this model is not the one of the receipt")
         content = models.to_bytes(state)
@@ -295,7 +295,7 @@ class EnclaveState:
     def _read_seed(self) -> bytes:
         """Compared with the ledger each time, since the host can exchange the file at any time."""
         seed = self._seed.read()
-        if Identity(seed).public != self._history.identity:
+        if Identity(seed).public != self._history.receipt_key:
             raise StateError(self._seed.path, "is the identity of another ledger than this one")
         return seed
 
@@ -337,7 +337,7 @@ class EnclaveState:
 
 
 def _require_first(federation: Federation, state: ServerState) -> None:
-    d = federation.rules.dimension
+    d = federation.terms.dimension
     if {state.model.shape, *(moment.shape for moment in state.moments)} != {(d,)}:
         raise LocalProtocolError(f"the first model must have {d} values, as the federation says")
     if vector_digest(state.model) != first_model(federation):

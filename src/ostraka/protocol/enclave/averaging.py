@@ -64,7 +64,7 @@ class Averaging:
         self._distances = distances
         self._distance_error = distance_error
         self._measured_by = measured_by
-        width = context.rules.spans.tile
+        width = context.terms.spans.tile
         self._raw = np.empty((lanes.count, width), np.float32)
         self._wide = np.empty((lanes.count, _ROWS, width))
         self._sums = np.empty((lanes.count, 2, width))
@@ -80,7 +80,7 @@ class Averaging:
         a time, so their memory must not be used again during the pass.
         """
         self._select()  # Again, because the last call may have ended in TooFewUpdates.
-        config = self._context.rules
+        config = self._context.terms
         aggregate = np.empty(config.dimension, np.float32)
 
         def average_span(lane: int, index: int, span: Span) -> None:
@@ -109,7 +109,7 @@ class Averaging:
 
     def _mean(self, lane: int, span: Span) -> Float64:
         """The weighted sum of one span. All rows are opened; those not selected weigh nothing."""
-        size = self._context.rules.spans.size(span.index)
+        size = self._context.terms.spans.size(span.index)
         total: Float64 = self._sums[lane, 0, :size]
         more = self._sums[lane, 1, :size]
         total.fill(0)
@@ -136,7 +136,7 @@ class Averaging:
         return raw
 
     def _cautions(self) -> tuple[str, ...]:
-        config = self._context.rules
+        config = self._context.terms
         leaky = (_LEAKY,) if config.masking == "gaussian" and not config.inside else ()
         unchecked = (_UNCHECKED,) if self._measured_by == "workers" and not config.verify else ()
         simulated = (_SIMULATED,) if self._context.evidence == SIMULATION else ()
@@ -149,7 +149,7 @@ class Averaging:
 
     def _publish(self, aggregate: Float32) -> Published:
         selected = tuple(self._rows[row].client for row in self._selected)
-        state = optimiser.advance(self._context.state, aggregate, self._context.rules.optimiser)
+        state = optimiser.advance(self._context.state, aggregate, self._context.terms.optimiser)
         return Published(
             aggregate=aggregate,
             state=state,
@@ -162,14 +162,14 @@ class Averaging:
     def _receipt(
         self, aggregate: Float32, state: ServerState, selected: tuple[str, ...]
     ) -> Receipt:
-        context, config = self._context, self._context.rules
+        context, config = self._context, self._context.terms
         salt = context.entropy(_SALT_BYTES)
         names = pack(*(client.encode() for client in selected))
         return Receipt(
             number=context.number,
             round_id=context.round_id,
             previous=context.previous,
-            config=context.federation.digest(),
+            federation=context.federation.digest(),
             revision=context.federation.revision,
             evidence=context.evidence,
             aggregate=vector_digest(aggregate),

@@ -45,8 +45,8 @@ class Cohort:
 
         workers: enrolled names, as many as the rules say (None: the first ones).
         """
-        kind = OfflineNoise if self._context.rules.masking == "gaussian" else OfflineMask
-        if type(offline) is not kind or not offline.serves(self._context.rules, len(self._rows)):
+        kind = OfflineNoise if self._context.terms.masking == "gaussian" else OfflineMask
+        if type(offline) is not kind or not offline.serves(self._context.terms, len(self._rows)):
             raise LocalProtocolError("what was made offline is for other rules, or for fewer rows")
         return Connecting(self.reader(lanes), offline, self._enrolled(workers))
 
@@ -61,7 +61,7 @@ class Cohort:
     def _enrolled(self, names: Sequence[str] | None) -> tuple[Member, ...]:
         """One point per identity: a worker with two shares could take the mask off."""
         roster = {member.name: member for member in self._context.federation.workers}
-        count = self._context.rules.workers
+        count = self._context.terms.workers
         chosen = list(roster)[:count] if names is None else list(names)
         if len(chosen) != count or len(set(chosen)) != count or not set(chosen) <= set(roster):
             raise LocalProtocolError(f"an attempt needs {count} different enrolled workers")
@@ -102,17 +102,17 @@ class Connecting:
 
     def _offer(self, point: int, worker: bytes) -> PendingChannel:
         context = self._reader.context
-        key, rules = HybridKey(context.entropy), context.rules
+        key, terms = HybridKey(context.entropy), context.terms
         blank = ChannelOffer(
-            config=context.federation.digest(),
+            federation=context.federation.digest(),
             round_id=context.round_id,
             attempt_id=self._attempt,
             worker=worker,
             point=point,
-            masking=rules.masking,
+            masking=terms.masking,
             rows=len(self._reader.rows),
-            columns=rules.columns.length,
-            tile=rules.tile,
+            columns=terms.columns.length,
+            tile=terms.tile,
             key=key.public,
             signature=UNSIGNED,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ostraka.attestation.claims import Binding
-from ostraka.config import Federation, RoundConfig
+from ostraka.config import Federation, Terms
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto import updates
@@ -61,18 +61,18 @@ class Enclave:
         self._evidence = evidence
         self._cautions = cautions
         self._entropy = entropy
-        self._continue(head, state or _from_nothing(federation.rules))
+        self._continue(head, state or _from_nothing(federation.terms))
 
     @property
-    def public(self) -> bytes:
+    def receipt_key(self) -> bytes:
         """The key under which offers and receipts are signed."""
         return self._identity.public
 
     def prepare(self) -> OfflineNoise | OfflineMask:
         """What one attempt needs and can be made before its round: noise, or a mask."""
-        rules, rows = self._federation.rules, len(self._federation.clients)
-        kind = OfflineNoise if rules.masking == "gaussian" else OfflineMask
-        return kind(rules, rows, self._entropy)
+        terms, rows = self._federation.terms, len(self._federation.clients)
+        kind = OfflineNoise if terms.masking == "gaussian" else OfflineMask
+        return kind(terms, rows, self._entropy)
 
     def open_round(self) -> "Collecting":
         """A round under a fresh key and a random id, after the last receipt."""
@@ -109,7 +109,7 @@ class Enclave:
 
     def follow(self, receipt: Receipt, state: ServerState) -> None:
         """Go on after a round that this enclave published."""
-        check_signature(receipt, self.public)
+        check_signature(receipt, self.receipt_key)
         expected = digest(self._head) if self._head else GENESIS
         if receipt.previous != expected or receipt.number != self._publication.number:
             raise LocalProtocolError("a receipt is followed once, after the one it names")
@@ -140,14 +140,14 @@ class Collecting:
         self._context = context
         self._key = HybridKey(context.entropy)
         self._key_hash = fingerprint(self._key.public)
-        self._config = context.federation.digest()
-        self._manifest = context.rules.manifest.digest()
+        self._digest = context.federation.digest()
+        self._manifest = context.terms.manifest.digest()
         self._members = {member.name: member.key for member in context.federation.clients}
         self._revoked = {member.name: member.key for member in context.federation.revoked}
         self._uploads: dict[str, _Upload] = {}
         self._clients: dict[bytes, str] = {}  # by upload id, replaced uploads included
         self._begun: Counter[str] = Counter()  # uploads, by client
-        self._last = context.rules.tiling.count - 1
+        self._last = context.terms.tiling.count - 1
         self._whole, self._rest = (self._sealed_size(index) for index in (0, self._last))
         self._liars: dict[str, Rejection] = {}
         self._closed = False
@@ -155,7 +155,7 @@ class Collecting:
             RoundOffer(
                 number=context.number,
                 round_id=context.round_id,
-                config=self._config,
+                federation=self._digest,
                 previous=context.previous,
                 model=vector_digest(context.state.model),
                 key=self._key.public,
@@ -165,7 +165,7 @@ class Collecting:
 
     def binding(self, nonce: bytes) -> Binding:
         """What evidence for this challenge must be about."""
-        return Binding(nonce, self._key.public, self._context.identity.public, self._config)
+        return Binding(nonce, self._key.public, self._context.identity.public, self._digest)
 
     def accept(self, header: UpdateHeader) -> None:
         """Begin a client's upload. Raises OpenError or UpdateRejected, and no upload changes.
@@ -246,7 +246,7 @@ class Collecting:
             for client, reason in (incomplete | self._liars).items()
             if client not in complete
         }
-        standing = Standing(self._context.rules, rejected)
+        standing = Standing(self._context.terms, rejected)
         standing.require(len(rows))
         self._closed = True
         return Cohort(self._context, rows, standing)
@@ -264,9 +264,9 @@ class Collecting:
         """Raises unless this is a new upload for this round, by a client that has none complete."""
         client = header.client
         for expected, got, reason in (
-            (self._config, header.config, Rejection.FOREIGN_CONFIG),
+            (self._digest, header.federation, Rejection.FOREIGN_FEDERATION),
             (self._context.round_id, header.round_id, Rejection.FOREIGN_ROUND),
-            (self._key_hash, header.enclave_key, Rejection.FOREIGN_KEY),
+            (self._key_hash, header.round_key, Rejection.FOREIGN_KEY),
         ):
             if got != expected:
                 raise UpdateRejected(client, reason)
@@ -280,15 +280,15 @@ class Collecting:
 
     def _read(self, header: UpdateHeader) -> Row:
         """Open the header. What is wrong from here on, the client itself has signed."""
-        rules = self._context.rules
+        terms = self._context.terms
         shape = (header.manifest, header.dimension, header.tile, header.tiles)
-        if shape != (self._manifest, rules.dimension, rules.tile, rules.tiling.count):
+        if shape != (self._manifest, terms.dimension, terms.tile, terms.tiling.count):
             raise UpdateRejected(header.client, Rejection.WRONG_SHAPE)
         try:
             opener, norm = updates.open_header(header, self._key)
         except OpenError:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
-        if not _possible_norm(norm, rules.dimension):
+        if not _possible_norm(norm, terms.dimension):
             raise UpdateRejected(header.client, Rejection.BAD_NORM)
         return Row(header.client, header.upload_id, opener, norm)
 
@@ -297,11 +297,11 @@ class Collecting:
         return 0 <= tile.index <= self._last and len(tile.ciphertext) == size
 
     def _sealed_size(self, index: int) -> int:
-        return self._context.rules.tiling.size(index) * _VALUE_BYTES + TAG_BYTES
+        return self._context.terms.tiling.size(index) * _VALUE_BYTES + TAG_BYTES
 
 
-def _from_nothing(rules: RoundConfig) -> ServerState:
-    return optimiser.start(np.zeros(rules.dimension, np.float32), rules.optimiser)
+def _from_nothing(terms: Terms) -> ServerState:
+    return optimiser.start(np.zeros(terms.dimension, np.float32), terms.optimiser)
 
 
 def _possible_norm(norm: float, d: int) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ostraka.config import Federation, RoundConfig
+from ostraka.config import Federation, Terms
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
@@ -45,8 +45,8 @@ class RoundContext:
         return self.publication.number
 
     @property
-    def rules(self) -> RoundConfig:
-        return self.federation.rules
+    def terms(self) -> Terms:
+        return self.federation.terms
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Standing:
     cannot push N below 2f + 3. What the host could have caused lowers N alone.
     """
 
-    def __init__(self, rules: RoundConfig, rejected: dict[str, Rejection]) -> None:
-        self._rules = rules
+    def __init__(self, terms: Terms, rejected: dict[str, Rejection]) -> None:
+        self._terms = terms
         self.rejected = dict(rejected)
 
     def reject(self, client: str, reason: Rejection) -> None:
@@ -79,7 +79,7 @@ class Standing:
     @property
     def f(self) -> int:
         liars = sum(reason.provable for reason in self.rejected.values())
-        return max(0, self._rules.f - liars)
+        return max(0, self._terms.f - liars)
 
     def require(self, n: int) -> None:
         """Raises TooFewUpdates unless Multi-Krum can stand with n updates."""
@@ -87,4 +87,4 @@ class Standing:
             raise TooFewUpdates(n, self.f, dict(self.rejected))
 
     def kept(self, n: int) -> int:
-        return self._rules.kept(n, self.f)
+        return self._terms.kept(n, self.f)

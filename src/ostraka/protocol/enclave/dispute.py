@@ -49,7 +49,7 @@ class Dispute:
             for auditor, block in zip(auditors, blocks, strict=True):
                 auditor.add(block)
             read += 1
-        if read != (count := self._reader.rules.columns.count):
+        if read != (count := self._reader.terms.columns.count):
             raise LocalProtocolError(f"{read} of {count} tiles were read")
         raise WorkerLied(self._liars(auditors))
 
@@ -67,12 +67,12 @@ class Dispute:
 
     def _masked(self, tiles: Iterable[Sequence[Buffer]]) -> Iterable[Span | None]:
         if self._folding is None:
-            return spans(tiles, self._reader.rules, len(self._reader.rows))
-        return repeat(None, self._reader.rules.columns.count)
+            return spans(tiles, self._reader.terms, len(self._reader.rows))
+        return repeat(None, self._reader.terms.columns.count)
 
     def _shares_again(self, index: int, span: Span | None, noise: Buffer) -> list[AnyArray]:
         """What each worker was given in tile `index`: (n, b) a worker."""
-        shape = (len(self._reader.rows), self._reader.rules.columns.size(index))
+        shape = (len(self._reader.rows), self._reader.terms.columns.size(index))
         blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
 
         def derive(lane: int, rows: range) -> None:

@@ -26,21 +26,21 @@ class ExactEncoder:
         self, reader: RowReader, mask: SpentMask, factors: Float64, norms: Float64
     ) -> None:
         """norms: (n,) of the rows to come, within 2^-10. factors: (n,) to the unit ball."""
-        rules, entropy = reader.rules, reader.context.entropy
+        terms, entropy = reader.terms, reader.context.entropy
         self._reader = reader
         self._mask = mask
         self._factors = factors
-        self._collusion = rules.workers // 2
+        self._collusion = terms.workers // 2
         self.shares_per_row = 2 * self._collusion
-        self._steps = exact.step(norms, rules.columns.length)
+        self._steps = exact.step(norms, terms.columns.length)
         self._scales = exact.scale(self._steps)
         self._squared_units = (factors / self._scales) ** 2
         self._s, self._v = np.zeros((2, len(norms)), np.int64)
         mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [mask.seed]
         dither_key = entropy(KEY_BYTES)
-        challenge, shape = _challenge(reader), (reader.group, rules.tile)
+        challenge, shape = _challenge(reader), (reader.group, terms.tile)
         self._lanes = [
-            _Lane(shape, mask_keys, dither_key, Freivalds(challenge, rules.tile))
+            _Lane(shape, mask_keys, dither_key, Freivalds(challenge, terms.tile))
             for _ in range(reader.lanes.count)
         ]
 
@@ -60,7 +60,7 @@ class ExactEncoder:
         scratch, part = self._lanes[lane], slice(rows.start, rows.stop)
         self._s[part] += scratch.s
         self._v[part] += scratch.v
-        if self._reader.rules.verify:
+        if self._reader.terms.verify:
             scratch.check.add(rows.start, scratch.q.signed)
 
     def end_tile(self) -> None:
@@ -76,13 +76,13 @@ class ExactEncoder:
         """Laws 9 to 11. The check comes first: any other test before it would be an oracle."""
         shared = dict(zip(exact.points(self._collusion), matrices, strict=False))
         residues = exact.decode(shared, self._leading(matrices))
-        if self._reader.rules.verify and not self._lanes[0].check.accepts(residues):
+        if self._reader.terms.verify and not self._lanes[0].check.accepts(residues):
             return None
         for row in np.flatnonzero(~exact.fits(self._s)).tolist():
             self._reader.reject(row, Rejection.FALSE_NORM)
         steps = self._steps * self._factors
         distances = exact.distances(field.signed(residues), steps, self._s, self._v)
-        columns = self._reader.rules.columns.length
+        columns = self._reader.terms.columns.length
         return Measured(distances, DEVIATIONS * exact.deviation(distances, steps, columns))
 
     def audited(self, lane: int, index: int, rows: range, noise: Buffer = b"") -> Sequence[UInt32]:
@@ -91,7 +91,7 @@ class ExactEncoder:
         return [*shares, *leading]
 
     def auditors(self) -> Sequence["FieldAuditor"]:
-        return [FieldAuditor(_challenge(self._reader)) for _ in range(self._reader.rules.workers)]
+        return [FieldAuditor(_challenge(self._reader)) for _ in range(self._reader.terms.workers)]
 
     def _leading(self, matrices: Sequence[UInt32]) -> UInt32:
         """R_t R_t^T: made offline, or the answer of the last worker."""

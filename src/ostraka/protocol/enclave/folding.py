@@ -26,14 +26,14 @@ class Folding:
         norms = np.maximum(reader.norms, 2.0**-149)
         self._reader = reader
         self._stream = SecretStream(reader.context.entropy(KEY_BYTES))
-        shape = (len(reader.rows), reader.rules.columns.length)
+        shape = (len(reader.rows), reader.terms.columns.length)
         self.rows: Float32 = np.zeros(shape, np.float32)
         # Rows whose squares leave the range of float32 are folded at a scale of their own.
         self._tame = bool(np.all((reader.norms == 0) | (abs(np.log2(norms)) <= _TAME)))
         scales = np.ones_like(norms) if self._tame else np.clip(1 / norms, 2.0**-126, 2.0**126)
         self._scales = scales.astype(np.float32)
         self._to_unit = reader.factors / self._scales
-        batch = (reader.lanes.count, reader.batch, reader.rules.spans.tile)
+        batch = (reader.lanes.count, reader.batch, reader.terms.spans.tile)
         self._scaled = np.empty(batch, np.float32)
         self._folded = np.empty((*batch[:2], 2 * shape[1]), np.float32)
 
@@ -41,13 +41,13 @@ class Folding:
         """The whole first pass over the updates."""
         wide = min(_TOGETHER * self.rows.shape[1], MAX_TILE_VALUES)
         spans = self._reader.spans(tiles)
-        while batch := list(islice(spans, max(1, wide // self._reader.rules.spans.tile))):
+        while batch := list(islice(spans, max(1, wide // self._reader.terms.spans.tile))):
             self._fold_batch([self._draw(span) for span in batch])
         self.rows *= self._to_unit[:, None].astype(np.float32)
 
     def columns(self, index: int, rows: range) -> Float32:
         """One tile of some rows' sketches: (g, b)."""
-        return self.rows[rows.start : rows.stop, self._reader.rules.columns.part(index)]
+        return self.rows[rows.start : rows.stop, self._reader.terms.columns.part(index)]
 
     def norms(self) -> Float64:
         """The norms of the sketches (n,), measured in the unit ball; they are never published."""
@@ -56,7 +56,7 @@ class Folding:
 
     def _draw(self, span: Span) -> "_Folds":
         """The signs and shifts of one span, the same for all rows."""
-        width, m = self._reader.rules.spans.size(span.index), self.rows.shape[1]
+        width, m = self._reader.terms.spans.size(span.index), self.rows.shape[1]
         bits = np.frombuffer(self._stream.bytes(-(-width // 8)), np.uint8)
         shifts = self._stream.uniform(sketch.blocks(width, m), m)
         return _Folds(span, sketch.signs(bits, width), shifts)

@@ -29,18 +29,18 @@ class GaussianEncoder:
 
     def __init__(self, reader: RowReader, noise: SpentNoise, factors: Float64) -> None:
         """factors: (n,) what rows are multiplied by to lie in the unit ball."""
-        rules = reader.rules
+        terms = reader.terms
         self._reader = reader
-        self._rules = rules
+        self._terms = terms
         self._noise = noise
-        self._step = gaussian.grid_step(rules.sigma)
-        self._shrink = _SKETCH_SHRINK if rules.sketch else 1.0
+        self._step = gaussian.grid_step(terms.sigma)
+        self._shrink = _SKETCH_SHRINK if terms.sketch else 1.0
         self._factors = factors[:, None] * self._shrink
-        shape = (4, reader.lanes.count, reader.group, rules.tile)
+        shape = (4, reader.lanes.count, reader.group, terms.tile)
         self._values, self._mask, self._plus, self._minus = np.empty(shape)
         self._loaded: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
         weights = _weights(reader)
-        self._checks = [Agreement(weights, rules.tile) for _ in range(reader.lanes.count)]
+        self._checks = [Agreement(weights, terms.tile) for _ in range(reader.lanes.count)]
 
     def __repr__(self) -> str:
         return "GaussianEncoder(<secret>)"
@@ -65,7 +65,7 @@ class GaussianEncoder:
         return plus, minus
 
     def witness(self, lane: int, rows: range) -> None:
-        if self._rules.verify:
+        if self._terms.verify:
             self._checks[lane].add(rows.start, self._loaded[lane])
 
     def end_tile(self) -> None:
@@ -75,7 +75,7 @@ class GaussianEncoder:
         first.end_block()
 
     def flaw(self, upper: AnyArray) -> str | None:
-        constant = 2 * self._rules.columns.length * self._rules.sigma**2
+        constant = 2 * self._terms.columns.length * self._terms.sigma**2
         # Shares are sqrt(C) apart, give or take 2. Written as a positive condition, for NaN.
         possible = (np.abs(upper) <= 2 * (constant + 8)).all()
         return None if possible else "sent distances that its shares cannot have"
@@ -83,10 +83,10 @@ class GaussianEncoder:
     def decode(self, matrices: Sequence[Float64]) -> Measured | None:
         """Law 3. The check has a tolerance: smaller lies than that pass."""
         plus, minus = matrices
-        sigma, d, tile = self._rules.sigma, self._rules.columns.length, self._rules.tile
+        sigma, d, tile = self._terms.sigma, self._terms.columns.length, self._terms.tile
         distances = gaussian.decode(plus, minus, sigma=sigma, d=d)
         error = leakage.decoding_error(sigma, d=d, dtype=np.float64, tile=tile)
-        if self._rules.verify and not self._checks[0].accepts(distances, error):
+        if self._terms.verify and not self._checks[0].accepts(distances, error):
             return None
         unit = self._shrink**2
         return Measured(distances / unit, np.array(error / unit))
@@ -95,8 +95,8 @@ class GaussianEncoder:
         return self.shares(lane, index, rows, noise)
 
     def auditors(self) -> Sequence["FloatAuditor"]:
-        columns, n = self._rules.columns, len(self._reader.rows)
-        square = columns.length * self._rules.sigma**2 + 2
+        columns, n = self._terms.columns, len(self._reader.rows)
+        square = columns.length * self._terms.sigma**2 + 2
         error = gram_error(columns.length, square=square, tile=columns.tile)
         return [FloatAuditor(n, error), FloatAuditor(n, error)]
 

@@ -27,7 +27,7 @@ class MeasuringInside:
 
     def measure(self, tiles: Iterable[Sequence[Buffer]]) -> Averaging:
         """Open every tile of every row, add up the inner products, and select."""
-        add = self._add_sketches if self._reader.rules.sketch else self._add_rows
+        add = self._add_sketches if self._reader.terms.sketch else self._add_rows
         error = add(tiles)
         measured = Measured(gram.from_gram(self._gram), np.array(error))
         return self._reader.finish(measured, measured_by="inside")
@@ -46,12 +46,12 @@ class MeasuringInside:
 
     def _add_rows(self, tiles: Iterable[Sequence[Buffer]]) -> float:
         """Products in float64. Returns the error to expect."""
-        space = np.empty((len(self._gram), self._reader.rules.tile))
+        space = np.empty((len(self._gram), self._reader.terms.tile))
         for span in self._reader.spans(tiles):
-            block = space[:, : self._reader.rules.tiling.size(span.index)]
+            block = space[:, : self._reader.terms.tiling.size(span.index)]
             self._reader.each_batch(partial(self._read_into, block, span))
             gram.add_gram(self._gram, block)
-        tiling = self._reader.rules.tiling
+        tiling = self._reader.terms.tiling
         return gram.gram_error(tiling.length, tile=tiling.tile)
 
     def _read_into(self, block: Float64, span: Span, lane: int, rows: range) -> None:

@@ -38,12 +38,12 @@ class Masking:
     ) -> None:
         self._attempt = attempt
         self._reader = reader
-        self._columns = reader.rules.columns
+        self._columns = reader.terms.columns
         self._spent = offline.spend()
         self._layout = SealedGroups(self._columns, len(reader.rows), self._spent.value_bytes)
         self._channels = channels
         self._names = names
-        self._folding = Folding(reader) if reader.rules.sketch else None
+        self._folding = Folding(reader) if reader.terms.sketch else None
         self._encoder: Encoder | None = None
         self._encoded = 0
         self._decoded = False

@@ -29,23 +29,23 @@ class RowReader:
         self, context: RoundContext, rows: tuple[Row, ...], standing: Standing, lanes: Lanes
     ) -> None:
         self.context = context
-        self.rules = context.rules
+        self.terms = context.terms
         self.rows = rows
         self.lanes = lanes
-        self.group = self.rules.tiling.group
-        self.batch = max(self.rules.spans.group, min(_ROWS, -(-len(rows) // lanes.count)))
+        self.group = self.terms.tiling.group
+        self.batch = max(self.terms.spans.group, min(_ROWS, -(-len(rows) // lanes.count)))
         self.norms = np.array([row.norm for row in rows])
-        self.clip = self.rules.clipping_norm(self.norms)
+        self.clip = self.terms.clipping_norm(self.norms)
         # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
         # scales short rows with the federation, and long ones down to the sphere.
         self.factors = 1.0 / np.maximum(self.clip, self.norms)
         self._standing = standing
         self._stated = self.norms * self.factors
         self._squares = np.zeros(len(rows))
-        self._zero_from = np.full(len(rows), self.rules.spans.count)
+        self._zero_from = np.full(len(rows), self.terms.spans.count)
         self._fingerprints = Fingerprints(context.entropy)
         self._read = 0
-        shape = (lanes.count, self.batch, self.rules.spans.tile)
+        shape = (lanes.count, self.batch, self.terms.spans.tile)
         self._raw = np.empty(shape, np.float32)
 
     def each_group(self, work: Callable[[int, range], None]) -> None:
@@ -60,7 +60,7 @@ class RowReader:
         """What to open, in order. Everything is read once: no mask may serve twice."""
         if self._read:
             raise LocalProtocolError("these rows were read; another attempt has another reader")
-        for span in spans(tiles, self.rules, len(self.rows)):
+        for span in spans(tiles, self.terms, len(self.rows)):
             self._read += 1
             yield span
 
@@ -69,7 +69,7 @@ class RowReader:
 
         They are authentic. They are neither finite nor short until `account` has judged them.
         """
-        raw = cut(self._raw[lane], len(rows), self.rules.spans.size(span.index))
+        raw = cut(self._raw[lane], len(rows), self.terms.spans.size(span.index))
         rejected, keep = self._standing.rejected, self._fingerprints.keep
         for row, out in zip(rows, raw.view(np.uint8), strict=True):
             member = self.rows[row]
@@ -110,7 +110,7 @@ class RowReader:
 
     def reopen(self, lane: int, span: Span, rows: range) -> Float32:
         """What went on from this span after `account`. Raises OpenError if its bytes changed."""
-        raw = cut(self._raw[lane], len(rows), self.rules.spans.size(span.index))
+        raw = cut(self._raw[lane], len(rows), self.terms.spans.size(span.index))
         for row, out in zip(rows, raw.view(np.uint8), strict=True):
             out.fill(0)
             if span.index >= self._zero_from[row]:
@@ -125,7 +125,7 @@ class RowReader:
 
     def finish(self, measured: Measured, *, measured_by: str) -> Averaging:
         """Judge the norms, and go on to the second pass with what was measured in the unit ball."""
-        if self._read != (count := self.rules.spans.count):
+        if self._read != (count := self.terms.spans.count):
             raise LocalProtocolError(f"{self._read} of {count} spans were read")
         difference = np.abs(np.sqrt(self._squares) - self._stated)
         for row in np.flatnonzero(~(difference <= self._stated * _NORM_TOLERANCE)).tolist():
@@ -148,7 +148,7 @@ class RowReader:
 
     def _error(self, measured: Measured) -> Float64:
         """What was stated, and what the sketch adds to it."""
-        if self.rules.sketch is None:
+        if self.terms.sketch is None:
             return measured.error
-        relative = DEVIATIONS * sketch.error(self.rules.sketch)
+        relative = DEVIATIONS * sketch.error(self.terms.sketch)
         return measured.error + relative * np.abs(measured.distances)

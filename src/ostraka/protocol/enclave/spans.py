@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from ostraka.arrays import AnyArray, Buffer
-from ostraka.config import RoundConfig
+from ostraka.config import Terms
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.errors import LocalProtocolError
 
@@ -33,16 +33,16 @@ class Span:
         return b"".join(tags)
 
 
-def spans(tiles: Iterable[Sequence[Buffer]], rules: RoundConfig, rows: int) -> Iterator[Span]:
+def spans(tiles: Iterable[Sequence[Buffer]], terms: Terms, rows: int) -> Iterator[Span]:
     """A whole pass. Raises LocalProtocolError for more tiles or rows than there are, or fewer."""
-    source, count = iter(tiles), rules.tiling.count
-    together = rules.spans.tile // rules.tile
+    source, count = iter(tiles), terms.tiling.count
+    together = terms.spans.tile // terms.tile
     for index, first in enumerate(range(0, count, together)):
         batch = list(islice(source, min(together, count - first)))
         if len(batch) < min(together, count - first):
             raise LocalProtocolError(f"{first + len(batch)} of {count} tiles were given")
         if any(len(tile) != rows for tile in batch):
             raise LocalProtocolError(f"{rows} rows; got {[len(tile) for tile in batch]} tiles")
-        yield Span(index, first, _VALUE_BYTES * rules.tile, batch)
+        yield Span(index, first, _VALUE_BYTES * terms.tile, batch)
     if next(source, None) is not None:
         raise LocalProtocolError(f"more than {count} tiles were given")

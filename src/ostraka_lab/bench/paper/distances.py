@@ -95,7 +95,7 @@ def _gaussian(load: Workload, kernel: Kernel, clock: Stopwatch) -> None:
 
 def _exact(load: Workload, kernel: Kernel, clock: Stopwatch) -> None:
     total = np.zeros((load.clients, load.clients), np.uint32)
-    shape = (load.clients, load.rules.tile)
+    shape = (load.clients, load.terms.tile)
     block = np.random.default_rng(0).integers(0, P, shape, dtype=np.uint32)
     with clock:
         for width in _widths(load):
@@ -103,7 +103,7 @@ def _exact(load: Workload, kernel: Kernel, clock: Stopwatch) -> None:
 
 
 def _normals(load: Workload) -> AnyArray:
-    return np.random.default_rng(0).standard_normal((load.clients, load.rules.tile))
+    return np.random.default_rng(0).standard_normal((load.clients, load.terms.tile))
 
 
 def _widths(load: Workload) -> list[int]:

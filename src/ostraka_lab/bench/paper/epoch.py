@@ -10,7 +10,7 @@ import warnings
 from functools import partial
 
 from ostraka.errors import LeakyMasking
-from ostraka_lab.bench.parties import rules_of
+from ostraka_lab.bench.parties import terms_of
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.results import spread
 from ostraka_lab.bench.whole_round import Played, play, repeated, warm_up
@@ -24,12 +24,12 @@ def measure(clients: int, dim: int, masking: str, repeat: int, begin: Begin) -> 
     Bytes are those of all clients and of all workers.
     """
     warnings.simplefilter("ignore", LeakyMasking)
-    rules = rules_of(masking, clients, dim)
-    warm_up(rules, clients=clients)
+    terms = terms_of(masking, clients, dim)
+    warm_up(terms, clients=clients)
     runs = []
     for turn in range(repeat):
         begin(f"{masking}, {clients} clients of {dim}", turn, repeat)
-        runs.append(play(rules, repeated(clients, dim), clients=clients, parts=True))
+        runs.append(play(terms, repeated(clients, dim), clients=clients, parts=True))
     return {
         "parts": {name: statistics.median(_part(run, name) for run in runs) for name in _PARTS}
         | {"distances": statistics.median(run.slowest_worker_s for run in runs)},
@@ -37,7 +37,7 @@ def measure(clients: int, dim: int, masking: str, repeat: int, begin: Begin) -> 
         "spread": spread([run.enclave_cpu_s for run in runs]),
         "uploaded_bytes": runs[0].traffic.uploads,
         "shared_bytes": runs[0].traffic.shares + runs[0].traffic.answers,
-        "sketch": rules.sketch,
+        "sketch": terms.sketch,
     }
 
 

@@ -19,7 +19,7 @@ from ostraka.errors import LeakyMasking
 from ostraka_lab.bench import kernels
 from ostraka_lab.bench.clock import Stopwatch
 from ostraka_lab.bench.paper import MASKINGS
-from ostraka_lab.bench.parties import rules_of, sketch_size
+from ostraka_lab.bench.parties import sketch_size, terms_of
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.results import spread
 from ostraka_lab.bench.whole_round import AGGREGATE, COLLECT, Played, play, repeated, warm_up
@@ -41,7 +41,7 @@ def measure(clients: int, dim: int, repeat: int, begin: Begin) -> Figures:
     inside: dict[str, list[float]] = {name: [] for name in BASELINES}
     played: dict[str, list[Played]] = {name: [] for name in maskings}
     for name in maskings:
-        warm_up(rules_of(name, clients, dim), clients=clients)
+        warm_up(terms_of(name, clients, dim), clients=clients)
     for turn in range(repeat):
         for name, stage in BASELINES.items():
             begin(f"inside, {name}", turn, repeat)
@@ -49,7 +49,7 @@ def measure(clients: int, dim: int, repeat: int, begin: Begin) -> Figures:
         for name in maskings:
             begin(f"with workers, {name}", turn, repeat)
             updates = repeated(clients, dim)
-            played[name].append(play(rules_of(name, clients, dim), updates, clients=clients))
+            played[name].append(play(terms_of(name, clients, dim), updates, clients=clients))
     # What both ways have in common, as all rounds together measured it.
     common = statistics.median(
         run.cpu_s[COLLECT] + run.cpu_s[AGGREGATE] for runs in played.values() for run in runs

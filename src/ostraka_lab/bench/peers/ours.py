@@ -9,7 +9,7 @@ from functools import partial
 
 from ostraka.arrays import Float32
 from ostraka.errors import LeakyMasking
-from ostraka_lab.bench.parties import EXACT, GAUSSIAN, SKETCH, SKETCH_INSIDE, lanes, rules_of
+from ostraka_lab.bench.parties import EXACT, GAUSSIAN, SKETCH, SKETCH_INSIDE, lanes, terms_of
 from ostraka_lab.bench.peers.contest import Contest
 from ostraka_lab.bench.peers.entrant import Details, Entrant
 from ostraka_lab.bench.whole_round import CLIENTS, OFFLINE, Played, play
@@ -18,13 +18,13 @@ _MIB = 2**20
 
 
 def enter(contest: Contest, *, name: str) -> Entrant:
-    rules = rules_of(name, contest.clients, contest.dim, f=contest.f)
+    terms = terms_of(name, contest.clients, contest.dim, f=contest.f)
     played: list[Played] = []
 
     def run() -> Float32:
         warnings.simplefilter("ignore", LeakyMasking)
         with lanes(contest.threads) as threads:
-            outcome = play(rules, contest.updates(), clients=contest.clients, lanes=threads)
+            outcome = play(terms, contest.updates(), clients=contest.clients, lanes=threads)
         played.append(outcome)
         return outcome.aggregate
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ostraka.config import RoundConfig
+from ostraka.config import Terms
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
-from ostraka_lab.bench.parties import EXACT, SKETCH, rules_of, sketch_size
+from ostraka_lab.bench.parties import EXACT, SKETCH, sketch_size, terms_of
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.whole_round import OFFLINE, Played, play, repeated, warm_up
 
@@ -22,32 +22,32 @@ UNCHECKED = "exact-unchecked"
 _LONG_S = 60.0
 
 
-def variants(clients: int, dim: int) -> dict[str, RoundConfig]:
+def variants(clients: int, dim: int) -> dict[str, Terms]:
     """The rounds to measure. A sketch needs long updates and not too many clients."""
-    exact = rules_of(EXACT, clients, dim)
+    exact = terms_of(EXACT, clients, dim)
     rounds = {EXACT: exact, UNCHECKED: replace(exact, verify=False)}
     if sketch_size(clients, dim):
-        rounds[SKETCH] = rules_of(SKETCH, clients, dim)
+        rounds[SKETCH] = terms_of(SKETCH, clients, dim)
     return rounds
 
 
 def measure(clients: int, dim: int, repeat: int, begin: Begin) -> Figures:
     rounds = variants(clients, dim)
     runs: dict[str, list[Figures]] = {name: [] for name in rounds}
-    for rules in rounds.values():
-        warm_up(rules, clients=clients)
+    for terms in rounds.values():
+        warm_up(terms, clients=clients)
     start = time.monotonic()
     for turn in range(repeat):
-        for name, rules in rounds.items():
+        for name, terms in rounds.items():
             begin(f"{name}, {clients} clients of {dim}", turn, repeat)
-            runs[name].append(_run(play(rules, repeated(clients, dim), clients=clients)))
+            runs[name].append(_run(play(terms, repeated(clients, dim), clients=clients)))
         if time.monotonic() - start > _LONG_S:
             break
     begin(f"memory, {clients} clients of {dim}", repeat, repeat)
     return {
         "clients": clients,
         "dim": dim,
-        "columns": {name: rules.columns.length for name, rules in rounds.items()},
+        "columns": {name: terms.columns.length for name, terms in rounds.items()},
         "enclave_bytes": _memory(clients, dim),
         "runs": runs,
     }

@@ -62,7 +62,7 @@ def test_snp_verifies_with_the_certificates_that_the_host_brought(configfs):
         evidence.document,
         evidence.endorsements,
         certificates=None,
-        rules=SnpPolicy(measurement=(report[SNP_MEASUREMENT],), allow=("smt",)),
+        policy=SnpPolicy(measurement=(report[SNP_MEASUREMENT],), allow=("smt",)),
         now=day_after_issue(vcek),
         skew=0,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ostraka.config import Federation, Manifest, Member, RoundConfig, Tensor
+from ostraka.config import Federation, Manifest, Member, Tensor, Terms
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.sealing import Sealer
@@ -24,11 +24,11 @@ class Life:
 
     root: Path
 
-    def charter(self, revision=1, successors=(), authority=AUTHORITY, **rules) -> Charter:
+    def charter(self, revision=1, successors=(), authority=AUTHORITY, **terms) -> Charter:
         members = tuple(Member(name, bytes([at]) * 32) for at, name in enumerate("abc"))
-        config = RoundConfig(**{"manifest": MANIFEST, "f": 0, "distances": "inside", **rules})
+        config = Terms(**{"manifest": MANIFEST, "f": 0, "distances": "inside", **terms})
         federation = Federation(
-            rules=config,
+            terms=config,
             clients=members,
             workers=(),
             authority=AUTHORITY.public,
@@ -60,7 +60,7 @@ class Life:
             number=len(state.receipts()) + 1,
             round_id=bytes(32),
             previous=digest(state.head) if state.head else bytes(32),
-            config=state.federation.digest(),
+            federation=state.federation.digest(),
             revision=state.federation.revision,
             evidence="simulation",
             aggregate=bytes(32),

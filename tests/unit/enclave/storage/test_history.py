@@ -132,8 +132,8 @@ def test_a_revision_keeps_the_authority_and_the_model(story, life):
     other = replace(charter.federation, authority=b"x" * 32)
     with pytest.raises(LocalProtocolError, match="does not replace"):
         history.admit(Adopted(replace(charter, federation=other)))
-    rules = replace(charter.federation.rules, manifest=charter.federation.rules.manifest.flat(5))
-    other = replace(charter.federation, rules=rules)
+    terms = replace(charter.federation.terms, manifest=charter.federation.terms.manifest.flat(5))
+    other = replace(charter.federation, terms=terms)
     with pytest.raises(LocalProtocolError, match="another model"):
         history.admit(Adopted(replace(charter, federation=other)))
     other = replace(charter.federation, initial=b"x" * 32)

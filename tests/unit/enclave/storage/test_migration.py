@@ -43,7 +43,7 @@ def provider(code, platform=PLATFORM):
 
 
 def identity(code):
-    return read(provider(code).evidence(bytes(64))).identity
+    return read(provider(code).evidence(bytes(64))).code_id
 
 
 def policy(*codes):
@@ -78,14 +78,14 @@ class Pair:
     def __init__(self, life, successors=(NEW,)):
         self.life = life
         self.old = life.founded("old", Sealer(b"o" * 32, identity(OLD)))
-        self.config = life.charter(2, successors=follows(self.old.public, *successors))
+        self.config = life.charter(2, successors=follows(self.old.receipt_key, *successors))
         life.publish(self.old, 2)
         self.old.adopt(self.config)
         self.new = life.open("new", Sealer(b"n" * 32, identity(NEW)))
 
-    def request(self, state=None, code=NEW, config=None):
-        config = config or self.config.federation.digest()
-        return migration.request(state or self.new, provider(code), config=config)
+    def request(self, state=None, code=NEW, federation=None):
+        digest = federation or self.config.federation.digest()
+        return migration.request(state or self.new, provider(code), federation=digest)
 
     def export(self, request=None, **changes):
         options = {"provider": provider(OLD), "policy": POLICY, "circumstances": CIRCUMSTANCES}
@@ -116,7 +116,7 @@ def test_the_successor_goes_on_with_the_next_round(pair, life):
     assert not exported.again
     told = pair.take_over(exported.bundle)
     assert told == migration.TakenOver(
-        origin=identity(OLD), identity=pair.old.public, rounds=2, revision=2
+        origin=identity(OLD), receipt_key=pair.old.receipt_key, rounds=2, revision=2
     )
     for _ in range(2):
         assert pair.new.receipts() == pair.old.receipts()
@@ -128,7 +128,9 @@ def test_the_successor_goes_on_with_the_next_round(pair, life):
     assert not pair.new.migration.exists()
     offer = pair.new.start(evidence="simulation").open_round().offer
     assert offer.number == 3
-    client = Client("a", Identity(bytes(32)), pair.new.federation, pair.old.public, pair.old.head)
+    client = Client(
+        "a", Identity(bytes(32)), pair.new.federation, pair.old.receipt_key, pair.old.head
+    )
     client.join(offer, in_process(offer, pair.new.public))
     life.publish(pair.new)
     assert pair.new.handed_over_from is None
@@ -215,11 +217,11 @@ def other_key(pair):
 
 
 def old_config(pair):
-    return pair.request(config=pair.old.charters[0].federation.digest())
+    return pair.request(federation=pair.old.charters[0].federation.digest())
 
 
 def claimed_config(pair):
-    return changed(old_config(pair), config=pair.config.federation.digest())
+    return changed(old_config(pair), federation=pair.config.federation.digest())
 
 
 def evil_code(pair):
@@ -230,7 +232,7 @@ def evil_code(pair):
 def other_platform(pair):
     other = UnsafeSimulatedPlatform(b"q" * 32, issued=NOW - 1000)
     request = decode(Request, pair.request())
-    data = migration._request_data(request.key, request.config)
+    data = migration._request_data(request.key, request.federation)
     return encode(replace(request, evidence=provider(NEW, other).evidence(data)))
 
 
@@ -283,7 +285,7 @@ def test_the_state_leaves_for_no_other(pair, what):
 
 def test_a_successor_that_is_not_listed_is_named(life):
     pair = Pair(life, successors=())
-    (line,) = follows(pair.old.public, NEW)
+    (line,) = follows(pair.old.receipt_key, NEW)
     with pytest.raises(AttestationRefused, match=f"a revision that lists {line.hex()}"):
         pair.export()
 
@@ -291,7 +293,7 @@ def test_a_successor_that_is_not_listed_is_named(life):
 UNFIT = {
     "the code alone": lambda pair: (identity(NEW),),
     "the code after another enclave": lambda pair: follows(b"x" * 32, NEW),
-    "other code after this enclave": lambda pair: follows(pair.old.public, EVIL),
+    "other code after this enclave": lambda pair: follows(pair.old.receipt_key, EVIL),
 }
 
 
@@ -300,7 +302,7 @@ def test_the_authority_s_word_is_about_this_enclave_and_that_code(pair, life, wh
     charter = life.charter(3, successors=UNFIT[what](pair))
     pair.old.adopt(charter)
     with pytest.raises(AttestationRefused, match="is not among the successors"):
-        pair.export(pair.request(config=charter.federation.digest()))
+        pair.export(pair.request(federation=charter.federation.digest()))
     assert pair.old.handed_over_to is None
 
 
@@ -323,7 +325,7 @@ def forge(pair, code=OLD, *, estate=None, to=None, info=None, **changes):
     names = {
         "origin": identity(code),
         "successor": identity(NEW),
-        "config": request.config,
+        "federation": request.federation,
         "key": fingerprint(request.key),
         **changes,
     }
@@ -471,7 +473,7 @@ BUNDLES = {
     ),
     "another request": (lambda pair: forge(pair, key=b"x" * 32), StateError, "another request"),
     "another federation": (
-        lambda pair: forge(pair, config=b"x" * 32),
+        lambda pair: forge(pair, federation=b"x" * 32),
         StateError,
         "another request",
     ),
@@ -563,7 +565,7 @@ def test_a_host_that_writes_the_policy_cannot_make_up_a_predecessor(pair):
         pair.take_over(bundle, policy=LENIENT)
     assert pair.new.fresh
     pair.take_over(pair.export().bundle)
-    assert pair.new.public == pair.old.public
+    assert pair.new.public == pair.old.receipt_key
 
 
 def host_s_bundle(pair):
@@ -578,7 +580,7 @@ def host_s_bundle(pair):
     host = pair.life.founded("host", sealer, charter=charter(successors=()))
     agreed = charter(revision=3, successors=follows(host.public, NEW))
     host.adopt(agreed)
-    request = pair.request(config=agreed.federation.digest())
+    request = pair.request(federation=agreed.federation.digest())
     exported = migration.export(
         host, request, provider=provider(EVIL), policy=LENIENT, circumstances=CIRCUMSTANCES
     )
@@ -607,7 +609,7 @@ def test_a_bundle_opens_only_where_its_request_was_made(pair, life):
 
 def test_a_folder_with_state_takes_nothing_over(pair):
     with pytest.raises(StateError, match="already"):
-        migration.request(pair.old, provider(OLD), config=bytes(32))
+        migration.request(pair.old, provider(OLD), federation=bytes(32))
     bundle = pair.export().bundle
     pair.take_over(bundle)
     with pytest.raises(StateError, match="already"):
@@ -631,7 +633,7 @@ def test_a_request_that_was_copied_to_other_code_does_not_open(pair, life):
 def test_no_secret_is_in_what_travels_or_prints(pair):
     exported = pair.export()
     estate = estate_of(pair)
-    for secret in (estate.seed, estate.state[16:], pair.old.public):
+    for secret in (estate.seed, estate.state[16:], pair.old.receipt_key):
         assert secret not in exported.bundle
         assert secret not in pair.request()
     assert estate.seed.hex() not in repr(exported)

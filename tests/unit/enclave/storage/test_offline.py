@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ostraka import events
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.enclave.storage import offline
 from ostraka.enclave.storage.offline import OfflinePool, SealedBlocks
@@ -27,8 +27,8 @@ ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
 
 
 def parties(masking="gaussian", **changes):
-    rules = RoundConfig(Manifest.flat(D), f=2, masking=masking, tile=TILE)
-    return enrol(replace(rules, **changes), clients=N)
+    terms = Terms(Manifest.flat(D), f=2, masking=masking, tile=TILE)
+    return enrol(replace(terms, **changes), clients=N)
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def until_ready(pool, count):
 
 def measured(parties, prepare, workers=None, tell=lambda event: None):
     """A round whose masks come from `prepare`."""
-    collecting, spool = parties.enclave.open_round(), Spool(parties.rules)
+    collecting, spool = parties.enclave.open_round(), Spool(parties.terms)
     for client, update in zip(parties.clients, ROWS, strict=True):
         spool.collect(collecting, parties.seal(client, collecting.offer, update))
     cohort = collecting.close()
     host = Host(
-        rules=parties.rules,
+        terms=parties.terms,
         lanes=Lanes(),
         tiles=lambda: spool.tiles(cohort),
         workers=workers or parties.workers,
@@ -150,7 +150,7 @@ def test_what_is_half_made_rests_while_a_round_closes(half_made):
             assert not one._changed.wait_for(lambda: one.ready, 0.1)
         assert masks.tiles == 1
     until_ready(one, 1)
-    assert masks.tiles == parties().rules.tiling.count
+    assert masks.tiles == parties().terms.tiling.count
 
 
 def test_what_is_half_made_is_finished_for_a_round_that_needs_it(half_made):
@@ -185,7 +185,7 @@ def test_the_ciphertext_is_on_disk_and_in_no_memory(pool, tmp_path):
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert b"".join(map(bytes, taken.sealed)) == file.read_bytes()
-    assert len(taken.sealed) == cast.rules.columns.count
+    assert len(taken.sealed) == cast.terms.columns.count
     first, again = taken.sealed[0], taken.sealed[0]
     assert first == again
     assert first is not again

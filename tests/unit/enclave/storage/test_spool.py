@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.enclave.storage.spool import Spool, SpoolFile
 from ostraka.errors import LocalProtocolError, StateError, StorageFull
 
@@ -21,13 +21,13 @@ PLENTY = 1 << 20
 SLOT = TILE * 4 + 16
 
 
-def rules(d=20):
-    return RoundConfig(Manifest.flat(d), f=1, tile=TILE)
+def terms(d=20):
+    return Terms(Manifest.flat(d), f=1, tile=TILE)
 
 
 @pytest.fixture
 def spool(tmp_path):
-    spool = Spool(tmp_path, rules=rules(), rows=ROWS, limit=PLENTY)
+    spool = Spool(tmp_path, terms=terms(), rows=ROWS, limit=PLENTY)
     yield spool
     spool.close()
 
@@ -78,7 +78,7 @@ def test_no_rows_are_nothing(spool):
 
 @given(st.integers(1, 40), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_no_slot_overlaps_another(tmp_path_factory, d, rows, random):
-    spool = Spool(tmp_path_factory.mktemp("s"), rules=rules(d), rows=rows, limit=PLENTY)
+    spool = Spool(tmp_path_factory.mktemp("s"), terms=terms(d), rows=rows, limit=PLENTY)
     count = -(-d // TILE)
     slots = [(row, index) for row in range(rows) for index in range(count)]
     random.shuffle(slots)
@@ -108,8 +108,8 @@ def test_only_what_is_asked_for_is_read(spool, monkeypatch):
 
 
 def test_disk_is_taken_for_what_was_written_only(tmp_path):
-    wide = RoundConfig(Manifest.flat(2**26), f=1, tile=2**14)
-    spool = Spool(tmp_path, rules=wide, rows=64, limit=PLENTY)
+    wide = Terms(Manifest.flat(2**26), f=1, tile=2**14)
+    spool = Spool(tmp_path, terms=wide, rows=64, limit=PLENTY)
     spool.write(63, 2**12 - 1, bytes(2**16 + 16))
     (file,) = tmp_path.iterdir()
     assert file.stat().st_size > 2**33
@@ -118,7 +118,7 @@ def test_disk_is_taken_for_what_was_written_only(tmp_path):
 
 
 def test_a_limit_counts_slots_and_not_writes(tmp_path):
-    spool = Spool(tmp_path, rules=rules(), rows=ROWS, limit=2 * SLOT)
+    spool = Spool(tmp_path, terms=terms(), rows=ROWS, limit=2 * SLOT)
     for _ in range(3):
         spool.write(0, 0, ciphertext(0, 0))
         spool.write(1, 0, ciphertext(1, 0))
@@ -178,12 +178,12 @@ def test_a_write_that_stops_short_goes_on(spool, monkeypatch):
 FULL_DISK = """
 import sys
 from pathlib import Path
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.errors import StorageFull
 from ostraka.enclave.storage.spool import Spool
 
 folder, slot = Path(sys.argv[1]), 2**14 * 4 + 16
-spool = Spool(folder, rules=RoundConfig(Manifest.flat(2**18), f=1, tile=2**14), rows=1, limit=2**30)
+spool = Spool(folder, rules=Terms(Manifest.flat(2**18), f=1, tile=2**14), rows=1, limit=2**30)
 written = 0
 try:
     while True:
@@ -194,7 +194,7 @@ except StorageFull:
 assert 1 <= written < 8, written
 assert all(list(tile) == [b"x" * slot] for tile, _ in zip(spool.tiles([0]), range(written)))
 spool.close()
-again = Spool(folder, rules=RoundConfig(Manifest.flat(8), f=1, tile=8), rows=1, limit=99)
+again = Spool(folder, rules=Terms(Manifest.flat(8), f=1, tile=8), rows=1, limit=99)
 again.write(0, 0, bytes(48))
 print("done")
 """
@@ -215,7 +215,7 @@ def permitted(*command):
 
 
 def test_closing_deletes_and_ends_everything(tmp_path):
-    spool = Spool(tmp_path, rules=rules(), rows=ROWS, limit=PLENTY)
+    spool = Spool(tmp_path, terms=terms(), rows=ROWS, limit=PLENTY)
     spool.write(0, 0, ciphertext(0, 0))
     spool.close()
     spool.close()
@@ -229,7 +229,7 @@ def test_closing_deletes_and_ends_everything(tmp_path):
 def test_a_spool_that_is_closed_within_a_write_harms_no_other_file(tmp_path, monkeypatch):
     """The number of a closed descriptor is given to the next file that is opened."""
     real = os.pwrite
-    spool = Spool(tmp_path, rules=rules(), rows=ROWS, limit=PLENTY)
+    spool = Spool(tmp_path, terms=terms(), rows=ROWS, limit=PLENTY)
     others = []
 
     def close_and_open_another(file, data, at):
@@ -246,7 +246,7 @@ def test_a_spool_that_is_closed_within_a_write_harms_no_other_file(tmp_path, mon
 
 
 def test_leftovers_are_deleted_and_nothing_else(tmp_path):
-    Spool(tmp_path, rules=rules(), rows=ROWS, limit=PLENTY)
+    Spool(tmp_path, terms=terms(), rows=ROWS, limit=PLENTY)
     SpoolFile(tmp_path, "offline")
     for name in ("model-00000001.sealed", "spool.bin", "spool-notes.txt"):
         (tmp_path / name).touch()
@@ -265,7 +265,7 @@ def test_nobody_else_may_read_it(spool, tmp_path):
 
 def test_many_threads_write_at_once(tmp_path):
     d, rows = 1000, 16
-    spool = Spool(tmp_path, rules=rules(d), rows=rows, limit=rows * (4 * d + 16 * 125))
+    spool = Spool(tmp_path, terms=terms(d), rows=rows, limit=rows * (4 * d + 16 * 125))
     content = np.random.default_rng(0).bytes(rows * 125 * SLOT)
 
     def part(row, index):

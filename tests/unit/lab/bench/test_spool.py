@@ -2,7 +2,7 @@
 
 import pytest
 
-from ostraka.config import Manifest, RoundConfig
+from ostraka.config import Manifest, Terms
 from ostraka.errors import LocalProtocolError
 from ostraka_lab.bench.first_pass import Layout
 
@@ -10,8 +10,8 @@ from ostraka_lab.bench.first_pass import Layout
 @pytest.fixture
 def layout():
     """Three rows in tiles of 4, 4 and 2 values."""
-    rules = RoundConfig(Manifest.flat(10), f=0, masking="none", tile=4)
-    return Layout(rules, 3)
+    terms = Terms(Manifest.flat(10), f=0, masking="none", tile=4)
+    return Layout(terms, 3)
 
 
 def write(layout, path):

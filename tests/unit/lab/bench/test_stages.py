@@ -32,7 +32,7 @@ def test_every_stage_takes_time(load, name):
 
 def test_tiles_open_to_the_updates(load):
     assert load.tiling.count > 1
-    block = np.empty((CLIENTS, load.rules.tile), np.float32)
+    block = np.empty((CLIENTS, load.terms.tile), np.float32)
     for index in range(load.tiling.count):
         opened = load.open_tile(index, block)
         np.testing.assert_array_equal(opened, load.updates[:, load.tiling.part(index)])
@@ -65,7 +65,7 @@ def test_the_distances_inside_are_those_of_the_updates(load, monkeypatch, stage,
 @pytest.mark.parametrize("masking", ["exact", "gaussian"])
 def test_the_first_pass_is_a_real_one_and_can_be_repeated(load, masking):
     exact = gram.naive(load.updates.astype(np.float64))
-    expected = krum.multi_krum(exact, load.rules.f, CLIENTS - load.rules.f)
+    expected = krum.multi_krum(exact, load.terms.f, CLIENTS - load.terms.f)
     for _ in range(2):
         attempt = load.attempt(masking)
         averaging = first_pass(

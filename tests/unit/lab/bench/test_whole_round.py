@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from ostraka.config import Manifest, RoundConfig, default_tile
+from ostraka.config import Manifest, Terms, default_tile
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.crypto.channel import Channel
@@ -22,7 +22,7 @@ UPDATES = np.random.default_rng(1).standard_normal((CLIENTS, DIM), dtype=np.floa
 
 
 def config(**options):
-    return RoundConfig(Manifest.flat(DIM), f=1, tile=default_tile(CLIENTS, DIM), **options)
+    return Terms(Manifest.flat(DIM), f=1, tile=default_tile(CLIENTS, DIM), **options)
 
 
 @pytest.mark.parametrize(
