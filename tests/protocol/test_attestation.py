@@ -138,12 +138,12 @@ def other_offer() -> RoundOffer:
 def test_a_client_joins_an_enclave_that_has_proved_itself():
     joined = Meeting().join()
     assert joined.attested.kind == "simulation"
-    assert joined.client.enclave == Identity(b"e" * 32).public
+    assert joined.client.receipt_key == Identity(b"e" * 32).public
     assert joined.seal(np.zeros(20, np.float32)).sealed.header.client == "client-0"
 
 
 OTHER_KEY = HybridKey().public
-OTHER_RULES = replace(FEDERATION, terms=replace(FEDERATION.terms, f=0))
+OTHER_TERMS = replace(FEDERATION, terms=replace(FEDERATION.terms, f=0))
 
 REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
     # Whose federation it is.
@@ -314,12 +314,12 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
         Meeting(bound={"receipt_key": STRANGER.public}),
         Refusal.BINDING,
     ),
-    "a quote for another config": (
-        Meeting(bound={"config": OTHER_RULES.digest()}),
+    "a quote for another federation": (
+        Meeting(bound={"federation": OTHER_TERMS.digest()}),
         Refusal.BINDING,
     ),
     "a quote for a roster with another worker": (
-        Meeting(bound={"config": with_workers(WORKERS[0], WORKERS[2]).digest()}),
+        Meeting(bound={"federation": with_workers(WORKERS[0], WORKERS[2]).digest()}),
         Refusal.BINDING,
     ),
     "the offer of another round beside the evidence": (
@@ -414,7 +414,7 @@ def test_report_data_binds_each_field_apart():
         "nonce": b"n" * 32,
         "round_key": b"k" * 8,
         "receipt_key": b"r" * 8,
-        "config": b"c" * 8,
+        "federation": b"c" * 8,
     }
     base = Binding(**fields)
     assert len(base.report_data()) == 64
@@ -433,7 +433,7 @@ def test_every_receipt_of_a_simulated_enclave_says_so(simulate):
     )
     round_ = simulation.open()
     for row in range(len(simulation.rows)):
-        simulation.clients[row] = replace(simulation.clients[row], enclave=None)
+        simulation.clients[row] = replace(simulation.clients[row], receipt_key=None)
         round_.send(round_.seal(row))
     receipt = round_.finish().receipt
     assert receipt.evidence == "simulation"
@@ -443,7 +443,7 @@ def test_every_receipt_of_a_simulated_enclave_says_so(simulate):
 def test_a_client_refuses_a_revision_older_than_the_one_it_agreed_to():
     newer = replace(FEDERATION, revision=3)
     client = Client("client-0", CLIENTS[0], newer)
-    for old in (FEDERATION, replace(FEDERATION, revision=2), replace(OTHER_RULES, revision=3)):
+    for old in (FEDERATION, replace(FEDERATION, revision=2), replace(OTHER_TERMS, revision=3)):
         with pytest.raises(ReceiptRefused, match="not newer than revision 3"):
             client.adopt(old)
     assert client.adopt(newer) is client

@@ -86,7 +86,7 @@ def test_a_revoked_client_is_refused_from_the_next_round_on(simulate, masking):
     charter = revoke(simulation, 5)
     simulation.enclave.adopt(charter)
     stale = open_now.seal(5)
-    open_now.send_all()  # The open round goes on under the rules that it was opened with.
+    open_now.send_all()  # The open round goes on under the terms that it was opened with.
     simulation.follow(open_now.finish())
 
     revoked = simulation.clients[5]
@@ -96,7 +96,7 @@ def test_a_revoked_client_is_refused_from_the_next_round_on(simulate, masking):
     with pytest.raises(UpdateRejected) as caught:
         round_.accept(stale.header)
     assert (caught.value.client, caught.value.reason) == ("client-5", Rejection.REVOKED)
-    with pytest.raises(ReceiptRefused, match="another config"):
+    with pytest.raises(ReceiptRefused, match="another federation"):
         simulation.join(revoked, round_.offer)
     with pytest.raises(UpdateRejected, match="revoked"):
         round_.accept(round_.seal(5).header)
@@ -138,7 +138,7 @@ def test_the_chain_shows_where_the_roster_changed(simulate):
     round_.send_all(but=[5])
     second = round_.finish()
     held = witness.follow(first.receipt)
-    with pytest.raises(ReceiptRefused, match="another config"):
+    with pytest.raises(ReceiptRefused, match="another federation"):
         held.follow(second.receipt)
     assert held.adopt(charter.federation).follow(second.receipt).last == second.receipt
     assert [each.receipt.revision for each in (first, second)] == [1, 2]

@@ -48,8 +48,8 @@ def federation(
     *, n: int = 8, d: int = 40, spares: int = 0, seed: int = 0, **terms: Any
 ) -> tuple[Parties, np.ndarray]:
     rows = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
-    config = Terms(Manifest.flat(d), f=1, tile=16, **terms)
-    return enrol(config, clients=n, spares=spares), rows
+    agreed = Terms(Manifest.flat(d), f=1, tile=16, **terms)
+    return enrol(agreed, clients=n, spares=spares), rows
 
 
 def kinds(result: Any) -> list[type]:

@@ -137,7 +137,7 @@ STALE = {
         s, replace(three, previous=digest(one))
     ),
     "a round after none": lambda s, one, two, three: sign(s, replace(three, previous=bytes(32))),
-    "another config": lambda s, one, two, three: sign(s, replace(three, config=bytes(32))),
+    "another federation": lambda s, one, two, three: sign(s, replace(three, federation=bytes(32))),
     "round zero": lambda s, one, two, three: sign(s, replace(three, number=0)),
 }
 
@@ -166,8 +166,8 @@ OFFERS = {
     "a round after another chain": lambda s, one, two: sign(
         s, replace(restarted(s, one, two), previous=digest(one))
     ),
-    "another config": lambda s, one, two: sign(
-        s, replace(restarted(s, one, two), config=bytes(32))
+    "another federation": lambda s, one, two: sign(
+        s, replace(restarted(s, one, two), federation=bytes(32))
     ),
     "another model": lambda s, one, two: sign(s, replace(restarted(s, one, two), model=one.model)),
 }

@@ -109,12 +109,12 @@ BAD_HEADERS = {
         lambda r: r.forge(ME, round_id=bytes(32)).header,
         Rejection.FOREIGN_ROUND,
     ),
-    "one for another config": (
-        lambda r: r.forge(ME, config=bytes(32)).header,
+    "one for another federation": (
+        lambda r: r.forge(ME, federation=bytes(32)).header,
         Rejection.FOREIGN_FEDERATION,
     ),
-    "one for another enclave key": (
-        lambda r: r.forge(ME, enclave_key=bytes(32)).header,
+    "one for another round key": (
+        lambda r: r.forge(ME, round_key=bytes(32)).header,
         Rejection.FOREIGN_KEY,
     ),
     "one sealed to another key than it names": (

@@ -142,8 +142,8 @@ def provocations(round_):
         {"norm": np.nan},
         {"dimension": 1},
         {"round_id": bytes(32)},
-        {"config": bytes(32)},
-        {"enclave_key": bytes(32)},
+        {"federation": bytes(32)},
+        {"round_key": bytes(32)},
         {"sealed_key": header.sealed_key},
         {"sealed_key": b""},
     ):
@@ -204,7 +204,7 @@ def test_a_failed_decryption_does_not_say_why(simulate):
 
 
 def test_the_selection_does_not_print(simulate, masking):
-    """Who was selected stays inside, unless the config discloses it."""
+    """Who was selected stays inside, unless the terms disclose it."""
     round_ = simulate(masking=masking).open()
     round_.send_all()
     published = round_.finish()

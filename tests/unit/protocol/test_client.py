@@ -68,8 +68,8 @@ def test_a_client_checks_who_made_the_offer():
             join(ALICE, signer.sign(offer()))
 
 
-def test_a_client_checks_the_config_of_the_offer():
-    with pytest.raises(ReceiptRefused, match="another config"):
+def test_a_client_checks_the_federation_of_the_offer():
+    with pytest.raises(ReceiptRefused, match="another federation"):
         join(ALICE, offer(federation=bytes(32)))
 
 

@@ -18,9 +18,9 @@ from ostraka.protocol.enclave.context import Standing
 IDENTITY = Identity(bytes([200]) * 32)
 MODEL = np.zeros(10, np.float32)
 STATE = ServerState(MODEL)
-RULES = Terms(Manifest.flat(10), f=2, masking="none", tile=4)
+TERMS = Terms(Manifest.flat(10), f=2, masking="none", tile=4)
 FEDERATION = Federation(
-    RULES, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), (), b"a" * 32
+    TERMS, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), (), b"a" * 32
 )
 
 
@@ -54,7 +54,7 @@ def receipt(number=1, previous=bytes(32)):
 
 def test_an_offer_is_signed_and_says_where_the_chain_is():
     first = enclave().open_round().offer
-    check_signature(first, enclave().public)
+    check_signature(first, enclave().receipt_key)
     assert (first.number, first.previous) == (1, bytes(32))
     assert first.federation == FEDERATION.digest()
     later = enclave(head=receipt(8)).open_round().offer
@@ -94,7 +94,7 @@ def test_a_round_without_updates_stays_open():
 
 
 def test_standing_lowers_f_for_provable_lies_only():
-    standing = Standing(RULES, {"client-0": Rejection.BAD_NORM})
+    standing = Standing(TERMS, {"client-0": Rejection.BAD_NORM})
     assert (standing.f, standing.kept(6)) == (1, 5)
     standing.reject("client-1", Rejection.UNOPENABLE_TILE)
     assert (standing.f, standing.kept(5)) == (1, 4)
@@ -107,7 +107,7 @@ def test_standing_lowers_f_for_provable_lies_only():
 
 
 def test_the_first_reason_stands():
-    standing = Standing(RULES, {})
+    standing = Standing(TERMS, {})
     standing.reject("client-0", Rejection.UNOPENABLE_TILE)
     standing.reject("client-0", Rejection.FALSE_NORM)
     assert standing.rejected == {"client-0": Rejection.UNOPENABLE_TILE}
@@ -116,5 +116,5 @@ def test_the_first_reason_stands():
 
 
 def test_a_given_k_is_kept_while_it_can_be():
-    standing = Standing(replace(RULES, k=4), {})
+    standing = Standing(replace(TERMS, k=4), {})
     assert [standing.kept(n) for n in (9, 7, 6, 5)] == [4, 4, 4, 3]
