@@ -88,7 +88,7 @@ class UnsafeDevelopmentKey:
     @classmethod
     def create(cls, path: Path) -> "UnsafeDevelopmentKey":
         """A new key in a new file. Raises ConfigError if the file exists."""
-        files.create_private(path, f"{_WARNING}\n{secrets.token_hex(KEY_BYTES)}\n")
+        files.create_private(path, f"{_KEY_WARNING}\n{secrets.token_hex(KEY_BYTES)}\n")
         return cls(path)
 
     def __repr__(self) -> str:
@@ -100,5 +100,5 @@ class UnsafeDevelopmentKey:
                 return sealing_key(bytes.fromhex(line), _KEY_LABEL)
         raise ConfigError(
             f"{self._path} is no key file for development: its first line must read "
-            f"{_WARNING!r}, and its second must be {KEY_BYTES} bytes in lower-case hex"
+            f"{_KEY_WARNING!r}, and its second must be {KEY_BYTES} bytes in lower-case hex"
         )
