@@ -37,7 +37,7 @@ def pending(attempt=b"a", key=None, worker=WORKER, **changes):
 
 
 def accept(offer, identity=WORKER, **changes):
-    return accept_offer(offer, **{"enclave": ENCLAVE.public, "identity": identity, **changes})
+    return accept_offer(offer, **{"receipt_key": ENCLAVE.public, "identity": identity, **changes})
 
 
 def connected(**changes):
@@ -152,7 +152,7 @@ def test_a_worker_refuses_an_offer_for_another_worker():
 
 def test_a_worker_refuses_the_offer_of_another_enclave():
     with pytest.raises(OpenError, match="ChannelOffer"):
-        accept(pending().offer, enclave=OTHER.public)
+        accept(pending().offer, receipt_key=OTHER.public)
     with pytest.raises(OpenError, match="ChannelOffer"):
         accept(OTHER.sign(pending().offer))
 
@@ -160,7 +160,7 @@ def test_a_worker_refuses_the_offer_of_another_enclave():
 @pytest.mark.parametrize(
     "change",
     [
-        {"config": b"C" * 32},
+        {"federation": b"C" * 32},
         {"round_id": b"R" * 32},
         {"attempt_id": b"A" * 32},
         {"point": 1},

@@ -20,33 +20,33 @@ def entropy(seed=1):
     return SecretStream(bytes([seed]) * 32).bytes
 
 
-def opened(offline, sealed, config):
+def opened(offline, sealed, agreed):
     """All rows (n, d), as an attempt opens them."""
     spent = offline.spend()
-    out = np.empty((ROWS, config.dimension))
+    out = np.empty((ROWS, agreed.dimension))
     for index, tile in enumerate(sealed):
-        for group in layout(config).groups():
-            buffer = np.empty((len(group), config.tiling.size(index)))
+        for group in layout(agreed).groups():
+            buffer = np.empty((len(group), agreed.tiling.size(index)))
             spent.open_into(index, group, tile, buffer)
-            out[group.start : group.stop, config.tiling.part(index)] = buffer
+            out[group.start : group.stop, agreed.tiling.part(index)] = buffer
     return out
 
 
-def layout(config):
-    return SealedGroups(config.tiling, ROWS, 8)
+def layout(agreed):
+    return SealedGroups(agreed.tiling, ROWS, 8)
 
 
 def made(seed=1, **changes):
-    config = terms(**changes)
-    offline = OfflineNoise(config, ROWS, entropy(seed))
-    return offline, list(offline.make()), config
+    agreed = terms(**changes)
+    offline = OfflineNoise(agreed, ROWS, entropy(seed))
+    return offline, list(offline.make()), agreed
 
 
 @pytest.mark.parametrize(("d", "tile"), [(7, 3), (100, 32), (100, 100), (100, 1_000), (2_000, 64)])
 def test_law4_all_distances_are_equal(d, tile):
-    offline, sealed, config = made(d=d, tile=tile)
-    rows = opened(offline, sealed, config)
-    constant = 2 * d * config.sigma**2
+    offline, sealed, agreed = made(d=d, tile=tile)
+    rows = opened(offline, sealed, agreed)
+    constant = 2 * d * agreed.sigma**2
     apart = naive(rows)[np.triu_indices(ROWS, 1)]
     np.testing.assert_allclose(apart, constant, rtol=1e-9)
 
@@ -59,16 +59,16 @@ def test_the_noise_is_on_the_grid():
 
 @pytest.mark.parametrize("changes", [{}, {"d": 100_000, "tile": 40_000}])
 def test_tiles_are_sealed_by_groups_of_rows(changes):
-    _, sealed, config = made(**changes)
-    groups = len(list(layout(config).groups()))
+    _, sealed, agreed = made(**changes)
+    groups = len(list(layout(agreed).groups()))
     assert [len(tile) for tile in sealed] == [
-        ROWS * 8 * config.tiling.size(index) + 16 * groups for index in range(config.tiling.count)
+        ROWS * 8 * agreed.tiling.size(index) + 16 * groups for index in range(agreed.tiling.count)
     ]
 
 
 def test_a_cohort_may_end_within_a_group():
-    offline, sealed, config = made(d=100_000, tile=40_000)
-    assert list(layout(config).groups()) == [range(3), range(3, 6), range(6, 7)]
+    offline, sealed, agreed = made(d=100_000, tile=40_000)
+    assert list(layout(agreed).groups()) == [range(3), range(3, 6), range(6, 7)]
     spent = offline.spend()
     whole, part = np.empty((3, 40_000)), np.empty((2, 40_000))
     spent.open_into(1, range(3, 6), sealed[1], whole)
@@ -77,8 +77,8 @@ def test_a_cohort_may_end_within_a_group():
 
 
 def test_the_host_sees_nothing_of_it():
-    offline, sealed, config = made()
-    rows = opened(offline, sealed, config)
+    offline, sealed, agreed = made()
+    rows = opened(offline, sealed, agreed)
     blob = b"".join(sealed)
     assert not any(value.tobytes() in blob for value in rows.ravel())
 
@@ -93,19 +93,19 @@ def test_noise_is_made_once_and_spent_once():
 
 
 def test_two_sets_are_different_and_do_not_open_each_other():
-    one, sealed_one, config = made(1)
+    one, sealed_one, agreed = made(1)
     two, sealed_two, _ = made(2)
     with pytest.raises(OpenError, match="noise"):
         two.spend().open_into(0, range(ROWS), sealed_one[0], np.empty((ROWS, 32)))
-    rows = opened(one, sealed_one, config)
+    rows = opened(one, sealed_one, agreed)
     assert sealed_one[0] != sealed_two[0]
     assert np.unique(rows).size == rows.size
 
 
 def test_one_source_gives_fresh_noise_every_time():
-    source, config = entropy(), terms()
-    sets = [OfflineNoise(config, ROWS, source) for _ in range(2)]
-    rows = [opened(each, list(each.make()), config) for each in sets]
+    source, agreed = entropy(), terms()
+    sets = [OfflineNoise(agreed, ROWS, source) for _ in range(2)]
+    rows = [opened(each, list(each.make()), agreed) for each in sets]
     assert not np.isclose(rows[0], rows[1]).any()
 
 
@@ -159,12 +159,12 @@ def test_rows_that_are_nearly_dependent_are_drawn_again(monkeypatch):
         return real(blocks, sigma=sigma)
 
     monkeypatch.setattr(gaussian, "transform", transform)
-    offline, sealed, config = made()
+    offline, sealed, agreed = made()
     assert len(seeds) == 3
     first, last = (next(iter(seeds[draw]())) for draw in (0, 2))
     assert not np.isclose(first, last).any()
-    apart = naive(opened(offline, sealed, config))[np.triu_indices(ROWS, 1)]
-    np.testing.assert_allclose(apart, 2 * 100 * config.sigma**2, rtol=1e-9)
+    apart = naive(opened(offline, sealed, agreed))[np.triu_indices(ROWS, 1)]
+    np.testing.assert_allclose(apart, 2 * 100 * agreed.sigma**2, rtol=1e-9)
 
 
 def test_the_key_does_not_print():

@@ -12,8 +12,8 @@ from ostraka.encoding import pack
 from ostraka.errors import LocalProtocolError, OpenError
 
 KEY = bytes(range(32))
-IDENTITY = b"i" * 32
-SEALER = Sealer(KEY, IDENTITY)
+CODE_ID = b"i" * 32
+SEALER = Sealer(KEY, CODE_ID)
 SEALED = SEALER.seal("model", b"a secret of the enclave")
 MARK = b"ostraka/sealed/v1\n"
 HEADER = len(MARK) + 32
@@ -42,7 +42,7 @@ def test_a_blob_is_what_its_format_says():
     salt = SEALED[len(MARK) : HEADER]
     body = SEALED[HEADER:]
     length = len(body).to_bytes(8, "big")
-    info = pack(b"ostraka/sealed-state/v1", IDENTITY, b"model", length)
+    info = pack(b"ostraka/sealed-state/v1", CODE_ID, b"model", length)
     cipher = AESGCM(HKDF(SHA256(), 32, salt=salt, info=info).derive(KEY))
     assert SEALED.startswith(MARK)
     assert cipher.decrypt(bytes(12), body, None) == b"a secret of the enclave"
@@ -51,7 +51,7 @@ def test_a_blob_is_what_its_format_says():
 def test_views_are_sealed_like_bytes():
     entropy = SecretStream(bytes(32)).bytes
     view = memoryview(bytearray(b"abcd" * 100))[4:]
-    assert opened(Sealer(KEY, IDENTITY, entropy).seal("model", view)) == b"abcd" * 99
+    assert opened(Sealer(KEY, CODE_ID, entropy).seal("model", view)) == b"abcd" * 99
 
 
 def test_no_two_blobs_share_a_salt():
@@ -60,7 +60,7 @@ def test_no_two_blobs_share_a_salt():
 
 def test_pieces_are_the_blob_bit_by_bit():
     plaintext = bytes(2 * MIB + 1)
-    one, other = (Sealer(KEY, IDENTITY, SecretStream(bytes(32)).bytes) for _ in range(2))
+    one, other = (Sealer(KEY, CODE_ID, SecretStream(bytes(32)).bytes) for _ in range(2))
     pieces = list(one.pieces("model", plaintext))
     assert b"".join(pieces) == other.seal("model", plaintext)
     assert [len(piece) for piece in pieces] == [HEADER, MIB + 16, MIB + 16, 17]
@@ -79,7 +79,7 @@ FAILURES = {
     "another purpose": (SEALED, "identity", SEALER),
     "a purpose that is longer": (SEALED, "models", SEALER),
     "another enclave with the same key": (SEALED, "model", Sealer(KEY, b"j" * 32)),
-    "another key": (SEALED, "model", Sealer(bytes(32), IDENTITY)),
+    "another key": (SEALED, "model", Sealer(bytes(32), CODE_ID)),
     "nothing": (b"", "model", SEALER),
     "a header alone": (SEALED[:HEADER], "model", SEALER),
     "a byte too many": (SEALED + b"\0", "model", SEALER),
@@ -114,12 +114,12 @@ def test_every_length_but_the_whole_is_refused():
             opened(SEALED[:length])
 
 
-@pytest.mark.parametrize(("key", "identity"), [(b"", IDENTITY), (KEY[1:], IDENTITY), (KEY, b"")])
-def test_a_key_or_identity_of_another_length_is_a_misuse(key, identity):
+@pytest.mark.parametrize(("key", "code_id"), [(b"", CODE_ID), (KEY[1:], CODE_ID), (KEY, b"")])
+def test_a_key_or_code_id_of_another_length_is_a_misuse(key, code_id):
     with pytest.raises(LocalProtocolError, match="got"):
-        Sealer(key, identity)
+        Sealer(key, code_id)
 
 
 def test_the_key_does_not_print():
-    assert repr(SEALER) == f"Sealer(identity={IDENTITY.hex()[:16]}, <secret>)"
+    assert repr(SEALER) == f"Sealer(code_id={CODE_ID.hex()[:16]}, <secret>)"
     assert sealing.Sealer.__str__ is object.__str__

@@ -14,7 +14,7 @@ from ostraka.errors import ConfigError, OpenError
 from ostraka.messages import RoundOffer
 
 ENCLAVE, CLIENT, KEY = Identity(bytes(32)), Identity(bytes([1]) * 32), HybridKey()
-RULES = Terms(Manifest.flat(50), f=1, masking="none", tile=16)
+TERMS = Terms(Manifest.flat(50), f=1, masking="none", tile=16)
 OFFER = ENCLAVE.sign(
     RoundOffer(1, b"r" * 32, b"c" * 32, bytes(32), bytes(32), key=KEY.public, signature=UNSIGNED)
 )
@@ -27,7 +27,7 @@ def entropy(seed):
 
 def seal(update=UPDATE, seed=1, client="alice"):
     return updates.seal(
-        update, offer=OFFER, terms=RULES, client=client, identity=CLIENT, entropy=entropy(seed)
+        update, offer=OFFER, terms=TERMS, client=client, identity=CLIENT, entropy=entropy(seed)
     )
 
 
@@ -35,7 +35,7 @@ def open_all(header, tiles):
     opener, norm = updates.open_header(header, KEY)
     out = np.empty(50, np.float32)
     for tile in tiles:
-        opener.open_into(tile.index, tile.ciphertext, out[RULES.tiling.part(tile.index)])
+        opener.open_into(tile.index, tile.ciphertext, out[TERMS.tiling.part(tile.index)])
     return out, norm
 
 
@@ -50,7 +50,7 @@ def test_a_tile_opens_again_without_its_tag():
     sealed, out = seal(), np.empty(50, np.float32)
     unchecked = updates.open_header(sealed.header, KEY)[0].unchecked()
     for tile in sealed.tiles:
-        part = out[RULES.tiling.part(tile.index)]
+        part = out[TERMS.tiling.part(tile.index)]
         unchecked.open_into(tile.index, tile.ciphertext, part)
     assert np.array_equal(out, UPDATE)
     for wrong in (b"", sealed.tiles[0].ciphertext[:-1], sealed.tiles[0].ciphertext + b"0"):
@@ -62,9 +62,9 @@ def test_the_header_says_what_it_is_for_and_is_signed():
     header = seal().header
     check_signature(header, CLIENT.public)
     assert (header.federation, header.round_id) == (OFFER.federation, OFFER.round_id)
-    assert header.enclave_key == hpke.fingerprint(KEY.public)
+    assert header.round_key == hpke.fingerprint(KEY.public)
     assert header.client == "alice"
-    assert header.manifest == RULES.manifest.digest()
+    assert header.manifest == TERMS.manifest.digest()
     assert (header.dimension, header.tile, header.tiles) == (50, 16, 4)
 
 
@@ -90,7 +90,7 @@ def test_every_upload_has_a_key_of_its_own():
 
 def test_by_default_the_key_is_the_system_s():
     sealed = [
-        updates.seal(UPDATE, offer=OFFER, terms=RULES, client="alice", identity=CLIENT)
+        updates.seal(UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT)
         for _ in range(2)
     ]
     assert sealed[0].tiles[0].ciphertext != sealed[1].tiles[0].ciphertext
@@ -105,7 +105,7 @@ def test_the_key_is_in_no_message():
         return drawn[-1]
 
     sealed = updates.seal(
-        UPDATE, offer=OFFER, terms=RULES, client="alice", identity=CLIENT, entropy=recording
+        UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT, entropy=recording
     )
     upload_id, key = drawn
     assert upload_id == sealed.header.upload_id
@@ -114,9 +114,9 @@ def test_the_key_is_in_no_message():
 
 
 BOUND = {
-    "config": b"C" * 32,
+    "federation": b"F" * 32,
     "round_id": b"R" * 32,
-    "enclave_key": b"K" * 32,
+    "round_key": b"K" * 32,
     "client": "bob",
     "upload_id": b"U" * 32,
     "manifest": b"M" * 32,
