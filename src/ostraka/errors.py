@@ -225,3 +225,13 @@ class LeakyMasking(UserWarning):
             "Gaussian masking reproduces the paper and leaks: one worker alone can recognise "
             "updates by the polar attack, whatever the noise (docs/threat-model.md)"
         )
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    """Escape what could move a cursor or forge a line in a log or on a terminal.
+
+    longest: the number of characters to keep; None to keep them all.
+    """
+    kept = text[:longest]
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in kept)
+    return shown[:longest]

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from json import dumps
 from typing import Any, TextIO
 
+from ostraka.errors import printable
+
 _FIELDS = "ostraka_fields"
 _OURS = "ostraka"
 _UNQUOTED = frozenset("-_.:/+@%")
@@ -104,10 +106,10 @@ class _Text(_Formatter):
             _time(record),
             record.levelname.lower(),
             record.name,
-            _printable(record.getMessage()),
+            printable(record.getMessage()),
         )
         # Indented, so that no line of it can pass for an entry of its own.
-        trace = [f"    {_printable(line)}" for line in self._trace(record).splitlines()]
+        trace = [f"    {printable(line)}" for line in self._trace(record).splitlines()]
         return "\n".join([" ".join([*head, *fields]), *trace])
 
 
@@ -128,9 +130,5 @@ def _plain(value: Any) -> Any:
 def _shown(value: Any) -> str:
     """Bare where that is clear, and quoted otherwise."""
     if isinstance(value, str) and value and all(c.isalnum() or c in _UNQUOTED for c in value):
-        return _printable(value)
+        return printable(value)
     return dumps(value)
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

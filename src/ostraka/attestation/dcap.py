@@ -14,7 +14,7 @@ from cryptography import x509
 
 from ostraka.attestation.claims import Claims
 from ostraka.attestation.policy import SgxPolicy, SimulationPolicy, TdxPolicy, require_listed
-from ostraka.errors import AttestationRefused, ConfigError, Refusal
+from ostraka.errors import AttestationRefused, ConfigError, Refusal, printable
 
 STATUSES = (
     "SWHardeningNeeded",
@@ -170,8 +170,7 @@ def _reason(text: str) -> Refusal:
 def _refused(reason: Refusal, text: str) -> AttestationRefused:
     """With the library's words, which may quote a peer's: nothing in them may move a cursor."""
     line = _one_line(text).removeprefix("Verification failed: ")
-    shown = "".join(each if each.isprintable() else "?" for each in line)
-    return AttestationRefused(reason, shown[:_LONGEST_DETAIL])
+    return AttestationRefused(reason, printable(line, _LONGEST_DETAIL))
 
 
 def _one_line(text: str) -> str:

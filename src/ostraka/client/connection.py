@@ -14,7 +14,7 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.client.events import Event, Reconnecting
 from ostraka.config import Federation
-from ostraka.errors import ReceiptRefused, ServiceError
+from ostraka.errors import ReceiptRefused, ServiceError, printable
 from ostraka.protocol.client import require_model
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff, dial
@@ -85,7 +85,7 @@ class Status:
 
     @classmethod
     def of(cls, error: grpc.RpcError) -> "Status":
-        return cls(error.code(), _printable(error.details() or ""))
+        return cls(error.code(), printable(error.details() or "", _SHOWN))
 
     def __str__(self) -> str:
         return self.said or self.code.name.lower().replace("_", " ")
@@ -195,11 +195,6 @@ class Retries:
             f"({status}): is it running, and can this machine reach it?",
             said=status.said,
         )
-
-
-def _printable(text: str) -> str:
-    """Somebody else's words, fit for a terminal."""
-    return "".join(each if each.isprintable() else " " for each in text[:_SHOWN])
 
 
 def download(connection: Connection, digest: bytes, federation: Federation) -> Float32:

@@ -35,6 +35,7 @@ from ostraka.errors import (
     Rejection,
     StorageFull,
     UpdateRejected,
+    printable,
 )
 from ostraka.messages import (
     Challenge,
@@ -296,7 +297,7 @@ class Servicer(EnclaveServicer):
         with suppress(TooMany):
             if client not in {member.name for member in self.engine.federation.clients}:
                 self.gossip.spend("")
-            self.engine.tell(events.UploadRefused(_printable(client), why))
+            self.engine.tell(events.UploadRefused(printable(client, _SHOWN), why))
 
     async def _receive(self, header: UpdateHeader, requests: "_Patient", context: Context) -> None:
         """One upload, or the rest of it."""
@@ -360,7 +361,7 @@ class Servicer(EnclaveServicer):
         except OpenError:
             with suppress(TooMany):
                 self.gossip.spend("")
-                name = _printable(hello.worker)
+                name = printable(hello.worker, _SHOWN)
                 self.engine.tell(events.WorkerRefused(name, "not enrolled with this key"))
             raise
         return hello.worker
@@ -439,11 +440,6 @@ def _parts(model: Float32) -> Iterator[wire.ModelPart]:
         wire.ModelPart(data=bytes(raw[start : start + _PART]))
         for start in range(0, len(raw), _PART)
     )
-
-
-def _printable(name: str) -> str:
-    """A claimed name, fit for a terminal."""
-    return "".join(each if each.isprintable() else "?" for each in name[:_SHOWN])
 
 
 def _ranges(numbers: frozenset[int]) -> Iterator[wire.Range]:
