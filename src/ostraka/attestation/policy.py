@@ -124,7 +124,7 @@ class Policy:
     evidence: tuple[str, ...] = ()
     federation: FederationPolicy = field(default_factory=FederationPolicy)
     clock_skew: int = DEFAULT_SKEW
-    insecure_allow_simulation: bool = False
+    unsafe_simulation: bool = False
     sgx: SgxPolicy = field(default_factory=SgxPolicy)
     tdx: TdxPolicy = field(default_factory=TdxPolicy)
     snp: SnpPolicy = field(default_factory=SnpPolicy)

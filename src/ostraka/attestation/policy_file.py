@@ -40,7 +40,7 @@ class _Layout:
     version: int
     evidence: tuple[str, ...] = ()
     clock_skew_s: int = DEFAULT_SKEW
-    insecure_allow_simulation: bool = False
+    unsafe_simulation: bool = False
     federation: FederationPolicy = field(default_factory=FederationPolicy)
     sgx: SgxPolicy = field(default_factory=SgxPolicy)
     tdx: TdxPolicy = field(default_factory=TdxPolicy)
@@ -74,7 +74,7 @@ def parse(text: str, name: str) -> Policy:
         evidence=layout.evidence,
         federation=layout.federation,
         clock_skew=layout.clock_skew_s,
-        insecure_allow_simulation=layout.insecure_allow_simulation,
+        unsafe_simulation=layout.unsafe_simulation,
         **{kind: getattr(layout, kind) for kind in KINDS},
     )
 

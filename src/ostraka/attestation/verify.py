@@ -167,9 +167,7 @@ def require_bound(claims: Claims, expected: Binding) -> None:
 
 
 def _require_simulation(policy: Policy, circumstances: Circumstances) -> None:
-    if not policy.insecure_allow_simulation:
-        raise AttestationRefused(
-            Refusal.SIMULATION_POLICY, "insecure_allow_simulation = true is not in it"
-        )
+    if not policy.unsafe_simulation:
+        raise AttestationRefused(Refusal.SIMULATION_POLICY, "unsafe_simulation = true is not in it")
     if not circumstances.unsafe_simulation:
         raise AttestationRefused(Refusal.SIMULATION_FLAG)

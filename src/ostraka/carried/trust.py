@@ -64,7 +64,7 @@ class UnsafeFirstSeen:
         return Policy(
             evidence=(SIMULATION,),
             federation=federation,
-            insecure_allow_simulation=True,
+            unsafe_simulation=True,
             simulation=simulation,
         )
 

@@ -30,7 +30,7 @@ COMPLETE = f"""\
 version = 1
 evidence = ["sgx", "tdx", "snp", "nitro", "simulation"]
 clock_skew_s = 60
-insecure_allow_simulation = true
+unsafe_simulation = true
 
 [federation]
 authority = "{hexed(1, 32)}"
@@ -88,7 +88,7 @@ def test_a_complete_policy_is_read():
             bytes([1]) * 32, b(2, 32) + b(3, 32), b(20, 32), maskings=("exact", "gaussian")
         ),
         clock_skew=60,
-        insecure_allow_simulation=True,
+        unsafe_simulation=True,
         sgx=SgxPolicy(b(4, 32), b(5, 32), 6, 7, (dcap.ALLOWANCES[0],), "sgx.json"),
         tdx=TdxPolicy(
             b(8, 48),
@@ -119,7 +119,7 @@ def test_the_shortest_policy_is_the_empty_one_and_that_refuses_all():
     assert policy.evidence == ()
     assert policy.federation.authority is None
     assert policy.federation.successors == ()
-    assert not policy.insecure_allow_simulation
+    assert not policy.unsafe_simulation
     assert "gaussian" not in policy.federation.maskings
 
 
@@ -221,17 +221,20 @@ REFUSED = {
     ),
     "clocks that may show anything": (V + "clock_skew_s = 99999999", "p.toml, line 2: clock_skew"),
     "simulation allowed by a word": (
-        V + 'insecure_allow_simulation = "yes"',
-        'p.toml, line 2: insecure_allow_simulation is true or false; got "yes"',
+        V + 'unsafe_simulation = "yes"',
+        'p.toml, line 2: unsafe_simulation is true or false; got "yes"',
     ),
     "simulation allowed under a misspelt name": (
-        V + "insecure_allow_simulations = true",
-        "p.toml, line 2: insecure_allow_simulations is not known; "
-        "did you mean insecure_allow_simulation?",
+        V + "unsafe_simulations = true",
+        "p.toml, line 2: unsafe_simulations is not known; did you mean unsafe_simulation?",
+    ),
+    "simulation allowed by its name in version 0.1": (
+        V + "insecure_allow_simulation = true",
+        "p.toml, line 2: insecure_allow_simulation is not known; did you mean unsafe_simulation?",
     ),
     "simulation allowed in the wrong table": (
-        V + "[simulation]\ninsecure_allow_simulation = true",
-        "p.toml, line 3: simulation.insecure_allow_simulation is not known",
+        V + "[simulation]\nunsafe_simulation = true",
+        "p.toml, line 3: simulation.unsafe_simulation is not known",
     ),
     "AMD's certificates from a service": (
         V + '[snp]\ncertificates = "https://amd.example"',
