@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import click
 import typer
+from ostraka.cli.exit_codes import INTERRUPTED
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -18,12 +19,12 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from ostraka.cli.exit_codes import INTERRUPTED
 from ostraka.cli.output import Json, help_without_command, pairs, show, table
-from ostraka_lab.data import DATASETS, cache, digits, load
+from ostraka_lab.data import DATASETS, cache, load
+from ostraka_lab.data.cache import DOWNLOADS, Got
+from ostraka_lab.data.cache import get as fetch
 from ostraka_lab.data.catalogue import Entry
-from ostraka_lab.data.get import DOWNLOADS, Got
-from ostraka_lab.data.get import get as fetch
+from ostraka_lab.data.dataset import digits_installed
 from ostraka_lab.names import find
 
 
@@ -133,7 +134,7 @@ def _summary(entry: Entry, got: Got) -> str:
 def _state(name: str, entry: Entry | None) -> dict[str, Any]:
     """bytes: on the disk."""
     if entry is None:
-        there = digits.installed()
+        there = digits_installed()
         state = "comes with scikit-learn" if there else "needs scikit-learn"
         return {"dataset": name, "state": state, "ready": there, "bytes": 0, "folder": None}
     place = cache.folder(name)

@@ -1,4 +1,4 @@
-"""What the lab knows about a data set: its files, where they come from, how they are read."""
+"""The data sets that can be fetched: their files, where they come from and how they are read."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from ostraka.errors import ConfigError
-from ostraka_lab.data import cifar, idx
-from ostraka_lab.data.dataset import Dataset
+from ostraka_lab.data import cifar
+from ostraka_lab.data.dataset import Dataset, read_idx, unzipped
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Remote:
 
 @dataclass(frozen=True)
 class Package:
-    """A package that holds the data set. version: None for whatever is on offer."""
+    """A package that holds the data set. version: None for the version that is on offer."""
 
     client: str
     name: str
@@ -62,9 +62,10 @@ class Package:
 class Entry:
     """A data set that has to be fetched.
 
-    read: from a folder with all of `files`, sound. official: its files, tried first. mirror: tried
-    next. parts: what the files can be assembled from, and how large each part may be.
-    assemble: from parts at hand to (name, content) of every file; raises ConfigError.
+    read: reads it from a folder that holds all of `files`, sound. official: what its makers
+    publish, tried first. mirror: tried next. parts: what the files can be assembled from, and how
+    large each part may be. assemble: from parts at hand to (name, content) of every file; raises
+    ConfigError.
     """
 
     name: str
@@ -121,9 +122,9 @@ _CIFAR10 = Entry(
             md5="803d5f7f4d78ea53de84dbe85f74fb6d",
             sha256="8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
         ),
-        # Written here, whatever the source: it only lists the names of the classes.
+        # Always written here: it only lists the names of the classes.
         Kept(
-            cifar.NAMES,
+            cifar.CLASS_LIST,
             61,
             md5="728051cd483f366e254dddb25bead8b3",
             sha256="558e74b5e208382e186da55784b4bac2cd52e558448e1b5800990fdb28ed8033",
@@ -145,16 +146,16 @@ _CIFAR10 = Entry(
 def _assemble_idx(
     files: tuple[Kept, ...], found: Mapping[str, Path]
 ) -> Iterator[tuple[str, bytes]]:
-    """The four files, uncompressed."""
+    """Yield the four files, uncompressed."""
     for file in files:
         path = next((found[name] for name in _spellings(file.name) if name in found), None)
         if path is None:
             raise ConfigError(f"neither {file.name} nor {file.name}.gz is there")
-        yield file.name, idx.content(path, file.size)
+        yield file.name, unzipped(path, file.size)
 
 
 def _spellings(name: str) -> tuple[str, ...]:
-    """Some programs unpack train-images-idx3-ubyte.gz as train-images.idx3-ubyte."""
+    """The names that a file may have: some programs unpack it as train-images.idx3-ubyte."""
     dotted = name.replace("-idx", ".idx")
     return name, f"{name}.gz", dotted, f"{dotted}.gz"
 
@@ -168,10 +169,10 @@ def idx_entry(
     mean: float,
     std: float,
 ) -> Entry:
-    """A data set in MNIST's four files."""
+    """Describe a data set in MNIST's four files."""
     return Entry(
         name=name,
-        read=partial(idx.dataset, name=name, mean=mean, std=std),
+        read=partial(read_idx, name=name, mean=mean, std=std),
         files=files,
         official=official,
         mirror=mirror,

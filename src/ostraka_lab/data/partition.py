@@ -1,4 +1,4 @@
-"""Who holds which examples: ways to split a data set among clients.
+"""Ways to split a data set among clients.
 
 Every example goes to exactly one client, and every client gets at least one. The same seed gives
 the same parts.
@@ -39,7 +39,7 @@ class Partition:
 
 
 def parse(text: str) -> Partition:
-    """Of what a user writes: iid, dirichlet:0.5, shards:2, quantity:1. Raises ConfigError."""
+    """Parse what a user writes: iid, dirichlet:0.5, shards:2, quantity:1. Raises ConfigError."""
     kind, colon, amount = text.partition(":")
     if not colon:
         return Partition(kind)
@@ -52,7 +52,7 @@ def parse(text: str) -> Partition:
 
 
 def split(labels: Int64, clients: int, partition: Partition, seed: int) -> Parts:
-    """The examples of every client, in rising order. labels: (n,).
+    """Give every client its examples, as indices in rising order. labels: (n,).
 
     Raises ConfigError if there are not enough examples to go round.
     """
@@ -66,17 +66,17 @@ def split(labels: Int64, clients: int, partition: Partition, seed: int) -> Parts
 
 
 def holdings(labels: Int64, parts: Sequence[Int64], classes: int) -> Int64:
-    """How many examples of each class every client has: (clients, classes)."""
+    """Count the examples of each class at every client: (clients, classes)."""
     return np.stack([np.bincount(labels[part], minlength=classes) for part in parts])
 
 
 def _iid(labels: Int64, clients: int, _: float, rng: _Generator) -> Parts:
-    """Equal parts, drawn alike."""
+    """Draw equal parts at random."""
     return np.array_split(rng.permutation(len(labels)), clients)
 
 
 def _dirichlet(labels: Int64, clients: int, alpha: float, rng: _Generator) -> Parts:
-    """Each class is shared out by proportions drawn from Dirichlet(alpha, ..., alpha).
+    """Share out each class by proportions drawn from Dirichlet(alpha, ..., alpha).
 
     Yurochkin et al. 2019. The smaller alpha is, the fewer classes a client has; how many examples
     it has varies too.
@@ -90,7 +90,7 @@ def _dirichlet(labels: Int64, clients: int, alpha: float, rng: _Generator) -> Pa
 
 
 def _shards(labels: Int64, clients: int, per_client: float, rng: _Generator) -> Parts:
-    """Examples sorted by label are cut into equal shards, and each client is dealt some.
+    """Cut the examples, sorted by label, into equal shards, and deal each client some of them.
 
     McMahan et al. 2017: with two shards, most clients have examples of two classes only.
     """
@@ -107,7 +107,7 @@ def _shards(labels: Int64, clients: int, per_client: float, rng: _Generator) -> 
 
 
 def _quantity(labels: Int64, clients: int, skew: float, rng: _Generator) -> Parts:
-    """Drawn alike, but not equally many: the i-th largest part is in proportion to i^-skew (Zipf).
+    """Draw parts of different sizes: the i-th largest is in proportion to i^-skew (Zipf).
 
     Which client has the largest part is drawn too. Zero skew makes equal parts.
     """
@@ -117,13 +117,13 @@ def _quantity(labels: Int64, clients: int, skew: float, rng: _Generator) -> Part
 
 
 def _by_proportion(examples: Int64, shares: np.ndarray) -> Parts:
-    """Consecutive pieces of these sizes, as near as whole numbers come."""
+    """Cut into consecutive pieces in these proportions, as near as whole numbers come."""
     ends = np.rint(np.cumsum(shares)[:-1] * len(examples)).astype(np.int64)
     return np.split(examples, ends)
 
 
 def _none_empty(parts: Parts) -> Parts:
-    """A client that got nothing takes an example from whoever then has the most."""
+    """Give each client without examples one from the client that then has the most."""
     parts = list(parts)
     for empty in [number for number, part in enumerate(parts) if not len(part)]:
         richest = max(range(len(parts)), key=lambda number: len(parts[number]))
@@ -133,7 +133,7 @@ def _none_empty(parts: Parts) -> Parts:
 
 @dataclass(frozen=True)
 class _Rule:
-    """default: None for a kind that takes no number."""
+    """How one kind splits. default: None for a kind that takes no number."""
 
     split: Callable[[Int64, int, float, _Generator], Parts]
     default: float | None = None

@@ -94,7 +94,7 @@ class Small:
         )
 
     def entry(self, url="http://127.0.0.1:9/small.tar.gz"):
-        official = {cifar.NAMES: cifar.names(), **self.binary}
+        official = {cifar.CLASS_LIST: cifar.class_list(), **self.binary}
         archive = self.archive
         return replace(
             FETCHED["cifar10"],

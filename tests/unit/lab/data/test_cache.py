@@ -35,7 +35,7 @@ def ready(small, tmp_path, monkeypatch):
     entry = small.entry()
     monkeypatch.setitem(DATASETS, "cifar10", entry)
     place = cache.folder("cifar10", tmp_path)
-    small.put(place, {**small.binary, "batches.meta.txt": cifar.names()})
+    small.put(place, {**small.binary, "batches.meta.txt": cifar.class_list()})
     return place
 
 
@@ -68,15 +68,15 @@ def test_what_is_not_sound_is_not_loaded(ready, tmp_path, damage, message):
         data.load("cifar10", cache=tmp_path)
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
-    target = tmp_path / "file"
-    cache.write(target, b"old")
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(small, tmp_path, monkeypatch):
+    given = small.put(tmp_path / "given", small.binary)
+    place = small.put(cache.folder("cifar10", tmp_path), {"data_batch_1.bin": b"old"})
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("pathlib.Path.replace", full)
     with pytest.raises(StorageFull, match="OSTRAKA_CACHE"):
-        cache.write(target, b"new")
-    assert target.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [target]
+        cache.get(small.entry(), cache_root=tmp_path, at_hand=given)
+    assert (place / "data_batch_1.bin").read_bytes() == b"old"
+    assert [path.name for path in place.iterdir()] == ["data_batch_1.bin"]

@@ -12,8 +12,8 @@ import pytest
 from ostraka.errors import ConfigError
 from ostraka_lab import data
 from ostraka_lab.data import cache, cifar
+from ostraka_lab.data.cache import get
 from ostraka_lab.data.catalogue import FETCHED, Package, Remote, idx_entry
-from ostraka_lab.data.get import get
 
 EVERY = pytest.mark.parametrize("name", FETCHED)
 
@@ -33,7 +33,7 @@ def test_every_file_can_be_assembled_from_parts_that_are_looked_for(name):
 
 def test_the_names_of_the_classes_are_the_official_list():
     (listed,) = (file for file in FETCHED["cifar10"].files if file.name == "batches.meta.txt")
-    listed.check(cifar.names())
+    listed.check(cifar.class_list())
 
 
 IMAGES = np.arange(5 * 4, dtype=np.uint8).reshape(5, 2, 2)

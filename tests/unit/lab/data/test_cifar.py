@@ -90,13 +90,6 @@ def test_what_is_wrong_with_sheets_is_said(small, tmp_path, name, content, messa
         dict(cifar.assemble(found))
 
 
-def test_a_binary_batch_has_whole_rows():
-    assert cifar.rows_of_binary(bytes(2 * 3073)).shape == (2, 3073)
-    for wrong in (b"", bytes(3072)):
-        with pytest.raises(ConfigError, match="3073"):
-            cifar.rows_of_binary(wrong)
-
-
 def test_without_pillow_it_is_said_what_is_missing(small, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     found = {path.name: path for path in small.put(tmp_path, small.sheets).iterdir()}

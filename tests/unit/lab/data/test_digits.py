@@ -8,7 +8,7 @@ import pytest
 
 from ostraka.errors import ConfigError
 from ostraka_lab import data
-from ostraka_lab.data import digits
+from ostraka_lab.data import dataset
 
 
 def test_they_are_the_ones_that_scikit_learn_loads():
@@ -47,7 +47,7 @@ def test_nothing_heavy_is_imported_to_load_them():
 
 
 def test_without_scikit_learn_it_is_said_what_is_missing(monkeypatch):
-    monkeypatch.setattr(digits, "find_spec", lambda _: None)
+    monkeypatch.setattr(dataset, "find_spec", lambda _: None)
     with pytest.raises(ConfigError, match="scikit-learn"):
         data.load("digits")
-    assert not digits.installed()
+    assert not dataset.digits_installed()

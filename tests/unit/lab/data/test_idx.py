@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.errors import ConfigError
-from ostraka_lab.data import idx
+from ostraka_lab.data.dataset import IDX_IMAGES, IDX_LABELS, parse_idx, read_idx, unzipped
 
 
 def encoded(array):
@@ -25,14 +25,14 @@ def test_a_file_is_read_compressed_or_not(tmp_path, zipped, compressed):
     data = encoded(IMAGES)
     file = tmp_path / "images"
     file.write_bytes(zipped(data) if compressed else data)
-    np.testing.assert_array_equal(idx.read(file, len(data)), IMAGES)
+    np.testing.assert_array_equal(parse_idx(unzipped(file, len(data))), IMAGES)
 
 
 def test_a_small_file_that_unpacks_to_a_huge_one_is_refused(tmp_path, zipped):
     file = tmp_path / "bomb.gz"
     file.write_bytes(zipped(bytes(50_000_000)))
     with pytest.raises(ConfigError, match="larger than the 1000 bytes"):
-        idx.read(file, 1000)
+        parse_idx(unzipped(file, 1000))
 
 
 @pytest.mark.parametrize("end", [0, 5, 30, -4])
@@ -40,7 +40,7 @@ def test_half_a_compressed_file_is_refused(tmp_path, zipped, end):
     file = tmp_path / "half.gz"
     file.write_bytes(zipped(encoded(IMAGES))[:end])
     with pytest.raises(ConfigError):
-        idx.read(file, 10_000)
+        parse_idx(unzipped(file, 10_000))
 
 
 MISTAKES = {
@@ -57,21 +57,21 @@ MISTAKES = {
 @pytest.mark.parametrize("data", MISTAKES.values(), ids=MISTAKES.keys())
 def test_what_is_no_idx_file_is_refused(data):
     with pytest.raises(ConfigError):
-        idx.parse(data)
+        parse_idx(data)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_read_or_refused(data):
     with suppress(ConfigError):
-        assert idx.parse(b"\x00\x00\x08" + data).nbytes <= len(data)
+        assert parse_idx(b"\x00\x00\x08" + data).nbytes <= len(data)
 
 
 def test_a_data_set_has_one_channel(tmp_path):
     for part, count in (("train", 3), ("test", 2)):
-        (tmp_path / idx.IMAGES[part]).write_bytes(encoded(IMAGES[:count]))
+        (tmp_path / IDX_IMAGES[part]).write_bytes(encoded(IMAGES[:count]))
         labels = np.arange(count, dtype=np.uint8)
-        (tmp_path / idx.LABELS[part]).write_bytes(encoded(labels))
-    dataset = idx.dataset(tmp_path, name="mnist", mean=0.1, std=0.3)
+        (tmp_path / IDX_LABELS[part]).write_bytes(encoded(labels))
+    dataset = read_idx(tmp_path, name="mnist", mean=0.1, std=0.3)
     assert dataset.shape == (1, 28, 28)
     np.testing.assert_array_equal(dataset.train.images[2, 0], IMAGES[2])
     assert dataset.test.labels.tolist() == [0, 1]

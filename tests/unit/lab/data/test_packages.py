@@ -4,7 +4,7 @@ import pytest
 
 from ostraka.errors import ServiceError
 from ostraka_lab.data.catalogue import Package
-from ostraka_lab.data.fetch import fetch
+from ostraka_lab.data.sources import fetch_package
 
 NPM = Package("npm", "small", "1.2.3")
 APT = Package("apt-get", "small")
@@ -18,7 +18,7 @@ def space(tmp_path):
 
 def test_npm_packs_one_version_and_runs_nothing_of_it(client, space):
     client("npm", 'echo "$@" > small-1.2.3.tgz')
-    file = fetch(NPM, space)
+    file = fetch_package(NPM, space)
     assert file == space / "small-1.2.3.tgz"
     asked = file.read_text().split()
     assert asked[0] == "pack"
@@ -28,7 +28,7 @@ def test_npm_packs_one_version_and_runs_nothing_of_it(client, space):
 
 def test_apt_get_downloads_without_installing(client, space):
     client("apt-get", 'echo "W: something" >&2; echo "$@" > small_1_all.deb')
-    assert fetch(APT, space).read_text().split() == ["download", "--quiet", "small"]
+    assert fetch_package(APT, space).read_text().split() == ["download", "--quiet", "small"]
 
 
 FAILURES = {
@@ -48,10 +48,10 @@ FAILURES = {
 def test_what_a_client_says_is_passed_on(client, space, package, script, message):
     client(package.client, script)
     with pytest.raises(ServiceError, match=message):
-        fetch(package, space)
+        fetch_package(package, space)
 
 
 @pytest.mark.parametrize(("package", "help"), [(NPM, "Node.js"), (APT, "on Debian")])
 def test_without_the_client_it_is_said_how_to_get_it(no_clients, space, package, help):
     with pytest.raises(ServiceError, match=f"{package.client} is not installed: .*{help}"):
-        fetch(package, space)
+        fetch_package(package, space)

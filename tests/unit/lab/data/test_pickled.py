@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.errors import ConfigError
-from ostraka_lab.data import cifar, pickled
+from ostraka_lab.data import cifar
 
 
 def test_an_official_batch_is_a_dictionary_of_lists_and_one_array(small):
-    batch: Any = pickled.read(small.python["data_batch_1"])
+    batch: Any = cifar.read_pickle(small.python["data_batch_1"])
     rows = small.rows["data_batch_1"]
     assert batch["labels"] == rows[:, 0].tolist()
     assert batch["batch_label"] == "training batch 1 of 5"
@@ -44,7 +44,7 @@ def test_a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path, protocol)
     victim = tmp_path / "was-run"
     data = pickle.dumps({"data": Touches(victim), "labels": []}, protocol=protocol)
     with pytest.raises(ConfigError, match="safe to read"):
-        pickled.read(data)
+        cifar.read_pickle(data)
     assert not victim.exists()
     # The pickle does work: it is the reader that keeps it from running.
     pickle.loads(data)["data"].close()
@@ -78,25 +78,25 @@ def by_hand(path):
 def test_steps_that_no_batch_needs_are_refused(tmp_path, way):
     victim = tmp_path / "was-run"
     with pytest.raises(ConfigError):
-        pickled.read(by_hand(victim)[way])
+        cifar.read_pickle(by_hand(victim)[way])
     assert not victim.exists()
 
 
 def test_a_batch_cannot_have_arrays_of_anything_but_bytes(small):
     data = small.python["data_batch_1"].replace(b"U\x02u1", b"U\x02f4")
     with pytest.raises(ConfigError, match="array of bytes"):
-        pickled.read(data)
+        cifar.read_pickle(data)
 
 
 def test_a_pickle_that_keeps_a_processor_busy_is_refused():
     with pytest.raises(ConfigError, match="too many steps"):
-        pickled.read(b"\x80\x02" + b"N" * 1_000_000 + b".")
+        cifar.read_pickle(b"\x80\x02" + b"N" * 1_000_000 + b".")
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused(data):
     with suppress(ConfigError):
-        pickled.read(b"\x80\x02" + data)
+        cifar.read_pickle(b"\x80\x02" + data)
 
 
 def test_a_batch_with_any_byte_changed_is_read_or_refused(small):
@@ -113,4 +113,4 @@ def test_a_batch_with_any_byte_changed_is_read_or_refused(small):
 @pytest.mark.parametrize("end", [0, 1, 20, 300, 5000, -1])
 def test_half_a_batch_is_refused(small, end):
     with pytest.raises(ConfigError):
-        pickled.read(small.python["data_batch_1"][:end])
+        cifar.read_pickle(small.python["data_batch_1"][:end])

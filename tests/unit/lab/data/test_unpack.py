@@ -9,8 +9,8 @@ import tarfile
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka_lab.data import unpack
-from ostraka_lab.data.unpack import gather
+from ostraka_lab.data import sources
+from ostraka_lab.data.sources import gather
 
 PARTS = {"a.bin": 100, "b.bin": 100}
 
@@ -108,7 +108,7 @@ def test_only_regular_files_of_the_right_name_come_out(tmp_path, space, packed, 
 
 
 def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path, space, packed, monkeypatch):
-    monkeypatch.setattr(unpack, "_MOST_UNPACKED", 1_000_000)
+    monkeypatch.setattr(sources, "_MOST_UNPACKED", 1_000_000)
     archive = tmp_path / "bomb.tgz"
     archive.write_bytes(packed([("filler", bytes(5_000_000)), ("a.bin", b"a")]))
     assert archive.stat().st_size < 10_000
