@@ -1,31 +1,35 @@
-"""An enclave's identity: all that was measured of the code, and nothing of where it runs."""
+"""What a code id is made of, and what report data binds.
 
+A code id is of all that was measured of the code, and of nothing about where it runs.
+"""
+
+import hashlib
 from typing import Any
 
 import pytest
 
-from ostraka.attestation.claims import Claims
+from ostraka.attestation.claims import Binding, Claims
 
 PCRS = {f"pcr{index}": bytes([index]) * 48 for index in (0, 1, 2, 3, 4, 8)}
 
 
-def identity(kind, measurements, **more):
+def code_id(kind, measurements, **more):
     settings: dict[str, Any] = {"report_data": b"", "debug": False} | more
     return Claims(kind, tuple(measurements.items()), **settings).code_id
 
 
 @pytest.mark.parametrize("name", ["pcr3", "pcr4"])
 def test_a_nitro_enclave_is_the_same_under_another_role_and_on_another_instance(name):
-    assert identity("nitro", PCRS | {name: b"x" * 48}) == identity("nitro", PCRS)
+    assert code_id("nitro", PCRS | {name: b"x" * 48}) == code_id("nitro", PCRS)
 
 
 @pytest.mark.parametrize("name", ["pcr0", "pcr1", "pcr2", "pcr8"])
 def test_a_nitro_enclave_is_another_with_other_code(name):
-    assert identity("nitro", PCRS | {name: b"x" * 48}) != identity("nitro", PCRS)
+    assert code_id("nitro", PCRS | {name: b"x" * 48}) != code_id("nitro", PCRS)
 
 
 def test_only_of_nitro_are_measurements_left_out():
-    assert identity("tdx", {"pcr3": b"a"}) != identity("tdx", {"pcr3": b"b"})
+    assert code_id("tdx", {"pcr3": b"a"}) != code_id("tdx", {"pcr3": b"b"})
 
 
 SGX = {"mrenclave": b"e" * 32, "mrsigner": b"s" * 32}
@@ -39,11 +43,27 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_an_identity_is_of_all_that_was_measured(what):
-    assert identity(*OTHERS[what]) != identity("sgx", SGX)
+def test_a_code_id_is_of_all_that_was_measured(what):
+    assert code_id(*OTHERS[what]) != code_id("sgx", SGX)
 
 
-def test_an_identity_is_not_of_one_challenge():
+def test_a_code_id_is_not_of_one_challenge():
     """What was asked, and what else a person may read, changes from one document to the next."""
     more = {"report_data": b"r" * 64, "facts": (("timestamp", "1"),)}
-    assert identity("sgx", SGX, **more) == identity("sgx", SGX)
+    assert code_id("sgx", SGX, **more) == code_id("sgx", SGX)
+
+
+FIELDS = (b"n" * 32, b"k" * 1216, b"r" * 32, b"c" * 32)
+
+
+def behind_lengths(*parts: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+
+
+def test_report_data_starts_with_its_label():
+    """No hash that was made for another purpose, or in another version, passes for report data."""
+    report_data = Binding(*FIELDS).report_data()
+    labelled = behind_lengths(b"ostraka/report-data/v1", *FIELDS)
+    assert report_data == hashlib.sha512(labelled).digest()
+    for label in ((), (b"",), (b"ostraka/report-data/v2",)):
+        assert report_data != hashlib.sha512(behind_lengths(*label, *FIELDS)).digest()
