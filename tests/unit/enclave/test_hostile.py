@@ -246,15 +246,15 @@ REFUSALS: dict[str, tuple[Callable[[Scene], Any], grpc.StatusCode, str]] = {
         REFUSED,
         "another round",
     ),
-    "a header for another config": (
-        lambda scene: upload(scene, signed_header(scene, config=bytes(32))),
+    "a header for another federation": (
+        lambda scene: upload(scene, signed_header(scene, federation=bytes(32))),
         REFUSED,
-        "another config",
+        "another federation",
     ),
-    "a header sealed to another enclave": (
-        lambda scene: upload(scene, signed_header(scene, enclave_key=bytes(32))),
+    "a header sealed to another round key": (
+        lambda scene: upload(scene, signed_header(scene, round_key=bytes(32))),
         REFUSED,
-        "another enclave key",
+        "another round key",
     ),
     "a header that promises other tiles": (
         lambda scene: upload(scene, signed_header(scene, tiles=10**6)),

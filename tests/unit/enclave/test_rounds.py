@@ -182,7 +182,7 @@ def test_a_signed_revision_is_adopted_before_the_next_round(start, speaker):
     text = service.config.read_text().replace("revision = 1", "revision = 2")
     revoked = text.replace('name = "client-6"\n', 'name = "client-6"\nrevoked = "left us"\n')
     service.config.write_text(revoked)
-    service.sign()  # Round 2 is open under the old rules by now, and ends under them.
+    service.sign()  # Round 2 is open under the old terms by now, and ends under them.
     _, second = play(service, speaker, updates)
     assert (second.revision, second.participants) == (1, 6)
     adopted = service.wait_for("FederationAdopted", 2)

@@ -42,20 +42,20 @@ def provider(code, platform=PLATFORM):
     return UnsafeSimulatedProvider(platform, code)
 
 
-def identity(code):
+def code_id(code):
     return read(provider(code).evidence(bytes(64))).code_id
 
 
 def policy(*codes):
     return Policy(
         evidence=("simulation",),
-        insecure_allow_simulation=True,
+        unsafe_simulation=True,
         simulation=SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=codes),
     )
 
 
 def follows(key, *codes):
-    return tuple(succession(key, identity(code)) for code in codes)
+    return tuple(succession(key, code_id(code)) for code in codes)
 
 
 POLICY = policy(OLD, NEW)
@@ -77,14 +77,14 @@ class Pair:
 
     def __init__(self, life, successors=(NEW,)):
         self.life = life
-        self.old = life.founded("old", Sealer(b"o" * 32, identity(OLD)))
-        self.config = life.charter(2, successors=follows(self.old.receipt_key, *successors))
+        self.old = life.founded("old", Sealer(b"o" * 32, code_id(OLD)))
+        self.charter = life.charter(2, successors=follows(self.old.receipt_key, *successors))
         life.publish(self.old, 2)
-        self.old.adopt(self.config)
-        self.new = life.open("new", Sealer(b"n" * 32, identity(NEW)))
+        self.old.adopt(self.charter)
+        self.new = life.open("new", Sealer(b"n" * 32, code_id(NEW)))
 
     def request(self, state=None, code=NEW, federation=None):
-        digest = federation or self.config.federation.digest()
+        digest = federation or self.charter.federation.digest()
         return migration.request(state or self.new, provider(code), federation=digest)
 
     def export(self, request=None, **changes):
@@ -93,7 +93,7 @@ class Pair:
 
     def take_over(self, bundle, state=None, **changes):
         options = {
-            "charter": self.config,
+            "charter": self.charter,
             "provider": provider(NEW),
             "policy": POLICY,
             "circumstances": CIRCUMSTANCES,
@@ -112,18 +112,18 @@ def pair(life):
 
 def test_the_successor_goes_on_with_the_next_round(pair, life):
     exported = pair.export()
-    assert exported.successor == identity(NEW)
+    assert exported.successor == code_id(NEW)
     assert not exported.again
     told = pair.take_over(exported.bundle)
     assert told == migration.TakenOver(
-        origin=identity(OLD), receipt_key=pair.old.receipt_key, rounds=2, revision=2
+        origin=code_id(OLD), receipt_key=pair.old.receipt_key, rounds=2, revision=2
     )
     for _ in range(2):
         assert pair.new.receipts() == pair.old.receipts()
         assert pair.new.charters == pair.old.charters
         assert np.array_equal(pair.new.last_state.model, pair.old.last_state.model)
         assert np.array_equal(pair.new.last_state.moments, pair.old.last_state.moments)
-        assert pair.new.handed_over_from == identity(OLD)
+        assert pair.new.handed_over_from == code_id(OLD)
         pair.reopen()
     assert not pair.new.migration.exists()
     offer = pair.new.start(evidence="simulation").open_round().offer
@@ -131,7 +131,7 @@ def test_the_successor_goes_on_with_the_next_round(pair, life):
     client = Client(
         "a", Identity(bytes(32)), pair.new.federation, pair.old.receipt_key, pair.old.head
     )
-    client.join(offer, in_process(offer, pair.new.public))
+    client.join(offer, in_process(offer, pair.new.receipt_key))
     life.publish(pair.new)
     assert pair.new.handed_over_from is None
 
@@ -146,7 +146,7 @@ def test_the_predecessor_is_retired_before_the_bundle_leaves(pair, monkeypatch):
     pair.export(request)
     pair.old.close()
     pair.old = pair.life.open("old", pair.old.sealer)
-    with pytest.raises(StateError, match=identity(NEW).hex()):
+    with pytest.raises(StateError, match=code_id(NEW).hex()):
         pair.old.start(evidence="simulation")
 
 
@@ -178,15 +178,15 @@ def test_a_successor_may_ask_again_and_has_the_same_key(pair):
 def test_no_second_instance_of_the_same_code_gets_the_state(pair, life):
     """It is listed, measured and proved like the first; two would be a fork."""
     pair.export()
-    twin = life.open("twin", Sealer(b"t" * 32, identity(NEW)))
+    twin = life.open("twin", Sealer(b"t" * 32, code_id(NEW)))
     with pytest.raises(StateError, match="no other can have it"):
         pair.export(pair.request(twin))
 
 
 def test_the_state_can_move_on_again(pair, life):
     pair.take_over(pair.export().bundle)
-    third = life.open("third", Sealer(b"3" * 32, identity(EVIL)))
-    charter = life.charter(3, successors=follows(pair.new.public, EVIL))
+    third = life.open("third", Sealer(b"3" * 32, code_id(EVIL)))
+    charter = life.charter(3, successors=follows(pair.new.receipt_key, EVIL))
     pair.new.adopt(charter)
     life.publish(pair.new)
     both = policy(NEW, EVIL)
@@ -196,13 +196,13 @@ def test_the_state_can_move_on_again(pair, life):
     )
     pair.take_over(exported.bundle, third, provider=provider(EVIL), policy=both)
     assert third.receipts() == pair.new.receipts()
-    assert third.handed_over_from == identity(NEW)
+    assert third.handed_over_from == code_id(NEW)
 
 
 def test_the_same_code_on_another_machine_can_be_a_successor(life):
     """As after an update of the processor's microcode, which changes the sealing key."""
     pair = Pair(life, successors=(OLD,))
-    moved = life.open("moved", Sealer(b"m" * 32, identity(OLD)))
+    moved = life.open("moved", Sealer(b"m" * 32, code_id(OLD)))
     exported = pair.export(pair.request(moved, OLD))
     pair.take_over(exported.bundle, moved, provider=provider(OLD))
     assert moved.head == pair.old.head
@@ -216,16 +216,16 @@ def other_key(pair):
     return changed(pair.request(), key=HybridKey().public)
 
 
-def old_config(pair):
+def old_federation(pair):
     return pair.request(federation=pair.old.charters[0].federation.digest())
 
 
-def claimed_config(pair):
-    return changed(old_config(pair), federation=pair.config.federation.digest())
+def claimed_federation(pair):
+    return changed(old_federation(pair), federation=pair.charter.federation.digest())
 
 
 def evil_code(pair):
-    evil = pair.life.open("evil", Sealer(b"e" * 32, identity(EVIL)))
+    evil = pair.life.open("evil", Sealer(b"e" * 32, code_id(EVIL)))
     return pair.request(evil, EVIL)
 
 
@@ -244,8 +244,8 @@ def bundle_s_evidence(pair):
 
 EXPORTS = {
     "another key than the evidence is about": (other_key, {}, Refusal.BINDING),
-    "an older revision": (old_config, {}, Refusal.BINDING),
-    "evidence about an older revision": (claimed_config, {}, Refusal.BINDING),
+    "an older revision": (old_federation, {}, Refusal.BINDING),
+    "evidence about an older revision": (claimed_federation, {}, Refusal.BINDING),
     "evidence about something else": (bundle_s_evidence, {}, Refusal.BINDING),
     "code that the policy does not list": (evil_code, {}, Refusal.MEASUREMENT),
     "code that the authority did not sign": (
@@ -257,7 +257,7 @@ EXPORTS = {
     "another root": (other_platform, {}, Refusal.ROOT),
     "a policy without simulation": (
         Pair.request,
-        {"policy": replace(POLICY, insecure_allow_simulation=False)},
+        {"policy": replace(POLICY, unsafe_simulation=False)},
         Refusal.SIMULATION_POLICY,
     ),
     "simulation that nobody asked for": (
@@ -291,7 +291,7 @@ def test_a_successor_that_is_not_listed_is_named(life):
 
 
 UNFIT = {
-    "the code alone": lambda pair: (identity(NEW),),
+    "the code alone": lambda pair: (code_id(NEW),),
     "the code after another enclave": lambda pair: follows(b"x" * 32, NEW),
     "other code after this enclave": lambda pair: follows(pair.old.receipt_key, EVIL),
 }
@@ -323,8 +323,8 @@ def forge(pair, code=OLD, *, estate=None, to=None, info=None, **changes):
     """What a host can do that knows the format: seal something of its own to the request's key."""
     request = decode(Request, pair.request())
     names = {
-        "origin": identity(code),
-        "successor": identity(NEW),
+        "origin": code_id(code),
+        "successor": code_id(NEW),
         "federation": request.federation,
         "key": fingerprint(request.key),
         **changes,
@@ -342,7 +342,7 @@ def forge(pair, code=OLD, *, estate=None, to=None, info=None, **changes):
 
 def estate_of(pair, request=None):
     request = request or decode(Request, pair.request())
-    return pair.life.estate(pair.old, identity(NEW), fingerprint(request.key))
+    return pair.life.estate(pair.old, code_id(NEW), fingerprint(request.key))
 
 
 def test_a_forger_knows_the_format(pair):
@@ -374,10 +374,10 @@ def parcel_of(pair, **changes):
 
 def known_identity(pair):
     """An identity that the host knows, with a chain of receipts of its own."""
-    host = pair.life.founded("host", Sealer(b"h" * 32, identity(EVIL)), charter=pair.config)
+    host = pair.life.founded("host", Sealer(b"h" * 32, code_id(EVIL)), charter=pair.charter)
     pair.life.publish(host)
     request = decode(Request, pair.request())
-    estate = pair.life.estate(host, identity(NEW), fingerprint(request.key))
+    estate = pair.life.estate(host, code_id(NEW), fingerprint(request.key))
     return forge(pair, EVIL, estate=estate)
 
 
@@ -401,7 +401,7 @@ def not_retired(pair):
 
 def retired_for_another(pair):
     estate = estate_of(pair)
-    end = encode(HandedOver(identity(NEW), b"x" * 32))
+    end = encode(HandedOver(code_id(NEW), b"x" * 32))
     return forge(pair, estate=replace(estate, records=(*estate.records[:-1], end)))
 
 
@@ -451,7 +451,7 @@ BUNDLES = {
     "evidence about another bundle": (borrowed_proof, AttestationRefused, Refusal.BINDING),
     "evidence of the successor itself": (request_s_proof, AttestationRefused, "another sender"),
     "another sender than the evidence says": (
-        lambda pair: forge(pair, origin=identity(EVIL)),
+        lambda pair: forge(pair, origin=code_id(EVIL)),
         AttestationRefused,
         "another sender",
     ),
@@ -467,7 +467,7 @@ BUNDLES = {
         Refusal.BINDING,
     ),
     "another successor": (
-        lambda pair: forge(pair, successor=identity(EVIL)),
+        lambda pair: forge(pair, successor=code_id(EVIL)),
         StateError,
         "another request",
     ),
@@ -524,7 +524,7 @@ def test_the_successor_begins_with_nothing_else(pair, what):
 SETTINGS = {
     "a policy without the predecessor": ({"policy": policy(NEW)}, Refusal.MEASUREMENT),
     "a policy without simulation": (
-        {"policy": replace(POLICY, insecure_allow_simulation=False)},
+        {"policy": replace(POLICY, unsafe_simulation=False)},
         Refusal.SIMULATION_POLICY,
     ),
     "simulation that nobody asked for": (
@@ -565,7 +565,7 @@ def test_a_host_that_writes_the_policy_cannot_make_up_a_predecessor(pair):
         pair.take_over(bundle, policy=LENIENT)
     assert pair.new.fresh
     pair.take_over(pair.export().bundle)
-    assert pair.new.public == pair.old.receipt_key
+    assert pair.new.receipt_key == pair.old.receipt_key
 
 
 def host_s_bundle(pair):
@@ -573,12 +573,12 @@ def host_s_bundle(pair):
     authority = Identity(b"h" * 32)
 
     def charter(**changes):
-        federation = replace(pair.config.federation, authority=authority.public, **changes)
+        federation = replace(pair.charter.federation, authority=authority.public, **changes)
         return authority.sign(Charter(federation, UNSIGNED))
 
-    sealer = Sealer(b"h" * 32, identity(EVIL))
+    sealer = Sealer(b"h" * 32, code_id(EVIL))
     host = pair.life.founded("host", sealer, charter=charter(successors=()))
-    agreed = charter(revision=3, successors=follows(host.public, NEW))
+    agreed = charter(revision=3, successors=follows(host.receipt_key, NEW))
     host.adopt(agreed)
     request = pair.request(federation=agreed.federation.digest())
     exported = migration.export(
@@ -624,7 +624,7 @@ def test_nothing_is_founded_while_a_hand_over_is_under_way(pair, life):
 
 def test_a_request_that_was_copied_to_other_code_does_not_open(pair, life):
     pair.request()
-    other = life.open("other", Sealer(b"n" * 32, identity(EVIL)))
+    other = life.open("other", Sealer(b"n" * 32, code_id(EVIL)))
     shutil.copy(pair.new.migration.path, other.migration.path)
     with pytest.raises(StateError, match="does not open"):
         pair.take_over(pair.export().bundle, other)

@@ -183,7 +183,7 @@ from ostraka.errors import StorageFull
 from ostraka.enclave.storage.spool import Spool
 
 folder, slot = Path(sys.argv[1]), 2**14 * 4 + 16
-spool = Spool(folder, rules=Terms(Manifest.flat(2**18), f=1, tile=2**14), rows=1, limit=2**30)
+spool = Spool(folder, terms=Terms(Manifest.flat(2**18), f=1, tile=2**14), rows=1, limit=2**30)
 written = 0
 try:
     while True:
@@ -194,7 +194,7 @@ except StorageFull:
 assert 1 <= written < 8, written
 assert all(list(tile) == [b"x" * slot] for tile, _ in zip(spool.tiles([0]), range(written)))
 spool.close()
-again = Spool(folder, rules=Terms(Manifest.flat(8), f=1, tile=8), rows=1, limit=99)
+again = Spool(folder, terms=Terms(Manifest.flat(8), f=1, tile=8), rows=1, limit=99)
 again.write(0, 0, bytes(48))
 print("done")
 """

@@ -32,7 +32,7 @@ def test_a_new_folder_is_fresh_until_something_is_founded(life):
     assert state.fresh
     assert state.head is None
     assert state.receipts() == state.charters == ()
-    for use in ("public", "federation", "last_state"):
+    for use in ("receipt_key", "federation", "last_state"):
         with pytest.raises(LocalProtocolError, match="nothing was founded"):
             getattr(state, use)
     with pytest.raises(LocalProtocolError, match="nothing was founded"):
@@ -54,9 +54,9 @@ def test_what_was_written_is_there_after_a_restart(life):
         state.skip(3, "the quorum was missed")
         state.adopt(life.charter(2))
         life.publish(state)
-        public, receipts = state.public, state.receipts()
+        key, receipts = state.receipt_key, state.receipts()
     with life.open() as state:
-        assert state.public == public
+        assert state.receipt_key == key
         assert state.receipts() == receipts
         assert state.head == receipts[-1]
         assert [receipt.number for receipt in state.receipts(2)] == [2, 3]
@@ -75,7 +75,7 @@ def test_the_enclave_goes_on_from_the_last_published_model(life):
         before = state.start(evidence="simulation")
     with life.open() as state:
         enclave = state.start(evidence="simulation")
-        assert enclave.receipt_key == before.public
+        assert enclave.receipt_key == before.receipt_key
         offer = enclave.open_round().offer
         assert offer.number == 3
         assert offer.model == vector_digest(life.state_of(2).model)
@@ -85,9 +85,9 @@ def test_the_enclave_goes_on_from_the_last_published_model(life):
 
 def joins(life, state, last):
     """Whether a client that holds this receipt takes part in the enclave's next round."""
-    client = Client("a", Identity(bytes(32)), state.federation, state.public, last)
+    client = Client("a", Identity(bytes(32)), state.federation, state.receipt_key, last)
     offer = state.start(evidence="simulation").open_round().offer
-    client.join(offer, in_process(offer, state.public))
+    client.join(offer, in_process(offer, state.receipt_key))
 
 
 def test_clients_follow_an_enclave_through_a_restart_and_refuse_one_that_was_set_back(life):
@@ -105,7 +105,7 @@ def test_clients_follow_an_enclave_through_a_restart_and_refuse_one_that_was_set
 
 
 def test_two_enclaves_of_the_same_code_have_two_identities(life):
-    assert life.founded("one").public != life.founded("two").public
+    assert life.founded("one").receipt_key != life.founded("two").receipt_key
 
 
 def test_models_are_kept_as_told(life):
@@ -124,7 +124,7 @@ def test_no_file_shows_what_is_in_it(life):
     for name in files(state.folder):
         content = (state.folder / name).read_bytes()
         assert model not in content
-        assert state.public not in content
+        assert state.receipt_key not in content
         assert state.head.signature not in content
 
 
@@ -201,7 +201,7 @@ PUBLICATIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "an older round": ({"number": 1}, LocalProtocolError, "does not follow"),
     "a later round": ({"number": 3}, LocalProtocolError, "does not follow"),
     "another chain": ({"previous": b"x" * 32}, LocalProtocolError, "does not follow"),
-    "another config": ({"config": b"x" * 32}, LocalProtocolError, "never adopted"),
+    "another federation": ({"federation": b"x" * 32}, LocalProtocolError, "never adopted"),
     "another model": ({"model": b"x" * 32}, LocalProtocolError, "not the one of the receipt"),
 }
 
@@ -349,9 +349,9 @@ def test_a_lost_first_start_is_begun_again(life):
     with life.open() as state:
         assert state.fresh
         state.found(life.charter(), life.state_of(0))
-        public = state.public
+        key = state.receipt_key
     with life.open() as state:
-        assert state.public == public
+        assert state.receipt_key == key
 
 
 HOST = Identity(b"h" * 32)
@@ -372,7 +372,7 @@ def test_a_seed_that_the_host_lays_into_an_empty_folder_is_not_founded_upon(life
     victim, host = life.founded("victim"), life.open("host")
     lay_seed(victim, host.folder)
     host.found(host_s_charter(life), life.state_of(0))
-    assert host.public != victim.public
+    assert host.receipt_key != victim.receipt_key
     assert life.estate(host, SUCCESSOR).seed != life.estate(victim, SUCCESSOR).seed
 
 
@@ -389,7 +389,7 @@ def test_a_seed_that_the_host_exchanges_while_a_ledger_is_founded_is_not_founded
     with monkeypatch.context() as patched:
         patched.setattr(SealedFile, "write", write_and_exchange)
         host.found(host_s_charter(life), life.state_of(0))
-    assert host.public != victim.public
+    assert host.receipt_key != victim.receipt_key
     host.close()
     with pytest.raises(StateError, match="is the identity of another ledger"):
         life.open("host")
@@ -424,7 +424,7 @@ def test_a_seed_from_a_hand_over_that_was_cut_short_is_not_founded_upon(life, mo
         (new.folder / left).unlink()
     with life.open("new") as new:
         new.found(host_s_charter(life), life.state_of(0))
-        assert new.public != old.public
+        assert new.receipt_key != old.receipt_key
         assert life.estate(new, SUCCESSOR).seed != estate.seed
 
 
@@ -498,7 +498,7 @@ def test_an_heir_goes_on_with_everything(life):
     with life.open("new", life.sealer("heir")) as new:
         new.inherit(life.estate(old, SUCCESSOR), b"o" * 32)
     with life.open("new", life.sealer("heir")) as new:
-        assert new.public == old.public
+        assert new.receipt_key == old.receipt_key
         assert new.receipts() == old.receipts()
         assert new.charters == old.charters
         assert new.handed_over_from == b"o" * 32

@@ -29,7 +29,7 @@ def state(life):
 @pytest.fixture
 def story(life, state):
     """Two rounds, a revision between them, and a round that was given up."""
-    told: list[Record] = [Founded(state.public, life.charter(), bytes(32))]
+    told: list[Record] = [Founded(state.receipt_key, life.charter(), bytes(32))]
     first = life.receipt(state, life.state_of(1))
     told.append(Published(first, DIGEST))
     state.publish(first, life.state_of(1))
@@ -48,7 +48,7 @@ def tell(*told):
 
 def test_the_records_add_up(story, state, life):
     history = tell(*story)
-    assert history.identity == state.public
+    assert history.receipt_key == state.receipt_key
     assert history.charters == [life.charter(), life.charter(2)]
     assert [receipt.number for receipt in history.receipts] == [1, 2]
     assert history.head == history.receipts[-1]
@@ -60,7 +60,7 @@ def test_the_records_add_up(story, state, life):
 
 
 def test_a_round_may_end_under_the_revision_under_which_it_began(story, life, state):
-    early = replace(story[-1].receipt, config=life.charter().federation.digest())
+    early = replace(story[-1].receipt, federation=life.charter().federation.digest())
     assert tell(*story[:-1], Published(early, DIGEST)).number == 2
 
 
@@ -102,7 +102,7 @@ REFUSED = {
         lambda told: (*told[:4], replace(told[4], receipt=_after(told[4].receipt, b"x" * 32))),
         "does not follow",
     ),
-    "a config that was never adopted": (lambda told: (*told[:2], told[4]), "never adopted"),
+    "a federation that was never adopted": (lambda told: (*told[:2], told[4]), "never adopted"),
     "an old revision": (lambda told: (*told[:3], told[2]), "does not replace"),
     "a skipped round that was not open": (
         lambda told: (told[0], Skipped(2, "")),

@@ -20,7 +20,7 @@ def every_kind(life):
     state = life.founded()
     receipt = life.receipt(state, life.state_of(1))
     return [
-        Founded(state.public, life.charter(), bytes(32)),
+        Founded(state.receipt_key, life.charter(), bytes(32)),
         TakenOver(bytes(32), (b"one", b"two", b"")),
         Adopted(life.charter(2)),
         Published(receipt, bytes(32)),

@@ -12,17 +12,17 @@ from ostraka.enclave import hardening
 
 SCRIPT = """
 from pathlib import Path
-from ostraka.enclave import hardening as memory
+from ostraka.enclave import hardening
 
 def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
-memory.keep_little()
+hardening.keep_little()
 blocks = [bytearray(60_000) for _ in range(2_000)]
 del blocks[:-1]
 before = resident()
-memory.give_back()
+hardening.give_back()
 print(before - resident())
 """
 
