@@ -12,7 +12,7 @@ from torch import nn
 
 from ostraka.arrays import Float32
 from ostraka.config import Manifest
-from ostraka_lab import data, models, parameters
+from ostraka_lab import data, models
 from ostraka_lab.attacks import TARGET, Attack, Poison, Scene, stamped
 from ostraka_lab.data import Dataset, Split, partition
 from ostraka_lab.experiment import Experiment
@@ -48,7 +48,7 @@ class Task:
 
     def first(self) -> tuple[Manifest, Float32]:
         model = self.model()
-        return parameters.manifest(model), parameters.vector(model)
+        return models.manifest(model), models.vector(model)
 
     def holdings(self) -> list[list[int]]:
         """How many examples of each class every client has."""

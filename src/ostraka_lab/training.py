@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from ostraka.arrays import Float32
 from ostraka.errors import ConfigError
-from ostraka_lab import parameters
+from ostraka_lab import models
 from ostraka_lab.data.dataset import Int64, UInt8
 from ostraka_lab.models.layers import drawing_from
 
@@ -141,11 +141,11 @@ class Trainer:
         """
         for_batches, for_model = np.random.SeedSequence(list(seed)).spawn(2)
         batches = list(self._batches(np.random.default_rng(for_batches)))
-        parameters.load(self.model, start)
+        models.set_vector(self.model, start)
         with drawing_from(_generator(for_model), self.model):
             losses = self._descend(batches)
         with np.errstate(over="ignore", invalid="ignore"):  # of a training that diverged
-            update = self._with_momentum(parameters.vector(self.model) - start)
+            update = self._with_momentum(models.vector(self.model) - start)
         examples = sum(map(len, batches))
         return Trained(update, sum(losses) / examples, examples)
 
@@ -183,7 +183,7 @@ class Trainer:
         if beta == 0 or not np.isfinite(update).all():
             return update
         if self.momentum_state is not None:
-            kept = parameters.learned(self.model) * np.float32(beta)
+            kept = models.learned(self.model) * np.float32(beta)
             update = kept * self.momentum_state + (1 - kept) * update
         self.momentum_state = update
         return update.copy()
@@ -200,7 +200,7 @@ def evaluate(  # noqa: PLR0917 (as a Trainer has them)
     batch: int = _EVALUATED_AT_ONCE,
 ) -> Score:
     """What this model (d,) is worth on these images (n, c, h, w)."""
-    parameters.load(model, vector)
+    models.set_vector(model, vector)
     model.eval()
     pixels, right, loss = Pixels(mean, std), 0, 0.0
     with torch.inference_mode():

@@ -1,17 +1,40 @@
-"""Models that the lab trains, by name. All are written here, and start from a seed alone."""
+"""Models that the lab trains, by name, and a model as one vector of float32.
 
+All of them are written here and start from a seed alone. `networks` has the networks, `layers` what
+they have in common.
+
+In a vector, the tensors have the order that a federation's files give them. Everything that is a
+floating-point number travels: the parameters, and the running statistics of batch norm, which are
+averaged like the rest. Integer buffers, which merely count, stay where they are.
+"""
+
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
-from ostraka_lab.models.efficientnet import B0, B1, efficientnet
+from ostraka import config
+from ostraka.arrays import Float32
+from ostraka.config import Manifest
+from ostraka.errors import ConfigError
+from ostraka.model_file import named_tensors
 from ostraka_lab.models.layers import Shape, initialise
-from ostraka_lab.models.mobilenet import mobilenet_v1, mobilenet_v2
-from ostraka_lab.models.small import cnn, lenet5, mlp
+from ostraka_lab.models.networks import (
+    B0,
+    B1,
+    cnn,
+    efficientnet,
+    lenet5,
+    mlp,
+    mobilenet_v1,
+    mobilenet_v2,
+)
 from ostraka_lab.names import find
 
 Builder: TypeAlias = Callable[[Shape, int], nn.Module]
@@ -30,7 +53,7 @@ MODELS: Mapping[str, Builder] = MappingProxyType(
 
 
 def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
-    """A new model for images of this shape (channels, height, width). Raises ConfigError.
+    """Make a new model for images of this shape (channels, height, width). Raises ConfigError.
 
     Equal seeds give equal models, whatever else this process draws or trains at the same time.
     """
@@ -41,3 +64,38 @@ def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
     initialise(model, torch.Generator().manual_seed(seed))
     # A processor is faster where the channels of a pixel lie together.
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def manifest(model: nn.Module) -> Manifest:
+    """Describe what the coordinates of the model's vector mean."""
+    tensors = _travelling(model).items()
+    return Manifest(tuple(config.Tensor(name, tuple(tensor.shape)) for name, tensor in tensors))
+
+
+def vector(model: nn.Module) -> Float32:
+    """Copy the model's values (d,)."""
+    return np.concatenate([tensor.reshape(-1).numpy() for tensor in _travelling(model).values()])
+
+
+def set_vector(model: nn.Module, vector: Float32) -> None:
+    """Set the model to these values (d,). Raises ConfigError for those of another model."""
+    described, tensors = manifest(model), _travelling(model)
+    if vector.shape != (described.dimension,):
+        raise ConfigError(f"a model of {described.dimension} values; got {vector.shape}")
+    # A copy, because torch warns of memory that it could not write to, and a fetched model is such.
+    for name, values in named_tensors(described, np.array(vector)).items():
+        tensors[name].copy_(torch.from_numpy(values))
+
+
+def learned(model: nn.Module) -> npt.NDArray[np.bool_]:
+    """Mark the coordinates (d,) that are parameters; the others are statistics of the data."""
+    parameters = {name for name, _ in model.named_parameters()}
+    tensors = manifest(model).tensors
+    sizes = [math.prod(tensor.shape) for tensor in tensors]
+    return np.repeat([tensor.name in parameters for tensor in tensors], sizes)
+
+
+def _travelling(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The tensors themselves, by name, and sorted by it: safetensors writes its files that way."""
+    state = model.state_dict()
+    return {name: state[name] for name in sorted(state) if state[name].is_floating_point()}

@@ -7,9 +7,13 @@ from typing import TypeAlias
 import torch
 from torch import Generator, Tensor, nn
 
+Shape: TypeAlias = tuple[int, int, int]  # channels, height, width
+
+_SMALL = 64  # pixels
+
 
 class Chance(nn.Module):
-    """Drops parts of its input with a probability of `rate`, and makes up for it in the rest.
+    """A layer that drops parts of its input with probability `rate` and scales up the rest.
 
     generator: where it draws from; None is the generator that the process shares.
     """
@@ -49,7 +53,7 @@ class StochasticDepth(Chance):
 
 @contextmanager
 def drawing_from(generator: Generator, model: nn.Module) -> Iterator[None]:
-    """Every layer of the model that draws, draws from this generator meanwhile."""
+    """Make all layers of the model that draw numbers draw them from this generator."""
     layers = [layer for layer in model.modules() if isinstance(layer, Chance)]
     for layer in layers:
         layer.generator = generator
@@ -61,7 +65,7 @@ def drawing_from(generator: Generator, model: nn.Module) -> Iterator[None]:
 
 
 def initialise(model: nn.Module, generator: Generator) -> None:
-    """Draw all weights, in the order of the layers. What was there before is overwritten.
+    """Draw all weights anew, in the order of the layers.
 
     Convolutions keep the variance of rectified inputs (He et al. 2015), or that of gradients where
     batch norm comes next and they have no bias: it sets the inputs' variance anyhow. Linear layers
@@ -87,11 +91,6 @@ def initialise(model: nn.Module, generator: Generator) -> None:
 def _clear(bias: Tensor | None) -> None:
     if bias is not None:
         nn.init.zeros_(bias)
-
-
-Shape: TypeAlias = tuple[int, int, int]  # channels, height, width
-
-_SMALL = 64
 
 
 def stem_stride(shape: Shape) -> int:
@@ -128,12 +127,12 @@ def convolution(
 def depthwise(
     channels: int, *, kernel: int = 3, stride: int = 1, activation: nn.Module
 ) -> nn.Sequential:
-    """A filter for each channel by itself."""
+    """Apply a separate filter to each channel."""
     return convolution(
         channels, channels, kernel=kernel, stride=stride, groups=channels, activation=activation
     )
 
 
 def pool() -> nn.Sequential:
-    """The mean of each channel: (n, c, h, w) to (n, c)."""
+    """Take the mean of each channel: (n, c, h, w) to (n, c)."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())

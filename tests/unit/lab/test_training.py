@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from ostraka.errors import ConfigError
-from ostraka_lab import parameters
+from ostraka_lab import models
 from ostraka_lab.models import build
 from ostraka_lab.training import Descent, Pixels, Recipe, Trainer, evaluate
 
@@ -37,7 +37,7 @@ def score(model, vector):
 
 def start(trainer):
     """A model to start from, other than the one that the trainer's model happens to be."""
-    return np.float32(0.5) * parameters.vector(trainer.model)
+    return np.float32(0.5) * models.vector(trainer.model)
 
 
 # What one step is, by the formula.
@@ -48,7 +48,7 @@ def test_a_step_is_the_gradient_of_the_mean_loss_times_the_learning_rate():
     at = start(trainer)
     trained = trainer.update(at, seed=[0])
     images, labels = examples()
-    parameters.load(trainer.model, at)
+    models.set_vector(trainer.model, at)
     trainer.model.zero_grad()
     pixels = (torch.tensor(images).float() / 255 - MEAN[0]) / STD[0]
     loss = functional.cross_entropy(trainer.model(pixels), torch.tensor(labels))
@@ -56,7 +56,7 @@ def test_a_step_is_the_gradient_of_the_mean_loss_times_the_learning_rate():
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.sub_(0.5 * (parameter.grad + 0.1 * parameter))
-    expected = parameters.vector(trainer.model) - at
+    expected = models.vector(trainer.model) - at
     np.testing.assert_allclose(trained.update, expected, rtol=1e-4, atol=1e-6)
     assert trained.loss == pytest.approx(loss.item(), rel=1e-5)
     assert trained.update.dtype == np.float32
@@ -229,7 +229,7 @@ def test_statistics_of_batch_norm_have_no_momentum():
     at = start(plain)
     trainer.update(at, seed=[0])
     sent, measured = (each.update(at, seed=[1]).update for each in (trainer, plain))
-    learned = parameters.learned(plain.model)
+    learned = models.learned(plain.model)
     np.testing.assert_array_equal(sent[~learned], measured[~learned])
     assert not np.allclose(sent[learned], measured[learned])
 
@@ -268,7 +268,7 @@ def test_an_example_that_is_left_over_joins_the_last_batch(seen):
 def test_batch_norm_takes_its_running_statistics_for_a_batch_of_one(n, batch):
     trainer = make("efficientnet-b0", Recipe(epochs=1, batch=batch), n=n)
     trained = trainer.update(start(trainer), seed=[0])
-    learned = parameters.learned(trainer.model)
+    learned = models.learned(trainer.model)
     assert trained.examples == n
     assert np.isfinite(trained.update).all()
     assert trained.update[learned].any()
@@ -324,7 +324,7 @@ def test_data_that_cannot_be_written_to_will_do():
 
 def test_a_score_is_that_of_the_formula_whatever_the_batch():
     model = build("efficientnet-b0", shape=SHAPE, classes=10, seed=0)
-    vector, (images, labels) = parameters.vector(model), examples(30)
+    vector, (images, labels) = models.vector(model), examples(30)
     model.eval()
     with torch.inference_mode():
         outputs = model((torch.tensor(images).float() / 255 - MEAN[0]) / STD[0])
@@ -337,9 +337,9 @@ def test_a_score_is_that_of_the_formula_whatever_the_batch():
 
 def test_evaluation_changes_nothing():
     model = build("efficientnet-b0", shape=SHAPE, classes=10, seed=0)
-    vector = parameters.vector(model)
+    vector = models.vector(model)
     score(model, vector)
-    np.testing.assert_array_equal(parameters.vector(model), vector)
+    np.testing.assert_array_equal(models.vector(model), vector)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
@@ -352,7 +352,7 @@ def test_a_model_learns_what_can_be_learned(name):
     images = np.clip(noisy, 0, 255).astype(np.uint8)
     model = build(name, shape=SHAPE, classes=10, seed=0)
     trainer = Trainer(model, images[:200], labels[:200], MEAN, STD, Recipe(epochs=4, batch=16))
-    at = parameters.vector(model)
+    at = models.vector(model)
     after = at + trainer.update(at, seed=[0]).update
     before = evaluate(model, at, images[200:], labels[200:], MEAN, STD)
     assert before.accuracy < 0.4

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from ostraka_lab import models, parameters
+from ostraka_lab import models
 from ostraka_lab.bench.paper.networks import CLASSES, SHAPE
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.training import Recipe, Trainer
@@ -24,7 +24,7 @@ def epoch(network: str, clients: int, steps: int, begin: Begin) -> Figures:
     begin(f"training {network}", 0, 1)
     batches = math.ceil(PICTURES / clients / BATCH)
     model = models.build(network, shape=SHAPE, classes=CLASSES, seed=0)
-    start = parameters.vector(model)
+    start = models.vector(model)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (BATCH * steps, *SHAPE), dtype=np.uint8)
     labels = rng.integers(0, 10, len(images))

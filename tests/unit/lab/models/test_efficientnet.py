@@ -1,8 +1,8 @@
 import pytest
 
 from ostraka_lab.models import build
-from ostraka_lab.models.efficientnet import B0, B1, Bottleneck, Size
 from ostraka_lab.models.layers import Dropout, StochasticDepth
+from ostraka_lab.models.networks import B0, B1, Bottleneck, Size
 
 
 @pytest.mark.parametrize(

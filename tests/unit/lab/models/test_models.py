@@ -7,9 +7,8 @@ from torch import nn
 
 from ostraka.errors import ConfigError
 from ostraka_lab.models import MODELS, build
-from ostraka_lab.models.efficientnet import Bottleneck
 from ostraka_lab.models.layers import stem_stride
-from ostraka_lab.models.mobilenet import InvertedResidual
+from ostraka_lab.models.networks import Bottleneck, InvertedResidual
 
 PUBLISHED = {
     "mobilenetv1": 4_231_976,

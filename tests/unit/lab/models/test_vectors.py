@@ -8,7 +8,7 @@ from ostraka.client.results import flatten
 from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError
 from ostraka.model_file import named_tensors, read_model
-from ostraka_lab import parameters
+from ostraka_lab import models
 from ostraka_lab.models import MODELS, build
 
 NORMED = "mobilenetv2"
@@ -21,21 +21,21 @@ def model(name=NORMED, seed=0):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_vector_goes_into_a_model_and_comes_out(name):
     given, other = model(name), model(name, seed=1)
-    vector = parameters.vector(given)
+    vector = models.vector(given)
     assert vector.dtype == np.float32
-    assert vector.shape == (parameters.manifest(given).dimension,)
-    parameters.load(other, vector)
+    assert vector.shape == (models.manifest(given).dimension,)
+    models.set_vector(other, vector)
     for tensor, expected in zip(
         other.state_dict().values(), given.state_dict().values(), strict=True
     ):
         assert torch.equal(tensor, expected)
-    np.testing.assert_array_equal(parameters.vector(other), vector)
+    np.testing.assert_array_equal(models.vector(other), vector)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_keeps_manifest_and_vector(name, tmp_path):
     given = model(name)
-    manifest, vector = parameters.manifest(given), parameters.vector(given)
+    manifest, vector = models.manifest(given), models.vector(given)
     export(tmp_path / "model.safetensors", manifest, vector)
     read, values = read_model(tmp_path / "model.safetensors")
     assert read == manifest
@@ -47,13 +47,13 @@ def test_a_file_that_torch_wrote_has_the_same_order(tmp_path):
     floating = {n: t for n, t in given.state_dict().items() if t.is_floating_point()}
     save_file({name: tensor.contiguous() for name, tensor in floating.items()}, tmp_path / "torch")
     manifest, vector = read_model(tmp_path / "torch")
-    assert manifest == parameters.manifest(given)
-    np.testing.assert_array_equal(vector, parameters.vector(given))
+    assert manifest == models.manifest(given)
+    np.testing.assert_array_equal(vector, models.vector(given))
 
 
 def test_each_name_has_its_own_values_in_logical_order():
     given = model()
-    manifest, vector = parameters.manifest(given), parameters.vector(given)
+    manifest, vector = models.manifest(given), models.vector(given)
     state = given.state_dict()
     for name, values in named_tensors(manifest, vector).items():
         np.testing.assert_array_equal(values, state[name].numpy())
@@ -62,40 +62,40 @@ def test_each_name_has_its_own_values_in_logical_order():
 
 
 def test_statistics_travel_and_counters_stay():
-    names = [tensor.name for tensor in parameters.manifest(model()).tensors]
+    names = [tensor.name for tensor in models.manifest(model()).tensors]
     assert names == sorted(names)
     assert "stem.1.running_mean" in names
     assert "stem.1.running_var" in names
     assert not any("num_batches_tracked" in name for name in names)
     one, other = model(), model()
     one(torch.randn(4, 1, 28, 28))
-    parameters.load(other, parameters.vector(one))
+    models.set_vector(other, models.vector(one))
     assert one.state_dict()["stem.1.num_batches_tracked"] == 1
     assert other.state_dict()["stem.1.num_batches_tracked"] == 0
 
 
 def test_parameters_and_statistics_are_told_apart():
     given = model()
-    learned = parameters.learned(given)
+    learned = models.learned(given)
     assert learned.sum() == sum(parameter.numel() for parameter in given.parameters())
-    for name, mask in named_tensors(parameters.manifest(given), learned.astype(np.float32)).items():
+    for name, mask in named_tensors(models.manifest(given), learned.astype(np.float32)).items():
         assert np.all(mask == ("running" not in name)), name
 
 
 def test_a_vector_is_a_copy_and_a_loaded_one_is_left_alone():
     given = nn.Linear(2, 1)
-    vector = parameters.vector(given)
+    vector = models.vector(given)
     vector.setflags(write=False)  # like that of a fetched model
-    parameters.load(given, vector)
+    models.set_vector(given, vector)
     with torch.no_grad():
         given.weight.add_(1)
-    np.testing.assert_array_equal(parameters.vector(given)[1:], vector[1:] + 1)
+    np.testing.assert_array_equal(models.vector(given)[1:], vector[1:] + 1)
 
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (3, 1), ()])
 def test_the_values_of_another_model_are_refused_and_nothing_changes(shape):
     given = nn.Linear(2, 1)
-    before = parameters.vector(given)
+    before = models.vector(given)
     with pytest.raises(ConfigError, match="a model of 3 values"):
-        parameters.load(given, np.zeros(shape, np.float32))
-    np.testing.assert_array_equal(parameters.vector(given), before)
+        models.set_vector(given, np.zeros(shape, np.float32))
+    np.testing.assert_array_equal(models.vector(given), before)
