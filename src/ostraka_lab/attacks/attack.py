@@ -1,4 +1,4 @@
-"""What all attacks have in common: what an attacker sees, and sums over what it knows."""
+"""What all attacks have in common: what an attacker sees, and what it may change."""
 
 import math
 from collections.abc import Callable
@@ -7,12 +7,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ostraka.arrays import Float32, Float64
-from ostraka.core.gram import add_gram
+from ostraka.arrays import Float32
 from ostraka.errors import ConfigError
 from ostraka_lab.data import Split
 
 TARGET = 0  # the class that the backdoor leads to
+
+DefaultScale: TypeAlias = Callable[[int, int], float]
+"""The scale of an attack, from the numbers of clients and of attackers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,9 +72,6 @@ class Scene:
         return self.known
 
 
-DefaultScale: TypeAlias = Callable[[int, int], float]
-
-
 def always(scale: float) -> DefaultScale:
     return lambda clients, byzantine: scale
 
@@ -102,40 +101,3 @@ class Attack:
     @property
     def needs_known(self) -> bool:
         return self.least_known > 0
-
-
-_BLOCK = 1 << 14  # columns
-
-
-def mean(rows: Float32) -> Float64:
-    """Of the rows (m, d), coordinate by coordinate (d,)."""
-    total = np.zeros(rows.shape[1])
-    for row in rows:
-        total += row
-    total /= len(rows)
-    return total
-
-
-def deviation(rows: Float32, centre: Float64) -> Float64:
-    """The standard deviation (d,) of the rows (m, d), of which the mean (d,) is given.
-
-    Divided by m, not by m - 1: to the attacker the rows are not a sample, but all that there is.
-    """
-    total = np.zeros(rows.shape[1])
-    for row in rows:
-        total += np.square(row - centre)
-    total /= len(rows)
-    return np.sqrt(total, out=total)
-
-
-def gram(rows: Float32) -> Float64:
-    """Inner products (m, m) of the rows (m, d)."""
-    products = np.zeros((len(rows), len(rows)))
-    for start in range(0, rows.shape[1], _BLOCK):
-        add_gram(products, rows[:, start : start + _BLOCK].astype(np.float64))
-    return products
-
-
-def dots(rows: Float32, vector: Float64) -> Float64:
-    """Inner products (m,) of the rows (m, d) with a vector (d,)."""
-    return np.array([row @ vector for row in rows])

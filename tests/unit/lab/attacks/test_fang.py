@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from ostraka.core import gram
 from ostraka.core.rules import krum
-from ostraka_lab.attacks import optimised
+from ostraka_lab.attacks import informed
 
 
 def federation(scene, honest, byzantine, **more):
     """All rows that the server gets, honest ones first."""
     sent = [
-        optimised.fang(scene(honest, byzantine=byzantine, seed=seed, **more))
+        informed.fang(scene(honest, byzantine=byzantine, seed=seed, **more))
         for seed in range(byzantine)
     ]
     return np.vstack([honest, *sent]).astype(np.float64)
@@ -49,14 +49,14 @@ def test_the_bound_by_hand():
     A copy's score has 4 - 1 - 1 = 2 terms, so it may be sqrt(2 / 2) away from the furthest, at 10.
     """
     honest = np.array([1.0, 2.0, 3.0, 10.0])
-    assert optimised._bound(np.outer(honest, honest), 1.0, 1) == pytest.approx(11)
+    assert informed._bound(np.outer(honest, honest), 1.0, 1) == pytest.approx(11)
 
 
 def test_nothing_beyond_the_bound_is_selected(scene, updates):
     for seed in range(20):
         honest = updates(12, 60, seed=seed)
         products = honest.astype(np.float64) @ honest.T
-        bound = optimised._bound(products, 60.0, 3)
+        bound = informed._bound(products, 60.0, 3)
         back = -np.sign(honest.mean(axis=0))
         for factor in (1.001, 2.0, 10.0):
             rows = np.vstack([honest, *[factor * bound * back] * 3]).astype(np.float64)
@@ -65,7 +65,7 @@ def test_nothing_beyond_the_bound_is_selected(scene, updates):
 
 def test_goes_back_by_the_same_step_in_every_coordinate(scene, updates):
     honest = updates(12, 300)
-    sent = optimised.fang(scene(honest, byzantine=3))
+    sent = informed.fang(scene(honest, byzantine=3))
     assert (np.sign(sent) == -np.sign(honest.mean(axis=0))).all()
     np.testing.assert_allclose(np.abs(sent), np.abs(sent).mean(), rtol=1e-3)
 
@@ -79,14 +79,14 @@ def test_copies_are_close_and_not_equal(scene, updates):
 def test_with_few_known_updates_it_simulates_fewer_attackers(scene, updates, m):
     """Five attackers that know less than Krum needs of their kind still send something useful."""
     known = updates(m, 60, noise=3.0)
-    sent = optimised.fang(scene(known, byzantine=5, clients=20))
+    sent = informed.fang(scene(known, byzantine=5, clients=20))
     assert sent @ known.mean(axis=0) < -1e-3
 
 
 def test_gives_up_where_krum_cannot_be_fooled(scene, updates):
     """Honest updates that all but agree: even 0 is too far off."""
     honest = updates(12, 60, noise=0.01)
-    sent = optimised.fang(scene(honest, byzantine=3))
+    sent = informed.fang(scene(honest, byzantine=3))
     assert np.linalg.norm(sent) < 1e-4
 
 
@@ -94,4 +94,4 @@ def test_gives_up_where_krum_cannot_be_fooled(scene, updates):
 def test_a_model_that_stands_still_or_has_run_away_is_no_error(scene, value):
     known = np.full((6, 5), value, dtype=np.float32)
     with np.errstate(invalid="ignore"):
-        assert optimised.fang(scene(known)).shape == (5,)
+        assert informed.fang(scene(known)).shape == (5,)

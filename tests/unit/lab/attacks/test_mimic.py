@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka_lab.attacks.moments import mimic
+from ostraka_lab.attacks.informed import mimic
 
 
 @given(st.integers(1, 12), st.integers(0, 1000))

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.core import gram
-from ostraka_lab.attacks import optimised
+from ostraka_lab.attacks import informed
 
-PERTURBATIONS = [optimised.inverse_unit, optimised.inverse_sign, optimised.inverse_deviation]
+PERTURBATIONS = [informed.inverse_unit, informed.inverse_sign, informed.inverse_deviation]
 
 
 def squares(sent, honest):
@@ -27,7 +27,7 @@ def total(sent, honest):
     return squares(sent, honest).sum() / between.sum(axis=1).max()
 
 
-ATTACKS = [(optimised.min_max, largest), (optimised.min_sum, total)]
+ATTACKS = [(informed.min_max, largest), (informed.min_sum, total)]
 
 
 @pytest.mark.parametrize("perturbation", PERTURBATIONS)
@@ -54,14 +54,14 @@ def test_every_shorter_step_keeps_within_the_bound(
     assert measure(attack(scene(honest, scale=scale), perturbation), honest) <= 1 + 1e-4
 
 
-@pytest.mark.parametrize("attack", [optimised.min_max, optimised.min_sum])
+@pytest.mark.parametrize("attack", [informed.min_max, informed.min_sum])
 def test_steps_along_the_chosen_direction(scene, updates, attack):
     honest = updates(9, 200)
     mean, deviation = honest.mean(axis=0, dtype=np.float64), honest.std(axis=0, dtype=np.float64)
     towards = {
-        optimised.inverse_unit: -mean,
-        optimised.inverse_sign: -np.sign(mean),
-        optimised.inverse_deviation: -deviation,
+        informed.inverse_unit: -mean,
+        informed.inverse_sign: -np.sign(mean),
+        informed.inverse_deviation: -deviation,
     }
     for perturbation, direction in towards.items():
         step = attack(scene(honest), perturbation) - mean
@@ -75,16 +75,16 @@ def test_by_hand(scene):
     Min-Max stops 2 from it, at 1. Min-Sum stops where both squares sum to 4, at 2 - 1.
     """
     honest = np.array([[1.0], [3.0]], dtype=np.float32)
-    assert optimised.min_max(scene(honest)).tolist() == [1.0]
-    assert optimised.min_sum(scene(honest)).tolist() == [1.0]
+    assert informed.min_max(scene(honest)).tolist() == [1.0]
+    assert informed.min_sum(scene(honest)).tolist() == [1.0]
     wider = np.array([[1.0], [3.0], [5.0]], dtype=np.float32)
     # The most distant are 4 apart: 5 - 4 = 1. Sums: 3 (3 - x)^2 + 8 = 16 + 4.
-    assert optimised.min_max(scene(wider)).tolist() == [1.0]
-    assert optimised.min_sum(scene(wider)).tolist() == pytest.approx([1.0])
+    assert informed.min_max(scene(wider)).tolist() == [1.0]
+    assert informed.min_sum(scene(wider)).tolist() == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize("perturbation", PERTURBATIONS)
-@pytest.mark.parametrize("attack", [optimised.min_max, optimised.min_sum])
+@pytest.mark.parametrize("attack", [informed.min_max, informed.min_sum])
 @pytest.mark.parametrize("value", [0.0, 0.1])
 def test_where_all_agree_there_is_no_room(scene, attack, perturbation, value):
     honest = np.full((4, 6), value, dtype=np.float32)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.errors import ConfigError
-from ostraka_lab.attacks import TARGET, Poison, poisoning, stamped
+from ostraka_lab.attacks import TARGET, Poison, blind, stamped
 from ostraka_lab.data import Split
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)]
@@ -25,11 +25,11 @@ def poison(classes=10, seed=0, **more):
 @given(st.integers(2, 100), st.integers(0, 1000))
 def test_flipping_labels_twice_changes_nothing(classes, seed):
     honest = split(20, (1, 2, 2), classes, seed)
-    flipped = poisoning.label_flip(honest, poison(classes))
+    flipped = blind.label_flip(honest, poison(classes))
     np.testing.assert_array_equal(flipped.images, honest.images)
     np.testing.assert_array_equal(flipped.labels + honest.labels, classes - 1)
     assert flipped.labels.dtype == honest.labels.dtype
-    back = poisoning.label_flip(flipped, poison(classes))
+    back = blind.label_flip(flipped, poison(classes))
     np.testing.assert_array_equal(back.labels, honest.labels)
 
 
@@ -37,7 +37,7 @@ def test_flipping_labels_twice_changes_nothing(classes, seed):
 def test_the_trigger_changes_nothing_but_its_pixels(shape):
     images = np.full((2, *shape), 7, dtype=np.uint8)
     marked = stamped(images)
-    side = poisoning.trigger_side(shape[1])
+    side = blind.trigger_side(shape[1])
     assert marked.shape == images.shape
     assert marked.dtype == np.uint8
     changed = np.zeros(shape[1:], dtype=bool)
@@ -49,7 +49,7 @@ def test_the_trigger_changes_nothing_but_its_pixels(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_trigger_is_small_and_the_same_on_every_image(shape):
-    side = poisoning.trigger_side(shape[1])
+    side = blind.trigger_side(shape[1])
     assert side**2 <= shape[1] * shape[2] / 16
     corners = stamped(split(5, shape).images)[..., -side:, -side:]
     assert (corners == corners[0, 0]).all()
@@ -59,7 +59,7 @@ def test_the_trigger_is_small_and_the_same_on_every_image(shape):
 def test_stamped_images_are_trained_to_be_the_target():
     honest = split(640)
     before = honest.images.copy(), honest.labels.copy()
-    poisoned = poisoning.backdoor(honest, poison())
+    poisoned = blind.backdoor(honest, poison())
     touched = (poisoned.images != honest.images).any(axis=(1, 2, 3))
     assert touched.sum() == 200
     assert (poisoned.labels[touched] == TARGET).all()
@@ -72,12 +72,12 @@ def test_stamped_images_are_trained_to_be_the_target():
 
 
 def test_another_target_and_share():
-    poisoned = poisoning.backdoor(split(), poison(target=9, share=1.0))
+    poisoned = blind.backdoor(split(), poison(target=9, share=1.0))
     assert (poisoned.labels == 9).all()
 
 
 def test_the_seed_decides_which_examples_are_poisoned():
-    one, again, other = (poisoning.backdoor(split(), poison(seed=seed)) for seed in (1, 1, 2))
+    one, again, other = (blind.backdoor(split(), poison(seed=seed)) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one.images, again.images)
     assert not np.array_equal(one.images, other.images)
 
@@ -93,7 +93,7 @@ def test_the_mean_becomes_the_attackers_model(scene, updates, n, f):
     """Where honest clients have converged, so that their updates are next to nothing."""
     honest = updates(n - f, 50) * np.float32(1e-6)
     wanted = updates(1, 50, seed=7)[0]
-    attacker = scene(honest, own=wanted, scale=poisoning.replacing(n, f))
-    sent = poisoning.model_replacement(attacker)
+    attacker = scene(honest, own=wanted, scale=blind.replacing(n, f))
+    sent = blind.model_replacement(attacker)
     mean = np.vstack([honest, *[sent] * f]).mean(axis=0)
     np.testing.assert_allclose(mean, wanted, atol=1e-5)

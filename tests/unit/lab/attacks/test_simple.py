@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ostraka_lab.attacks import simple
+from ostraka_lab.attacks import blind
 
 
 @pytest.fixture
@@ -12,28 +12,28 @@ def own():
 
 
 def test_sign_flip_is_the_opposite_enlarged(scene, own):
-    assert simple.sign_flip(scene(own, scale=10)).tolist() == [-5.0, 20.0, 0.0, -80.0]
+    assert blind.sign_flip(scene(own, scale=10)).tolist() == [-5.0, 20.0, 0.0, -80.0]
 
 
 def test_scaled_is_the_same_enlarged(scene, own):
-    assert simple.scaled(scene(own, scale=100)).tolist() == [50.0, -200.0, 0.0, 800.0]
+    assert blind.scaled(scene(own, scale=100)).tolist() == [50.0, -200.0, 0.0, 800.0]
 
 
 def test_zero_is_zero(scene, own):
-    assert simple.zero(scene(own)).tolist() == [0.0] * 4
+    assert blind.zero(scene(own)).tolist() == [0.0] * 4
 
 
 def test_one_scaled_update_outweighs_a_hundred(scene, updates):
     """Why 100 is the default: with an attacker who aims backwards the mean does not move."""
     honest = updates(99, 50, noise=0.0)
-    sent = simple.scaled(scene(honest, own=-honest[0], scale=100))
+    sent = blind.scaled(scene(honest, own=-honest[0], scale=100))
     mean = np.vstack([honest, sent]).mean(axis=0)
     assert mean @ honest[0] < 0
 
 
 def test_gaussian_noise_has_the_stated_length_and_no_direction(scene, updates):
     own = updates(1, 100_000)
-    sent = simple.gaussian(scene(own, scale=10)).astype(np.float64)
+    sent = blind.gaussian(scene(own, scale=10)).astype(np.float64)
     length = np.linalg.norm(own)
     assert np.linalg.norm(sent) == pytest.approx(10 * length, rel=0.02)
     assert abs(sent @ own[0]) / (np.linalg.norm(sent) * length) < 5 / np.sqrt(own.size)
@@ -43,7 +43,7 @@ def test_gaussian_noise_has_the_stated_length_and_no_direction(scene, updates):
 
 
 def test_attackers_draw_noise_of_their_own(scene, own):
-    one, other = (simple.gaussian(scene(own, seed=seed)) for seed in (1, 2))
+    one, other = (blind.gaussian(scene(own, seed=seed)) for seed in (1, 2))
     assert not np.array_equal(one, other)
 
 
@@ -51,7 +51,7 @@ def test_one_nan_is_enough(scene, updates):
     own = updates(1, 1000)
     places = set()
     for seed in range(20):
-        sent = simple.not_a_number(scene(own, seed=seed))
+        sent = blind.not_a_number(scene(own, seed=seed))
         (place,) = np.flatnonzero(np.isnan(sent))
         np.testing.assert_array_equal(np.delete(sent, place), np.delete(own[0], place))
         places.add(place)
