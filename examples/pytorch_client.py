@@ -2,7 +2,7 @@
 
     python pytorch_client.py --write-model first.safetensors
     ostraka init digits --clients 5 --f 1 --model first.safetensors
-    ostraka enclave run --config digits/federation.toml --unsafe-simulate
+    ostraka enclave run --config digits/federation.toml --unsafe-simulation
     ostraka worker run --enclave 127.0.0.1:7420 --name worker-1 --key digits/keys/worker-1.key
     ostraka worker run --enclave 127.0.0.1:7420 --name worker-2 --key digits/keys/worker-2.key
 

@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -188,14 +187,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    """Become the module that is named, tied to the process that started it.
+
+    A new program takes the place of this one, so that nothing of the lab is in its process. What
+    the kernel was asked for outlives that.
+    """
     parent, module, *arguments = sys.argv[1:]
     die_with(int(parent))
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    # This interpreter, and no shell.
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent is gone, however that came to its end."""
+    """Have the kernel kill this process when its parent ends, for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # It was gone before the kernel knew.
         sys.exit(1)

@@ -44,8 +44,8 @@ class Deployment:
 
     def start_enclave(self) -> Child:
         """Its service answers when it has logged that it started."""
-        arguments = ("enclave", "run", "--config", str(self.config), "--unsafe-simulate")
-        return self.children.start("enclave", "ostraka", *arguments, "--log-json", serves=True)
+        arguments = ("run", "--config", str(self.config), "--unsafe-simulation", "--log-json")
+        return self.children.start("enclave", "ostraka.enclave", *arguments, serves=True)
 
     def start_worker(self, number: int) -> Child:
         name = f"worker-{number}"

@@ -5,7 +5,7 @@ libraries beside it. A simulated platform reports it as MRENCLAVE. Real platform
 whole image instead, this code and everything below it, and docs/attestation.md says how to compute
 what they report.
 
-The config is not in it. Report data binds that, so a new client needs no new measurement.
+The federation is not in it. Report data binds that, so a new client needs no new measurement.
 """
 
 import hashlib
@@ -17,30 +17,105 @@ from pathlib import Path
 
 from ostraka.encoding import pack
 
-# Modules and packages that the enclave's process loads, from ostraka itself. What measures, shows
-# and demonstrates is not among them: bench, cli, demo, lab, flower, dashboard, and the backends of
-# workers.
+# The modules of ours that `python -m ostraka.enclave` loads: all of them, and no other. A test runs
+# a whole round and compares this list with what is loaded then.
 MEASURED = (
-    "__init__",
-    "arrays",
-    "attestation",
-    "calibration",
-    "config",
-    "core",
-    "crypto",
-    "encoding",
-    "errors",
-    "events",
-    "host",
-    "messages",
-    "roles",
-    "round",
-    "services",
-    "settings",
-    "transport",
+    "ostraka",
+    "ostraka.arrays",
+    "ostraka.attestation",
+    "ostraka.attestation.certificates",
+    "ostraka.attestation.claims",
+    "ostraka.attestation.dcap",
+    "ostraka.attestation.nitro",
+    "ostraka.attestation.policy",
+    "ostraka.attestation.policy_file",
+    "ostraka.attestation.simulated_pki",
+    "ostraka.attestation.simulation",
+    "ostraka.attestation.snp",
+    "ostraka.attestation.verify",
+    "ostraka.config",
+    "ostraka.core",
+    "ostraka.core.exact",
+    "ostraka.core.field",
+    "ostraka.core.gaussian",
+    "ostraka.core.gram",
+    "ostraka.core.leakage",
+    "ostraka.core.optimiser",
+    "ostraka.core.rules",
+    "ostraka.core.rules.krum",
+    "ostraka.core.sketch",
+    "ostraka.crypto",
+    "ostraka.crypto.aead",
+    "ostraka.crypto.channel",
+    "ostraka.crypto.hpke",
+    "ostraka.crypto.identity",
+    "ostraka.crypto.offline",
+    "ostraka.crypto.sealing",
+    "ostraka.crypto.stream",
+    "ostraka.crypto.updates",
+    "ostraka.enclave",
+    "ostraka.enclave.__main__",
+    "ostraka.enclave.commands",
+    "ostraka.enclave.engine",
+    "ostraka.enclave.hardening",
+    "ostraka.enclave.limits",
+    "ostraka.enclave.measurement",
+    "ostraka.enclave.migration",
+    "ostraka.enclave.open_round",
+    "ostraka.enclave.platform",
+    "ostraka.enclave.platform.choose",
+    "ostraka.enclave.platform.gramine",
+    "ostraka.enclave.platform.interface",
+    "ostraka.enclave.platform.key_release",
+    "ostraka.enclave.platform.linux",
+    "ostraka.enclave.platform.nitro",
+    "ostraka.enclave.platform.sev_guest",
+    "ostraka.enclave.platform.simulated",
+    "ostraka.enclave.platform.tsm",
+    "ostraka.enclave.service",
+    "ostraka.enclave.servicer",
+    "ostraka.enclave.status",
+    "ostraka.enclave.storage",
+    "ostraka.enclave.storage.ledger",
+    "ostraka.enclave.storage.models",
+    "ostraka.enclave.storage.offline",
+    "ostraka.enclave.storage.sealed_file",
+    "ostraka.enclave.storage.spool",
+    "ostraka.enclave.storage.state",
+    "ostraka.enclave.workers",
+    "ostraka.encoding",
+    "ostraka.errors",
+    "ostraka.events",
+    "ostraka.federation_file",
+    "ostraka.files",
+    "ostraka.logs",
+    "ostraka.messages",
+    "ostraka.model_file",
+    "ostraka.protocol",
+    "ostraka.protocol.enclave",
+    "ostraka.protocol.enclave.averaging",
+    "ostraka.protocol.enclave.cohort",
+    "ostraka.protocol.enclave.collecting",
+    "ostraka.protocol.enclave.context",
+    "ostraka.protocol.enclave.dispute",
+    "ostraka.protocol.enclave.encoder",
+    "ostraka.protocol.enclave.exact",
+    "ostraka.protocol.enclave.folding",
+    "ostraka.protocol.enclave.gaussian",
+    "ostraka.protocol.enclave.inside",
+    "ostraka.protocol.enclave.lanes",
+    "ostraka.protocol.enclave.masking",
+    "ostraka.protocol.enclave.rows",
+    "ostraka.protocol.enclave.spans",
+    "ostraka.protocol.host",
+    "ostraka.settings",
+    "ostraka.transport",
+    "ostraka.transport.collateral",
+    "ostraka.transport.ostraka_pb2",
+    "ostraka.transport.ostraka_pb2_grpc",
 )
 
-# Distributions whose code it loads as well.
+# The distributions whose code it loads as well.
 DEPENDENCIES = (
     "cbor2",
     "cffi",
@@ -55,47 +130,61 @@ DEPENDENCIES = (
 )
 
 _LOADED = (".py", ".pyc", ".so")
-_CODE = b"ostraka/measured-code/v1"
+_GENERATED = ("_pb2", "_pb2_grpc")
+_CODE = b"ostraka/measured-code/v2"
 _MEASUREMENT = b"ostraka/measurement/v1"
 _PACKAGE = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """code: digest of the measured files. dependencies: versions, by name."""
+    """code: digest of the measured files. dependencies: versions, by name.
+
+    lines: how many those files have, without the code that protoc generated.
+    """
 
     code: bytes
     dependencies: tuple[tuple[str, str], ...]
+    lines: int
 
     @property
     def digest(self) -> bytes:
-        """Both together, in 32 bytes: what a simulated platform reports as MRENCLAVE."""
+        """Code and versions together, in 32 bytes: what a simulated platform reports."""
         parts = (text.encode() for each in self.dependencies for text in each)
         return hashlib.sha256(pack(_MEASUREMENT, self.code, *parts)).digest()
 
 
 def measure(package: Path = _PACKAGE) -> Measurement:
-    """Of the code in this folder, as it lies on the disk, and of the libraries of this process."""
-    parts = (
-        part for each in measured_files(package) for part in (_name(each, package), _text(each))
-    )
+    """Measure the code in this folder as it lies on the disk, and the libraries of this process.
+
+    package: the folder of the package `ostraka`.
+    """
+    texts = {path: _text(path) for path in measured_files(package)}
+    parts = (part for path, text in texts.items() for part in (_name(path, package), text))
     return Measurement(
         hashlib.sha256(pack(_CODE, *parts)).digest(),
         (("python", platform.python_version()), *((each, _version(each)) for each in DEPENDENCIES)),
+        sum(
+            len(text.splitlines())
+            for path, text in texts.items()
+            if not path.stem.endswith(_GENERATED)
+        ),
     )
 
 
 def measured_files(package: Path = _PACKAGE) -> list[Path]:
-    """In the order of their names, so that no file system's order shows."""
-    return sorted(_files(package), key=lambda path: _name(path, package))
+    """Every file that is measured, in the order of their names on every file system."""
+    found = (path for name in MEASURED for path in _files(name, package))
+    return sorted(found, key=lambda path: _name(path, package))
 
 
-def _files(package: Path) -> Iterator[Path]:
-    """Whatever Python would load under a measured name, even in place of what we wrote."""
-    for name in MEASURED:
-        for path in (*package.glob(f"{name}.*"), *(package / name).rglob("*")):
-            if path.suffix in _LOADED and path.parent.name != "__pycache__":
-                yield path
+def _files(module: str, package: Path) -> Iterator[Path]:
+    """Each file that Python could load as this module, even in place of what we wrote."""
+    place = package.joinpath(*module.split(".")[1:])
+    beside = place.parent.glob(f"{place.name}.*") if place != package else ()
+    for path in (*beside, *place.glob("__init__.*")):
+        if path.suffix in _LOADED:
+            yield path
 
 
 def _name(path: Path, package: Path) -> bytes:

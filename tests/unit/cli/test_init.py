@@ -13,9 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from ostraka import federation_file
-from ostraka.cli import app, enclave
+from ostraka.cli import app
 from ostraka.crypto.identity import check_signature
-from ostraka.enclave import hardening
 from ostraka.files import read_identity, write_identity
 from ostraka.transport.ostraka_pb2 import AdoptReply
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
@@ -53,7 +52,7 @@ def test_init_makes_a_federation_that_loads_and_says_what_is_next(tmp_path, monk
     result = run("init fed")
     assert result.exit_code == 0
     assert "12 clients, of which 3 may be Byzantine, and 2 workers" in result.stdout
-    assert "ostraka enclave run --config fed/federation.toml --unsafe-simulate" in result.stdout
+    assert "ostraka enclave run --config fed/federation.toml --unsafe-simulation" in result.stdout
     assert "SIMULATED" in result.stderr
     assert federation_file.load(tmp_path / "fed" / "federation.toml").about.name == "fed"
 
@@ -241,36 +240,6 @@ def test_a_push_that_can_never_work_is_a_mistake(folder):
     result = sign("--push 127.0.0.1:1 --tls-ca nope.pem")
     assert result.exit_code == 2
     assert "nope.pem: No such file or directory" in result.stderr
-
-
-def test_the_enclave_s_files_are_looked_at_before_its_machine(folder):
-    result = run("enclave run --config nope.toml")
-    assert result.exit_code == 2
-    assert "nope.toml: No such file or directory" in result.stderr
-    (folder / "simulation" / "platform.json").unlink()
-    for command in ("run", "evidence"):
-        result = run(f"enclave {command} --config fed/federation.toml --unsafe-simulate")
-        assert result.exit_code == 2
-        assert "platform.json: make it first" in result.stderr
-
-
-def test_evidence_that_cannot_be_written_is_told(folder):
-    line = "enclave evidence --config fed/federation.toml --unsafe-simulate --out no/such/e.bin"
-    result = run(line)
-    assert result.exit_code == 2
-    assert "no/such/e.bin: No such file or directory" in result.stderr
-
-
-def test_what_hardens_the_enclave_is_logged_as_events(folder, monkeypatch):
-    async def nothing(*_):
-        pass
-
-    monkeypatch.setattr(enclave, "serve", nothing)
-    monkeypatch.setattr(hardening, "harden", lambda **_: ["no core dumps"])
-    result = run("enclave run --config fed/federation.toml --unsafe-simulate --log-json")
-    assert result.exit_code == 0
-    logged = json.loads(result.stderr)
-    assert (logged["event"], logged["measure"]) == ("Hardened", "no core dumps")
 
 
 @pytest.mark.parametrize(

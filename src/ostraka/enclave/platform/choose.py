@@ -20,7 +20,7 @@ from ostraka.enclave.platform.tsm import TSM, TsmProvider, present_kind
 from ostraka.errors import ConfigError, PlatformError
 
 _DETECTED = ("sgx", "tdx", "snp", "nitro")
-_SIMULATE = "to run without one, ask for simulation by name: --unsafe-simulate"
+_SIMULATE = "to run without one, ask for simulation by name: --unsafe-simulation"
 
 
 def detect(

@@ -49,7 +49,7 @@ def test_the_one_that_is_there_is_found(machine, kind):
 def test_a_machine_without_any_is_told_what_was_looked_for(machine):
     with pytest.raises(PlatformError) as caught:
         machine()
-    for word in (str(GRAMINE), "/config/tsm/report", str(NSM), "--unsafe-simulate"):
+    for word in (str(GRAMINE), "/config/tsm/report", str(NSM), "--unsafe-simulation"):
         assert word in str(caught.value)
 
 
@@ -81,7 +81,7 @@ def test_tdx_does_not_stand_in_for_snp(machine):
 
 @pytest.mark.parametrize("kind", ["simulation", "sev", "", "SGX"])
 def test_nothing_else_can_be_asked_for(machine, kind):
-    with pytest.raises(ConfigError, match="--unsafe-simulate"):
+    with pytest.raises(ConfigError, match="--unsafe-simulation"):
         machine("sgx", kind=kind)
 
 
