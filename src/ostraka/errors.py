@@ -1,4 +1,4 @@
-"""Every deliberate error, and whose fault it is.
+"""Every deliberate error, whose fault it is, and the exit code that it ends a program with.
 
 OstrakaError
 ├── ConfigError              the numbers asked for cannot work: change them
@@ -71,7 +71,7 @@ class Rejection(StrEnum):
     REVOKED = "revoked by the federation's authority"
     FOREIGN_ROUND = "made for another round"
     FOREIGN_FEDERATION = "made for another federation"
-    FOREIGN_KEY = "sealed to another enclave key"
+    FOREIGN_KEY = "sealed to another round key"
     WRONG_SHAPE = "wrong dimension, tiles or manifest"
     UNOPENABLE_KEY = "its sealed key does not open"
     BAD_NORM = "its stated norm is not possible (a NaN or an infinity in the update makes it so)"
@@ -207,11 +207,13 @@ class RoundFailed(OstrakaError):
 class TooFewUpdates(RoundFailed):
     """Fewer valid updates than the rule needs. `rejected` says whose were not valid, and why."""
 
-    def __init__(self, valid: int, f: int, rejected: dict[str, Rejection]) -> None:
+    def __init__(
+        self, rule: str, least: int, valid: int, f: int, rejected: dict[str, Rejection]
+    ) -> None:
         reasons = Counter(rejected.values()).most_common()
         why = "; ".join(f"{count} x {reason}" for reason, count in reasons) or "none"
         super().__init__(
-            f"Multi-Krum needs n >= 2f + 3; {valid} valid updates and f={f} are left. "
+            f"{rule} needs at least {least} updates; {valid} valid updates and f={f} are left. "
             f"Rejected: {why}"
         )
         self.rejected = rejected
@@ -225,6 +227,21 @@ class LeakyMasking(UserWarning):
             "Gaussian masking reproduces the paper and leaks: one worker alone can recognise "
             "updates by the polar attack, whatever the noise (docs/threat-model.md)"
         )
+
+
+# How a program of ours ends, for scripts. 0 means that it did what was asked.
+FAILED = 1  # it failed, or an attacker was averaged in
+IMPOSSIBLE = 2  # the request cannot work: wrong arguments, numbers or files
+REFUSED = 3  # evidence, a charter or receipts are not to be trusted
+INTERRUPTED = 130  # by Ctrl-C
+TERMINATED = 143  # by SIGTERM
+
+
+def exit_code(error: OstrakaError) -> int:
+    """Return the exit code of a program that this error ended."""
+    if isinstance(error, AttestationRefused | ReceiptRefused | OpenError):
+        return REFUSED
+    return IMPOSSIBLE if isinstance(error, ConfigError) else FAILED
 
 
 def printable(text: str, longest: int | None = None) -> str:

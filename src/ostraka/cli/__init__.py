@@ -1,65 +1,156 @@
 """The command `ostraka`: the only place that prints or exits.
 
 Figures go to stdout. With --json they are one object on one line, the last on stdout, and
-everything else goes to stderr. How it ends is in `exit_codes`.
+everything else goes to stderr. The exit codes are in `ostraka.errors`.
+
+A command is listed here by one line and loaded when it is called. The lab, which nothing here
+imports, adds its commands by entry points of the group "ostraka.commands".
 """
 
 import os
 import signal
 import sys
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import click
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-# gRPC reads this when it is loaded. What it would say is about its own source code.
+from ostraka import __version__
+from ostraka.cli.lazy import Command, Group, LazyGroup, help_without_command
+from ostraka.errors import TERMINATED, LeakyMasking, OstrakaError, exit_code
+
+# gRPC reads this when it is loaded. What it would log is about its own source code.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from ostraka.cli import attest, client, enclave, enclave_migrate, init, leakage, worker
-from ostraka.cli.exit_codes import TERMINATED, exit_code
-from ostraka.cli.output import help_without_command, plain_warnings
-from ostraka.errors import OstrakaError
-from ostraka_lab.commands import bench, compare, data, train
+_ENTRY_POINTS = "ostraka.commands"
+
+_WORKER = Group(
+    """Measure masked updates for an enclave.
+
+    \b
+    Examples:
+      ostraka worker enrol --name worker-1 --out keys/worker-1.key
+      ostraka worker run --enclave 10.0.0.5:7420 --name worker-1 --key keys/worker-1.key
+    """,
+    {
+        "run": Command("ostraka.cli.worker:run", "Serve an enclave until stopped."),
+        "enrol": Command(
+            "ostraka.cli.init:enrol_worker", "Make a key, and print the lines that enrol it."
+        ),
+    },
+)
+
+_CLIENT = Group(
+    """Take part in a federation.
+
+    \b
+    Examples:
+      ostraka client enrol --name hospital-a
+      ostraka client fetch --enclave fl:7420 --name a --key a.key --policy p.toml --out m.st
+      ostraka client submit new.st --enclave fl:7420 --name a --key a.key --policy p.toml
+    """,
+    {
+        "enrol": Command(
+            "ostraka.cli.init:enrol_client", "Make a key, and print the lines that enrol it."
+        ),
+        "fetch": Command("ostraka.cli.client:fetch", "Get the model of the open round."),
+        "submit": Command(
+            "ostraka.cli.client:submit", "Send an update, and wait for the round's receipt."
+        ),
+    },
+)
+
+_ATTEST = Group(
+    """Read and verify the evidence by which an enclave proves itself.
+
+    \b
+    Examples:
+      ostraka attest show evidence.bin
+      ostraka attest verify evidence.bin --policy policy.toml
+      ostraka attest measure
+    """,
+    {
+        "show": Command(
+            "ostraka.cli.attest:show_evidence", "Say in plain words what evidence says."
+        ),
+        "verify": Command("ostraka.cli.attest:verify", "Verify evidence against a policy."),
+        "measure": Command(
+            "ostraka.cli.attest:measure", "Print the measurement to expect of this release."
+        ),
+    },
+)
+
+COMMANDS: dict[str, Command | Group] = {
+    "init": Command("ostraka.cli.init:init", "Make a federation's folder for a first run."),
+    "sign": Command(
+        "ostraka.cli.init:sign", "Sign a federation's terms and roster again, after a change."
+    ),
+    "enclave": Command(
+        "ostraka.cli.enclave:enclave",
+        "Run the enclave's service, or hand its state to a successor.",
+        passes_on=True,
+    ),
+    "worker": _WORKER,
+    "client": _CLIENT,
+    "status": Command(
+        "ostraka.cli.status:status",
+        "Show where a federation stands: the round, who is in, who was refused and why.",
+    ),
+    "attest": _ATTEST,
+    "leakage": Command("ostraka.cli.leakage:leakage", "Print what Gaussian masks leak, and cost."),
+}
 
 
-class _PlainHelp(click.Command):
-    """Typer writes its help for rich even where it is shown as it stands."""
+class _Root(LazyGroup):
+    """The whole command. It turns deliberate errors and warnings into one line each."""
 
-    def get_help(self, ctx: click.Context) -> str:
-        return super().get_help(ctx).replace("\\[", "[")
-
-
-class _Command(_PlainHelp, TyperCommand):
-    pass
-
-
-class _Group(_PlainHelp, TyperGroup):
-    """Turns deliberate errors and warnings into one line each, for all commands alike."""
+    def __init__(self, **attributes: Any) -> None:
+        # Ours come first, and cannot be replaced.
+        super().__init__(entries=COMMANDS | _added() | COMMANDS, **attributes)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with plain_warnings():
+            with _plain_warnings():
                 return super().invoke(ctx)
         except OstrakaError as error:
             click.echo(f"ostraka: {error}", err=True)
             raise typer.Exit(exit_code(error)) from None
 
 
-def main() -> None:
-    # As an exit, so that files and processes of a benchmark are cleared away.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    app(prog_name="ostraka")
+@cache
+def _added() -> dict[str, Command | Group]:
+    """Find what installed distributions add: each entry point is a `Command` or a `Group`."""
+    return {each.name: each.load() for each in entry_points(group=_ENTRY_POINTS)}
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Show that a masking leaks once, in one line. Other warnings are shown as ever."""
+    shown: set[str] = set()
+
+    def show_plain(
+        message: Warning | str, category: type[Warning], *place: Any, **more: Any
+    ) -> None:
+        if not issubclass(category, LeakyMasking):
+            usual(message, category, *place, **more)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            click.echo(f"warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", LeakyMasking)
+        usual, warnings.showwarning = warnings.showwarning, show_plain
+        yield
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        try:
-            click.echo(f"ostraka {version('ostraka')}")
-        except PackageNotFoundError:
-            click.echo("ostraka, not installed")
+        click.echo(f"ostraka {__version__}")
         raise typer.Exit
 
 
@@ -76,63 +167,26 @@ def ostraka(
     Examples:
       ostraka demo
       ostraka init first-run
-      ostraka leakage --dim 3500000
-      ostraka bench kernels --clients 64 --dim 3500000
+      ostraka leakage --dimension 3500000
+      ostraka bench kernels --clients 64 --dimension 3500000
     """
     help_without_command(ctx)
 
 
-def _group() -> typer.Typer:
-    return typer.Typer(
-        cls=_Group,
-        invoke_without_command=True,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-        # Click makes suggestions by itself.
-        suggest_commands=False,
-    )
-
-
-def _subgroup(
-    callback: Callable[..., None],
-    within: typer.Typer | None = None,
-    **commands: Callable[..., None],
-) -> typer.Typer:
-    """A group of commands, under the name of its callback."""
-    group = _group()
-    group.callback()(callback)
-    for name, command in commands.items():
-        group.command(name, cls=_Command)(command)
-    (within or app).add_typer(group, name=callback.__name__)
-    return group
-
-
-app = _group()
+app = typer.Typer(
+    cls=_Root,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    # Click makes suggestions by itself.
+    suggest_commands=False,
+)
 app.callback()(ostraka)
-app.command(cls=_Command)(train.demo)
-app.command(cls=_Command)(train.train)
-app.command(cls=_Command)(compare.compare)
-_subgroup(data.data, get=data.get, list=data.list_all)
-app.command(cls=_Command)(init.init)
-app.command(cls=_Command)(init.sign)
-_enclave = _subgroup(enclave.enclave, run=enclave.run, evidence=enclave.evidence)
-_subgroup(
-    enclave_migrate.migrate,
-    _enclave,
-    request=enclave_migrate.request,
-    export=enclave_migrate.export,
-    **{"import": enclave_migrate.take_over},
-)
-app.command(cls=_Command)(enclave.status)
-_subgroup(worker.worker, run=worker.run, enrol=worker.enrol)
-_subgroup(
-    client.client,
-    enrol=client.enrol,
-    fetch=client.fetch,
-    submit=client.submit,
-)
-_subgroup(attest.attest, show=attest.show_evidence, verify=attest.verify, measure=attest.measure)
-app.command(cls=_Command)(leakage.leakage)
-_subgroup(bench.bench, None, **bench.COMMANDS)
+
+
+def main() -> None:
+    """Run the command."""
+    # As an exit, so that files and processes of a benchmark are cleared away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    app(prog_name="ostraka")

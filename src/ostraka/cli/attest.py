@@ -1,4 +1,4 @@
-"""`ostraka attest`."""
+"""`ostraka attest`: read and verify evidence, and print what to expect."""
 
 import time
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from ostraka.attestation import verify as verification
 from ostraka.attestation.claims import Claims
 from ostraka.attestation.policy import KINDS
 from ostraka.attestation.verify import Circumstances
-from ostraka.cli.output import Json, help_without_command, pairs, show
+from ostraka.cli.output import Json, pairs, show
 from ostraka.enclave.measurement import measure as measure_code
 from ostraka.encoding import decode, pack
 from ostraka.errors import AttestationRefused, ConfigError, MalformedMessage, Refusal
@@ -31,7 +31,7 @@ _KINDS = {
     "simulation": "a SIMULATED enclave, which proves nothing",
 }
 
-EvidenceFile = Annotated[Path, typer.Argument(metavar="EVIDENCE", help="A file.")]
+EvidenceFile = Annotated[Path, typer.Argument(metavar="EVIDENCE", help="File with evidence.")]
 Kind = Annotated[
     str | None,
     typer.Option(
@@ -45,18 +45,6 @@ Endorsements = Annotated[
 ]
 
 
-def attest(ctx: typer.Context) -> None:
-    """Read and verify what an enclave proves itself by.
-
-    \b
-    Examples:
-      ostraka attest show evidence.bin
-      ostraka attest verify evidence.bin --policy policy.toml
-      ostraka attest measure
-    """
-    help_without_command(ctx)
-
-
 def show_evidence(
     path: EvidenceFile,
     *,
@@ -66,8 +54,8 @@ def show_evidence(
 ) -> None:
     """Say in plain words what evidence says.
 
-    Nothing is verified: anybody can write anything into a file. The exit code is 3 if the evidence
-    cannot be read.
+    Nothing is verified: anyone can write such a file. The exit code is 3 if the evidence cannot be
+    read.
 
     \b
     Examples:
@@ -77,7 +65,7 @@ def show_evidence(
     claims = verification.read(_evidence(path, kind, endorsements))
     show(
         pairs(_rows(claims)),
-        "Nothing of this was verified: it is what the evidence says of itself.",
+        "Nothing of this was verified: it is what the evidence claims.",
         figures=_figures(claims) | {"verified": False},
         as_json=as_json,
     )
@@ -90,7 +78,7 @@ def verify(
     kind: Kind = None,
     endorsements: Endorsements = None,
     report_data: Annotated[
-        str | None, typer.Option(help="The 64 bytes that it must be about, in hex.")
+        str | None, typer.Option(help="The 64 bytes that it must be bound to, in hex.")
     ] = None,
     at: Annotated[
         str | None,
@@ -105,7 +93,7 @@ def verify(
     """Verify evidence against a policy.
 
     Checks certificates, signatures, the platform and the measurements. What the evidence is bound
-    to (a challenge, keys and a config) is compared only if --report-data says what to expect.
+    to (a challenge, keys and a federation) is compared only if --report-data says what to expect.
 
     Exit codes: 0 accepted; 1 failed; 2 the files or arguments cannot be used; 3 refused, and the
     reason is on stderr.
@@ -139,24 +127,24 @@ def verify(
         as_json=as_json,
     )
     if evidence.kind == SIMULATION:
-        click.echo("warning: simulated evidence proves nothing about anybody's code", err=True)
+        click.echo("warning: simulated evidence proves nothing about the code", err=True)
 
 
 def measure(
     *,
     config: Annotated[
-        Path | None, typer.Option(help="Print the digest of this federation file's config, too.")
+        Path | None, typer.Option(help="Print the digest of this federation file as well.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """The measurement to expect of this release.
+    """Print the measurement to expect of this release.
 
-    A digest of the code that an enclave runs, and of the versions of the libraries beside it: what
-    a simulated platform reports as MRENCLAVE. Platforms that are real measure their whole image;
+    It is a digest of the code that an enclave runs, and of the versions of the libraries beside it:
+    what a simulated platform reports as MRENCLAVE. Real platforms measure their whole image;
     docs/attestation.md says how to compute that.
 
-    The config's digest is apart from it. Report data binds that one, so that a change of the
-    roster needs no new measurement.
+    The federation's digest is no part of it, but of the report data, so that a change of the roster
+    needs no new measurement.
 
     \b
     Examples:
@@ -173,8 +161,8 @@ def measure(
     rows += measured.dependencies
     if federation is not None:
         digest = federation.digest().hex()
-        rows.append((f"config, revision {federation.revision}", digest))
-        figures |= {"revision": federation.revision, "config_digest": digest}
+        rows.append((f"federation, revision {federation.revision}", digest))
+        figures |= {"revision": federation.revision, "federation_digest": digest}
     show(pairs(rows), figures=figures, as_json=as_json)
 
 
@@ -256,5 +244,5 @@ def _figures(claims: Claims) -> dict[str, Any]:
 
 def _binding(expected: bytes | None) -> str:
     if expected is None:
-        return "Not checked: what it is bound to. Give --report-data to compare that, too."
+        return "Not checked: what it is bound to. Give --report-data to compare that as well."
     return "Its report data is the expected one."

@@ -1,4 +1,4 @@
-"""`ostraka client`."""
+"""`ostraka client fetch` and `ostraka client submit`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,59 +10,24 @@ import numpy as np
 import typer
 
 from ostraka.arrays import Float32
-from ostraka.cli import enrolment
-from ostraka.cli.exit_codes import FAILED
-from ostraka.cli.output import Json, help_without_command, progress, show
+from ostraka.cli.output import Json, progress, show
 from ostraka.client.api import Client
 from ostraka.client.events import Event, Reconnecting, Waiting
 from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.enclave.storage.models import export
-from ostraka.errors import ConfigError, ServiceError
+from ostraka.errors import FAILED, ConfigError, ServiceError
 from ostraka.messages import vector_digest
 from ostraka.model_file import named_tensors, read_model
-
-
-def client(ctx: typer.Context) -> None:
-    """Take part in a federation.
-
-    \b
-    Examples:
-      ostraka client enrol --name hospital-a
-      ostraka client fetch --enclave fl:7420 --name a --key a.key --policy p.toml --out m.st
-      ostraka client submit new.st --enclave fl:7420 --name a --key a.key --policy p.toml
-    """
-    help_without_command(ctx)
-
-
-def enrol(
-    *,
-    name: Annotated[str, typer.Option(help="Letters, digits, dots, underscores, hyphens.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The new key file; the name and .key unless given.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Make a key, and print the lines that enrol it.
-
-    The private key stays in a file that only you can read, and is never written over. The lines
-    are for the operator, who adds them to federation.toml, raises its revision and signs it; you
-    can take part from the next round on.
-
-    \b
-    Examples:
-      ostraka client enrol --name hospital-a
-      ostraka client enrol --name hospital-a --out keys/hospital-a.key --json
-    """
-    enrolment.enrol("client", name, out, as_json=as_json)
-
 
 Enclave = Annotated[str, typer.Option(help="HOST:PORT of the enclave's service.")]
 Name = Annotated[str, typer.Option(help="This client's name on the roster.")]
 Key = Annotated[Path, typer.Option(help="This client's key file.")]
-Policy = Annotated[Path, typer.Option(help="What to accept as an enclave, such as policy.toml.")]
+Policy = Annotated[
+    Path, typer.Option(help="File that says which enclaves to accept, such as policy.toml.")
+]
 Memory = Annotated[
     Path | None,
-    typer.Option(help="What is kept between runs; beside the key unless given."),
+    typer.Option(help="File that is kept between runs; beside the key unless given."),
 ]
 TlsCa = Annotated[Path | None, typer.Option(help="TLS, with the certificates in this PEM file.")]
 Simulation = Annotated[
@@ -71,7 +36,7 @@ Simulation = Annotated[
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(min=0, help="Seconds until giving up; as long as it takes, unless given."),
+    typer.Option(min=0, help="Seconds until giving up; without it, the client waits."),
 ]
 
 
@@ -90,8 +55,8 @@ def fetch(
 ) -> None:
     """Get the model of the open round.
 
-    The enclave has to prove itself first, and its chain of receipts is followed. Waits for a round
-    to open. The exit code is 3 if the enclave or its receipts are refused.
+    The enclave has to prove itself first, and its chain of receipts is followed. The command waits
+    for a round to open. The exit code is 3 if the enclave or its receipts are refused.
 
     \b
     Examples:
@@ -142,7 +107,7 @@ def submit(
 
     UPDATE is the difference from the open round's model. With --base it holds the weights after
     training, and the difference from that model is sent. An interrupted upload goes on where it
-    stopped, and an enclave that restarts gets the update anew, once it has proved itself again.
+    stopped, and an enclave that restarts gets the update again, once it has proved itself.
 
     The exit code is 0 if the update took part in the round, 1 if it did not, and 3 if the enclave
     or its receipts are refused.
@@ -177,7 +142,7 @@ def submit(
 
 @contextmanager
 def _events() -> Iterator[Callable[[Event], None]]:
-    """Shows on stderr what goes on: a line when that is something else, the rest in passing."""
+    """Show the client's events on stderr: a line for what is new, progress for what repeats."""
     waited: set[str] = set()
 
     def passing(event: Event) -> bool:
@@ -198,7 +163,7 @@ def _events() -> Iterator[Callable[[Event], None]]:
 
 
 def _read(path: Path) -> Update:
-    """Arrays by name, or one vector. Raises ConfigError."""
+    """Read arrays by name, or one vector. Raises ConfigError."""
     if path.suffix != ".npy":
         return named_tensors(*read_model(path))
     try:
@@ -209,14 +174,14 @@ def _read(path: Path) -> Update:
 
 
 def _difference(given: Update, start: Update | None, model: Model) -> Update:
-    """What is sent. Differences are taken in float64: weights are large, and updates are small."""
+    """Compute the update to send, in float64: weights are large, and updates are small."""
     if start is None:
         return given
     base = flatten(start, model.manifest)
     if vector_digest(base) != model.digest:
         raise ConfigError(
             f"--base is not the model of round {model.round}, which is open now: fetch that one, "
-            "and train anew"
+            "and train again"
         )
     return flatten(given, model.manifest).astype(np.float64) - base
 
@@ -227,7 +192,7 @@ def _require_round(model: Model, wanted: int | None) -> None:
     if wanted not in (None, model.round):
         raise ConfigError(
             f"round {model.round} is open, and the update is for round {wanted}: fetch the model "
-            "of the open round, and train anew"
+            "of the open round, and train again"
         )
 
 

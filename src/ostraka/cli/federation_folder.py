@@ -1,14 +1,14 @@
-"""A federation's folder for a first run: config, charter, policy and keys, all of one machine.
+"""A federation's folder for a first run on one machine: terms, charter, policy and keys.
 
-    federation.toml         rules and roster
-    federation.charter      the same, signed by the authority
-    policy.toml             what clients accept as an enclave
+    federation.toml         terms, roster and the operator's settings
+    federation.charter      terms and roster, signed by the authority
+    policy.toml             which enclaves clients accept
     model.safetensors       the first model, unless it is zero
-    keys/authority.key      signs every change of the rules and the roster
+    keys/authority.key      signs every change of the terms and the roster
     keys/client-1.key ...   one for each client and each worker
     simulation/             a platform that only plays a TEE, and what it says of itself
 
-In earnest every party makes its own key (`ostraka client enrol`), and nobody else has it.
+In production every party makes its own key (`ostraka client enrol`) and keeps it to itself.
 """
 
 import os
@@ -48,7 +48,7 @@ from ostraka.model_file import read_model
 
 FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"
 KEYS, AUTHORITY = "keys", "authority"
-IGNORED = ".gitignore"  # what is secret must not be committed by mistake
+IGNORED = ".gitignore"  # keeps secrets from being committed by mistake
 SIMULATION, PLATFORM, COLLATERAL = "simulation", "platform.json", "collateral.json"
 
 # A linear classifier of the 8 x 8 digits, small enough for any machine.
@@ -60,8 +60,8 @@ _SEED = 32
 class Plan:
     """What to make.
 
-    dimension: values of an update that starts at zero. model: or a safetensors file to start from.
-    With neither, an example model is made.
+    dimension: values in an update; the first model is zero. model: a safetensors file to start from
+    instead. With neither, an example model is made.
     """
 
     clients: int = 12
@@ -78,16 +78,18 @@ class Plan:
                 "a model starts from --dimension zeros or from --model, not from both"
             )
         if min(self.clients, self.workers) < 0:
-            raise ConfigError("there cannot be fewer than no clients and no workers")
+            raise ConfigError(
+                f"clients and workers must be at least 0; got {self.clients} and {self.workers}"
+            )
 
     @property
     def working(self) -> int:
-        """Workers of one round; more are spares. Gaussian masking is for two."""
+        """How many workers take part in a round. Others are spares; Gaussian masking uses two."""
         most = MIN_WORKERS if self.masking == "gaussian" else MAX_WORKERS
         return min(max(MIN_WORKERS, self.workers), most)
 
     def names(self) -> tuple[list[str], list[str]]:
-        """Of clients and of workers."""
+        """Name the clients and the workers."""
         return (
             [f"client-{i}" for i in range(1, self.clients + 1)],
             [f"worker-{i}" for i in range(1, self.workers + 1)],
@@ -97,7 +99,7 @@ class Plan:
 def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom) -> FederationFile:
     """Make the folder, as a whole or not at all. Raises ConfigError.
 
-    now: seconds since 1970, from when a simulated platform's certificates are valid.
+    now: seconds since 1970 from which a simulated platform's certificates are valid.
     """
     _require_free(folder)
     model = _model(plan)
@@ -151,7 +153,7 @@ def _model(plan: Plan) -> tuple[Manifest, Float32] | None:
 
 
 def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
-    """Refuse what cannot work before anything is written, in words without a file in them."""
+    """Refuse what cannot work before anything is written, by an error that names no file."""
     manifest = Manifest.flat(plan.dimension or 0) if model is None else model[0]
     terms = Terms(
         manifest,
@@ -167,7 +169,7 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
 
 @contextmanager
 def _whole(folder: Path) -> Iterator[Path]:
-    """A folder beside this one that takes its place at the end, or is gone."""
+    """Yield a folder beside this one, which takes its place at the end or is removed."""
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         partial.mkdir(parents=True)
@@ -202,7 +204,7 @@ def _write_keys(
 
 
 def _write_simulation(folder: Path, now: int, entropy: Entropy) -> tuple[bytes, bytes]:
-    """The root to believe in, and the measurement to expect under it."""
+    """Make a simulated platform. Returns its root's digest and the measurement to expect."""
     folder.mkdir(mode=0o700)
     platform = UnsafeSimulatedPlatform(entropy(_SEED), issued=now)
     save_platform(folder / PLATFORM, platform)

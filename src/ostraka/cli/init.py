@@ -1,4 +1,8 @@
-"""A signed revision, brought to a running enclave."""
+"""`ostraka init` and `ostraka sign`, and how clients and workers are enrolled.
+
+A federation begins as a folder of files and keys, grows by lines that new members send to the
+operator, and changes by revisions that its authority signs.
+"""
 
 import time
 from pathlib import Path
@@ -12,34 +16,28 @@ from ostraka import federation_file
 from ostraka.cli import federation_folder
 from ostraka.cli.federation_folder import Plan
 from ostraka.cli.output import Json, show
-from ostraka.config import MASKINGS
+from ostraka.cli.templates import member_lines
+from ostraka.config import MASKINGS, Member
 from ostraka.enclave import measurement
 from ostraka.encoding import encode
 from ostraka.errors import ServiceError
-from ostraka.federation_file import charter_path, require_newer
-from ostraka.files import read_identity
+from ostraka.federation_file import Enrolled, charter_path, require_newer
+from ostraka.files import read_identity, write_identity
 from ostraka.messages import Charter
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2 import AdoptRequest
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 _SECONDS = 30.0
-
-
-def bring(charter: Charter, address: str, tls_ca: Path | None = None) -> None:
-    """It comes into force with the next round. Raises ServiceError if the enclave refuses it."""
-    with dial(address, tls_ca=tls_ca) as channel:
-        try:
-            request = AdoptRequest(charter=encode(charter))
-            EnclaveStub(channel).Adopt(request, timeout=_SECONDS)
-        except grpc.RpcError as refused:
-            raise ServiceError(f"{address} did not take it: {refused.details()}") from None
-
-
 _SIMULATED = (
     "warning: this federation runs on a SIMULATED enclave, whose host can read all updates: "
-    "good for trying things out, and for nothing else"
+    "use it to try things out, and for nothing else"
 )
+
+Name = Annotated[str, typer.Option(help="Letters, digits, dots, underscores, hyphens.")]
+KeyFile = Annotated[
+    Path | None, typer.Option("--out", help="The new key file; the name and .key unless given.")
+]
 
 
 def init(
@@ -47,7 +45,7 @@ def init(
     *,
     clients: Annotated[int, typer.Option(help="Clients to enrol.")] = 12,
     workers: Annotated[int, typer.Option(help="Workers to enrol.")] = 2,
-    f: Annotated[int, typer.Option("--f", help="How many clients may be Byzantine.")] = 3,
+    f: Annotated[int, typer.Option("--f", help="How many Byzantine clients to tolerate.")] = 3,
     dimension: Annotated[
         int | None, typer.Option(help="Values in an update; the first model is zero.")
     ] = None,
@@ -65,9 +63,9 @@ def init(
 ) -> None:
     """Make a federation's folder for a first run.
 
-    It holds the config, its signed charter, a policy for clients, a key for every party, and a
-    simulated platform, so that everything can be tried on one machine. Every setting is in
-    federation.toml, with what it does beside it.
+    It holds the federation file, its signed charter, a policy for clients, a key for every party,
+    and a simulated platform, so that everything can be tried on one machine. Every setting is in
+    federation.toml, with a comment that says what it does.
 
     \b
     Examples:
@@ -87,19 +85,31 @@ def init(
         "dimension": federation.terms.dimension,
         "revision": federation.revision,
         "authority": federation.authority.hex(),
-        "config_digest": federation.digest().hex(),
+        "federation_digest": federation.digest().hex(),
         "simulation": simulated,
         "measurement": measurement.measure().digest.hex() if simulated else None,
     }
     show(
         f"Made {target}: {clients} clients, of which {f} may be Byzantine, and {workers} workers.",
         _contents(simulated),
-        f"Next: ostraka enclave run --config {file.path}{' --unsafe-simulate' * simulated}",
+        f"Next: ostraka enclave run --config {file.path}{' --unsafe-simulation' * simulated}",
         figures=figures,
         as_json=as_json,
     )
     if simulated:
         click.echo(_SIMULATED, err=True)
+
+
+def _contents(simulated: bool) -> str:
+    lines = [
+        "  federation.toml      terms, roster and settings; after a change: ostraka sign",
+        "  federation.charter   terms and roster, signed",
+        "  policy.toml          which enclaves clients accept",
+        "  keys/                one private key each, to hand to its owner and to delete here",
+    ]
+    if simulated:
+        lines.append("  simulation/          a platform that only plays a TEE")
+    return "\n".join(lines)
 
 
 def sign(
@@ -109,19 +119,18 @@ def sign(
     *,
     key: Annotated[Path, typer.Option(help="The authority's key file.")],
     push: Annotated[
-        str | None, typer.Option(help="Bring it to the running enclave at HOST:PORT, too.")
+        str | None, typer.Option(help="Also bring it to the running enclave at HOST:PORT.")
     ] = None,
     tls_ca: Annotated[
         Path | None, typer.Option(help="TLS, with the certificates in this PEM file.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Sign a federation's rules and roster again, after a change.
+    """Sign a federation's terms and roster again, after a change.
 
-    Writes the charter beside the file. The enclave finds it there before its next round, or has
-    it brought by --push. A change under a revision that was signed before is
-    refused, because clients follow revisions upwards only. Settings of the operator's own, such
-    as deadlines and limits, need no new signature.
+    Writes the charter beside the file. The enclave finds it there before its next round, or gets it
+    by --push. A change without a new revision number is refused, because clients follow revisions
+    upwards only. The operator's own settings, such as deadlines and limits, need no new signature.
 
     \b
     Examples:
@@ -136,29 +145,71 @@ def sign(
         require_newer(file, before)
     federation_file.write_charter(beside, charter)
     if push is not None:
-        bring(charter, push, tls_ca)
+        _bring(charter, push, tls_ca)
     signed = charter.federation
     figures = {
         "charter": str(beside),
         "revision": signed.revision,
         "previous_revision": None if before is None else before.revision,
         "changed": signed != before,
-        "config_digest": signed.digest().hex(),
+        "federation_digest": signed.digest().hex(),
         "pushed": push is not None,
     }
     words = f"Signed revision {signed.revision} of {file.about.name}, into {beside}."
-    same = "Rules and roster are those that were signed before." if signed == before else ""
+    same = "Terms and roster are those that were signed before." if signed == before else ""
     brought = f"Brought to {push}: in force from its next round." if push is not None else ""
     show(words, *filter(None, [same, brought]), figures=figures, as_json=as_json)
 
 
-def _contents(simulated: bool) -> str:
-    lines = [
-        "  federation.toml      rules, roster and settings; after a change: ostraka sign",
-        "  federation.charter   rules and roster, signed",
-        "  policy.toml          what clients accept as an enclave",
-        "  keys/                one private key each, to hand to its owner and to delete here",
-    ]
-    if simulated:
-        lines.append("  simulation/          a platform that only plays a TEE")
-    return "\n".join(lines)
+def _bring(charter: Charter, address: str, tls_ca: Path | None) -> None:
+    """Bring a signed revision to a running enclave, for its next round. Raises ServiceError."""
+    with dial(address, tls_ca=tls_ca) as channel:
+        try:
+            request = AdoptRequest(charter=encode(charter))
+            EnclaveStub(channel).Adopt(request, timeout=_SECONDS)
+        except grpc.RpcError as refused:
+            raise ServiceError(f"{address} did not take it: {refused.details()}") from None
+
+
+def enrol_client(*, name: Name, out: KeyFile = None, as_json: Json = False) -> None:
+    """Make a key, and print the lines that enrol it.
+
+    The private key stays in a file that only you can read, and is never written over. The lines
+    are for the operator, who adds them to federation.toml, raises its revision and signs it. You
+    can take part from the next round on.
+
+    \b
+    Examples:
+      ostraka client enrol --name hospital-a
+      ostraka client enrol --name hospital-a --out keys/hospital-a.key --json
+    """
+    _enrol("client", name, out, as_json=as_json)
+
+
+def enrol_worker(*, name: Name, out: KeyFile = None, as_json: Json = False) -> None:
+    """Make a key, and print the lines that enrol it.
+
+    The private key stays in a file that only you can read, and is never written over. The lines
+    are for the operator, who adds them to federation.toml, raises its revision and signs it.
+    Clients pin the keys of workers in their policies as well.
+
+    \b
+    Examples:
+      ostraka worker enrol --name worker-1
+      ostraka worker enrol --name worker-1 --out keys/worker-1.key --json
+    """
+    _enrol("worker", name, out, as_json=as_json)
+
+
+def _enrol(table: str, name: str, out: Path | None, *, as_json: bool) -> None:
+    """Make a key. Only the lines go to stdout, so that they can be appended to a file."""
+    Enrolled(name, bytes(32))  # Refuses a name that no federation takes, before a key is made.
+    path = out or Path(f"{name}.key")
+    identity = write_identity(path, name)
+    click.echo(f"The private key is in {path}: keep it there, and show it to no one.", err=True)
+    click.echo("For the operator to add to federation.toml, and to sign:", err=True)
+    show(
+        member_lines(table, Member(name, identity.public)).rstrip(),
+        figures={"name": name, "key": identity.public.hex(), "file": str(path)},
+        as_json=as_json,
+    )

@@ -16,7 +16,7 @@ _PRECISION = 1e-3
 
 def leakage(
     *,
-    dim: Annotated[int, typer.Option(help="Values in an update.")],
+    dimension: Annotated[int, typer.Option(help="Values in an update.")],
     bits: Annotated[float, typer.Option(help="Budget for one whole update.")] = law.DEFAULT_BITS,
     sigma: Annotated[
         float | None, typer.Option(help="Noise to judge, instead of what the budget needs.")
@@ -33,26 +33,26 @@ def leakage(
     ] = _PRECISION,
     as_json: Json = False,
 ) -> None:
-    """What Gaussian masks leak, and cost.
+    """Print what Gaussian masks leak, and cost.
 
     Law 6 bounds what one worker learns of one update, in bits. More noise leaks less, and costs
-    more of the distances' precision: this says whether one sigma meets both demands.
+    more of the distances' precision. The command says whether one sigma meets both demands.
 
     \b
     Examples:
-      ostraka leakage --dim 3500000
-      ostraka leakage --dim 3500000 --dtype float32
-      ostraka leakage --dim 20000 --sigma 30 --bits 0.01 --json
+      ostraka leakage --dimension 3500000
+      ostraka leakage --dimension 3500000 --dtype float32
+      ostraka leakage --dimension 20000 --sigma 30 --bits 0.01 --json
     """
     if not precision > 0:
         raise ConfigError(f"precision must be positive; got {precision}")
-    variance = law.clipped_variance(clip_norm * law.ROW_NORM, dim)
-    needed = law.sigma_for(bits, variance=variance, d=dim)
+    variance = law.clipped_variance(clip_norm * law.ROW_NORM, dimension)
+    needed = law.sigma_for(bits, variance=variance, d=dimension)
     used = needed if sigma is None else sigma
-    bound = bits if sigma is None else law.bound_bits(sigma, variance=variance, d=dim)
-    error = law.decoding_error(used / clip_norm, d=dim, dtype=np.dtype(dtype))
+    bound = bits if sigma is None else law.bound_bits(sigma, variance=variance, d=dimension)
+    error = law.decoding_error(used / clip_norm, d=dimension, dtype=np.dtype(dtype))
     figures = {
-        "dim": dim,
+        "dimension": dimension,
         "clip_norm": clip_norm,
         "dtype": dtype,
         "sigma": used,

@@ -1,16 +1,17 @@
-"""The files that `ostraka init` writes: every setting is there, with what it does beside it."""
+"""The files that `ostraka init` writes: every setting, with a comment that says what it does."""
 
 import re
 from collections.abc import Sequence
 
 from ostraka.attestation.policy import toml_line
 from ostraka.config import Member
+from ostraka.core import rules
 
 _COLUMN = 28
 _COMMENTED = re.compile(r"^((?:# )?\w+ = .*  )(# .+)$", re.MULTILINE)
 
 _FEDERATION = """\
-# A federation of Ostraka. Rules and roster are signed by the authority: after every change of
+# A federation of Ostraka. Terms and roster are signed by the authority: after every change of
 # [federation], [model], [terms], [optimiser], [[client]] or [[worker]], raise the revision and run
 #   ostraka sign federation.toml --key keys/authority.key
 # Everything else is the operator's own and needs no signature. Paths are relative to this file.
@@ -25,13 +26,13 @@ successors = []  # who may take over the sealed state; see: ostraka enclave migr
 {model}
 
 [terms]
-rule = "multi-krum"
-f = {f}  # how many clients may be Byzantine; there must be 2f + 3 or more
+rule = "{rule}"  # how updates are weighed
+f = {f}  # how many Byzantine clients are tolerated; the rule needs {quorum} clients or more for it
 # k = {k}  # updates that are averaged; all but f unless given
 masking = "{masking}"  # exact, gaussian (the paper's, which leaks) or none
 distances = "workers"  # who measures them: workers, or inside the enclave
 workers = {workers}  # that take part in a round, 2 to 7; half of them may collude
-# sketch = 16384  # measure distances on so many columns, for speed
+# sketch = 16384  # columns to measure distances on, for speed; all unless given
 verify = true  # check the workers' answers
 # clip_norm = 1.0  # longer updates are scaled down; by the median norm unless given
 leakage_bits = 0.001  # gaussian only: what one worker may learn of one update
@@ -41,7 +42,7 @@ disclose_selection = false  # true: receipts say whose updates were averaged
 
 [rounds]
 count = 10
-# quorum = {quorum}  # updates without which a round does not close; 2f + 3 unless given
+# quorum = {quorum}  # updates without which a round does not close; what the rule needs unless given
 deadline_s = 600  # seconds in which clients upload
 # grace_s = 30  # seconds for the rest once the quorum is there; unless given, until the deadline
 extensions = 2  # of the deadline while the quorum is missed; then the round is skipped
@@ -80,7 +81,7 @@ threads = 2  # that open, mask and sum updates
 """
 
 _POLICY = """\
-# What a client accepts as an enclave. Nothing is accepted that is not listed here.
+# Which enclaves a client accepts. Nothing is accepted that is not listed here.
 # Give this file to every client, over a channel that the host of the enclave does not control.
 
 version = 1
@@ -96,10 +97,10 @@ maskings = [{maskings}]  # gaussian leaks, so it must be asked for
 {sections}"""
 
 _SIMULATION_FLAG = """
-# SIMULATION: the enclave proves itself by a key that lies on an ordinary disk. Whoever reads
+# SIMULATION: the enclave proves itself by a key that lies on an ordinary disk. Anyone who reads
 # simulation/platform.json can make evidence for any code, and the host of the enclave can read all
 # updates. For trying things out only: with a real enclave, delete this line and [simulation].
-insecure_allow_simulation = true
+unsafe_simulation = true
 """
 
 _SIMULATION = """
@@ -150,7 +151,10 @@ def federation_toml(
     clients: Sequence[Member],
     workers: Sequence[Member],
 ) -> str:
-    """model: the one line of [model]. working: how many of the workers take part in a round."""
+    """Write federation.toml.
+
+    model: the one line of [model]. working: how many of the workers take part in a round.
+    """
     head = _FEDERATION.format(
         name=name,
         authority=authority.hex(),
@@ -159,7 +163,8 @@ def federation_toml(
         k=len(clients) - f,
         masking=masking,
         workers=working,
-        quorum=2 * f + 3,
+        rule=rules.DEFAULT,
+        quorum=rules.rule(rules.DEFAULT).least(f),
     )
     enrolled = [member_lines("client", each) for each in clients]
     enrolled += [member_lines("worker", each) for each in workers]
@@ -167,7 +172,7 @@ def federation_toml(
 
 
 def member_lines(table: str, member: Member) -> str:
-    """The lines by which a client or a worker is enrolled."""
+    """Write the lines that enrol a client or a worker."""
     return f'[[{table}]]\nname = "{member.name}"\nkey = "{member.key.hex()}"\n'
 
 
@@ -178,7 +183,10 @@ def policy_toml(
     masking: str,
     simulation: tuple[bytes, bytes] | None,
 ) -> str:
-    """simulation: the simulated platform's root and the measurement to expect, if it is allowed."""
+    """Write policy.toml.
+
+    simulation: the simulated platform's root and the measurement to expect, if it is allowed.
+    """
     flag = section = ""
     if simulation is not None:
         root, mrenclave = simulation
@@ -198,5 +206,5 @@ def policy_toml(
 
 
 def _aligned(text: str) -> str:
-    """Comments after settings start in one column, whatever was filled in before them."""
+    """Start the comments after settings in one column."""
     return _COMMENTED.sub(lambda match: f"{match[1]:<{_COLUMN}}{match[2]}", text)

@@ -1,21 +1,20 @@
-"""`ostraka worker`."""
+"""`ostraka worker run`."""
 
 import logging
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Annotated
 
 import typer
 
 from ostraka import logs
-from ostraka.cli import enrolment
-from ostraka.cli.exit_codes import INTERRUPTED
-from ostraka.cli.output import Json, help_without_command
-from ostraka.cli.signals import stopped_by_signals
-from ostraka.errors import ConfigError
+from ostraka.errors import INTERRUPTED, ConfigError
 from ostraka.files import read_identity
 from ostraka.worker import EnclavePin, Staff, WorkerService, kernel_for
 
@@ -27,11 +26,13 @@ _THREAD_VARIABLES = (
     "MKL_NUM_THREADS",
     "BLIS_NUM_THREADS",
 )
+_STOP = (signal.SIGTERM, signal.SIGINT)
+_NO_SIGNAL = 0
 
 
 @dataclass(frozen=True)
 class WorkerStarted:
-    """key: the public one, as the operator has enrolled it."""
+    """An event: a worker begins to serve. key: its public key, as the operator has enrolled it."""
 
     worker: str
     key: str
@@ -41,20 +42,9 @@ class WorkerStarted:
 
 @dataclass(frozen=True)
 class WorkerStopped:
-    """As it was told to."""
+    """An event: a worker was told to stop, and did."""
 
     worker: str
-
-
-def worker(ctx: typer.Context) -> None:
-    """Measure masked updates for an enclave.
-
-    \b
-    Examples:
-      ostraka worker enrol --name worker-1 --out keys/worker-1.key
-      ostraka worker run --enclave 10.0.0.5:7420 --name worker-1 --key keys/worker-1.key
-    """
-    help_without_command(ctx)
 
 
 def run(
@@ -64,7 +54,7 @@ def run(
     key: Annotated[Path, typer.Option(help="This worker's key file.")],
     enclave_key: Annotated[
         str | None,
-        typer.Option(help="The enclave's receipt key, in hex; unless given, that of the first."),
+        typer.Option(help="The enclave's receipt key, in hex; the first one unless given."),
     ] = None,
     device: Annotated[
         str, typer.Option(help="cpu, torch-cpu, cuda, cuda:N, or auto: a GPU if there is one.")
@@ -79,10 +69,10 @@ def run(
 ) -> None:
     """Serve an enclave until stopped.
 
-    Dials in, so it may sit behind NAT, and comes back by itself whenever the enclave is gone. Sees
-    masked rows only. Without --enclave-key the first enclave that gives it work is remembered in a
-    file beside the key, and no other is served after that. SIGTERM ends it with exit code 0,
-    Ctrl-C with 130.
+    The worker dials the enclave, so it may sit behind NAT, and dials again when the connection is
+    lost. It sees masked rows only. Without --enclave-key it remembers the first enclave that gives
+    it work, in a file beside the key, and serves no other after that. SIGTERM ends it with exit
+    code 0, Ctrl-C with 130.
 
     \b
     Examples:
@@ -104,30 +94,8 @@ def run(
         raise typer.Exit(INTERRUPTED)
 
 
-def enrol(
-    *,
-    name: Annotated[str, typer.Option(help="Letters, digits, dots, underscores, hyphens.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The new key file; the name and .key unless given.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Make a key, and print the lines that enrol it.
-
-    The private key stays in a file that only you can read, and is never written over. The lines
-    are for the operator, who adds them to federation.toml, raises its revision and signs it.
-    Clients pin the keys of workers in their policies, too.
-
-    \b
-    Examples:
-      ostraka worker enrol --name worker-1
-      ostraka worker enrol --name worker-1 --out keys/worker-1.key --json
-    """
-    enrolment.enrol("worker", name, out, as_json=as_json)
-
-
 def _limit_threads(threads: int | None) -> None:
-    """Start this program anew with so many threads, unless it was started with them."""
+    """Start this program again with this number of threads, unless it was started with it."""
     if threads is None:
         return
     wanted = dict.fromkeys(_THREAD_VARIABLES, str(threads))
@@ -137,3 +105,35 @@ def _limit_threads(threads: int | None) -> None:
         os.execve(sys.executable, sys.orig_argv, os.environ | wanted)  # noqa: S606 (ourselves)
     except OSError as failed:
         raise ConfigError(f"cannot start again with {threads} threads: {failed}") from None
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """Call `stop` on SIGTERM and Ctrl-C. Yields the list of signals that have come.
+
+    A thread of its own calls it: a handler interrupts the main thread anywhere, perhaps while that
+    holds a lock that `stop` needs.
+    """
+    caught: list[int] = []
+    reading, writing = os.pipe()
+
+    def listen() -> None:
+        while (number := os.read(reading, 1)[0]) != _NO_SIGNAL:
+            caught.append(number)
+            stop()
+
+    def pass_on(number: int, _: object) -> None:
+        os.write(writing, bytes([number]))
+
+    listener = Thread(target=listen, name="signals", daemon=True)
+    listener.start()
+    old = {each: signal.signal(each, pass_on) for each in _STOP}
+    try:
+        yield caught
+    finally:
+        for each, handler in old.items():
+            signal.signal(each, handler)
+        os.write(writing, bytes([_NO_SIGNAL]))
+        listener.join()
+        os.close(reading)
+        os.close(writing)

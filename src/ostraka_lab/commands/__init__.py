@@ -1,1 +1,54 @@
-"""The commands that the lab adds to `ostraka`."""
+"""The commands that the lab adds to `ostraka`, as the entry points in pyproject.toml name them.
+
+They are always listed. Most of what they need is installed by the extra "lab", and is imported
+when one of them runs.
+"""
+
+from ostraka.cli.lazy import Command, Group
+
+_EXTRA = "lab"
+
+
+def _command(target: str, text: str) -> Command:
+    return Command(f"ostraka_lab.commands.{target}", text, _EXTRA)
+
+
+DEMO = _command("train:demo", "Watch a federation learn under attack, beside plain averaging.")
+TRAIN = _command("train:train", "Train a model in a federation under attack, on this machine.")
+COMPARE = _command("compare:compare", "Compare defences over a list of attacks.")
+DATA = Group(
+    """Fetch and list data sets for the lab, in the user's cache.
+
+    \b
+    Examples:
+      ostraka data list
+      ostraka data get cifar10
+    """,
+    {
+        "get": _command("data:get", "Fetch a data set."),
+        "list": _command("data:list_all", "List the data sets, and which of them are sound."),
+    },
+)
+BENCH = Group(
+    """Measure what the parts cost on this machine.
+
+    \b
+    Examples:
+      ostraka bench kernels
+      ostraka bench peers
+      ostraka bench paper --quick
+    """,
+    {
+        "paper": _command("bench_suites:paper", "Measure the paper's figures on this machine."),
+        "peers": _command(
+            "bench_suites:peers", "Run the same updates through Flower, ByzFL and Ostraka."
+        ),
+        "scale": _command(
+            "bench_suites:scale", "Measure how cost grows with clients and with values."
+        ),
+        "leakage": _command("bench:leakage", "Attack to see what one worker learns."),
+        "check": _command("bench:check", "Fail if a stage has become slower."),
+        "kernels": _command("bench:kernels", "Measure the CPU time of each stage of a round."),
+        "calibrate": _command("bench:calibrate", 'Measure this machine for distances="auto".'),
+    },
+)

@@ -1,18 +1,18 @@
-"""`ostraka bench check`."""
+"""`ostraka bench check`, `leakage`, `kernels` and `calibrate`."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
+from click.core import ParameterSource
 from rich.table import Table
 
 from ostraka import calibration
 from ostraka.calibration import Costs
-from ostraka.cli.exit_codes import FAILED
-from ostraka.cli.output import Json, help_without_command, progress, show, table
+from ostraka.cli.output import Json, progress, show, table
+from ostraka.errors import FAILED
 from ostraka_lab.bench import check as checks
 from ostraka_lab.bench import leakage as leakages
 from ostraka_lab.bench import machine
@@ -20,9 +20,9 @@ from ostraka_lab.bench.calibrate import run_calibration
 from ostraka_lab.bench.kernels import STAGES, Plan, run_kernels
 from ostraka_lab.bench.process import run_module
 from ostraka_lab.commands.bench_results import FOLDER, Out, finish
-from ostraka_lab.commands.bench_suites import paper, peers, scale
 
 _NOISY = 0.5
+_USUAL = leakages.Plan()
 
 
 def check(
@@ -35,19 +35,19 @@ def check(
         bool, typer.Option("--save", help="Store this run as the baseline instead.")
     ] = False,
     clients: Annotated[int, typer.Option(help="Updates in a round.")] = 32,
-    dim: Annotated[int, typer.Option(help="Values in an update.")] = 500_000,
+    dimension: Annotated[int, typer.Option(help="Values in an update.")] = 500_000,
     repeat: Annotated[int, typer.Option(help="Runs of every stage, 3 or more.")] = 5,
     tolerance: Annotated[
-        float, typer.Option(help="Change that is never an alarm, as a part of one.")
+        float, typer.Option(help="Change that is allowed beside the noise; 0.1 is 10 %.")
     ] = 0.1,
     out: Out = FOLDER,
     as_json: Json = False,
 ) -> None:
     """Fail if a stage has become slower.
 
-    Compares the ratios of the stages of a round to opening all updates once with those of a stored
-    baseline. A stage is slower if that is more than the noise of both runs and the tolerance. The
-    exit code is then 1. Sizes are those of the baseline unless they are given.
+    The cost of each stage of a round, as a multiple of opening all updates once, is compared with a
+    stored baseline. A stage is slower if its cost grew by more than the noise of both runs and the
+    tolerance; the exit code is then 1. Sizes are those of the baseline unless they are given.
 
     \b
     Examples:
@@ -57,9 +57,9 @@ def check(
     """
     old = None if save else checks.load(baseline)
     if old is not None:
-        clients, dim = _same_size(ctx, old, clients, dim)
+        clients, dimension = _same_size(ctx, old, clients=clients, dimension=dimension)
     with progress() as step:
-        now = checks.run(checks.plan(clients, dim, repeat), step)
+        now = checks.run(checks.plan(clients, dimension, repeat), step)
     if old is None:
         checks.save(now, baseline)
         show(f"Stored in {baseline}.", figures=now | {"saved": str(baseline)}, as_json=as_json)
@@ -73,14 +73,18 @@ def check(
         raise typer.Exit(FAILED)
 
 
-def _same_size(ctx: typer.Context, old: dict[str, Any], *sizes: int) -> tuple[int, int]:
-    """Ratios depend on the size: only like is compared with like."""
-    given = [ctx.get_parameter_source(name) for name in ("clients", "dim")]
-    clients, dim = (
-        size if source and source.name == "COMMANDLINE" else old[name]
-        for size, source, name in zip(sizes, given, ("clients", "dim"), strict=True)
+def _same_size(
+    ctx: typer.Context, old: dict[str, Any], *, clients: int, dimension: int
+) -> tuple[int, int]:
+    """Take the baseline's sizes unless others were given: ratios depend on the size."""
+
+    def given(name: str) -> bool:
+        return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+
+    return (
+        clients if given("clients") else int(old["clients"]),
+        dimension if given("dimension") else int(old["dim"]),
     )
-    return int(clients), int(dim)
 
 
 def _check_table(rows: list[dict[str, Any]]) -> Table:
@@ -113,22 +117,21 @@ def _warn_of_another_machine(now: dict[str, Any], old: dict[str, Any]) -> None:
         click.echo(f"warning: the baseline is from another processor: {there}", err=True)
 
 
-_USUAL = leakages.Plan()
-
-
 def leakage(
     ctx: typer.Context,
     *,
-    clients: Annotated[int, typer.Option(help="For the attack on single rows.")] = _USUAL.clients,
-    dim: Annotated[int, typer.Option(help="Values in an update.")] = _USUAL.dim,
+    clients: Annotated[
+        int, typer.Option(help="Clients, for the attack on single rows.")
+    ] = _USUAL.clients,
+    dimension: Annotated[int, typer.Option(help="Values in an update.")] = _USUAL.dim,
     trials: Annotated[
-        int, typer.Option(help="Suspicions of either kind, for every point.")
+        int, typer.Option(help="True and false suspicions to test, each, for every point.")
     ] = _USUAL.trials,
-    seed: Annotated[int, typer.Option(help="Of updates and suspicions.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of updates and suspicions.")] = 0,
     out: Out = FOLDER,
     as_json: Json = False,
 ) -> None:
-    """What one worker learns, by attacking.
+    """Attack to see what one worker learns.
 
     For Gaussian masks and a range of sigma, in float32 and float64: the bound of law 6, how well a
     matched filter recognises an update, and the error of decoded distances. Exact masks are the
@@ -137,9 +140,9 @@ def leakage(
     \b
     Examples:
       ostraka bench leakage
-      ostraka bench leakage --dim 100000 --trials 2048 --json
+      ostraka bench leakage --dimension 100000 --trials 2048 --json
     """
-    plan = leakages.Plan(clients=clients, dim=dim, trials=trials, seed=seed)
+    plan = leakages.Plan(clients=clients, dim=dimension, trials=trials, seed=seed)
     with progress() as step:
         figures = run_module("ostraka_lab.bench.leakage", [plan.to_json()], step)
     figures |= {"machine": machine.describe(threads=1)}
@@ -168,46 +171,34 @@ def _polar(figures: dict[str, Any]) -> Table:
     return rows
 
 
-def bench(ctx: typer.Context) -> None:
-    """Measure what the parts cost on this machine.
-
-    \b
-    Examples:
-      ostraka bench kernels
-      ostraka bench peers
-      ostraka bench paper --quick
-    """
-    help_without_command(ctx)
-
-
 def kernels(
     *,
     clients: Annotated[int, typer.Option(help="Updates in a round.")] = 64,
-    dim: Annotated[int, typer.Option(help="Values in an update.")] = 3_500_000,
-    threads: Annotated[int, typer.Option(help="For BLAS and for the enclave.")] = 1,
+    dimension: Annotated[int, typer.Option(help="Values in an update.")] = 3_500_000,
+    threads: Annotated[int, typer.Option(help="Threads for BLAS and for the enclave.")] = 1,
     repeat: Annotated[int, typer.Option(help="Runs of every stage; medians are shown.")] = 3,
     only: Annotated[
         list[str] | None,
         typer.Option(
             click_type=click.Choice(list(STAGES)),
             metavar="STAGE",
-            help=f"Run only this stage, and open; repeatable. Stages: {', '.join(STAGES)}.",
+            help=f"Run only this stage and open; repeatable. Stages: {', '.join(STAGES)}.",
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """CPU time of each stage of a round.
+    """Measure the CPU time of each stage of a round.
 
-    In seconds, and as a multiple of opening all updates once. Beside it, the memory that the
-    enclave takes in a process of its own.
+    The time is shown in seconds and as a multiple of opening all updates once. Beside it is the
+    memory that the enclave takes in a process of its own.
 
     \b
     Examples:
-      ostraka bench kernels --clients 64 --dim 3500000 --json
-      ostraka bench kernels --clients 16 --dim 200000 --repeat 1
+      ostraka bench kernels --clients 64 --dimension 3500000 --json
+      ostraka bench kernels --clients 16 --dimension 200000 --repeat 1
       ostraka bench kernels --only gaussian_online --only floor
     """
-    plan = Plan(clients, dim, threads, repeat, tuple(only or ()))
+    plan = Plan(clients, dimension, threads, repeat, tuple(only or ()))
     with progress() as step:
         figures = run_kernels(plan, step)
     show(_table(figures), _memory(figures), figures=figures, as_json=as_json)
@@ -216,7 +207,7 @@ def kernels(
 def calibrate(*, as_json: Json = False) -> None:
     """Measure this machine for distances="auto".
 
-    Keeps the costs in the user's cache, where run_round(distances="auto") finds them.
+    The costs are kept in the user's cache, where run_round(distances="auto") finds them.
 
     \b
     Examples:
@@ -235,7 +226,7 @@ def calibrate(*, as_json: Json = False) -> None:
 
 
 def _keep(costs: Costs) -> str:
-    """Keep what was measured; a cache that cannot be written must not lose it."""
+    """Keep what was measured. If the cache cannot be written, that is said and nothing fails."""
     try:
         return f"Kept in {calibration.save(costs)}."
     except OSError as unwritable:
@@ -270,14 +261,3 @@ def _table(figures: dict[str, Any]) -> Table:
 def _memory(figures: dict[str, Any]) -> str:
     mib = figures["enclave_rss_mib"]
     return "" if mib is None else f"Memory of the enclave's process in a whole round: {mib:.0f} MiB"
-
-
-COMMANDS: dict[str, Callable[..., None]] = {
-    "paper": paper,
-    "peers": peers,
-    "scale": scale,
-    "leakage": leakage,
-    "check": check,
-    "kernels": kernels,
-    "calibrate": calibrate,
-}

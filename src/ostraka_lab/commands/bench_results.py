@@ -1,4 +1,4 @@
-"""How a benchmark ends: figures in a folder, a page of all that is there, and JSON if asked for."""
+"""How a benchmark ends: figures in a folder, a page of all figures there, and JSON."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +20,12 @@ FOLDER = Path("bench-results")
 Out = Annotated[
     Path,
     typer.Option(
-        metavar="FOLDER", help="For the figures, and for report.html, drawn from all that is there."
+        metavar="FOLDER",
+        help="For the figures, and for report.html, which shows all of them.",
     ),
 ]
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Begin anew, not where a run that was stopped has ended.")
+    bool, typer.Option("--fresh", help="Start over instead of resuming a run that was stopped.")
 ]
 _NOT_SHOWN = ("as_json", "out", "fresh")
 
@@ -33,7 +34,7 @@ _NOT_SHOWN = ("as_json", "out", "fresh")
 def keeping(
     ctx: typer.Context, out: Path, options: dict[str, Any], *, fresh: bool
 ) -> Iterator[Parts]:
-    """The parts of this command, in its folder. Whoever stops it is told that they are kept."""
+    """Keep the parts of this command in its folder, and say so if the command is stopped."""
     path = out / f"{ctx.info_name}.parts.jsonl"
     parts = Parts(path, options, lambda text: click.echo(text, err=True), fresh=fresh)
     try:
@@ -42,7 +43,7 @@ def keeping(
         if parts.kept:
             again = "the same command, without --fresh," if fresh else "the same command"
             kept = f"{count(parts.kept)} kept in {path}"
-            click.echo(f"stopped with {kept}: {again} goes on from there", err=True)
+            click.echo(f"stopped with {kept}: {again} resumes from there", err=True)
         raise
 
 
@@ -64,7 +65,7 @@ def finish(
 def _kept(
     out: Path, name: str, figures: dict[str, Any], parts: Parts | None
 ) -> tuple[str | None, str]:
-    """The page, and where it is. Figures that took an hour are not lost to a full disk."""
+    """Save the figures and draw the page, or say why not: they must not be lost to a full disk."""
     try:
         results.save(out, name, figures)
         if parts:
@@ -76,7 +77,7 @@ def _kept(
 
 
 def command_line(ctx: typer.Context) -> str:
-    """What to type to have the same again."""
+    """Write the command that was typed."""
     words = ["ostraka", "bench", str(ctx.info_name)]
     for parameter in ctx.command.params:
         given = ctx.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
@@ -94,9 +95,9 @@ def _words(parameter: click.Parameter, value: Any) -> list[str]:
 
 
 def _page(folder: Path) -> str | None:
-    """Plots need a package that a worker or an enclave does without."""
+    """Draw the page, if the extra for plots is installed."""
     try:
-        from ostraka_lab.bench import report  # noqa: PLC0415
+        from ostraka_lab.bench import report
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.startswith("ostraka"):
             raise

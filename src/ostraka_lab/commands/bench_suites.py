@@ -17,36 +17,45 @@ from ostraka_lab.bench.scale import survey
 from ostraka_lab.bench.scale.survey import Grid
 from ostraka_lab.commands.bench_results import FOLDER, Fresh, Out, finish, keeping
 
+_USUAL = Grid()
+_BASELINES = ("naive", "blas64", "blas32")
+_LIMITS = "Measured outside of SGX: paging and transitions are in none of these figures."
+_DEFINED = (
+    "Correct: no attacker is selected, and what is selected is what float64 selects by the same "
+    "convention (ByzFL counts one neighbour more). CPU of Ostraka: from sealed updates to the "
+    "signed model, all roles; offline work and the clients' sealing are in the report and in JSON."
+)
+
 
 def paper(
     ctx: typer.Context,
     *,
     repeat: Annotated[int, typer.Option(help="Runs of everything; medians are shown.")] = 3,
     bandwidth: Annotated[
-        float, typer.Option(help="Of the enclave's link, Gbit/s, for figure 3.")
+        float, typer.Option(help="Bandwidth of the enclave's link in Gbit/s, for figure 3.")
     ] = 1.0,
     sgx_slowdown: Annotated[
         float | None,
         typer.Option(
-            help="Assume an enclave so many times slower, in a table of its own.",
+            help="Also show a table for an enclave that is slower by this factor.",
             show_default="no such table",
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Small sizes, once: to see it work.")
+        bool, typer.Option("--quick", help="Run small sizes once, to see it work.")
     ] = False,
     out: Out = FOLDER,
     fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
-    """The paper's figures on this machine.
+    """Measure the paper's figures on this machine.
 
     Figure 2a: distances inside the enclave, by the paper's loop and by BLAS, for 8 to 128 clients
     and four networks. Figure 2b: how much faster a worker's kernel is. Figure 3: where the time of
     an epoch goes. The headline: a round with everything inside the enclave, over one with workers.
     SGX itself is not measured; the report says what that leaves out.
 
-    A run that is stopped keeps in the folder what it has measured: the same command goes on.
+    A run that is stopped keeps what it has measured: the same command resumes it.
 
     \b
     Examples:
@@ -63,10 +72,6 @@ def paper(
     headlines = [_headline(each) for each in figures["headline"]]
     epochs = [_figure3(figures, masking) for masking in MASKINGS]
     finish(ctx, figures, *headlines, *epochs, _LIMITS, out=out, as_json=as_json, parts=parts)
-
-
-_BASELINES = ("naive", "blas64", "blas32")
-_LIMITS = "Measured outside of SGX: paging and transitions are in none of these figures."
 
 
 def _headline(each: dict[str, Any]) -> Table:
@@ -110,16 +115,16 @@ def peers(
     ctx: typer.Context,
     *,
     clients: Annotated[int, typer.Option(help="Updates in a round.")] = 64,
-    dim: Annotated[int, typer.Option(help="Values in an update.")] = 3_500_000,
-    threads: Annotated[int, typer.Option(help="For BLAS, torch and the enclave.")] = 1,
-    repeat: Annotated[int, typer.Option(help="Runs of everybody; medians are shown.")] = 3,
-    seed: Annotated[int, typer.Option(help="Of the updates.")] = 0,
+    dimension: Annotated[int, typer.Option(help="Values in an update.")] = 3_500_000,
+    threads: Annotated[int, typer.Option(help="Threads for BLAS, torch and the enclave.")] = 1,
+    repeat: Annotated[int, typer.Option(help="Runs of each entrant; medians are shown.")] = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the updates.")] = 0,
     only: Annotated[
         list[str] | None,
         typer.Option(
             click_type=click.Choice(list(run_peers.NAMES)),
             metavar="NAME",
-            help=f"Run only this one; repeatable. Names: {', '.join(run_peers.NAMES)}.",
+            help=f"Run only this entrant; repeatable. Names: {', '.join(run_peers.NAMES)}.",
         ),
     ] = None,
     setup: Annotated[
@@ -128,17 +133,17 @@ def peers(
     out: Out = FOLDER,
     as_json: Json = False,
 ) -> None:
-    """The same updates through Flower, ByzFL and Ostraka.
+    """Run the same updates through Flower, ByzFL and Ostraka.
 
     Multi-Krum over N updates, a fifth of them sign-flipped: Flower's and ByzFL's in the clear on
     whole weights, BLAS in the clear, and Ostraka on sealed updates, by masking, all roles counted.
-    CPU and wall seconds, peak memory, and whether the right clients were selected. Everybody runs
-    in a process of its own. Who is not installed is reported as absent.
+    Shows CPU and wall seconds, peak memory, and whether the right clients were selected. Each
+    entrant runs in a process of its own. One that is not installed is reported as absent.
 
     \b
     Examples:
       ostraka bench peers --setup
-      ostraka bench peers --clients 64 --dim 3500000 --json
+      ostraka bench peers --clients 64 --dimension 3500000 --json
       ostraka bench peers --only floor --only ostraka-exact-sketch --repeat 5
     """
     if setup:
@@ -146,17 +151,10 @@ def peers(
             folder = installed.setup(step)
         show(f"ByzFL is in {folder}.", figures={"setup": str(folder)}, as_json=as_json)
         return
-    contest = Contest(clients, dim, threads, seed)
+    contest = Contest(clients, dimension, threads, seed)
     with progress() as step:
         figures = run_peers.play(contest, step, names=only or run_peers.NAMES, repeat=repeat)
     finish(ctx, figures, _table(figures), *_absent(figures), _DEFINED, out=out, as_json=as_json)
-
-
-_DEFINED = (
-    "Correct: no attacker is selected, and what is selected is what float64 selects by the same "
-    "convention (ByzFL counts one neighbour more). CPU of Ostraka: from sealed updates to the "
-    "signed model, all roles; offline work and the clients' sealing are in the report and in JSON."
-)
 
 
 def _table(figures: dict[str, Any]) -> Table:
@@ -196,11 +194,8 @@ def _verdict(row: dict[str, Any]) -> str:
     if row["absent"]:
         return "absent"
     if row["correct"] is None:
-        return "selects nobody"
+        return "selects none"
     return "yes" if row["correct"] else f"no: {row['attackers_kept']} attackers"
-
-
-_USUAL = Grid()
 
 
 def scale(
@@ -208,36 +203,36 @@ def scale(
     *,
     clients: Annotated[
         list[int] | None,
-        typer.Option(help="Clients to measure with; repeatable.", show_default="8 to 1,024"),
+        typer.Option(help="Number of clients; repeatable.", show_default="8 to 1,024"),
     ] = None,
-    dim: Annotated[
+    dimension: Annotated[
         list[int] | None,
-        typer.Option(help="Values of an update; repeatable.", show_default="1e5, 1e6 and 1e7"),
+        typer.Option(help="Values in an update; repeatable.", show_default="1e5, 1e6 and 1e7"),
     ] = None,
     repeat: Annotated[int, typer.Option(help="Runs of every size.")] = _USUAL.repeat,
     budget: Annotated[
-        float, typer.Option(help="Seconds to spend, about; small sizes come first.")
+        float, typer.Option(help="About how many seconds to spend; small sizes come first.")
     ] = 1800.0,
     out: Out = FOLDER,
     fresh: Fresh = False,
     as_json: Json = False,
 ) -> None:
-    """How cost grows with clients and with values.
+    """Measure how cost grows with clients and with values.
 
-    Whole rounds of every size that memory and budget allow. Fits exponents of the enclave's CPU,
-    the workers' CPU, memory and bytes, and a sum of terms that is extended to 10,000 clients and
-    1e9 values, with a band; and says what would have to be split for that.
+    Runs whole rounds of every size that memory and budget allow. Fits exponents of the enclave's
+    CPU, the workers' CPU, memory and bytes, and a sum of terms that is extended to 10,000 clients
+    and 1e9 values, with a band. Says what would have to be split for that.
 
-    A run that is stopped keeps in the folder what it has measured: the same command goes on, with
-    a budget for what is left.
+    A run that is stopped keeps what it has measured: the same command resumes it, with a budget for
+    what is left.
 
     \b
     Examples:
       ostraka bench scale --json
       ostraka bench scale --budget 300
-      ostraka bench scale --clients 8 --clients 16 --clients 32 --dim 5000 --dim 20000 --repeat 1
+      ostraka bench scale --clients 8 --clients 16 --dimension 5000 --dimension 20000 --repeat 1
     """
-    grid = Grid(tuple(clients or _USUAL.clients), tuple(dim or _USUAL.dims), repeat)
+    grid = Grid(tuple(clients or _USUAL.clients), tuple(dimension or _USUAL.dims), repeat)
     with keeping(ctx, out, asdict(grid), fresh=fresh) as parts, progress() as step:
         figures = survey.run(grid, budget, step, parts)
     shown = (_exponents(figures), _splits(figures), _skipped(figures))

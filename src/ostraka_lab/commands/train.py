@@ -1,25 +1,32 @@
-"""`ostraka train`, and `ostraka demo`, which is one such run."""
+"""`ostraka train`, and `ostraka demo`, which is one such run.
+
+What loads PyTorch is imported in the functions that need it: it takes seconds, and --help works
+without it.
+"""
 
 import statistics
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from click.core import ParameterSource
 from rich.table import Table
 
-from ostraka.cli.exit_codes import FAILED, INTERRUPTED
 from ostraka.cli.output import Json, show, table
-from ostraka.errors import RoundFailed, ServiceError
-from ostraka_lab.commands import lab_options as options
-from ostraka_lab.commands.lab_options import lab
+from ostraka.errors import FAILED, INTERRUPTED, RoundFailed, ServiceError
+from ostraka_lab.commands import experiment_options as options
 from ostraka_lab.commands.round_view import RoundView, percent
+
+if TYPE_CHECKING:
+    from ostraka_lab.experiment import Experiment
+    from ostraka_lab.metrics import RoundMetrics
 
 _SIMULATED = (
     "No TEE protects this run: its enclave is simulated, and this machine could read every update."
 )
+_LEGEND = "Left out: by Multi-Krum, unless it says more. A star marks an attacker."
 _NOT_OF_A_RUN = ("out", "resume", "as_json")
 
 
@@ -49,23 +56,23 @@ def train(
     seed: options.Seed = 0,
     processes: options.Processes = None,
     baseline: Annotated[
-        bool, typer.Option("--baseline", help="Run plain averaging along, to compare with.")
+        bool, typer.Option("--baseline", help="Run plain averaging as well, to compare with.")
     ] = False,
     evaluate_every: options.EvaluateEvery = 1,
     deadline: options.Deadline = 900.0,
     out: options.Out = None,
     resume: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Go on with a run; only --rounds may be changed."),
+        typer.Option(metavar="FOLDER", help="Resume a run; only --rounds may be changed."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Train a model in a federation on this machine, with attackers in it.
+    """Train a model in a federation under attack, on this machine.
 
     The enclave (simulated) and the workers are the real services, over sockets; clients are real
     clients, each a process of its own or many in turn in one process. Every round is shown as it is
-    published: how good the model is, and who was left out. In the end there are metrics.jsonl,
-    TensorBoard files, model.safetensors and report.html in the run's folder.
+    published: how good the model is, and which clients were left out. The run's folder gets
+    metrics.jsonl, TensorBoard files, model.safetensors and report.html.
 
     \b
     Examples:
@@ -99,10 +106,10 @@ def demo(
     out: options.Out = None,
     as_json: Json = False,
 ) -> None:
-    """Watch a federation learn under attack, beside one that averages plainly.
+    """Watch a federation learn under attack, beside plain averaging.
 
     Starts one enclave (simulated), two workers and the clients, each as a process of its own, and
-    trains on real data. Needs no download for digits. Writes a report, and names it. The exit code
+    trains on real data. The digits need no download. Writes a report, and names it. The exit code
     is 1 if an attacker was ever averaged in.
 
     \b
@@ -130,28 +137,33 @@ def demo(
 
 def _found(fields: dict[str, Any], out: Path | None, name: str | None = None) -> Path:
     """Make the folder of a new run."""
-    experiment = lab("experiment").Experiment(**fields)
+    from ostraka_lab import run as runs
+    from ostraka_lab.experiment import Experiment
+    from ostraka_lab.folder import RunFolder
+
+    experiment = Experiment(**fields)
     words = [name] if name else [experiment.dataset, experiment.architecture]
     folder = options.new_folder(out, *words)
-    run_folder = lab("folder").RunFolder(folder)
-    lab("run").found_run(run_folder, experiment, command=_command(experiment))
+    runs.found_run(RunFolder(folder), experiment, command=_command(experiment))
     return folder
 
 
-def _command(experiment: Any) -> str:
-    """That makes this run again."""
-    usual = lab("experiment").Experiment().to_json()
-    return options.command("train", experiment.to_json(), usual)
+def _command(experiment: "Experiment") -> str:
+    """Write the command that makes this run again."""
+    return options.command("train", experiment.to_json(), type(experiment)().to_json())
 
 
 def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
-    """Run what is left of a run, and show all of it. Gives how often an attacker was selected."""
-    folder = lab("folder").RunFolder(root)
+    """Run what is left of a run, and show all of it. Returns how often attackers were selected."""
+    from ostraka_lab import metrics, run_report
+    from ostraka_lab import run as runs
+    from ostraka_lab.folder import RunFolder
+
+    folder = RunFolder(root)
     experiment, facts = folder.load()
     if rounds is not None and rounds != experiment.rounds:
         experiment = experiment.with_rounds(rounds)
         folder.save(experiment, **facts | {"rounds": rounds, "command": _command(experiment)})
-    metrics = lab("metrics")
     view = RoundView(
         experiment.rounds,
         frozenset(experiment.attackers),
@@ -160,55 +172,58 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
     view.rows.extend(metrics.read(root))
     interrupted = False
     try:
-        with view.watching():
-            each_round = lab("run").run(folder, tell=view.tell)
-            with closing(each_round):
-                for row in each_round:
-                    view.add(row)
+        with view.watching(), closing(runs.run(folder, tell=view.tell)) as each_round:
+            for row in each_round:
+                view.add(row)
     except KeyboardInterrupt:
         interrupted = True
     except (ServiceError, RoundFailed) as failed:
         raise ServiceError(
-            f"{failed}\nAll logs are in {folder.logs}. To go on: ostraka train --resume {root}"
+            f"{failed}\nAll logs are in {folder.logs}. To resume: ostraka train --resume {root}"
         ) from None
-    report = lab("report").write(root) if view.rows else None
-    _show(view, root, report, interrupted=interrupted, as_json=as_json)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
-    return sum(row.byzantine_selected for row in view.rows)
-
-
-def _show(
-    view: RoundView, root: Path, report: Path | None, *, interrupted: bool, as_json: bool
-) -> None:
-    experiment, facts = lab("folder").RunFolder(root).load()
+    report = run_report.write(root) if view.rows else None
+    experiment, facts = folder.load()
     figures = _figures(view, facts) | {
         "masking": experiment.masking,
         "simulated": facts["simulated"],
         "report": str(report) if report else None,
         "folder": str(root),
     }
+    parts = _parts(view, experiment, facts, figures, interrupted=interrupted)
+    show(*parts, figures=figures, as_json=as_json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+    return sum(row.byzantine_selected for row in view.rows)
+
+
+def _parts(
+    view: RoundView,
+    experiment: "Experiment",
+    facts: dict[str, Any],
+    figures: dict[str, Any],
+    *,
+    interrupted: bool,
+) -> list[Table | str]:
+    """What is shown at the end, in order."""
     done, rounds = len(view.rows), experiment.rounds
-    every_round: list[Table | str] = [view.table(), _LEGEND] if done else []
-    show(
-        _cast(experiment, facts),
-        _SIMULATED,
-        *every_round,
-        *([_stages(figures["stages_s"])] if figures["stages_s"] else []),
-        *([f"Interrupted after round {done} of {rounds}."] if interrupted else []),
-        *(_verdict(figures, experiment) if done else []),
-        *([f"Report: {report}"] if report else []),
-        *([f"To go on: ostraka train --resume {root}"] if done < rounds else []),
-        figures=figures,
-        as_json=as_json,
-    )
-
-
-_LEGEND = "Left out: by Multi-Krum, unless it says more. A star marks an attacker."
+    parts: list[Table | str] = [_cast(experiment, facts), _SIMULATED]
+    if done:
+        parts += [view.table(), _LEGEND]
+    if figures["stages_s"]:
+        parts.append(_stages(figures["stages_s"]))
+    if interrupted:
+        parts.append(f"Interrupted after round {done} of {rounds}.")
+    if done:
+        parts += _verdict(figures, experiment)
+    if figures["report"]:
+        parts.append(f"Report: {figures['report']}")
+    if done < rounds:
+        parts.append(f"To resume: ostraka train --resume {figures['folder']}")
+    return parts
 
 
 def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
-    """Both accuracies are of the same round: the last one that was evaluated."""
+    """Compute the figures. Both accuracies are of the last round that was evaluated."""
     judged = [row for row in view.rows if row.accuracy is not None]
     last = judged[-1] if judged else None
     return {
@@ -222,8 +237,8 @@ def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _medians(rows: Sequence[Any]) -> dict[str, float]:
-    """Of rounds that were timed."""
+def _medians(rows: Sequence["RoundMetrics"]) -> dict[str, float]:
+    """Compute the median seconds of each stage, over rounds that were timed."""
     stages = dict.fromkeys(stage for row in rows for stage in row.stages_s)
     return {
         stage: round(statistics.median(row.stages_s.get(stage, 0.0) for row in rows), 4)
@@ -231,7 +246,7 @@ def _medians(rows: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def _cast(experiment: Any, facts: dict[str, Any]) -> str:
+def _cast(experiment: "Experiment", facts: dict[str, Any]) -> str:
     attackers = ", ".join(map(str, experiment.attackers)) or "none"
     how = f" ({experiment.attack}, scale {experiment.scale:g})" if experiment.attackers else ""
     return (
@@ -241,14 +256,14 @@ def _cast(experiment: Any, facts: dict[str, Any]) -> str:
     )
 
 
-def _stages(stages: dict[str, float]) -> Any:
+def _stages(stages: dict[str, float]) -> Table:
     shown = table("Stage", "median seconds")
     for stage, seconds in stages.items():
         shown.add_row(stage, f"{seconds:.3f}")
     return shown
 
 
-def _verdict(figures: dict[str, Any], experiment: Any) -> list[str]:
+def _verdict(figures: dict[str, Any], experiment: "Experiment") -> list[str]:
     count = figures["byzantine_selected"]
     first = f"Attackers averaged in: {count} times." if count else "No attacker was averaged in."
     after = "1 round" if figures["rounds"] == 1 else f"{figures['rounds']} rounds"
