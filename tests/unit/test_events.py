@@ -12,7 +12,7 @@ ROWS = np.random.default_rng(0).normal(size=(9, 40)).astype(np.float32)
 SAFE = {
     *("client", "reason", "why", "clients", "workers", "worker", "what"),
     *("number", "participants", "kept", "arrived", "missing", "quorum", "extensions_left"),
-    *("address", "evidence", "identity", "sealing_key", "next_round", "deadline_s", "seconds"),
+    *("address", "evidence", "code_id", "sealing_key", "next_round", "deadline_s", "seconds"),
     *("measure_s", "average_s", "publish_s"),
     *("revision", "revoked", "connected", "needed"),
 }

@@ -83,101 +83,101 @@ def test_everything_is_read_by_its_declared_type():
     assert isinstance(read_back.terms.share, float)
 
 
-RULES = "[terms]\nf = 1\n"
+TERMS = "[terms]\nf = 1\n"
 MISTAKES = {
     "a text for a whole number": (
         '[terms]\nf = "three"',
-        'file.toml, line 2: rules.f is a whole number; got "three"',
+        'file.toml, line 2: terms.f is a whole number; got "three"',
     ),
     "a truth for a whole number": (
         "[terms]\nf = true",
-        "file.toml, line 2: rules.f is a whole number; got true",
+        "file.toml, line 2: terms.f is a whole number; got true",
     ),
     "a fraction for a whole number": (
         "[terms]\nf = 1.0",
-        "file.toml, line 2: rules.f is a whole number; got 1.0",
+        "file.toml, line 2: terms.f is a whole number; got 1.0",
     ),
     "a whole number of 65 bits": (
         f"[terms]\nf = {2**63}",
-        "file.toml, line 2: rules.f is a number of at most 64 bits",
+        "file.toml, line 2: terms.f is a number of at most 64 bits",
     ),
     "a text for a number": (
-        RULES + 'share = "half"',
-        'file.toml, line 3: rules.share is a number; got "half"',
+        TERMS + 'share = "half"',
+        'file.toml, line 3: terms.share is a number; got "half"',
     ),
     "a number for a truth": (
-        RULES + "verify = 1",
-        "file.toml, line 3: rules.verify is true or false; got 1",
+        TERMS + "verify = 1",
+        "file.toml, line 3: terms.verify is true or false; got 1",
     ),
     "a list for a text": (
-        RULES + "kind = [1]",
-        "file.toml, line 3: rules.kind is a text in quotes; got a list",
+        TERMS + "kind = [1]",
+        "file.toml, line 3: terms.kind is a text in quotes; got a list",
     ),
     "a date for an optional number": (
-        RULES + "clip_norm = 2020-01-01",
-        'file.toml, line 3: rules.clip_norm is a number; got "2020-01-01"',
+        TERMS + "clip_norm = 2020-01-01",
+        'file.toml, line 3: terms.clip_norm is a number; got "2020-01-01"',
     ),
     "a text for a list": (
-        'names = "a"\n' + RULES,
+        'names = "a"\n' + TERMS,
         'file.toml, line 1: names is a list; got "a"',
     ),
     "an item of the wrong type, in its own line": (
-        'names = [ # some\n  "a",\n\n  3,\n]\n' + RULES,
+        'names = [ # some\n  "a",\n\n  3,\n]\n' + TERMS,
         "file.toml, line 4: names[1] is a text in quotes; got 3",
     ),
-    "a number for a table": ("rules = 7", "file.toml, line 1: rules is a table; got 7"),
+    "a number for a table": ("terms = 7", "file.toml, line 1: terms is a table; got 7"),
     "an array of tables for a table": (
         "[[terms]]\nf = 1",
-        "file.toml, line 1: rules is a table; got a list",
+        "file.toml, line 1: terms is a table; got a list",
     ),
     "a table for an array of tables": (
-        RULES + "[client]\nname = 'c'",
+        TERMS + "[client]\nname = 'c'",
         "file.toml, line 3: client is a list; got a table",
     ),
-    "a missing key": ("\n[terms]\n", "file.toml, line 2: rules.f is missing"),
+    "a missing key": ("\n[terms]\n", "file.toml, line 2: terms.f is missing"),
     "a missing table": ("", "file.toml: the table [terms] is missing"),
     "a missing key of the second of many": (
-        f"{RULES}[[client]]\nname = 'a'\nkey = '{'00' * 32}'\n\n[[client]]\nname = 'b'\n",
+        f"{TERMS}[[client]]\nname = 'a'\nkey = '{'00' * 32}'\n\n[[client]]\nname = 'b'\n",
         "file.toml, line 7: client[1].key is missing",
     ),
     "a misspelt key": (
-        RULES + "verfy = true",
-        "file.toml, line 3: rules.verfy is not known; did you mean verify?",
+        TERMS + "verfy = true",
+        "file.toml, line 3: terms.verfy is not known; did you mean verify?",
     ),
     "a misspelt table": (
-        "[rulez]\nf = 1",
-        "file.toml, line 1: rulez is not known; did you mean rules?",
+        "[termz]\nf = 1",
+        "file.toml, line 1: termz is not known; did you mean terms?",
     ),
     "a key like no other": (
         "[terms]\nf = 1\nxxx = true",
-        "file.toml, line 3: rules.xxx is not known; known here: f, share, verify, kind, clip_norm",
+        "file.toml, line 3: terms.xxx is not known; known here: f, share, verify, kind, clip_norm",
     ),
     "a key of odd characters": (
-        '"a\\nb" = 1\n' + RULES,
-        'file.toml: "a\\nb" is not known; known here: rules, blob, names, keys, client, more',
+        '"a\\nb" = 1\n' + TERMS,
+        'file.toml: "a\\nb" is not known; known here: terms, blob, names, keys, client, more',
     ),
     "a key in a dotted line": (
-        "rules.f = 1\nrules.shares = 2",
-        "file.toml, line 2: rules.shares is not known; did you mean share?",
+        "terms.f = 1\nterms.shares = 2",
+        "file.toml, line 2: terms.shares is not known; did you mean share?",
     ),
     "a key in an inline table": (
         "[terms]\nf = 1\n[more]\n[[client]]\n",
         "file.toml, line 3: more.f is missing",
     ),
     "too short a key": (
-        f"keys = [\n'{'00' * 32}',\n'{'00' * 31}0']\n" + RULES,
+        f"keys = [\n'{'00' * 32}',\n'{'00' * 31}0']\n" + TERMS,
         "file.toml, line 3: keys[1] is 64 hex digits; got 63",
     ),
     "half a byte": (
-        "blob = 'abc'\n" + RULES,
+        "blob = 'abc'\n" + TERMS,
         "file.toml, line 1: blob is an even number of hex digits; got 3",
     ),
     "no hex digits": (
-        "blob = 'xy'\n" + RULES,
+        "blob = 'xy'\n" + TERMS,
         "file.toml, line 1: blob is an even number of hex digits; got others among 2",
     ),
     "a number for hex digits": (
-        "keys = [12]\n" + RULES,
+        "keys = [12]\n" + TERMS,
         "file.toml, line 1: keys[0] is 64 hex digits in quotes; got 12",
     ),
     "what the dataclass refuses, at the key that it mentions": (
@@ -194,7 +194,7 @@ MISTAKES = {
         'file.toml, line 3: Expected "\'"',
     ),
     "an open list": ("[terms]\nf = [1,\n", "file.toml, line 2: Invalid value"),
-    "a table twice": (RULES + RULES, "file.toml, line 3: Cannot declare ('rules',) twice"),
+    "a table twice": (TERMS + TERMS, "file.toml, line 3: Cannot declare ('terms',) twice"),
     "a number of 5000 digits": (
         "a = " + "1" * 5000,
         "file.toml: a number is too long, or lists are too deep",
@@ -288,7 +288,7 @@ def test_any_text_is_read_or_refused_as_a_config_error(text):
     outcome(text, Loose)
 
 
-SIGNS = "[ ] [[ ]] = ' \" \"\"\" ''' . , { } # \\ rules client names keys f key 1 -2 1e400 nan é"
+SIGNS = "[ ] [[ ]] = ' \" \"\"\" ''' . , { } # \\ terms client names keys f key 1 -2 1e400 nan é"
 WORDS = st.sampled_from([*SIGNS.split(), " ", "\n", "\r", f"'{'00' * 32}'", "2020-01-01"])
 
 
@@ -297,7 +297,7 @@ def test_texts_of_toml_s_own_words_are_read_or_refused_as_config_errors(text):
     outcome(text, Loose)
 
 
-KEYS = st.sampled_from(["rules", "client", "names", "keys", "f", "share", "kind", "name", "key"])
+KEYS = st.sampled_from(["terms", "client", "names", "keys", "f", "share", "kind", "name", "key"])
 VALUES = st.recursive(
     st.sampled_from(["1", "-1", "true", "inf", "nan", "'x'", "12:00:00", f"'{'ab' * 32}'", "1e9"]),
     lambda inner: (
