@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from ostraka.cli import app
+from ostraka.enclave.__main__ import parser
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 pytestmark = pytest.mark.skipif(not DEPLOY.is_dir(), reason="only the source tree has deploy/")
@@ -34,6 +35,15 @@ VARIABLES = {
 
 def text(name):
     return (DEPLOY / name).read_text()
+
+
+ENTRY = "ostraka.enclave"
+
+
+def require_entry(arguments):
+    """Raises SystemExit unless these are arguments of the enclave's own entry, to run it."""
+    assert arguments[0] == "run"
+    return parser().parse_args(arguments)
 
 
 def resolve(arguments):
@@ -77,13 +87,13 @@ def test_the_host_chooses_no_argument_and_no_variable(manifest):
     assert not {"LD_PRELOAD", "PYTHONPATH", "PYTHONHOME"} & set(loader["env"])
 
 
-def test_the_arguments_are_a_command_of_ours(manifest):
-    python, *flags, module, package = manifest["loader"]["argv"][:5]
+def test_it_executes_the_enclave_s_own_entry(manifest):
+    python, *flags, module, entry = manifest["loader"]["argv"][:5]
     assert python == manifest["libos"]["entrypoint"]
-    assert (flags, module, package) == (["-I", "-B"], "-m", "ostraka")
-    arguments = manifest["loader"]["argv"][5:]
-    assert resolve(arguments) == ["enclave", "run"]
-    assert not any("simulat" in argument for argument in arguments)
+    assert (flags, module, entry) == (["-I", "-B"], "-m", ENTRY)
+    asked = require_entry(manifest["loader"]["argv"][5:])
+    assert asked.config == Path("/federation/federation.toml")
+    assert not asked.unsafe_simulation
 
 
 def test_a_production_enclave_that_can_be_attested(manifest):
@@ -150,29 +160,41 @@ def test_a_unit_has_its_sections(name):
     assert set(unit(name)) == {"Unit", "Service", "Install"}
 
 
-COMMANDS = {
-    ENCLAVE: ["enclave", "run"],
-    DEVELOPMENT: ["enclave", "run"],
-    WORKER: ["worker", "run"],
-}
+STARTED = f"/opt/ostraka/bin/python3 -I -m {ENTRY} "
 
 
-@pytest.mark.parametrize(("name", "command"), COMMANDS.items())
-def test_a_unit_runs_a_command_of_ours(name, command):
+@pytest.mark.parametrize("name", [ENCLAVE, DEVELOPMENT])
+def test_a_unit_executes_the_enclave_s_own_entry(name):
     (line,) = unit(name)["Service"]["ExecStart"]
+    assert line.startswith(STARTED)
+    asked = require_entry(shlex.split(line.removeprefix(STARTED)))
+    assert asked.config.is_absolute()
+    assert asked.unsafe_simulation == (name == DEVELOPMENT)
+
+
+def test_a_unit_runs_a_worker():
+    (line,) = unit(WORKER)["Service"]["ExecStart"]
     program, *arguments = shlex.split(line.replace("%i", "worker-1"))
     assert program == "/opt/ostraka/bin/ostraka"
-    assert resolve(arguments) == command
+    assert resolve(arguments) == ["worker", "run"]
+
+
+def mentioned(name, program):
+    """What follows this program in a unit, comments included."""
+    whole = text(name).replace("\n#", "\n")
+    found = re.findall(re.escape(program) + r"((?:[^\n\\]|\\\n)+)", whole)
+    return [shlex.split(line.replace("\\\n", " ")) for line in found]
 
 
 @pytest.mark.parametrize("name", UNITS)
 def test_commands_in_the_comments_exist(name):
-    commands = re.findall(
-        r"/opt/ostraka/bin/ostraka ((?:[^\n\\]|\\\n)+)", text(name).replace("\n#", "\n")
-    )
-    assert commands
-    for line in commands:
-        resolve(shlex.split(line.replace("\\\n", " ")))
+    commands = mentioned(name, "/opt/ostraka/bin/ostraka ")
+    entries = mentioned(name, STARTED)
+    for arguments in commands:
+        resolve(arguments)
+    for arguments in entries:
+        require_entry(arguments)
+    assert commands or len(entries) > 1
 
 
 HARDENING = {
@@ -232,7 +254,7 @@ def test_a_confidential_machine_is_required_and_its_evidence_within_reach():
 
 def test_the_development_unit_says_that_root_can_read_it():
     found = unit(DEVELOPMENT)
-    assert "--unsafe-simulate" in found["Service"]["ExecStart"][0]
+    assert "--unsafe-simulation" in found["Service"]["ExecStart"][0]
     assert "root can read it" in found["Unit"]["Description"][0]
     assert "ROOT CAN READ IT" in text(DEVELOPMENT)
     for name in (ENCLAVE, DEVELOPMENT, WORKER):
