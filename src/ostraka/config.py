@@ -1,4 +1,4 @@
-"""The rules of a federation. A config that exists is valid; its digest binds every ciphertext."""
+"""The terms of a federation. Terms that exist are valid; their digest binds every ciphertext."""
 
 import hashlib
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 from ostraka import encoding
 from ostraka.arrays import Float64
-from ostraka.core import exact, leakage, sketch
+from ostraka.core import exact, leakage, rules, sketch
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.encoding import Digest, Key
 from ostraka.errors import ConfigError
@@ -101,10 +101,11 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Terms:
-    """The rules of one round.
+    """What every round of a federation keeps to.
 
-    f clients at most are Byzantine; k updates are averaged (None: all but f). Long updates are
-    scaled down to `clip_norm` (None: see `clipping_norm`).
+    At most f clients are Byzantine. `rule` names the aggregation rule; k is an option of it: how
+    many updates are averaged (None: all but f). Long updates are scaled down to `clip_norm` (None:
+    see `clipping_norm`).
 
     Distances are measured by `workers` workers on masked rows, of which half may collude, or inside
     the enclave; with a `sketch`, on that many columns into which the enclave folds each row.
@@ -115,11 +116,12 @@ class Terms:
     distance, as a part of the squared clipping norm. `optimiser` turns aggregates into models.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/round-config/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/terms/v2"
 
     manifest: Manifest
     f: int
     masking: str = "exact"
+    rule: str = rules.DEFAULT
     k: int | None = None
     clip_norm: float | None = None
     distances: str = "workers"
@@ -135,6 +137,7 @@ class Terms:
     def __post_init__(self) -> None:
         if self.f < 0:
             raise ConfigError(f"f counts Byzantine clients and cannot be negative; got f={self.f}")
+        rules.rule(self.rule)  # refuses an unknown name
         if self.masking not in MASKINGS:
             raise ConfigError(f"masking is one of {', '.join(MASKINGS)}; got {self.masking!r}")
         if self.k is not None and self.k < self.f + 2:
@@ -209,15 +212,20 @@ class Terms:
     def clipping_norm(self, stated: Float64) -> float:
         """The configured norm, or the power of two at or above 4 x the median of the stated ones.
 
-        From the median, because f clients of N >= 2f + 3 cannot move that beyond the honest norms.
+        From the median, because f clients of more than 2f cannot move it beyond the honest norms.
         """
         if self.clip_norm is not None:
             return self.clip_norm
         return power_of_two_above(4 * float(np.median(stated)))
 
-    def kept(self, n: int, f: int) -> int:
-        """How many of n updates are averaged when f of them may be Byzantine."""
-        return n - f if self.k is None else min(self.k, n - f)
+    @property
+    def options(self) -> rules.Options:
+        """The options of the rule."""
+        return rules.Options(k=self.k)
+
+    def least(self, f: int) -> int:
+        """How many updates the rule needs when f of them may be Byzantine."""
+        return rules.rule(self.rule).least(f)
 
 
 @dataclass(frozen=True)
@@ -230,14 +238,14 @@ class Member:
 
 @dataclass(frozen=True)
 class Federation:
-    """The rules, who plays by them, and who decides about both.
+    """The terms, the members that keep to them, and the authority over both.
 
     authority: the Ed25519 key that signs every revision of this. revoked: former members, whose
     keys may never return. successors: which enclave may hand its sealed state to which code
     (`succession`). initial: SHA-256 of the first model; empty if that is all zeros.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/federation/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/federation/v2"
 
     terms: Terms
     clients: tuple[Member, ...]
@@ -254,7 +262,7 @@ class Federation:
             raise ConfigError(f"revisions count from 1; got {self.revision}")
         if len(self.initial) not in (0, _DIGEST_BYTES):
             raise ConfigError("initial is a SHA-256, or empty for a model of zeros")
-        require_krum(n, terms.f)
+        rules.require_enough(terms.rule, n, terms.f)
         if terms.k is not None and terms.k > n - terms.f:
             raise ConfigError(f"k <= n - f; got k={terms.k}, n={n}, f={terms.f}")
         if n * terms.tile > MAX_TILE_VALUES:
@@ -274,7 +282,7 @@ class Federation:
             )
         if not terms.inside and len(self.workers) < terms.workers:
             raise ConfigError(
-                f"the rules ask for {terms.workers} workers; {len(self.workers)} are enrolled"
+                f"the terms ask for {terms.workers} workers; {len(self.workers)} are enrolled"
             )
         _require_distinct(self.clients + self.workers + self.revoked)
 
@@ -302,18 +310,9 @@ def succession(receipt_key: bytes, code_id: bytes) -> bytes:
     return hashlib.sha256(encoding.pack(_SUCCESSION, receipt_key, code_id)).digest()
 
 
-def require_krum(n: int, f: int) -> None:
-    """Multi-Krum's own condition (Blanchard et al. 2017)."""
-    if n < 2 * f + 3:
-        raise ConfigError(
-            f"Multi-Krum needs n >= 2f + 3 clients; got n={n}, f={f}: "
-            f"take at least {2 * f + 3} clients, or f at most {max(0, (n - 3) // 2)}"
-        )
-
-
 def default_tile(clients: int, dimension: int) -> int:
-    """The default tile, or the largest power of two that so many clients allow, or the smallest
-    one that holds the whole of a short update."""
+    """The default tile, or the largest power of two that this number of clients allows, or the
+    smallest one that holds the whole of a short update."""
     largest = max(1, MAX_TILE_VALUES // max(1, clients))
     return min(DEFAULT_TILE, 1 << (largest.bit_length() - 1), 1 << (dimension - 1).bit_length())
 

@@ -14,7 +14,7 @@ import numpy as np
 from ostraka import files, settings
 from ostraka.arrays import Float32
 from ostraka.config import Federation, Manifest, Member, Terms, default_tile
-from ostraka.core import leakage
+from ostraka.core import leakage, rules
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
@@ -24,8 +24,6 @@ from ostraka.files import read_text
 from ostraka.messages import Charter, vector_digest
 from ostraka.model_file import read_model
 from ostraka.settings import Document
-
-RULES = ("multi-krum",)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
@@ -79,7 +77,7 @@ class TermsTable:
     """
 
     f: int
-    rule: str = RULES[0]
+    rule: str = rules.DEFAULT
     k: int | None = None
     masking: str = "exact"
     distances: str = "workers"
@@ -93,8 +91,7 @@ class TermsTable:
     disclose_selection: bool = False
 
     def __post_init__(self) -> None:
-        if self.rule not in RULES:
-            raise ConfigError(f"rule is {', '.join(RULES)}; got {self.rule!r}")
+        rules.rule(self.rule)  # refuses an unknown name
         _require("f", self.f, 0, _MANY)
         _require("leakage_bits", self.leakage_bits, 1e-30, 1e30)
         _require("precision", self.precision, 1e-30, 1)
@@ -104,7 +101,8 @@ class TermsTable:
 class Rounds:
     """[rounds]: when a round opens, closes and is given up.
 
-    count: how many to run. quorum: updates without which a round does not close, None for 2f + 3.
+    count: how many to run. quorum: updates without which a round does not close, None for the least
+    that the rule stands on.
     deadline_s: seconds in which clients upload. grace_s: seconds for the rest once the quorum is
     there, None for as long as the deadline is. extensions: how often the deadline is extended while
     the quorum is missed; then the round is skipped. measure_s: seconds in which the workers answer,
@@ -267,7 +265,7 @@ class FederationFile:
     @property
     def quorum(self) -> int:
         chosen = self.rounds.quorum
-        return 2 * self.terms.f + 3 if chosen is None else chosen
+        return rules.rule(self.terms.rule).least(self.terms.f) if chosen is None else chosen
 
     def federation(self, signed: Federation | None = None) -> Federation:
         """What the authority signs, and what evidence is bound to.
@@ -278,7 +276,7 @@ class FederationFile:
         clients, workers = _active(self.clients), _active(self.workers)
         everyone = self.clients + self.workers
         return Federation(
-            terms=self._round_config(len(clients), signed),
+            terms=self._signed_terms(len(clients), signed),
             clients=clients,
             workers=workers,
             authority=self.about.authority,
@@ -293,12 +291,13 @@ class FederationFile:
             return self.terms.tile
         return signed.terms.tile if signed else default_tile(clients, self.manifest.dimension)
 
-    def _round_config(self, clients: int, signed: Federation | None) -> Terms:
+    def _signed_terms(self, clients: int, signed: Federation | None) -> Terms:
         terms = self.terms
         return Terms(
             manifest=self.manifest,
             f=terms.f,
             masking=terms.masking,
+            rule=terms.rule,
             k=terms.k,
             clip_norm=terms.clip_norm,
             distances=terms.distances,
@@ -459,11 +458,12 @@ def _require_distinct(document: Document, layout: _Layout) -> None:
 
 
 def _require_quorum(document: Document, file: FederationFile, clients: int) -> None:
-    least = 2 * file.terms.f + 3
+    least = rules.rule(file.terms.rule).least(file.terms.f)
     if not least <= file.quorum <= clients:
         raise document.error(
             "rounds.quorum",
-            f"rounds.quorum is 2f + 3 = {least} to {clients}, the number of clients; "
+            f"rounds.quorum is {least}, which {file.terms.rule} needs for f={file.terms.f}, to {clients}, "
+            "the number of clients; "
             f"got {file.quorum}",
         )
 

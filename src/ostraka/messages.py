@@ -46,7 +46,7 @@ def first_model(federation: Federation) -> bytes:
 class Charter:
     """The federation's rules and roster, as its authority signed them."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/charter/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/charter/v2"
 
     federation: Federation
     signature: Signature
@@ -228,7 +228,7 @@ class Receipt:
     to the selection either way, under a salt that stays inside.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/receipt/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/receipt/v2"
 
     number: int
     round_id: Id
@@ -244,6 +244,7 @@ class Receipt:
     commitment: Digest
     disclosed: bool
     selected: tuple[str, ...]  # empty unless disclosed
+    rule: str
     masking: str
     distances: str
     cautions: tuple[str, ...]

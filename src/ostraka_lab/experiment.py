@@ -1,44 +1,58 @@
-"""Names that users give: of models, data sets and attacks."""
+"""An experiment: what to run, who takes part in it, and how good a model is.
 
+    Experiment    everything that decides how a run goes
+    Task          the data, and which client holds which part of it
+    Participant   one client: its part of the data, its training, its attack
+    Judge         how good a model is, on examples that no client has trained on
+
+A run over the services and one in the clear have the same participants, so that they differ in
+nothing but who aggregates.
+"""
+
+import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
+from torch import nn
 
-from ostraka.config import MAX_WORKERS, MIN_WORKERS, require_krum
+from ostraka.arrays import Float32
+from ostraka.config import MAX_WORKERS, MIN_WORKERS, Manifest
+from ostraka.core import rules
 from ostraka.errors import ConfigError
-from ostraka_lab.attacks import ATTACKS, Attack
-from ostraka_lab.data import DATASETS, partition
+from ostraka_lab import data, models
+from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene, stamped
+from ostraka_lab.data import DATASETS, Dataset, Split, partition
 from ostraka_lab.models import MODELS
 from ostraka_lab.names import find
-from ostraka_lab.training import Recipe
+from ostraka_lab.training import Recipe, Score, Trained, Trainer, evaluate
 
-_T = TypeVar("_T")
-
+UNJUDGED: dict[str, float | None] = {"accuracy": None, "loss": None, "attack_success": None}
 
 NO_ATTACK = "none"
 KNOWING = ("all", "own")
 
-# What fits a data set, if nothing else is asked for.
+# The model that fits a data set, if no other is asked for.
 _MODELS = {"digits": "mlp", "cifar10": "cnn"}
 _OTHER_MODEL = "cnn"
+# Up to this number of clients, each has a process of its own; more share two.
 _EVERY_CLIENT_A_PROCESS = 16
 _PROCESSES = 2
 
-# What a stream of numbers is for: each has one of its own.
+# What random numbers are drawn for: each purpose has a stream of its own.
 _CAST, _TRAINING, _ATTACK, _POISON = range(4)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything that decides how a run goes, but for the secrets of its federation.
+    """Everything that decides how a run goes, except the secrets of its federation.
 
     model: None for one that fits the data set. attack_scale: None for the attack's own default.
     know: what attackers know of honest updates: "all", or "own" for what they would have sent
     themselves. steps, epochs: of local training; neither means one epoch. k: None for n - f.
-    processes: how many the clients share; None for one each, unless they are many. evaluate_every:
-    so many rounds; the last is always evaluated. deadline_s: how long the first round waits for a
-    client that does not come.
+    processes: how many the clients share; None for one each, unless there are many clients.
+    evaluate_every: in rounds; the last is always evaluated. deadline_s: how long the first round
+    waits for a client that does not come.
     """
 
     dataset: str = "digits"
@@ -77,12 +91,12 @@ class Experiment:
         if not MIN_WORKERS <= self.workers <= MAX_WORKERS:
             raise ConfigError(f"{MIN_WORKERS} to {MAX_WORKERS} workers; got {self.workers}")
         if not self.deadline_s > 0:
-            raise ConfigError(f"a deadline is some seconds; got {self.deadline_s}")
-        require_krum(self.clients, self.byzantine)
+            raise ConfigError(f"deadline_s must be above 0; got {self.deadline_s}")
+        rules.require_enough(rules.DEFAULT, self.clients, self.byzantine)
         least, most = self.byzantine + 2, self.clients - self.byzantine
         if self.k is not None and not least <= self.k <= most:
             raise ConfigError(
-                f"k is at least byzantine + 2 = {least} and at most clients - byzantine = {most}; "
+                f"k must be from byzantine + 2 = {least} to clients - byzantine = {most}; "
                 f"got {self.k}"
             )
         self._require_known()
@@ -98,8 +112,8 @@ class Experiment:
         attack = self.attacking
         if attack is not None and len(self.telling) < attack.least_known:
             raise ConfigError(
-                f"{attack.name} needs {attack.least_known} updates that attackers know, and they "
-                f"know {len(self.telling)}: let them know all, or take more attackers"
+                f"{attack.name} needs to know at least {attack.least_known} updates, and the "
+                f"attackers know {len(self.telling)}: let them know all, or take more attackers"
             )
 
     @property
@@ -121,12 +135,12 @@ class Experiment:
 
     @property
     def numbers(self) -> range:
-        """Of the clients."""
+        """The clients' numbers, from 1."""
         return range(1, self.clients + 1)
 
     @property
     def attackers(self) -> tuple[int, ...]:
-        """Who attacks: drawn from the seed, and nobody if there is no attack."""
+        """The numbers of those who attack: drawn from the seed, empty if there is no attack."""
         if self.attack == NO_ATTACK:
             return ()
         drawn = self.stream(_CAST).choice(self.clients, size=self.byzantine, replace=False) + 1
@@ -148,7 +162,7 @@ class Experiment:
 
     @property
     def scale(self) -> float:
-        """Of the attack."""
+        """The scale of the attack."""
         if self.attack_scale is not None or self.attack == NO_ATTACK:
             return self.attack_scale or 0.0
         return ATTACKS[self.attack].default_scale(self.clients, self.byzantine)
@@ -161,16 +175,16 @@ class Experiment:
         return [tuple(self.numbers[start::count]) for start in range(count)]
 
     def evaluates(self, number: int) -> bool:
-        """Whether the model after this round is tested."""
+        """Tell whether the model after this round is tested."""
         return number % self.evaluate_every == 0 or number == self.rounds
 
     @property
     def resumes_in_the_clear(self) -> bool:
-        """Whether a run in the clear can go on from its last model: it keeps no momentum."""
+        """Whether a run in the clear can go on from its last model, as it keeps no momentum."""
         return self.worker_momentum == 0
 
     def training_seed(self, client: int, number: int) -> tuple[int, ...]:
-        """Of one client's training in one round."""
+        """The seed of one client's training in one round."""
         return (self.seed, _TRAINING, client, number)
 
     def attack_stream(self, client: int, number: int) -> np.random.Generator:
@@ -180,7 +194,7 @@ class Experiment:
         return self.stream(_POISON, client)
 
     def stream(self, *purpose: int) -> np.random.Generator:
-        """Numbers that every process draws alike."""
+        """A stream of random numbers that every process draws alike."""
         return np.random.default_rng([self.seed, *purpose])
 
     def with_rounds(self, rounds: int) -> "Experiment":
@@ -191,8 +205,138 @@ class Experiment:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Experiment":
-        """Other fields are ignored: a run's folder says more than was asked for.
+        """Read an experiment, ignoring other fields: a run's folder holds more than was asked for.
 
         Raises ConfigError, KeyError or TypeError.
         """
         return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What all participants share: the data, and which client holds which part of it."""
+
+    experiment: Experiment
+    dataset: Dataset
+    parts: list[np.ndarray]
+
+    @classmethod
+    def load(cls, experiment: Experiment) -> "Task":
+        """Raises ConfigError if the data set is missing, or too small for this many clients."""
+        dataset = data.load(experiment.dataset)
+        how = partition.parse(experiment.partition)
+        parts = partition.split(dataset.train.labels, experiment.clients, how, experiment.seed)
+        return cls(experiment, dataset, parts)
+
+    def model(self) -> nn.Module:
+        """Build the first global model, the same in every process."""
+        return models.build(
+            self.experiment.architecture,
+            shape=self.dataset.shape,
+            classes=self.dataset.classes,
+            seed=self.experiment.seed,
+        )
+
+    def first(self) -> tuple[Manifest, Float32]:
+        model = self.model()
+        return models.manifest(model), models.vector(model)
+
+    def holdings(self) -> list[list[int]]:
+        """Count the examples of each class at every client."""
+        labels, classes = self.dataset.train.labels, self.dataset.classes
+        counts: list[list[int]] = partition.holdings(labels, self.parts, classes).tolist()
+        return counts
+
+    def examples(self, client: int) -> Split:
+        own, train = self.parts[client - 1], self.dataset.train
+        return Split(train.images[own], train.labels[own])
+
+
+class Participant:
+    """One client. model: may be shared by participants that train one after the other."""
+
+    def __init__(self, task: Task, number: int, model: nn.Module) -> None:
+        self.number = number
+        self._experiment = task.experiment
+        attacks = number in task.experiment.attackers
+        self.attack: Attack | None = task.experiment.attacking if attacks else None
+        examples = self._poisoned(task.examples(number), task.dataset)
+        self.trainer = Trainer(
+            model,
+            examples.images,
+            examples.labels,
+            task.dataset.mean,
+            task.dataset.std,
+            task.experiment.recipe,
+        )
+
+    @property
+    def tells(self) -> bool:
+        """Whether attackers get to know what this client sends, or would have sent."""
+        attack = self._experiment.attacking
+        known = attack is not None and attack.needs_known
+        return known and self.number in self._experiment.telling
+
+    @property
+    def asks(self) -> bool:
+        """Whether it has to know others' updates before it can send its own."""
+        return self.attack is not None and self.attack.needs_known
+
+    def train(self, start: Float32, number: int) -> Trained:
+        """Train from this model (d,) in this round. Gives its own update (d,)."""
+        seed = self._experiment.training_seed(self.number, number)
+        return self.trainer.update(start, seed=seed)
+
+    def sends(self, own: Float32, number: int, known: Float32 | None = None) -> Float32:
+        """Give what goes out (d,) in place of its own update. known: (m, d), if it asks."""
+        if self.attack is None or self.attack.send is None:
+            return own
+        experiment = self._experiment
+        scene = Scene(
+            own=own,
+            known=np.empty((0, own.size), np.float32) if known is None else known,
+            round=number,
+            clients=experiment.clients,
+            byzantine=experiment.byzantine,
+            scale=experiment.scale,
+            rng=experiment.attack_stream(self.number, number),
+        )
+        # A value beyond float32 becomes an infinity, and the update is rejected for that.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.attack.send(scene)
+
+    def _poisoned(self, examples: Split, dataset: Dataset) -> Split:
+        if self.attack is None or self.attack.poison is None:
+            return examples
+        stream = self._experiment.poison_stream(self.number)
+        return self.attack.poison(examples, Poison(classes=dataset.classes, rng=stream))
+
+
+class Judge:
+    """Judges models (d,) of one task."""
+
+    def __init__(self, task: Task) -> None:
+        self._dataset = task.dataset
+        self._model = task.model()
+        self._backdoor = task.experiment.attack == "backdoor"
+
+    def scores(self, vector: Float32) -> dict[str, float | None]:
+        """Measure accuracy, loss, and how often a backdoor's trigger works, if there is one."""
+        test = self._dataset.test
+        score = self._score(vector, test.images, test.labels)
+        return {
+            "accuracy": score.accuracy,
+            "loss": score.loss if math.isfinite(score.loss) else None,
+            "attack_success": self._attack_success(vector) if self._backdoor else None,
+        }
+
+    def _attack_success(self, vector: Float32) -> float:
+        """Measure on stamped images of all classes but the one that the backdoor leads to."""
+        test = self._dataset.test
+        others = np.flatnonzero(test.labels != TARGET)
+        images = stamped(test.images[others])
+        return self._score(vector, images, np.full(len(others), TARGET)).accuracy
+
+    def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
+        dataset = self._dataset
+        return evaluate(self._model, vector, images, labels, dataset.mean, dataset.std)

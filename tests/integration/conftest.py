@@ -32,12 +32,12 @@ from ostraka.client import connection, upload
 from ostraka.client.memory import SUFFIX, MemoryFile
 from ostraka.client.results import Model, Outcome
 from ostraka.config import Tiling
-from ostraka.core.gram import NumpyKernel
+from ostraka.core.gram import NumpyKernel, Sum, Values
 from ostraka.encoding import decode
 from ostraka.files import read_identity
 from ostraka.messages import Charter, Receipt
 from ostraka.protocol.client import Client as Role
-from ostraka.protocol.enclave.collecting import GENESIS
+from ostraka.protocol.enclave.enclave import GENESIS
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -213,8 +213,8 @@ class Deployment:
     def enclave(self, *, wait: bool = True, **environment: str) -> Process:
         process = self.spawn(
             "enclave",
-            *("-m", "ostraka", "enclave", "run", "--config", str(self.config)),
-            *("--unsafe-simulate", "--log-json"),
+            *("-m", "ostraka.enclave", "run", "--config", str(self.config)),
+            *("--unsafe-simulation", "--log-json"),
             **environment,
         )
         if wait:
@@ -292,25 +292,32 @@ class Gate:
 
 
 class HeldKernel:
-    """A worker's kernel that stands still in some of its calls, counted from 1: one for a tile."""
+    """A worker's kernel that waits before some of the blocks that it adds, counted from 1."""
 
     def __init__(self, gates: dict[int, Gate]) -> None:
-        self._kernel = NumpyKernel()
         self._gates = gates
-        self._calls = 0
+        self._blocks = 0
 
-    def add_gram(self, total: Any, block: Any) -> None:
-        self._hold()
-        self._kernel.add_gram(total, block)
+    def begin(self, rows: int, values: Values) -> Sum:
+        return HeldSum(self, NumpyKernel().begin(rows, values))
 
-    def add_field_gram(self, total: Any, block: Any) -> None:
-        self._hold()
-        self._kernel.add_field_gram(total, block)
+    def hold(self) -> None:
+        self._blocks += 1
+        if self._blocks in self._gates:
+            self._gates[self._blocks].hold()
 
-    def _hold(self) -> None:
-        self._calls += 1
-        if self._calls in self._gates:
-            self._gates[self._calls].hold()
+
+@dataclass(frozen=True)
+class HeldSum:
+    kernel: HeldKernel
+    running: Sum
+
+    def add(self, block: Any) -> None:
+        self.kernel.hold()
+        self.running.add(block)
+
+    def total(self) -> Any:
+        return self.running.total()
 
 
 class ClientThread(threading.Thread):

@@ -33,7 +33,19 @@ from ostraka.messages import (
     UpdateTile,
 )
 from ostraka.protocol.client import Client, Joined
-from ostraka.protocol.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
+from ostraka.protocol.enclave import (
+    Cohort,
+    Dispute,
+    Enclave,
+    Inside,
+    Lanes,
+    Measured,
+    Offload,
+    Published,
+    combine,
+    decide,
+    publish,
+)
 from ostraka.protocol.worker import Worker
 
 MASKINGS = ("none", "gaussian", "exact")
@@ -222,15 +234,15 @@ class Round:
         self.terms = simulation.terms
         if not self.terms.inside:
             self.prepare()
-        self.collecting = simulation.enclave.open_round()
-        self.offer = wire(self.collecting.offer)
+        self.intake = simulation.enclave.open_round()
+        self.offer = wire(self.intake.offer)
         self.spool: dict[tuple[bytes, int], bytes] = {}
         self.norms: dict[bytes, float] = {}  # as stated, by upload
         self.changed: list[UpdateRejected] = []
         self.prepared: Any
         self.sealed_noise: list[bytes]
         self.cohort: Cohort
-        self.averaging: Averaging
+        self.measured: Measured
 
     def name(self, row: int) -> str:
         return self.simulation.names[row]
@@ -283,11 +295,11 @@ class Round:
         return forgery
 
     def accept(self, header: UpdateHeader) -> None:
-        self.collecting.accept(wire(header))
+        self.intake.accept(wire(header))
 
     def accept_tile(self, tile: UpdateTile) -> None:
         tile = wire(tile)
-        self.collecting.accept_tile(tile)
+        self.intake.accept_tile(tile)
         self.spool[tile.upload_id, tile.index] = bytes(tile.ciphertext)
 
     def send(self, upload: updates.SealedUpdate | Forgery) -> None:
@@ -301,7 +313,7 @@ class Round:
             self.send(self.seal(row))
 
     def close(self) -> None:
-        self.cohort = self.collecting.close()
+        self.cohort = self.intake.close()
 
     def stored(self) -> Iterator[list[bytes]]:
         """What the host shows: tile by tile, the ciphertext of every row."""
@@ -319,20 +331,27 @@ class Round:
     def measure(self) -> None:
         """The first pass, by workers or inside."""
         if self.terms.inside:
-            self.averaging = self.cohort.inside(self.simulation.lanes).measure(self.stored())
+            self.measured = Inside(self.cohort, self.simulation.lanes).measure(self.stored())
         else:
             attempt = self.offload()
             attempt.connect(attempt.accepts())
             attempt.encode()
-            self.averaging = attempt.decode(attempt.answers())
+            self.measured = attempt.decode(attempt.answers())
 
     def average(self) -> Published:
         """The second pass, begun again whenever a row is found changed; `changed` lists those."""
         while True:
             try:
-                return self.averaging.average(self.stored())
+                return self.try_to_average()
             except UpdateRejected as rejected:
                 self.changed.append(rejected)
+
+    def try_to_average(self, tiles: Any = None, measured: Measured | None = None) -> Published:
+        """Decide, combine and publish. Raises UpdateRejected if a row is found changed."""
+        tiles, measured = tiles or self.stored(), measured or self.measured
+        plan = decide(self.cohort, measured)
+        aggregate = combine(self.cohort, measured, plan, tiles, self.simulation.lanes)
+        return publish(self.cohort, measured, plan, aggregate)
 
     def finish(self) -> Published:
         self.close()
@@ -372,7 +391,7 @@ class Attempt:
     def __init__(self, round_: Round) -> None:
         self.round = round_
         self.sealed_noise = round_.sealed_noise
-        self.connecting = round_.cohort.offload(round_.prepared, None, round_.simulation.lanes)
+        self.connecting = Offload(round_.cohort, round_.prepared, None, round_.simulation.lanes)
         self.offers = [wire(offer) for offer in self.connecting.offers]
         self.computing: list[Any] = []
 
@@ -405,7 +424,7 @@ class Attempt:
     def answers(self) -> list[Answer]:
         return [wire(computing.answer()) for computing in self.computing]
 
-    def decode(self, answers: list[Answer]) -> Averaging:
+    def decode(self, answers: list[Answer]) -> Measured:
         """Answers that contradict what the enclave knows are settled at once: WorkerLied."""
         outcome = self.masking.decode(answers)
         if isinstance(outcome, Dispute):

@@ -46,7 +46,7 @@ FEDERATION = Federation(
 )
 POLICY = Policy(
     evidence=("simulation",),
-    insecure_allow_simulation=True,
+    unsafe_simulation=True,
     federation=FederationPolicy(AUTHORITY.public, tuple(each.public for each in WORKERS[:2])),
 )
 MACHINE = UnsafeSimulatedPlatform(b"m" * 32, issued=NOW - 10 * DAY, lifetime=30 * DAY)
@@ -205,7 +205,7 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
         Refusal.KIND,
     ),
     "simulation with the flag but not the policy": (
-        Meeting(policy=replace(POLICY, insecure_allow_simulation=False)),
+        Meeting(policy=replace(POLICY, unsafe_simulation=False)),
         Refusal.SIMULATION_POLICY,
     ),
     "simulation with the policy but not the flag": (Meeting(flag=False), Refusal.SIMULATION_FLAG),

@@ -19,6 +19,7 @@ from ostraka.errors import (
     UpdateRejected,
 )
 from ostraka.messages import Charter
+from ostraka.protocol.enclave import Offload
 
 
 def sign(simulation, federation: Federation, by: Identity | None = None) -> Charter:
@@ -196,6 +197,6 @@ def test_a_worker_has_one_point_in_an_attempt(simulate):
     round_.close()
     for names in (["worker-0", "worker-0"], ["worker-1", "worker-1"]):
         with pytest.raises(LocalProtocolError):
-            round_.cohort.offload(round_.prepared, names)
-    offers = round_.cohort.offload(round_.prepared).offers
+            Offload(round_.cohort, round_.prepared, names)
+    offers = Offload(round_.cohort, round_.prepared).offers
     assert len({offer.worker for offer in offers}) == len({offer.point for offer in offers}) == 2

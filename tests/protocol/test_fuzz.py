@@ -302,7 +302,7 @@ def test_mutated_messages_between_enclave_and_workers(simulate, offloaded, rng, 
         (MalformedMessage, WorkerError),
     )
     assert attack(answer, rng, count) == []
-    round_.averaging = attempt.decode([mine, *others])
+    round_.measured = attempt.decode([mine, *others])
     round_.assert_result(round_.average(), {})
 
 
@@ -315,5 +315,5 @@ def test_mutated_seeds(simulate, rng, count):
     attempt.connect(attempt.accepts())
     assert attack(Target(attempt.seed, attempt.computing[-1].add_seed), rng, count) == []
     attempt.encode()
-    round_.averaging = attempt.decode(attempt.answers())
+    round_.measured = attempt.decode(attempt.answers())
     round_.assert_result(round_.average(), {})

@@ -135,7 +135,7 @@ def test_a_bad_seed_is_refused_and_leaves_no_trace(seeded, what):
         seeded.computing[-1].add_seed(BAD_SEEDS[what](seeded.seed))
     seeded.encode()
     round_ = seeded.round
-    round_.averaging = seeded.decode(seeded.answers())
+    round_.measured = seeded.decode(seeded.answers())
     round_.assert_result(round_.average(), {}, absent=[4])
 
 

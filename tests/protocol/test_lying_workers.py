@@ -1,13 +1,14 @@
 """Workers that lie are caught and named, those that fail are replaced, and the round goes on."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
 from ostraka import events
 from ostraka.config import Manifest, Terms
-from ostraka.core import field, gram
+from ostraka.core import field
+from ostraka.core.gram import NumpyKernel, Sum, Values
 from ostraka.errors import WorkerGone
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.round import Parties, enrol, play
@@ -16,22 +17,34 @@ pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
 
 class Liar:
-    """A kernel that adds `lie` to one entry of the matrix, once."""
+    """A kernel that adds `lie` to one entry of its first matrix."""
 
     def __init__(self, row: int, column: int, lie: float) -> None:
         self.place = (min(row, column), max(row, column))
         self.lie = lie
 
-    def add_gram(self, total: np.ndarray, block: np.ndarray) -> None:
-        gram.add_gram(total, block)
-        total[self.place] += self.lie
-        total[self.place[::-1]] = total[self.place]
-        self.lie = 0
+    def begin(self, rows: int, values: Values) -> Sum:
+        lie, self.lie = self.lie, 0
+        return LyingSum(NumpyKernel().begin(rows, values), values, self.place, lie)
 
-    def add_field_gram(self, total: np.ndarray, block: np.ndarray) -> None:
-        field.add_gram(total, block)
-        total[self.place] = (int(total[self.place]) + int(self.lie)) % field.P
-        self.lie = 0
+
+class LyingSum(NamedTuple):
+    running: Sum
+    values: Values
+    place: tuple[int, int]
+    lie: float
+
+    def add(self, block: np.ndarray) -> None:
+        self.running.add(block)
+
+    def total(self) -> np.ndarray:
+        total = self.running.total()
+        if self.values == "residues":
+            total[self.place] = (int(total[self.place]) + int(self.lie)) % field.P
+        else:
+            total[self.place] += self.lie
+            total[self.place[::-1]] = total[self.place]
+        return total
 
 
 class Idle:
@@ -52,6 +65,11 @@ def federation(
     return enrol(agreed, clients=n, spares=spares), rows
 
 
+def staff(parties: Parties) -> dict[str, Any]:
+    """The workers, as a test may change them."""
+    return parties.federation.workers
+
+
 def kinds(result: Any) -> list[type]:
     return [type(event) for event in result.events]
 
@@ -62,7 +80,7 @@ def test_every_worker_is_caught_at_the_smallest_lie(workers):
         parties, rows = federation(workers=workers)
         honest = play(parties, rows, Lanes()).selected
         liar = f"worker-{number}"
-        parties.workers[liar]._kernel = Liar(2, 5, 1)
+        staff(parties)[liar]._kernel = Liar(2, 5, 1)
         result = play(parties, rows, Lanes())
         assert events.WorkerLied(liar) in result.events
         assert kinds(result).count(events.WorkerLied) == 1
@@ -77,9 +95,9 @@ def test_smallest_lies_are_never_missed(scale):
     parties = {workers: federation(n=5, d=16, workers=workers) for workers in (2, 3, 4)}
     for _ in range(scale(150, 10_000)):
         cast, rows = parties[int(rng.choice([2, 3, 4]))]
-        liar = str(rng.choice(list(cast.workers)))
+        liar = str(rng.choice(list(staff(cast))))
         row, column = rng.integers(5, size=2)
-        cast.workers[liar]._kernel = Liar(row, column, rng.choice([-1, 1]))
+        staff(cast)[liar]._kernel = Liar(row, column, rng.choice([-1, 1]))
         named = [e.worker for e in play(cast, rows, Lanes()).events if type(e) is events.WorkerLied]
         assert named == [liar]
 
@@ -88,7 +106,7 @@ def test_smallest_lies_are_never_missed(scale):
 @pytest.mark.parametrize("masking", ["exact", "gaussian"])
 def test_a_spare_takes_the_place_of_a_liar(masking, sketch):
     parties, rows = federation(d=5_000, spares=1, masking=masking, sketch=sketch)
-    parties.workers["worker-1"]._kernel = Liar(0, 1, 1e6)
+    staff(parties)["worker-1"]._kernel = Liar(0, 1, 1e6)
     result = play(parties, rows, Lanes(2))
     assert events.WorkerLied("worker-1") in result.events
     assert events.AttemptStarted(8, ("worker-2", "worker-3")) in result.events
@@ -97,8 +115,8 @@ def test_a_spare_takes_the_place_of_a_liar(masking, sketch):
 
 def test_two_liars_are_both_named():
     parties, rows = federation(workers=4)
-    parties.workers["worker-1"]._kernel = Liar(0, 1, 1)
-    parties.workers["worker-4"]._kernel = Liar(3, 3, 7)
+    staff(parties)["worker-1"]._kernel = Liar(0, 1, 1)
+    staff(parties)["worker-4"]._kernel = Liar(3, 3, 7)
     result = play(parties, rows, Lanes())
     assert {event.worker for event in result.events if type(event) is events.WorkerLied} == {
         "worker-1",
@@ -110,8 +128,8 @@ def test_lies_that_cancel_in_the_decoded_matrix_do_no_harm():
     """Two workers that add and take away the same change nothing, so there is nothing to catch."""
     parties, rows = federation()
     honest = play(parties, rows, Lanes()).selected
-    parties.workers["worker-1"]._kernel = Liar(0, 1, 5)
-    parties.workers["worker-2"]._kernel = Liar(0, 1, -5)
+    staff(parties)["worker-1"]._kernel = Liar(0, 1, 5)
+    staff(parties)["worker-2"]._kernel = Liar(0, 1, -5)
     result = play(parties, rows, Lanes())
     assert result.selected == honest
     assert result.receipt.distances == "workers"
@@ -120,19 +138,19 @@ def test_lies_that_cancel_in_the_decoded_matrix_do_no_harm():
 def test_without_verification_a_lie_passes():
     """So that it is verification that catches it."""
     parties, rows = federation(verify=False)
-    parties.workers["worker-1"]._kernel = Liar(0, 1, 1)
+    staff(parties)["worker-1"]._kernel = Liar(0, 1, 1)
     assert events.WorkerLied not in kinds(play(parties, rows, Lanes()))
 
 
 def test_gaussian_masking_lets_lies_of_rounding_size_pass():
     parties, rows = federation(masking="gaussian")
-    parties.workers["worker-1"]._kernel = Liar(0, 1, 1e-9)
+    staff(parties)["worker-1"]._kernel = Liar(0, 1, 1e-9)
     assert events.WorkerLied not in kinds(play(parties, rows, Lanes()))
 
 
 def test_a_worker_that_is_gone_is_no_liar():
     parties, rows = federation(spares=1)
-    parties.workers["worker-2"] = Idle("worker-2")  # type: ignore[assignment]
+    staff(parties)["worker-2"] = Idle("worker-2")
     result = play(parties, rows, Lanes())
     assert events.WorkerLied not in kinds(result)
     assert events.WorkerFailed("worker-2", "worker 'worker-2' does not answer") in result.events
@@ -142,7 +160,7 @@ def test_a_worker_that_is_gone_is_no_liar():
 def test_every_attempt_has_fresh_masks():
     parties, rows = federation(spares=1)
     shares: list[bytes] = []
-    worker = parties.workers["worker-1"]
+    worker = staff(parties)["worker-1"]
     accept = worker.accept
 
     def recording(offer: Any) -> Any:
@@ -153,12 +171,12 @@ def test_every_attempt_has_fresh_masks():
             add(tile)
             shares.append(computing._block.tobytes())
 
-        computing.add = record  # type: ignore[method-assign]
+        computing.add = record
         return computing, accepted
 
-    worker.accept = recording  # type: ignore[method-assign]
-    parties.workers["worker-2"]._kernel = Liar(0, 1, 1)
+    worker.accept = recording
+    staff(parties)["worker-2"]._kernel = Liar(0, 1, 1)
     play(parties, rows, Lanes())
     half = len(shares) // 2
-    assert half == parties.terms.tiling.count
+    assert half == parties.federation.terms.tiling.count
     assert not set(shares[:half]) & set(shares[half:])

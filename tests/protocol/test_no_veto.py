@@ -82,8 +82,9 @@ def test_a_tile_that_does_not_open_counts_as_a_drop_out(simulate, masking):
     round_.send_all()
     round_.close()
     round_.spool[round_.cohort.uploads[3], 0] = bytes(16 * 4 + 16)
+    round_.measure()
     with pytest.raises(TooFewUpdates):
-        round_.measure()
+        round_.average()
 
 
 def test_a_liar_and_a_drop_out_beyond_what_the_rule_bears(simulate, masking):

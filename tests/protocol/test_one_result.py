@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.errors import LocalProtocolError, OpenError, UpdateRejected
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Inside, Lanes, Offload
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
@@ -22,11 +22,11 @@ def closed(simulation):
 
 def test_two_attempts_are_not_both_published(simulate, masking):
     round_ = closed(simulate(masking=masking))
-    first = round_.cohort.inside().measure(round_.stored())
-    second = round_.cohort.inside().measure(round_.stored())
-    first.average(round_.stored())
+    first = Inside(round_.cohort).measure(round_.stored())
+    second = Inside(round_.cohort).measure(round_.stored())
+    round_.try_to_average(measured=first)
     with pytest.raises(LocalProtocolError, match="published once"):
-        second.average(round_.stored())
+        round_.try_to_average(measured=second)
 
 
 def test_two_rounds_of_one_number_are_not_both_published(simulate):
@@ -65,15 +65,15 @@ def test_an_enclave_follows_only_what_it_signed(simulate):
         simulation.enclave.follow(receipt, published.state)
 
 
-def test_what_was_made_for_other_rules_is_refused(simulate):
+def test_what_was_made_for_other_terms_is_refused(simulate):
     gaussian, exact = simulate(masking="gaussian"), simulate(masking="exact")
     wide = simulate(masking="exact", workers=4)
     for other in (gaussian, wide):
         round_ = closed(exact)
         prepared = other.enclave.prepare()
         list(prepared.make())
-        with pytest.raises(LocalProtocolError, match="other rules"):
-            round_.cohort.offload(prepared)
+        with pytest.raises(LocalProtocolError, match="other terms"):
+            Offload(round_.cohort, prepared)
 
 
 class Fickle(list):
@@ -106,7 +106,7 @@ def test_what_is_averaged_is_what_was_measured_even_if_memory_changes(simulate, 
     # Both passes look once: what was measured is what is remembered, compared and averaged.
     round_.stored = lambda: map(Fickle, honest(), repeat(3), twin)
     round_.measure()
-    round_.assert_result(round_.averaging.average(round_.stored()), {})
+    round_.assert_result(round_.try_to_average(), {})
 
 
 def test_every_lane_ends_before_an_error_is_raised():

@@ -625,7 +625,7 @@ def attempt(simulate, offloaded):
 
 def finish(attempt):
     round_ = attempt.round
-    round_.averaging = attempt.decode(attempt.answers())
+    round_.measured = attempt.decode(attempt.answers())
     round_.assert_result(round_.average(), {})
 
 
@@ -816,7 +816,7 @@ def test_an_answer_is_made_of_residues_and_of_nothing_congruent_to_them(simulate
         with pytest.raises(WorkerError, match="no residues") as caught:
             attempt.decode(lies)
         assert caught.value.worker == f"worker-{worker}"
-    round_.averaging = attempt.decode(answers)
+    round_.measured = attempt.decode(answers)
     round_.assert_result(round_.average(), {})
 
 

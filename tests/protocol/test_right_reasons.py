@@ -35,8 +35,8 @@ def test_a_lane_of_a_pass_that_failed_does_not_write_into_the_next(simulate):
         round_.measure()
         first, second = round_.stored()
         with pytest.raises(UpdateRejected):
-            round_.averaging.average([[b"", *first[1:]], Slow(second, 5, 0.1)])
-        published = round_.averaging.average([first, Slow(second, 31, 0.2)])
+            round_.try_to_average([[b"", *first[1:]], Slow(second, 5, 0.1)])
+        published = round_.try_to_average([first, Slow(second, 31, 0.2)])
     round_.assert_result(published, {0: Rejection.CHANGED})
 
 
@@ -89,7 +89,7 @@ def test_law10_equal_rows_of_many_tiles_are_no_distance_apart(simulate):
     round_.send_all()
     published = round_.finish()
     clip = 4 * 2.0 ** np.ceil(np.log2(np.linalg.norm(row)))
-    distances = round_.averaging._distances * clip**2
+    distances = round_.measured.gram.distances() * clip**2
     assert np.abs(distances).max() <= published.distance_error
 
 

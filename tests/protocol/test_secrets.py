@@ -62,7 +62,7 @@ def finished(simulate, masking):
         attempt = round_.offload()
         attempt.connect(attempt.accepts())
         attempt.encode()
-        round_.averaging = attempt.decode(attempt.answers())
+        round_.measured = attempt.decode(attempt.answers())
         alive.append(vars(attempt))
         public.append(attempt.offers[0].attempt_id)
     else:
@@ -75,7 +75,7 @@ def test_nothing_that_holds_a_secret_shows_it(simulate, masking):
     secrets, roots = finished(simulate, masking)
     objects = reachable(*roots)
     kinds = {type(each).__name__ for each in objects}
-    expected = {"Identity", "HybridKey", "TileOpener", "Fingerprints", "Collecting", "Averaging"}
+    expected = {"Identity", "HybridKey", "TileOpener", "Fingerprints", "Intake", "Measured"}
     if masking != "none":
         expected |= {"Channel", "PendingChannel", "Computing", "Masking"}
     if masking == "gaussian":
@@ -173,11 +173,11 @@ def test_no_error_shows_a_secret(simulate, masking):
         attempt.encode()
         chains.append(raised(attempt.encode))
         chains.append(raised(attempt.decode, attempt.answers()[::-1]))
-        round_.averaging = attempt.decode(attempt.answers())
+        round_.measured = attempt.decode(attempt.answers())
     else:
         round_.measure()
     round_.spool[round_.cohort.uploads[0], 0] = b""
-    chains.append(raised(round_.averaging.average, round_.stored()))
+    chains.append(raised(round_.try_to_average))
 
     secrets = Secrets(round_.simulation, [round_.offer.round_id, *round_.norms])
     assert len(chains) > len(Rejection) / 2

@@ -17,9 +17,9 @@ from ostraka.config import (
     Terms,
     default_tile,
     power_of_two_above,
-    require_krum,
     succession,
 )
+from ostraka.core import rules
 from ostraka.core.leakage import bound_bits
 from ostraka.core.optimiser import Optimiser
 from ostraka.encoding import decode, encode, pack, unpack
@@ -126,25 +126,22 @@ def test_an_impossible_config_states_its_numbers(what):
 
 
 @pytest.mark.parametrize(("n", "f"), [(3, 0), (5, 1), (7, 2), (23, 10)])
-def test_krum_s_condition_is_tight(n, f):
-    require_krum(n, f)
-    with pytest.raises(ConfigError, match=f"n={n - 1}, f={f}"):
-        require_krum(n - 1, f)
-    assert federation(n, f=f).terms.kept(n, f) == n - f
+def test_a_federation_is_as_large_as_its_rule_needs(n, f):
+    assert federation(n, f=f).terms.least(f) == n
+    with pytest.raises(ConfigError, match=f"needs at least {n} clients; got n={n - 1}, f={f}"):
+        federation(n - 1, f=f)
 
 
 def test_k_may_be_anything_from_f_plus_2_to_n_minus_f():
     for k in range(4, 8):
-        assert federation(9, f=2, k=k).terms.kept(9, 2) == k
-    assert terms(f=2, k=7).kept(8, 2) == 6
-    assert terms(f=2, k=4).kept(8, 2) == 4
-    assert terms(f=2).kept(8, 1) == 7
+        assert federation(9, f=2, k=k).terms.options.k == k
 
 
 CHANGES = {
     "manifest": Manifest.flat(5_001),
     "f": 2,
     "masking": "gaussian",
+    "rule": "another",
     "k": 4,
     "clip_norm": 2.0,
     "leakage_bits": 2e-3,
@@ -159,7 +156,8 @@ CHANGES = {
 }
 
 
-def test_the_digest_binds_every_rule():
+def test_the_digest_binds_every_term(monkeypatch):
+    monkeypatch.setitem(rules.RULES, "another", rules.rule(rules.DEFAULT))
     fields = {field.name for field in dataclasses.fields(Terms)}
     assert fields <= set(CHANGES), "a new field needs a line in the table"
     base = federation(7, 3, d=5_000)

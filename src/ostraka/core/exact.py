@@ -224,18 +224,17 @@ def _weight_at_zero(x: int, xs: Sequence[int], modulus: int) -> int:
     return math.prod(others) * pow(math.prod(y - x for y in others), -1, modulus) % modulus
 
 
-def distances(gram: Int64, steps: Float64, s: Int64, v: Int64) -> Float64:
-    """Law 10: unbiased squared distances (n, n), signed, with a zero diagonal.
+def products(gram: Int64, steps: Float64, s: Int64, v: Int64) -> Float64:
+    """Law 10: unbiased inner products (n, n), and so by law 2 unbiased squared distances.
 
     gram: (n, n) signed G. steps: (n,) of the rows as they are to count. s, v: (n,) from `quantise`,
-    v times 2^32. Equal rows give zero give or take the deviation, so half of them are negative.
+    v times 2^32. Equal rows are at distance zero give or take the deviation, so half of these
+    distances are negative.
     """
-    squares = steps**2 * (s - v / float(_ONE) ** 2)
     result: Float64 = np.empty(gram.shape)
     for rows in _blocks(len(gram)):
-        cross = 2 * np.outer(steps[rows], steps) * gram[rows]
-        result[rows] = squares[rows, None] + squares - cross
-    np.fill_diagonal(result, 0)
+        result[rows] = np.outer(steps[rows], steps) * gram[rows]
+    np.fill_diagonal(result, steps**2 * (s - v / float(_ONE) ** 2))
     return result
 
 

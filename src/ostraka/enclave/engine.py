@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,8 +29,8 @@ from ostraka.errors import (
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile, charter_path
 from ostraka.messages import Charter, Receipt
-from ostraka.protocol.enclave import Cohort, Enclave, Lanes, Published
-from ostraka.protocol.host import Host
+from ostraka.protocol.enclave import Cohort, Enclave, Published
+from ostraka.protocol.host import Host, lanes
 
 _GRACE_S = 5.0  # for workers that are on their way when a round closes
 _AHEAD = 2  # attempts for which masks lie ready
@@ -139,8 +138,8 @@ class Engine:
         )
 
     async def _open(self, spool: Spool) -> None:
-        collecting = self.enclave.open_round()
-        self.current = OpenRound(collecting, spool, self.federation)
+        intake = self.enclave.open_round()
+        self.current = OpenRound(intake, spool, self.federation)
         self.deadline = time.monotonic() + self.file.rounds.deadline_s
         self.tell(events.RoundOpened(self.current.number, self.file.rounds.deadline_s))
         await self._go(Phase.COLLECTING)
@@ -153,7 +152,7 @@ class Engine:
             if self.stopping.is_set():
                 self.tell(events.RoundSkipped(current.number, "the service is stopping"))
                 return None
-            arrived = len(current.collecting.complete)
+            arrived = len(current.intake.complete)
             if arrived >= self.file.quorum or not current.awaited:
                 return self._close(current)
             self.tell(events.QuorumMissed(current.number, arrived, self.file.quorum, left))
@@ -179,11 +178,11 @@ class Engine:
     def _hurry(self, current: OpenRound) -> None:
         """Once the quorum is there, the rest have their grace and no more."""
         grace = self.file.rounds.grace_s
-        if grace is not None and len(current.collecting.complete) >= self.file.quorum:
+        if grace is not None and len(current.intake.complete) >= self.file.quorum:
             self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def _close(self, current: OpenRound) -> Cohort:
-        cohort = current.collecting.close()
+        cohort = current.intake.close()
         missing = tuple(sorted(current.awaited))
         self.tell(events.RoundClosed(current.number, len(cohort.clients), missing))
         return cohort
@@ -197,19 +196,19 @@ class Engine:
         if not terms.inside:
             await self.pool.wait_for(terms.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]
-        with offline.resting(), _lanes(self.file.enclave.threads) as lanes:
+        with offline.resting(), lanes(self.file.enclave.threads) as lent:
             host = Host(
                 terms=terms,
-                lanes=lanes,
+                lanes=lent,
                 tiles=current.tiles(cohort),
                 workers=self.pool.remote(names, self.file.rounds.measure_s),
                 prepare=offline.take,
                 tell=self._tell_from_thread(),
             )
             with self._stage("measure"):
-                averaging = await asyncio.to_thread(host.measure, cohort)
+                measured = await asyncio.to_thread(host.measure, cohort)
             with self._stage("average"):
-                published = await asyncio.to_thread(host.average, averaging)
+                published = await asyncio.to_thread(host.finish, cohort, measured)
         await self._go(Phase.PUBLISHING)
         with self._stage("publish"):
             await self._make_durable(published)
@@ -338,9 +337,3 @@ async def _first_of(*signals: asyncio.Event, seconds: float) -> None:
     finally:
         for each in waiting:
             each.cancel()
-
-
-@contextmanager
-def _lanes(threads: int) -> Iterator[Lanes]:
-    with ThreadPoolExecutor(threads) as pool:
-        yield Lanes(threads, pool.map) if threads > 1 else Lanes()

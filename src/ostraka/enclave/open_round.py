@@ -10,7 +10,7 @@ from ostraka.crypto.aead import TAG_BYTES
 from ostraka.enclave.storage.spool import Spool
 from ostraka.errors import OpenError
 from ostraka.messages import UpdateHeader, UpdateTile
-from ostraka.protocol.enclave import Cohort, Collecting
+from ostraka.protocol.enclave import Cohort, Intake
 from ostraka.protocol.host import Tiles
 
 
@@ -18,7 +18,7 @@ from ostraka.protocol.host import Tiles
 class OpenRound:
     """Takes headers and tiles on the event loop. `changed` is set whenever somebody has arrived."""
 
-    collecting: Collecting
+    intake: Intake
     spool: Spool
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -31,16 +31,16 @@ class OpenRound:
 
     @property
     def number(self) -> int:
-        return self.collecting.offer.number
+        return self.intake.offer.number
 
     @property
     def round_id(self) -> bytes:
-        return self.collecting.offer.round_id
+        return self.intake.offer.round_id
 
     @property
     def awaited(self) -> frozenset[str]:
         """Clients from whom an update may still come."""
-        heard = self.collecting.complete | self.collecting.spoilt.keys()
+        heard = self.intake.complete | self.intake.spoilt.keys()
         return frozenset(self._rows) - heard
 
     def begin(self, header: UpdateHeader) -> frozenset[int]:
@@ -51,23 +51,23 @@ class OpenRound:
         """
         if self._headers.get(header.client) != header:
             try:
-                self.collecting.accept(header)
+                self.intake.accept(header)
             finally:
                 self.changed.set()
             self._headers[header.client] = header
-        return self.collecting.missing(header.upload_id) or frozenset()
+        return self.intake.missing(header.upload_id) or frozenset()
 
     async def take(self, header: UpdateHeader, tiles: Sequence[UpdateTile]) -> None:
         """Store tiles of this upload, and only then count them in. Raises as `accept_tile` does."""
-        missing = self.collecting.missing(header.upload_id) or frozenset()
+        missing = self.intake.missing(header.upload_id) or frozenset()
         wanted = [tile for tile in tiles if tile.index in missing and self._fits(header, tile)]
         await self._store(self._rows[header.client], wanted)
         for tile in tiles:
             if tile.upload_id != header.upload_id:
                 raise OpenError("tile")
-            self.collecting.accept_tile(tile)
+            self.intake.accept_tile(tile)
             self.bytes_in += len(tile.ciphertext)
-        if header.client in self.collecting.complete:
+        if header.client in self.intake.complete:
             self.changed.set()
 
     def _fits(self, header: UpdateHeader, tile: UpdateTile) -> bool:
@@ -77,7 +77,7 @@ class OpenRound:
     async def _store(self, row: int, tiles: Sequence[UpdateTile]) -> None:
         def write() -> None:
             for tile in tiles:
-                self.collecting.require_opens(tile)
+                self.intake.require_opens(tile)
                 self.spool.write(row, tile.index, tile.ciphertext)
 
         writing = asyncio.create_task(asyncio.to_thread(write))

@@ -174,12 +174,12 @@ class Servicer(EnclaveServicer):
             self.rate.spend(challenge.client)
             with self.members.of(challenge.client):
                 current = await self._wait_for_round(context)
-                bound = current.collecting.binding(challenge.nonce)
+                bound = current.intake.binding(challenge.nonce)
                 async with self.quoting:
                     evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
             return wire.IntroduceReply(
                 introduction=encode(
-                    Introduction(current.collecting.offer, bound.receipt_key, evidence)
+                    Introduction(current.intake.offer, bound.receipt_key, evidence)
                 )
             )
 
@@ -305,14 +305,14 @@ class Servicer(EnclaveServicer):
         missing = current.begin(header)
         self.engine.tell(events.UploadStarted(header.client, len(missing)))
         await context.write(wire.UploadReply(missing=wire.Missing(range=_ranges(missing))))
-        while header.client not in current.collecting.complete:
+        while header.client not in current.intake.complete:
             tiles = await _tiles(requests)
             if self.engine.current is not current:
                 raise UpdateRejected(header.client, Rejection.LATE)
             await current.take(header, tiles)
             del tiles  # Many uploads wait for their next ones at a time.
         self.engine.tell(events.UploadCompleted(header.client))
-        if missing and len(current.collecting.complete) % _TIDIED == 0:
+        if missing and len(current.intake.complete) % _TIDIED == 0:
             hardening.give_back()
         await context.write(wire.UploadReply(complete=wire.Complete()))
 

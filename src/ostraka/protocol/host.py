@@ -4,7 +4,8 @@ Nothing here is trusted with a secret. The workers may be in this process or acr
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -13,6 +14,7 @@ from ostraka.arrays import Buffer
 from ostraka.config import Terms
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import (
+    ConfigError,
     RemoteProtocolError,
     StorageFull,
     UpdateRejected,
@@ -22,7 +24,19 @@ from ostraka.errors import (
 )
 from ostraka.events import Event
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
-from ostraka.protocol.enclave import Averaging, Cohort, Dispute, Enclave, Lanes, Published
+from ostraka.protocol.enclave import (
+    Cohort,
+    Dispute,
+    Enclave,
+    Inside,
+    Lanes,
+    Measured,
+    Offload,
+    Published,
+    combine,
+    decide,
+    publish,
+)
 
 Tiles: TypeAlias = Callable[[], Iterator[Sequence[Buffer]]]
 """Starts a pass: tile by tile, the ciphertext of every row of the cohort."""
@@ -48,7 +62,7 @@ class Ready(Protocol):
     @property
     def offline(self) -> OfflineNoise | OfflineMask: ...
     @property
-    def sealed(self) -> Sequence[Buffer]: ...
+    def sealed(self) -> Iterable[Buffer]: ...
 
 
 class Prepared:
@@ -61,7 +75,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Host:
-    """Drives one closed round to its end.
+    """Drives one closed round to its end, from one step of the enclave to the next.
 
     prepare: what is made before each attempt, or was made offline and is spent now. tell: takes
     what an operator may see.
@@ -74,8 +88,8 @@ class Host:
     prepare: Callable[[], Ready]
     tell: Callable[[Event], None]
 
-    def measure(self, cohort: Cohort) -> Averaging:
-        """Attempts with workers, each on fresh masks; inside the enclave when too few are left."""
+    def measure(self, cohort: Cohort) -> Measured:
+        """Try with workers, each time on fresh masks; inside the enclave when too few are left."""
         left, count = dict(self.workers), self.terms.workers
         while not self.terms.inside and len(left) >= count:
             chosen = dict(list(left.items())[:count])
@@ -96,21 +110,23 @@ class Host:
         if not self.terms.inside:
             self.tell(events.TooFewWorkers(len(left), count))
         self.tell(events.AttemptStarted(len(cohort.clients), ()))
-        return cohort.inside(self.lanes).measure(self.tiles())
+        return Inside(cohort, self.lanes).measure(self.tiles())
 
-    def average(self, averaging: Averaging) -> Published:
-        """The second pass, begun again without any client whose bytes have changed since."""
+    def finish(self, cohort: Cohort, measured: Measured) -> Published:
+        """Decide, combine and publish; anew without a client whose bytes have changed since."""
         while True:
-            with contextlib.suppress(UpdateRejected):  # The receipt names whoever is out for this.
-                return averaging.average(self.tiles())
+            plan = decide(cohort, measured)
+            with contextlib.suppress(UpdateRejected):  # The receipt names the client.
+                aggregate = combine(cohort, measured, plan, self.tiles(), self.lanes)
+                return publish(cohort, measured, plan, aggregate)
 
-    def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Ready) -> Averaging:
+    def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Ready) -> Measured:
         """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
-        connecting = cohort.offload(prepared.offline, list(workers), self.lanes)
-        offers = zip(workers.items(), connecting.offers, strict=True)
+        offload = Offload(cohort, prepared.offline, list(workers), self.lanes)
+        offers = zip(workers.items(), offload.offers, strict=True)
         joined = [_join(name, worker, offer) for (name, worker), offer in offers]
         computing = [each for each, _ in joined]
-        masking = connecting.connect([accept for _, accept in joined])
+        masking = offload.connect([accept for _, accept in joined])
         if (seed := masking.seed()) is not None:
             computing[-1].add_seed(seed)
         for shares in masking.encode(self.tiles(), prepared.sealed):
@@ -130,3 +146,12 @@ def _join(name: str, worker: Worker, offer: ChannelOffer) -> tuple[Computing, Ch
         raise
     except RemoteProtocolError as refused:
         raise WorkerGone(name, f"did not take part: {refused}") from None
+
+
+@contextlib.contextmanager
+def lanes(threads: int) -> Iterator[Lanes]:
+    """Lanes on threads that end with the block. Raises ConfigError for fewer than one."""
+    if threads < 1:
+        raise ConfigError(f"threads must be at least 1; got {threads}")
+    with ThreadPoolExecutor(threads) as pool:
+        yield Lanes(threads, pool.map) if threads > 1 else Lanes()

@@ -1,14 +1,13 @@
 """A worker: untrusted, sees masked rows only, and returns a matrix over them."""
 
 import os
-from typing import Any
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, cut
+from ostraka.arrays import cut
 from ostraka.config import MAX_TILE_VALUES, Tiling
 from ostraka.core import gram
-from ostraka.core.gram import Kernel, NumpyKernel
+from ostraka.core.gram import Kernel, NumpyKernel, Values
 from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import Channel, accept_offer
 from ostraka.crypto.hpke import Entropy
@@ -18,7 +17,7 @@ from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 
 _MOST_TILES = 2**22
-_TYPES: dict[str, np.dtype[Any]] = {"gaussian": np.dtype("<f8"), "exact": np.dtype("<u4")}
+_VALUES: dict[str, Values] = {"gaussian": "float64", "exact": "residues"}
 
 
 class Worker:
@@ -42,7 +41,7 @@ class Worker:
         accepted, channel = accept_offer(
             offer, receipt_key=self._receipt_key, identity=self._identity, entropy=self._entropy
         )
-        if offer.masking not in _TYPES:
+        if offer.masking not in _VALUES:
             raise MalformedMessage(f"this worker does not know {offer.masking!r} masking")
         if min(offer.rows, offer.columns, offer.tile) < 1:
             raise MalformedMessage("an offer of no rows, no columns or no tile")
@@ -59,13 +58,13 @@ class Computing:
     def __init__(self, offer: ChannelOffer, channel: Channel, kernel: Kernel) -> None:
         self._offer = offer
         self._channel = channel
-        self._kernel = kernel
         self._columns = Tiling(offer.columns, offer.tile)
         self._left = set(range(self._columns.count))
-        self._type = _TYPES[offer.masking]
-        self._layout = SealedGroups(self._columns, offer.rows, self._type.itemsize)
-        self._gram = np.zeros((offer.rows, offer.rows), self._type)
-        self._block = np.empty((offer.rows, min(offer.tile, offer.columns)), self._type)
+        values = _VALUES[offer.masking]
+        dtype = gram.DTYPES[values]
+        self._layout = SealedGroups(self._columns, offer.rows, dtype.itemsize)
+        self._sum = kernel.begin(offer.rows, values)
+        self._block = np.empty((offer.rows, min(offer.tile, offer.columns)), dtype)
 
     def add(self, tile: ShareTile) -> None:
         """Take in one tile of shares. Raises RemoteProtocolError, and then nothing changes."""
@@ -78,7 +77,7 @@ class Computing:
         for group in self._layout.groups():
             part, out = self._layout.part(tile.index, group), block[group.start : group.stop]
             self._channel.open_share(tile.index, group.start, sealed[part], out)
-        self._add(block)
+        self._sum.add(block)
         self._left.remove(tile.index)
 
     def add_seed(self, message: MaskSeed) -> None:
@@ -88,7 +87,7 @@ class Computing:
             raise OpenError("mask seed")
         seed = self._channel.open_seed(message.ciphertext)
         for index in range(self._columns.count):
-            self._add(mask_tile(seed, self._offer.rows, self._columns, index))
+            self._sum.add(mask_tile(seed, self._offer.rows, self._columns, index))
         self._left.clear()
 
     def answer(self) -> Answer:
@@ -99,15 +98,10 @@ class Computing:
         """
         if self._left:
             raise LocalProtocolError(f"{len(self._left)} tiles of shares have not arrived")
+        total = self._sum.total()
         if self._offer.masking == "exact":
-            upper = gram.to_upper(self._gram, diagonal=True)
+            upper = gram.to_upper(total, diagonal=True)
         else:
-            upper = gram.to_upper(gram.from_gram(self._gram))
+            upper = gram.to_upper(gram.from_gram(total))
         sealed = self._channel.seal_answer(upper.tobytes())
         return Answer(self._offer.attempt_id, sealed)
-
-    def _add(self, block: AnyArray) -> None:
-        if self._offer.masking == "exact":
-            self._kernel.add_field_gram(self._gram, block)
-        else:
-            self._kernel.add_gram(self._gram, block)

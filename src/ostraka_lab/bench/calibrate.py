@@ -11,9 +11,10 @@ import numpy as np
 
 from ostraka.calibration import Costs
 from ostraka.config import DEFAULT_TILE, Manifest, Terms
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Inside, Lanes, Offload
+from ostraka.protocol.enclave.rows import RowReader
 from ostraka.protocol.host import Prepared
-from ostraka.protocol.round import Spool, enrol
+from ostraka.protocol.round import enrol
 from ostraka_lab.bench.process import Begin, Figures, report, run_module
 
 _LEAST = 1e-4  # ns: what is lost in noise still has to be positive
@@ -38,20 +39,20 @@ class _Cohort:
 
     def __init__(self, clients: int, tiles: int, workers: int) -> None:
         terms = Terms(Manifest.flat(tiles * DEFAULT_TILE), f=1, workers=workers)
-        self._parties = enrol(terms, clients=clients)
-        self._spool = Spool(terms)
-        collecting, rng = self._parties.enclave.open_round(), np.random.default_rng(0)
-        for client in self._parties.clients:
+        parties, rng = enrol(terms, clients=clients), np.random.default_rng(0)
+        self._federation = parties.federation
+        offer = self._federation.open()
+        for client in parties.clients:
             update = rng.standard_normal(terms.dimension, dtype=np.float32)
-            self._spool.collect(collecting, self._parties.seal(client, collecting.offer, update))
-        self._cohort = collecting.close()
+            self._federation.take(parties.seal(client, offer, update))
+        self._cohort = self._federation.close()
 
     def opened(self) -> float:
         """What both ways have in common."""
-        reader = self._cohort.reader(Lanes())
+        reader = RowReader(self._cohort, Lanes())
 
         def open_all() -> None:
-            for span in reader.spans(self._spool.tiles(self._cohort)):
+            for span in reader.spans(self._federation.tiles(self._cohort)):
                 for start in range(0, len(reader.rows), reader.group):
                     rows = range(start, min(start + reader.group, len(reader.rows)))
                     reader.open(0, span, rows)
@@ -59,16 +60,16 @@ class _Cohort:
         return _cpu(open_all)
 
     def inside(self) -> float:
-        measuring = self._cohort.inside()
-        return _cpu(partial(measuring.measure, self._spool.tiles(self._cohort)))
+        inside = Inside(self._cohort)
+        return _cpu(partial(inside.measure, self._federation.tiles(self._cohort)))
 
     def masked(self) -> float:
-        connecting = self._cohort.offload(Prepared(self._parties.enclave).offline)
-        workers = zip(self._parties.workers.values(), connecting.offers, strict=True)
-        masking = connecting.connect([worker.accept(offer)[1] for worker, offer in workers])
+        offload = Offload(self._cohort, Prepared(self._federation.enclave).offline)
+        workers = zip(self._federation.workers.values(), offload.offers, strict=True)
+        masking = offload.connect([worker.accept(offer)[1] for worker, offer in workers])
 
         def mask_all() -> None:
-            for _ in masking.encode(self._spool.tiles(self._cohort)):
+            for _ in masking.encode(self._federation.tiles(self._cohort)):
                 pass
 
         return _cpu(mask_all)

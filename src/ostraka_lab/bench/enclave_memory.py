@@ -7,25 +7,32 @@ stages that spend it again.
 
 import multiprocessing
 import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ostraka.arrays import Buffer
+from ostraka.config import Terms
+from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.encoding import decode, encode
 from ostraka.errors import LocalProtocolError
 from ostraka.messages import (
     Answer,
     ChannelAccept,
     ChannelOffer,
+    MaskSeed,
     RoundOffer,
     ShareTile,
     UpdateHeader,
     UpdateTile,
 )
-from ostraka.protocol.enclave import Collecting, Enclave
-from ostraka_lab.bench.clock import Stopwatch
-from ostraka_lab.bench.first_pass import NOISE, UPDATES, Layout, LocalWorker, first_pass, read_noise
+from ostraka.protocol.enclave import Enclave, Intake, Lanes
+from ostraka.protocol.host import Host
 from ostraka_lab.bench.machine import PeakMemory
 from ostraka_lab.bench.parties import Cast, cast
+from ostraka_lab.bench.spool import NOISE, UPDATES, Layout, read_noise
+from ostraka_lab.bench.whole_round import refuse_surprises
 
 _READY = b"ready"
 
@@ -62,17 +69,18 @@ def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
             spool.flush()
             pipe.send_bytes(encode(upload.header))
             _expect_ready(pipe)
-    workers = [LocalWorker(worker) for worker in parties.workers()]
-    offers = []
-    for worker in workers:
-        offers.append(decode(ChannelOffer, pipe.recv_bytes()))
-        pipe.send_bytes(encode(worker.accept(offers[-1])))
+    computing = []
+    for worker in parties.workers().values():
+        channel = decode(ChannelOffer, pipe.recv_bytes())
+        joined, accept = worker.accept(channel)
+        computing.append(joined)
+        pipe.send_bytes(encode(accept))
     for index in range(parties.terms.tiling.count):
-        for worker, channel in zip(workers, offers, strict=True):
-            worker.add(ShareTile(channel.attempt_id, index, pipe.recv_bytes()))
-    for worker in workers:
+        for each in computing:
+            each.add(ShareTile(channel.attempt_id, index, pipe.recv_bytes()))
+    for each in computing:
         _expect_ready(pipe)
-        pipe.send_bytes(encode(worker.answer()))
+        pipe.send_bytes(encode(each.answer()))
     return int.from_bytes(pipe.recv_bytes(), "big")
 
 
@@ -96,35 +104,48 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
         for sealed in offline.make():
             file.write(sealed)
 
-    collecting = enclave.open_round()
-    pipe.send_bytes(encode(collecting.offer))
+    intake = enclave.open_round()
+    pipe.send_bytes(encode(intake.offer))
     rows = len(parties.federation.clients)
     updates = Layout(parties.terms, rows)
     for row in range(rows):
         header = decode(UpdateHeader, pipe.recv_bytes())
-        collecting.accept(header)
-        _accept_tiles(collecting, header.upload_id, row, updates, directory / UPDATES)
+        intake.accept(header)
+        _accept_tiles(intake, header.upload_id, row, updates, directory / UPDATES)
         pipe.send_bytes(_READY)
 
-    noisy = parties.terms.masking == "gaussian"
-    averaging = first_pass(
-        collecting.close(),
-        offline,
-        tiles=updates.read_rows(directory / UPDATES),
-        noise=read_noise(directory, parties.terms, rows) if noisy else None,
-        workers=[_PipedWorker(pipe) for _ in parties.federation.workers],
-        clock=Stopwatch(),
+    host = Host(
+        terms=parties.terms,
+        lanes=Lanes(),
+        tiles=lambda: updates.read_rows(directory / UPDATES),
+        workers={member.name: _PipedWorker(pipe) for member in parties.federation.workers},
+        prepare=lambda: _Ready(offline, parties.terms, rows, directory),
+        tell=refuse_surprises,
     )
-    averaging.average(updates.read_rows(directory / UPDATES))
+    cohort = intake.close()
+    host.finish(cohort, host.measure(cohort))
 
 
-def _accept_tiles(
-    collecting: Collecting, upload: bytes, row: int, layout: Layout, path: Path
-) -> None:
+@dataclass(frozen=True)
+class _Ready:
+    """What was made offline: noise is read from its file, and an exact mask has no blocks."""
+
+    offline: OfflineNoise | OfflineMask
+    terms: Terms
+    rows: int
+    directory: Path
+
+    @property
+    def sealed(self) -> Iterable[Buffer]:
+        noisy = self.terms.masking == "gaussian"
+        return read_noise(self.directory, self.terms, self.rows) if noisy else ()
+
+
+def _accept_tiles(intake: Intake, upload: bytes, row: int, layout: Layout, path: Path) -> None:
     with path.open("rb") as spool:
         for index in range(layout.tiling.count):
             spool.seek(layout.offset(index, row))
-            collecting.accept_tile(UpdateTile(upload, index, spool.read(layout.size(index))))
+            intake.accept_tile(UpdateTile(upload, index, spool.read(layout.size(index))))
 
 
 class _PipedWorker:
@@ -133,12 +154,15 @@ class _PipedWorker:
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
-    def accept(self, offer: ChannelOffer) -> ChannelAccept:
+    def accept(self, offer: ChannelOffer) -> tuple["_PipedWorker", ChannelAccept]:
         self._pipe.send_bytes(encode(offer))
-        return decode(ChannelAccept, self._pipe.recv_bytes())
+        return self, decode(ChannelAccept, self._pipe.recv_bytes())
 
-    def add(self, share: ShareTile) -> None:
-        self._pipe.send_bytes(share.ciphertext)
+    def add(self, tile: ShareTile) -> None:
+        self._pipe.send_bytes(tile.ciphertext)
+
+    def add_seed(self, message: MaskSeed) -> None:
+        raise LocalProtocolError("two workers share no seed")
 
     def answer(self) -> Answer:
         self._pipe.send_bytes(_READY)

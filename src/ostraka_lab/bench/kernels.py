@@ -15,9 +15,9 @@ from ostraka.arrays import Float32, Float64
 from ostraka.core import gaussian, gram
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError
+from ostraka.protocol.enclave import Inside
 from ostraka_lab.bench.clock import Stopwatch
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
-from ostraka_lab.bench.first_pass import first_pass
 from ostraka_lab.bench.machine import available_bytes
 from ostraka_lab.bench.parties import cast, sketch_size
 from ostraka_lab.bench.process import Begin, Figures, report, run_module
@@ -76,27 +76,28 @@ def inside_blas64(load: Workload, clock: Stopwatch) -> None:
 
 
 def gaussian_online(load: Workload, clock: Stopwatch) -> None:
-    _masked(load, clock, load.attempt("gaussian"), load.sealed_noise)
+    _masked(clock, load.attempt("gaussian"))
 
 
 def exact_online(load: Workload, clock: Stopwatch) -> None:
-    _masked(load, clock, load.attempt("exact"))
+    _masked(clock, load.attempt("exact"))
 
 
 def exact_sketch(load: Workload, clock: Stopwatch) -> None:
-    _masked(load, clock, load.attempt("exact", sketch=True))
+    _masked(clock, load.attempt("exact", sketch=True))
 
 
 def sketch_inside(load: Workload, clock: Stopwatch) -> None:
-    measuring = load.attempt("exact", sketch=True).cohort.inside(load.lanes)
+    inside = Inside(load.attempt("exact", sketch=True).cohort, load.lanes)
     with clock:
-        measuring.measure(load.tiles())
+        inside.measure(load.tiles())
 
 
 def second_pass(load: Workload, clock: Stopwatch) -> None:
-    averaging = load.attempt("exact", sketch=True).cohort.inside(load.lanes).measure(load.tiles())
+    attempt = load.attempt("exact", sketch=True)
+    measured = Inside(attempt.cohort, load.lanes).measure(load.tiles())
     with clock:
-        averaging.average(load.tiles())
+        attempt.host(clock).finish(attempt.cohort, measured)
 
 
 def noise_normals(load: Workload, clock: Stopwatch) -> None:
@@ -137,18 +138,9 @@ def noise_gram_offline(load: Workload, clock: Stopwatch) -> None:
         list(offline.make())
 
 
-def _masked(
-    load: Workload, clock: Stopwatch, attempt: Attempt, noise: list[bytes] | None = None
-) -> None:
-    first_pass(
-        attempt.cohort,
-        attempt.offline,
-        tiles=load.tiles(),
-        noise=noise,
-        workers=attempt.workers,
-        clock=clock,
-        lanes=load.lanes,
-    )
+def _masked(clock: Stopwatch, attempt: Attempt) -> None:
+    with clock:
+        attempt.host(clock).measure(attempt.cohort)
 
 
 def _inside(load: Workload, clock: Stopwatch, add: Callable[[Float64, Float32], None]) -> None:
@@ -164,7 +156,7 @@ def _block(load: Workload) -> Float32:
 
 def _weights(load: Workload) -> Float32:
     """The mean of the first k rows, as weights over all of them."""
-    k = load.terms.kept(load.clients, load.terms.f)
+    k = load.clients - load.terms.f
     weights = np.zeros(load.clients, np.float32)
     weights[:k] = 1 / k
     return weights

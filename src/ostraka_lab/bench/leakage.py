@@ -64,7 +64,7 @@ def exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, fl
     exact.shares(quantised.residues, [mask], [plus, minus], np.empty_like(mask))
     leading, *grams = (_field_gram(each) for each in (mask, plus, minus))
     decoded = exact.decode(dict(zip(exact.points(1), grams, strict=True)), leading)
-    measured = exact.distances(field.signed(decoded), steps, s, v)
+    measured = gram.from_gram(exact.products(field.signed(decoded), steps, s, v))
     error = float(np.abs(measured - gram.naive(updates)).max())
     return field.signed(plus).astype(np.float64), error
 

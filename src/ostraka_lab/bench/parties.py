@@ -4,10 +4,7 @@ Keys and updates are functions of a party's name alone, so that two processes ag
 a word. Nothing here is secret.
 """
 
-import contextlib
 import hashlib
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +19,7 @@ from ostraka.config import (
     Terms,
     default_tile,
 )
-from ostraka.core import optimiser
+from ostraka.core import optimiser, rules
 from ostraka.core.optimiser import ServerState
 from ostraka.core.sketch import MIN_SIZE
 from ostraka.crypto.identity import Identity
@@ -32,7 +29,6 @@ from ostraka.crypto.updates import SealedUpdate
 from ostraka.errors import ConfigError
 from ostraka.messages import RoundOffer
 from ostraka.protocol.client import Client
-from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.worker import Worker
 
 _SKETCH = 16_384
@@ -76,11 +72,11 @@ class Cast:
         """The model before the first round: nothing but zeros."""
         return optimiser.start(np.zeros(self.terms.dimension, np.float32), self.terms.optimiser)
 
-    def workers(self) -> list[Worker]:
-        return [
-            Worker(_identity(member.name), receipt_key=self.enclave.public)
+    def workers(self) -> dict[str, Worker]:
+        return {
+            member.name: Worker(_identity(member.name), receipt_key=self.enclave.public)
             for member in self.federation.workers
-        ]
+        }
 
 
 def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> Cast:
@@ -108,8 +104,9 @@ def sketch_size(clients: int, dim: int) -> int | None:
 
 
 def byzantine(clients: int) -> int:
-    """The f to plan for: a fifth of the clients, or as many as Krum allows."""
-    return max(0, min(clients // 5, (clients - 3) // 2))
+    """The f to plan for: a fifth of the clients, or as many as the default rule allows."""
+    least = rules.rule(rules.DEFAULT).least
+    return max((f for f in range(clients // 5 + 1) if least(f) <= clients), default=0)
 
 
 def update(row: int, dim: int) -> Float32:
@@ -132,12 +129,6 @@ def _identity(name: str) -> Identity:
 
 def _seed(name: str) -> bytes:
     return hashlib.sha256(b"ostraka/bench/" + name.encode()).digest()
-
-
-@contextlib.contextmanager
-def lanes(threads: int) -> Iterator[Lanes]:
-    with ThreadPoolExecutor(threads) as pool:
-        yield Lanes(threads, pool.map) if threads > 1 else Lanes()
 
 
 GAUSSIAN, EXACT, SKETCH, SKETCH_INSIDE = "gaussian", "exact", "sketch", "sketch-inside"

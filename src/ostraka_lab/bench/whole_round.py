@@ -21,8 +21,8 @@ from ostraka.errors import LocalProtocolError
 from ostraka.events import TooFewWorkers
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 from ostraka.protocol.enclave import Lanes, Masking, Published
-from ostraka.protocol.host import Computing, Host, Prepared, Worker
-from ostraka.protocol.round import Parties, Spool, enrol
+from ostraka.protocol.host import Computing, Worker
+from ostraka.protocol.round import Parties, enrol
 from ostraka_lab.bench.clock import Ledger
 from ostraka_lab.bench.machine import forget_peak, peak_bytes, resident_bytes
 
@@ -85,36 +85,29 @@ def play(
     """updates: one (d,) a client. parts: tell opening, encrypting and decoding apart; one lane."""
     ledger, traffic = Ledger(), Traffic()
     parties = enrol(terms, clients=clients)
+    federation = parties.federation
+    federation.lanes, federation.tell = lanes or Lanes(), refuse_surprises
     with ledger(OFFLINE):
-        made = [] if terms.inside else [Prepared(parties.enclave)]
-        collecting = parties.enclave.open_round()
+        federation.prepare()
+        offer = federation.open()
     uploads = []
     for client, update in zip(parties.clients, updates, strict=True):
         with ledger(CLIENTS):
-            uploads.append(parties.seal(client, collecting.offer, update))
+            uploads.append(parties.seal(client, offer, update))
     traffic.uploads = sum(map(_size, uploads))
 
-    spool = Spool(terms)
     forget_peak()
     inputs = resident_bytes()
     start = time.perf_counter()
     with ledger(COLLECT):
         for upload in uploads:
-            spool.collect(collecting, upload)
-        cohort = collecting.close()
-    host = Host(
-        terms=terms,
-        lanes=lanes or Lanes(),
-        tiles=partial(spool.tiles, cohort),
-        workers=_timed_workers(parties, ledger, traffic),
-        prepare=made.pop,
-        tell=_refuse_surprises,
-    )
+            federation.take(upload)
+        cohort = federation.close()
+    host = replace(federation.host(cohort), workers=_clocked_workers(parties, ledger, traffic))
     with _told_apart(ledger) if parts else contextlib.nullcontext(), ledger(ENCODE):
-        averaging = host.measure(cohort)
+        measured = host.measure(cohort)
     with ledger(AGGREGATE):
-        published = host.average(averaging)
-        parties.enclave.follow(published.receipt, published.state)
+        published = federation.follow(host.finish(cohort, measured))
     wall = time.perf_counter() - start
     return Played(
         cpu_s=dict(ledger.seconds),
@@ -128,36 +121,38 @@ def play(
 
 
 def warm_up(terms: Terms, *, clients: int) -> None:
-    """A small round under the same rules, so that nothing is loaded or set up on a clock."""
+    """A small round under the same terms, so that nothing is loaded or set up on a clock."""
     small = min(terms.dimension, max(_SMALL, 2 * clients))
     sketch = None if terms.sketch is None else min(terms.sketch, small)
     few = replace(terms, manifest=Manifest.flat(small), sketch=sketch)
     play(few, repeated(clients, small), clients=clients)
 
 
-def _timed_workers(parties: Parties, ledger: Ledger, traffic: Traffic) -> dict[str, Worker]:
+def _clocked_workers(parties: Parties, ledger: Ledger, traffic: Traffic) -> dict[str, Worker]:
     return {
-        name: _TimedWorker(worker, partial(ledger, name), traffic)
-        for name, worker in parties.workers.items()
+        name: ClockedWorker(worker, partial(ledger, name), traffic)
+        for name, worker in parties.federation.workers.items()
     }
 
 
 Clock = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class _TimedWorker:
-    def __init__(self, worker: Worker, clock: Clock, traffic: Traffic) -> None:
+class ClockedWorker:
+    """A worker whose work is on a clock of its own, and whose messages are weighed."""
+
+    def __init__(self, worker: Worker, clock: Clock, traffic: Traffic | None = None) -> None:
         self._worker = worker
         self._clock = clock
-        self._traffic = traffic
+        self._traffic = traffic or Traffic()
 
     def accept(self, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:
         with self._clock():
             computing, accept = self._worker.accept(offer)
-        return _TimedComputing(computing, self._clock, self._traffic), accept
+        return _ClockedComputing(computing, self._clock, self._traffic), accept
 
 
-class _TimedComputing:
+class _ClockedComputing:
     def __init__(self, computing: Computing, clock: Clock, traffic: Traffic) -> None:
         self._computing = computing
         self._clock = clock
@@ -206,7 +201,7 @@ def _charged(owner: type, method: str, ledger: Ledger, part: str) -> Iterator[No
         setattr(owner, method, original)
 
 
-def _refuse_surprises(event: object) -> None:
+def refuse_surprises(event: object) -> None:
     """A round that fell back to the enclave would be another round than the one to measure."""
     if isinstance(event, TooFewWorkers):
         raise LocalProtocolError("the workers of a benchmark failed")

@@ -1,7 +1,7 @@
 """What the stages work on. What only some of them need is made when first asked for."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from functools import cache, cached_property
@@ -14,15 +14,18 @@ from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.crypto.updates import TileOpener, stated_norm, tile_context
 from ostraka.messages import IN_PROCESS
 from ostraka.protocol.enclave import Cohort, Enclave, Lanes
-from ostraka.protocol.enclave.context import Publication, RoundContext, Row, Standing
-from ostraka_lab.bench.first_pass import LocalWorker, read_noise
+from ostraka.protocol.enclave.cohort import Publication, RoundContext, Row, Standing
+from ostraka.protocol.host import Host
+from ostraka_lab.bench.clock import Stopwatch
 from ostraka_lab.bench.parties import Cast, cast, sketch_size, update, upload_key
+from ostraka_lab.bench.spool import read_noise
+from ostraka_lab.bench.whole_round import ClockedWorker, refuse_surprises
 
 
 class Workload:
     """A federation between the closing of a round and its first pass, all in memory.
 
-    One set of uploads serves rounds under different rules: these are tried in turn, by cohorts
+    One set of uploads serves rounds under different terms: these are tried in turn, by cohorts
     that hold the same rows. row_of: the update (d,) of a row.
     """
 
@@ -43,7 +46,7 @@ class Workload:
         self.lanes = Lanes(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Lanes()
         self._directory = directory
         self._tiles: list[list[Buffer]] = [[] for _ in range(self.tiling.count)]
-        self._rows: list[Row] = []
+        self.rows: list[Row] = []
         self._seal_updates()
 
     @cached_property
@@ -60,7 +63,7 @@ class Workload:
 
     def open_row(self, index: int, row: int, out: AnyArray) -> None:
         """Open one tile of one row into `out`, a view as bytes, as the enclave does."""
-        self._rows[row].opener.open_into(index, self._tiles[index][row], out)
+        self.rows[row].opener.open_into(index, self._tiles[index][row], out)
 
     def open_tile(self, index: int, block: Float32) -> Float32:
         """Open one tile of all rows into `block` (n, tile); the part of it that was written."""
@@ -70,8 +73,9 @@ class Workload:
         return block
 
     def attempt(self, masking: str, *, sketch: bool = False) -> "Attempt":
-        """A round under these rules, before its first pass."""
-        return Attempt(*self._prepared(masking, sketch), self._rows)
+        """A round under these terms, before its first pass."""
+        sealed = self.sealed_noise if masking == "gaussian" else ()
+        return Attempt(self, *self._prepared(masking, sketch), sealed)
 
     @cached_property
     def sealed_noise(self) -> list[bytes]:
@@ -96,13 +100,19 @@ class Workload:
                 self._tiles[tile.index].append(tile.ciphertext)
             header, norm = upload.header, stated_norm(values)
             opener = TileOpener(upload_key(row), tile_context(header))
-            self._rows.append(Row(header.client, header.upload_id, opener, norm))
+            self.rows.append(Row(header.client, header.upload_id, opener, norm))
 
 
 class Attempt:
-    """The parties of one attempt, and what was made for it offline."""
+    """One round, closed and ready to be measured, and what was made for it offline."""
 
-    def __init__(self, parties: Cast, offline: OfflineNoise | OfflineMask, rows: list[Row]) -> None:
+    def __init__(
+        self,
+        load: Workload,
+        parties: Cast,
+        offline: OfflineNoise | OfflineMask,
+        sealed: Sequence[Buffer],
+    ) -> None:
         context = RoundContext(
             federation=parties.federation,
             identity=parties.enclave,
@@ -113,7 +123,22 @@ class Attempt:
             state=parties.state(),
             evidence=IN_PROCESS,
         )
-        self.cohort = Cohort(context, tuple(rows), Standing(parties.terms, {}))
+        self.cohort = Cohort(context, tuple(load.rows), Standing(parties.terms, {}))
         # A copy of what was never spent can be spent: only a benchmark may use a mask twice.
         self.offline = copy(offline)
-        self.workers = [LocalWorker(worker) for worker in parties.workers()]
+        self.sealed = sealed
+        self._load = load
+        self._workers = parties.workers()
+
+    def host(self, clock: Stopwatch) -> Host:
+        """The real driver of the round. The clock stands still while a worker works."""
+        return Host(
+            terms=self.cohort.terms,
+            lanes=self._load.lanes,
+            tiles=self._load.tiles,
+            workers={
+                name: ClockedWorker(worker, clock.paused) for name, worker in self._workers.items()
+            },
+            prepare=lambda: self,
+            tell=refuse_surprises,
+        )

@@ -37,7 +37,7 @@ from ostraka.messages import (
     vector_digest,
 )
 from ostraka.protocol.client import Client as Role
-from ostraka.protocol.enclave import Enclave, Lanes
+from ostraka.protocol.enclave import Enclave, Inside, combine, decide, publish
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 
@@ -48,14 +48,14 @@ SEEDS = {name: bytes([at]) * 32 for at, name in enumerate(("alice", "bob", "caro
 PEOPLE = {name: Identity(seed) for name, seed in SEEDS.items()}
 MANIFEST = Manifest((Tensor("weight", (4, 3)), Tensor("bias", (5,))))
 D, TILES = 17, 5
-RULES = Terms(MANIFEST, f=0, masking="none", tile=4, clip_norm=1e3)
+TERMS = Terms(MANIFEST, f=0, masking="none", tile=4, clip_norm=1e3)
 CODE = b"m" * 32
 PLATFORM = UnsafeSimulatedPlatform(b"\x07" * 32, issued=int(time.time()) - 3600)
 
 POLICY = """
 version = 1
 evidence = ["simulation"]
-insecure_allow_simulation = true
+unsafe_simulation = true
 [federation]
 authority = "{authority}"
 maskings = ["none"]
@@ -69,7 +69,7 @@ collateral = "collateral.json"
 def federation(**changes: Any) -> Federation:
     members = tuple(Member(name, each.public) for name, each in PEOPLE.items())
     initial = vector_digest(first_state().model)
-    return replace(Federation(RULES, members, (), AUTHORITY.public, initial=initial), **changes)
+    return replace(Federation(TERMS, members, (), AUTHORITY.public, initial=initial), **changes)
 
 
 def make_charter(signer: Identity = AUTHORITY, **changes: Any) -> Charter:
@@ -125,24 +125,27 @@ class Service(EnclaveServicer):
                 state=self.state,
                 evidence=SIMULATION,
             )
-            self.collecting = self.enclave.open_round()
+            self.intake = self.enclave.open_round()
             self.spool: dict[tuple[bytes, int], bytes] = {}
             self.moved.notify_all()
 
     def publish(self, value: float = 0.0) -> Receipt:
         """With an update of so many everywhere for everybody who has not sent one."""
-        for name in PEOPLE.keys() - self.collecting.complete:
-            self._send(name, self.collecting.offer, value)
+        for name in PEOPLE.keys() - self.intake.complete:
+            self._send(name, self.intake.offer, value)
         return self.close()
 
     def close(self) -> Receipt:
-        cohort = self.collecting.close()
+        cohort = self.intake.close()
 
         def tiles():
             for index in range(TILES):
                 yield [self.spool[each, index] for each in cohort.uploads]
 
-        published = cohort.inside(Lanes()).measure(tiles()).average(tiles())
+        measured = Inside(cohort).measure(tiles())
+        plan = decide(cohort, measured)
+        aggregate = combine(cohort, measured, plan, tiles())
+        published = publish(cohort, measured, plan, aggregate)
         with self.moved:
             self.links.append(published.receipt)
             self.state = published.state
@@ -159,12 +162,12 @@ class Service(EnclaveServicer):
         SERVICE.seals = True
         sealed = joined.seal(np.full(D, value, "<f4")).sealed
         SERVICE.seals = False
-        self.collecting.accept(sealed.header)
+        self.intake.accept(sealed.header)
         for tile in sealed.tiles:
             self.take(tile)
 
     def take(self, tile: UpdateTile) -> None:
-        self.collecting.accept_tile(tile)
+        self.intake.accept_tile(tile)
         self.spool[tile.upload_id, tile.index] = bytes(tile.ciphertext)
 
     # What it answers.
@@ -192,10 +195,10 @@ class Service(EnclaveServicer):
         return wire.IntroduceReply(introduction=raw)
 
     def introduction(self, nonce: bytes) -> Introduction:
-        bound = self.collecting.binding(nonce)
+        bound = self.intake.binding(nonce)
         quote = self.platform.quote(bound.report_data(), mrenclave=self.code, debug=self.debug)
         evidence = Evidence(SIMULATION, quote, (self.platform.root_der,))
-        return Introduction(self.collecting.offer, bound.receipt_key, evidence)
+        return Introduction(self.intake.offer, bound.receipt_key, evidence)
 
     def GetChain(self, request, context):  # noqa: N802
         self._begin("GetChain", context)
@@ -234,7 +237,7 @@ class Service(EnclaveServicer):
     def _outcome(self, request):
         if request.number <= len(self.receipts):
             return wire.OutcomeReply(receipt=encode(self.receipts[request.number - 1]))
-        if request.round_id == self.collecting.offer.round_id:
+        if request.round_id == self.intake.offer.round_id:
             return wire.OutcomeReply(pending=wire.Pending())
         return wire.OutcomeReply(void=wire.Void())
 
@@ -245,11 +248,11 @@ class Service(EnclaveServicer):
         header = decode(UpdateHeader, next(requests).header)
         stream.append(header)
         try:
-            if self.collecting.missing(header.upload_id) is None:
-                self.collecting.accept(header)
+            if self.intake.missing(header.upload_id) is None:
+                self.intake.accept(header)
         except UpdateRejected as rejected:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(rejected.reason))
-        missing = sorted(self.collecting.missing(header.upload_id) or ())
+        missing = sorted(self.intake.missing(header.upload_id) or ())
         ranges = [wire.Range(start=index, stop=index + 1) for index in missing]
         answer = wire.UploadReply(missing=wire.Missing(range=ranges))
         yield self._tell("Missing", answer)
@@ -263,7 +266,7 @@ class Service(EnclaveServicer):
                 left -= 1
                 stream.append(decode(UpdateTile, raw))
                 self.take(stream[-1])
-        if header.client in self.collecting.complete:
+        if header.client in self.intake.complete:
             if self.auto:
                 self.publish()
             yield self._tell("Complete", wire.UploadReply(complete=wire.Complete()))

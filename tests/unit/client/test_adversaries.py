@@ -75,8 +75,8 @@ def another_masking(service, charter):
     service.adopt(charter(revision=2, terms=terms))
 
 
-def another_config(service, charter):
-    """The enclave runs rules that the authority did sign, and shows the older ones."""
+def another_federation(service, charter):
+    """The enclave runs terms that the authority did sign, and shows the older ones."""
     service.adopt(charter(revision=2))
     service.lies["GetCharter"] = lambda _: encode(charter())
 
@@ -92,7 +92,7 @@ BEFORE = {
     "a charter that the authority did not sign": (forged_charter, Refusal.AUTHORITY),
     "a worker that the policy does not pin": (unpinned_worker, Refusal.WORKERS),
     "a masking that the policy does not allow": (another_masking, Refusal.MASKING),
-    "evidence for other rules than those shown": (another_config, Refusal.BINDING),
+    "evidence for other terms than those shown": (another_federation, Refusal.BINDING),
     "evidence that was recorded for another challenge": (replayed, Refusal.BINDING),
     "evidence for another round key": (
         lie("Introduce", swap(key=HybridKey().public)),
@@ -174,7 +174,7 @@ def test_simulated_evidence_needs_the_caller_s_word(connect, service, sealed):
 def test_after_the_first_round_another_enclave_is_refused_whatever_it_proves(
     alice, service, sealed
 ):
-    """Listed code, the right rules, true evidence; but it is not the one that was followed."""
+    """Listed code, the right terms, true evidence; but it is not the one that was followed."""
     alice.fetch()
     service.identity = MALLORY
     service.restart()
@@ -314,7 +314,7 @@ def test_two_receipts_for_one_round_are_a_fork_and_both_are_kept(
     assert len(list(folder.glob("alice.fork-*"))) == 1
 
 
-def test_a_fork_is_proved_across_a_change_of_rules(past, alice, service, charter):
+def test_a_fork_is_proved_across_a_change_of_terms(past, alice, service, charter):
     alice.fetch()
     service.adopt(charter(revision=2))
     alice.fetch()  # agreed to revision 2, on top of the receipt of round 2
@@ -334,7 +334,7 @@ def test_a_host_cannot_frame_an_enclave_for_a_fork(past, alice, service, folder)
     assert not list(folder.glob("alice.fork-*"))
 
 
-def test_rules_that_were_replaced_do_not_return(alice, service, charter):
+def test_terms_that_were_replaced_do_not_return(alice, service, charter):
     service.adopt(charter(revision=3))
     alice.fetch()
     service.links = [charter(revision=2)]
@@ -468,7 +468,7 @@ def test_a_void_round_cannot_move_an_update_to_another_model(alice, service, sea
     alice.fetch()
     service.restart()
     service.enclave._state = replace(service.state, model=service.state.model + 1)
-    service.collecting = service.enclave.open_round()
+    service.intake = service.enclave.open_round()
     with pytest.raises(ReceiptRefused, match="the model that it must start from"):
         alice.submit(UPDATE)
     assert len(sealed) == 1

@@ -103,7 +103,7 @@ def test_an_update_that_took_no_part_is_a_failure(run, folder, service, when):
     when(lambda: service.calls.count("Upload") >= 3, service.close)
     service.breaks = [2] + [0] * 1000
     for name in ("bob", "carol", "dave"):
-        service._send(name, service.collecting.offer, 0.0)
+        service._send(name, service.intake.offer, 0.0)
     result = run("submit", folder / "update.npy", "--json")
     assert result.exit_code == 1
     assert figures(result)["reason"] == "incomplete when the round closed"

@@ -132,7 +132,7 @@ def test_a_restart_in_the_middle_of_the_upload(alice, service, sealed):
     ]
 
 
-def test_rules_that_changed_with_the_restart_are_adopted_first(alice, service, charter, sealed):
+def test_terms_that_changed_with_the_restart_are_adopted_first(alice, service, charter, sealed):
     alice.fetch()
     service.adopt(charter(revision=2))
     outcome = alice.submit(UPDATE)
@@ -400,7 +400,7 @@ def test_an_update_rejected_while_measured_is_told_with_the_receipt_s_reason(ali
     def spoil(tile):
         """The host changes a bit of what it stores of alice's."""
         take(tile)
-        if service.collecting._clients[tile.upload_id] == "alice" and tile.index == 0:
+        if service.intake._clients[tile.upload_id] == "alice" and tile.index == 0:
             stored = service.spool[tile.upload_id, 0]
             service.spool[tile.upload_id, 0] = bytes([stored[0] ^ 1]) + stored[1:]
 
@@ -410,7 +410,7 @@ def test_an_update_rejected_while_measured_is_told_with_the_receipt_s_reason(ali
 
 
 def test_a_round_that_opens_between_two_questions(alice, service, charter):
-    """The rules change after the charter was given, and before the enclave introduces itself."""
+    """The terms change after the charter was given, and before the enclave introduces itself."""
     honest = service.introduction
 
     def adopt_first(nonce):
@@ -423,8 +423,8 @@ def test_a_round_that_opens_between_two_questions(alice, service, charter):
     assert alice.submit(UPDATE).receipt.revision == 2
 
 
-def test_rounds_and_rules_that_pass_between_two_questions(alice, connect, service, charter):
-    """A receipt under the old rules is followed before the new rules are agreed to."""
+def test_rounds_and_terms_that_pass_between_two_questions(alice, connect, service, charter):
+    """A receipt under the old terms is followed before the new ones are agreed to."""
     alice.fetch()
     alice.submit(UPDATE)
     given: list[bytes] = []
@@ -570,7 +570,7 @@ def test_ctrl_c_ends_a_script_that_waits(host, service, folder):
 def test_a_receipt_that_names_other_evidence_is_refused(alice, service, when):
     alice.fetch()
     service.auto = False
-    service.collecting._context = replace(service.collecting._context, evidence="sgx")
+    service.intake._context = replace(service.intake._context, evidence="sgx")
     when(outcome_is_awaited(service), service.publish)
     with pytest.raises(ReceiptRefused, match="other evidence"):
         alice.submit(UPDATE)

@@ -47,6 +47,7 @@ def receipt(number):
         zero,
         False,
         (),
+        "multi-krum",
         "none",
         "inside",
         (),

@@ -49,6 +49,7 @@ def receipt(number=1, previous=bytes(32), **changes):
         commitment=bytes(32),
         disclosed=False,
         selected=(),
+        rule="multi-krum",
         masking="none",
         distances="inside",
         cautions=(),

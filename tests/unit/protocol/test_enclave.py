@@ -1,7 +1,5 @@
 """The enclave between rounds. What happens in one is tested in tests/protocol."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,7 +11,7 @@ from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, TooFewUpdates
 from ostraka.messages import Receipt, UpdateTile, vector_digest
 from ostraka.protocol.enclave import Enclave
-from ostraka.protocol.enclave.context import Standing
+from ostraka.protocol.enclave.cohort import Standing
 
 IDENTITY = Identity(bytes([200]) * 32)
 MODEL = np.zeros(10, np.float32)
@@ -44,6 +42,7 @@ def receipt(number=1, previous=bytes(32)):
         commitment=bytes(32),
         disclosed=False,
         selected=(),
+        rule="multi-krum",
         masking="none",
         distances="inside",
         cautions=(),
@@ -86,20 +85,20 @@ def test_the_chain_goes_on_after_its_own_head():
 
 
 def test_a_round_without_updates_stays_open():
-    collecting = enclave().open_round()
-    with pytest.raises(TooFewUpdates, match="0 valid updates and f=2"):
-        collecting.close()
+    intake = enclave().open_round()
+    with pytest.raises(TooFewUpdates, match="needs at least 7 updates; 0 valid updates and f=2"):
+        intake.close()
     with pytest.raises(OpenError):
-        collecting.accept_tile(UpdateTile(bytes(32), 0, bytes(32)))
+        intake.accept_tile(UpdateTile(bytes(32), 0, bytes(32)))
 
 
 def test_standing_lowers_f_for_provable_lies_only():
     standing = Standing(TERMS, {"client-0": Rejection.BAD_NORM})
-    assert (standing.f, standing.kept(6)) == (1, 5)
+    assert standing.f == 1
     standing.reject("client-1", Rejection.UNOPENABLE_TILE)
-    assert (standing.f, standing.kept(5)) == (1, 4)
+    assert standing.f == 1
     standing.require(5)
-    with pytest.raises(TooFewUpdates, match="4 valid updates and f=1"):
+    with pytest.raises(TooFewUpdates, match="needs at least 5 updates; 4 valid updates and f=1"):
         standing.require(4)
     for row in (2, 3, 4):
         standing.reject(f"client-{row}", Rejection.NOT_FINITE)
@@ -113,8 +112,3 @@ def test_the_first_reason_stands():
     assert standing.rejected == {"client-0": Rejection.UNOPENABLE_TILE}
     assert "client-0" not in standing
     assert "client-1" in standing
-
-
-def test_a_given_k_is_kept_while_it_can_be():
-    standing = Standing(replace(TERMS, k=4), {})
-    assert [standing.kept(n) for n in (9, 7, 6, 5)] == [4, 4, 4, 3]

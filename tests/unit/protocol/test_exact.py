@@ -12,7 +12,7 @@ from ostraka.core.field import P
 from ostraka.crypto.offline import OfflineMask
 from ostraka.errors import Rejection
 from ostraka.protocol.enclave import Lanes
-from ostraka.protocol.enclave.exact import ExactEncoder, FieldAuditor
+from ostraka.protocol.enclave.encoders import ExactEncoder, FieldAuditor
 
 N, D = 5, 40
 ROWS = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)

@@ -1,6 +1,8 @@
 """The first pass over a sketch: how much of the spool it holds at a time, and its secrets."""
 
+import operator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,21 +10,23 @@ import pytest
 from ostraka.config import MAX_TILE_VALUES, Manifest, Terms
 from ostraka.core import sketch
 from ostraka.crypto.updates import TileOpener
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Inside, Lanes
 from ostraka.protocol.enclave.folding import Folding
-from ostraka.protocol.round import Spool, enrol
+from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.round import enrol
 
 N, M, BATCH = 5, 4096, 16 * 4096  # values of a row that are folded before they are added
 
 
 def collected(tile, d=3 * BATCH + 1):
-    """A cohort, and the host's spool with what its clients sent."""
+    """A cohort, and the federation that stores what its clients sent."""
     parties = enrol(Terms(Manifest.flat(d), f=1, masking="none", sketch=M, tile=tile), clients=N)
-    collecting, spool = parties.enclave.open_round(), Spool(parties.terms)
+    local = parties.federation
+    offer = local.open()
     rows = np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)
     for client, update in zip(parties.clients, rows, strict=True):
-        spool.collect(collecting, parties.seal(client, collecting.offer, update))
-    return collecting.close(), spool
+        local.take(parties.seal(client, offer, update))
+    return local.close(), local
 
 
 def counted(tiles, taken):
@@ -44,8 +48,8 @@ def test_a_few_tiles_are_held_at_a_time_and_at_least_one(monkeypatch, tile):
         real(self, index, ciphertext, out)
 
     monkeypatch.setattr(TileOpener, "open_into", open_into)
-    cohort.inside(Lanes()).measure(counted(spool.tiles(cohort), taken))
-    assert len(taken) == cohort.reader(None).terms.tiling.count
+    Inside(cohort).measure(counted(spool.tiles(cohort), taken))
+    assert len(taken) == cohort.terms.tiling.count
     assert max(ahead) == max(1, BATCH // tile)
 
 
@@ -62,7 +66,7 @@ def test_law12_every_attempt_draws_signs_and_shifts_of_its_own(monkeypatch):
     monkeypatch.setattr(sketch, "fold", fold)
     attempts = 3
     for _ in range(attempts):
-        Folding(cohort.reader(None)).fold(spool.tiles(cohort))
+        Folding(RowReader(cohort, Lanes())).fold(spool.tiles(cohort))
     # The last tile is one value: one sign and one shift, which attempts may well have in common.
     assert len(signs) >= attempts * 3
     assert len(shifts) >= attempts * 3
@@ -73,8 +77,8 @@ def test_law12_signs_and_shifts_are_a_function_of_the_enclave_s_entropy():
     cohort, spool = collected(BATCH)
     folded = []
     for key in (b"a", b"a", b"b"):
-        reader = cohort.reader(None)
-        reader.context = replace(reader.context, entropy=lambda count, key=key: key * count)
+        reader = RowReader(cohort, Lanes())
+        reader.context = replace(reader.context, entropy=partial(operator.mul, key))
         folding = Folding(reader)
         folding.fold(spool.tiles(cohort))
         folded.append(folding.rows)

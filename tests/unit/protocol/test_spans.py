@@ -3,7 +3,7 @@ import pytest
 
 from ostraka.config import DEFAULT_TILE, Manifest, Terms
 from ostraka.errors import LocalProtocolError, OpenError
-from ostraka.protocol.enclave.spans import spans
+from ostraka.protocol.enclave.rows import spans
 
 SKETCH = 4096
 

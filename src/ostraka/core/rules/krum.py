@@ -14,7 +14,27 @@ import math
 import numpy as np
 
 from ostraka.arrays import Float64
+from ostraka.core.rules.seam import Gram, Options, Weights
 from ostraka.errors import ConfigError
+
+
+def least(f: int) -> int:
+    """The condition of law 5: n >= 2f + 3."""
+    return 2 * f + 3
+
+
+class MultiKrum:
+    """Averages the k rows of lowest score with equal weights; all but f, unless k is given."""
+
+    def least(self, f: int) -> int:
+        return least(f)
+
+    def plan(self, gram: Gram, f: int, options: Options) -> Weights:
+        n = len(gram.products)
+        k = n - f if options.k is None else min(options.k, n - f)
+        weights = np.zeros(n)
+        weights[list(multi_krum(gram.distances(), f, k))] = 1 / k
+        return Weights(weights)
 
 
 def krum_scores(distances: Float64, f: int) -> Float64:
@@ -22,7 +42,7 @@ def krum_scores(distances: Float64, f: int) -> Float64:
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1]:
         raise ConfigError(f"Krum needs a square matrix; got shape {distances.shape}")
     n = len(distances)
-    if f < 0 or n < 2 * f + 3:
+    if f < 0 or n < least(f):
         raise ConfigError(f"Krum needs f >= 0 and n >= 2f + 3; got n={n}, f={f}")
     others = np.array(distances, dtype=np.float64)
     np.fill_diagonal(others, 0)

@@ -14,7 +14,7 @@ from ostraka.enclave.storage.sealed_file import DOES_NOT_OPEN
 from ostraka.encoding import Digest, Key, digest
 from ostraka.errors import ConfigError, LocalProtocolError, MalformedMessage, OpenError, StateError
 from ostraka.messages import Charter, Receipt
-from ostraka.protocol.enclave.collecting import GENESIS
+from ostraka.protocol.enclave.enclave import GENESIS
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,39 @@
-"""The enclave: the only party that sees updates, distances and scores.
+"""The enclave: the only party that sees updates, inner products and weights.
 
-Enclave.open_round() -> Collecting       clients' sealed updates come in
-Collecting.close()   -> Cohort           who takes part is now fixed
-Cohort.offload()     -> Connecting       each worker is offered a channel for one attempt
-Connecting.connect() -> Masking          first pass: open, check, clip, mask, seal to workers
-Masking.decode()     -> Averaging        distances and Multi-Krum; or a Dispute: a worker lied
-Cohort.inside()      -> MeasuringInside  the first pass without workers, also to an Averaging
-Averaging.average()  -> Published        second pass: the aggregate and its receipt
+A round is five steps with a value between each. No step starts the next one: `Host` does.
+
+    1. intake    Enclave.open_round() -> Intake; Intake.close() -> Cohort
+    2. measure   Inside(cohort).measure(tiles) -> Measured, in the enclave itself; or with workers:
+                 Offload(cohort, ...).connect(...) -> Masking; Masking.decode(...) -> Measured,
+                 or a Dispute: a worker lied
+    3. decide    decide(cohort, measured) -> Plan, by the rule that the terms name
+    4. combine   combine(cohort, measured, plan, tiles) -> the aggregate
+    5. publish   publish(cohort, measured, plan, aggregate) -> Published, with the signed receipt
 """
 
-from ostraka.protocol.enclave.averaging import Averaging, Published
-from ostraka.protocol.enclave.cohort import Cohort, Connecting
-from ostraka.protocol.enclave.collecting import Collecting, Enclave
-from ostraka.protocol.enclave.dispute import Dispute
-from ostraka.protocol.enclave.inside import MeasuringInside
+from ostraka.protocol.enclave.cohort import Cohort
+from ostraka.protocol.enclave.combine import combine
+from ostraka.protocol.enclave.decide import decide
+from ostraka.protocol.enclave.enclave import Enclave
+from ostraka.protocol.enclave.intake import Intake
 from ostraka.protocol.enclave.lanes import Lanes
-from ostraka.protocol.enclave.masking import Masking
+from ostraka.protocol.enclave.masking import Dispute, Masking, Offload
+from ostraka.protocol.enclave.measure import Inside
+from ostraka.protocol.enclave.publish import Published, publish
+from ostraka.protocol.enclave.rows import Measured
 
 __all__ = [
-    "Averaging",
     "Cohort",
-    "Collecting",
-    "Connecting",
     "Dispute",
     "Enclave",
+    "Inside",
+    "Intake",
     "Lanes",
     "Masking",
-    "MeasuringInside",
+    "Measured",
+    "Offload",
     "Published",
+    "combine",
+    "decide",
+    "publish",
 ]

@@ -11,8 +11,7 @@ from ostraka.config import MAX_TILE_VALUES
 from ostraka.core import sketch
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
-from ostraka.protocol.enclave.rows import RowReader
-from ostraka.protocol.enclave.spans import Span
+from ostraka.protocol.enclave.rows import RowReader, Span
 
 _TOGETHER = 16  # times a sketch's width: what is folded before it is added to the sketch
 _TAME = 40  # the binary logarithm of a norm that needs no scale, at most, up or down
@@ -80,7 +79,7 @@ class Folding:
         with np.errstate(all="ignore"):
             scaled = values if self._tame else self._scale(lane, part, values)
             squares = np.vecdot(scaled, scaled) * self._to_unit[part] ** 2
-        self._reader.account(lane, folds.span.index, rows, scaled, squares)
+        self._reader.account(folds.span.index, rows, values, scaled, squares)
         sketch.fold(scaled, folds.signs, folds.shifts, out=folded)
 
     def _scale(self, lane: int, part: slice, values: Float32) -> Float32:

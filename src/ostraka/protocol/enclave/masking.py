@@ -1,28 +1,113 @@
-"""The first pass with workers: open every update, check it, mask it, and decode the answers.
+"""Step 2, measure, with workers: open every update, check it, mask it, and decode the answers.
 
-Tile by tile across all clients, so that memory is O(clients x tile) whatever the dimension.
+    Offload(cohort, ...)   each worker is offered a channel for one attempt
+    Offload.connect()      -> Masking
+    Masking.decode()       -> Measured, or a Dispute: a worker lied
+
+The pass goes tile by tile across all clients, so that memory is O(clients x tile), whatever the
+dimension.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
+from typing import NoReturn
 
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer
-from ostraka.core import gram
+from ostraka.config import Member
+from ostraka.core.gram import from_upper
 from ostraka.crypto.aead import SealedGroups
-from ostraka.crypto.channel import Channel
+from ostraka.crypto.channel import Channel, PendingChannel
+from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.offline import OfflineMask, OfflineNoise, SpentMask, SpentNoise
-from ostraka.errors import LocalProtocolError, OpenError, WorkerError
-from ostraka.messages import Answer, MaskSeed, ShareTile
-from ostraka.protocol.enclave.averaging import Averaging
-from ostraka.protocol.enclave.dispute import Dispute
-from ostraka.protocol.enclave.encoder import Encoder, tile_by_tile
-from ostraka.protocol.enclave.exact import ExactEncoder
+from ostraka.encoding import UNSIGNED
+from ostraka.errors import LocalProtocolError, OpenError, WorkerError, WorkerLied
+from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
+from ostraka.protocol.enclave.cohort import Cohort
+from ostraka.protocol.enclave.encoders import (
+    Auditor,
+    Encoder,
+    ExactEncoder,
+    GaussianEncoder,
+    tile_by_tile,
+)
 from ostraka.protocol.enclave.folding import Folding
-from ostraka.protocol.enclave.gaussian import GaussianEncoder
-from ostraka.protocol.enclave.rows import RowReader
-from ostraka.protocol.enclave.spans import Span
+from ostraka.protocol.enclave.lanes import Lanes
+from ostraka.protocol.enclave.rows import Measured, RowReader, Span, spans
+
+_ID_BYTES = 32
+
+
+class Offload:
+    """Begins an attempt with workers: fresh ids, keys and masks, and a channel offered to each.
+
+    workers: enrolled names, as many as the terms say (None: the first ones).
+    """
+
+    def __init__(
+        self,
+        cohort: Cohort,
+        offline: OfflineNoise | OfflineMask,
+        workers: Sequence[str] | None = None,
+        lanes: Lanes | None = None,
+    ) -> None:
+        kind = OfflineNoise if cohort.terms.masking == "gaussian" else OfflineMask
+        if type(offline) is not kind or not offline.serves(cohort.terms, len(cohort.rows)):
+            raise LocalProtocolError("what was made offline is for other terms, or for fewer rows")
+        self._reader = RowReader(cohort, lanes or Lanes())
+        self._offline = offline
+        self._workers = _enrolled(cohort, workers)
+        self._attempt = cohort.context.entropy(_ID_BYTES)
+        self._pending = tuple(
+            self._offer(point, worker.key) for point, worker in enumerate(self._workers)
+        )
+
+    @property
+    def offers(self) -> tuple[ChannelOffer, ...]:
+        """One per worker, in the order of the attempt's workers."""
+        return tuple(pending.offer for pending in self._pending)
+
+    def connect(self, accepts: Sequence[ChannelAccept]) -> "Masking":
+        """Raises WorkerError unless every chosen worker accepted its own offer."""
+        each = zip(self._pending, self._workers, accepts, strict=True)
+        channels = tuple(self._finish(*one) for one in each)
+        names = tuple(worker.name for worker in self._workers)
+        return Masking(self._attempt, self._reader, self._offline, channels, names)
+
+    def _finish(self, pending: PendingChannel, worker: Member, accept: ChannelAccept) -> Channel:
+        try:
+            return pending.finish(accept)
+        except OpenError:
+            raise WorkerError(worker.name, "did not accept the offer made to it") from None
+
+    def _offer(self, point: int, worker: bytes) -> PendingChannel:
+        context = self._reader.context
+        key, terms = HybridKey(context.entropy), context.terms
+        blank = ChannelOffer(
+            federation=context.federation.digest(),
+            round_id=context.round_id,
+            attempt_id=self._attempt,
+            worker=worker,
+            point=point,
+            masking=terms.masking,
+            rows=len(self._reader.rows),
+            columns=terms.columns.length,
+            tile=terms.tile,
+            key=key.public,
+            signature=UNSIGNED,
+        )
+        return PendingChannel(blank, context.identity, key, worker)
+
+
+def _enrolled(cohort: Cohort, names: Sequence[str] | None) -> tuple[Member, ...]:
+    """One point per identity: a worker with two shares could take the mask off."""
+    roster = {member.name: member for member in cohort.context.federation.workers}
+    count = cohort.terms.workers
+    chosen = list(roster)[:count] if names is None else list(names)
+    if len(chosen) != count or len(set(chosen)) != count or not set(chosen) <= set(roster):
+        raise LocalProtocolError(f"an attempt needs {count} different enrolled workers")
+    return tuple(roster[name] for name in chosen)
 
 
 class Masking:
@@ -72,8 +157,8 @@ class Masking:
         for index, (span, sealed_noise) in tile_by_tile(spans, noise):
             yield self._encode_tile(self._encoder, index, span, sealed_noise, sealed)
 
-    def decode(self, answers: Sequence[Answer]) -> "Averaging | Dispute":
-        """Distances and the selection; or a dispute, if the answers contradict the evidence.
+    def decode(self, answers: Sequence[Answer]) -> "Measured | Dispute":
+        """What was measured; or a dispute, if the answers contradict the evidence.
 
         Raises WorkerError for an answer that is not one on its face.
         """
@@ -87,10 +172,10 @@ class Masking:
         ]
         # Under one challenge, a second answer could be fitted to what became of the first.
         self._decoded = True
-        measured = self._encoder.decode(matrices)
-        if measured is None:
+        decoded = self._encoder.decode(matrices)
+        if decoded is None:
             return Dispute(self._reader, self._folding, self._encoder, matrices, self._names)
-        return self._reader.finish(measured, measured_by="workers")
+        return self._reader.finish(decoded.products, decoded.deviation, by="workers")
 
     def _to_mask(self, tiles: Iterable[Sequence[Buffer]]) -> Iterable[Span | None]:
         """What is opened as it is masked: nothing, where it was folded before."""
@@ -117,8 +202,8 @@ class Masking:
     ) -> tuple[ShareTile, ...]:
         def encode_group(lane: int, rows: range) -> None:
             if span is not None:
-                values = self._reader.open(lane, span, rows)
-                self._reader.account(lane, index, rows, *encoder.load(lane, rows, values))
+                raw = self._reader.open(lane, span, rows)
+                self._reader.account(index, rows, raw, *encoder.load(lane, rows, raw))
             elif self._folding is not None:
                 encoder.load(lane, rows, self._folding.columns(index, rows))
             shares = encoder.shares(lane, index, rows, noise)
@@ -149,4 +234,78 @@ class Masking:
         upper = np.frombuffer(raw, encoder.value_type)
         if (flaw := encoder.flaw(upper)) is not None:
             raise WorkerError(name, flaw)
-        return gram.from_upper(upper, n, diagonal=diagonal)
+        return from_upper(upper, n, diagonal=diagonal)
+
+
+class Dispute:
+    """The answers contradict what the enclave knows of the rows: a worker has lied.
+
+    Nothing of them is used. The rows are read once more and every share is derived again, to find
+    out whose answer is false; then the cohort may be measured in a new attempt.
+    """
+
+    def __init__(
+        self,
+        reader: RowReader,
+        folding: Folding | None,
+        encoder: Encoder,
+        matrices: Sequence[AnyArray],
+        names: tuple[str, ...],
+    ) -> None:
+        self._reader = reader
+        self._folding = folding
+        self._encoder = encoder
+        self._matrices = matrices
+        self._names = names
+
+    def settle(
+        self, tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None = None
+    ) -> NoReturn:
+        """Raises WorkerLied, naming who did. tiles, noise: as `Masking.encode` was given them.
+
+        Or OpenError, if the host does not hold the same bytes any more; or LocalProtocolError, if
+        every answer is true by itself, which would be this enclave's own fault.
+        """
+        auditors, read = self._encoder.auditors(), 0
+        for index, (span, sealed_noise) in tile_by_tile(self._masked(tiles), noise):
+            blocks = self._shares_again(index, span, sealed_noise)
+            for auditor, block in zip(auditors, blocks, strict=True):
+                auditor.add(block)
+            read += 1
+        if read != (count := self._reader.terms.columns.count):
+            raise LocalProtocolError(f"{read} of {count} tiles were read")
+        raise WorkerLied(self._liars(auditors))
+
+    def _liars(self, auditors: Sequence[Auditor]) -> tuple[str, ...]:
+        """The workers that are surely wrong; or else the one that is most wrong, since one is."""
+        doubts = [
+            auditor.doubt(matrix) for auditor, matrix in zip(auditors, self._matrices, strict=True)
+        ]
+        worst = min(max(doubts), 1.0)
+        if worst == 0:
+            raise LocalProtocolError("the answers are wrong together, and each is right by itself")
+        return tuple(
+            name for name, doubt in zip(self._names, doubts, strict=True) if doubt >= worst
+        )
+
+    def _masked(self, tiles: Iterable[Sequence[Buffer]]) -> Iterable[Span | None]:
+        if self._folding is None:
+            return spans(tiles, self._reader.terms, len(self._reader.rows))
+        return repeat(None, self._reader.terms.columns.count)
+
+    def _shares_again(self, index: int, span: Span | None, noise: Buffer) -> list[AnyArray]:
+        """What each worker was given in tile `index`: (n, b) a worker."""
+        shape = (len(self._reader.rows), self._reader.terms.columns.size(index))
+        blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
+
+        def derive(lane: int, rows: range) -> None:
+            if span is not None:
+                self._encoder.load(lane, rows, self._reader.reopen(lane, span, rows))
+            elif self._folding is not None:
+                self._encoder.load(lane, rows, self._folding.columns(index, rows))
+            shares = self._encoder.audited(lane, index, rows, noise)
+            for block, share in zip(blocks, shares, strict=True):
+                block[rows.start : rows.stop] = share
+
+        self._reader.each_group(derive)
+        return blocks

@@ -1,21 +1,80 @@
 """Opens the rows of a cohort, span by span, and holds each to its stated norm."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
+from ostraka.config import Terms
 from ostraka.core import sketch
-from ostraka.crypto.aead import Fingerprints
+from ostraka.core.gram import from_gram
+from ostraka.core.rules import Gram
+from ostraka.crypto.aead import TAG_BYTES, Fingerprints
 from ostraka.errors import LocalProtocolError, OpenError, Rejection
-from ostraka.protocol.enclave.averaging import Averaging
-from ostraka.protocol.enclave.context import RoundContext, Row, Standing
-from ostraka.protocol.enclave.encoder import DEVIATIONS, Measured
+from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.lanes import Lanes
-from ostraka.protocol.enclave.spans import Span, spans
 
+DEVIATIONS = 6  # that a stated error allows a distance to be off
+
+_VALUE_BYTES = 4
 _NORM_TOLERANCE = 2.0**-10
 _ROWS = 8  # that are read at a time where none are masked, if every lane has as many
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What the first pass leaves behind.
+
+    gram: inner products of the clipped rows. scales: (n,) what clips each row. fingerprints: of the
+    values that were measured, so that the second pass can tell whether it reads the same. by:
+    "workers" or "inside".
+    """
+
+    gram: Gram = field(repr=False)
+    scales: Float64 = field(repr=False)
+    fingerprints: Fingerprints = field(repr=False)
+    by: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive tiles that are read as one: with many clients a tile is small, and calls are not.
+
+    tiles: of each, the ciphertext of every row. first: the number of the first one.
+    """
+
+    index: int
+    first: int
+    tile_bytes: int
+    tiles: Sequence[Sequence[Buffer]]
+
+    def open_row(
+        self, row: int, open_into: Callable[[int, Buffer, AnyArray], None], out: AnyArray
+    ) -> bytes:
+        """Open the tiles of a row side by side into `out`, a view as bytes. Returns their tags."""
+        tags = []
+        for number, tile in enumerate(self.tiles):
+            start, ciphertext = number * self.tile_bytes, tile[row]
+            open_into(self.first + number, ciphertext, out[start : start + self.tile_bytes])
+            tags.append(bytes(ciphertext[-TAG_BYTES:]))
+        return b"".join(tags)
+
+
+def spans(tiles: Iterable[Sequence[Buffer]], terms: Terms, rows: int) -> Iterator[Span]:
+    """A whole pass. Raises LocalProtocolError for more tiles or rows than there are, or fewer."""
+    source, count = iter(tiles), terms.tiling.count
+    together = terms.spans.tile // terms.tile
+    for index, first in enumerate(range(0, count, together)):
+        batch = list(islice(source, min(together, count - first)))
+        if len(batch) < min(together, count - first):
+            raise LocalProtocolError(f"{first + len(batch)} of {count} tiles were given")
+        if any(len(tile) != rows for tile in batch):
+            raise LocalProtocolError(f"{rows} rows; got {[len(tile) for tile in batch]} tiles")
+        yield Span(index, first, _VALUE_BYTES * terms.tile, batch)
+    if next(source, None) is not None:
+        raise LocalProtocolError(f"more than {count} tiles were given")
 
 
 class RowReader:
@@ -25,11 +84,10 @@ class RowReader:
     end: nothing is rerun, and no other row is affected.
     """
 
-    def __init__(
-        self, context: RoundContext, rows: tuple[Row, ...], standing: Standing, lanes: Lanes
-    ) -> None:
-        self.context = context
-        self.terms = context.terms
+    def __init__(self, cohort: Cohort, lanes: Lanes) -> None:
+        rows = cohort.rows
+        self.context = cohort.context
+        self.terms = cohort.terms
         self.rows = rows
         self.lanes = lanes
         self.group = self.terms.tiling.group
@@ -39,11 +97,11 @@ class RowReader:
         # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
         # scales short rows with the federation, and long ones down to the sphere.
         self.factors = 1.0 / np.maximum(self.clip, self.norms)
-        self._standing = standing
+        self._standing = cohort.standing
         self._stated = self.norms * self.factors
         self._squares = np.zeros(len(rows))
         self._zero_from = np.full(len(rows), self.terms.spans.count)
-        self._fingerprints = Fingerprints(context.entropy)
+        self._fingerprints = Fingerprints(cohort.context.entropy)
         self._read = 0
         shape = (lanes.count, self.batch, self.terms.spans.tile)
         self._raw = np.empty(shape, np.float32)
@@ -86,12 +144,12 @@ class RowReader:
         return raw
 
     def account(
-        self, lane: int, index: int, rows: range, values: AnyArray, squares: Float64
+        self, index: int, rows: range, raw: Float32, values: AnyArray, squares: Float64
     ) -> None:
         """Add a span's squares to the rows' norms, and zero what is too long by now or not finite.
 
-        values: (g, b), the span that the lane opened last, as it goes on. squares: (g,) of it in
-        the unit ball. A row that is already too long cannot become short again.
+        raw: (g, b), the span as `open` gave it. values: (g, b), the same as it goes on. squares:
+        (g,) of it in the unit ball. A row that is already too long cannot become short again.
         """
         part = slice(rows.start, rows.stop)
         self._squares[part] += squares
@@ -103,7 +161,7 @@ class RowReader:
         for place in np.flatnonzero(~sound).tolist():
             row = rows[place]
             # Looked at before it is zeroed: `values` may be the same memory.
-            finite = np.isfinite(cut(self._raw[lane], *values.shape)[place]).all()
+            finite = np.isfinite(raw[place]).all()
             values[place] = 0
             self._zero(row, index)
             self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
@@ -123,32 +181,19 @@ class RowReader:
     def reject(self, row: int, reason: Rejection) -> None:
         self._standing.reject(self.rows[row].client, reason)
 
-    def finish(self, measured: Measured, *, measured_by: str) -> Averaging:
-        """Judge the norms, and go on to the second pass with what was measured in the unit ball."""
+    def finish(self, products: Float64, deviation: Float64, *, by: str) -> "Measured":
+        """Judge the norms. products, deviation: as `Gram` has them, of rows in the unit ball."""
         if self._read != (count := self.terms.spans.count):
             raise LocalProtocolError(f"{self._read} of {count} spans were read")
         difference = np.abs(np.sqrt(self._squares) - self._stated)
         for row in np.flatnonzero(~(difference <= self._stated * _NORM_TOLERANCE)).tolist():
             self.reject(row, Rejection.FALSE_NORM)
-        return Averaging(
-            self.context,
-            self.rows,
-            self._standing,
-            self._fingerprints,
-            self.lanes,
-            scales=self.factors * self.clip,
-            distances=measured.distances,
-            distance_error=float(np.max(self._error(measured))) * self.clip**2,
-            measured_by=measured_by,
-        )
+        if self.terms.sketch is not None:
+            relative = DEVIATIONS * sketch.error(self.terms.sketch)
+            deviation = deviation + relative * np.abs(from_gram(products))
+        gram = Gram(products, deviation, self.clip)
+        return Measured(gram, self.factors * self.clip, self._fingerprints, by)
 
     def _zero(self, row: int, index: int) -> None:
         """From this span on, the row counts as zeros."""
         self._zero_from[row] = min(index, self._zero_from[row])
-
-    def _error(self, measured: Measured) -> Float64:
-        """What was stated, and what the sketch adds to it."""
-        if self.terms.sketch is None:
-            return measured.error
-        relative = DEVIATIONS * sketch.error(self.terms.sketch)
-        return measured.error + relative * np.abs(measured.distances)

@@ -87,19 +87,22 @@ def _worker_stages(load: Workload, device: str) -> dict[str, Callable[[Stopwatch
 
 
 def _gaussian(load: Workload, kernel: Kernel, clock: Stopwatch) -> None:
-    total, block = np.zeros((load.clients, load.clients)), _normals(load)
+    block = _normals(load)
     with clock:
+        running = kernel.begin(load.clients, "float64")
         for width in _widths(load):
-            kernel.add_gram(total, block[:, :width])
+            running.add(block[:, :width])
+        running.total()
 
 
 def _exact(load: Workload, kernel: Kernel, clock: Stopwatch) -> None:
-    total = np.zeros((load.clients, load.clients), np.uint32)
     shape = (load.clients, load.terms.tile)
     block = np.random.default_rng(0).integers(0, P, shape, dtype=np.uint32)
     with clock:
+        running = kernel.begin(load.clients, "residues")
         for width in _widths(load):
-            kernel.add_field_gram(total, np.ascontiguousarray(block[:, :width]))
+            running.add(np.ascontiguousarray(block[:, :width]))
+        running.total()
 
 
 def _normals(load: Workload) -> AnyArray:

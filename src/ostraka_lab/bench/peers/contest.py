@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from ostraka.arrays import Float32
-from ostraka.config import require_krum
+from ostraka.core import rules
 from ostraka.errors import ConfigError
 from ostraka_lab.bench.parties import byzantine
 
@@ -34,7 +34,7 @@ class Contest:
     centred: bool = False
 
     def __post_init__(self) -> None:
-        require_krum(self.clients, 1)
+        rules.require_enough(rules.DEFAULT, self.clients, 1)
         if self.dim < _ROOM * self.clients:
             raise ConfigError(
                 f"updates have at least {_ROOM} values a client, {_ROOM * self.clients} here; "

@@ -9,7 +9,8 @@ from functools import partial
 
 from ostraka.arrays import Float32
 from ostraka.errors import LeakyMasking
-from ostraka_lab.bench.parties import EXACT, GAUSSIAN, SKETCH, SKETCH_INSIDE, lanes, terms_of
+from ostraka.protocol.host import lanes
+from ostraka_lab.bench.parties import EXACT, GAUSSIAN, SKETCH, SKETCH_INSIDE, terms_of
 from ostraka_lab.bench.peers.contest import Contest
 from ostraka_lab.bench.peers.entrant import Details, Entrant
 from ostraka_lab.bench.whole_round import CLIENTS, OFFLINE, Played, play

@@ -26,9 +26,9 @@ class Life:
 
     def charter(self, revision=1, successors=(), authority=AUTHORITY, **terms) -> Charter:
         members = tuple(Member(name, bytes([at]) * 32) for at, name in enumerate("abc"))
-        config = Terms(**{"manifest": MANIFEST, "f": 0, "distances": "inside", **terms})
+        agreed = Terms(**{"manifest": MANIFEST, "f": 0, "distances": "inside", **terms})
         federation = Federation(
-            terms=config,
+            terms=agreed,
             clients=members,
             workers=(),
             authority=AUTHORITY.public,
@@ -71,6 +71,7 @@ class Life:
             commitment=bytes(32),
             disclosed=False,
             selected=(),
+            rule="multi-krum",
             masking="none",
             distances="inside",
             cautions=(),

@@ -17,9 +17,7 @@ from ostraka.enclave.storage import offline
 from ostraka.enclave.storage.offline import OfflinePool, SealedBlocks
 from ostraka.enclave.storage.spool import clean
 from ostraka.errors import LocalProtocolError, StorageFull
-from ostraka.protocol.enclave import Lanes
-from ostraka.protocol.host import Host
-from ostraka.protocol.round import Spool, enrol
+from ostraka.protocol.round import enrol
 
 N, D, TILE = 7, 100, 16
 WAIT = 60  # seconds, after which a test that hangs fails
@@ -52,28 +50,20 @@ def until_ready(pool, count):
 
 def measured(parties, prepare, workers=None, tell=lambda event: None):
     """A round whose masks come from `prepare`."""
-    collecting, spool = parties.enclave.open_round(), Spool(parties.terms)
+    local = parties.federation
+    offer = local.open()
     for client, update in zip(parties.clients, ROWS, strict=True):
-        spool.collect(collecting, parties.seal(client, collecting.offer, update))
-    cohort = collecting.close()
-    host = Host(
-        terms=parties.terms,
-        lanes=Lanes(),
-        tiles=lambda: spool.tiles(cohort),
-        workers=workers or parties.workers,
-        prepare=prepare,
-        tell=tell,
-    )
-    published = host.average(host.measure(cohort))
-    parties.enclave.follow(published.receipt, published.state)
-    return published
+        local.take(parties.seal(client, offer, update))
+    cohort = local.close()
+    host = replace(local.host(cohort), workers=workers or local.workers, prepare=prepare, tell=tell)
+    return local.follow(host.finish(cohort, host.measure(cohort)))
 
 
 @pytest.mark.parametrize("masking", ["gaussian", "exact"])
 @pytest.mark.parametrize("started", [False, True])
 def test_a_round_is_the_same_whoever_made_its_masks(pool, tmp_path, masking, started):
     cast = parties(masking)
-    one = pool(cast.enclave)
+    one = pool(cast.federation.enclave)
     if started:
         one.start()
     for _ in range(3):
@@ -87,7 +77,7 @@ def test_a_round_is_the_same_whoever_made_its_masks(pool, tmp_path, masking, sta
 
 
 def test_as_many_are_made_ahead_as_were_asked_for(pool, tmp_path):
-    one = pool(parties().enclave, depth=3)
+    one = pool(parties().federation.enclave, depth=3)
     assert one.ready == 0
     one.start()
     one.start()
@@ -97,7 +87,7 @@ def test_as_many_are_made_ahead_as_were_asked_for(pool, tmp_path):
 
 @pytest.mark.parametrize("masking", ["gaussian", "exact"])
 def test_nothing_is_made_ahead_while_a_round_closes_and_then_it_is(pool, masking):
-    one = pool(parties(masking).enclave, depth=2)
+    one = pool(parties(masking).federation.enclave, depth=2)
     one.start()
     until_ready(one, 2)
     with one.resting():
@@ -128,14 +118,14 @@ def half_made(pool, monkeypatch, request):
     """A pool whose first masks are half made, those masks, and what lets them go on."""
     cast = parties(request.param)
     begun, go_on, made = threading.Event(), threading.Event(), []
-    prepare = cast.enclave.prepare
+    prepare = cast.federation.enclave.prepare
 
     def slow():
         made.append(HalfMade(prepare(), begun, go_on))
         return made[-1]
 
-    monkeypatch.setattr(cast.enclave, "prepare", slow)
-    one = pool(cast.enclave, depth=1)
+    monkeypatch.setattr(cast.federation.enclave, "prepare", slow)
+    one = pool(cast.federation.enclave, depth=1)
     one.start()
     assert begun.wait(WAIT)
     yield one, made[0], go_on
@@ -150,7 +140,7 @@ def test_what_is_half_made_rests_while_a_round_closes(half_made):
             assert not one._changed.wait_for(lambda: one.ready, 0.1)
         assert masks.tiles == 1
     until_ready(one, 1)
-    assert masks.tiles == parties().terms.tiling.count
+    assert masks.tiles == parties().federation.terms.tiling.count
 
 
 def test_what_is_half_made_is_finished_for_a_round_that_needs_it(half_made):
@@ -172,7 +162,7 @@ def test_what_is_half_made_is_dropped_where_the_pool_stops(half_made, tmp_path):
 
 
 def test_a_depth_of_nothing_makes_nothing_ahead(pool, tmp_path):
-    one = pool(parties().enclave, depth=0)
+    one = pool(parties().federation.enclave, depth=0)
     one.start()
     assert one._thread is None
     assert one.take().sealed
@@ -181,11 +171,11 @@ def test_a_depth_of_nothing_makes_nothing_ahead(pool, tmp_path):
 
 def test_the_ciphertext_is_on_disk_and_in_no_memory(pool, tmp_path):
     cast = parties()
-    taken = pool(cast.enclave).take()
+    taken = pool(cast.federation.enclave).take()
     (file,) = tmp_path.iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
     assert b"".join(map(bytes, taken.sealed)) == file.read_bytes()
-    assert len(taken.sealed) == cast.terms.columns.count
+    assert len(taken.sealed) == cast.federation.terms.columns.count
     first, again = taken.sealed[0], taken.sealed[0]
     assert first == again
     assert first is not again
@@ -193,7 +183,7 @@ def test_the_ciphertext_is_on_disk_and_in_no_memory(pool, tmp_path):
 
 def test_blocks_are_read_as_often_as_they_are_asked_for(pool):
     """A dispute reads them a second time."""
-    sealed = pool(parties().enclave).take().sealed
+    sealed = pool(parties().federation.enclave).take().sealed
     assert list(sealed) == list(sealed)
     assert sealed[-1] == list(sealed)[-1]
     assert sealed[1:3] == list(sealed)[1:3]
@@ -215,23 +205,24 @@ class Liar:
         self.computing.add(tile)
 
     def answer(self):
-        gram = self.computing._gram
-        gram[0, 1] = gram[1, 0] = gram[0, 1] + 0.1 * gram[0, 0]
+        total = self.computing._sum.total()
+        total[0, 1] = total[1, 0] = total[0, 1] + 0.1 * total[0, 0]
+        self.computing._sum.total = lambda: total
         return self.computing.answer()
 
 
 def test_a_dispute_is_settled_with_masks_from_disk(pool):
     cast = parties("gaussian")
     told: list[object] = []
-    workers = cast.workers | {"worker-2": Liar(cast.workers["worker-2"])}
-    measured(cast, pool(cast.enclave).take, workers, told.append)
+    workers = cast.federation.workers | {"worker-2": Liar(cast.federation.workers["worker-2"])}
+    measured(cast, pool(cast.federation.enclave).take, workers, told.append)
     assert events.WorkerLied("worker-2") in told
 
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_exact_masks_need_no_disk(pool, tmp_path, workers):
     cast = parties("exact", workers=workers)
-    taken = pool(cast.enclave).take()
+    taken = pool(cast.federation.enclave).take()
     assert isinstance(taken.offline, OfflineMask)
     assert not taken.sealed
     assert list(tmp_path.iterdir()) == []
@@ -239,7 +230,7 @@ def test_exact_masks_need_no_disk(pool, tmp_path, workers):
 
 
 def test_masks_are_for_one_attempt(pool):
-    one = pool(parties().enclave)
+    one = pool(parties().federation.enclave)
     one.start()
     until_ready(one, 2)
     taken = [one.take() for _ in range(4)]
@@ -252,7 +243,7 @@ def test_masks_are_for_one_attempt(pool):
 
 
 def test_a_file_goes_when_its_attempt_is_over(pool, tmp_path):
-    one = pool(parties().enclave)
+    one = pool(parties().federation.enclave)
     first, second = one.take(), one.take()
     assert len(list(tmp_path.iterdir())) == 2
     first.close()
@@ -269,7 +260,7 @@ def test_a_file_goes_when_its_attempt_is_over(pool, tmp_path):
 
 
 def test_stopping_deletes_everything_and_ends_the_thread(pool, tmp_path):
-    one = pool(parties().enclave)
+    one = pool(parties().federation.enclave)
     one.start()
     until_ready(one, 2)
     taken = one.take()
@@ -286,7 +277,7 @@ def test_stopping_deletes_everything_and_ends_the_thread(pool, tmp_path):
 def test_masks_that_are_half_made_are_waited_for(pool, monkeypatch):
     cast = parties()
     begun, go_on, makers = threading.Event(), threading.Event(), []
-    prepare = cast.enclave.prepare
+    prepare = cast.federation.enclave.prepare
 
     def slow():
         makers.append(threading.current_thread().name)
@@ -294,8 +285,8 @@ def test_masks_that_are_half_made_are_waited_for(pool, monkeypatch):
         go_on.wait(WAIT)
         return prepare()
 
-    monkeypatch.setattr(cast.enclave, "prepare", slow)
-    one = pool(cast.enclave, depth=1)
+    monkeypatch.setattr(cast.federation.enclave, "prepare", slow)
+    one = pool(cast.federation.enclave, depth=1)
     one.start()
     begun.wait(WAIT)
     taken = []
@@ -311,13 +302,13 @@ def test_masks_that_are_half_made_are_waited_for(pool, monkeypatch):
 
 def test_nothing_is_written_behind_a_stop(pool, monkeypatch):
     cast = parties()
-    one, prepare = pool(cast.enclave), cast.enclave.prepare
+    one, prepare = pool(cast.federation.enclave), cast.federation.enclave.prepare
 
     def late():
         one.stop()
         return prepare()
 
-    monkeypatch.setattr(cast.enclave, "prepare", late)
+    monkeypatch.setattr(cast.federation.enclave, "prepare", late)
     monkeypatch.setattr(SealedBlocks, "append", lambda *_: pytest.fail("written"))
     with pytest.raises(LocalProtocolError, match="stopped"):
         one.take()
@@ -325,7 +316,7 @@ def test_nothing_is_written_behind_a_stop(pool, monkeypatch):
 
 def test_stopping_in_the_middle_leaves_nothing(pool, tmp_path, monkeypatch):
     cast = parties()
-    one = pool(cast.enclave)
+    one = pool(cast.federation.enclave)
     real = SealedBlocks.append
     reached = threading.Event()
 
@@ -346,10 +337,10 @@ def test_stopping_in_the_middle_leaves_nothing(pool, tmp_path, monkeypatch):
 
 def test_a_limit_is_kept_and_the_next_attempt_hears_of_it(pool, tmp_path, caplog):
     cast = parties()
-    probe = pool(cast.enclave).take()
+    probe = pool(cast.federation.enclave).take()
     size = probe.sealed.bytes
     probe.close()
-    one = pool(cast.enclave, limit=size + size // 2)
+    one = pool(cast.federation.enclave, limit=size + size // 2)
     with caplog.at_level(logging.WARNING, "ostraka.offline"):
         one.start()
         until_ready(one, 1)
@@ -365,7 +356,7 @@ def test_a_limit_is_kept_and_the_next_attempt_hears_of_it(pool, tmp_path, caplog
 
 
 def test_a_full_disk_leaves_no_files_and_passes(pool, tmp_path, monkeypatch):
-    one = pool(parties().enclave)
+    one = pool(parties().federation.enclave)
 
     def full(*_):
         raise OSError(errno.ENOSPC, "full")
@@ -379,7 +370,7 @@ def test_a_full_disk_leaves_no_files_and_passes(pool, tmp_path, monkeypatch):
 
 
 def test_a_crash_leaves_files_that_the_next_start_deletes(pool, tmp_path):
-    taken = pool(parties().enclave).take()
+    taken = pool(parties().federation.enclave).take()
     assert clean(tmp_path) == 1
     assert list(tmp_path.iterdir()) == []
     taken.close()
@@ -387,7 +378,7 @@ def test_a_crash_leaves_files_that_the_next_start_deletes(pool, tmp_path):
 
 def test_no_secret_is_shown(pool, caplog):
     with caplog.at_level(logging.DEBUG, "ostraka.offline"):
-        one = pool(parties().enclave)
+        one = pool(parties().federation.enclave)
         one.start()
         until_ready(one, 2)
     shown = repr(one.take()) + caplog.text

@@ -5,9 +5,9 @@ import pytest
 
 from ostraka.core import gram
 from ostraka.core.rules import krum
+from ostraka.protocol.worker import Computing
 from ostraka_lab.bench import kernels
 from ostraka_lab.bench.clock import Stopwatch
-from ostraka_lab.bench.first_pass import LocalWorker, first_pass
 from ostraka_lab.bench.kernels import STAGES
 from ostraka_lab.bench.parties import cast, update
 from ostraka_lab.bench.workload import Workload
@@ -68,15 +68,8 @@ def test_the_first_pass_is_a_real_one_and_can_be_repeated(load, masking):
     expected = krum.multi_krum(exact, load.terms.f, CLIENTS - load.terms.f)
     for _ in range(2):
         attempt = load.attempt(masking)
-        averaging = first_pass(
-            attempt.cohort,
-            attempt.offline,
-            tiles=load.tiles(),
-            noise=load.sealed_noise if masking == "gaussian" else None,
-            workers=attempt.workers,
-            clock=Stopwatch(),
-        )
-        published = averaging.average(load.tiles())
+        host = attempt.host(Stopwatch())
+        published = host.finish(attempt.cohort, host.measure(attempt.cohort))
         assert published.selected == tuple(f"client-{row}" for row in expected)
         mean = load.updates[list(expected)].mean(axis=0)
         np.testing.assert_allclose(published.aggregate, mean, atol=1e-6)
@@ -88,14 +81,14 @@ def test_workers_are_not_on_the_clock(load, monkeypatch, stage):
     running = []
     monkeypatch.setattr(Stopwatch, "__enter__", lambda self: running.append(True))
     monkeypatch.setattr(Stopwatch, "__exit__", lambda self, *_: running.pop())
-    add = LocalWorker.add
+    add = Computing.add
     added = []
 
     def watched(self, share):
         added.append(bool(running))
         add(self, share)
 
-    monkeypatch.setattr(LocalWorker, "add", watched)
+    monkeypatch.setattr(Computing, "add", watched)
     stage(load, clock)
     assert added == [False] * (2 * load.tiling.count)
 

@@ -31,17 +31,15 @@ def test_blocks_add_up_and_what_lies_between_is_not_counted(cpu):
     assert clock.seconds == 6
 
 
-def test_the_making_of_items_is_counted_and_their_use_is_not(cpu):
-    def items():
-        for item in range(3):
-            cpu.work(1)
-            yield item
-        cpu.work(5)
-
+def test_a_paused_clock_stands_still(cpu):
     clock = Stopwatch()
-    for _ in clock.each(items()):
-        cpu.work(100)
-    assert clock.seconds == 3 + 5
+    with clock:
+        cpu.work(1)
+        for _ in range(3):
+            with clock.paused():
+                cpu.work(100)
+            cpu.work(2)
+    assert clock.seconds == 1 + 3 * 2
 
 
 def test_a_part_is_scaled_to_the_whole_and_says_so(cpu):

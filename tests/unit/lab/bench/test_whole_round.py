@@ -111,7 +111,7 @@ def test_a_round_that_falls_back_to_the_enclave_is_no_measurement(monkeypatch):
     with pytest.raises(LocalProtocolError):
         play(config(), UPDATES, clients=CLIENTS)
     with pytest.raises(LocalProtocolError, match="workers of a benchmark"):
-        whole_round._refuse_surprises(TooFewWorkers(1, 2))
+        whole_round.refuse_surprises(TooFewWorkers(1, 2))
 
 
 def test_repeated_updates_are_as_many_as_clients():

@@ -45,17 +45,22 @@ def test_a_kernel_sees_every_column_of_every_client(monkeypatch):
     seen = []
 
     class Watching:
-        def add_gram(self, total, block):
+        def begin(self, rows, values):
+            self.values = values
+            return self
+
+        def add(self, block):
+            assert self.values == "float64" or block.max() < field.P
             seen.append(block.shape)
 
-        def add_field_gram(self, total, block):
-            assert block.max() < field.P
-            seen.append(block.shape)
+        def total(self):
+            seen.append(self.values)
 
     monkeypatch.setattr(distances, "_has_cuda", lambda: False)
     monkeypatch.setattr(backends, "choose", lambda device: Watching())
     distances.measure(distances.Size(6, 70_000, repeat=1), quietly)
-    assert seen == [(6, 65_536), (6, 4464)] * 2
+    blocks = [(6, 65_536), (6, 4464)]
+    assert seen == [*blocks, "float64", *blocks, "residues"]
 
 
 def test_without_cuda_there_is_none(monkeypatch):

@@ -1,128 +1,24 @@
-"""The enclave opens a round and takes in sealed updates."""
+"""Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`."""
 
 import math
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ostraka.attestation.claims import Binding
-from ostraka.config import Federation, Terms
-from ostraka.core import optimiser
-from ostraka.core.optimiser import ServerState
 from ostraka.crypto import updates
 from ostraka.crypto.aead import TAG_BYTES
-from ostraka.crypto.hpke import Entropy, HybridKey, fingerprint
-from ostraka.crypto.identity import Identity, check_signature
-from ostraka.crypto.offline import OfflineMask, OfflineNoise
-from ostraka.encoding import UNSIGNED, digest
+from ostraka.crypto.hpke import HybridKey, fingerprint
+from ostraka.crypto.identity import check_signature
+from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError, Rejection, UpdateRejected
-from ostraka.messages import (
-    IN_PROCESS,
-    Charter,
-    Receipt,
-    RoundOffer,
-    UpdateHeader,
-    UpdateTile,
-    first_model,
-    vector_digest,
-)
-from ostraka.protocol.enclave.cohort import Cohort
-from ostraka.protocol.enclave.context import Publication, RoundContext, Row, Standing
+from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile, vector_digest
+from ostraka.protocol.enclave.cohort import Cohort, RoundContext, Row, Standing
 
-GENESIS = bytes(32)  # stands for the receipt before the first round
-
-_ID_BYTES = 32
 _VALUE_BYTES = 4
 _SMALLEST_NORM = 2.0**-149  # of a float32 vector that is not zero
 _MOST_UPLOADS = 64  # of one client in one round, each replacing an incomplete one
-
-
-class Enclave:
-    """The long-lived part: an identity, a federation and the head of the receipt chain.
-
-    cautions: what the next receipt, and no other, has to say besides the usual.
-    """
-
-    def __init__(
-        self,
-        federation: Federation,
-        identity: Identity,
-        *,
-        head: Receipt | None = None,
-        state: ServerState | None = None,
-        evidence: str = IN_PROCESS,
-        cautions: tuple[str, ...] = (),
-        entropy: Entropy = os.urandom,
-    ) -> None:
-        self._federation = federation
-        self._identity = identity
-        self._evidence = evidence
-        self._cautions = cautions
-        self._entropy = entropy
-        self._continue(head, state or _from_nothing(federation.terms))
-
-    @property
-    def receipt_key(self) -> bytes:
-        """The key under which offers and receipts are signed."""
-        return self._identity.public
-
-    def prepare(self) -> OfflineNoise | OfflineMask:
-        """What one attempt needs and can be made before its round: noise, or a mask."""
-        terms, rows = self._federation.terms, len(self._federation.clients)
-        kind = OfflineNoise if terms.masking == "gaussian" else OfflineMask
-        return kind(terms, rows, self._entropy)
-
-    def open_round(self) -> "Collecting":
-        """A round under a fresh key and a random id, after the last receipt."""
-        head = self._head
-        return Collecting(
-            RoundContext(
-                federation=self._federation,
-                identity=self._identity,
-                entropy=self._entropy,
-                publication=self._publication,
-                round_id=self._entropy(_ID_BYTES),
-                previous=digest(head) if head else GENESIS,
-                state=self._state,
-                evidence=self._evidence,
-                cautions=self._cautions,
-            )
-        )
-
-    def adopt(self, charter: Charter) -> None:
-        """Change rules or roster from the next round on, by the word of the same authority.
-
-        Raises as `require_adoptable` does.
-        """
-        self.require_adoptable(charter)
-        self._federation = charter.federation
-
-    def require_adoptable(self, charter: Charter) -> None:
-        """Raises OpenError where the authority has not signed, ConfigError for what cannot follow
-        the revision in force.
-        """
-        old, new = self._federation, charter.federation
-        check_signature(charter, old.authority)
-        new.require_follows(old)
-
-    def follow(self, receipt: Receipt, state: ServerState) -> None:
-        """Go on after a round that this enclave published."""
-        check_signature(receipt, self.receipt_key)
-        expected = digest(self._head) if self._head else GENESIS
-        if receipt.previous != expected or receipt.number != self._publication.number:
-            raise LocalProtocolError("a receipt is followed once, after the one it names")
-        self._continue(receipt, state)
-        self._cautions = ()
-
-    def _continue(self, head: Receipt | None, state: ServerState) -> None:
-        promised = head.model if head is not None else first_model(self._federation)
-        if promised != vector_digest(state.model):
-            raise LocalProtocolError("this model is not the one of the last receipt or the charter")
-        self._head = head
-        self._state = state
-        self._publication = Publication(head.number + 1 if head else 1)
 
 
 @dataclass
@@ -133,8 +29,8 @@ class _Upload:
     missing: set[int] = field(repr=False)
 
 
-class Collecting:
-    """Accepts headers and tiles until the round closes. Whoever drives it stores the tiles."""
+class Intake:
+    """Accepts headers and tiles until the round closes. Its driver stores the tiles."""
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
@@ -207,8 +103,8 @@ class Collecting:
     def require_opens(self, tile: UpdateTile) -> None:
         """Raises OpenError unless this is a current upload's tile, just as its client sealed it.
 
-        Nothing is counted, and any thread may ask. Whoever takes tiles from a network asks first:
-        else anybody who has seen an upload's id could fill its places with rubbish.
+        Nothing is counted, and any thread may ask. A service that takes tiles from a network asks
+        first: otherwise anyone who has seen an upload's id could fill its places with rubbish.
         """
         upload = self._uploads.get(self._clients.get(tile.upload_id, ""))
         current = upload is not None and upload.row.upload_id == tile.upload_id
@@ -230,7 +126,7 @@ class Collecting:
     def close(self) -> Cohort:
         """Fix who takes part: every complete upload, in the roster's order.
 
-        Raises TooFewUpdates where Multi-Krum could not stand; the round then stays open.
+        Raises TooFewUpdates where the rule could not stand; the round then stays open.
         """
         if self._closed:
             raise LocalProtocolError("this round was closed before")
@@ -298,10 +194,6 @@ class Collecting:
 
     def _sealed_size(self, index: int) -> int:
         return self._context.terms.tiling.size(index) * _VALUE_BYTES + TAG_BYTES
-
-
-def _from_nothing(terms: Terms) -> ServerState:
-    return optimiser.start(np.zeros(terms.dimension, np.float32), terms.optimiser)
 
 
 def _possible_norm(norm: float, d: int) -> bool:

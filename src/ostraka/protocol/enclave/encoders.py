@@ -1,0 +1,335 @@
+"""What a masking scheme does for the first pass: exact masking, and the paper's Gaussian noise."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import field as entry
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+
+from ostraka.arrays import AnyArray, Buffer, Float32, Float64, UInt32, cut
+from ostraka.core import exact, field, gaussian, leakage
+from ostraka.core.exact import Freivalds, Quantised
+from ostraka.core.gaussian import Agreement
+from ostraka.core.gram import add_gram, from_gram, gram_error
+from ostraka.crypto.aead import KEY_BYTES
+from ostraka.crypto.offline import SpentMask, SpentNoise, mask_stream
+from ostraka.crypto.stream import SecretStream
+from ostraka.errors import Rejection
+from ostraka.protocol.enclave.rows import DEVIATIONS, RowReader, Span
+
+# The norm of a sketch is random around that of its row. Halved, it stays within the unit ball that
+# law 6 is for: m >= 4,096 columns make a norm of twice the row's a matter of 100 deviations.
+_SKETCH_SHRINK = 0.5
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """products: (n, n) of rows in the unit ball. deviation: as `Gram` has it."""
+
+    products: Float64 = entry(repr=False)
+    deviation: Float64 = entry(repr=False)
+
+
+class Encoder(Protocol):
+    """One attempt's masks. Every share can be derived again, and is then the same to the bit."""
+
+    value_type: np.dtype[Any]
+    shares_per_row: int
+    answer_has_diagonal: bool
+
+    def load(self, lane: int, rows: range, values: Float32) -> tuple[AnyArray, Float64]:
+        """Scale one tile of some rows (g, b); the result, and its squares in the unit ball (g,).
+
+        The result may still be changed, before `shares`.
+        """
+
+    def shares(self, lane: int, index: int, rows: range, noise: Buffer) -> Sequence[AnyArray]:
+        """The shares (g, b) of what was loaded, one per point: views of scratch memory."""
+
+    def witness(self, lane: int, rows: range) -> None:
+        """Gather evidence, for `decode` to check, from the rows that were last shared."""
+
+    def end_tile(self) -> None:
+        """All rows of a tile have been witnessed."""
+
+    def flaw(self, upper: AnyArray) -> str | None:
+        """What is wrong on their face with the numbers that a worker sent, if anything is."""
+
+    def decode(self, matrices: Sequence[AnyArray]) -> "Decoded | None":
+        """The inner products, or None if the answers contradict the evidence."""
+
+    def audited(self, lane: int, index: int, rows: range, noise: Buffer) -> Sequence[AnyArray]:
+        """The shares again, one per worker: the mask itself for one that was given its seed."""
+
+    def auditors(self) -> Sequence["Auditor"]:
+        """One per worker, under fresh challenges."""
+
+
+class Auditor(Protocol):
+    """Judges one worker's matrix by itself, from the shares that this worker was given."""
+
+    def add(self, share: AnyArray) -> None:
+        """One tile of all rows (n, b), as it was sent."""
+
+    def doubt(self, matrix: AnyArray) -> float:
+        """How far the matrix is from that of the shares: 0 is agreement, from 1 on it is false."""
+
+
+def tile_by_tile(
+    spans: Iterable[Span | None], noise: Iterable[Buffer] | None
+) -> Iterator[tuple[int, tuple[Span | None, Buffer]]]:
+    """Of each tile that is masked, its number, what to open, and sealed noise if there is any."""
+    return enumerate(zip(spans, noise or repeat(b""), strict=False))
+
+
+class ExactEncoder:
+    """Laws 7 to 11. One attempt: fresh masks, dither and challenge."""
+
+    value_type: np.dtype[Any] = np.dtype("<u4")
+    answer_has_diagonal = True
+
+    def __init__(
+        self, reader: RowReader, mask: SpentMask, factors: Float64, norms: Float64
+    ) -> None:
+        """norms: (n,) of the rows to come, within 2^-10. factors: (n,) to the unit ball."""
+        terms, entropy = reader.terms, reader.context.entropy
+        self._reader = reader
+        self._mask = mask
+        self._factors = factors
+        self._collusion = terms.workers // 2
+        self.shares_per_row = 2 * self._collusion
+        self._steps = exact.step(norms, terms.columns.length)
+        self._scales = exact.scale(self._steps)
+        self._squared_units = (factors / self._scales) ** 2
+        self._s, self._v = np.zeros((2, len(norms)), np.int64)
+        mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [mask.seed]
+        dither_key = entropy(KEY_BYTES)
+        challenge, shape = _challenge(reader), (reader.group, terms.tile)
+        self._lanes = [
+            _Lane(shape, mask_keys, dither_key, Freivalds(challenge, terms.tile))
+            for _ in range(reader.lanes.count)
+        ]
+
+    def __repr__(self) -> str:
+        return f"ExactEncoder(t={self._collusion}, <secret>)"
+
+    def load(self, lane: int, rows: range, values: Float32) -> tuple[Float32, Float64]:
+        part = slice(rows.start, rows.stop)
+        loaded, squares = self._lanes[lane].load(values, self._scales[part])
+        return loaded, squares * self._squared_units[part]
+
+    def shares(self, lane: int, index: int, rows: range, noise: Buffer = b"") -> Sequence[UInt32]:
+        """Laws 7 and 8 for one tile of some rows."""
+        return self._lanes[lane].shares(index, rows)
+
+    def witness(self, lane: int, rows: range) -> None:
+        scratch, part = self._lanes[lane], slice(rows.start, rows.stop)
+        self._s[part] += scratch.s
+        self._v[part] += scratch.v
+        if self._reader.terms.verify:
+            scratch.check.add(rows.start, scratch.q.signed)
+
+    def end_tile(self) -> None:
+        first, *others = (lane.check for lane in self._lanes)
+        for other in others:
+            first.take(other)
+        first.end_block()
+
+    def flaw(self, upper: AnyArray) -> str | None:
+        return None if (upper < field.P).all() else "sent numbers that are no residues"
+
+    def decode(self, matrices: Sequence[UInt32]) -> "Decoded | None":
+        """Laws 9 to 11. The check comes first: any other test before it would be an oracle."""
+        shared = dict(zip(exact.points(self._collusion), matrices, strict=False))
+        residues = exact.decode(shared, self._leading(matrices))
+        if self._reader.terms.verify and not self._lanes[0].check.accepts(residues):
+            return None
+        for row in np.flatnonzero(~exact.fits(self._s)).tolist():
+            self._reader.reject(row, Rejection.FALSE_NORM)
+        steps = self._steps * self._factors
+        products = exact.products(field.signed(residues), steps, self._s, self._v)
+        deviation = exact.deviation(from_gram(products), steps, self._reader.terms.columns.length)
+        return Decoded(products, DEVIATIONS * deviation)
+
+    def audited(self, lane: int, index: int, rows: range, noise: Buffer = b"") -> Sequence[UInt32]:
+        shares = self.shares(lane, index, rows)
+        leading = [self._lanes[lane].leading] if self._mask.gram is None else []
+        return [*shares, *leading]
+
+    def auditors(self) -> Sequence["FieldAuditor"]:
+        return [FieldAuditor(_challenge(self._reader)) for _ in range(self._reader.terms.workers)]
+
+    def _leading(self, matrices: Sequence[UInt32]) -> UInt32:
+        """R_t R_t^T: made offline, or the answer of the last worker."""
+        n = len(self._s)
+        return matrices[-1] if self._mask.gram is None else self._mask.gram[:n, :n]
+
+
+class FieldAuditor:
+    """Freivalds' check of one worker's matrix against the shares that it was given."""
+
+    def __init__(self, challenge: UInt32) -> None:
+        self._challenge = challenge
+        self._evidence = np.zeros((2, 2), np.uint32)
+
+    def __repr__(self) -> str:
+        return "FieldAuditor(<secret>)"
+
+    def add(self, share: UInt32) -> None:
+        field.add_gram(self._evidence, field.matmul(self._challenge.T, share))
+
+    def doubt(self, matrix: UInt32) -> float:
+        claimed = field.matmul(field.matmul(self._challenge.T, matrix), self._challenge)
+        return 0.0 if np.array_equal(claimed, self._evidence) else 1.0
+
+
+class _Lane:
+    """One lane's memory and streams."""
+
+    def __init__(
+        self, shape: tuple[int, int], mask_keys: list[bytes], dither_key: bytes, check: Freivalds
+    ) -> None:
+        """shape: (g, b), of the largest group."""
+        t = len(mask_keys)
+        self._masks = [SecretStream(key) for key in mask_keys]
+        self._dither = SecretStream(dither_key)
+        self._quantised = Quantised.empty(*shape)
+        self._dither_words = np.empty(shape, np.uint16)
+        self._mask_words = np.empty((t, *shape), np.uint32)
+        self._share_words = np.empty((2 * t, *shape), np.uint32)
+        self.check = check
+
+    def load(self, values: Float32, scales: Float32) -> tuple[Float32, Float64]:
+        """Rows (g, b) in units of their steps, and their squares."""
+        self.q = self._quantised.cut(*values.shape)
+        return self.q.real, exact.load(values, scales, self.q)
+
+    def shares(self, index: int, rows: range) -> Sequence[UInt32]:
+        """The shares of what was loaded, quantised with the dither that belongs to it."""
+        shape, stream = self.q.real.shape, mask_stream(index, rows)
+        dither = cut(self._dither_words, *shape)
+        self._dither.seek(stream)
+        self._dither.fill(dither)
+        self.s, self.v = exact.quantise_loaded(dither, self.q)
+        masks = [cut(words, *shape) for words in self._mask_words]
+        for source, mask in zip(self._masks, masks, strict=True):
+            source.seek(stream)
+            source.uniform_into(mask, field.P)
+        self.leading = masks[-1]
+        shares = [cut(words, *shape) for words in self._share_words]
+        exact.shares(self.q.residues, masks, shares, self.q.real.view(np.uint32))
+        return shares
+
+
+def _challenge(reader: RowReader) -> UInt32:
+    stream = SecretStream(reader.context.entropy(KEY_BYTES))
+    return stream.uniform((len(reader.rows), 2), field.P)
+
+
+class GaussianEncoder:
+    """Law 1 on the way out, law 3 on the way back. One attempt, one set of noise."""
+
+    value_type: np.dtype[Any] = np.dtype("<f8")
+    shares_per_row = 2
+    answer_has_diagonal = False
+
+    def __init__(self, reader: RowReader, noise: SpentNoise, factors: Float64) -> None:
+        """factors: (n,) what rows are multiplied by to lie in the unit ball."""
+        terms = reader.terms
+        self._reader = reader
+        self._terms = terms
+        self._noise = noise
+        self._step = gaussian.grid_step(terms.sigma)
+        self._shrink = _SKETCH_SHRINK if terms.sketch else 1.0
+        self._factors = factors[:, None] * self._shrink
+        shape = (4, reader.lanes.count, reader.group, terms.tile)
+        self._values, self._mask, self._plus, self._minus = np.empty(shape)
+        self._loaded: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
+        self._squares = np.zeros(len(reader.rows))  # of the rows as they are masked
+        weights = _weights(reader)
+        self._checks = [Agreement(weights, terms.tile) for _ in range(reader.lanes.count)]
+
+    def __repr__(self) -> str:
+        return "GaussianEncoder(<secret>)"
+
+    def load(self, lane: int, rows: range, values: Float32) -> tuple[Float64, Float64]:
+        scaled = cut(self._values[lane], *values.shape)
+        # An attacker's signalling NaN must not print a warning.
+        with np.errstate(all="ignore"):
+            np.multiply(values, self._factors[rows.start : rows.stop], out=scaled)
+            squares = np.vecdot(scaled, scaled)
+        self._loaded[lane] = scaled
+        self._squares[rows.start : rows.stop] += squares
+        return scaled, squares
+
+    def shares(self, lane: int, index: int, rows: range, noise: Buffer) -> tuple[Float64, Float64]:
+        """W + R and W - R."""
+        scaled = self._loaded[lane]
+        mask, plus, minus = (
+            cut(space[lane], *scaled.shape) for space in (self._mask, self._plus, self._minus)
+        )
+        self._noise.open_into(index, rows, noise, mask)
+        gaussian.encode(scaled, mask, step=self._step, plus=plus, minus=minus)
+        return plus, minus
+
+    def witness(self, lane: int, rows: range) -> None:
+        if self._terms.verify:
+            self._checks[lane].add(rows.start, self._loaded[lane])
+
+    def end_tile(self) -> None:
+        first, *others = self._checks
+        for other in others:
+            first.take(other)
+        first.end_block()
+
+    def flaw(self, upper: AnyArray) -> str | None:
+        constant = 2 * self._terms.columns.length * self._terms.sigma**2
+        # Shares are sqrt(C) apart, give or take 2. Written as a positive condition, for NaN.
+        possible = (np.abs(upper) <= 2 * (constant + 8)).all()
+        return None if possible else "sent distances that its shares cannot have"
+
+    def decode(self, matrices: Sequence[Float64]) -> "Decoded | None":
+        """Law 3. The check has a tolerance: smaller lies than that pass."""
+        plus, minus = matrices
+        sigma, d, tile = self._terms.sigma, self._terms.columns.length, self._terms.tile
+        distances = gaussian.decode(plus, minus, sigma=sigma, d=d)
+        error = leakage.decoding_error(sigma, d=d, dtype=np.float64, tile=tile)
+        if self._terms.verify and not self._checks[0].accepts(distances, error):
+            return None
+        products = (self._squares[:, None] + self._squares - distances) / 2
+        unit = self._shrink**2
+        return Decoded(products / unit, np.array(error / unit))
+
+    def audited(self, lane: int, index: int, rows: range, noise: Buffer) -> tuple[Float64, Float64]:
+        return self.shares(lane, index, rows, noise)
+
+    def auditors(self) -> Sequence["FloatAuditor"]:
+        columns, n = self._terms.columns, len(self._reader.rows)
+        square = columns.length * self._terms.sigma**2 + 2
+        error = gram_error(columns.length, square=square, tile=columns.tile)
+        return [FloatAuditor(n, error), FloatAuditor(n, error)]
+
+
+class FloatAuditor:
+    """Computes one worker's distances again, and compares them to within rounding."""
+
+    def __init__(self, rows: int, error: float) -> None:
+        self._gram = np.zeros((rows, rows))
+        self._error = error
+
+    def __repr__(self) -> str:
+        return "FloatAuditor(<secret>)"
+
+    def add(self, share: Float64) -> None:
+        add_gram(self._gram, share)
+
+    def doubt(self, matrix: Float64) -> float:
+        """In multiples of the error of two sums that should be equal."""
+        return float(np.abs(matrix - from_gram(self._gram)).max() / (2 * self._error))
+
+
+def _weights(reader: RowReader) -> Float64:
+    stream = SecretStream(reader.context.entropy(KEY_BYTES))
+    return stream.normal((2, len(reader.rows)))

@@ -1,0 +1,174 @@
+"""A federation whose enclave, workers and host share one process.
+
+Simulations, benchmarks and tests run on it; a service differs in who carries the messages. It
+protects no one from the process that it runs in.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from ostraka.arrays import Buffer
+from ostraka.config import Federation, Member, Terms
+from ostraka.core.optimiser import ServerState
+from ostraka.crypto.hpke import Entropy
+from ostraka.crypto.identity import Identity
+from ostraka.crypto.updates import SealedUpdate
+from ostraka.encoding import UNSIGNED
+from ostraka.errors import LocalProtocolError
+from ostraka.events import Event
+from ostraka.messages import IN_PROCESS, Charter, Receipt, RoundOffer, UpdateTile, vector_digest
+from ostraka.protocol import host
+from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Published
+from ostraka.protocol.host import Host, Prepared, Ready
+from ostraka.protocol.worker import Worker
+
+WORKER = "worker-"  # begins the names of the workers
+
+
+@dataclass
+class LocalFederation:
+    """Rounds of one federation: `open` a round, `take` uploads, `finish` it.
+
+    workers: by name; spares beyond those that the terms ask for take over from one that fails.
+    tell: takes what an operator may see.
+    """
+
+    authority: Identity = field(repr=False)
+    enclave: Enclave
+    workers: dict[str, host.Worker]
+    charters: list[Charter]
+    lanes: Lanes = field(default_factory=Lanes)
+    tell: Callable[[Event], None] = lambda event: None
+    receipts: list[Receipt] = field(default_factory=list)
+    _prepared: list[Ready] = field(default_factory=list)
+    _intake: Intake | None = None
+    _tiles: dict[tuple[bytes, int], Buffer] = field(default_factory=dict)
+
+    @classmethod
+    def found(
+        cls,
+        terms: Terms,
+        clients: Sequence[Member],
+        *,
+        entropy: Entropy,
+        spares: int = 0,
+        state: ServerState | None = None,
+        evidence: str = IN_PROCESS,
+        lanes: Lanes | None = None,
+        tell: Callable[[Event], None] = lambda event: None,
+    ) -> "LocalFederation":
+        """Draw keys for the authority, the enclave and the workers. Raises ConfigError.
+
+        spares: workers beyond those that the terms ask for. state: what the first round starts
+        from; a model of zeros unless given.
+        """
+        count = 0 if terms.inside else terms.workers + spares
+        staff = {f"{WORKER}{number}": Identity.generate(entropy) for number in range(1, count + 1)}
+        authority = Identity.generate(entropy)
+        federation = Federation(
+            terms,
+            tuple(clients),
+            tuple(Member(name, identity.public) for name, identity in staff.items()),
+            authority.public,
+            initial=b"" if state is None else vector_digest(state.model),
+        )
+        enclave = Enclave(
+            federation, Identity.generate(entropy), state=state, evidence=evidence, entropy=entropy
+        )
+        workers: dict[str, host.Worker] = {
+            name: Worker(identity, receipt_key=enclave.receipt_key, entropy=entropy)
+            for name, identity in staff.items()
+        }
+        charter = authority.sign(Charter(federation, UNSIGNED))
+        return cls(authority, enclave, workers, [charter], lanes or Lanes(), tell)
+
+    @property
+    def federation(self) -> Federation:
+        """The newest revision."""
+        return self.charters[-1].federation
+
+    @property
+    def terms(self) -> Terms:
+        return self.federation.terms
+
+    def revise(self, terms: Terms, clients: tuple[Member, ...]) -> None:
+        """Sign and adopt a new revision, for the next round. Raises ConfigError."""
+        revision = self.federation.revision + 1
+        newer = replace(self.federation, terms=terms, clients=clients, revision=revision)
+        charter = self.authority.sign(Charter(newer, UNSIGNED))
+        self.enclave.adopt(charter)
+        self.charters.append(charter)
+
+    def prepare(self) -> None:
+        """Make offline what the next attempt spends: a mask, or noise."""
+        if not self.terms.inside:
+            self._prepared.append(Prepared(self.enclave))
+
+    def open(self) -> RoundOffer:
+        """Open the next round. One that was open is given up."""
+        self._intake, self._tiles = self.enclave.open_round(), {}
+        return self._intake.offer
+
+    @property
+    def intake(self) -> Intake:
+        """The open round."""
+        if self._intake is None:
+            raise LocalProtocolError("no round is open")
+        return self._intake
+
+    def take(self, sealed: SealedUpdate) -> None:
+        """Store one upload for the enclave. Raises RemoteProtocolError if it is refused."""
+        self.intake.accept(sealed.header)
+        for tile in sealed.tiles:
+            self.store(tile)
+
+    def store(self, tile: UpdateTile) -> None:
+        """Store one tile of an upload. Raises RemoteProtocolError if it is refused."""
+        self.intake.accept_tile(tile)
+        self._tiles[tile.upload_id, tile.index] = tile.ciphertext
+
+    def close(self) -> Cohort:
+        """Fix who takes part. Raises TooFewUpdates, and the round stays open."""
+        return self.intake.close()
+
+    def host(self, cohort: Cohort) -> Host:
+        """What drives the closed round to its end."""
+        return Host(
+            terms=self.terms,
+            lanes=self.lanes,
+            tiles=partial(self.tiles, cohort),
+            workers=self.workers,
+            prepare=self._ready,
+            tell=self.tell,
+        )
+
+    def finish(self) -> Published:
+        """Close the round, and run all steps that are left."""
+        cohort = self.close()
+        driver = self.host(cohort)
+        return self.follow(driver.finish(cohort, driver.measure(cohort)))
+
+    def follow(self, published: Published) -> Published:
+        """Go on after a published round."""
+        self.enclave.follow(published.receipt, published.state)
+        self.receipts.append(published.receipt)
+        self._intake, self._tiles = None, {}
+        return published
+
+    def tiles(self, cohort: Cohort) -> Iterator[list[Buffer]]:
+        """One pass: tile by tile, the ciphertext of every row."""
+        for index in range(self.terms.tiling.count):
+            yield [self._tiles[upload, index] for upload in cohort.uploads]
+
+    def links(self, after: int) -> Iterator[Charter | Receipt]:
+        """The chain behind receipt `after`: each charter before the first receipt under it."""
+        charters = list(self.charters)
+        for receipt in self.receipts[after:]:
+            while charters and charters[0].federation.revision <= receipt.revision:
+                yield charters.pop(0)
+            yield receipt
+        yield from charters
+
+    def _ready(self) -> Ready:
+        return self._prepared.pop() if self._prepared else Prepared(self.enclave)
