@@ -14,6 +14,7 @@ from ostraka.attestation.claims import Claims
 from ostraka.attestation.policy import KINDS
 from ostraka.attestation.verify import Circumstances
 from ostraka.cli.output import Json, pairs, show
+from ostraka.enclave.measurement import MEASURED
 from ostraka.enclave.measurement import measure as measure_code
 from ostraka.encoding import decode, pack
 from ostraka.errors import AttestationRefused, ConfigError, MalformedMessage, Refusal
@@ -156,8 +157,11 @@ def measure(
     rows = [("measurement", measured.digest.hex()), ("code", measured.code.hex())]
     figures: dict[str, Any] = {
         **dict(rows),
+        "modules": len(MEASURED),
+        "lines": measured.lines,
         "dependencies": dict(measured.dependencies),
     }
+    rows.append(("of", f"{len(MEASURED)} modules, {measured.lines} lines (and generated code)"))
     rows += measured.dependencies
     if federation is not None:
         digest = federation.digest().hex()

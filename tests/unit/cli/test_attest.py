@@ -12,7 +12,7 @@ from ostraka import federation_file
 from ostraka.attestation.claims import Binding
 from ostraka.cli import app
 from ostraka.cli.federation_folder import Plan, create
-from ostraka.enclave.measurement import measure
+from ostraka.enclave.measurement import MEASURED, measure
 from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider, load_platform
 from ostraka.encoding import encode
 from ostraka.messages import Evidence
@@ -198,6 +198,7 @@ def test_measure_prints_what_to_expect(folder):
     assert figures["measurement"] == measure().digest.hex()
     assert figures["code"] == measure().code.hex()
     assert figures["dependencies"] == dict(measure().dependencies)
+    assert (figures["modules"], figures["lines"]) == (len(MEASURED), measure().lines)
     assert "config_digest" not in figures
     assert figures["measurement"] in run("attest measure").stdout
 
