@@ -1,61 +1,86 @@
-"""A node that doubts: it challenges, verifies, joins, and only then is there anything to train."""
+"""A node's side: it challenges the enclave, verifies it, joins its round, and seals an update."""
 
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import NONCE_BYTES, Attested
 from ostraka.attestation.verify import verify, verify_charter
-from ostraka.carried.node_state import Joins, Notebook, Notes
-from ostraka.carried.trust import Standards
-from ostraka.client.attesting import require_enrolled
+from ostraka.carried.messages import Hello, Links, Proof, SealedReply, read_links
+from ostraka.carried.node_state import FileNotebook, Joins, Notebook, Notes, RunNotebook, Scratch
+from ostraka.carried.trust import Listed, Standards, UnsafeFirstSeen
+from ostraka.client import memory as client_memory
+from ostraka.client.attesting import Verifier, require_enrolled
 from ostraka.client.following import follow
-from ostraka.client.memory import Memory
+from ostraka.client.memory import Memory, MemoryFile
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.updates import SealedUpdate
-from ostraka.encoding import UNSIGNED, decode
+from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import AttestationRefused, Fork, ReceiptRefused, Refusal
-from ostraka.flower.messages import Hello, Proof, read_links
+from ostraka.files import read_identity, read_policy
 from ostraka.messages import Challenge, Receipt
 from ostraka.protocol.client import Client, Joined
 from ostraka.transport import ostraka_pb2 as wire
 
+DEFAULT_RESENDS = 8
+
 _MOST_LINKS = 4096  # receipts and charters since the round that a node took part in last
+_NONCE, _SEED = "nonce", "seed"
+_SEED_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Participation:
+    """A round that a node has joined. nonce: of the challenge that the enclave answered."""
+
+    joined: Joined
+    nonce: bytes
+
+    @property
+    def federation(self) -> Federation:
+        return self.joined.client.federation
 
 
 @dataclass(frozen=True)
 class Node:
-    """resends: how often an update goes to a round that was opened again."""
+    """A client of a carried federation.
+
+    standards: what it accepts as an enclave. notebook: what it remembers. scratch: what the
+    framework keeps for it during a run. resends: how often it seals again for a round that was
+    opened again.
+    """
 
     name: str
     identity: Identity
     standards: Standards
     notebook: Notebook
-    resends: int
+    scratch: Scratch
+    resends: int = DEFAULT_RESENDS
 
-    def challenge(self) -> Hello:
-        """Under a nonce that nobody else could have chosen."""
-        blank = Challenge(os.urandom(NONCE_BYTES), self.name, UNSIGNED)
-        signed = self.identity.sign(blank)
-        return Hello(signed, self.identity.public, self.notebook.load().after)
+    def greet(self) -> bytes:
+        """Return a Hello with a fresh nonce, which replaces the one before."""
+        return encode(self._challenge())
 
-    def join(self, proof: Proof, nonce: bytes) -> Joined:
-        """Take part in the round of an enclave that has proved itself. What was learned is kept.
+    def join(self, message: bytes) -> Participation:
+        """Join the round of an enclave that proves itself, and keep what was learned.
 
-        nonce: of this node's challenge. Raises AttestationRefused, ReceiptRefused, Fork,
-        OpenError, MalformedMessage, and ServiceError for a node that is not enrolled.
+        message: a Proof. Raises AttestationRefused, ReceiptRefused, Fork, OpenError,
+        MalformedMessage, and ServiceError if this node is not enrolled.
         """
-        # 1. Rules and roster are signed by the authority, and this node is in the roster.
+        proof = decode(Proof, message)
+        nonce = self._take_nonce()
+
+        # 1. Terms and roster are signed by the authority, and this node is on the roster.
         policy = self.standards.policy(proof.charter, proof.introduction.evidence)
         federation = verify_charter(proof.charter, policy)
         require_enrolled(federation, self.name, self.identity)
 
-        # 2. The chain goes on from the receipt that is held.
+        # 2. The chain goes on from the receipt that this node holds.
         with self._following(proof.links) as notes:
-            # 3. The platform vouches for the code, the keys and the rules, for this very challenge.
+            # 3. The platform vouches for the code, the keys and the terms, for this challenge.
             attested = verify(
                 proof.introduction,
                 nonce=nonce,
@@ -68,43 +93,54 @@ class Node:
             role = self._role(notes.memory, federation, attested)
             joined = role.join(proof.introduction.offer, attested)
 
-            # 5. It was not opened again and again, for one more look at this node's update.
+            # 5. The round was not opened too often, for one more look at this node's update.
             self._counted(notes.joins, joined, nonce)
             self.notebook.remember(Memory.of(joined.client, proof.charter))
-        return joined
+        return Participation(joined, nonce)
 
-    def seal(self, joined: Joined, update: Float32, nonce: bytes) -> SealedUpdate:
-        """Seal an update (d,). It is counted before: what was counted need not have left.
+    def seal(self, part: Participation, update: Float32) -> bytes:
+        """Return the sealed update (d,) with the next Hello. It is counted before it leaves.
 
         Runs in parallel have joined by the same notes, so what `join` has checked is checked again.
-        Raises ReceiptRefused, or AttestationRefused for a nonce that was used meanwhile.
+        Raises ReceiptRefused, or AttestationRefused if the nonce was used in the meantime.
         """
-        client = joined.client
+        client = part.joined.client
         with self.notebook.alone():
             notes = self.notebook.load()
-            memory = notes.memory
-            if memory is None or (memory.receipt_key, memory.last) != (
-                client.receipt_key,
-                client.last,
-            ):
+            held = notes.memory and (notes.memory.receipt_key, notes.memory.last)
+            if held != (client.receipt_key, client.last):
                 raise ReceiptRefused("another run of this node has gone on since this round began")
-            self.notebook.count(self._counted(notes.joins, joined, nonce))
-        return joined.seal(update).sealed
+            self.notebook.count(self._counted(notes.joins, part.joined, part.nonce))
+        sealed = part.joined.seal(update).sealed
+        return SealedReply(sealed, self._challenge()).to_bytes()
 
-    def published_model(self, links: tuple[bytes, ...]) -> tuple[Federation, bytes]:
-        """The digest of the model after the last round, and what it is a model of.
+    def published_model(self, message: bytes) -> tuple[Federation, bytes]:
+        """Return the digest of the model after the last round, and the federation it belongs to.
 
-        Raises as `join` does, and ReceiptRefused for a node that holds no receipt.
+        message: Links. Raises as `join` does, and ReceiptRefused if this node holds no receipt.
         """
-        with self._following(links) as notes:
+        with self._following(decode(Links, message).links) as notes:
             if notes.memory is None or notes.memory.last is None:
                 raise ReceiptRefused("this node holds no receipt that would vouch for a model")
             self.notebook.remember(notes.memory)
         return notes.memory.charter.federation, notes.memory.last.model
 
+    def _challenge(self) -> Hello:
+        blank = Challenge(os.urandom(NONCE_BYTES), self.name, UNSIGNED)
+        signed = self.identity.sign(blank)
+        self.scratch[_NONCE] = signed.nonce
+        return Hello(signed, self.identity.public, self.notebook.load().after)
+
+    def _take_nonce(self) -> bytes:
+        """Return the nonce of the last challenge, which no other proof can answer then."""
+        nonce = self.scratch.pop(_NONCE, None)
+        if not isinstance(nonce, bytes):
+            raise _answered_before()
+        return nonce
+
     @contextmanager
     def _following(self, links: tuple[bytes, ...]) -> Iterator[Notes]:
-        """What is known at the end of these links. No other run goes on meanwhile."""
+        """Follow these links, and keep other runs of this node waiting in the meantime."""
         with self.notebook.alone():
             try:
                 yield self._followed(self.notebook.load(), links)
@@ -113,10 +149,8 @@ class Node:
                 raise
 
     def _followed(self, notes: Notes, links: tuple[bytes, ...]) -> Notes:
-        if notes.memory is None:
-            return notes
-        if notes.after is None:
-            return notes  # It has met the enclave, and has sealed for no round of it yet.
+        if notes.memory is None or notes.after is None:
+            return notes  # The node has sealed for no round of this enclave yet.
         _require_short(links)
         try:
             followed = follow(
@@ -129,19 +163,19 @@ class Node:
         except Fork:
             raise
         except ReceiptRefused as refused:
-            refused.add_note(self.notebook.begun_anew)  # names a file, so it stays here
+            refused.add_note(self.notebook.begun_anew)  # It names a file, so it stays here.
             raise
         return replace(notes, memory=followed.memory)
 
     def _counted(self, joins: Joins, joined: Joined, nonce: bytes) -> Joins:
-        """With one more update, for the round that was joined. Raises if that is one too many."""
+        """Count one more update for the joined round. Raises if that is one too many."""
         offer, last = joined.offer, joined.client.last
         if nonce in joins.nonces:
             raise _answered_before()
         if last is None and joins.offer is not None and offer.number != joins.offer.number:
             raise ReceiptRefused(
-                f"round {offer.number} is open, and nobody shows the receipt of round "
-                f"{joins.offer.number}"
+                f"round {offer.number} is open, but the receipt of round {joins.offer.number} "
+                "was never shown"
             )
         after = joins.and_then(offer, held=last.number if last else 0, nonce=nonce)
         if after.reopened > self.resends:
@@ -169,8 +203,48 @@ class Node:
         return memory.role(self.identity).adopt(federation)
 
 
+def enrolled_node(
+    key: Path,
+    policy: Path,
+    scratch: Scratch,
+    *,
+    name: str | None = None,
+    memory: Path | None = None,
+    unsafe_simulation: bool = False,
+    resends: int = DEFAULT_RESENDS,
+) -> Node:
+    """Make a node from its files. Raises ConfigError or StateError.
+
+    name: by default the name of the key's file. memory: by default beside the key.
+    unsafe_simulation: accept an enclave that no TEE protects, if the policy does too.
+    """
+    who = Verifier(
+        name=name or key.stem,
+        identity=read_identity(key),
+        policy=read_policy(policy),
+        policy_file=policy,
+        unsafe_simulation=unsafe_simulation,
+    )
+    file = MemoryFile(memory or key.with_suffix(client_memory.SUFFIX), who.name)
+    return Node(who.name, who.identity, Listed(who), FileNotebook(file), scratch, resends)
+
+
+def unsafe_simulated_node(name: str, scratch: Scratch, resends: int = DEFAULT_RESENDS) -> Node:
+    """Make a node with a key of its own making, which lasts as long as the run.
+
+    It trusts the first enclave that it sees, and so protects nothing.
+    """
+    seed = scratch.get(_SEED)
+    if not isinstance(seed, bytes):
+        seed = scratch[_SEED] = os.urandom(_SEED_BYTES)
+    notebook = RunNotebook(scratch)
+    memory = notebook.load().memory
+    standards = UnsafeFirstSeen(scratch, memory.charter if memory else None)
+    return Node(name, Identity(seed), standards, notebook, scratch, resends)
+
+
 def _require_short(links: tuple[bytes, ...]) -> None:
-    """Following takes time, and other runs of this node wait for it."""
+    """Raises ReceiptRefused for a long chain: other runs of this node wait while it is followed."""
     if len(links) > _MOST_LINKS:
         raise ReceiptRefused(
             f"the chain has {len(links)} links, and a node follows {_MOST_LINKS}: catch up with "
@@ -179,17 +253,10 @@ def _require_short(links: tuple[bytes, ...]) -> None:
 
 
 def _since(after: int, links: Iterable[wire.ChainLink]) -> Iterator[wire.ChainLink]:
-    """Without the receipts that this node has followed before, which it may be shown again."""
+    """Leave out receipts that this node has followed before, which it may be shown again."""
     for link in links:
         if not link.receipt or decode(Receipt, link.receipt).number > after:
             yield link
-
-
-def require_nonce(nonce: object) -> bytes:
-    """The challenge that a proof is the answer to. Raises AttestationRefused if there is none."""
-    if not isinstance(nonce, bytes):
-        raise _answered_before()
-    return nonce
 
 
 def _answered_before() -> AttestationRefused:

@@ -1,45 +1,46 @@
-"""What a node remembers: in a file beside its key, or in Flower's context for simulated nodes."""
+"""What a node remembers: in files beside its key, or for simulated nodes as long as the run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
-
-from flwr.app import ConfigRecord, Context
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ostraka import files
 from ostraka.client.memory import LOCKED_S, Memory, MemoryFile
 from ostraka.encoding import Id, decode, encode
 from ostraka.errors import Fork, MalformedMessage, StateError
 from ostraka.files import locked
-from ostraka.flower.messages import RECORD
 from ostraka.messages import RoundOffer
 
 SUFFIX = ".joins"
 
+Scratch: TypeAlias = MutableMapping[str, Any]
+"""Bytes by name, which the framework keeps at the node from one message to the next of a run."""
+
 _MEMORY, _JOINS = "memory", "joins"
-_NONCES = 256  # kept of those that were used
+_NONCES = 256  # used ones that are kept
 
 
 @dataclass(frozen=True)
 class Joins:
-    """The round that an update was sealed for last, and what was sealed since a receipt came.
+    """The round that an update was sealed for last, and the updates since the last receipt.
 
-    held: the number of that receipt, 0 before there is one. Every update since then is for one
-    place in the chain, whatever number a host gives to the rounds it opens there. rounds: the ids
-    of their rounds. nonces: of the challenges that were used last.
+    held: the number of that receipt, 0 before there is one. All updates since then are for one
+    place in the chain, whatever numbers a host gives to the rounds that it opens there. rounds: the
+    ids of their rounds. nonces: of the challenges that were used last.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/flower-joins/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/carried-joins/v1"
 
-    offers: tuple[RoundOffer, ...] = ()  # that one, or none yet
+    offers: tuple[RoundOffer, ...] = ()  # of the last round, or empty
     held: int = 0
     rounds: tuple[Id, ...] = ()
     nonces: tuple[Id, ...] = ()
 
     @property
     def offer(self) -> RoundOffer | None:
+        """The offer of the round that an update was sealed for last."""
         return self.offers[-1] if self.offers else None
 
     @property
@@ -49,10 +50,11 @@ class Joins:
 
     @property
     def repeated(self) -> int:
-        """How often one and the same opened round was sealed for again."""
+        """How often an update was sealed again for the same open round."""
         return self.rounds.count(self.rounds[-1]) - 1
 
     def and_then(self, offer: RoundOffer, *, held: int, nonce: bytes) -> "Joins":
+        """Count one more update, for this offer."""
         before = self.rounds if held == self.held else ()
         nonces = (*self.nonces, nonce)[-_NONCES:]
         return Joins((offer,), held, (*before, offer.round_id), nonces)
@@ -60,23 +62,23 @@ class Joins:
 
 @dataclass(frozen=True)
 class Notes:
-    """memory: of the enclave and its chain, None before it was met."""
+    """What a notebook holds. memory: of the enclave and its chain, None before it was met."""
 
     memory: Memory | None = None
     joins: Joins = Joins()
 
     @property
     def after(self) -> int | None:
-        """The last receipt that need not be shown; None if there is nothing to go on from."""
+        """The last receipt that need not be shown; None if the node has no place in the chain."""
         first = (self.memory.last if self.memory else None) or self.joins.offer
         return None if first is None else first.number - 1
 
 
 class Notebook(Protocol):
-    """What is written is durable, as far as it ever is, when the call returns.
+    """Where a node keeps its notes. What is written is durable when the call returns.
 
     alone: while it lasts, no other run of this node reads or writes. begun_anew, counted: what the
-    node's owner is told, and nobody else, when the enclave is another one, or asks too often.
+    node's owner alone is told if the enclave is another one, or if it asks too often.
     """
 
     @property
@@ -91,10 +93,10 @@ class Notebook(Protocol):
 
 
 @dataclass(frozen=True)
-class ContextNotebook:
-    """As long as the run lasts: for simulated nodes."""
+class RunNotebook:
+    """Notes that end with the run, for simulated nodes."""
 
-    context: Context
+    scratch: Scratch
 
     @property
     def begun_anew(self) -> str:
@@ -105,30 +107,29 @@ class ContextNotebook:
         return "Updates are counted for this run"
 
     def alone(self) -> AbstractContextManager[None]:
-        """Each of its tasks has a copy of the context: two at once know nothing of each other."""
+        """Lock nothing: each task has its own copy, so tasks at the same time share no notes."""
         return nullcontext()
 
     def load(self) -> Notes:
-        record = scratch(self.context)
-        memory, joins = record.get(_MEMORY), record.get(_JOINS)
+        memory, joins = self.scratch.get(_MEMORY), self.scratch.get(_JOINS)
         return Notes(
             decode(Memory, memory) if isinstance(memory, bytes) else None,
             decode(Joins, joins) if isinstance(joins, bytes) else Joins(),
         )
 
     def remember(self, memory: Memory) -> None:
-        scratch(self.context)[_MEMORY] = encode(memory)
+        self.scratch[_MEMORY] = encode(memory)
 
     def count(self, joins: Joins) -> None:
-        scratch(self.context)[_JOINS] = encode(joins)
+        self.scratch[_JOINS] = encode(joins)
 
     def prove(self, fork: Fork) -> None:
-        """A simulated enclave's proof is worth nothing."""
+        """Keep nothing: a simulated enclave's proof is worth nothing."""
 
 
 @dataclass(frozen=True)
 class FileNotebook:
-    """In the file of `ostraka.Client`, and one beside it. Both outlive runs and restarts."""
+    """Notes in the memory file of `ostraka.Client` and in one beside it, which outlive the run."""
 
     file: MemoryFile
 
@@ -138,11 +139,11 @@ class FileNotebook:
 
     @property
     def counted(self) -> str:
-        return f"Updates are counted in {self._path}. Delete it only when you know why"
+        return f"Updates are counted in {self._path}. Delete it only if you know why"
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Runs of this node, one after the other. Raises StateError."""
+        """Keep other runs of this node waiting. Raises StateError."""
         try:
             with locked(self._path, seconds=LOCKED_S):
                 yield
@@ -152,12 +153,12 @@ class FileNotebook:
             raise StateError(self._path, f"cannot be locked: {failed.strerror}") from None
 
     def load(self) -> Notes:
-        """Nothing at all, if the memory was deleted to begin anew. Raises StateError."""
+        """Read both files; no notes if the memory was deleted to begin anew. Raises StateError."""
         memory = self.file.load()
         return Notes(memory, self._joins()) if memory else Notes()
 
     def remember(self, memory: Memory) -> None:
-        """Raises StateError, or Fork if a native client of the same key has followed another."""
+        """Raises StateError, or Fork if a client with the same key has followed another chain."""
         self.file.save(memory)
 
     def count(self, joins: Joins) -> None:
@@ -179,17 +180,8 @@ class FileNotebook:
         except OSError as unreadable:
             raise StateError(self._path, f"cannot be read: {unreadable.strerror}") from None
         except MalformedMessage:
-            raise StateError(self._path, "is damaged: bring it back from a copy") from None
+            raise StateError(self._path, "is damaged: restore it from a copy") from None
 
     @property
     def _path(self) -> Path:
         return self.file.path.with_name(self.file.path.name + SUFFIX)
-
-
-def scratch(context: Context) -> ConfigRecord:
-    """What this package keeps in Flower's context. It stays at the node, and ends with the run."""
-    record = context.state.get(RECORD)
-    if not isinstance(record, ConfigRecord):
-        record = ConfigRecord()
-        context.state[RECORD] = record
-    return record

@@ -1,4 +1,4 @@
-"""The enclave's service, across a network. What it says is for the nodes to verify."""
+"""The enclave's service, across a network. The nodes verify what it says."""
 
 import logging
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ostraka.arrays import Float32
 from ostraka.attestation.policy import FederationPolicy, Policy
-from ostraka.carried.enclave import Finished, Head, Outcome
+from ostraka.carried.messages import Hello, Proof, read_links
+from ostraka.carried.relay import LOG, Finished, Head, PublishedModel
 from ostraka.client.connection import FINISHED, LONG_POLL_S, Connection, Patience, download
 from ostraka.client.events import Event, Reconnecting
 from ostraka.client.following import follow
@@ -18,47 +19,49 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import decode, encode
 from ostraka.errors import LocalProtocolError, ReceiptRefused, Rejection, ServiceError
-from ostraka.flower.messages import Hello, Proof, read_links
 from ostraka.messages import Charter, Introduction, Receipt, RoundOffer, first_model
 from ostraka.transport import ostraka_pb2 as wire
 
-_LOG = logging.getLogger("flwr.ostraka")
 _PENDING_S = 0.2
-_NAME = "strategy"
+_NAME = "relay"
 
 
 class RemoteEnclave:
-    """HOST:PORT of `ostraka enclave run`. seconds: for one answer, before it counts as gone.
+    """An enclave at HOST:PORT of `ostraka enclave run`.
 
-    The strategy follows the chain as a client would that has come in the round at hand. It takes
-    the enclave's key from the first answer: only the nodes have a policy, and only they need one.
+    seconds: how long to wait for one answer. The chain is followed as a client would follow it that
+    joins the open round. The enclave's key is taken from its first answer: only nodes have a
+    policy, and only they need one.
     """
 
-    def __init__(self, address: str, *, tls_ca: Path | None = None, seconds: float = 120) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls_ca: Path | None = None,
+        seconds: float = 120,
+        log: logging.Logger = LOG,
+    ) -> None:
         self._address = address
         self._tls_ca = tls_ca
         self._seconds = seconds
+        self._log = log
         self._connection: Connection | None = None
         self._observer = Identity.generate()  # signs nothing
         self._charter: Charter | None = None
         self._memory: Memory | None = None
         self._joined: RoundOffer | None = None
-        self._links: dict[int, tuple[bytes, ...]] = {}  # of this round, by where they begin
+        self._links: dict[int, tuple[bytes, ...]] = {}  # of this round, by `after`
 
     def start(self, manifest: Manifest, model: Float32) -> Head:
         federation = self._ask_charter(self._connected()).federation
         last = self._last_receipt()
         digest = last.model if last else first_model(federation)
-        return Head(
-            number=last.number if last else 0,
-            manifest=federation.terms.manifest,
-            model=download(self._connected(), digest, federation),
-            f=federation.terms.f,
-            k=federation.terms.k,
-        )
+        model = download(self._connected(), digest, federation)
+        return Head.at(last.number if last else 0, federation.terms, model)
 
     def open(self, hellos: Sequence[Hello]) -> None:
-        """The service has opened it by itself."""
+        """Forget the last round: the service opens rounds by itself."""
         self._links.clear()
         self._ask_charter(self._connected())
 
@@ -73,7 +76,7 @@ class RemoteEnclave:
             raise
         introduction = decode(Introduction, reply.introduction)
         if introduction.offer.federation != self._known_charter().federation.digest():
-            self._ask_charter(connection)  # The rules have changed since.
+            self._ask_charter(connection)  # The terms have changed since.
         self._observe(introduction)
         links = () if hello.after is None else self._links_by(connection, hello.after)
         return Proof(self._known_charter(), introduction, links)
@@ -88,9 +91,9 @@ class RemoteEnclave:
         except ServiceError as refused:
             if refused.said != Rejection.DUPLICATE:
                 raise
-            # Sent before this round of Flower's; that one counts.
+            # It was sent in an earlier round of the framework, and that one counts.
 
-    def finish(self, offer: RoundOffer, *, seconds: float) -> Outcome | None:
+    def finish(self, offer: RoundOffer, *, seconds: float) -> PublishedModel | None:
         connection = self._connected(seconds)
         request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id)
         while not connection.patience.over:
@@ -112,7 +115,7 @@ class RemoteEnclave:
         self._connection = None
 
     def _links_by(self, connection: Connection, after: int) -> tuple[bytes, ...]:
-        """In what is left of the connection's patience: a node says what it is after."""
+        """Get the links in the time that is left: a node chooses how many it asks for."""
         if after not in self._links:
 
             def read() -> tuple[bytes, ...]:
@@ -122,8 +125,8 @@ class RemoteEnclave:
             self._links[after] = connection.attempt(read)
         return self._links[after]
 
-    def _published(self, receipt: Receipt) -> Outcome:
-        """Checked as a client would. Raises ReceiptRefused, Fork or OpenError."""
+    def _published(self, receipt: Receipt) -> PublishedModel:
+        """Check the receipt as a client would. Raises ReceiptRefused, Fork or OpenError."""
         if self._memory is None or self._joined is None:
             raise LocalProtocolError("no round was joined")
         self._links.clear()
@@ -139,13 +142,13 @@ class RemoteEnclave:
         last = followed.memory.last
         if last is None or followed.receipts.get(receipt.number) != receipt:
             raise ReceiptRefused("the receipt that was shown is not in the chain")
-        # Others may have ended a round since: then the model is that of the last one.
+        # If more rounds have ended since, this is the model of the last one.
         model = download(self._connected(), last.model, charter.federation)
         self._memory = followed.memory
-        return Outcome(last, model)
+        return PublishedModel(last, model)
 
     def _observe(self, introduction: Introduction) -> None:
-        """The round that is open, under the enclave's own signature. Raises OpenError."""
+        """Note the open round, which the enclave has to have signed. Raises OpenError."""
         offer = introduction.offer
         key = self._memory.receipt_key if self._memory else introduction.receipt_key
         check_signature(offer, key)
@@ -154,7 +157,7 @@ class RemoteEnclave:
         self._joined = offer
 
     def _last_receipt(self) -> Receipt | None:
-        """Of the chain; shown, and not proved yet."""
+        """Return the last receipt of the chain, which is not proved yet."""
         receipts = [link.receipt for link in read_links(self.links(0)) if link.receipt]
         self._links.clear()
         return decode(Receipt, receipts[-1]) if receipts else None
@@ -170,15 +173,18 @@ class RemoteEnclave:
         return self._charter
 
     def _connected(self, seconds: float | None = None) -> Connection:
-        """With so much time from here on. It is closed between the steps of a round: apps fork."""
+        """Connect, with this much time from now on.
+
+        The connection is closed between the steps of a round, since apps fork processes.
+        """
         patience = Patience(self._seconds if seconds is None else seconds)
         if self._connection is None:
             self._connection = Connection(
-                self._address, tls_ca=self._tls_ca, patience=patience, tell=_tell
+                self._address, tls_ca=self._tls_ca, patience=patience, tell=self._tell
             )
         self._connection.patience = patience
         return self._connection
 
-
-def _tell(event: Event) -> None:
-    _LOG.log(logging.WARNING if isinstance(event, Reconnecting) else logging.DEBUG, "%s", event)
+    def _tell(self, event: Event) -> None:
+        level = logging.WARNING if isinstance(event, Reconnecting) else logging.DEBUG
+        self._log.log(level, "%s", event)

@@ -1,4 +1,4 @@
-"""What a node accepts as an enclave: what its policy lists, or for a trial whatever comes first."""
+"""What a node accepts as an enclave: what its policy lists or, in a trial, the first it sees."""
 
 import hashlib
 import time
@@ -6,23 +6,24 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-from flwr.app import Context
-
 from ostraka.attestation.policy import FederationPolicy, Policy, SimulationPolicy
 from ostraka.attestation.verify import Circumstances
-from ostraka.carried.node_state import scratch
+from ostraka.carried.messages import Proof
+from ostraka.carried.node_state import Scratch
 from ostraka.client import attesting
 from ostraka.client.attesting import Verifier
 from ostraka.config import MASKINGS
 from ostraka.enclave import measurement
-from ostraka.flower.messages import Proof
 from ostraka.messages import SIMULATION, Charter, Evidence
 
 _ROOT = "root"
 
 
 class Standards(Protocol):
-    """Policy and circumstances. Both may raise AttestationRefused or ConfigError."""
+    """A policy, and the circumstances in which to verify evidence by it.
+
+    Both raise AttestationRefused or ConfigError.
+    """
 
     def policy(self, charter: Charter, evidence: Evidence | None = None) -> Policy: ...
     def circumstances(self, proof: Proof) -> Circumstances: ...
@@ -30,7 +31,7 @@ class Standards(Protocol):
 
 @dataclass(frozen=True)
 class Listed:
-    """What the policy of the node's owner lists, and nothing else."""
+    """Accepts what the policy of the node's owner lists, and nothing else."""
 
     who: Verifier
 
@@ -45,12 +46,12 @@ class Listed:
 class UnsafeFirstSeen:
     """Trusts the first simulated platform and the first authority that it sees, for one run.
 
-    Nobody is protected by that. It runs every step of the protocol on one machine, with nothing to
-    set up; and whoever changes the enclave in the middle of the run is noticed all the same.
-    held: the charter that was agreed to, None before the enclave was met.
+    This protects nothing. It runs every step of the protocol on one machine without any set-up, and
+    still notices an enclave that is exchanged in the middle of the run. held: the charter that the
+    node has agreed to, None before it has met the enclave.
     """
 
-    context: Context
+    scratch: Scratch
     held: Charter | None
 
     def policy(self, charter: Charter, evidence: Evidence | None = None) -> Policy:
@@ -74,10 +75,10 @@ class UnsafeFirstSeen:
         )
 
     def _root(self, evidence: Evidence | None) -> tuple[bytes, ...]:
-        record = scratch(self.context)
+        """Pin the root certificate of the first evidence."""
         if self.held is None and evidence is not None and evidence.endorsements:
-            record[_ROOT] = hashlib.sha256(evidence.endorsements[0]).digest()
-        root = record.get(_ROOT)
+            self.scratch[_ROOT] = hashlib.sha256(evidence.endorsements[0]).digest()
+        root = self.scratch.get(_ROOT)
         return (root,) if isinstance(root, bytes) else ()
 
 

@@ -3,21 +3,14 @@
 strategy = PrivateMultiKrum(enclave="enclave.example:7420", num_malicious_nodes=2)
 app = ClientApp(mods=[sealing_mod(policy="policy.toml", key="hospital-a.key")])
 
-strategy     PrivateMultiKrum, in the ServerApp: carries, and is trusted with nothing
-relay        its rounds: who is asked, who answers, what comes out
-courier      messages to nodes, and how long their replies are waited for
-pulling      replies, each pulled in a thread of its own
-metrics      what nodes disclose: which of it fits together
-enclave      what a strategy needs of an enclave
-remote       the enclave's service, across a network
-in_process   or an enclave in the same process, for simulations
+This is an adapter: the rounds and the node are in `ostraka.carried`.
+
+strategy     PrivateMultiKrum, in the ServerApp: carries messages, and is trusted with nothing
+grid         messages to nodes, and how long to wait for their replies
+metrics      which of the metrics that nodes disclose fit together
 mod          sealing_mod, at a node: verifies, lets the app train, seals
-options      whom a node is and whom it trusts: its own config, or the app's arguments
-node         a node that doubts: challenge, verify, join
-standards    what a node accepts as an enclave
-notebook     what a node remembers
-messages     what the strategy and the mod say to each other
-records      models as Flower's records
+options      who a node is and what it trusts: from its own config or the app's arguments
+records      models and Ostraka's messages as Flower's records
 """
 
 try:

@@ -1,106 +1,67 @@
-"""Replies are pulled in threads: Flower hands out a reply before its parts, and waits for those.
+"""Messages to nodes, and how long to wait for their replies.
 
-It may do so for hours, and cannot be told to stop.
+Each reply is pulled in a thread of its own: Flower announces a reply before its parts have come,
+waits for those for hours if need be, and cannot be told to stop.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from ostraka.carried.relay import Enough, left_out
+from ostraka.errors import MalformedMessage
+from ostraka.flower.records import RECORD, message_record, read_message
 
-@dataclass(frozen=True)
-class Pulled:
-    """How a pull has ended. message: whose reply it was for. replies: none, if none has come."""
+LOG = logging.getLogger("flwr.ostraka")
 
-    message: str
-    replies: tuple[Message, ...] = ()
-    failed: BaseException | None = None
-
-
-class Pulls:
-    """Each in a thread of its own, so that none keeps the others waiting.
-
-    The threads are daemons, and not those of an executor: an exit would wait for them.
-    """
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        self._ended: SimpleQueue[Pulled] = SimpleQueue()
-        self._running: dict[str, Thread] = {}
-
-    @property
-    def running(self) -> Mapping[str, Thread]:
-        """By message. One that has ended is among them until `next` has returned it."""
-        return self._running
-
-    def start(self, message: str) -> None:
-        thread = Thread(target=self._pull, args=(message,), name="ostraka-pull", daemon=True)
-        self._running[message] = thread
-        thread.start()
-
-    def next(self, seconds: float) -> Pulled | None:
-        """One that has ended, or ends within so long."""
-        try:
-            pulled = self._ended.get(timeout=seconds)
-        except Empty:
-            return None
-        del self._running[pulled.message]
-        return pulled
-
-    def _pull(self, message: str) -> None:
-        try:
-            # One by one: a reply that Flower cannot read must not take the others with it.
-            pulled = Pulled(message, tuple(self._grid.pull_messages([message])))
-        except BaseException as failed:  # noqa: BLE001 (for whoever waits to judge)
-            pulled = Pulled(message, failed=failed)
-        self._ended.put(pulled)
-
-
-_LOG = logging.getLogger("flwr.ostraka")
-_SHOWN = 300  # characters of what somebody else says
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 1.0
 _ALONE_S = 0.1  # for one pull before the next begins, so that they seldom run side by side
 _MOST_ABANDONED = 4  # pulls of one node, each of which holds threads of Flower's as well
 
 
-@dataclass(frozen=True)
-class Patience:
-    """grace: seconds for the rest to answer, once `enough` have; None for all the time there is.
-
-    counts: whether a reply is one of those. Else a few that answer at once, and with nothing, could
-    cut off those who work.
-    """
-
-    enough: int
-    grace: float | None
-    counts: Callable[[Message], bool]
-
-
 class Courier(Grid):
-    """Flower's grid, but it goes on without nodes that do not answer.
+    """Flower's grid, except that it goes on without nodes that do not reply.
 
-    It asks more often than every three seconds, and can be told how many replies are enough.
+    It asks more often than every three seconds, and `enough` says when replies suffice. It is the
+    `Carrier` of `ostraka.carried`.
     """
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._abandoned: dict[int, list[Thread]] = {}  # pulls that nobody waits for, by node
-        self.patience: Patience | None = None
+        self._outbox: list[tuple[int, bytes]] = []
+        self._abandoned: dict[int, list[Thread]] = {}  # pulls that are still running, by node
+        self.enough: Enough | None = None
+
+    def send(self, node: int, message: bytes) -> None:
+        """Put a message in the outbox, which `receive` sends."""
+        self._outbox.append((node, message))
+
+    def receive(self, *, seconds: float, enough: Enough) -> dict[int, bytes]:
+        """Send the outbox, and return what nodes reply within this time."""
+        outbox, self._outbox = self._outbox, []
+        self.enough = enough
+        messages = [
+            Message(
+                RecordDict({RECORD: message_record(each)}), node, MessageType.TRAIN, ttl=seconds
+            )
+            for node, each in outbox
+        ]
+        return read_replies(self.send_and_receive(messages, timeout=seconds))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Replies in time. Each is an answer to one of these messages, and each is answered once.
+        """Return the replies in time: at most one to each of these messages.
 
-        A reply bears the id of the node that was asked, whatever it says.
+        A reply bears the id of the node that was asked, whatever it says itself.
         """
         sent = list(messages)
         if not sent:
@@ -110,20 +71,20 @@ class Courier(Grid):
         for each in sent:
             message, node = each.metadata.message_id, each.metadata.dst_node_id
             if message not in taken:
-                _LOG.warning("node %d cannot be reached: left out", node)
+                LOG.warning("node %d cannot be reached: left out", node)
             elif self._is_clogged(node):
-                left_out(node, f"{_MOST_ABANDONED} of its replies are announced, and do not come")
+                left_out(
+                    LOG, node, f"{_MOST_ABANDONED} of its replies are announced, and do not come"
+                )
             else:
                 awaited[message] = node
         return self._receive(awaited, math.inf if timeout is None else timeout)
 
     def _receive(self, awaited: dict[str, int], timeout: float) -> list[Message]:
-        receiving = _Receiving(
-            Pulls(self._grid), awaited, time.monotonic() + timeout, self.patience
-        )
+        receiving = _Receiving(_Pulls(self._grid), awaited, time.monotonic() + timeout, self.enough)
         receiving.run()
         for message, node in awaited.items():
-            _LOG.warning("node %d has not answered in time: left out", node)
+            LOG.warning("node %d has not answered in time: left out", node)
             if message in receiving.pulls.running:
                 self._abandoned.setdefault(node, []).append(receiving.pulls.running[message])
         return receiving.replies
@@ -163,19 +124,86 @@ class Courier(Grid):
         return self._grid.pull_messages(message_ids)
 
 
+def require_content(reply: Message) -> RecordDict:
+    """Return what a reply holds. Raises MalformedMessage for an error, with the node's reason."""
+    if reply.has_error():
+        raise MalformedMessage(reply.error.reason or "no reason was given")
+    return reply.content
+
+
+def read_replies(replies: Iterable[Message]) -> dict[int, bytes]:
+    """Return Ostraka's message in each reply, by node. A node without one is left out."""
+    read: dict[int, bytes] = {}
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        try:
+            read[node] = read_message(require_content(reply))
+        except MalformedMessage as refused:
+            left_out(LOG, node, str(refused))
+    return read
+
+
+@dataclass(frozen=True)
+class _Pulled:
+    """How a pull has ended. message: the one asked about. replies: empty if no reply has come."""
+
+    message: str
+    replies: tuple[Message, ...] = ()
+    failed: BaseException | None = None
+
+
+class _Pulls:
+    """Pulls replies, each in a thread of its own, so that none keeps the others waiting.
+
+    The threads are daemons and not those of an executor, for which an exit would wait.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._ended: SimpleQueue[_Pulled] = SimpleQueue()
+        self._running: dict[str, Thread] = {}
+
+    @property
+    def running(self) -> Mapping[str, Thread]:
+        """Pulls by message, until `next` has returned them."""
+        return self._running
+
+    def start(self, message: str) -> None:
+        thread = Thread(target=self._pull, args=(message,), name="ostraka-pull", daemon=True)
+        self._running[message] = thread
+        thread.start()
+
+    def next(self, seconds: float) -> _Pulled | None:
+        """Return a pull that has ended or ends within this time."""
+        try:
+            pulled = self._ended.get(timeout=seconds)
+        except Empty:
+            return None
+        del self._running[pulled.message]
+        return pulled
+
+    def _pull(self, message: str) -> None:
+        try:
+            # One by one: a reply that Flower cannot read must not take the others with it.
+            pulled = _Pulled(message, tuple(self._grid.pull_messages([message])))
+        except BaseException as failed:  # noqa: BLE001 (the waiting thread judges it)
+            pulled = _Pulled(message, failed=failed)
+        self._ended.put(pulled)
+
+
 @dataclass
 class _Receiving:
     """awaited: the node of each message without a reply yet. until: on the monotonic clock."""
 
-    pulls: Pulls
+    pulls: _Pulls
     awaited: dict[str, int]
     until: float
-    patience: Patience | None
+    enough: Enough | None
     replies: list[Message] = field(default_factory=list)
-    _usable: int = 0
+    _counted: int = 0
 
     def run(self) -> None:
-        """Until nothing is awaited or time is up. What is still being pulled then is abandoned."""
+        """Pull until no reply is awaited or time is up. Pulls that still run are abandoned."""
         wait = _FIRST_WAIT_S
         while self.awaited and self._left > 0:
             self._ask_for_each()
@@ -188,9 +216,9 @@ class _Receiving:
         return max(0.0, self.until - time.monotonic())
 
     def _ask_for_each(self) -> None:
-        """One turn for all: enough replies shorten the wait, and never the turn."""
+        """Ask once for every reply: enough replies shorten the wait after that, not the asking."""
         for message in list(self.awaited):
-            # Its reply may have come since the turn began, and nobody has a second one.
+            # Its reply may have come in the meantime, and there is no second one.
             if message in self.awaited and message not in self.pulls.running and self._left > 0:
                 self.pulls.start(message)
                 self._take_one(_ALONE_S)
@@ -206,34 +234,33 @@ class _Receiving:
         if pulled is not None and (pulled.replies or pulled.failed is not None):
             self._take(self.awaited.pop(pulled.message), pulled)
 
-    def _take(self, node: int, pulled: Pulled) -> None:
-        """The message that was pulled for is the one that counts: the reply is the sender's word.
+    def _take(self, node: int, pulled: _Pulled) -> None:
+        """Take a reply for the message that was asked about, since a reply can claim another one.
 
-        Raises what ends a run of Flower's, which is no Exception.
+        Raises what ends a run of Flower, which is not an Exception.
         """
         if isinstance(pulled.failed, Exception):
-            left_out(node, f"its reply cannot be read: {pulled.failed!r}")
+            left_out(LOG, node, f"its reply cannot be read: {pulled.failed!r}")
             return
         if pulled.failed is not None:
             raise pulled.failed
         reply = pulled.replies[0]
         if reply.metadata.reply_to_message_id != pulled.message:
-            left_out(node, "its reply says that it is to another message")
+            left_out(LOG, node, "its reply says that it is to another message")
             return
         reply.metadata.__dict__["_src_node_id"] = node
         self.replies.append(reply)
-        self._usable += self.patience is not None and self.patience.counts(reply)
+        self._counted += self._counts(node, reply)
+
+    def _counts(self, node: int, reply: Message) -> bool:
+        try:
+            return self.enough is not None and self.enough.counts(
+                node, read_message(require_content(reply))
+            )
+        except MalformedMessage:
+            return False
 
     def _hasten(self) -> None:
-        patience = self.patience
-        if patience and patience.grace is not None and self._usable >= patience.enough:
-            self.until = min(self.until, time.monotonic() + patience.grace)
-
-
-def left_out(node: int, why: str) -> None:
-    _LOG.warning("node %d is left out: %s", node, printable(why))
-
-
-def printable(text: str) -> str:
-    """A node's words, fit for a log."""
-    return "".join(each if each.isprintable() else " " for each in text[:_SHOWN])
+        enough = self.enough
+        if enough and enough.grace is not None and self._counted >= enough.replies:
+            self.until = min(self.until, time.monotonic() + enough.grace)

@@ -1,9 +1,8 @@
 """Metrics that nodes disclose: which of them fit together, and what each weighs.
 
-No node decides that for others: not the first that answers, and not one that answers oddly.
+No node decides that for the others: neither the first that replies nor one that replies oddly.
 """
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -11,21 +10,20 @@ from typing import TypeAlias
 
 from flwr.app import Message, MetricRecord, RecordDict
 
+from ostraka.carried.relay import left_out
 from ostraka.errors import MalformedMessage
-from ostraka.flower.grid import left_out
-from ostraka.flower.relay import require_content
+from ostraka.flower.grid import LOG, require_content
 
-_LOG = logging.getLogger("flwr.ostraka")
 _LONGEST = 1024  # numbers in one list
 
 Form: TypeAlias = tuple[str, frozenset[tuple[str, int | None]]]
 
 
 def alike(replies: Iterable[Message], weight: str, *, equal: bool) -> list[RecordDict]:
-    """Metrics of the form that most have, each with its weight under the key `weight`.
+    """Return the metrics of the most common form, each with its weight under the key `weight`.
 
-    equal: whether all weigh the same; else it is what each node says. Who does not fit is left out,
-    and all are where no form is the most common.
+    equal: whether all weigh the same; otherwise each weighs what its node says. Nodes with another
+    form are left out, and all nodes are if no form is the most common.
     """
     disclosed: dict[int, RecordDict] = {}
     for reply in replies:
@@ -34,20 +32,20 @@ def alike(replies: Iterable[Message], weight: str, *, equal: bool) -> list[Recor
             name, metrics = _read(reply)
             disclosed[node] = RecordDict({name: _weighted(metrics, weight, equal=equal)})
         except MalformedMessage as refused:
-            left_out(node, str(refused))
+            left_out(LOG, node, str(refused))
     forms = {node: _form(each) for node, each in disclosed.items()}
     common = _most_common(forms)
     for node, form in forms.items():
         if common is not None and form != common:
-            left_out(node, "its metrics have not the form that most have")
+            left_out(LOG, node, "its metrics do not have the most common form")
     return [disclosed[node] for node, form in forms.items() if form == common]
 
 
 def _read(reply: Message) -> tuple[str, MetricRecord]:
-    """One record, under its name. Raises MalformedMessage."""
-    records = require_content(reply).content.metric_records
+    """Return the one record and its name. Raises MalformedMessage."""
+    records = require_content(reply).metric_records
     if len(records) != 1:
-        raise MalformedMessage(f"it has {len(records)} records of metrics, and not one")
+        raise MalformedMessage(f"a reply has one record of metrics; got {len(records)}")
     ((name, metrics),) = records.items()
     for value in metrics.values():
         numbers = value if isinstance(value, list) else [value]
@@ -75,7 +73,7 @@ def _is_finite(number: float) -> bool:
 
 
 def _form(disclosed: RecordDict) -> Form:
-    """The record's name, its keys, and for each the length of its list; None for one number."""
+    """Return the record's name, its keys, and the length of each list; None for one number."""
     ((name, metrics),) = disclosed.metric_records.items()
     values = metrics.items()
     return name, frozenset((key, len(v) if isinstance(v, list) else None) for key, v in values)
@@ -84,7 +82,7 @@ def _form(disclosed: RecordDict) -> Form:
 def _most_common(forms: dict[int, Form]) -> Form | None:
     match Counter(forms.values()).most_common(2):
         case [(_, first), (_, second)] if first == second:
-            _LOG.warning(
+            LOG.warning(
                 "metrics of %d nodes are dropped: two forms of them are equally common", len(forms)
             )
             return None

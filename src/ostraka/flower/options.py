@@ -1,42 +1,32 @@
-"""Whom a node is and whom it trusts: from the node's own config, or else from the app.
+"""Who a node is and what it trusts: from the node's own config, or otherwise from the app.
 
-Whoever runs the SuperLink ships the app, arguments and all. So a node whose own config says
-anything about Ostraka goes by that alone:
+The operator of the SuperLink ships the app, arguments included. So if a node's own config says
+anything about Ostraka, the arguments of the app do not count:
 
 flower-supernode ... --node-config 'ostraka-policy="policy.toml" ostraka-key="hospital-a.key"'
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+from flwr.app import ConfigRecord, Context
 
-from ostraka.carried.node import Node
-from ostraka.carried.node_state import ContextNotebook, FileNotebook, scratch
-from ostraka.carried.trust import Listed, UnsafeFirstSeen
-from ostraka.client.attesting import Verifier
-from ostraka.client.memory import SUFFIX, MemoryFile
-from ostraka.crypto.identity import Identity
+from ostraka.carried.node import DEFAULT_RESENDS, Node, enrolled_node, unsafe_simulated_node
 from ostraka.errors import ConfigError
-from ostraka.files import read_identity, read_policy
+from ostraka.flower.records import RECORD
 
 UNSAFE_SIMULATION = "unsafe-simulation"
-"""In place of a policy, and of an enclave's address: a trial that protects nobody."""
-
-DEFAULT_RESENDS = 8
+"""In place of a policy and of an enclave's address: a trial that protects nothing."""
 
 _PREFIX = "ostraka-"
 _PARTITION = "partition-id"
-_SEED = "seed"
-_SEED_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `sealing_mod` takes. See there."""
+class NodeOptions:
+    """The arguments of `sealing_mod`, which explains them."""
 
     policy: str | None = None
     key: str | None = None
@@ -46,8 +36,8 @@ class Options:
     disclose_metrics: bool = False
     resends: int = DEFAULT_RESENDS
 
-    def at(self, context: Context) -> "Options":
-        """These, or what the node's own config says. Raises ConfigError."""
+    def at(self, context: Context) -> "NodeOptions":
+        """Return the options of the node's own config, or these. Raises ConfigError."""
         own = {
             key.removeprefix(_PREFIX).replace("-", "_"): value
             for key, value in context.node_config.items()
@@ -56,37 +46,29 @@ class Options:
         return _from_config(own) if own else self
 
     def node(self, context: Context) -> Node:
-        """The node that this mod speaks for. Raises ConfigError or StateError."""
+        """Return the node that these options describe. Raises ConfigError or StateError."""
         if self.policy == UNSAFE_SIMULATION:
-            return self._simulated(context)
+            number = context.node_config.get(_PARTITION, context.node_id)
+            name = self.name or f"node-{number}"
+            return unsafe_simulated_node(name, _scratch(context), self.resends)
         if self.policy is None or self.key is None:
             raise ConfigError(
                 "this node has no policy or no key: start it with --node-config "
                 '\'ostraka-policy="..." ostraka-key="..."\', or give both to sealing_mod'
             )
-        key, policy = Path(self.key), Path(self.policy)
-        who = Verifier(
-            name=self.name or key.stem,
-            identity=read_identity(key),
-            policy=read_policy(policy),
-            policy_file=policy,
+        return enrolled_node(
+            Path(self.key),
+            Path(self.policy),
+            _scratch(context),
+            name=self.name,
+            memory=Path(self.memory) if self.memory else None,
             unsafe_simulation=self.unsafe_simulation,
+            resends=self.resends,
         )
-        file = MemoryFile(Path(self.memory) if self.memory else key.with_suffix(SUFFIX), who.name)
-        return Node(who.name, who.identity, Listed(who), FileNotebook(file), self.resends)
-
-    def _simulated(self, context: Context) -> Node:
-        """A node with an identity of its own making, which lasts as long as the run."""
-        notebook = ContextNotebook(context)
-        memory = notebook.load().memory
-        standards = UnsafeFirstSeen(context, memory.charter if memory else None)
-        number = context.node_config.get(_PARTITION, context.node_id)
-        name = self.name or f"node-{number}"
-        return Node(name, _own_identity(context), standards, notebook, self.resends)
 
 
-def _from_config(own: Mapping[str, Any]) -> Options:
-    types = {field.name: type(field.default) for field in fields(Options)}
+def _from_config(own: Mapping[str, Any]) -> NodeOptions:
+    types = {field.name: type(field.default) for field in fields(NodeOptions)}
     for name, value in own.items():
         if name not in types:
             known = ", ".join(_PREFIX + each.replace("_", "-") for each in types)
@@ -94,13 +76,13 @@ def _from_config(own: Mapping[str, Any]) -> Options:
         wanted = str if types[name] is type(None) else types[name]
         if type(value) is not wanted:
             raise ConfigError(f"{_PREFIX}{name} in the node's config is a {wanted.__name__}")
-    return Options(**own)
+    return NodeOptions(**own)
 
 
-def _own_identity(context: Context) -> Identity:
-    record = scratch(context)
-    seed = record.get(_SEED)
-    if not isinstance(seed, bytes):
-        seed = os.urandom(_SEED_BYTES)
-        record[_SEED] = seed
-    return Identity(seed)
+def _scratch(context: Context) -> ConfigRecord:
+    """Return what Ostraka keeps in the context. It stays at the node, and ends with the run."""
+    record = context.state.get(RECORD)
+    if not isinstance(record, ConfigRecord):
+        record = ConfigRecord()
+        context.state[RECORD] = record
+    return record

@@ -1,26 +1,48 @@
-"""Models as Flower's records, and as the one vector of a federation.
+"""Models and Ostraka's messages as Flower's records.
 
-Floating arrays make up the vector, as float32. Integer ones (a batch norm's count of batches) stay
-at each node: nobody averages them and nobody vouches for them, so they begin at zero.
+A model's floating arrays make up the one vector of a federation, as float32. Its integer arrays (a
+batch norm's count of batches) stay at each node: they are neither averaged nor vouched for, so they
+begin at zero. A message of Ostraka is an Array of a kind that other strategies cannot read, and so
+cannot average.
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from ostraka.arrays import AnyArray, Float32
 from ostraka.client.results import flatten
 from ostraka.config import Manifest, Tensor
-from ostraka.errors import ConfigError, RemoteProtocolError
+from ostraka.errors import ConfigError, MalformedMessage, RemoteProtocolError
 from ostraka.model_file import named_tensors
+
+RECORD = "ostraka"
+"""The name of the record with a message of Ostraka, and the kind of its Array."""
 
 _INTEGERS = "iub"
 
 
+def message_record(message: bytes) -> ArrayRecord:
+    """Wrap a message of `ostraka.carried`."""
+    return ArrayRecord({RECORD: Array("uint8", (len(message),), RECORD, message)})
+
+
+def read_message(content: RecordDict) -> bytes:
+    """Return the message of `ostraka.carried` in this content. Raises MalformedMessage."""
+    record = content.get(RECORD)
+    array = record.get(RECORD) if isinstance(record, ArrayRecord) else None
+    if array is None or array.stype != RECORD:
+        raise MalformedMessage(
+            f"there is no record {RECORD!r}: are PrivateMultiKrum the strategy, and sealing_mod "
+            "the first mod?"
+        )
+    return array.data
+
+
 def read_arrays(record: ArrayRecord) -> dict[str, AnyArray]:
-    """Raises ConfigError for what is no array of numbers."""
+    """Return the arrays of a model. Raises ConfigError unless they hold numbers."""
     try:
         arrays = {name: array.numpy() for name, array in record.items()}
     except (TypeError, ValueError, OSError, EOFError):
@@ -32,24 +54,25 @@ def read_arrays(record: ArrayRecord) -> dict[str, AnyArray]:
 
 
 def manifest_of(arrays: Mapping[str, AnyArray]) -> Manifest:
-    """What the vector of such a model consists of. Raises ConfigError."""
+    """Return what the vector of such a model consists of. Raises ConfigError."""
     floating = {name: array for name, array in arrays.items() if not is_local(array)}
     return Manifest(tuple(Tensor(name, array.shape) for name, array in floating.items()))
 
 
 def is_local(array: AnyArray) -> bool:
+    """Tell whether an array stays at its node."""
     return array.dtype.kind in _INTEGERS
 
 
 def vector_of(arrays: Mapping[str, AnyArray], manifest: Manifest) -> Float32:
-    """A model (d,). Raises ConfigError, which names the array at fault."""
+    """Return a model (d,). Raises ConfigError, which names the array at fault."""
     return flatten({name: a for name, a in arrays.items() if not is_local(a)}, manifest)
 
 
 class Template:
-    """The form of a model, as its app made it: names, their order, and integers.
+    """The form of a model as its app made it: names, their order, and integers.
 
-    A federation's manifest may have another order. Apps that go by the order rely on theirs.
+    A federation's manifest may have another order, and some apps rely on their own.
     """
 
     def __init__(self, arrays: Mapping[str, AnyArray]) -> None:
@@ -58,12 +81,12 @@ class Template:
         for name, array in self._local.items():
             if array.any():
                 raise ConfigError(
-                    f"array {name!r} holds integers that are not zero. Nobody vouches for them, "
-                    "so a node would not take them: leave them out of the record"
+                    f"array {name!r} holds integers that are not zero. The enclave does not vouch "
+                    "for them, so nodes would refuse them: leave them out of the record"
                 )
 
     def record(self, manifest: Manifest, vector: Float32) -> ArrayRecord:
-        """This model (d,) in that form. Raises ConfigError if it has other names."""
+        """Return this model (d,) in that form. Raises ConfigError if it has other names."""
         tensors: dict[str, Any] = named_tensors(manifest, vector) | self._local
         if set(tensors) != set(self._names):
             odd = sorted(set(tensors) ^ set(self._names))
@@ -74,15 +97,15 @@ class Template:
 def for_app(
     arrays: Mapping[str, AnyArray], local: Mapping[str, AnyArray], manifest: Manifest
 ) -> ArrayRecord:
-    """A verified model for the app, with this node's own integers."""
+    """Return a verified model for the app, with this node's own integers."""
     own = {name: _own(name, arrays[name], local) for name in _ordered(arrays, manifest)}
     return ArrayRecord({name: _array(array) for name, array in own.items()})
 
 
 def _ordered(names: Iterable[str], manifest: Manifest) -> list[str]:
-    """The manifest's order and integers last, whatever the sender's order is: apps may go by it.
+    """Put names in the manifest's order, and integers last. Apps may rely on the order.
 
-    Names that are numbers are put in order: an app that numbers its arrays goes by that.
+    Names that are numbers are sorted, since an app that numbers its arrays relies on that.
     """
     known = [tensor.name for tensor in manifest.tensors]
     ordered = known + sorted(set(names) - set(known))
@@ -102,23 +125,25 @@ def _own(name: str, array: AnyArray, local: Mapping[str, AnyArray]) -> AnyArray:
     if kept is not None and (kept.shape, kept.dtype) == (array.shape, array.dtype):
         return kept
     if array.any():
-        raise RemoteProtocolError(f"array {name!r} holds integers that nobody vouches for")
+        raise RemoteProtocolError(
+            f"array {name!r} holds integers that the enclave does not vouch for"
+        )
     return array
 
 
 def difference(
     trained: Mapping[str, AnyArray], model: Float32, manifest: Manifest
 ) -> tuple[Float32, dict[str, AnyArray]]:
-    """An update (d,), and the integers that stay. Raises ConfigError, which names what is at fault.
+    """Return an update (d,), and the integers that stay. Raises ConfigError, naming the array.
 
-    The difference is taken in float64: apps may train in that.
+    The difference is taken in float64, in which some apps train.
     """
     before = named_tensors(manifest, model)
     moved: dict[str, Any] = {}
     for name, array in trained.items():
         if name not in before:
             if not is_local(array):
-                moved[name] = array  # For `flatten` to refuse, in its words.
+                moved[name] = array  # `flatten` refuses it.
         elif is_local(array):
             raise ConfigError(f"array {name!r} holds {array.dtype}, and the model's is float32")
         elif array.shape != before[name].shape:

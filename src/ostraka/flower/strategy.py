@@ -1,10 +1,9 @@
-"""The strategy: in the ServerApp, on the host's side, and so trusted with nothing.
+"""The strategy, in the ServerApp. It is on the host's side, and so trusted with nothing.
 
 It carries challenges, proofs and sealed updates between the nodes and the enclave, and gives Flower
 the model that the enclave has published.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -16,20 +15,19 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result
 
-from ostraka.carried.enclave import Enclave, Head, Outcome
 from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
+from ostraka.carried.relay import CarriedEnclave, Enough, Head, PublishedModel, Relay
 from ostraka.carried.remote import RemoteEnclave
+from ostraka.core.rules import krum
 from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
 from ostraka.flower import metrics, records
-from ostraka.flower.grid import Courier, Patience
-from ostraka.flower.messages import RECORD, proof_record
+from ostraka.flower.grid import LOG, Courier, read_replies
 from ostraka.flower.options import UNSAFE_SIMULATION
-from ostraka.flower.relay import Relay
+from ostraka.flower.records import RECORD, message_record
 from ostraka.messages import SIMULATION, Receipt
 
-_LOG = logging.getLogger("flwr.ostraka")
 _POLL_S = 1.0
-_WEIGHT = "num-examples"  # what Flower calls it
+_WEIGHT = "num-examples"  # Flower's name for it
 
 MetricsAggregation: TypeAlias = Callable[[list[RecordDict], str], MetricRecord]
 Evaluation: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -37,36 +35,37 @@ Evaluation: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @dataclass
 class _Run:
-    """What lasts as long as one call of `start`. since: how many rounds were published before."""
+    """The state of one call of `start`."""
 
     relay: Relay
     template: records.Template
     head: Head
-    since: int
     timeout: float
 
     @property
-    def least(self) -> int:
-        """Updates without which Multi-Krum cannot stand."""
-        return 2 * self.head.f + 3
+    def since(self) -> int:
+        """How many rounds were published before this call."""
+        return self.head.number
 
 
 class PrivateMultiKrum(FedAvg):
-    """Multi-Krum inside an enclave that every node has verified; with the arguments of MultiKrum.
+    """Runs Multi-Krum inside an enclave that every node has verified.
+
+    It takes the arguments of Flower's MultiKrum, and some more.
 
     enclave: HOST:PORT of `ostraka enclave run`, or UNSAFE_SIMULATION for one in this process.
     num_malicious_nodes: f. num_nodes_to_select: k, how many updates are averaged; None for all but
-    f. A remote enclave has both in its signed rules; what is given here must then agree with them.
-    All selected updates have the same weight, since an example count is a node's own claim; so have
-    metrics that nodes disclose, unless `weighted_by_key` names the claim that weighs them. A round
-    needs 2f + 3 nodes, so that is the least for training, and by default what is waited for.
+    f. A remote enclave has both in its signed terms, with which these arguments must then agree.
+    All selected updates have the same weight, since an example count is a node's own claim. So do
+    metrics that nodes disclose, unless `weighted_by_key` names the claim to weigh them by. A round
+    needs 2f + 3 nodes, which is the minimum for training and the default number to wait for.
 
-    straggler_grace: seconds for the rest to reply once 2f + 3 have; None to wait for all of them,
-    as long as the `timeout` of `start`. challenge_timeout: seconds in which nodes have to answer
-    before they train; the grace shortens that, too, once enough have answered that took part
-    before. outcome_timeout: seconds in which the enclave publishes once it has all replies. tls_ca:
-    certificates that vouch for the enclave's service. masking, disclose_selection: rules of an
-    enclave in this process.
+    straggler_grace: how many seconds the other nodes have once 2f + 3 have replied; None to wait
+    for all of them, up to the `timeout` of `start`. challenge_timeout: how many seconds nodes have
+    to answer before they train; the grace shortens that too, once enough nodes have answered that
+    took part before. outcome_timeout: how many seconds the enclave has to publish once it has all
+    replies. tls_ca: certificates that vouch for the enclave's service. masking, disclose_selection:
+    terms of an enclave in this process.
 
     `receipts` are those of the rounds that this strategy has seen published.
     """
@@ -86,7 +85,7 @@ class PrivateMultiKrum(FedAvg):
         train_metrics_aggr_fn: MetricsAggregation | None = None,
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
-        enclave: str | Enclave,
+        enclave: str | CarriedEnclave,
         straggler_grace: float | None = None,
         challenge_timeout: float = 120.0,
         outcome_timeout: float = 900.0,
@@ -98,9 +97,11 @@ class PrivateMultiKrum(FedAvg):
         super().__init__(
             fraction_train=fraction_train,
             fraction_evaluate=fraction_evaluate,
-            min_train_nodes=2 * f + 3 if min_train_nodes is None else min_train_nodes,
+            min_train_nodes=krum.least(f) if min_train_nodes is None else min_train_nodes,
             min_evaluate_nodes=min_evaluate_nodes,
-            min_available_nodes=2 * f + 3 if min_available_nodes is None else min_available_nodes,
+            min_available_nodes=krum.least(f)
+            if min_available_nodes is None
+            else min_available_nodes,
             weighted_by_key=weighted_by_key or _WEIGHT,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
@@ -115,20 +116,22 @@ class PrivateMultiKrum(FedAvg):
         self.outcome_timeout = outcome_timeout
         self.receipts: list[Receipt] = []
         self._run: _Run | None = None
+        self._enclave: CarriedEnclave
         if enclave == UNSAFE_SIMULATION:
             terms = FoundingTerms(
                 f, num_nodes_to_select, masking=masking, disclose_selection=disclose_selection
             )
-            self._enclave: Enclave = UnsafeInProcessEnclave(terms)
+            self._enclave = UnsafeInProcessEnclave(terms)
         elif isinstance(enclave, str):
-            self._enclave = RemoteEnclave(enclave, tls_ca=Path(tls_ca) if tls_ca else None)
+            trusted = Path(tls_ca) if tls_ca else None
+            self._enclave = RemoteEnclave(enclave, tls_ca=trusted, log=LOG)
         else:
             self._enclave = enclave
 
     def summary(self) -> None:
-        """Log summary configuration of the strategy.
+        """Log how the strategy is configured.
 
-        Not FedAvg's, which says that updates are weighted by a claim of the nodes.
+        FedAvg's summary would say that updates are weighted by a claim of the nodes.
         """
         weights = "equal" if self._equal_weights else f"as claimed under '{self.weighted_by_key}'"
         lines = (
@@ -147,7 +150,7 @@ class PrivateMultiKrum(FedAvg):
             f"\t└── Config: '{self.configrecord_key}'",
         )
         for line in lines:
-            _LOG.info("\t%s", line)
+            LOG.info("\t%s", line)
 
     def start(  # noqa: PLR0917 (in Flower's own order)
         self,
@@ -159,16 +162,16 @@ class PrivateMultiKrum(FedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Evaluation | None = None,
     ) -> Result:
-        """Run the federation to its `num_rounds`th round, from wherever the enclave is.
+        """Run the federation up to round `num_rounds`, from where the enclave is.
 
-        initial_arrays: the app's model. Once the enclave has one, that is what training goes on
-        from. Results are under the numbers of the enclave's rounds.
+        initial_arrays: the app's model. Once the enclave has a model, training goes on from that
+        one. Results are under the numbers of the enclave's rounds.
         """
         run = self._begin(initial_arrays, timeout)
         first = run.template.record(run.head.manifest, run.head.model)
         left = max(0, num_rounds - run.since)
         if run.since:
-            _LOG.info("going on after round %d: %d rounds are left", run.since, left)
+            LOG.info("going on after round %d: %d rounds are left", run.since, left)
         try:
             result = super().start(
                 Courier(grid),
@@ -186,11 +189,11 @@ class PrivateMultiKrum(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask nodes for their challenges, and answer each with a proof and the model."""
+        """Ask nodes for their challenges, and send each of them a proof and the model."""
         run, courier = self._running, _courier(grid)
         if self.fraction_train == 0 or run.relay.finished:
             return []
-        least = max(self.min_train_nodes, run.least)
+        least = max(self.min_train_nodes, run.head.least)
         nodes = self._sample(courier, self.fraction_train, least)
         try:
             proofs = run.relay.open(
@@ -201,14 +204,14 @@ class PrivateMultiKrum(FedAvg):
                 grace=self.straggler_grace,
             )
         except OstrakaError as failed:
-            _LOG.error("no round is open: %s", failed)
+            LOG.error("no round is open: %s", failed)
             return []
         finally:
             self._enclave.close()
-        courier.patience = Patience(run.least, self.straggler_grace, run.relay.usable)
+        courier.enough = Enough(run.head.least, self.straggler_grace, run.relay.usable)
         settings = ConfigRecord({**config, "server-round": run.relay.number})
         return [
-            self._message(node, arrays, settings, proof_record(proof), MessageType.TRAIN)
+            self._message(node, arrays, settings, proof, MessageType.TRAIN)
             for node, proof in proofs.items()
         ]
 
@@ -218,32 +221,33 @@ class PrivateMultiKrum(FedAvg):
         """Hand sealed replies to the enclave, unread, and take the model that it publishes."""
         run = self._running
         try:
-            outcome = run.relay.finish(replies, least=run.least, seconds=self.outcome_timeout)
+            published = run.relay.finish(
+                read_replies(replies), least=run.head.least, seconds=self.outcome_timeout
+            )
         except OstrakaError as failed:
-            _LOG.error("the round was not published: %s", failed)
+            LOG.error("the round was not published: %s", failed)
             return None, None
         finally:
             self._enclave.close()
-        return (None, None) if outcome is None else self._published(run, outcome)
+        return (None, None) if published is None else self._told(run, published)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Show nodes the receipt of the model. They evaluate no other, if they evaluate at all."""
+        """Show nodes the receipt of the model: those that evaluate at all evaluate no other."""
         run, courier = self._running, _courier(grid)
         if self.fraction_evaluate == 0:
             return []
-        courier.patience = None
+        courier.enough = None
         settings = ConfigRecord({**config, "server-round": run.since + server_round})
         made = []
         try:
             for node in self._sample(courier, self.fraction_evaluate, self.min_evaluate_nodes):
                 links = run.relay.links(node)
                 if links is not None:
-                    record = proof_record(links)
-                    made.append(self._message(node, arrays, settings, record, MessageType.EVALUATE))
+                    made.append(self._message(node, arrays, settings, links, MessageType.EVALUATE))
         except OstrakaError as failed:
-            _LOG.error("nobody evaluates: %s", failed)
+            LOG.error("no node evaluates: %s", failed)
         finally:
             self._enclave.close()
         return made
@@ -251,33 +255,33 @@ class PrivateMultiKrum(FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """The mean of what nodes disclose. One that discloses nothing usable is left out."""
+        """Average what nodes disclose. Nodes that disclose nothing usable are left out."""
         usable = metrics.alike(replies, self.weighted_by_key, equal=self._equal_weights)
         if not usable:
             return None
         try:
             return self.evaluate_metrics_aggr_fn(usable, self.weighted_by_key)
-        except Exception as unfit:  # noqa: BLE001 (whatever an app's function makes of numbers)
-            _LOG.error("metrics of %d nodes are dropped: %r", len(usable), unfit)
+        except Exception as unfit:  # noqa: BLE001 (an app's function may raise anything)
+            LOG.error("metrics of %d nodes are dropped: %r", len(usable), unfit)
             return None
 
     def _begin(self, initial: ArrayRecord, timeout: float) -> _Run:
-        """Where the enclave is. Raises ConfigError if the app does not fit it."""
+        """Ask where the enclave is. Raises ConfigError if the app does not fit it."""
         arrays = records.read_arrays(initial)
         manifest = records.manifest_of(arrays)
         template = records.Template(arrays)
         head = self._enclave.start(manifest, records.vector_of(arrays, manifest))
         if self.num_malicious_nodes not in (None, head.f):
             raise ConfigError(
-                f"the federation's rules have f = {head.f}, and this strategy was given "
+                f"the federation's terms have f = {head.f}, and this strategy was given "
                 f"num_malicious_nodes = {self.num_malicious_nodes}"
             )
         if self.num_nodes_to_select not in (None, head.k):
             raise ConfigError(
-                f"the federation's rules have k = {head.k or 'all but f'}, and this strategy was "
+                f"the federation's terms have k = {head.k or 'all but f'}, and this strategy was "
                 f"given num_nodes_to_select = {self.num_nodes_to_select}"
             )
-        self._run = _Run(Relay(self._enclave), template, head, head.number, timeout)
+        self._run = _Run(Relay(self._enclave, LOG), template, head, timeout)
         return self._run
 
     @property
@@ -287,36 +291,41 @@ class PrivateMultiKrum(FedAvg):
         return self._run
 
     def _sample(self, courier: Courier, fraction: float, least: int) -> list[int]:
-        """Nodes to ask. It waits for enough of them, and not for ever."""
+        """Choose nodes to ask. Waits until enough are connected, or time is up."""
         wanted = max(self.min_available_nodes, least)
         seconds = self.challenge_timeout if self.receipts else self._running.timeout
         until = time.monotonic() + seconds
         told = False
         while len(nodes := list(courier.get_node_ids())) < wanted and time.monotonic() < until:
             if not told:
-                _LOG.info("waiting for nodes: %d of %d are connected", len(nodes), wanted)
+                LOG.info("waiting for nodes: %d of %d are connected", len(nodes), wanted)
                 told = True
             time.sleep(_POLL_S)
         if len(nodes) < least:
-            _LOG.error("%d nodes are connected, and %d are needed", len(nodes), least)
+            LOG.error("%d nodes are connected, and %d are needed", len(nodes), least)
             return []
         count = min(len(nodes), max(int(len(nodes) * fraction), least))
         return SystemRandom().sample(nodes, count)
 
     def _message(
-        self, node: int, arrays: ArrayRecord, config: ConfigRecord, proof: ConfigRecord, kind: str
+        self, node: int, arrays: ArrayRecord, config: ConfigRecord, carried: bytes, kind: str
     ) -> Message:
         content = RecordDict(
-            {self.arrayrecord_key: arrays, self.configrecord_key: config, RECORD: proof}
+            {
+                self.arrayrecord_key: arrays,
+                self.configrecord_key: config,
+                RECORD: message_record(carried),
+            }
         )
         return Message(content, node, kind, ttl=self._running.timeout)
 
-    def _published(self, run: _Run, outcome: Outcome) -> tuple[ArrayRecord, MetricRecord]:
-        receipt = outcome.receipt
+    def _told(self, run: _Run, published: PublishedModel) -> tuple[ArrayRecord, MetricRecord]:
+        """Log a published round, and return its model and its counts for Flower."""
+        receipt = published.receipt
         self.receipts.append(receipt)
         for each in receipt.rejected:
-            _LOG.warning("client %s was rejected by the enclave: %s", each.client, each.reason)
-        _LOG.info(
+            LOG.warning("client %s was rejected by the enclave: %s", each.client, each.reason)
+        LOG.info(
             "round %d is published: %d updates, of which %d were kept%s",
             receipt.number,
             receipt.participants,
@@ -330,7 +339,7 @@ class PrivateMultiKrum(FedAvg):
                 "rejected": len(receipt.rejected),
             }
         )
-        return run.template.record(run.head.manifest, outcome.model), counts
+        return run.template.record(run.head.manifest, published.model), counts
 
 
 def _courier(grid: Grid) -> Courier:
@@ -340,14 +349,14 @@ def _courier(grid: Grid) -> Courier:
 
 
 def _shifted(evaluate: Evaluation | None, since: int) -> Evaluation | None:
-    """The same, with the numbers of the enclave's rounds."""
+    """Return the same function for the numbers of the enclave's rounds."""
     if evaluate is None:
         return None
     return lambda server_round, arrays: evaluate(since + server_round, arrays)
 
 
 def _numbered(result: Result, since: int, first: ArrayRecord) -> Result:
-    """Under the numbers of the enclave's rounds; with the model that it has, if none was added."""
+    """Number results as the enclave's rounds. If there was none, the model is the first one."""
     return Result(
         arrays=result.arrays or first,
         train_metrics_clientapp=_moved(result.train_metrics_clientapp, since),

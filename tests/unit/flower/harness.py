@@ -1,6 +1,6 @@
-"""A federation of Flower in this process: the real strategy and apps, over a grid of the test's.
+"""A federation of Flower in this process: the real strategy and apps, over the test's own grid.
 
-What a SuperLink could do to messages, a test does by `grid.down` and `grid.up`.
+A test does by `grid.down` and `grid.up` what a SuperLink could do to messages.
 """
 
 import time
@@ -17,7 +17,9 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
+from ostraka.carried.messages import ASK, Hello, SealedReply, read_hello
 from ostraka.flower import UNSAFE_SIMULATION, PrivateMultiKrum, sealing_mod
+from ostraka.flower.records import RECORD, message_record, read_message
 from ostraka.messages import Receipt
 
 LOST_S = 60.0  # for a reply, by default: see Clock
@@ -26,15 +28,15 @@ Tamper = Callable[[int, Message], Message | None]
 
 
 def carried(content: RecordDict) -> RecordDict:
-    """As it comes out on the other side of a network."""
+    """Return the content as it comes out on the other side of a network."""
     return recorddict_from_proto(recorddict_to_proto(content))
 
 
 @dataclass
 class Clock:
-    """The courier's time. While it waits for what is lost, and for nothing else, time flies.
+    """The courier's time, which flies while the courier waits only for what is lost.
 
-    So nobody has to be quick, and no test waits. What has longer than LOST_S is waited for in vain.
+    So no node has to be quick, and no test waits. A wait of more than LOST_S is in vain.
     """
 
     skipped: float = 0.0
@@ -127,6 +129,18 @@ def honest(node: int, number: int, model: dict[str, np.ndarray]) -> dict[str, np
     }
 
 
+def question(node: int) -> Message:
+    """Return what asks a node for its challenge."""
+    return Message(RecordDict({RECORD: message_record(ASK)}), node, "train")
+
+
+def is_sealed(reply: Message) -> bool:
+    """Tell whether a reply brings a sealed update."""
+    if not reply.has_content() or RECORD not in reply.content:
+        return False
+    return SealedReply.LABEL in read_message(reply.content)[:64]
+
+
 def record_of(arrays: dict[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
 
@@ -140,6 +154,8 @@ class Federation:
     model: dict[str, np.ndarray]
     trained: dict[int, int] = field(default_factory=dict)
     honest = staticmethod(honest)
+    is_sealed = staticmethod(is_sealed)
+    question = staticmethod(question)
 
     @property
     def receipts(self) -> list[Receipt]:
@@ -149,8 +165,13 @@ class Federation:
         first = record_of(self.model)
         return self.strategy.start(self.grid, first, rounds, timeout=timeout, **more)
 
+    def greet(self, node: int) -> Hello:
+        """Ask a node for its challenge."""
+        reply = self.grid.apps[node](question(node), self.grid.contexts[node])
+        return read_hello(read_message(reply.content))
+
     def add(self, node: int, update: Update = honest, mods: list[Any] | None = None) -> None:
-        """An ordinary app: it reads arrays, trains, and replies with arrays and metrics."""
+        """Add a node with an ordinary app, which replies with arrays and metrics."""
         app = ClientApp(mods=[sealing_mod(UNSAFE_SIMULATION)] if mods is None else mods)
 
         @app.train()
@@ -176,7 +197,7 @@ class Federation:
 
 
 def identify() -> None:
-    """Whoever makes messages has an identity; Flower sets it in processes that it starts."""
+    """Set the identity that Flower needs to make messages, and sets in its own processes."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
 
@@ -190,7 +211,7 @@ def make(
     terms: dict[str, Any] | None = None,
     **strategy: Any,
 ) -> Federation:
-    """n nodes that train by `update(node, round, model)`, and an enclave for them."""
+    """Make n nodes that train by `update(node, round, model)`, and an enclave for them."""
     enclave = UnsafeInProcessEnclave(
         FoundingTerms(f, disclose_selection=True, **(terms or {})), newcomers=newcomers
     )

@@ -12,34 +12,16 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from ostraka.carried.node_state import ContextNotebook, FileNotebook, Joins
+from ostraka.carried.messages import Hello, Proof, SealedReply
 from ostraka.client import connection
-from ostraka.client.memory import MemoryFile
-from ostraka.config import Manifest
 from ostraka.core import optimiser
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import UNSIGNED
-from ostraka.errors import Fork, MalformedMessage, ServiceError
-from ostraka.flower import UNSAFE_SIMULATION, records, relay, sealing_mod
-from ostraka.flower.messages import (
-    RECORD,
-    SEALED,
-    Hello,
-    Proof,
-    ask,
-    hello_record,
-    proof_record,
-    read_hello,
-    read_sealed,
-    require_shape,
-    sealed_record,
-)
+from ostraka.encoding import UNSIGNED, encode
+from ostraka.errors import ServiceError
+from ostraka.flower import UNSAFE_SIMULATION, records, sealing_mod
+from ostraka.flower.records import RECORD, message_record, read_message
 from ostraka.messages import SIMULATION, Challenge, Introduction
 from ostraka.protocol import enclave as roles
-
-
-def is_sealed(reply):
-    return reply.has_content() and SEALED in reply.content
 
 
 def impatient(node):
@@ -47,7 +29,7 @@ def impatient(node):
 
 
 class Rollback:
-    """A host that restores the enclave to an older state whenever it likes."""
+    """A host that restores the enclave to an older state at will."""
 
     def __init__(self, federation):
         self.federation, self.enclave = federation, federation.strategy._enclave
@@ -60,10 +42,13 @@ class Rollback:
         """A round from that state, without any chain."""
         grid, founded = self.federation.grid, self.founded
         opened = roles.Enclave(
-            founded.current, founded.enclave._identity, head=head, state=state, evidence=SIMULATION
+            founded.federation,
+            founded.enclave._identity,
+            head=head,
+            state=state,
+            evidence=SIMULATION,
         ).open_round()
-        greeting = grid.apps[node](Message(ask(), node, "train"), grid.contexts[node])
-        bound = opened.binding(read_hello(greeting.content).challenge.nonce)
+        bound = opened.binding(self.federation.greet(node).challenge.nonce)
         evidence = self.enclave._provider.evidence(bound.report_data())
         shown = Introduction(opened.offer, bound.receipt_key, evidence)
         proof = Proof(founded.charters[-1], shown, (), self.enclave._collateral)
@@ -72,7 +57,7 @@ class Rollback:
             {
                 "arrays": model,
                 "config": ConfigRecord({"server-round": 1}),
-                RECORD: proof_record(proof),
+                RECORD: message_record(encode(proof)),
             }
         )
         return grid.apps[node](Message(content, node, "train"), grid.contexts[node])
@@ -86,8 +71,8 @@ def test_a_host_that_alternates_between_two_states_gets_no_more_updates(flower, 
     replies = []
     for _ in range(4):
         replies += [host.ask(6, *host.now), host.ask(6, *host.before)]
-    assert sum(map(is_sealed, replies)) == 2  # and one before
-    assert any("nobody shows the receipt of round 1" in line for line in said)
+    assert sum(map(federation.is_sealed, replies)) == 2  # and one before
+    assert any("the receipt of round 1 was never shown" in line for line in said)
     assert any("was opened again 3 times" in line for line in said)
 
 
@@ -104,103 +89,22 @@ def test_an_app_that_fails_does_not_use_up_what_its_node_may_send(flower):
         mods=lambda node: impatient(1) if node == 1 else [sealing_mod(UNSAFE_SIMULATION)],
     )
     federation.grid.up = lambda node, reply: (
-        None if is_sealed(reply) and federation.trained[node] <= 4 else reply
+        None if federation.is_sealed(reply) and federation.trained[node] <= 4 else reply
     )
     federation.start(6)
     assert [receipt.participants for receipt in federation.receipts] == [7, 7]
 
 
-def offer_of(federation, **changes):
-    federation.strategy._enclave.open([])
-    return replace(federation.strategy._enclave._round.collecting.offer, **changes)
-
-
-def test_what_counts_as_opened_again(flower):
-    federation = flower()
-    federation.start(1)
-    first, second = offer_of(federation), offer_of(federation)
-    once = Joins().and_then(first, held=1, nonce=bytes(32))
-    assert (once.reopened, once.repeated) == (0, 0)
-    same = once.and_then(first, held=1, nonce=b"a" * 32)
-    assert (same.reopened, same.repeated) == (0, 1)
-    again = same.and_then(second, held=1, nonce=b"b" * 32)
-    assert (again.reopened, again.repeated) == (1, 0)
-    renumbered = again.and_then(
-        replace(second, number=9, round_id=b"c" * 32), held=1, nonce=b"c" * 32
-    )
-    assert renumbered.reopened == 2
-    after = again.and_then(offer_of(federation), held=2, nonce=b"d" * 32)
-    assert (after.reopened, after.repeated) == (0, 0)
-    assert len(after.nonces) == 4
-
-
-def test_files_of_two_clients_are_never_one(tmp_path):
-    names = {FileNotebook(MemoryFile(tmp_path / each, "a"))._path for each in ("m.1", "m.2")}
-    assert len(names) == 2
-
-
-def test_two_receipts_for_one_round_are_never_saved_over_each_other(flower, tmp_path):
-    federation = flower()
-    federation.start(2)
-    memory = ContextNotebook(federation.grid.contexts[0]).load().memory
-    assert memory is not None
-    assert memory.last is not None
-    file = MemoryFile(tmp_path / "a.memory", memory.client)
-    file.save(memory)
-    other = replace(memory, receipts=(replace(memory.last, participants=9),))
-    with pytest.raises(Fork):
-        file.save(other)
-    assert file.load() == memory
-
-
-def signed_by(identity, name, *, key=None):
-    challenge = identity.sign(Challenge(os.urandom(32), name, UNSIGNED))
-    return Hello(challenge, key or identity.public, None)
-
-
-def claim(federation, node, name, *, identity=None, key=None):
-    """A node of its own making, which says who it is and nothing else."""
-    who = identity or Identity.generate()
+def claim(federation, node, name, *, key):
+    """Add a node that says who it is, and nothing else."""
+    who = Identity.generate()
 
     def mod(message, context, call_next):
-        hello = hello_record(signed_by(who, name, key=key))
-        return Message(RecordDict({RECORD: hello}), reply_to=message)
+        challenge = who.sign(Challenge(os.urandom(32), name, UNSIGNED))
+        hello = Hello(challenge, key, None)
+        return Message(RecordDict({RECORD: message_record(encode(hello))}), reply_to=message)
 
     federation.add(node, mods=[mod])
-
-
-def a_workers_name(federation):
-    claim(federation, 7, "worker-1")
-
-
-def one_key_for_two(federation):
-    identity = Identity.generate()
-    claim(federation, 7, "a", identity=identity)
-    claim(federation, 8, "b", identity=identity)
-
-
-def somebody_elses_key(federation):
-    """It is public, and node 3 would have to share it."""
-    grid = federation.grid
-    greeting = grid.apps[3](Message(ask(), 3, "train"), grid.contexts[3])
-    claim(federation, 7, "a", key=read_hello(greeting.content).key)
-
-
-CLAIMS = {
-    "has a worker's name": (a_workers_name, 7),
-    "shares its key with another": (one_key_for_two, 7),
-    "brings a key that is not its own": (somebody_elses_key, 7),
-    "has another's name, so that neither is enrolled": (lambda f: claim(f, 7, "node-3"), 6),
-}
-
-
-@pytest.mark.parametrize("what", CLAIMS)
-def test_a_federation_is_founded_without_a_node_that(what, flower):
-    claiming, participants = CLAIMS[what]
-    federation = flower()
-    claiming(federation)
-    federation.start(1)
-    assert [receipt.participants for receipt in federation.receipts] == [participants]
 
 
 def long_name(sealed):
@@ -224,12 +128,18 @@ def many_tiles(sealed):
     return replace(more_tiles(sealed), header=replace(sealed.header, tiles=2 * len(sealed.tiles)))
 
 
+def changed_record(reply, change):
+    """Return the record of a reply whose sealed update is changed."""
+    read = SealedReply.from_bytes(read_message(reply.content))
+    return message_record(replace(read, sealed=change(read.sealed)).to_bytes())
+
+
 OVERSIZED = {
     "has a long name": (long_name, "it answers with an update of client 'xxx"),
     "has a huge key": (huge_key, "a small header"),
     "has a huge tile": (huge_tile, "tile 0 of a sealed update is too long"),
     "has more tiles than its header says": (more_tiles, "a sealed update has 1 tiles"),
-    "has more tiles than the rules say": (many_tiles, "a sealed update has 1 tiles"),
+    "has more tiles than the terms say": (many_tiles, "a sealed update has 1 tiles"),
 }
 
 
@@ -247,8 +157,8 @@ def test_the_enclave_never_sees_an_update_that(what, flower, said):
     federation.strategy._enclave.deliver = noted
 
     def up(node, reply):
-        if node == 3 and is_sealed(reply):
-            reply.content[SEALED] = sealed_record(change(read_sealed(reply.content)))
+        if node == 3 and federation.is_sealed(reply):
+            reply.content[RECORD] = changed_record(reply, change)
         return reply
 
     federation.grid.up = up
@@ -260,78 +170,12 @@ def test_the_enclave_never_sees_an_update_that(what, flower, said):
     assert len(line) < 400
 
 
-def test_the_shape_is_that_of_the_rules(flower):
-    federation = flower()
-    federation.start(1)
-    terms = federation.strategy._enclave._federation.current.terms
-    replies = [reply for _, _, reply in federation.grid.log if is_sealed(reply)]
-    sealed = read_sealed(replies[0].content)
-    require_shape(sealed, terms)
-    with pytest.raises(MalformedMessage):
-        require_shape(sealed, replace(terms, tile=terms.tile * 2, manifest=Manifest.flat(65)))
-
-
-def test_a_name_that_is_too_long_is_malformed():
-    hello = signed_by(Identity.generate(), "x" * 257)
-    with pytest.raises(MalformedMessage, match="256 characters"):
-        read_hello(RecordDict({RECORD: hello_record(hello)}))
-
-
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
     """[now], of the budget that nodes share."""
     now = [0.0]
     monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
-
-
-def test_a_node_that_takes_long_has_its_turn_after_the_others(clock, said):
-    calls = []
-
-    def step(node: int, what: str, seconds: float) -> str:
-        calls.append((node, seconds))
-        if what == "slow" and (seconds < 20 or node == 2):
-            raise ServiceError("has not answered")
-        if what == "refused":
-            raise ServiceError("refuses", status="INVALID_ARGUMENT")
-        return what
-
-    done = relay._in_turn({1: "slow", 2: "slow", 3: "refused", 4: "quick"}, step)
-    assert calls == [(1, 15), (2, 15), (3, 15), (4, 15), (1, 120), (2, 120)]
-    assert done == {4: "quick", 1: "slow"}
-    assert said == ["node 3 is left out: refuses", "node 2 is left out: has not answered"]
-
-
-def test_nodes_that_are_not_served_cost_one_budget_in_all(clock, said):
-    """However many they are. Each waits as long as it may, or 50 seconds."""
-    second = []
-
-    def step(node: int, what: str, seconds: float) -> str:
-        if seconds != 15:
-            second.append(seconds)
-            clock[0] += min(seconds, 50)
-        raise ServiceError("has not answered")
-
-    assert relay._in_turn(dict.fromkeys(range(10), ""), step) == {}
-    assert second == [120, 70, 20]
-    assert sorted(said) == [f"node {node} is left out: has not answered" for node in range(10)]
-
-
-@pytest.mark.parametrize(("enough", "again"), [(3, []), (4, [0]), (None, [0, 1])])
-def test_nobody_is_waited_for_once_enough_are_served(enough, again, clock, said):
-    second = []
-
-    def step(node: int, what: str, seconds: float) -> str:
-        if node < 2 and seconds == 15:
-            raise ServiceError("has not answered")
-        if seconds != 15:
-            second.append(node)
-        return what
-
-    done = relay._in_turn(dict.fromkeys(range(5), ""), step, enough=enough)
-    assert second == again
-    assert sorted(done) == [*again, 2, 3, 4]
-    assert len(said) == 2 - len(again)  # and who is not served is told of
 
 
 def test_a_round_opens_without_those_that_would_have_to_be_waited_for(flower, clock, said):
@@ -377,8 +221,7 @@ def nothing(reply):
 
 
 def rubbish(reply):
-    sealed = read_sealed(reply.content)
-    return RecordDict({SEALED: sealed_record(huge_tile(sealed))})
+    return RecordDict({RECORD: changed_record(reply, huge_tile)})
 
 
 @pytest.mark.parametrize("answer", [nothing, rubbish])
@@ -389,7 +232,7 @@ def test_nodes_that_answer_at_once_with_nothing_do_not_cut_off_slow_ones(answer,
     pulls: list[Any] = []
 
     def up(node, reply):
-        if node in (5, 6) and is_sealed(reply):
+        if node in (5, 6) and federation.is_sealed(reply):
             reply.content = answer(reply)
         return reply
 
@@ -398,7 +241,7 @@ def test_nodes_that_answer_at_once_with_nothing_do_not_cut_off_slow_ones(answer,
         slow = [
             name for name in names if name in waiting and waiting[name].metadata.src_node_id == 4
         ]
-        pulls.extend(each for each in slow if is_sealed(waiting[each]))
+        pulls.extend(each for each in slow if federation.is_sealed(waiting[each]))
         return pull([name for name in names if name not in slow or len(pulls) in (0, 4)])
 
     federation.grid.up, federation.grid.pull_messages = up, slowly
@@ -414,7 +257,7 @@ def test_a_reply_that_flower_cannot_read_is_one_nodes_affair(flower, said):
 
     def unreadable(names: list[str]) -> Any:
         replies = pull(names)
-        if any(node_of(federation, each) == 3 and is_sealed(each) for each in replies):
+        if any(node_of(federation, each) == 3 and federation.is_sealed(each) for each in replies):
             ConfigRecord.inflate(b"ConfigRecord  3\x00\xff\xff\xff")
         return replies
 

@@ -1,4 +1,4 @@
-"""Replies that are announced and do not come, or say that they are to something else."""
+"""Replies that are announced and do not come, or that claim to answer another message."""
 
 import threading
 import time
@@ -13,18 +13,18 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 from flwr.app import Message
 from flwr.supercore.run import RunNotRunningException
 
-from ostraka.flower.grid import Courier, Patience
-from ostraka.flower.messages import SEALED, ask
+from ostraka.carried.relay import Enough
+from ostraka.flower.grid import Courier
 
 GIVEN_UP_S = 60.0  # by a test, where the courier should have gone on
 
 
-def always(reply: Message) -> bool:
+def always(*reply: object) -> bool:
     return True
 
 
 class Holding:
-    """The pulls of a node's replies, in which Flower waits for what the node does not send."""
+    """Holds the pulls of a node's replies, as if Flower waited for what the node does not send."""
 
     def __init__(self, grid: Any) -> None:
         self.grid, self.pull = grid, grid.pull_messages
@@ -66,21 +66,17 @@ def pulls_that_run() -> list[threading.Thread]:
     return [each for each in threading.enumerate() if each.name == "ostraka-pull"]
 
 
-def greetings(nodes: int = 7) -> list[Message]:
-    return [Message(ask(), node, "train") for node in range(nodes)]
+def greetings(federation: Any) -> list[Message]:
+    return [federation.question(node) for node in range(7)]
 
 
 def nodes_of(replies: list[Message]) -> list[int]:
     return sorted(reply.metadata.src_node_id for reply in replies)
 
 
-def is_sealed(reply: Message) -> bool:
-    return reply.has_content() and SEALED in reply.content
-
-
 def test_a_reply_that_does_not_come_holds_up_no_round(flower, holding, said):
     federation = flower()
-    held = holding(federation).of(3, is_sealed)
+    held = holding(federation).of(3, federation.is_sealed)
     federation.start(2, timeout=2)
     assert [receipt.participants for receipt in federation.receipts] == [6, 6]
     assert said.count("node 3 has not answered in time: left out") == 2
@@ -89,7 +85,7 @@ def test_a_reply_that_does_not_come_holds_up_no_round(flower, holding, said):
 
 def test_a_reply_that_does_not_come_gets_the_grace_and_no_more(flower, holding):
     federation = flower(straggler_grace=0.05)
-    held = holding(federation).of(0, is_sealed)
+    held = holding(federation).of(0, federation.is_sealed)
     federation.start(1, timeout=3600)
     assert [receipt.participants for receipt in federation.receipts] == [6]
     assert not held.outlasted
@@ -98,7 +94,7 @@ def test_a_reply_that_does_not_come_gets_the_grace_and_no_more(flower, holding):
 def test_a_message_has_one_pull_at_a_time_and_no_exit_waits_for_it(flower, holding):
     federation = flower()
     held = holding(federation).of(3)
-    Courier(federation.grid).send_and_receive(greetings(), timeout=2)
+    Courier(federation.grid).send_and_receive(greetings(federation), timeout=2)
     assert list(held.pulls.values()) == [1]
     (pull,) = pulls_that_run()
     assert pull.daemon
@@ -116,7 +112,7 @@ def test_a_reply_that_comes_late_and_in_time_is_taken(flower, holding):
         return replies
 
     federation.grid.pull_messages = release
-    replies = Courier(federation.grid).send_and_receive(greetings(), timeout=GIVEN_UP_S)
+    replies = Courier(federation.grid).send_and_receive(greetings(federation), timeout=GIVEN_UP_S)
     assert nodes_of(replies) == list(range(7))
     assert not held.outlasted
 
@@ -141,7 +137,7 @@ def test_a_reply_that_comes_during_a_turn_is_not_pulled_again_in_it(flower, hold
 
     federation.grid.pull_messages = second_turn
     federation.grid.up = lambda node, reply: None if node in range(1, 6) else reply
-    Courier(federation.grid).send_and_receive(greetings(), timeout=2)
+    Courier(federation.grid).send_and_receive(greetings(federation), timeout=2)
     assert [pulls[name] for name in held.pulls] == [1]
 
 
@@ -149,16 +145,16 @@ def test_a_node_whose_replies_never_come_costs_a_bounded_number_of_threads(flowe
     federation = flower()
     held = holding(federation).of(3)
     courier = Courier(federation.grid)
-    courier.patience = Patience(6, 0.0, always)
+    courier.enough = Enough(6, 0.0, always)
     for _ in range(6):
-        assert len(courier.send_and_receive(greetings(), timeout=GIVEN_UP_S)) == 6
+        assert len(courier.send_and_receive(greetings(federation), timeout=GIVEN_UP_S)) == 6
     assert len(pulls_that_run()) == 4
     assert said.count("node 3 is left out: 4 of its replies are announced, and do not come") == 2
     held.released.set()
     for pull in pulls_that_run():
         pull.join(GIVEN_UP_S)
-    courier.patience = None
-    assert len(courier.send_and_receive(greetings(), timeout=GIVEN_UP_S)) == 7
+    courier.enough = None
+    assert len(courier.send_and_receive(greetings(federation), timeout=GIVEN_UP_S)) == 7
 
 
 def test_a_run_that_has_ended_ends_the_wait(flower):
@@ -169,7 +165,7 @@ def test_a_run_that_has_ended_ends_the_wait(flower):
 
     federation.grid.pull_messages = ended
     with pytest.raises(RunNotRunningException):
-        Courier(federation.grid).send_and_receive(greetings(), timeout=GIVEN_UP_S)
+        Courier(federation.grid).send_and_receive(greetings(federation), timeout=GIVEN_UP_S)
 
 
 def test_a_reply_that_names_another_message_is_not_waited_for(flower, said):
@@ -181,7 +177,7 @@ def test_a_reply_that_names_another_message_is_not_waited_for(flower, said):
         return reply
 
     federation.grid.up = up
-    replies = Courier(federation.grid).send_and_receive(greetings(), timeout=GIVEN_UP_S)
+    replies = Courier(federation.grid).send_and_receive(greetings(federation), timeout=GIVEN_UP_S)
     assert nodes_of(replies) == [0, 1, 2, 4, 5, 6]
     assert said == ["node 3 is left out: its reply says that it is to another message"]
 
@@ -190,5 +186,5 @@ def test_enough_replies_do_not_cut_a_turn_short(flower):
     """All have answered: without any grace, they are still all taken."""
     federation = flower()
     courier = Courier(federation.grid)
-    courier.patience = Patience(2, 0.0, always)
-    assert nodes_of(courier.send_and_receive(greetings(), timeout=60)) == list(range(7))
+    courier.enough = Enough(2, 0.0, always)
+    assert nodes_of(courier.send_and_receive(greetings(federation), timeout=60)) == list(range(7))

@@ -49,7 +49,7 @@ def test_the_first_to_answer_does_not_decide_with(what, flower, said):
 
 def test_another_name_of_the_record_is_another_form(flower, said):
     assert mean_of(flower, [reply(3, {"mean": 9.0}, name="mine")]) == {"mean": 1.0}
-    assert said == ["node 3 is left out: its metrics have not the form that most have"]
+    assert said == ["node 3 is left out: its metrics do not have the most common form"]
 
 
 def test_no_form_that_is_the_most_common_drops_all(flower, said):

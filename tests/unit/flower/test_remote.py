@@ -21,23 +21,16 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from ostraka.carried.messages import SealedReply, read_hello
 from ostraka.carried.remote import RemoteEnclave
 from ostraka.cli.federation_folder import Plan, create
 from ostraka.client.connection import Connection
 from ostraka.enclave import service
 from ostraka.enclave.platform.choose import unsafe_simulated
-from ostraka.encoding import UNSIGNED
+from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError, ServiceError
 from ostraka.flower import PrivateMultiKrum, records, sealing_mod
-from ostraka.flower.messages import (
-    RECORD,
-    SEALED,
-    ask,
-    proof_record,
-    read_hello,
-    read_sealed,
-    sealed_record,
-)
+from ostraka.flower.records import RECORD, message_record, read_message
 from ostraka.messages import Challenge
 
 PATIENCE_S = 60.0
@@ -94,7 +87,7 @@ def grace_s() -> float:
     return 60.0
 
 
-# Where the seventh stays away, nobody has to be quick.
+# Where the seventh stays away, no node has to be quick.
 SIX_OF_SEVEN = pytest.mark.parametrize("grace_s", [0.2], ids=["six of seven"])
 
 
@@ -202,7 +195,7 @@ def test_a_node_that_dies_costs_the_grace_and_not_the_deadline(remote, said):
 
 
 def test_a_node_goes_by_its_own_config_whatever_the_app_says(remote, said):
-    """Else whoever ships the app could have it trust an enclave of his own."""
+    """Otherwise the app's author could have it trust any enclave."""
     from ostraka.flower import UNSAFE_SIMULATION
 
     remote.add(3, mods=[sealing_mod(UNSAFE_SIMULATION, disclose_metrics=True)])
@@ -238,7 +231,7 @@ def test_a_node_with(what, remote, said):
     assert any("node 3 is left out: the node is not set up" in line for line in said)
 
 
-def test_the_strategys_numbers_must_be_those_of_the_rules(remote):
+def test_the_strategys_numbers_must_be_those_of_the_terms(remote):
     remote.strategy = strategy(remote.service, num_malicious_nodes=2)
     with pytest.raises(ConfigError, match="f = 1"):
         remote.start(1)
@@ -261,7 +254,7 @@ def test_the_federations_last_round_ends_the_run(remote, said):
 
 
 class Asking:
-    """Whoever reaches a node, and asks it for updates in as many runs as he likes."""
+    """An operator who asks a node for updates in any number of runs."""
 
     def __init__(self, remote: Any, node: int, **config: Any) -> None:
         self.remote, self.node = remote, node
@@ -274,12 +267,13 @@ class Asking:
     def prepare(self, run: int) -> tuple[Context, RecordDict]:
         """A run's context, and a message with the proof that it has asked for."""
         context = Context(run, self.node, self.config, RecordDict(), {})
-        greeting = self.app(Message(ask(), self.node, "train"), context)
-        proof = self.enclave.introduce(read_hello(greeting.content))
+        greeting = self.app(self.remote.question(self.node), context)
+        proof = self.enclave.introduce(read_hello(read_message(greeting.content)))
         self.enclave.close()
         model = records.Template(self.remote.model).record(self.head.manifest, self.head.model)
         settings = ConfigRecord({"server-round": 1})
-        content = RecordDict({"arrays": model, "config": settings, RECORD: proof_record(proof)})
+        record = message_record(encode(proof))
+        content = RecordDict({"arrays": model, "config": settings, RECORD: record})
         return context, content
 
     def train_at_once(self, jobs: list[tuple[Context, RecordDict]]) -> list[str]:
@@ -337,11 +331,12 @@ def test_an_oversized_header_is_left_out_before_the_wire(remote, federation_fold
     identity = read_identity(federation_folder / "keys/client-1.key")
 
     def up(node, reply):
-        if node == 0 and reply.has_content() and SEALED in reply.content:
-            sealed = read_sealed(reply.content)
-            huge = replace(sealed.header, sealed_key=bytes(5 * 2**20), signature=UNSIGNED)
-            signed = replace(sealed, header=identity.sign(huge))
-            reply.content[SEALED] = sealed_record(signed)
+        if node == 0 and remote.is_sealed(reply):
+            read = SealedReply.from_bytes(read_message(reply.content))
+            huge = replace(read.sealed.header, sealed_key=bytes(5 * 2**20), signature=UNSIGNED)
+            signed = replace(read.sealed, header=identity.sign(huge))
+            changed = replace(read, sealed=signed).to_bytes()
+            reply.content[RECORD] = message_record(changed)
         return reply
 
     remote.grid.up = up
@@ -353,7 +348,7 @@ def test_an_oversized_header_is_left_out_before_the_wire(remote, federation_fold
 def test_a_brief_introduction_has_no_more_time_for_the_chain(remote, monkeypatch):
     enclave = RemoteEnclave(remote.service.address, seconds=60)
     enclave.open([])
-    greeting = remote.grid.apps[0](Message(ask(), 0, "train"), remote.grid.contexts[0])
+    hello = remote.greet(0)
     budgets = []
     stream = Connection.stream
 
@@ -362,7 +357,7 @@ def test_a_brief_introduction_has_no_more_time_for_the_chain(remote, monkeypatch
         return stream(self, method, request)
 
     monkeypatch.setattr(Connection, "stream", noted)
-    enclave.introduce(replace(read_hello(greeting.content), after=0), seconds=7)
+    enclave.introduce(replace(hello, after=0), seconds=7)
     enclave.close()
     assert budgets == [("GetChain", 7)]
 
@@ -370,10 +365,9 @@ def test_a_brief_introduction_has_no_more_time_for_the_chain(remote, monkeypatch
 def test_what_is_too_large_for_the_service_is_not_sent_again(remote):
     enclave = RemoteEnclave(remote.service.address, seconds=60)
     enclave.open([])
-    greeting = remote.grid.apps[0](Message(ask(), 0, "train"), remote.grid.contexts[0])
-    hello = read_hello(greeting.content)
+    hello = remote.greet(0)
     huge = Challenge(hello.challenge.nonce, "x" * 5 * 2**20, hello.challenge.signature)
     with pytest.raises(ServiceError, match="larger than max") as refused:
         enclave.introduce(replace(hello, challenge=huge))
     enclave.close()
-    assert refused.value.status == "RESOURCE_EXHAUSTED"  # and not that nobody has answered
+    assert refused.value.status == "RESOURCE_EXHAUSTED"  # and not that no answer came

@@ -1,4 +1,4 @@
-"""A SuperLink that tampers with messages: each time somebody refuses, and says why."""
+"""A SuperLink that tampers with messages: each time it is refused, and the log says why."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,20 +8,22 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
-from ostraka.flower.messages import (
-    RECORD,
-    SEALED,
-    Links,
-    Proof,
-    proof_record,
-    read_proof,
-    read_sealed,
-    sealed_record,
-)
+from ostraka.carried.messages import Links, Proof, SealedReply
+from ostraka.encoding import decode, encode
+from ostraka.flower import UNSAFE_SIMULATION, sealing_mod
+from ostraka.flower.records import RECORD, message_record, read_message
 from ostraka.messages import Evidence
+
+
+def read_proof(content):
+    return decode(Proof, read_message(content))
+
+
+def read_reply(content):
+    return SealedReply.from_bytes(read_message(content))
 
 
 class SuperLink:
@@ -42,7 +44,7 @@ class SuperLink:
         return message
 
     def _up(self, node, reply):
-        if reply.has_content() and SEALED in reply.content:
+        if self.federation.is_sealed(reply):
             self.up[node] = reply.content
         return reply
 
@@ -56,7 +58,7 @@ class SuperLink:
 
     def change_up(self, change, *nodes):
         def up(node, reply):
-            if node in nodes and reply.has_content() and SEALED in reply.content:
+            if node in nodes and self.federation.is_sealed(reply):
                 reply.content = change(node, reply.content)
             return reply
 
@@ -68,7 +70,7 @@ def swap_replies(link):
     first: dict[Any, Any] = {}
 
     def up(node, reply):
-        if node not in (1, 2) or not (reply.has_content() and SEALED in reply.content):
+        if node not in (1, 2) or not link.federation.is_sealed(reply):
             return reply
         if not first:
             first[node] = reply
@@ -83,9 +85,11 @@ def swap_replies(link):
 
 def swap_tiles(link):
     def change(node, content):
-        mine, other = read_sealed(content), read_sealed(link.up[2])
-        tiles = tuple(replace(tile, upload_id=mine.header.upload_id) for tile in other.tiles)
-        return RecordDict({SEALED: sealed_record(replace(mine, tiles=tiles))})
+        mine, other = read_reply(content), read_reply(link.up[2])
+        upload = mine.sealed.header.upload_id
+        tiles = tuple(replace(tile, upload_id=upload) for tile in other.sealed.tiles)
+        swapped = replace(mine, sealed=replace(mine.sealed, tiles=tiles))
+        return RecordDict({RECORD: message_record(swapped.to_bytes())})
 
     link.change_up(change, 1)
 
@@ -101,13 +105,13 @@ def drop_proof(link):
 
 
 def with_proof(content, **changes):
-    proof = replace(read_proof(Proof, content), **changes)
-    return RecordDict({**content, RECORD: proof_record(proof)})
+    proof = replace(read_proof(content), **changes)
+    return RecordDict({**content, RECORD: message_record(encode(proof))})
 
 
 def drop_evidence(link):
     def change(node, content):
-        shown = read_proof(Proof, content).introduction
+        shown = read_proof(content).introduction
         return with_proof(
             content, introduction=replace(shown, evidence=Evidence("simulation", b"", ()))
         )
@@ -136,7 +140,7 @@ def replay_proof(link):
 
 
 def proof_of_another(link):
-    """Whoever comes first gets his own; all others get that one."""
+    """The first node gets its own proof, and all others get that one too."""
     first: dict[Any, Any] = {}
 
     def change(node, content):
@@ -151,14 +155,14 @@ def cut_chain(link):
 
 def older_chain(link):
     link.change_down(
-        lambda node, content: with_proof(content, links=read_proof(Proof, link.down[node]).links),
+        lambda node, content: with_proof(content, links=read_proof(link.down[node]).links),
         1,
     )
 
 
 def padded_chain(link):
     def change(node, content):
-        return with_proof(content, links=read_proof(Proof, content).links * 5000)
+        return with_proof(content, links=read_proof(content).links * 5000)
 
     link.change_down(change, 1)
 
@@ -185,14 +189,14 @@ TAMPERING = {
     "swaps two nodes' replies": (swap_replies, "it answers with an update of client", {1, 2}),
     "puts one node's tiles under another's header": (swap_tiles, "tile does not open", {1}),
     "replays the last round's reply": (replay_reply, "made for another round", {1}),
-    "drops the proof": (drop_proof, "the message carries no Proof", {1}),
+    "drops the proof": (drop_proof, "there is no record 'ostraka'", {1}),
     "drops the evidence": (drop_evidence, "brings no root certificate", {1}),
     "serves an old model": (old_model, "not the one that the enclave vouches for", {1}),
     "serves a model of its own": (poisoned_model, "not the one that the enclave vouches for", {1}),
-    "replays a proof": (replay_proof, "another challenge, another key or another config", {1}),
+    "replays a proof": (replay_proof, "another challenge, another key or another federation", {1}),
     "shows one node the proof for another": (
         proof_of_another,
-        "another challenge, another key or another config",
+        "another challenge, another key or another federation",
         {1, 2, 3, 4, 5, 6},
     ),
     "cuts the chain": (cut_chain, "it was set back to an older state", {1}),
@@ -215,7 +219,7 @@ TAMPERING = {
 
 @pytest.mark.parametrize("tampering", TAMPERING)
 def test_a_superlink_that(tampering, flower, said):
-    """It is refused, and says why. Whoever was not tampered with takes part all the same."""
+    """It is refused with a reason. Nodes that were not tampered with take part all the same."""
     tamper, reason, touched = TAMPERING[tampering]
     federation = flower(n=8 if len(touched) < 6 else 7)
     link = SuperLink(federation)
@@ -259,12 +263,8 @@ def test_a_message_that_comes_twice_is_trained_on_once(flower, said):
 
 def test_a_round_that_is_opened_again_and_again_gets_no_more_updates(flower, said):
     """Each time, its host may have seen an aggregate, and the difference is one node's update."""
-    from ostraka.flower import UNSAFE_SIMULATION, sealing_mod
-
     federation = flower(mods=lambda node: [sealing_mod(UNSAFE_SIMULATION, resends=2)])
-    federation.grid.up = lambda node, reply: (
-        None if reply.has_content() and SEALED in reply.content else reply
-    )
+    federation.grid.up = lambda node, reply: None if federation.is_sealed(reply) else reply
     federation.start(5)
     assert federation.receipts == []
     assert set(federation.trained.values()) == {3}
@@ -273,8 +273,6 @@ def test_a_round_that_is_opened_again_and_again_gets_no_more_updates(flower, sai
 
 @pytest.mark.parametrize("disclosed", [False, True])
 def test_evaluation_is_the_owners_choice_and_of_published_models_only(disclosed, flower, said):
-    from ostraka.flower import UNSAFE_SIMULATION, sealing_mod
-
     federation = flower(
         mods=lambda node: [sealing_mod(UNSAFE_SIMULATION, disclose_metrics=disclosed)],
         fraction_evaluate=1.0,
@@ -299,16 +297,12 @@ def test_evaluation_is_the_owners_choice_and_of_published_models_only(disclosed,
 
 
 def test_evaluation_without_a_receipt_is_refused(flower):
-    from ostraka.flower import UNSAFE_SIMULATION, sealing_mod
-
     federation = flower(mods=lambda node: [sealing_mod(UNSAFE_SIMULATION, disclose_metrics=True)])
-    from flwr.app import ConfigRecord
-
     content = RecordDict(
         {
             "arrays": ArrayRecord([np.zeros(66, "<f4")]),
             "config": ConfigRecord({"server-round": 1}),
-            RECORD: proof_record(Links(())),
+            RECORD: message_record(encode(Links(()))),
         }
     )
     reply = federation.grid.apps[0](Message(content, 0, "evaluate"), federation.grid.contexts[0])

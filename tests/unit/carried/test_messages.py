@@ -1,0 +1,61 @@
+"""Any bytes are a message of the expected kind, or malformed."""
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostraka.carried.messages import ASK, Hello, Links, Proof, SealedReply, read_hello, read_links
+from ostraka.config import Manifest
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED, decode, encode, pack
+from ostraka.errors import MalformedMessage
+from ostraka.messages import Challenge
+
+READERS = {
+    "Hello": read_hello,
+    "Proof": lambda data: decode(Proof, data),
+    "Links": lambda data: decode(Links, data),
+    "SealedReply": SealedReply.from_bytes,
+    "ChainLink": lambda data: read_links((data,)),
+}
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_read_or_malformed(data):
+    for read in READERS.values():
+        with suppress(MalformedMessage):
+            read(data)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_any_fields_under_the_right_label_are_read_or_malformed(fields):
+    with suppress(MalformedMessage):
+        SealedReply.from_bytes(pack(SealedReply.LABEL, *fields))
+
+
+@pytest.mark.parametrize("what", ["Hello", "Proof", "Links", "SealedReply"])
+def test_the_question_is_no(what):
+    with pytest.raises(MalformedMessage):
+        READERS[what](ASK)
+
+
+def test_a_name_that_is_too_long_is_malformed():
+    challenge = Challenge(os.urandom(32), "x" * 257, UNSIGNED)
+    hello = Hello(challenge, Identity.generate().public, None)
+    with pytest.raises(MalformedMessage, match="256 characters"):
+        read_hello(encode(hello))
+
+
+def test_a_reply_comes_back_and_has_the_shape_of_the_terms(carried):
+    federation = carried()
+    replies = federation.train(federation.open())
+    reply = SealedReply.from_bytes(replies[0])
+    assert reply.to_bytes() == replies[0]
+    terms = federation.enclave._founded.terms
+    reply.require_shape(terms)
+    with pytest.raises(MalformedMessage):
+        reply.require_shape(replace(terms, tile=terms.tile * 2, manifest=Manifest.flat(65)))

@@ -1,0 +1,115 @@
+"""Rounds that no framework knows of: bytes go from the relay to nodes, and back."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ostraka.carried.messages import Hello
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED, encode
+from ostraka.errors import AttestationRefused, MalformedMessage
+from ostraka.messages import Challenge
+
+
+def test_no_module_loads_flower():
+    modules = ("in_process", "messages", "node", "node_state", "relay", "remote", "trust")
+    names = ", ".join(f"ostraka.carried.{module}" for module in modules)
+    probe = (
+        f"import sys, {names}; sys.exit(not {{'flwr', 'ostraka.flower'}}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+
+
+def test_two_rounds_are_published(carried):
+    federation = carried()
+    first, second = federation.run_round(), federation.run_round()
+    assert [first.receipt.number, second.receipt.number] == [1, 2]
+    assert first.receipt.participants == second.receipt.participants == 7
+    kept = [int(name.removeprefix("node-")) for name in first.receipt.selected]
+    np.testing.assert_allclose(first.model, np.mean(kept), rtol=1e-6)
+
+
+def test_the_first_round_asks_and_the_next_goes_by_the_replies(carried):
+    federation = carried()
+    federation.run_round()
+    federation.carrier.send = None  # so that asking again would raise
+    assert federation.run_round().receipt.participants == 7
+
+
+def test_a_node_that_replies_with_rubbish_is_left_out(carried, caplog):
+    federation = carried()
+    federation.carrier.nodes[3] = lambda message: b"\x1b[2Jrubbish"
+    assert federation.run_round().receipt.participants == 6
+    assert "node 3 is left out" in caplog.text
+
+
+def test_a_proof_is_good_for_one_update(carried):
+    federation = carried()
+    proofs = federation.open()
+    federation.train(proofs)
+    with pytest.raises(AttestationRefused, match="another challenge"):
+        federation.carrier.nodes[1](proofs[1])
+
+
+def test_a_message_that_is_no_proof_leaves_the_challenge_unanswered(carried):
+    federation = carried()
+    proofs = federation.open()
+    with pytest.raises(MalformedMessage, match="not a Proof"):
+        federation.carrier.nodes[1](b"")
+    assert set(federation.train(proofs)) == set(range(7))
+
+
+def test_the_last_model_is_proved_to_a_node_that_took_part(carried):
+    federation = carried()
+    federation.run_round()
+    published = federation.run_round()
+    assert federation.relay.links(99) is None
+    links = federation.relay.links(1)
+    of, digest = federation.node(1).published_model(links)
+    assert digest == published.receipt.model
+    assert of.terms.dimension == 66
+
+
+def signed_by(identity, name, *, key=None):
+    challenge = identity.sign(Challenge(os.urandom(32), name, UNSIGNED))
+    return Hello(challenge, key or identity.public, None)
+
+
+def claim(federation, node, name, *, identity=None, key=None):
+    """Add a node that says who it is, and nothing else."""
+    hello = encode(signed_by(identity or Identity.generate(), name, key=key))
+    federation.carrier.nodes[node] = lambda message: hello
+
+
+def a_workers_name(federation):
+    claim(federation, 7, "worker-1")
+
+
+def one_key_for_two(federation):
+    identity = Identity.generate()
+    claim(federation, 7, "a", identity=identity)
+    claim(federation, 8, "b", identity=identity)
+
+
+def somebody_elses_key(federation):
+    """It is public, and node 3 would have to share it."""
+    claim(federation, 7, "a", key=federation.node(3).identity.public)
+
+
+CLAIMS = {
+    "has a worker's name": (a_workers_name, 7),
+    "shares its key with another": (one_key_for_two, 7),
+    "brings a key that is not its own": (somebody_elses_key, 7),
+    "has another's name, so that neither is enrolled": (lambda f: claim(f, 7, "node-3"), 6),
+}
+
+
+@pytest.mark.parametrize("what", CLAIMS)
+def test_a_federation_is_founded_without_a_node_that(what, carried):
+    claiming, participants = CLAIMS[what]
+    federation = carried()
+    claiming(federation)
+    assert federation.run_round().receipt.participants == participants
