@@ -1,8 +1,6 @@
 """Two enclaves on one machine. They differ in one byte of their code, and a client can tell."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ def altered(tmp_path) -> Path:
     """A copy of the code with one letter of a comment changed, in a trusted module."""
     copy = tmp_path / "altered"
     shutil.copytree(SOURCE / "ostraka", copy / "ostraka", ignore=shutil.ignore_patterns("*.pyc"))
-    module = copy / "ostraka" / "core" / "rules.py"
+    module = copy / "ostraka" / "core" / "rules" / "krum.py"
     before = module.read_bytes()
     after = before.replace(b"Multi-Krum", b"Multi-Crum", 1)
     assert len(after) == len(before)
@@ -91,16 +89,3 @@ def test_the_sealed_state_of_one_is_nothing_to_the_other(deploy, altered):
     other.wait_for("does not open under this enclave's key")
     assert other.child.wait(60) not in (0, None)
     assert deployment.enclave().stop() == 0
-
-
-def test_the_running_service_loads_nothing_that_is_not_measured():
-    """What an enclave's process loads of ours is in its measurement, or it proves too little."""
-    probe = (
-        "import sys, ostraka.enclave.service, ostraka.enclave.platform.choose\n"
-        "print('\\n'.join(m.__file__ for n, m in sys.modules.items() if n.startswith('ostraka')))"
-    )
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, check=True, text=True)
-    loaded = {Path(line).resolve() for line in done.stdout.split()}
-    measured = {Path(path).resolve() for path in measurement.measured_files()}
-    assert len(loaded) > 50
-    assert not loaded - measured
