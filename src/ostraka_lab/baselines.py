@@ -1,7 +1,9 @@
-"""The same federation in the clear, without any of Ostraka: what there is to compare with.
+"""The same federation in the clear, without any of Ostraka, to compare with.
 
-plain averaging   the mean of all updates, whatever they are
+plain averaging   the mean of all updates
 Multi-Krum        the rule that the enclave uses, on float64 distances of the same clipped updates
+
+python -m ostraka_lab.baselines RUN DEFENCE DONE
 """
 
 import logging
@@ -20,27 +22,26 @@ from ostraka.config import Manifest, Terms
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.errors import OstrakaError
-from ostraka_lab.experiment import Experiment
+from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Participant, Task
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.names import find
-from ostraka_lab.participant import UNJUDGED, Judge, Participant, Task
 
 PLAIN, MULTI_KRUM = "plain", "multi-krum"
 
+_LOG = logging.getLogger("ostraka.lab.clear")
 _BLOCK = 2**18  # columns at a time, so that float64 copies stay small
 
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
-    """A mean (d,) of the rows that were selected. margin: see `rules.selection_gap`."""
+    """A mean (d,) of the rows that were selected."""
 
     mean: Float64
     selected: tuple[int, ...]
-    margin: float = np.inf
 
 
 Rule = Callable[[Float32], Aggregate]
-"""What becomes of updates (n, d)."""
+"""Aggregates updates (n, d)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +56,14 @@ class ClearRound:
 
 
 def plain_average(updates: Float32) -> Aggregate:
-    """One NaN makes it NaN, as it does for everybody who averages."""
+    """Average all updates. One NaN makes the mean NaN, as in any plain average."""
     with np.errstate(over="ignore", invalid="ignore"):
         mean: Float64 = updates.mean(axis=0, dtype=np.float64)
     return Aggregate(mean, tuple(range(len(updates))))
 
 
 def multi_krum(f: int, k: int | None) -> Rule:
-    """Multi-Krum as the enclave does it. Rows that are not finite lower n, f and k alike."""
+    """Make Multi-Krum as the enclave does it. Rows that are not finite lower n, f and k alike."""
 
     def rule(updates: Float32) -> Aggregate:
         finite = np.flatnonzero([np.isfinite(row).all() for row in updates])
@@ -72,15 +73,14 @@ def multi_krum(f: int, k: int | None) -> Rule:
         left = max(0, f - lost)
         keep = min(k or len(finite), len(finite) - left)
         kept = krum.multi_krum(squared, left, keep)
-        margin = krum.selection_gap(krum.krum_scores(squared, left), keep)
         mean: Float64 = clipped[list(kept)].mean(axis=0, dtype=np.float64)
-        return Aggregate(mean, tuple(finite[list(kept)].tolist()), margin)
+        return Aggregate(mean, tuple(finite[list(kept)].tolist()))
 
     return rule
 
 
 def clip(rows: Float32, f: int) -> Float64:
-    """Rows (n, d) no longer than the enclave would let them be."""
+    """Clip rows (n, d) to the norm that the enclave would allow."""
     norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in rows])
     limit = Terms(Manifest.flat(rows.shape[1]), f=f).clipping_norm(norms)
     scales: Float64 = limit / np.maximum(norms, limit)
@@ -107,7 +107,7 @@ class Clear:
         ]
 
     def rounds(self, after: int = 0) -> Iterator[ClearRound]:
-        """All that follow this one."""
+        """Run all rounds that follow this one."""
         for number in range(after + 1, self._experiment.rounds + 1):
             yield self.round(number)
 
@@ -139,12 +139,9 @@ class Clear:
         return np.stack([own[client] for client in self._experiment.telling])
 
 
-_LOG = logging.getLogger("ostraka.lab.clear")
-
-
 @dataclass(frozen=True)
 class ClearRoundDone:
-    """How a defence in the clear stands after a round. selected: the numbers of clients."""
+    """How a defence in the clear does after a round. selected: the numbers of clients."""
 
     round: int
     selected: tuple[int, ...]
@@ -167,13 +164,13 @@ def main() -> int:
 
 
 def aggregate(folder: RunFolder, defence: str, done: int) -> None:
-    """All rounds after so many."""
+    """Run all rounds after the first `done`."""
     task = Task.load(folder.load()[0])
     clear, judge = Clear(task, rule(task.experiment, defence)), Judge(task)
     if done:
         clear.model = np.fromfile(_state(folder, defence, done), "<f4")
     for each in clear.rounds(after=done):
-        # The model first: a round that is on record without it could not be gone on from.
+        # The model comes first: a round on record without its model could not be resumed.
         files.write(_state(folder, defence, each.number), [each.model.data])
         judged = task.experiment.evaluates(each.number)
         scores = judge.scores(each.model) if judged else UNJUDGED
@@ -182,7 +179,7 @@ def aggregate(folder: RunFolder, defence: str, done: int) -> None:
 
 
 def rule(experiment: Experiment, defence: str) -> Rule:
-    """Raises ConfigError for a defence that there is not."""
+    """The rule of a defence. Raises ConfigError for an unknown one."""
     krum = multi_krum(experiment.byzantine, experiment.k)
     return find("defence", defence, {PLAIN: plain_average, MULTI_KRUM: krum})
 

@@ -1,4 +1,7 @@
-"""Starts processes, reads their logs, and ends them: whatever happens, none is left."""
+"""Starts processes, reads their logs, and ends them: none outlives the process that started it.
+
+python -m ostraka_lab.children PARENT MODULE [ARGUMENTS ...]
+"""
 
 import ctypes
 import json
@@ -17,12 +20,13 @@ from ostraka.errors import ServiceError
 Logged: TypeAlias = dict[str, Any]
 """One event, as a service logs it in JSON."""
 
-_STOP_S = 3.0  # to end as they were told to
+_STOP_S = 3.0  # for processes to end when they are told to
 _POLL_S = 0.02
 _SHOWN = 12  # last lines of a process that failed
-_COMMON = ("event", "level", "logger", "simulated", "time")  # to all events
+_COMMON = ("event", "level", "logger", "simulated", "time")  # fields of all events
+_PR_SET_PDEATHSIG = 1
 
-# Many processes share few cores, so each gets one thread. gRPC is not to chat on stderr.
+# Many processes share few cores, so each gets one thread. gRPC must not write to stderr.
 _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -33,7 +37,7 @@ _ENVIRONMENT = {
 
 @dataclass(eq=False)
 class Child:
-    """A process of ours. serves: it is not to end by itself, not even well.
+    """A process that was started. serves: it must not end by itself, not even with success.
 
     spare: the others can go on without it, however it ends.
     """
@@ -50,7 +54,7 @@ class Child:
         self._read = self._begun
 
     def events(self) -> list[Logged]:
-        """What it has logged since the last call."""
+        """Read what it has logged since the last call."""
         with self.log.open("rb") as file:
             file.seek(self._read)
             new = file.read()
@@ -59,7 +63,7 @@ class Child:
         return [event for line in whole.splitlines() if (event := _event(line))]
 
     def require_well(self) -> None:
-        """Raises ServiceError with its last lines if it ended and should not have."""
+        """Raises ServiceError, with its last lines, if it ended and should not have."""
         if not self.spare and (how := self.failure()):
             raise self.failed(how)
 
@@ -78,7 +82,7 @@ class Child:
 
 @dataclass
 class Children:
-    """Processes that end with this block. logs: the folder that takes a file for each."""
+    """Processes that end with this block. logs: the folder with a log file for each."""
 
     logs: Path
     started: list[Child] = field(default_factory=list)
@@ -98,7 +102,7 @@ class Children:
     def start(
         self, name: str, module: str, *arguments: str, serves: bool, spare: bool = False
     ) -> Child:
-        """Run a module in a process of its own. What it says is added to its log.
+        """Run a module in a process of its own. Its output is added to its log.
 
         Call it from the main thread: for the kernel, the thread that starts a process is the parent
         whose end it shares.
@@ -126,19 +130,19 @@ class Children:
             child.require_well()
 
     def wait(self, seconds: float) -> None:
-        """For those that end by themselves, and no longer than this. Raises ServiceError."""
+        """Wait this long for those that end by themselves. Raises ServiceError."""
         until = time.monotonic() + seconds
         ending = [child for child in self.started if not child.serves]
         while any(child.process.poll() is None for child in ending):
             self.require_well()
             if time.monotonic() > until:
                 late = next(child for child in ending if child.process.poll() is None)
-                raise late.failed("does not come to its end")
+                raise late.failed("does not end")
             time.sleep(_POLL_S)
         self.require_well()
 
     def stop(self) -> None:
-        """End all of them: in good order, or by force if that takes long or is interrupted."""
+        """End all of them: by request, or by force if that takes long or is interrupted."""
         running = [child.process for child in self.started]
         try:
             for process in running:
@@ -161,7 +165,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _event(line: bytes) -> Logged | None:
-    """None for whatever is no event, such as a trace of Python's own."""
+    """Parse a line of a log. None if it is no event, such as a line of a Python traceback."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -183,14 +187,11 @@ def _ending(code: int) -> str:
     return f"ended with exit code {code}"
 
 
-_PR_SET_PDEATHSIG = 1
-
-
 def main() -> None:
     """Become the module that is named, tied to the process that started it.
 
-    A new program takes the place of this one, so that nothing of the lab is in its process. What
-    the kernel was asked for outlives that.
+    A new program takes the place of this one, so that nothing of the lab is in its process. The
+    request to the kernel stays in force.
     """
     parent, module, *arguments = sys.argv[1:]
     die_with(int(parent))

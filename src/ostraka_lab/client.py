@@ -1,4 +1,4 @@
-"""What a process of clients runs: a thread for each, which train one after the other.
+"""A process of clients: a thread for each of them, which train one after the other.
 
 python -m ostraka_lab.client RUN ADDRESS NUMBER [NUMBER ...]
 """
@@ -20,12 +20,11 @@ from ostraka.client import api
 from ostraka.client.results import Model, Update
 from ostraka.config import Manifest
 from ostraka.errors import OstrakaError, UpdateRejected
-from ostraka_lab.folder import MomentumFile, Records, RunFolder, client_name
-from ostraka_lab.leaked_updates import Board
-from ostraka_lab.participant import Participant, Task
+from ostraka_lab.experiment import Participant, Task
+from ostraka_lab.folder import Board, MomentumFile, Records, RunFolder, client_name
 
 _LOG = logging.getLogger("ostraka.lab.client")
-_AGAIN_S = 0.1  # whose update was rejected has to wait until the others' round is over
+_AGAIN_S = 0.1  # between two looks, for a client whose update was rejected in this round
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class ClientFailed:
 
 @dataclass(frozen=True)
 class Fellows:
-    """What the clients of one process share. turn: to train."""
+    """What the clients of one process share. turn: held by the client that trains."""
 
     folder: RunFolder
     address: str
@@ -77,7 +76,7 @@ def main() -> int:
 
 
 def _run(fellows: Fellows, participant: Participant) -> None:
-    """Whatever goes wrong is one client's: for the others it has dropped out."""
+    """Run one client. If it fails, it has dropped out, and the others go on."""
     name = client_name(participant.number)
     try:
         take_part(fellows, participant, name)
@@ -88,7 +87,7 @@ def _run(fellows: Fellows, participant: Participant) -> None:
 
 
 def take_part(fellows: Fellows, participant: Participant, name: str) -> None:
-    """Be this client until there is no round left."""
+    """Take part as this client until there is no round left."""
     keys = fellows.folder.federation / "keys"
     records = Records(fellows.folder.rounds, writer=name)
     with ostraka.Client(
@@ -132,7 +131,7 @@ def _update(fellows: Fellows, participant: Participant, model: Model) -> Float32
 
 
 def _drop_own_checks() -> None:
-    """What an attacker runs is its own to change: the library's checks do not hold it back."""
+    """Take the library's checks out of this process, as an attacker can in its own."""
     checked = vars(api)["flatten"]
 
     def unchecked(update: Update, manifest: Manifest) -> Float32:

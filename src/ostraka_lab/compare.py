@@ -1,7 +1,7 @@
-"""The same seeds under several defences, over a list of attacks.
+"""Runs the same seeds under several defences, over a list of attacks.
 
 comparison.json     what is compared
-results.json        what came out
+results.json        the results
 cells/              a run's folder for every pair of an attack and a defence
 """
 
@@ -38,8 +38,8 @@ _PUBLIC = 0o644
 class Result:
     """One attack on one defence.
 
-    accuracy: after the last round. selected: how many of the attackers' updates were averaged, of
-    `sent`. accuracies: of all rounds that were evaluated, by round.
+    accuracy: after the last round. selected: the number of the attackers' updates that were
+    averaged, out of `sent`. accuracies: of all rounds that were evaluated, by round.
     """
 
     attack: str
@@ -55,7 +55,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared. experiment: of every run, but for its attack and its masking."""
+    """What is compared. experiment: of every run, apart from its attack and its masking."""
 
     root: Path
     experiment: Experiment
@@ -67,7 +67,7 @@ class Comparison:
         for defence in self.defences:
             find("defence", defence, dict.fromkeys(DEFENCES))
         if not (self.attacks and self.defences):
-            raise ConfigError("a comparison is of one attack and one defence at the least")
+            raise ConfigError("a comparison needs at least one attack and one defence")
         _ = list(self.cells())
 
     @classmethod
@@ -88,7 +88,7 @@ class Comparison:
             raise ConfigError(f"{path} is damaged: {damaged}") from None
 
     def save(self) -> None:
-        """Raises ConfigError if the folder is not empty."""
+        """Make the folder. Raises ConfigError if it is not empty."""
         RunFolder(self.root).make()
         fields = asdict(self) | {"root": None}
         files.write(
@@ -101,7 +101,7 @@ class Comparison:
                 yield Cell(self, attack, defence)
 
     def results(self) -> list[Result]:
-        """Of all runs that are over, in order."""
+        """The results of all runs that are over, in order."""
         return [cell.result() for cell in self.cells() if cell.over]
 
 
@@ -157,7 +157,7 @@ class Cell:
 
 
 def run(comparison: Comparison, *, jobs: int = 2, tell: Tell) -> Generator[Result]:
-    """The runs that are left: those in the clear, so many at a time, then those of Ostraka."""
+    """Run what is left: first in the clear, `jobs` runs at a time, then Ostraka. Yields results."""
     left = [cell for cell in comparison.cells() if not cell.over]
     clear = [cell for cell in left if cell.in_the_clear]
     for cell in _in_the_clear(comparison, clear, jobs, tell):
@@ -193,7 +193,7 @@ def _over_services(comparison: Comparison, cell: Cell, tell: Tell) -> None:
 def _in_the_clear(
     comparison: Comparison, cells: Sequence[Cell], jobs: int, tell: Tell
 ) -> Iterator[Cell]:
-    """Runs of one process each, which does not share any core with the others."""
+    """Run these, each in a single process, and at most `jobs` of them at the same time."""
     waiting, running = list(cells), list[_Running]()
     with Children(comparison.root / "logs") as children:
         while waiting or running:

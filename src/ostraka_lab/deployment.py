@@ -1,38 +1,44 @@
-"""A federation's folder on this machine, and the processes of it."""
+"""A federation on this machine: its folder, its processes, and where it stands.
+
+`found` makes the folder, `Deployment` starts the processes, and `Progress` follows what they log.
+"""
 
 import json
 import re
 import socket
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from ostraka import federation_file, files
 from ostraka.cli import federation_folder
 from ostraka.cli.federation_folder import AUTHORITY, FEDERATION, KEYS, Plan
-from ostraka.errors import LocalProtocolError
+from ostraka.errors import LocalProtocolError, RoundFailed
 from ostraka.files import read_identity
-from ostraka_lab.children import Child, Children
+from ostraka_lab.children import Child, Children, Logged
 
 Setting = str | int | float | bool
 
 _PUBLIC = 0o644
+_NAMED = 3  # the most awaited clients that a line of progress names
+_MOST_SKIPPED = 3  # rounds in a row that may be given up before the run is
 
-# A round ends as soon as all have sent. These are for what must not happen: a run that waits.
+# A round ends as soon as all have sent. These limits are there so that a run never hangs.
 _SETTINGS: dict[str, Setting] = {
     "disclose_selection": True,
     "extensions": 0,
     "measure_s": 60,
     "linger_s": 600,
-    # All clients are one peer here: the limit that holds for one client would slow them all down.
+    # All clients have one address here: the limit for one client would slow them all down.
     "requests_per_minute": 1_000_000,
 }
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """A federation that was founded in a folder. Its processes are the children's to end."""
+    """A federation that was founded in a folder. `children` ends its processes."""
 
     root: Path
     address: str
@@ -43,7 +49,7 @@ class Deployment:
         return self.root / FEDERATION
 
     def start_enclave(self) -> Child:
-        """Its service answers when it has logged that it started."""
+        """Start the enclave. Its service answers when it has logged that it started."""
         arguments = ("run", "--config", str(self.config), "--unsafe-simulation", "--log-json")
         return self.children.start("enclave", "ostraka.enclave", *arguments, serves=True)
 
@@ -55,16 +61,16 @@ class Deployment:
         return self.children.start(name, "ostraka", *arguments, *more, serves=True)
 
     def start_client(self, name: str, module: str, *arguments: str) -> Child:
-        """A client is a program that takes part and then ends. Without it, the rest goes on."""
+        """Start a client: a program that takes part and then ends. Without it, the rest goes on."""
         return self.children.start(name, module, *arguments, serves=False, spare=True)
 
     def change(self, **settings: Setting) -> None:
-        """Settings of the operator's own. The enclave reads them before it opens a round."""
+        """Change the operator's settings. The enclave reads them before it opens a round."""
         _change(self.config, settings)
 
 
 def found(root: Path, plan: Plan, **settings: Setting) -> str:
-    """Make a federation's folder with these settings, and give the address it will answer at.
+    """Make a federation's folder with these settings. Gives the address that it will answer at.
 
     Raises ConfigError if the folder is not empty, or the settings cannot work.
     """
@@ -72,7 +78,7 @@ def found(root: Path, plan: Plan, **settings: Setting) -> str:
     address = move(root)
     config = root / FEDERATION
     _change(config, _SETTINGS | settings)
-    # The rules were signed as they were. Nobody has seen them, so the revision can stay.
+    # The terms were signed before they changed. No client has seen them: the revision can stay.
     charter = federation_file.sign(
         federation_file.load(config), read_identity(root / KEYS / f"{AUTHORITY}.key")
     )
@@ -95,7 +101,7 @@ def _change(config: Path, settings: Mapping[str, Setting]) -> None:
 
 
 def _set(text: str, name: str, value: Setting) -> str:
-    """A federation file with another value in the line of this setting."""
+    """Change the value in the line of this setting in a federation file."""
     line = re.compile(rf"^(?:# )?{name} = [^#\n]*", re.MULTILINE)
     assignment = f"{name} = {json.dumps(value)} "
     changed, count = line.subn(lambda old: assignment.ljust(len(old[0])), text)
@@ -108,3 +114,142 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+@dataclass
+class RoundTimes:
+    """When the steps of one round happened, in seconds since 1970, and how long each took."""
+
+    opened: float = 0.0
+    trained: float = 0.0  # by the last client
+    closed: float = 0.0
+    published: float = 0.0
+    enclave: dict[str, float] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+    @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage; empty for a round that was over before its log was followed.
+
+        Clients send while others still train: that counts as training.
+        """
+        if not self.closed:
+            return {}
+        trained = min(max(self.trained, self.opened), self.closed)
+        outside = {"train": trained - self.opened, "send": self.closed - trained}
+        return {name: round(spent, 4) for name, spent in (outside | self.enclave).items()}
+
+    @property
+    def wall(self) -> float | None:
+        """Seconds of the whole round; None if its log was not followed."""
+        return round(self.published - self.opened, 4) if self.closed else None
+
+
+@dataclass
+class Progress:
+    """Follows the events of the enclave and of the clients."""
+
+    clients: tuple[str, ...]
+    workers: int
+    rounds: int
+    published: int = 0
+    times: dict[int, RoundTimes] = field(default_factory=dict)
+    losses: dict[int, list[float]] = field(default_factory=dict)  # of training, by round
+    gone: dict[str, str] = field(default_factory=dict)  # clients, and why
+    _started: bool = False
+    _joined: set[str] = field(default_factory=set)
+    _trained: set[str] = field(default_factory=set)
+    _arrived: set[str] = field(default_factory=set)
+    _closed: bool = False
+    _skipped: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether clients can connect."""
+        return self._started and len(self._joined) == self.workers
+
+    @property
+    def current(self) -> int:
+        return self.published + 1
+
+    def timed(self, number: int) -> RoundTimes:
+        return self.times.get(number, RoundTimes())
+
+    def lose(self, clients: Iterable[str], why: str) -> None:
+        """Note that these clients no longer take part."""
+        self.gone |= dict.fromkeys(clients, why)
+
+    def hear_client(self, event: Logged) -> None:
+        match event.get("event"):
+            case "Trained":
+                self._trained.add(event["client"])
+                self._at(event["round"]).trained = _time(event)
+                self.losses.setdefault(event["round"], []).append(event["loss"])
+            case "ClientFailed":
+                self.lose([event["client"]], event["why"])
+
+    def hear_enclave(self, event: Logged) -> None:
+        """Raises RoundFailed when too many rounds in a row are given up."""
+        match event.get("event"):
+            case "ServiceStarted":
+                self._started = True
+                self.published = event["next_round"] - 1
+            case "WorkerJoined":
+                self._joined.add(event["worker"])
+            case "RoundOpened":
+                self._at(event["number"]).opened = _time(event)
+            case "UploadCompleted" | "UploadRefused":
+                self._arrived.add(event["client"])
+            case "RoundClosed":
+                self._closed = True
+                self._at(event["number"]).closed = _time(event)
+                self._at(event["number"]).missing = tuple(event["missing"])
+            case "RoundTimed":
+                names = ("measure", "average", "publish")
+                self._at(event["number"]).enclave = {name: event[f"{name}_s"] for name in names}
+            case "RoundPublished":
+                self._at(event["number"]).published = _time(event)
+                self.published = event["number"]
+                self._begin_round()
+            case "RoundSkipped":
+                self._skip(event)
+
+    def __str__(self) -> str:
+        if not self.ready:
+            return f"starting the enclave and {self.workers} workers"
+        if self.published >= self.rounds:
+            return "finishing"
+        if not (self._trained or self._arrived or self.times.get(self.current - 1)):
+            return f"starting {len(self.clients)} clients"
+        return f"round {self.current} of {self.rounds}: {self._doing()}"
+
+    def _doing(self) -> str:
+        if self._closed:
+            return "measuring"
+        present = [name for name in self.clients if name not in self.gone]
+        awaited = [name for name in present if name not in self._arrived]
+        text = f"{len(self._trained)} trained, {len(self._arrived)} of {len(self.clients)} in"
+        if 0 < len(awaited) <= _NAMED:
+            text = f"{text}, waiting for {', '.join(awaited)}"
+        elif not awaited and self.gone:
+            text = f"{text}, waiting in vain for {', '.join(sorted(self.gone)[:_NAMED])}"
+        return text
+
+    def _begin_round(self) -> None:
+        self._trained, self._arrived, self._closed, self._skipped = set(), set(), False, 0
+
+    def _skip(self, event: Logged) -> None:
+        skipped = self._skipped + 1
+        self._begin_round()
+        self._skipped = skipped
+        if skipped >= _MOST_SKIPPED:
+            raise RoundFailed(
+                f"round {event['number']} was given up {skipped} times: {event['why']}"
+            )
+
+    def _at(self, number: int) -> RoundTimes:
+        return self.times.setdefault(number, RoundTimes())
+
+
+def _time(event: Logged) -> float:
+    return datetime.fromisoformat(event["time"]).timestamp()

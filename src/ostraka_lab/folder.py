@@ -1,6 +1,21 @@
-"""The folder of one run: what was asked for, what came of it, and what resuming it needs."""
+"""The folder of one run: what was asked for, what came of it, and what resuming it needs.
+
+experiment.json      the experiment, who attacked, and who held what
+metrics.jsonl        one line a round
+baseline.jsonl       the same for plain averaging, if that ran along
+report.html          all of it as pictures
+model.safetensors    the last global model
+tensorboard/         the same curves for TensorBoard
+federation/          the federation's file, keys and sealed state
+rounds/              models and receipts that clients have checked, until they are evaluated
+momentum/            what clients keep between rounds, if they train with worker momentum
+board/               what attackers know of others' updates
+logs/                what every process logged
+"""
 
 import json
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +27,13 @@ from ostraka.arrays import Buffer, Float32
 from ostraka.client.results import Model
 from ostraka.errors import ConfigError
 from ostraka.messages import SIMULATION, Receipt
-from ostraka_lab.experiment import Experiment
-from ostraka_lab.participant import Participant
+from ostraka_lab.experiment import Experiment, Participant
+
+CLIENT = "client-"  # before a client's number
 
 _PUBLIC = 0o644
+_POLL_S = 0.05
+_KEPT = 2  # rounds of leaked updates: one that is opened again may be read again
 
 
 @dataclass(frozen=True)
@@ -53,7 +71,7 @@ class RunFolder:
         return self.root / "logs"
 
     def make(self) -> None:
-        """Raises ConfigError if there is something else in it."""
+        """Make the folder. Raises ConfigError if it is not empty."""
         if self.root.exists() and (not self.root.is_dir() or any(self.root.iterdir())):
             raise ConfigError(
                 f"{self.root} is not empty: name a new folder, or go on with the run in it "
@@ -65,12 +83,12 @@ class RunFolder:
             raise ConfigError(f"{self.root} cannot be made: {failure.strerror}") from None
 
     def save(self, experiment: Experiment, **facts: Any) -> None:
-        """What was asked for, and what follows from it."""
+        """Write down what was asked for, and facts that follow from it."""
         text = json.dumps(experiment.to_json() | facts, indent=1)
         files.write(self.experiment_file, [text.encode()], mode=_PUBLIC)
 
     def load(self) -> tuple[Experiment, dict[str, Any]]:
-        """The experiment, and all that its file says. Raises ConfigError."""
+        """Read the experiment, and all that its file says. Raises ConfigError."""
         try:
             fields = json.loads(self.experiment_file.read_text("utf-8"))
             return Experiment.from_json(fields), fields
@@ -90,14 +108,14 @@ class MomentumFile:
     participant: Participant
 
     def restore(self, number: int) -> None:
-        """To what it was before this round."""
+        """Set the participant's momentum to what it was before this round."""
         before = self._path(number - 1)
         if self._used:
             found = np.fromfile(before, "<f4") if before.exists() else None
             self.participant.trainer.momentum_state = found
 
     def save(self, number: int) -> None:
-        """What it is after this round."""
+        """Write down what it is after this round."""
         state = self.participant.trainer.momentum_state
         if self._used and state is not None:
             self.folder.mkdir(exist_ok=True)
@@ -112,15 +130,12 @@ class MomentumFile:
         return self.folder / f"client-{self.participant.number}-round-{number}.f32"
 
 
-PREFIX = "client-"
-
-
 def client_name(number: int) -> str:
-    return f"{PREFIX}{number}"
+    return f"{CLIENT}{number}"
 
 
 def client_number(name: str) -> int:
-    return int(name.removeprefix(PREFIX))
+    return int(name.removeprefix(CLIENT))
 
 
 @dataclass(frozen=True)
@@ -135,29 +150,30 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Records:
-    """The models and receipts of rounds that are over, in a folder.
+    """The models and receipts of rounds that are over, which clients have fetched and checked.
 
-    writer: a name of its own, so that nobody writes to another one's half of a file.
+    All clients write the same, and the first is enough. writer: a client's own name, so that no two
+    write to the same unfinished file.
     """
 
     folder: Path
     writer: str = ""
 
     def write(self, model: Model) -> None:
-        """The model that was fetched, and the receipt of the round that made it."""
+        """Write down a model that was fetched, and the receipt of the round that made it."""
         receipt = model.receipt
         if receipt is None or self.has(receipt.number):
             return
         self.folder.mkdir(exist_ok=True)
         self._put(self._model(receipt.number), np.ascontiguousarray(model.vector, "<f4").data)
-        # Last: whoever sees the receipt can read the model.
+        # The receipt comes last: where it is, the model can be read.
         self._put(self._receipt(receipt.number), json.dumps(_described(receipt)).encode())
 
     def has(self, number: int) -> bool:
         return self._receipt(number).exists()
 
     def model(self, number: int) -> Float32:
-        """After this round (d,)."""
+        """The model (d,) after this round."""
         return np.fromfile(self._model(number), "<f4")
 
     def round(self, number: int) -> RoundRecord:
@@ -170,7 +186,7 @@ class Records:
         )
 
     def discard_before(self, number: int) -> None:
-        """Models of earlier rounds are not needed any more."""
+        """Delete the models of earlier rounds."""
         for path in self.folder.glob("model-*.f32"):
             if int(path.stem.removeprefix("model-")) < number:
                 path.unlink(missing_ok=True)
@@ -198,3 +214,48 @@ def _described(receipt: Receipt) -> dict[str, object]:
         "evidence": receipt.evidence,
         "model": receipt.model.hex(),
     }
+
+
+@dataclass(frozen=True)
+class Board:
+    """Where attackers learn of others' updates: those of the last rounds, by client.
+
+    The strongest attacks of the literature know what honest clients send. In a real federation only
+    the enclave does. Here the lab tells them, through files, so that clients of all processes can
+    read and write there.
+    """
+
+    folder: Path
+
+    def tell(self, client: int, number: int, update: Float32) -> None:
+        path = self._path(client, number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, [np.ascontiguousarray(update, "<f4").data])
+        self._path(client, number - _KEPT).unlink(missing_ok=True)
+
+    def leave(self, client: int) -> None:
+        """Say that this client sends nothing any more, so that others do not wait for it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._gone(client).touch()
+
+    def forget(self) -> None:
+        """Forget who has left: they may come back."""
+        for gone in self.folder.glob("*.gone"):
+            gone.unlink()
+
+    def read(self, clients: Sequence[int], number: int) -> Float32:
+        """Read the updates (m, d) of these clients in this round, once all who remain have told."""
+        rows = []
+        for client in clients:
+            path = self._path(client, number)
+            while not path.exists() and not self._gone(client).exists():
+                time.sleep(_POLL_S)
+            if path.exists():
+                rows.append(np.fromfile(path, "<f4"))
+        return np.stack(rows) if rows else np.empty((0, 0), np.float32)
+
+    def _path(self, client: int, number: int) -> Path:
+        return self.folder / f"round-{number}" / f"{client}.f32"
+
+    def _gone(self, client: int) -> Path:
+        return self.folder / f"{client}.gone"

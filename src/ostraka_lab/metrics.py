@@ -1,11 +1,11 @@
-"""What a run writes down of every round: a line of JSON, and scalars for TensorBoard.
+"""The record of every round: a line of JSON, and scalars for TensorBoard.
 
     metrics.jsonl     one RoundMetrics a line
     baseline.jsonl    one BaselineMetrics a line: plain averaging on the same updates
     tensorboard/      accuracy, loss, byzantine_selected, stages/..., baseline/...
 
-A process can die in the middle of a line. The torn line is no news to anybody: readers skip it, and
-a run that goes on drops it.
+A process can die in the middle of a line. Readers skip a torn last line, and a run that goes on
+drops it.
 """
 
 import json
@@ -33,9 +33,10 @@ class RoundMetrics:
     """One round. Clients are numbers from 1.
 
     accuracy, loss, attack_success: None where they were not measured or are not finite.
-    selected: whose updates were averaged. dropped: whose were valid and left out. rejected: whose
-    were invalid, and why. absent: who sent nothing in time. byzantine_selected: how many of the
-    selected are attackers. stages_s: seconds by stage. wall_s: seconds of the whole round.
+    selected: clients whose updates were averaged. dropped: whose updates were valid and left out.
+    rejected: whose updates were invalid, and why. absent: who sent nothing in time.
+    byzantine_selected: the number of attackers among the selected. stages_s: seconds by stage.
+    wall_s: seconds of the whole round.
     """
 
     round: int
@@ -88,7 +89,7 @@ class RoundMetrics:
 
 @dataclass(frozen=True)
 class BaselineMetrics:
-    """How plain averaging stands after the same round."""
+    """How plain averaging does after the same round."""
 
     round: int
     accuracy: float | None = None
@@ -117,8 +118,8 @@ class BaselineMetrics:
 class Metrics:
     """Writes the metrics of a run that begins, or goes on, with round `first`.
 
-    What the folder holds of that round and of later ones is dropped: they are run again.
-    first_baseline: the same for plain averaging, if that goes on with another round.
+    Records of that round and of later ones are dropped: they are run again. first_baseline: the
+    same for plain averaging, if that goes on with another round.
     """
 
     def __init__(self, folder: Path, *, first: int = 1, first_baseline: int | None = None) -> None:
@@ -126,8 +127,8 @@ class Metrics:
         self._folder = folder
         _keep_before(first, folder / METRICS, RoundMetrics.from_json)
         _keep_before(first_baseline or first, folder / BASELINE, BaselineMetrics.from_json)
-        # The names of event files hold the second in which they were made, which may be the same
-        # for the run that died and for the one that goes on.
+        # Event files are named after the second in which they were made, which may be the same for
+        # the run that died and for the one that goes on.
         self._board = SummaryWriter(
             logdir=str(folder / TENSORBOARD),
             purge_step=first if first > 1 else None,
@@ -158,7 +159,7 @@ class Metrics:
         )
 
     def close(self) -> None:
-        """Lines are in their files already; this ends TensorBoard's."""
+        """End TensorBoard's file. The lines are in theirs already."""
         self._board.close()
 
     def _scalars(self, step: int, prefix: str = "", **scalars: float | None) -> None:
@@ -168,17 +169,17 @@ class Metrics:
 
 
 def read(folder: Path) -> list[RoundMetrics]:
-    """The rounds that are on record, in order. Raises ConfigError if the file is damaged."""
+    """Read the rounds on record, in order. Raises ConfigError if the file is damaged."""
     return _read(folder / METRICS, RoundMetrics.from_json)
 
 
 def read_baseline(folder: Path) -> list[BaselineMetrics]:
-    """The same for plain averaging. Empty if that was not run."""
+    """Read the same for plain averaging. Empty if that was not run."""
     return _read(folder / BASELINE, BaselineMetrics.from_json)
 
 
 def finite(value: float | None) -> float | None:
-    """None for NaN and infinities, which JSON does not have. Raises TypeError or ValueError."""
+    """The value, or None for NaN and infinities, which JSON lacks. Raises TypeError, ValueError."""
     if value is None or not math.isfinite(number := float(value)):
         return None
     return number
@@ -199,7 +200,7 @@ def _read(path: Path, parse: Callable[[Mapping[str, Any]], _Row]) -> list[_Row]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Every line but a torn last one. No part of a JSON object is one itself."""
+    """Parse every line but a torn last one: no part of a JSON object is an object itself."""
     try:
         *whole, last = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -223,7 +224,7 @@ def _damaged(path: Path, number: int) -> ConfigError:
 
 
 def _keep_before(first: int, path: Path, parse: Callable[[Mapping[str, Any]], _Row]) -> None:
-    """A file that is not there is not made: a run without plain averaging has none of it."""
+    """Drop later rounds from a file, if it exists: a run without plain averaging has none."""
     if path.exists():
         kept = [row for row in _read(path, parse) if row.round < first]
         files.write(path, [_encoded(row) for row in kept], mode=_MODE)

@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 def find(kind: str, name: str, known: Mapping[str, _T]) -> _T:
-    """What goes by this name. Raises ConfigError, which lists all names, the nearest first."""
+    """Look up a name. Raises ConfigError, which lists all names, the nearest first."""
     if name not in known:
         nearest = sorted(known, key=lambda each: -SequenceMatcher(None, name, each).ratio())
         raise ConfigError(f"there is no {kind} {name!r}; known: {', '.join(nearest)}")

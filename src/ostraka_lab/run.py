@@ -1,4 +1,4 @@
-"""One experiment, from start to end: real services, real clients, and what came out of it."""
+"""Runs one experiment: real services, real clients, and the metrics of every round."""
 
 import time
 import warnings
@@ -9,24 +9,22 @@ from functools import partial
 from typing import TypeAlias
 
 from ostraka.cli.federation_folder import Plan
+from ostraka.core import rules
 from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError, LeakyMasking, ServiceError
 from ostraka_lab.baselines import PLAIN
 from ostraka_lab.children import Child, Children, Logged
-from ostraka_lab.deployment import Deployment, Setting, found, move
-from ostraka_lab.experiment import Experiment
-from ostraka_lab.folder import Records, RunFolder, client_name, client_number
-from ostraka_lab.leaked_updates import Board
+from ostraka_lab.deployment import Deployment, Progress, Setting, found, move
+from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Task
+from ostraka_lab.folder import Board, Records, RunFolder, client_name, client_number
 from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics, read, read_baseline
-from ostraka_lab.participant import UNJUDGED, Judge, Task
-from ostraka_lab.progress import Progress
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many of the rounds are over."""
 
 _POLL_S = 0.05
 _BASELINE = "baseline"
-_SILENCE_S = 3600.0  # of all processes, after which nothing more is to be expected
+_SILENCE_S = 3600.0  # the longest time without a log line before a run is given up
 _LEAVING_S = 30.0  # for clients to end after the last round
 # A client that is much slower than the slowest so far is not waited for.
 _PATIENCE, _LEAST_DEADLINE_S = 5.0, 30.0
@@ -35,7 +33,7 @@ _PATIENCE, _LEAST_DEADLINE_S = 5.0, 30.0
 def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Task:
     """Make everything that a run needs, and start nothing. Raises ConfigError.
 
-    command: that makes the same run again.
+    command: what makes the same run again.
     """
     task = Task.load(experiment)
     manifest, first = task.first()
@@ -56,7 +54,7 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Tas
 
 
 def run(folder: RunFolder, *, tell: Tell | None = None) -> Generator[RoundMetrics]:
-    """The rounds that are left, one by one, as they are published and evaluated.
+    """Run the rounds that are left, and yield each when it is published and evaluated.
 
     All processes end with the generator. Raises ConfigError, ServiceError or RoundFailed.
     """
@@ -98,13 +96,13 @@ def _settings(experiment: Experiment) -> dict[str, Setting]:
 
 
 def _working(experiment: Experiment) -> int:
-    """How many workers there are: none where the enclave measures by itself."""
+    """The number of workers: none where the enclave measures by itself."""
     inside = experiment.distances == "inside" or experiment.masking == "none"
     return 0 if inside else experiment.workers
 
 
 class _Run:
-    """The enclave's log tells where it is, and the clients' records what was published."""
+    """One run. The enclave's log shows its progress, the clients' records what was published."""
 
     def __init__(
         self,
@@ -129,7 +127,7 @@ class _Run:
         self._listening: list[tuple[Child, Callable[[Logged], None]]] = []
 
     def rounds(self, after: int, averaged: int) -> Iterator[RoundMetrics]:
-        """Those after so many. averaged: how many of plain averaging are on record."""
+        """Run those after round `after`. averaged: the rounds of plain averaging on record."""
         if after < self._experiment.rounds:
             self._start()
         if self._experiment.baseline and averaged < self._experiment.rounds:
@@ -146,7 +144,7 @@ class _Run:
         self._finish()
 
     def _start(self) -> None:
-        """Clients last: with all workers there, the first round has nobody to wait for."""
+        """Start the clients last: once all workers are there, the first round need not wait."""
         deployment = self._deployment
         self._board.forget()
         self._listening = [(deployment.start_enclave(), self._progress.hear_enclave)]
@@ -204,13 +202,13 @@ class _Run:
         )
 
     def _adapt_deadline(self, number: int) -> None:
-        """From this round it is known how long clients take."""
+        """Set the deadline of the next rounds by how long clients took in this one."""
         times = self._progress.timed(number)
         patience = max(_LEAST_DEADLINE_S, _PATIENCE * (times.closed - times.opened))
         self._deployment.change(deadline_s=min(self._experiment.deadline_s, patience))
 
     def _finish(self) -> None:
-        """The last model, for everybody to use; and an end for all that end by themselves."""
+        """Export the last model, and wait for the processes that end by themselves."""
         last = self._experiment.rounds
         export(self._folder.model, self._task.first()[0], self._records.model(last))
         self._records.discard_before(last)
@@ -223,7 +221,7 @@ class _Run:
         return all(each.process.poll() is not None for each in started if each.name == _BASELINE)
 
     def _until(self, done: Callable[[], bool]) -> None:
-        """Listen until that is so. Raises ServiceError or RoundFailed if it will never be."""
+        """Follow the logs until that is so. Raises ServiceError or RoundFailed if it cannot be."""
         heard = time.monotonic()
         while not done():
             self._deployment.children.require_well()
@@ -231,12 +229,12 @@ class _Run:
             if self._listen():
                 heard = time.monotonic()
             elif time.monotonic() - heard > _SILENCE_S:
-                raise self._listening[0][0].failed(f"says nothing for {_SILENCE_S:.0f} s")
+                raise self._listening[0][0].failed(f"has logged nothing for {_SILENCE_S:.0f} s")
             else:
                 time.sleep(_POLL_S)
 
     def _listen(self) -> bool:
-        """Whether there was anything to hear."""
+        """Read new log lines. Tells whether there were any."""
         said = False
         for child, hear in self._listening:
             for event in child.events():
@@ -246,14 +244,15 @@ class _Run:
         return said
 
     def _notice_lost(self) -> None:
-        """Whose process has died has dropped out. Raises ServiceError if too few are left."""
+        """Count clients whose process died as gone. Raises ServiceError if too few are left."""
         for child in [each for each in self._clients if each.failure()]:
             group = self._clients.pop(child)
             self._progress.lose(map(client_name, group), child.failure() or "")
             for client in group:
                 self._board.leave(client)
         gone, over = self._progress.gone, self._progress.published >= self._experiment.rounds
-        left, needed = self._experiment.clients - len(gone), 2 * self._experiment.byzantine + 3
+        left = self._experiment.clients - len(gone)
+        needed = rules.rule(rules.DEFAULT).least(self._experiment.byzantine)
         if left < needed and not over:
             reasons = "".join(f"\n  {name}: {why}" for name, why in gone.items())
             raise ServiceError(f"{left} clients are left, and a round needs {needed}:{reasons}")

@@ -1,4 +1,4 @@
-"""Local training: from a global model to one client's update, and what a model is worth.
+"""Local training, from a global model to one client's update, and the evaluation of a model.
 
 The same start and the same seed give the same update to the last bit, for one number of torch's
 threads. Neither what ran before nor what other threads do at the same time matters.
@@ -25,7 +25,7 @@ _EVALUATED_AT_ONCE = 250  # more did not make it faster
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a client trains: stochastic gradient descent for some steps, or for some epochs.
+    """How a client trains: stochastic gradient descent for a number of steps or of epochs.
 
     An epoch walks over all examples in batches, of which the last may be short; steps are the first
     batches of such walks. momentum: of the steps of one round, from zero. worker_momentum:
@@ -50,14 +50,17 @@ class Recipe:
             if not 0 <= (value := getattr(self, name)) < 1:
                 raise ConfigError(f"{name} must be from 0 to below 1; got {value}")
         if not 0 < self.learning_rate < math.inf:
-            raise ConfigError(f"a learning rate is positive; got {self.learning_rate}")
+            raise ConfigError(f"learning_rate must be above 0; got {self.learning_rate}")
         if not 0 <= self.weight_decay < math.inf:
-            raise ConfigError(f"weight_decay cannot be negative; got {self.weight_decay}")
+            raise ConfigError(f"weight_decay must be at least 0; got {self.weight_decay}")
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """update: (d,). loss: its mean over the examples as they were seen. examples: how many were."""
+    """One client's update (d,). loss: the mean over the examples, as each was seen.
+
+    examples: the number of examples that were seen.
+    """
 
     update: Float32 = field(repr=False)
     loss: float
@@ -66,7 +69,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Score:
-    """accuracy: of the most likely class. loss: the mean cross-entropy."""
+    """How good a model is. accuracy: of the most likely class. loss: the mean cross-entropy."""
 
     accuracy: float
     loss: float
@@ -80,7 +83,7 @@ class Pixels:
     std: Sequence[float]
 
     def tensor(self, images: UInt8) -> Tensor:
-        """images: (n, c, h, w), copied."""
+        """Copy images (n, c, h, w) and normalise them."""
         # One product and one sum for each pixel: (x / 255 - mean) / std.
         scale = torch.tensor([1 / (255 * std) for std in self.std]).view(-1, 1, 1)
         shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)])
@@ -135,7 +138,7 @@ class Trainer:
         self._pixels = Pixels(mean, std)
 
     def update(self, start: Float32, *, seed: Sequence[int]) -> Trained:
-        """Train from this model (d,). A training that diverged gives an update that says so: NaN.
+        """Train from this model (d,). The update of a training that diverged is NaN.
 
         seed: of the batches, and of what the model itself draws.
         """
@@ -150,19 +153,19 @@ class Trainer:
         return Trained(update, sum(losses) / examples, examples)
 
     def _batches(self, rng: np.random.Generator) -> Iterator[Int64]:
-        """Indices of examples."""
+        """Yield the indices of the examples of every batch."""
         epochs = count() if self.recipe.epochs is None else range(self.recipe.epochs)
         walk = (batch for _ in epochs for batch in self._epoch(rng.permutation(len(self._images))))
         return islice(walk, self.recipe.steps)
 
     def _epoch(self, order: Int64) -> list[Int64]:
-        """One example that is left over joins the last batch: batch norm needs two."""
+        """Cut into batches. A single example left over joins the last one: batch norm needs two."""
         n, size = len(order), self.recipe.batch
         cuts = list(range(size, n, size))
         return np.split(order, cuts[:-1] if n % size == 1 else cuts)
 
     def _descend(self, batches: list[Int64]) -> list[float]:
-        """One step for each batch. Gives the sum of the losses of each."""
+        """Take one step for each batch. Gives the sum of the losses of each."""
         descent = Descent(list(self.model.parameters()), self.recipe)
         return [self._step(descent, batch) for batch in batches]
 
@@ -176,8 +179,8 @@ class Trainer:
     def _with_momentum(self, update: Float32) -> Float32:
         """m = beta m + (1 - beta) g, from m = g (Karimireddy et al. 2021).
 
-        Statistics go out as they were measured: with momentum, a variance that falls would go on
-        falling, to below zero. What is not finite would stay for ever, and is not kept.
+        Statistics are sent as they were measured: with momentum, a variance that falls would go on
+        falling, to below zero. A value that is not finite would stay for ever, and is not kept.
         """
         beta = self.recipe.worker_momentum
         if beta == 0 or not np.isfinite(update).all():
@@ -199,7 +202,7 @@ def evaluate(  # noqa: PLR0917 (as a Trainer has them)
     *,
     batch: int = _EVALUATED_AT_ONCE,
 ) -> Score:
-    """What this model (d,) is worth on these images (n, c, h, w)."""
+    """Evaluate a model (d,) on these images (n, c, h, w)."""
     models.set_vector(model, vector)
     model.eval()
     pixels, right, loss = Pixels(mean, std), 0, 0.0
@@ -213,7 +216,7 @@ def evaluate(  # noqa: PLR0917 (as a Trainer has them)
 
 
 def _set_training(model: nn.Module, examples: int) -> None:
-    """A batch of one has no variance: batch norm then takes its running statistics."""
+    """Set to training, except batch norm for one example, which has no variance."""
     model.train()
     if examples == 1:
         for layer in model.modules():

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from ostraka_lab.leaked_updates import Board
+from ostraka_lab.folder import Board
 
 UPDATE = np.arange(4, dtype=np.float32)
 

@@ -117,7 +117,7 @@ def test_who_is_done_may_end_and_who_serves_may_not(modules):
 def test_who_does_not_end_is_not_waited_for_for_ever(modules):
     with Children(modules / "logs") as children:
         children.start("client-1", "talker", serves=False)
-        with pytest.raises(ServiceError, match="client-1 does not come to its end"):
+        with pytest.raises(ServiceError, match="client-1 does not end"):
             children.wait(0.1)
 
 

@@ -10,10 +10,8 @@ import pytest
 
 from ostraka.client.results import Model
 from ostraka_lab import client
-from ostraka_lab.experiment import Experiment
-from ostraka_lab.folder import RunFolder
-from ostraka_lab.leaked_updates import Board
-from ostraka_lab.participant import Participant, Task
+from ostraka_lab.experiment import Experiment, Participant, Task
+from ostraka_lab.folder import Board, RunFolder
 
 
 @pytest.mark.slow

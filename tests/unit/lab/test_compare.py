@@ -39,7 +39,7 @@ def test_every_attack_meets_every_defence(tmp_path):
 REFUSED = {
     "a defence that there is not": ({"defences": ("hope",)}, "there is no defence 'hope'"),
     "an attack that there is not": ({"attacks": ("hope",)}, "there is no attack 'hope'"),
-    "nothing": ({"attacks": ()}, "at the least"),
+    "nothing": ({"attacks": ()}, "at least one attack"),
 }
 
 

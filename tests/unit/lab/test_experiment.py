@@ -8,7 +8,10 @@ from ostraka.errors import ConfigError
 from ostraka_lab.experiment import Experiment
 
 REFUSED = {
-    "too few clients for so many attackers": ({"clients": 8, "byzantine": 3}, "n >= 2f \\+ 3"),
+    "too few clients for so many attackers": (
+        {"clients": 8, "byzantine": 3},
+        "needs at least 9 clients",
+    ),
     "a model that there is not": ({"model": "resnet"}, "there is no model 'resnet'"),
     "a data set that there is not": ({"dataset": "cifar100"}, "known: cifar10"),
     "an attack that there is not": ({"attack": "signflip"}, "known: sign-flip"),
@@ -17,13 +20,13 @@ REFUSED = {
     "no rounds": ({"rounds": 0}, "rounds must be at least 1"),
     "a seed below zero": ({"seed": -1}, "seed must be at least 0"),
     "both steps and epochs": ({"steps": 2, "epochs": 2}, "not both"),
-    "more to average than may be honest": ({"k": 10}, "at most clients - byzantine = 9"),
-    "so few that colluders isolate one": ({"k": 4}, "at least byzantine \\+ 2 = 5"),
+    "more to average than may be honest": ({"k": 10}, "to clients - byzantine = 9"),
+    "so few that colluders isolate one": ({"k": 4}, "from byzantine \\+ 2 = 5"),
     "one worker": ({"workers": 1}, "2 to 7 workers"),
     "no time at all": ({"deadline_s": 0.0}, "deadline"),
     "one attacker that knows but itself": (
         {"byzantine": 1, "attack": "alie", "know": "own"},
-        "alie needs 2 updates",
+        "alie needs to know at least 2 updates",
     ),
 }
 

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from ostraka_lab.experiment import Experiment
+from ostraka_lab.experiment import Experiment, Participant, Task
 from ostraka_lab.folder import MomentumFile
-from ostraka_lab.participant import Participant, Task
 
 
 def participant(**fields):

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from ostraka_lab.experiment import Experiment
-from ostraka_lab.participant import Participant, Task
+from ostraka_lab.experiment import Experiment, Participant, Task
 
 SMALL = {"clients": 5, "byzantine": 1, "steps": 1}
 

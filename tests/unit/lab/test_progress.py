@@ -3,7 +3,7 @@
 import pytest
 
 from ostraka.errors import RoundFailed
-from ostraka_lab.progress import Progress
+from ostraka_lab.deployment import Progress
 
 SECONDS = iter(range(10_000))
 CLIENTS = tuple(f"client-{i}" for i in range(1, 6))

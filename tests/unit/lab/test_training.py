@@ -281,9 +281,15 @@ WRONG_RECIPES = {
     "no step": ({"steps": 0}, "steps must be at least 1"),
     "no epoch": ({"epochs": 0}, "epochs must be at least 1"),
     "an empty batch": ({"steps": 1, "batch": 0}, "batch must be at least 1"),
-    "standing still": ({"steps": 1, "learning_rate": 0.0}, "learning rate"),
-    "an infinite rate": ({"steps": 1, "learning_rate": float("inf")}, "learning rate"),
-    "a rate that is no number": ({"steps": 1, "learning_rate": float("nan")}, "learning rate"),
+    "standing still": ({"steps": 1, "learning_rate": 0.0}, "learning_rate must be above 0"),
+    "an infinite rate": (
+        {"steps": 1, "learning_rate": float("inf")},
+        "learning_rate must be above 0",
+    ),
+    "a rate that is no number": (
+        {"steps": 1, "learning_rate": float("nan")},
+        "learning_rate must be above 0",
+    ),
     "momentum that never ends": ({"steps": 1, "momentum": 1.0}, "momentum must be"),
     "negative momentum": ({"steps": 1, "momentum": -0.1}, "momentum must be"),
     "an endless past": ({"steps": 1, "worker_momentum": 1.0}, "worker_momentum must be"),
