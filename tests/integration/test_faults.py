@@ -85,13 +85,14 @@ address, name, key, tile = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.
 class Held(NumpyKernel):
     tiles = 0
 
-    def add_gram(self, total, block):
-        self.count()
-        super().add_gram(total, block)
+    def begin(self, rows, values):
+        self.running = super().begin(rows, values)
+        self.total = self.running.total
+        return self
 
-    def add_field_gram(self, total, block):
+    def add(self, block):
         self.count()
-        super().add_field_gram(total, block)
+        self.running.add(block)
 
     def count(self):
         self.tiles += 1

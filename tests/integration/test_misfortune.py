@@ -24,11 +24,15 @@ from ostraka.files import read_identity
 from ostraka.worker import EnclavePin, Staff, WorkerService
 
 class Liar(NumpyKernel):
-    def add_field_gram(self, total, block):
-        honest = not total.any()
-        super().add_field_gram(total, block)
-        if honest:
-            total[0, 1] = (int(total[0, 1]) + 1) % P
+    def begin(self, rows, values):
+        self.running = super().begin(rows, values)
+        self.add = self.running.add
+        return self
+
+    def total(self):
+        total = self.running.total()
+        total[0, 1] = (int(total[0, 1]) + 1) % P
+        return total
 
 address, name, key = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 WorkerService(address, Staff(name, read_identity(key), Liar(), EnclavePin.beside(key))).run()
@@ -40,7 +44,7 @@ import sys, time
 from pathlib import Path
 right, wrong_by = time.time, Path(sys.argv.pop(1))
 time.time = lambda: right() + float(wrong_by.read_text())
-from ostraka.cli import main
+from ostraka.enclave.__main__ import main
 sys.exit(main())
 """
 
@@ -410,8 +414,8 @@ def start_with_wrong_clock(play):
         new.replace(wrong_by)
 
     set_wrong_by(0)
-    command = ("enclave", "run", "--config", str(play.deployment.config))
-    flags = ("--unsafe-simulate", "--log-json")
+    command = ("run", "--config", str(play.deployment.config))
+    flags = ("--unsafe-simulation", "--log-json")
     spawn = play.deployment.spawn
     play.enclaves.append(spawn("enclave", "-c", WRONG_CLOCK, str(wrong_by), *command, *flags))
     play.wait_for("ServiceStarted")

@@ -1,21 +1,31 @@
-"""Squared distances between rows: law 2, the paper's equations 1 and 2.
+"""Gram matrices and squared distances of rows, and the kernels that workers compute them with.
+
+This is law 2, the paper's equations 1 and 2:
 
 (2)  D_ij = |Y_i - Y_j|^2
 
 Rows are long and come in blocks of columns, so everything here accumulates. The Gram form costs one
-matrix product per block, but it subtracts numbers of the size of |Y|^2, so its error is some
-eps |Y|^2. The naive form subtracts first, so its error is some eps |Y_i - Y_j|^2, and it costs
-several times more.
+matrix product per block, but it subtracts numbers of the size of |Y|^2, so its error is of the
+order of eps |Y|^2. The naive form subtracts first, so its error is of the order of
+eps |Y_i - Y_j|^2, and it costs several times more.
 """
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import AnyArray, Float32, Float64, UInt32
+from ostraka.arrays import AnyArray, Float32, Float64
 from ostraka.core import field
+
+# What a kernel multiplies: Gaussian masks need real numbers, exact ones residues modulo p.
+Values: TypeAlias = Literal["float64", "residues"]
+DTYPES: dict[Values, np.dtype[Any]] = {
+    "float64": np.dtype("<f8"),
+    "residues": np.dtype("<u4"),
+}
 
 
 def add_gram(gram: Float64, block: Float64) -> None:
@@ -84,22 +94,49 @@ def from_upper(upper: AnyArray, n: int, *, diagonal: bool = False) -> AnyArray:
     return np.triu(matrix) + np.triu(matrix, 1).T
 
 
+class Sum(Protocol):
+    """A Gram matrix that grows block by block, wherever its kernel keeps it."""
+
+    def add(self, block: AnyArray) -> None:
+        """Adds the inner products of a block's rows. block: (rows, b), of any width b.
+
+        The caller may change the block as soon as this returns.
+        """
+
+    def total(self) -> AnyArray:
+        """Returns the sum so far, (rows, rows), as an array of the caller's own."""
+
+
 class Kernel(Protocol):
-    """Adds a tile of columns to a running Gram matrix. Every implementation agrees to the bit on
-    residues, and to rounding on floats."""
+    """Computes Gram matrices, on a processor, on a device or on several machines.
 
-    def add_gram(self, total: Float64, block: Float64) -> None:
-        """total (n, n) += block @ block.T, block: (n, b)."""
+    All kernels agree to the bit on residues, and up to rounding on float64.
+    """
 
-    def add_field_gram(self, total: UInt32, block: UInt32) -> None:
-        """total (n, n) += block @ block.T modulo p, block: (n, b) residues."""
+    def begin(self, rows: int, values: Values) -> Sum:
+        """Starts a sum of zeros. values: "float64", or "residues" modulo p (`core.field`)."""
 
 
 class NumpyKernel:
     """The kernel of a worker without an accelerator."""
 
-    def add_gram(self, total: Float64, block: Float64) -> None:
-        add_gram(total, block)
+    def begin(self, rows: int, values: Values) -> Sum:
+        return _NumpySum(rows, values)
 
-    def add_field_gram(self, total: UInt32, block: UInt32) -> None:
-        field.add_gram(total, block)
+
+_ADDS: dict[Values, Callable[[Any, Any], None]] = {
+    "float64": add_gram,
+    "residues": field.add_gram,
+}
+
+
+class _NumpySum:
+    def __init__(self, rows: int, values: Values) -> None:
+        self._total = np.zeros((rows, rows), DTYPES[values])
+        self._add = _ADDS[values]
+
+    def add(self, block: AnyArray) -> None:
+        self._add(self._total, block)
+
+    def total(self) -> AnyArray:
+        return self._total.copy()

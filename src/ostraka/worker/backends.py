@@ -1,33 +1,18 @@
-"""The kernels a worker can compute with: numpy, and torch on a processor or on a GPU.
+"""The kernels that a worker can compute with, by the name of their device.
 
-Torch is imported only when a kernel needs it, so that a worker without it can still run.
+To add a kernel, write its module in this package and add a line to `KERNELS`.
 """
 
 import re
+from collections.abc import Callable
 
 from ostraka.core.gram import Kernel, NumpyKernel
 from ostraka.errors import ConfigError
 
-_CUDA = re.compile(r"cuda(:\d+)?")
+AUTO = "auto"
 
 
-def choose(device: str) -> Kernel:
-    """The kernel for "cpu" (numpy), "torch-cpu" or "torch", "cuda" or "cuda:1".
-
-    Raises ConfigError if there is no such device here.
-    """
-    if device == "cpu":
-        return NumpyKernel()
-    if device in {"torch", "torch-cpu"}:
-        return _torch_kernel("cpu")
-    if _CUDA.fullmatch(device):
-        return _torch_kernel(device)
-    raise ConfigError(
-        f"no kernel for device {device!r}: choose 'cpu', 'torch-cpu', 'cuda' or 'cuda:<number>'"
-    )
-
-
-def _torch_kernel(device: str) -> Kernel:
+def _torch(device: str) -> Kernel:
     try:
         # Torch is an optional dependency and takes seconds to import.
         from ostraka.worker.torch_kernel import TorchKernel  # noqa: PLC0415
@@ -40,13 +25,32 @@ def _torch_kernel(device: str) -> Kernel:
     return TorchKernel(device)
 
 
-AUTO = "auto"
+# Each function gets the whole name of the device, and raises ConfigError if there is none here.
+KERNELS: dict[str, Callable[[str], Kernel]] = {
+    "cpu": lambda _: NumpyKernel(),
+    "torch": lambda _: _torch("cpu"),
+    "torch-cpu": lambda _: _torch("cpu"),
+    "cuda": _torch,
+    "cuda:<number>": _torch,
+}
+
+
+def choose(device: str) -> Kernel:
+    """Returns the kernel for a device, such as "cpu" or "cuda:1".
+
+    Raises ConfigError if no kernel has this name, or if there is no such device here.
+    """
+    name = re.sub(r":[0-9]+\Z", ":<number>", device)
+    if name not in KERNELS:
+        known = ", ".join(map(repr, KERNELS))
+        raise ConfigError(f"no kernel for device {device!r}: choose one of {known}")
+    return KERNELS[name](device)
 
 
 def kernel_for(device: str) -> tuple[Kernel, str]:
-    """The kernel and the device that it is for. "auto" is a GPU where one can be used.
+    """Returns the kernel and the device that it is for. "auto" is a GPU where one can be used.
 
-    Raises ConfigError if there is no such device here.
+    Raises ConfigError as `choose` does.
     """
     if device != AUTO:
         return choose(device), device

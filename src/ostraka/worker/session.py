@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from threading import Event, Lock, Thread
 
 from ostraka import logs
-from ostraka.arrays import Float64, UInt32
+from ostraka.arrays import AnyArray
 from ostraka.config import Tiling
-from ostraka.core.gram import Kernel
+from ostraka.core.gram import Kernel, Sum, Values
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import MalformedMessage, OstrakaError
@@ -17,6 +17,11 @@ from ostraka.messages import Answer, ChannelOffer, MaskSeed, ShareTile, WorkerHe
 from ostraka.protocol.worker import Worker
 from ostraka.transport.ostraka_pb2 import EnclaveSays, WorkerSays
 from ostraka.worker.pin import EnclavePin
+
+_LOG = logging.getLogger("ostraka.worker")
+_NONCE_BYTES = 32
+_LONGEST_SORRY = 200
+_LARGEST_TILE = 2**26
 
 
 class Abandoned(Exception):
@@ -66,30 +71,29 @@ class Attempt:
         self._over.set()
 
 
+@dataclass(frozen=True)
 class _Stoppable:
-    """A kernel that refuses more work when the attempt is over."""
+    """A kernel whose sums take no more blocks once the attempt is over."""
 
-    def __init__(self, kernel: Kernel, over: Event) -> None:
-        self._kernel = kernel
-        self._over = over
+    kernel: Kernel
+    over: Event
 
-    def add_gram(self, total: Float64, block: Float64) -> None:
-        self._require_going_on()
-        self._kernel.add_gram(total, block)
+    def begin(self, rows: int, values: Values) -> Sum:
+        return _StoppableSum(self.kernel.begin(rows, values), self.over)
 
-    def add_field_gram(self, total: UInt32, block: UInt32) -> None:
-        self._require_going_on()
-        self._kernel.add_field_gram(total, block)
 
-    def _require_going_on(self) -> None:
-        if self._over.is_set():
+@dataclass(frozen=True)
+class _StoppableSum:
+    running: Sum
+    over: Event
+
+    def add(self, block: AnyArray) -> None:
+        if self.over.is_set():
             raise Abandoned
+        self.running.add(block)
 
-
-_LOG = logging.getLogger("ostraka.worker")
-_NONCE_BYTES = 32
-_LONGEST_SORRY = 200
-_LARGEST_TILE = 2**26
+    def total(self) -> AnyArray:
+        return self.running.total()
 
 
 @dataclass(frozen=True)

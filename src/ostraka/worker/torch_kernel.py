@@ -24,21 +24,27 @@ device with numpy before it is used, because a worker whose library rounds is a 
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from typing import Literal, TypeAlias, get_args
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ostraka.arrays import AnyArray, Float64, UInt32
+from ostraka.arrays import AnyArray, UInt32
 from ostraka.core import field
 from ostraka.core.field import P
+from ostraka.core.gram import DTYPES, Sum, Values
 from ostraka.errors import ConfigError
 
 Route: TypeAlias = Literal["auto", "float64", "int8"]
 _GramFunction: TypeAlias = Callable[[Tensor], Tensor]
 
+# numpy's type of a block, and torch's type of the sum on the device.
+_TYPES: dict[Values, tuple[type[Any], torch.dtype]] = {
+    "float64": (np.float64, torch.float64),
+    "residues": (np.int32, torch.int64),
+}
 # A block goes to the device in slabs of at most this many values, which bounds its memory.
 _SLAB = 1 << 22
 # Columns that are multiplied at once. On a processor the limbs should stay in the cache; on a GPU
@@ -69,23 +75,14 @@ class TorchKernel:
         self._fastest: dict[tuple[int, int], _GramFunction] = {}
         _check_exact(field_gram_int8 if route == "int8" else field_gram_float64, self._device)
 
-    def add_gram(self, total: Float64, block: Float64) -> None:
-        """total (n, n) += block @ block.T, block: (n, b)."""
-        for slab in self._slabs(block):
-            total += gram(slab).cpu().numpy()
+    def begin(self, rows: int, values: Values) -> Sum:
+        """Starts a sum that stays on the device until its total is asked for."""
+        add = self._add_residues if values == "residues" else _add_float64
+        return _TorchSum(rows, values, self._device, add)
 
-    def add_field_gram(self, total: UInt32, block: UInt32) -> None:
-        """total (n, n) += block @ block.T modulo p, block: (n, b) residues."""
-        scratch = np.empty_like(total)
-        for slab in self._slabs(block.view(np.int32)):
-            products = self._field_gram(slab)(slab).to(torch.int32).cpu().numpy()
-            field.add(total, products.view(np.uint32), total, scratch)
-
-    def _slabs(self, block: AnyArray) -> Iterator[Tensor]:
-        """block: (n, b), moved to the device some columns at a time."""
-        width = max(1, _SLAB // max(1, len(block)))
-        for start in range(0, block.shape[1], width):
-            yield _upload(block[:, start : start + width], self._device)
+    def _add_residues(self, total: Tensor, slab: Tensor) -> None:
+        total += self._field_gram(slab)(slab)
+        total %= P
 
     def _field_gram(self, slab: Tensor) -> _GramFunction:
         if self._route == "int8":
@@ -99,12 +96,38 @@ class TorchKernel:
         return self._fastest[shape_class]
 
 
-def gram(block: Tensor) -> Tensor:
-    """All inner products of the rows. block: (n, b) float64; result: (n, n)."""
-    total = block.new_zeros(len(block), len(block))
-    for panel in _panels(block):
+class _TorchSum:
+    """A Gram matrix in the device's memory."""
+
+    def __init__(
+        self,
+        rows: int,
+        values: Values,
+        device: torch.device,
+        add: Callable[[Tensor, Tensor], None],
+    ) -> None:
+        on_host, on_device = _TYPES[values]
+        self._host_type = on_host
+        self._result_type = DTYPES[values]
+        self._total = torch.zeros(rows, rows, dtype=on_device, device=device)
+        self._add = add
+
+    def add(self, block: AnyArray) -> None:
+        """Adds a block some columns at a time, which bounds the device's memory."""
+        width = max(1, _SLAB // max(1, len(block)))
+        for start in range(0, block.shape[1], width):
+            slab = block[:, start : start + width].view(self._host_type)
+            self._add(self._total, _upload(slab, self._total.device))
+
+    def total(self) -> AnyArray:
+        """Waits for the device, and copies the sum from it."""
+        # astype makes a copy even on the processor, where the tensor is host memory itself.
+        return self._total.cpu().numpy().astype(self._result_type)
+
+
+def _add_float64(total: Tensor, slab: Tensor) -> None:
+    for panel in _panels(slab):
         total.addmm_(panel, panel.t())
-    return total
 
 
 def field_gram_float64(block: Tensor) -> Tensor:
@@ -194,7 +217,11 @@ def _aligned(side: int) -> int:
 
 
 def _upload(block: AnyArray, device: torch.device) -> Tensor:
-    """A copy on the device. From pinned memory it is made while the host goes on."""
+    """Returns a copy on the device. The block's own memory is not needed after that.
+
+    A GPU copies from pinned memory while the host goes on. That memory is torch's, which does not
+    use it again before the copy is done.
+    """
     dtype = torch.from_numpy(np.empty(0, block.dtype)).dtype
     host = torch.empty(block.shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     np.copyto(host.numpy(), block)

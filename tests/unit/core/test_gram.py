@@ -1,4 +1,4 @@
-"""Law 2: squared distances between rows."""
+"""Law 2: squared distances between rows, and the Gram matrices that kernels add up."""
 
 from fractions import Fraction
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ostraka.arrays import Float64
 from ostraka.core import gram
+from ostraka.core.field import P
 
 EPS = float(np.finfo(np.float64).eps)
 
@@ -117,3 +118,36 @@ def test_upper_triangles_come_back(n: int):
     upper = gram.to_upper(matrix)
     assert upper.shape == (n * (n - 1) // 2,)
     np.testing.assert_array_equal(gram.from_upper(upper, n), matrix)
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("values", ["float64", "residues"])
+def test_a_sum_of_blocks_of_any_width_is_the_gram_matrix_of_all_columns(values, rows):
+    rng = np.random.default_rng(0)
+    blocks = [rng.integers(0, P, (rows, b)).astype(gram.DTYPES[values]) for b in (3, 0, 200, 1)]
+    if values == "float64":
+        blocks = [block / P for block in blocks]
+    running = gram.NumpyKernel().begin(rows, values)
+    assert np.array_equal(running.total(), np.zeros((rows, rows)))
+    for block in blocks:
+        running.add(block)
+        block[:] = 0  # The caller may use its memory again.
+    rng = np.random.default_rng(0)
+    numbers = np.concatenate([rng.integers(0, P, (rows, b)) for b in (3, 0, 200, 1)], axis=1)
+    products = numbers.astype(object) @ numbers.astype(object).T
+    assert running.total().dtype == gram.DTYPES[values]
+    if values == "residues":
+        assert np.array_equal(running.total(), products % P)
+    else:
+        np.testing.assert_allclose(running.total(), (products / P**2).astype(float), rtol=1e-13)
+
+
+@pytest.mark.parametrize("values", ["float64", "residues"])
+def test_a_total_is_the_caller_s_own(values):
+    running = gram.NumpyKernel().begin(2, values)
+    running.add(np.ones((2, 3), gram.DTYPES[values]))
+    first = running.total()
+    first[:] = 0
+    running.add(np.ones((2, 3), gram.DTYPES[values]))
+    assert np.array_equal(running.total(), np.full((2, 2), 6))
+    assert not first.any()

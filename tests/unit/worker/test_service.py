@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -222,19 +223,25 @@ class Attempt:
 
 
 class Gate:
-    """A kernel that waits to be let through, and counts its calls."""
+    """A kernel whose sums wait to be let through, and that counts their blocks."""
 
     def __init__(self):
         self.calls, self.reached, self.open = 0, threading.Event(), threading.Event()
 
-    def add_field_gram(self, total, block):
-        self.calls += 1
-        self.reached.set()
-        assert self.open.wait(WAIT)
-        NumpyKernel().add_field_gram(total, block)
+    def begin(self, rows, values):
+        assert values == "residues"
+        return GatedSum(self, NumpyKernel().begin(rows, values))
 
-    def add_gram(self, total, block):
-        raise AssertionError
+
+class GatedSum:
+    def __init__(self, gate, running):
+        self.gate, self.running, self.total = gate, running, running.total
+
+    def add(self, block):
+        self.gate.calls += 1
+        self.gate.reached.set()
+        assert self.gate.open.wait(WAIT)
+        self.running.add(block)
 
 
 def logged(caplog, event):
@@ -250,11 +257,12 @@ def federation(**changes):
     """A federation whose workers are services, and the servicer that they dial."""
     terms = Terms(Manifest.flat(D), f=2, tile=TILE)
     parties = enrol(replace(terms, **changes), clients=N)
-    identities = {name: worker._identity for name, worker in parties.workers.items()}
-    servicer = Servicer(parties.enclave.receipt_key, identities)
+    workers: dict[str, Any] = dict(parties.federation.workers)
+    identities = {name: worker._identity for name, worker in workers.items()}
+    servicer = Servicer(parties.federation.enclave.receipt_key, identities)
     with serving(servicer) as address:
         services = [
-            working(address, name, identity, pin=EnclavePin(parties.enclave.receipt_key))
+            working(address, name, identity, pin=EnclavePin(parties.federation.enclave.receipt_key))
             for name, identity in identities.items()
         ]
         entered = [service.__enter__() for service in services]
@@ -268,9 +276,11 @@ def federation(**changes):
 
 
 def with_links(parties, servicer):
-    links = [servicer.links.get(timeout=WAIT) for _ in parties.workers]
+    local = parties.federation
+    links = [servicer.links.get(timeout=WAIT) for _ in local.workers]
     by_name = {link.name: link for link in links}
-    return replace(parties, workers={name: by_name[name] for name in parties.workers})
+    workers = {name: by_name[name] for name in local.workers}
+    return replace(parties, federation=replace(local, workers=workers))
 
 
 @pytest.mark.parametrize(
@@ -284,7 +294,7 @@ def test_rounds_with_workers_across_a_network(masking, workers):
             expected = ROWS[list(result.selected)].mean(axis=0)
             np.testing.assert_allclose(result.aggregate, expected, rtol=1e-6, atol=1e-9)
             assert result.receipt.distances == "workers"
-            assert result.events[0] == AttemptStarted(N, tuple(parties.workers))
+            assert result.events[0] == AttemptStarted(N, tuple(parties.federation.workers))
 
 
 def test_a_worker_comes_back_when_the_enclave_does():
@@ -615,10 +625,13 @@ def test_a_device_that_fails_is_said_and_the_worker_goes_on(caplog):
     class Broken(NumpyKernel):
         works = False
 
-        def add_field_gram(self, total, block):
-            if not self.works:
-                raise RuntimeError("CUDA error: what is in here is not for the enclave")
-            super().add_field_gram(total, block)
+        def begin(self, rows, values):
+            running = super().begin(rows, values)
+            return running if self.works else FailingSum()
+
+    class FailingSum:
+        def add(self, block):
+            raise RuntimeError("CUDA error: what is in here is not for the enclave")
 
     device = Broken()
     with connected(kernel=device) as link:

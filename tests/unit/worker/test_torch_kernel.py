@@ -1,8 +1,5 @@
 """The torch kernel gives the numpy kernel's residues to the bit, by either route."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,9 +10,9 @@ torch = pytest.importorskip("torch")
 from ostraka.arrays import AnyArray, UInt32  # noqa: E402
 from ostraka.core import field  # noqa: E402
 from ostraka.core.field import P  # noqa: E402
-from ostraka.core.gram import NumpyKernel  # noqa: E402
+from ostraka.core.gram import DTYPES, NumpyKernel  # noqa: E402
 from ostraka.errors import ConfigError  # noqa: E402
-from ostraka.worker import backends, torch_kernel  # noqa: E402
+from ostraka.worker import torch_kernel  # noqa: E402
 from ostraka.worker.torch_kernel import TorchKernel  # noqa: E402
 
 HAS_CUDA = torch.cuda.is_available()
@@ -153,20 +150,33 @@ def test_digits_by_hand():
     ]
 
 
+def sums(kernel, rows, values, blocks):
+    """The totals of this kernel and of numpy's over the same blocks."""
+    found, expected = kernel.begin(rows, values), NumpyKernel().begin(rows, values)
+    for block in blocks:
+        found.add(block)
+        expected.add(block)
+    return found.total(), expected.total()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("route", ["auto", "float64", "int8"])
 @pytest.mark.parametrize("slab", [1 << 22, 300])
-def test_kernel_adds_what_the_numpy_kernel_adds(monkeypatch, device, route, slab):
+@pytest.mark.parametrize("rows", [1, 9])
+def test_a_sum_of_residues_is_numpy_s_to_the_bit(monkeypatch, device, route, slab, rows):
     monkeypatch.setattr(torch_kernel, "_SLAB", slab)
-    kernel = TorchKernel(device, route=route)
-    start = residues(9, 9, seed=1)
-    expected, found = start.copy(), start.copy()
-    for seed in range(3):
-        block = residues(9, 2100, seed)
-        NumpyKernel().add_field_gram(expected, block)
-        kernel.add_field_gram(found, block)
-    assert found.dtype == np.uint32
+    blocks = [residues(rows, b, seed=b) for b in (2100, 1, 0, 33, 2100, 2049, 7)]
+    found, expected = sums(TorchKernel(device, route=route), rows, "residues", blocks)
+    assert found.dtype == expected.dtype == np.uint32
     assert np.array_equal(found, expected)
+    assert np.array_equal(found, field.gram(np.concatenate(blocks, axis=1)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sum_of_the_largest_residues_stays_a_residue(device):
+    blocks = [np.full((3, 2), P - 1, np.uint32)] * 50
+    found, _ = sums(TorchKernel(device), 3, "residues", blocks)
+    assert np.array_equal(found, np.full((3, 3), 100))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -174,20 +184,83 @@ def test_kernel_takes_any_layout_and_leaves_the_block_alone(device):
     whole = residues(20, 90)
     whole.flags.writeable = False
     for block in (whole[:, 3:50], whole[::2], whole[:, ::-1], whole.T):
-        total = np.zeros((len(block), len(block)), np.uint32)
-        TorchKernel(device, route="int8").add_field_gram(total, block)
-        assert np.array_equal(total, field.gram(block))
+        found, _ = sums(TorchKernel(device, route="int8"), len(block), "residues", [block])
+        assert np.array_equal(found, field.gram(block))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("n", "b"), SHAPES)
-def test_float_gram_equals_numpy_up_to_rounding(monkeypatch, device, n, b):
+def test_a_sum_of_floats_is_numpy_s_up_to_rounding(monkeypatch, device, n, b):
     monkeypatch.setattr(torch_kernel, "_SLAB", 1000)
-    block = np.random.default_rng(0).standard_normal((n, b))
-    expected, found = np.ones((n, n)), np.ones((n, n))
-    NumpyKernel().add_gram(expected, block)
-    TorchKernel(device).add_gram(found, block)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * (b + 1))
+    rng = np.random.default_rng(0)
+    blocks = [np.ones((n, 1)), rng.standard_normal((n, b)), rng.standard_normal((n, 13))]
+    found, expected = sums(TorchKernel(device), n, "float64", blocks)
+    assert found.dtype == expected.dtype == np.float64
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-14 * (b + 14))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("values", ["float64", "residues"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_sum_without_blocks_is_zero(device, values, rows):
+    found, expected = sums(TorchKernel(device), rows, values, [])
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, np.zeros((rows, rows)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("values", ["float64", "residues"])
+def test_the_caller_may_use_a_block_s_memory_again(device, values):
+    """As a worker does, which opens every tile into the same block."""
+    blocks = [residues(5, 400, seed).astype(DTYPES[values]) % 1000 for seed in range(6)]
+    running, space = TorchKernel(device).begin(5, values), np.empty((5, 400), DTYPES[values])
+    for block in blocks:
+        space[:] = block
+        running.add(space)
+        space[:] = 1
+    expected = sum(block.astype(np.int64) @ block.astype(np.int64).T for block in blocks)
+    assert np.array_equal(running.total(), expected % P)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("values", ["float64", "residues"])
+def test_a_total_is_the_caller_s_own(device, values):
+    running = TorchKernel(device).begin(2, values)
+    block = np.ones((2, 3), DTYPES[values])
+    running.add(block)
+    first = running.total()
+    running.add(block)
+    assert np.array_equal(first, np.full((2, 2), 3))
+    running.total()[:] = 0
+    assert np.array_equal(running.total(), np.full((2, 2), 6))
+
+
+@pytest.mark.parametrize("values", ["float64", "residues"])
+def test_a_sum_leaves_the_device_once(monkeypatch, values):
+    copies = []
+
+    def copy(tensor, cpu=torch.Tensor.cpu):
+        copies.append(tuple(tensor.shape))
+        return cpu(tensor)
+
+    kernel = TorchKernel()
+    monkeypatch.setattr(torch_kernel, "_SLAB", 50)
+    monkeypatch.setattr(torch.Tensor, "cpu", copy)
+    running = kernel.begin(4, values)
+    for _ in range(3):
+        running.add(np.ones((4, 90), DTYPES[values]))
+    assert not copies
+    running.total()
+    assert copies == [(4, 4)]
+
+
+@pytest.mark.parametrize("values", ["float64", "residues"])
+def test_two_sums_of_one_kernel_are_apart(values):
+    kernel, block = TorchKernel(), np.ones((2, 3), DTYPES[values])
+    one, other = kernel.begin(2, values), kernel.begin(2, values)
+    one.add(block)
+    assert one.total().any()
+    assert not other.total().any()
 
 
 def test_the_faster_route_is_chosen_by_time(monkeypatch):
@@ -242,9 +315,8 @@ def test_auto_times_each_class_of_shapes_once(monkeypatch):
 def test_auto_on_a_processor_is_float64_untimed(monkeypatch):
     monkeypatch.setattr(torch_kernel, "faster_field_gram", refuse)
     monkeypatch.setattr(torch_kernel, "field_gram_int8", refuse)
-    total = np.zeros((2, 2), np.uint32)
-    TorchKernel().add_field_gram(total, residues(2, 5))
-    assert np.array_equal(total, field.gram(residues(2, 5)))
+    found, expected = sums(TorchKernel(), 2, "residues", [residues(2, 5)])
+    assert np.array_equal(found, expected)
 
 
 def test_hard_residues_reach_every_extreme_digit():
@@ -280,37 +352,3 @@ def test_a_device_beyond_the_last_is_a_config_error(monkeypatch):
 def test_an_unknown_route_is_a_config_error():
     with pytest.raises(ConfigError, match="no route 'int4'"):
         TorchKernel(route="int4")  # type: ignore[arg-type]
-
-
-def test_choose_by_name():
-    assert isinstance(backends.choose("cpu"), NumpyKernel)
-    assert isinstance(backends.choose("torch"), TorchKernel)
-    assert isinstance(backends.choose("torch-cpu"), TorchKernel)
-
-
-@pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU", "mps"])
-def test_choose_refuses_other_names(device):
-    with pytest.raises(ConfigError, match="no kernel for device"):
-        backends.choose(device)
-
-
-@pytest.mark.skipif(HAS_CUDA, reason="needs a machine without CUDA")
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_choose_says_what_cuda_lacks(device):
-    with pytest.raises(ConfigError, match=f"no device '{device}' here: torch .* finds 0 CUDA"):
-        backends.choose(device)
-
-
-@pytest.mark.parametrize("device", ["torch", "cuda:0"])
-def test_choose_without_torch_says_how_to_install_it(monkeypatch, device):
-    monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "ostraka.worker.torch_kernel")
-    with pytest.raises(ConfigError, match=r"pip install 'ostraka\[torch\]'"):
-        backends.choose(device)
-    assert isinstance(backends.choose("cpu"), NumpyKernel)
-
-
-def test_importing_the_package_does_not_import_torch():
-    code = "import sys, ostraka.worker.backends as b; b.choose('cpu')"
-    code += "; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
