@@ -1,4 +1,4 @@
-"""What Ostraka costs, on this machine: rounds of the plain app, then of the private one.
+"""Measure what Ostraka costs on this machine, in rounds of the plain and the private app.
 
     python examples/flower-cifar10/overhead.py --rounds 3 --examples 1000
 
@@ -33,7 +33,7 @@ def main():
     taken = {"plain": [], "private": []}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "times"
-        # Back and forth, so that a machine that gets busier or idler is so for both alike.
+        # Back and forth, so that a change in the machine's load affects both alike.
         for kind in ("plain", "private", "private", "plain"):
             taken[kind] += rounds(arguments, log, kind)
         times = read(log)
@@ -89,7 +89,7 @@ def parse():
 
 
 def rounds(arguments, log, kind):
-    """Seconds of each round but the first, which also starts the nodes' processes."""
+    """Return the seconds of each round but the first, which also starts the nodes' processes."""
     private = kind == "private"
     sealing = [sealing_mod(policy=UNSAFE_SIMULATION)] if private else []
     nodes = ClientApp(
@@ -134,7 +134,7 @@ def rounds(arguments, log, kind):
 
 
 def configured(config):
-    """The run's config: `run_simulation` has none."""
+    """Make a mod that shows the app a run's config: `run_simulation` has none."""
 
     def mod(message, context, call_next):
         # Flower takes a reply for an error if its node's own context has another config.
@@ -148,7 +148,7 @@ def configured(config):
 
 
 def clocked(step, log, what):
-    """A strategy's step, with the time it takes written down."""
+    """Wrap a strategy's step, and write down how long it takes."""
 
     def run(*arguments):
         start = time.perf_counter()
@@ -161,7 +161,7 @@ def clocked(step, log, what):
 
 
 def timed(log, what):
-    """Writes down how long what is behind it takes. Nodes are processes, so it goes to a file."""
+    """Make a mod that writes to a file how long the mods and the app behind it take."""
 
     def mod(message, context, call_next):
         start = time.perf_counter()

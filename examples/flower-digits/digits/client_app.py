@@ -6,7 +6,7 @@ from flwr.clientapp import ClientApp
 from digits import task
 from ostraka.flower import UNSAFE_SIMULATION, sealing_mod
 
-# A node's own config (ostraka-policy, ostraka-key) takes the place of this argument.
+# A node's own config (ostraka-policy, ostraka-key) replaces this argument.
 app = ClientApp(mods=[sealing_mod(policy=UNSAFE_SIMULATION)])
 
 

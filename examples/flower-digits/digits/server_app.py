@@ -1,4 +1,4 @@
-"""What the server does: it carries, and it looks at the result."""
+"""What the server does: it carries messages, and tests the model of each round."""
 
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp

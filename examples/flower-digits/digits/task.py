@@ -12,19 +12,19 @@ _TEST = 300
 
 
 def first_model():
-    """By name, all zero: just the model that `ostraka init` makes unless it is given another."""
+    """Return arrays of zeros by name: the model that `ostraka init` makes by default."""
     return {"weight": np.zeros((CLASSES, PIXELS)), "bias": np.zeros(CLASSES)}
 
 
 def load(partition, partitions):
-    """Images and labels of one node; those of nobody are for the server's test."""
+    """Return images and labels of one node. The first 300 are for the server's test."""
     images, labels = load_digits(return_X_y=True)
     images, labels = images[_TEST:] / 16, labels[_TEST:]
     return images[partition::partitions], labels[partition::partitions]
 
 
 def train(arrays, images, labels, *, steps):
-    """A few steps from this model, on this data."""
+    """Take a few steps from this model, on this data."""
     model = _model(arrays, warm_start=True, max_iter=steps)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -33,7 +33,7 @@ def train(arrays, images, labels, *, steps):
 
 
 def accuracy(arrays):
-    """On images that no node has."""
+    """Return the accuracy on images that no node has."""
     images, labels = load_digits(return_X_y=True)
     return float(_model(arrays).score(images[:_TEST] / 16, labels[:_TEST]))
 

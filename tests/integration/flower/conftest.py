@@ -1,4 +1,4 @@
-"""A real SuperLink on loopback, its SuperNodes, and runs on it. Each is a process."""
+"""A real SuperLink on loopback, its SuperNodes, and runs on it, each in its own process."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 @dataclass
 class Process:
-    """A process and all that it starts, which end together. What they say is in a file."""
+    """A process and its children, which end together. Their output is in a file."""
 
     name: str
     child: subprocess.Popen[bytes]
@@ -62,7 +62,7 @@ class Process:
             time.sleep(0.2)
 
     def kill(self) -> None:
-        """As kill -9 does it, to all of them."""
+        """Kill all of them with SIGKILL."""
         with suppress(ProcessLookupError):
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait(PATIENCE_S)
@@ -136,7 +136,7 @@ def superlink(tmp_path) -> Iterator[SuperLink]:
 
 @pytest.fixture(scope="session")
 def task() -> ModuleType:
-    """The app's own task, which knows what its nodes send."""
+    """Load the app's own task, which knows what its nodes send."""
     spec = importlib.util.spec_from_file_location("held_task", APP / "held/task.py")
     assert spec is not None
     assert spec.loader is not None
@@ -165,7 +165,7 @@ def app() -> Path:
 @pytest.fixture
 def multi_krum() -> Callable[[np.ndarray, int], tuple[list[int], np.ndarray]]:
     def from_the_paper(rows: np.ndarray, f: int) -> tuple[list[int], np.ndarray]:
-        """Rows kept and their mean in float64: clip, score, keep n - f, average."""
+        """Return the rows kept and their mean in float64: clip, score, keep n - f, average."""
         norms = np.linalg.norm(rows, axis=1)
         limit = np.exp2(np.ceil(np.log2(4 * np.median(norms))))
         rows = rows * np.minimum(1, limit / norms)[:, None]

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
-# Flower starts a process for every message: on a busy machine that takes longer than it waits.
+# Flower starts a process for every message, which on a busy machine can take longer than it waits.
 pytestmark = pytest.mark.soak
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -24,7 +24,7 @@ def selected(folder):
 
 
 def test_ten_simulated_nodes_of_which_two_attack(superlink, app, task, multi_krum, tmp_path):
-    """By ray, with nothing else to start: the enclave is in the ServerApp's process."""
+    """Nodes run by ray, and the enclave is in the ServerApp's process."""
     pytest.importorskip("ray", reason="needs ray: pip install 'flwr[simulation]'")
     superlink.start("--simulation")
     run = superlink.run(
@@ -47,7 +47,7 @@ def test_ten_simulated_nodes_of_which_two_attack(superlink, app, task, multi_kru
 def test_six_supernodes_of_which_one_attacks_and_one_is_killed(  # noqa: PLR0917 (fixtures)
     deploy, superlink, app, task, multi_krum, wait_for, tmp_path
 ):
-    """Byzantine: node 0. Killed in the middle of round 2: node 4. The run ends all the same."""
+    """Node 0 is Byzantine; node 4 is killed in the middle of round 2. The run ends all the same."""
     save_file(task.first_model(), tmp_path / "first.safetensors")
     federation = deploy(
         clients=6,
@@ -84,7 +84,7 @@ def test_six_supernodes_of_which_one_attacks_and_one_is_killed(  # noqa: PLR0917
 
 
 def test_the_digits_example_learns_while_two_of_ten_attack(superlink):
-    """As its README has it."""
+    """It runs as its README says."""
     pytest.importorskip("ray", reason="needs ray: pip install 'flwr[simulation]'")
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     superlink.start("--simulation")

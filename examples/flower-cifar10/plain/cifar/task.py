@@ -12,7 +12,7 @@ _BATCH_SIZE = 32
 
 
 def new_model():
-    """A small CNN: 136,874 parameters."""
+    """Return a small CNN with 136,874 parameters."""
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1),
         nn.ReLU(),
@@ -28,7 +28,7 @@ def new_model():
 
 
 def load(folder, partition, partitions, most):
-    """Images and labels of one node: every so-many-th, `most` of them at most."""
+    """Return images and labels of one node: every `partitions`th, and at most `most` of them."""
     files = [Path(folder).expanduser() / f"data_batch_{i + 1}.bin" for i in range(_BATCHES)]
     own = np.arange(partition, _BATCHES * _IMAGES, partitions)[:most]
     rows = np.concatenate(
@@ -38,12 +38,12 @@ def load(folder, partition, partitions, most):
 
 
 def load_test(folder, most=2000):
-    """Images and labels that no node has."""
+    """Return images and labels that no node has."""
     return _tensors(_rows(Path(folder).expanduser() / "test_batch.bin")[:most])
 
 
 def train(model, images, labels, *, lr):
-    """One epoch. The mean of the loss."""
+    """Train for one epoch, and return the mean loss."""
     optimiser = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     model.train()
     losses = []
@@ -63,7 +63,7 @@ def accuracy(model, images, labels):
 
 
 def _rows(file):
-    """A label and 3,072 pixels each; read as far as they are used."""
+    """Map the rows of a file: a label and 3,072 pixels each."""
     return np.memmap(file, np.uint8, "r", shape=(_IMAGES, _ROW))
 
 

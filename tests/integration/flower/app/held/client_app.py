@@ -1,4 +1,4 @@
-"""An app that does not know of Ostraka, but for its mods."""
+"""An app whose only link to Ostraka is its mod."""
 
 import time
 from pathlib import Path
@@ -22,7 +22,7 @@ def train(message, context):
         time.sleep(600)
     model = {name: array.numpy() for name, array in message.content["arrays"].items()}
     step = task.update(partition, number, int(context.run_config["malicious"]))
-    # By name: a service has the order of its file, which need not be the app's.
+    # By name: a service has the order of its model file, which need not be the app's.
     parts = dict(zip(task.NAMES, np.split(step, [task.D]), strict=True))
     after = {name: (array + parts[name]).astype("<f4") for name, array in model.items()}
     record = ArrayRecord({name: Array(array) for name, array in after.items()})

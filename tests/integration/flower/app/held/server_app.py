@@ -1,4 +1,4 @@
-"""Runs all rounds, and writes down the model of each."""
+"""Run all rounds, and write down the model of each."""
 
 import json
 from pathlib import Path

@@ -11,7 +11,7 @@ def first_model():
 
 
 def update(partition, number, attackers):
-    """(D + 3,) float64: the same for whoever asks again."""
+    """Return (D + 3,) float64, which is the same for the same arguments."""
     common = np.random.default_rng([1, number]).normal(size=D + 3)
     own = np.random.default_rng([2, partition, number]).normal(size=D + 3)
     step = 0.01 * (common + (0.3 + 0.02 * partition) * own)
