@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.attestation.claims import in_process
-from ostraka.config import Federation, Manifest, Member, Terms
+from ostraka.config import Manifest, Member, Terms
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
 from ostraka.crypto.identity import Identity
@@ -36,7 +36,6 @@ from ostraka.protocol.client import Client, Joined
 from ostraka.protocol.enclave import (
     Cohort,
     Dispute,
-    Enclave,
     Inside,
     Lanes,
     Measured,
@@ -46,7 +45,7 @@ from ostraka.protocol.enclave import (
     decide,
     publish,
 )
-from ostraka.protocol.worker import Worker
+from ostraka.protocol.local import LocalFederation
 
 MASKINGS = ("none", "gaussian", "exact")
 
@@ -153,28 +152,17 @@ class Simulation:
         self.terms = Terms(Manifest.flat(rows.shape[1]), f=f, masking=masking, tile=tile, **terms)
         self.names = [f"client-{row}" for row in range(len(rows))]
         self.identities = [Identity.generate(self.entropy) for _ in self.names]
-        helpers = 0 if self.terms.inside else self.terms.workers
-        workers = [Identity.generate(self.entropy) for _ in range(helpers)]
         self.stranger = Identity.generate(self.entropy)
-        self.authority = Identity.generate(self.entropy)
-        self.federation = Federation(
-            self.terms,
-            tuple(
-                Member(name, identity.public)
-                for name, identity in zip(self.names, self.identities, strict=True)
-            ),
-            tuple(Member(f"worker-{i}", identity.public) for i, identity in enumerate(workers)),
-            self.authority.public,
-        )
-        self.enclave = Enclave(
-            self.federation, Identity.generate(self.entropy), entropy=self.entropy
-        )
+        roster = [
+            Member(name, identity.public)
+            for name, identity in zip(self.names, self.identities, strict=True)
+        ]
+        local = LocalFederation.found(self.terms, roster, entropy=self.entropy)
+        self.federation, self.enclave = local.federation, local.enclave
+        self.authority: Identity = local.authority
+        self.workers: list[Any] = list(local.workers.values())
         self.clients = [self.client(row) for row in range(len(rows))]
         self.states = {0: self.enclave._state}  # the model after each round
-        self.workers = [
-            Worker(identity, receipt_key=self.enclave.receipt_key, entropy=self.entropy)
-            for identity in workers
-        ]
 
     def entropy(self, n: int) -> bytes:
         """The same bytes in every run. They are recorded: a test may look for them elsewhere."""

@@ -195,7 +195,7 @@ def test_a_worker_has_one_point_in_an_attempt(simulate):
     round_ = simulate(n=7, masking="exact").open()
     round_.send_all()
     round_.close()
-    for names in (["worker-0", "worker-0"], ["worker-1", "worker-1"]):
+    for names in (["worker-1", "worker-1"], ["worker-2", "worker-2"]):
         with pytest.raises(LocalProtocolError):
             Offload(round_.cohort, round_.prepared, names)
     offers = Offload(round_.cohort, round_.prepared).offers

@@ -63,7 +63,7 @@ def test_a_liar_is_named_where_rows_were_zeroed_on_the_way(simulate, workers, li
     answers[liar] = attempt.lie(liar, told)
     with pytest.raises(WorkerLied) as caught:
         attempt.decode(answers)
-    assert caught.value.workers == (f"worker-{liar}",)
+    assert caught.value.workers == (f"worker-{liar + 1}",)
     round_.prepare()
     round_.measure()
     assert round_.average().rejected == {

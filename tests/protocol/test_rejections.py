@@ -651,7 +651,7 @@ def test_a_bad_accept_is_refused_and_leaves_no_trace(attempt, what):
     mine, *others = attempt.accepts()
     with pytest.raises(WorkerError) as caught:
         attempt.connect([BAD_ACCEPTS[what](attempt, mine, others[0]), *others])
-    assert caught.value.worker == "worker-0"
+    assert caught.value.worker == "worker-1"
     attempt.connect([mine, *others])
     attempt.encode()
     finish(attempt)
@@ -744,7 +744,7 @@ def test_a_bad_answer_is_refused_and_leaves_no_trace(attempt, what):
     mine, *others = attempt.answers()
     with pytest.raises(WorkerError) as caught:
         attempt.decode([BAD_ANSWERS[what](mine, others[0]), *others])
-    assert caught.value.worker == "worker-0"
+    assert caught.value.worker == "worker-1"
     finish(attempt)
 
 
@@ -792,7 +792,7 @@ def test_a_worker_that_answers_with_wrong_numbers_is_named(simulate, scheme, wha
     answers[worker] = attempt.lie(worker, LIES[scheme, what](attempt.told(worker)))
     with pytest.raises(WorkerError) as caught:
         attempt.decode(answers)
-    assert caught.value.worker == f"worker-{worker}"
+    assert caught.value.worker == f"worker-{worker + 1}"
     round_.prepare()
     round_.measure()
     round_.assert_result(round_.average(), {})
@@ -815,7 +815,7 @@ def test_an_answer_is_made_of_residues_and_of_nothing_congruent_to_them(simulate
         lies[worker] = attempt.lie(worker, numbers)
         with pytest.raises(WorkerError, match="no residues") as caught:
             attempt.decode(lies)
-        assert caught.value.worker == f"worker-{worker}"
+        assert caught.value.worker == f"worker-{worker + 1}"
     round_.measured = attempt.decode(answers)
     round_.assert_result(round_.average(), {})
 
