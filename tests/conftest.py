@@ -19,6 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -30,6 +31,14 @@ _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow],
 settings.register_profile("sampled", _UNTIMED, derandomize=True, max_examples=60)
 settings.register_profile("soak", _UNTIMED, max_examples=500)
 settings.load_profile("soak" if _SOAK else "sampled")
+
+
+def _refuse_to_become(program: str, *_: Any) -> NoReturn:
+    raise AssertionError(f"a test would have become {program}, and no other test would have run")
+
+
+for _name in ("execv", "execve"):
+    setattr(os, _name, _refuse_to_become)
 
 
 def pytest_report_header() -> str:

@@ -75,7 +75,7 @@ def test_the_package_runs_as_a_module():
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "ostraka: Multi-Krum needs n >= 2f + 3 clients; got n=4, f=3: "
+        "ostraka: multi-krum needs at least 9 clients; got n=4, f=3: "
         "take at least 9 clients, or f at most 0\n"
     )
 
@@ -89,14 +89,20 @@ MISTAKES = {
     "a defence that does not exist": ("compare --defence prayer", "known: "),
     "a masking that does not exist": ("demo --masking tape", "'gaussian'"),
     "a stage that does not exist": ("bench kernels --only ceiling", "'floor'"),
-    "no number": ("leakage --dim many", "'many' is not a valid int"),
-    "a missing option": ("leakage", "Missing option '--dim'"),
-    "too many attackers": ("demo --byzantine 5", "Krum needs n >= 2f + 3 clients; got n=12, f=5"),
-    "no dimension": ("leakage --dim 0", "positive and finite; got 0"),
-    "a sigma below zero": ("leakage --dim 10 --sigma -1", "positive and finite; got -1"),
-    "a precision of nothing": ("leakage --dim 10 --precision 0", "precision must be positive"),
-    "too few clients": ("bench kernels --clients 2 --dim 10", "Krum needs n >= 2f + 3"),
-    "more than fits": ("bench kernels --clients 2000 --dim 20000000", "GiB of memory"),
+    "no number": ("leakage --dimension many", "'many' is not a valid int"),
+    "a missing option": ("leakage", "Missing option '--dimension'"),
+    "too many attackers": ("demo --byzantine 5", "krum needs at least 13 clients; got n=12, f=5"),
+    "no dimension": ("leakage --dimension 0", "positive and finite; got 0"),
+    "a sigma below zero": ("leakage --dimension 10 --sigma -1", "positive and finite; got -1"),
+    "a precision of nothing": (
+        "leakage --dimension 10 --precision 0",
+        "precision must be positive",
+    ),
+    "too few clients": (
+        "bench kernels --clients 2 --dimension 10",
+        "krum needs at least 3 clients",
+    ),
+    "more than fits": ("bench kernels --clients 2000 --dimension 20000000", "GiB of memory"),
 }
 
 
@@ -109,7 +115,7 @@ def test_mistakes_are_explained_and_exit_with_2(line, message):
 
 
 def test_leakage_states_bound_sigma_error_and_verdict():
-    result = run("leakage --dim 3500000 --json")
+    result = run("leakage --dimension 3500000 --json")
     assert result.exit_code == 0
     figures = last_line_only(result)
     assert figures["bound_bits"] == figures["budget_bits"] == 1e-3
@@ -121,14 +127,14 @@ def test_leakage_states_bound_sigma_error_and_verdict():
 
 
 def test_float32_cannot_meet_both_demands():
-    result = run("leakage --dim 3500000 --dtype float32")
+    result = run("leakage --dimension 3500000 --dtype float32")
     assert result.exit_code == 0
     assert "Not met: the precision, in float32" in result.stdout
 
 
 def test_a_sigma_of_ones_own_is_judged_against_the_budget():
-    needed = last_line_only(run("leakage --dim 1000 --json"))["sigma"]
-    less = last_line_only(run(f"leakage --dim 1000 --sigma {needed / 2} --json"))
+    needed = last_line_only(run("leakage --dimension 1000 --json"))["sigma"]
+    less = last_line_only(run(f"leakage --dimension 1000 --sigma {needed / 2} --json"))
     assert less["bound_bits"] == pytest.approx(4e-3, rel=0.01)
     assert less["sigma_for_budget"] == needed
     assert less["met"] is False
@@ -136,14 +142,15 @@ def test_a_sigma_of_ones_own_is_judged_against_the_budget():
 
 def test_sigma_has_the_unit_of_the_clip_norm():
     one, seven = (
-        last_line_only(run(f"leakage --dim 1000 --clip-norm {norm} --json")) for norm in (1, 7)
+        last_line_only(run(f"leakage --dimension 1000 --clip-norm {norm} --json"))
+        for norm in (1, 7)
     )
     assert seven["sigma"] == pytest.approx(7 * one["sigma"])
     assert seven["distance_error"] == pytest.approx(one["distance_error"])
 
 
 def test_kernels_prints_one_object_with_every_stage():
-    result = run("bench kernels --clients 8 --dim 20000 --repeat 1 --json")
+    result = run("bench kernels --clients 8 --dimension 20000 --repeat 1 --json")
     assert result.exit_code == 0
     figures = last_line_only(result)
     assert set(figures["stages"]) == set(STAGES)
@@ -152,7 +159,7 @@ def test_kernels_prints_one_object_with_every_stage():
 
 
 def test_kernels_prints_a_table_for_people():
-    result = run("bench kernels --clients 8 --dim 1000 --repeat 1 --only floor")
+    result = run("bench kernels --clients 8 --dimension 1000 --repeat 1 --only floor")
     assert result.exit_code == 0
     assert "floor" in result.stdout
     assert "{" not in result.stdout

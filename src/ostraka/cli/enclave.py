@@ -5,12 +5,25 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated
 
+import click
 import typer
+
+# For shell completion, which must not load what the entry loads. A test compares them with it.
+WORDS = {
+    (): ("run", "evidence", "migrate"),
+    ("migrate",): ("request", "export", "import"),
+}
+
+
+def _complete(ctx: click.Context, incomplete: str) -> list[str]:
+    before = tuple(ctx.params.get("arguments") or ())
+    return [word for word in WORDS.get(before, ()) if word.startswith(incomplete)]
 
 
 def enclave(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="See --help.")
+        list[str] | None,
+        typer.Argument(metavar="COMMAND", help="See --help.", autocompletion=_complete),
     ] = None,
 ) -> None:
     """Run the enclave's service, or hand its state to a successor.

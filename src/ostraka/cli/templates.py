@@ -42,7 +42,7 @@ disclose_selection = false  # true: receipts say whose updates were averaged
 
 [rounds]
 count = 10
-# quorum = {quorum}  # updates without which a round does not close; what the rule needs unless given
+# quorum = {quorum}  # updates that close a round; what the rule needs unless given
 deadline_s = 600  # seconds in which clients upload
 # grace_s = 30  # seconds for the rest once the quorum is there; unless given, until the deadline
 extensions = 2  # of the deadline while the quorum is missed; then the round is skipped

@@ -199,17 +199,17 @@ def test_measure_prints_what_to_expect(folder):
     assert figures["code"] == measure().code.hex()
     assert figures["dependencies"] == dict(measure().dependencies)
     assert (figures["modules"], figures["lines"]) == (len(MEASURED), measure().lines)
-    assert "config_digest" not in figures
+    assert "federation_digest" not in figures
     assert figures["measurement"] in run("attest measure").stdout
 
 
-def test_measure_prints_the_config_s_digest_apart(folder):
+def test_measure_prints_the_federation_s_digest_apart(folder):
     figures = last_line_only(run("attest measure --config federation.toml --json"))
     federation = federation_file.load(folder / "federation.toml").federation()
-    assert figures["config_digest"] == federation.digest().hex()
+    assert figures["federation_digest"] == federation.digest().hex()
     assert figures["measurement"] == measure().digest.hex()
     text = run("attest measure --config federation.toml").stdout
-    assert f"config, revision 1  {federation.digest().hex()}" in text
+    assert f"federation, revision 1  {federation.digest().hex()}" in text
 
 
 POLICY = """\

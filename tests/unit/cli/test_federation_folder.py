@@ -96,7 +96,7 @@ def test_clients_accept_the_charter_and_the_simulated_enclave(folder):
 
 def test_the_policy_says_what_simulation_means(folder):
     text = (folder / "policy.toml").read_text()
-    before, _ = text.split("insecure_allow_simulation = true")
+    before, _ = text.split("unsafe_simulation = true")
     assert "the host of the enclave can read all\n# updates" in before
 
 
@@ -110,7 +110,7 @@ def test_without_simulation_nothing_is_accepted_yet(tmp_path):
     create(tmp_path / "f", Plan(simulation=False), now=NOW)
     assert not (tmp_path / "f" / "simulation").exists()
     policy = read_policy(tmp_path / "f")
-    assert (policy.evidence, policy.insecure_allow_simulation) == ((), False)
+    assert (policy.evidence, policy.unsafe_simulation) == ((), False)
     assert "insecure" not in (tmp_path / "f" / "policy.toml").read_text()
 
 
@@ -169,11 +169,11 @@ def test_an_empty_folder_is_used_and_another_is_not_touched(tmp_path):
 
 
 IMPOSSIBLE = {
-    "too few clients": ({"clients": 8}, "Multi-Krum needs n >= 2f + 3 clients; got n=8, f=3"),
+    "too few clients": ({"clients": 8}, "multi-krum needs at least 9 clients; got n=8, f=3"),
     "no dimension": ({"dimension": 0}, "an update has 1 to"),
     "a masking that is not there": ({"masking": "rot13"}, "'rot13'"),
     "one worker": ({"workers": 1}, "ask for 2 workers; 1 are enrolled"),
-    "workers below zero": ({"workers": -1}, "fewer than no"),
+    "workers below zero": ({"workers": -1}, "must be at least 0; got 12 and -1"),
     "two models": ({"dimension": 3, "model": Path("m")}, "not from both"),
     "a model that is not there": ({"model": Path("no.safetensors")}, "No such file"),
 }

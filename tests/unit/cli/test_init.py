@@ -62,7 +62,7 @@ def test_init_prints_one_object_and_everything_else_on_stderr(tmp_path, monkeypa
     result = run("init fed --clients 9 --workers 3 --masking exact --json")
     figures = last_line_only(result)
     federation = federation_file.load(tmp_path / "fed" / "federation.toml").federation()
-    assert figures["config_digest"] == federation.digest().hex()
+    assert figures["federation_digest"] == federation.digest().hex()
     assert figures["authority"] == federation.authority.hex()
     assert (figures["clients"], figures["workers"], figures["f"]) == (9, 3, 3)
     assert "Made fed" in result.stderr
@@ -78,7 +78,7 @@ def test_init_without_simulation_warns_of_nothing(tmp_path, monkeypatch):
 
 MISTAKES = {
     "a folder that is in use": ("init fed", "fed is not empty"),
-    "too many attackers": ("init new --f 6", "needs n >= 2f + 3 clients; got n=12, f=6"),
+    "too many attackers": ("init new --f 6", "needs at least 15 clients; got n=12, f=6"),
     "a masking that is not there": ("init new --masking tape", "'exact', 'gaussian', 'none'"),
     "two models": ("init new --dimension 3 --model m", "not from both"),
     "a model that is not there": ("init new --model m.safetensors", "cannot be read"),

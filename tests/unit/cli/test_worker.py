@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ostraka.cli import app, worker
-from ostraka.cli.signals import stopped_by_signals
+from ostraka.cli.worker import stopped_by_signals
 from ostraka.files import read_identity, write_identity
 
 

@@ -4,9 +4,9 @@ import json
 from functools import cache
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
+from ostraka.cli import app
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import check, machine, process, resume
 from ostraka_lab.bench.peers import installed, run_peers
@@ -52,12 +52,7 @@ PEER_FIGURES = {
 def run(tmp_path, monkeypatch):
     """Runs a line in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-    app = typer.Typer()
-    group = typer.Typer()
-    for name, command in bench.COMMANDS.items():
-        group.command(name)(command)
-    app.add_typer(group, name="bench")
-    return lambda line: CliRunner().invoke(app, line.split())
+    return lambda line: CliRunner().invoke(app, line.split(), prog_name="ostraka")
 
 
 @pytest.fixture
@@ -73,7 +68,7 @@ def peers(monkeypatch):
 
 
 def test_figures_are_kept_and_drawn_and_the_last_line_is_json(run, peers, tmp_path):
-    line = "bench peers --clients 12 --dim 5000 --only floor --only ostraka-exact"
+    line = "bench peers --clients 12 --dimension 5000 --only floor --only ostraka-exact"
     result = run(f"{line} --out here --json")
     assert result.exit_code == 0, result.output
     shown = json.loads(result.stdout.splitlines()[-1])
@@ -124,7 +119,7 @@ def test_figures_are_shown_though_they_cannot_be_kept(run, peers, tmp_path, spoi
 
 
 def test_leakage_runs_in_a_process_of_its_own(run):
-    result = run("bench leakage --clients 4 --dim 512 --trials 8 --json")
+    result = run("bench leakage --clients 4 --dimension 512 --trials 8 --json")
     assert result.exit_code == 0, result.output
     shown = json.loads(result.stdout.splitlines()[-1])
     assert len(shown["gaussian"]) == 30
@@ -139,7 +134,7 @@ def test_paper_passes_its_options_on(run, monkeypatch):
         asked.append(suite)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(bench_suites, "run", refuse)
+    monkeypatch.setattr("ostraka_lab.bench.paper.suite.run", refuse)
     run("bench paper --bandwidth 10 --sgx-slowdown 1.5 --repeat 2")
     run("bench paper --quick")
     assert (asked[0].bandwidth, asked[0].slowdown, asked[0].repeat) == (10.0, 1.5, 2)
@@ -148,7 +143,8 @@ def test_paper_passes_its_options_on(run, monkeypatch):
 
 
 SCALE = (
-    "bench scale --clients 8 --clients 12 --dim 500 --dim 1000 --repeat 1 --budget 600 --out here"
+    "bench scale --clients 8 --clients 12 --dimension 500 --dimension 1000 --repeat 1 "
+    "--budget 600 --out here"
 )
 
 
@@ -193,7 +189,7 @@ def test_a_benchmark_that_is_stopped_goes_on_with_the_same_command(run, cells, t
     stopped = run(SCALE)
     assert stopped.exit_code == 130, stopped.output
     kept = "here/scale.parts.jsonl"
-    told = f"stopped with 2 parts kept in {kept}: the same command goes on from there\n"
+    told = f"stopped with 2 parts kept in {kept}: the same command resumes from there\n"
     assert stopped.stderr == told
     assert stopped.stdout == ""
     assert not (tmp_path / "here" / "scale.json").exists()
@@ -215,7 +211,7 @@ def test_fresh_and_other_options_begin_anew(run, cells):
     seen.clear()
     fresh = run(f"{SCALE} --fresh")
     assert seen == [("8", "500")]
-    assert fresh.stderr.endswith("the same command, without --fresh, goes on from there\n")
+    assert fresh.stderr.endswith("the same command, without --fresh, resumes from there\n")
     seen.clear()
     other = run(SCALE.replace("12", "13"))
     path = "here/scale.parts.jsonl"
@@ -229,8 +225,9 @@ def test_fresh_and_other_options_begin_anew(run, cells):
 def test_what_stopped_it_is_told_with_what_is_kept(run, cells):
     cells(1, ConfigError("no more"))
     result = run(SCALE)
-    assert isinstance(result.exception, ConfigError)
+    assert result.exit_code == 2
     assert "stopped with 1 part kept in here/scale.parts.jsonl" in result.stderr
+    assert result.stderr.endswith("ostraka: no more\n")
 
 
 def test_a_benchmark_that_is_stopped_at_once_keeps_nothing_and_says_nothing(run, cells, tmp_path):
@@ -283,7 +280,7 @@ def measuring(monkeypatch):
 
 def test_a_regression_fails_and_noise_does_not(run, measuring, tmp_path):
     measuring(1.0)
-    saved = run("bench check --save --clients 9 --dim 6000")
+    saved = run("bench check --save --clients 9 --dimension 6000")
     assert saved.exit_code == 0, saved.output
     assert (tmp_path / "benchmarks" / "baseline.json").exists()
     plans = measuring(1.05)
@@ -298,8 +295,8 @@ def test_a_regression_fails_and_noise_does_not(run, measuring, tmp_path):
 
 def test_a_check_without_a_baseline_says_how_to_make_one(run):
     result = run("bench check")
-    assert isinstance(result.exception, ConfigError)
-    assert "--save" in str(result.exception)
+    assert result.exit_code == 2
+    assert "--save" in result.stderr
 
 
 def test_every_command_has_json_and_a_folder():

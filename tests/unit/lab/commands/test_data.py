@@ -125,7 +125,7 @@ def test_an_interruption_says_how_to_go_on(cached, monkeypatch):
     monkeypatch.setattr(command, "fetch", interrupted)
     result = run("get", "mnist")
     assert result.exit_code == 130
-    assert "the same command goes on" in result.stderr
+    assert "the same command resumes" in result.stderr
 
 
 def test_the_list_tells_what_is_there_and_sound(cached, given):

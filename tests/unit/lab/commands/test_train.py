@@ -10,7 +10,7 @@ from ostraka.cli import app
 from ostraka.errors import RoundFailed, ServiceError
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics
-from ostraka_lab.report.blocks import Html
+from ostraka_lab.report.page import Html
 
 SMALL = "--clients 5 --byzantine 1 --rounds 2"
 
@@ -47,7 +47,7 @@ def stage(monkeypatch):
 
     Its report has no pictures, which take long to draw.
     """
-    monkeypatch.setattr("ostraka_lab.report.blocks.drawn", lambda *_, **__: Html(""))
+    monkeypatch.setattr("ostraka_lab.report.page.drawn", lambda *_, **__: Html(""))
 
     def change_rows(change=lambda row: row):
         def play(folder: RunFolder, *, rounds=None, tell=None):
@@ -125,7 +125,7 @@ def test_a_run_that_fails_says_why_where_its_logs_are_and_how_to_go_on(fail, err
     result = run(f"train {SMALL} --out here")
     assert result.exit_code == 1
     assert "nobody came" in result.stderr
-    assert "All logs are in here/logs. To go on: ostraka train --resume here" in result.stderr
+    assert "All logs are in here/logs. To resume: ostraka train --resume here" in result.stderr
 
 
 def test_an_interruption_exits_with_130_and_says_how_to_go_on(fail):
@@ -133,7 +133,7 @@ def test_an_interruption_exits_with_130_and_says_how_to_go_on(fail):
     result = run(f"train {SMALL} --out here")
     assert result.exit_code == 130
     assert "Interrupted after round 0 of 2." in result.stdout
-    assert "To go on: ostraka train --resume here" in result.stdout
+    assert "To resume: ostraka train --resume here" in result.stdout
     assert "averaged in" not in result.stdout  # Nothing was.
 
 
@@ -214,19 +214,3 @@ def test_the_command_that_makes_the_run_again_is_kept(stage, tmp_path):
     command = RunFolder(tmp_path / "here").load()[1]["command"]
     words = "--clients 5 --byzantine 1 --attack alie --rounds 2 --lr 0.2 --baseline"
     assert command == f"ostraka train {words}"
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    import importlib
-
-    real = importlib.import_module
-
-    def without_torch(name, package=None):
-        if name.startswith("ostraka_lab"):
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-        return real(name, package)
-
-    monkeypatch.setattr("ostraka_lab.commands.lab_options.importlib.import_module", without_torch)
-    result = run("train")
-    assert result.exit_code == 2
-    assert "pip install 'ostraka[lab]'" in result.stderr
