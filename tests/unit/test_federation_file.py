@@ -205,9 +205,13 @@ def test_a_model_of_nan_is_refused(read, tmp_path):
 
 # What is wrong: the lines to change, the key whose line is to blame, and what is said.
 REFUSED = {
-    "a rule that is not there": ({"rule": '"median"'}, "rule", "rule is multi-krum"),
+    "a rule that is not there": ({"rule": '"median"'}, "rule", "rule is one of multi-krum"),
     "f below zero": ({"f": -1}, "f", "f is 0 to"),
-    "too many attackers for so few clients": ({"f": 2}, "f", "needs n >= 2f + 3"),
+    "too many attackers for so few clients": (
+        {"f": 2},
+        "f",
+        "needs at least 7 clients; got n=5, f=2",
+    ),
     "k that isolates a client": ({"k": 2}, "k", "k >= f + 2"),
     "k above all but f": ({"k": 5}, "k", "k <= n - f"),
     "a masking that is not there": ({"masking": '"rot13"'}, "masking", "'rot13'"),
@@ -220,7 +224,11 @@ REFUSED = {
     "an empty tile": ({"tile": 0}, "tile", "a tile holds 1 to"),
     "a precision of nothing": ({"precision": 0}, "precision", "precision is 1e-30 to 1"),
     "leakage without end": ({"leakage_bits": "inf"}, "leakage_bits", "got inf"),
-    "a quorum below Krum's": ({"quorum": 4}, "quorum", "2f + 3 = 5 to 5"),
+    "a quorum below what the rule needs": (
+        {"quorum": 4},
+        "quorum",
+        "is 5, which multi-krum needs for f=1, to 5",
+    ),
     "a quorum above all clients": ({"quorum": 6}, "quorum", "got 6"),
     "no rounds": ({"count": 0}, "count", "count is 1 to"),
     "no time": ({"deadline_s": 0}, "deadline_s", "deadline_s is 0.001 to"),
