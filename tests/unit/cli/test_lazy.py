@@ -19,7 +19,8 @@ from ostraka.cli.enclave import WORDS
 from ostraka.cli.lazy import RENAMED, Command, Group, LazyGroup
 from ostraka.enclave import __main__ as enclave
 
-PROJECT = Path(ostraka.__file__).parents[2] / "pyproject.toml"
+SOURCE = Path(ostraka.__file__).parents[1]
+PROJECT = SOURCE.parent / "pyproject.toml"
 LIGHT = {"click", "typer", "shellingham"}
 HEAVY = {"numpy", "grpc", "cryptography"}
 LAB = {"demo", "train", "compare", "data", "bench"}
@@ -130,7 +131,7 @@ def without_extra(line, folder):
     return subprocess.run(
         [sys.executable, "-m", "ostraka", *line.split()],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
+        env={**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{SOURCE}"},
         capture_output=True,
         check=False,
         text=True,
