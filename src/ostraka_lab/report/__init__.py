@@ -1,13 +1,9 @@
-"""One page that explains itself: key figures, text, tables and plots in a single HTML file.
+"""Pages that explain themselves, each a single HTML file with text, tables and plots.
 
-No script and nothing from elsewhere: it opens from a disk, from an archive or in a mail, today and
-in ten years, and can be sent on without a second thought.
+They hold no script and fetch nothing: a page opens from a disk, from an archive or in a mail, and
+can be sent on safely.
 
-html     text and elements, escaped
-style    colours and type
-svg      a matplotlib figure as markup
-axes     marks and legends
-shapes   many rectangles as one path
-blocks   what a section is made of
-page     the page
+page      the page, and the blocks that it is made of
+drawing   plots, as markup
+format    numbers as people read them
 """

@@ -1,4 +1,13 @@
-"""Plots: colours and type, axes in words that people use, and figures as markup for a page."""
+"""Plots: colours and type, axes that are easy to read, and figures as markup for a page.
+
+The colours are those of Okabe and Ito (2008), which people with any common colour blindness can
+tell apart. Plots are narrow for their type, so that it can be read on a telephone; on a desk it is
+as large as the text around it.
+
+Matplotlib writes a file of its own: with a style sheet that would hold for the whole page, with ids
+that the next figure uses again, and with fonts of its own. `drawn` removes these, and cuts numbers
+to a hundredth of a point.
+"""
 
 import io
 import math
@@ -26,22 +35,8 @@ from matplotlib.ticker import (
 Box = tuple[float, float, float, float]
 """Left, bottom, width and height."""
 
-_CODES = (Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY)
-
-
-def rectangles(axes: Axes, boxes: Iterable[Box], *, colour: str, label: str = "") -> None:
-    """Filled boxes of one colour. label: for the legend; they are in it even if there are none."""
-    corners = [corner for box in boxes for corner in _corners(box)]
-    path = Path(corners or [(0.0, 0.0)] * 5, list(_CODES) * max(1, len(corners) // 5))
-    patch = PathPatch(path, facecolor=colour, linewidth=0, label=label or "_")
-    axes.add_patch(patch)
-
-
-def _corners(box: Box) -> list[tuple[float, float]]:
-    left, bottom, width, height = box
-    right, top = left + width, bottom + height
-    return [(left, bottom), (right, bottom), (right, top), (left, top), (left, bottom)]
-
+Paint = Callable[[Figure], None]
+"""Draws on an empty figure."""
 
 ORANGE = "#e69f00"
 SKY = "#56b4e9"
@@ -56,7 +51,7 @@ MUTED = "#5c6b78"
 FAINT = "#dde3e8"
 PAPER = "#ffffff"
 
-# Neighbours differ in lightness too, for whoever prints in grey.
+# Neighbours differ in lightness too, so that they can be told apart in grey print.
 SERIES = (BLUE, SKY, GREEN, YELLOW, VERMILLION, PURPLE, ORANGE, INK)
 
 WIDTH = 4.4  # inches
@@ -102,15 +97,7 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "ostraka",
 }
 
-
-@contextmanager
-def plotting() -> Iterator[None]:
-    """Figures made and saved in here look alike, whatever the user's own settings are."""
-    with mpl.rc_context():
-        mpl.rcdefaults()
-        mpl.rcParams.update(_STYLE)
-        yield
-
+_CODES = (Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY)
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _PLAIN_UP_TO = 3
@@ -121,9 +108,44 @@ _WHOLE_TICKS = 8
 _KEY = 30.0
 _LETTER = 5.4
 
+_SVG = "{http://www.w3.org/2000/svg}"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+
+_REFERENCE = re.compile(r"url\(#([^)]+)\)")
+_LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
+_NO_ROTATION = re.compile(r"rotate\(-?0(\.0)? [^)]*\)")
+_FONT_FAMILY = re.compile(r"\s*font-family: [^;]*;?")
+_NUMBERS = ("d", "x", "y", "width", "height", "transform")
+
+
+def rectangles(axes: Axes, boxes: Iterable[Box], *, colour: str, label: str = "") -> None:
+    """Draw filled boxes of one colour as one path, which is small and which browsers draw at once.
+
+    label: for the legend, which has it even if there are no boxes.
+    """
+    corners = [corner for box in boxes for corner in _corners(box)]
+    path = Path(corners or [(0.0, 0.0)] * 5, list(_CODES) * max(1, len(corners) // 5))
+    patch = PathPatch(path, facecolor=colour, linewidth=0, label=label or "_")
+    axes.add_patch(patch)
+
+
+def _corners(box: Box) -> list[tuple[float, float]]:
+    left, bottom, width, height = box
+    right, top = left + width, bottom + height
+    return [(left, bottom), (right, bottom), (right, top), (left, top), (left, bottom)]
+
+
+@contextmanager
+def plotting() -> Iterator[None]:
+    """Make figures look alike, whatever the user's own settings are."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_STYLE)
+        yield
+
 
 def whole_numbers(axis: Axis, first: int, last: int) -> None:
-    """Marks at first and at round numbers up to last, wherever the axis itself ends."""
+    """Put marks at `first` and at round numbers up to `last`, wherever the axis itself ends."""
     locator = MaxNLocator(nbins=_WHOLE_TICKS, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
     found = locator.tick_values(first, last)
     step = found[1] - found[0] if len(found) > 1 else 1
@@ -131,20 +153,20 @@ def whole_numbers(axis: Axis, first: int, last: int) -> None:
 
 
 def percent(axes: Axes) -> None:
-    """The vertical axis shows a part of one, all of it."""
+    """Make the vertical axis show the whole range from 0 to 100 %."""
     axes.set_ylim(-0.02, 1.02)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
 
 
 def powers_of_ten(axis: Axis) -> None:
-    """For an axis whose scale is logarithmic. Short numbers are written out."""
+    """Mark a logarithmic axis at powers of ten. Short numbers are written out."""
     axis.set_major_locator(LogLocator(numticks=_LOG_TICKS))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: power_of_ten(value)))
 
 
 def legend_above(figure: Figure) -> None:
-    """Outside of the axes, where it hides nothing, in lines that are read from left to right."""
+    """Put the legend above the axes, in lines that are read from left to right."""
     axes = figure.axes[0]
     handles, labels = axes.get_legend_handles_labels()
     columns = _columns_that_fit(labels)
@@ -159,7 +181,7 @@ def legend_above(figure: Figure) -> None:
 
 
 def _columns_that_fit(labels: Sequence[str]) -> int:
-    """As many as fit side by side, each as wide as its longest label."""
+    """Count the columns that fit side by side, each as wide as its longest label."""
     for columns in range(len(labels), 1, -1):
         longest = [max(map(len, labels[column::columns])) for column in range(columns)]
         if sum(_KEY + _LETTER * length for length in longest) <= WIDTH * POINTS:
@@ -176,21 +198,8 @@ def _superscript(number: int) -> str:
     return str(number).translate(_SUPERSCRIPTS)
 
 
-_SVG = "{http://www.w3.org/2000/svg}"
-_LINK = "{http://www.w3.org/1999/xlink}href"
-
-_REFERENCE = re.compile(r"url\(#([^)]+)\)")
-_LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
-_NO_ROTATION = re.compile(r"rotate\(-?0(\.0)? [^)]*\)")
-_FONT_FAMILY = re.compile(r"\s*font-family: [^;]*;?")
-_NUMBERS = ("d", "x", "y", "width", "height", "transform")
-
-Paint = Callable[[Figure], None]
-"""Draws on an empty figure."""
-
-
 def drawn(paint: Paint, *, height: float, label: str, prefix: str) -> str:
-    """label: what the picture shows, for whoever does not see it. prefix: of its ids."""
+    """Draw a figure as markup. label: what it shows, in words. prefix: of its ids."""
     root = ElementTree.fromstring(_saved(paint, height))  # noqa: S314 (matplotlib wrote it just now)
     for parent in list(root.iter()):
         _drop_foreign(parent)
@@ -217,7 +226,7 @@ def _drop_foreign(parent: Element) -> None:
 
 
 def _rename_ids(root: Element, prefix: str) -> None:
-    """Ids that nothing refers to go; the others become this figure's own."""
+    """Drop ids that nothing refers to, and make the others this figure's own."""
     used = {each for node in root.iter() for each in _referred(node)}
     for node in root.iter():
         name = node.attrib.pop("id", None)
@@ -254,7 +263,7 @@ def _rounded(number: re.Match[str]) -> str:
 
 
 def _dress(root: Element, label: str) -> None:
-    """The page decides how large it is. Namespaces go, as HTML knows what an svg element is."""
+    """Leave the size to the page, and drop namespaces: HTML knows what an svg element is."""
     for node in root.iter():
         node.tag = node.tag.removeprefix(_SVG)
     view = root.attrib["viewBox"]

@@ -1,23 +1,53 @@
-"""Numbers as people read them. What is not there is a dash."""
+"""Numbers as people read them. What was not measured is a dash."""
 
 import math
 from collections.abc import Sequence
 
-UNKNOWN = "not measured"
-_SPACE = "\N{NO-BREAK SPACE}"
+NOTHING = "-"
+SPACE = "\N{NO-BREAK SPACE}"
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_MINUTES_FROM_S, _HOURS_FROM_S = 120, 7200
 
 
-def exact_percent(part: float | None) -> str:
-    return UNKNOWN if part is None else f"{100 * part:.1f}{_SPACE}%"
+def seconds(value: float | None) -> str:
+    """A time in the unit that fits it: 12.3 ms, 2.5 s, 2 min 5 s or 2 h."""
+    if value is None:
+        return NOTHING
+    if value < 0.1:
+        return f"{_digits(1000 * value)}{SPACE}ms"
+    if value < _MINUTES_FROM_S:
+        return f"{_digits(value)}{SPACE}s"
+    if value < _HOURS_FROM_S:
+        minutes, rest = divmod(round(value), 60)
+        return f"{minutes}{SPACE}min {rest}{SPACE}s"
+    return f"{_digits(value / 3600)}{SPACE}h"
 
 
-def duration(value: float) -> str:
-    if value < 1:
-        return f"{1000 * value:.0f}{_SPACE}ms"
-    if value < 120:
-        return f"{value:.1f}{_SPACE}s"
-    minutes, rest = divmod(round(value), 60)
-    return f"{minutes}{_SPACE}min {rest}{_SPACE}s"
+def percent(part: float | None, *, decimals: int = 0) -> str:
+    """A part of one as a percentage."""
+    if part is None or not math.isfinite(part):
+        return NOTHING
+    return f"{100 * part:.{decimals}f}{SPACE}%"
+
+
+def times(ratio: float | None) -> str:
+    return NOTHING if ratio is None or not math.isfinite(ratio) else f"{_digits(ratio)}{SPACE}×"
+
+
+def size(value: float | None, unit: str = "B") -> str:
+    """A size in the unit that fits it. unit: of the value."""
+    if value is None:
+        return NOTHING
+    place = _UNITS.index(unit)
+    while value >= 1024 and place < len(_UNITS) - 1:
+        value /= 1024
+        place += 1
+    return f"{_digits(value)}{SPACE}{_UNITS[place]}"
+
+
+def yes(value: bool | None) -> str:
+    return NOTHING if value is None else ("yes" if value else "no")
 
 
 def count(number: int, what: str) -> str:
@@ -25,51 +55,11 @@ def count(number: int, what: str) -> str:
 
 
 def listed(words: Sequence[str]) -> str:
-    """a, b and c."""
+    """Join words as a sentence does: a, b and c."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def scaled(scale: float | None) -> str:
-    return "" if scale is None else f"{_SPACE}×{_SPACE}{scale:g}"
-
-
-_NOTHING = "-"
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-
-
-def seconds(value: float | None) -> str:
-    if value is None:
-        return _NOTHING
-    if value >= 7200:
-        return f"{_digits(value / 3600)} h"
-    return f"{_digits(value)} s" if value >= 0.1 else f"{_digits(1000 * value)} ms"
-
-
-def times(value: float | None) -> str:
-    return _NOTHING if value is None or not math.isfinite(value) else f"{_digits(value)} ×"
-
-
-def percent(value: float | None) -> str:
-    return _NOTHING if value is None or not math.isfinite(value) else f"{100 * value:.0f} %"
-
-
-def mib(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:,.0f} MiB"
-
-
-def size(count: float) -> str:
-    for unit in _UNITS:
-        if count < 1024 or unit == _UNITS[-1]:
-            return f"{_digits(count)} {unit}"
-        count /= 1024
-    return _NOTHING
-
-
 def _digits(value: float) -> str:
-    """Three of them, or all before the point."""
+    """Three significant digits, or all before the point."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def yes(value: bool | None) -> str:
-    return _NOTHING if value is None else ("yes" if value else "no")

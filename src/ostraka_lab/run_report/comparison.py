@@ -9,9 +9,8 @@ from matplotlib.figure import Figure
 from ostraka import files
 from ostraka_lab.compare import IN_THE_CLEAR, Comparison, Result
 from ostraka_lab.report import page
-from ostraka_lab.report.blocks import Code, Column, Paragraph, Plot, Table
 from ostraka_lab.report.drawing import BLUE, GREEN, MUTED, ORANGE, VERMILLION
-from ostraka_lab.report.page import Page, Section
+from ostraka_lab.report.page import Code, Column, Page, Paragraph, Plot, Section, Table
 
 _COLOURS = {
     "plain": VERMILLION,
@@ -25,14 +24,14 @@ _INCHES_A_BAR = 0.17
 _PUBLIC = 0o644
 
 _EXPLANATION = (
-    "Accuracy on test data after the last round; in brackets, how many of the attackers' updates "
-    "were averaged in. Where Multi-Krum itself is misled, so is Ostraka: it is the same rule, on "
-    "updates that nobody sees."
+    "Accuracy on test data after the last round; in brackets, the share of the attackers' updates "
+    "that were averaged. Where Multi-Krum itself is misled, so is Ostraka: it applies the same "
+    "rule, to updates that only the enclave sees."
 )
 
 
 def write(comparison: Comparison) -> Path:
-    """compare.html and table.md in the comparison's folder. Gives the path of the page."""
+    """Write compare.html and table.md to the comparison's folder. Gives the path of the page."""
     results = comparison.results()
     path = comparison.root / "compare.html"
     page.write(_page(comparison, results), path)
@@ -46,7 +45,7 @@ def headings(comparison: Comparison) -> list[str]:
 
 
 def rows(comparison: Comparison, results: Sequence[Result]) -> list[list[str]]:
-    """An attack a row: its name, and what each defence made of it."""
+    """A row for each attack: its name, and the result of each defence."""
     found = {(each.attack, each.defence): each for each in results}
     return [
         [attack, *(_cell(found.get((attack, defence))) for defence in comparison.defences)]

@@ -1,4 +1,4 @@
-"""What a worker learns of a client's update in this run, by its masking."""
+"""What a worker learns of a client's update in this run, which depends on the masking."""
 
 import math
 from dataclasses import dataclass
@@ -8,19 +8,37 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ostraka.core import leakage as law
-from ostraka_lab.report import drawing as axis_style
-from ostraka_lab.report import format
-from ostraka_lab.report.blocks import Block, Column, KeyFigure, Notice, Paragraph, Plot, Table
+from ostraka_lab.report import drawing, format
 from ostraka_lab.report.drawing import BLUE, MUTED, VERMILLION
+from ostraka_lab.report.page import Block, Column, KeyFigure, Notice, Paragraph, Plot, Table
 from ostraka_lab.run_report.run_record import Experiment, RunRecord
 
 _FLOAT_BITS = 32  # of one value of an update
 _FLOOR = 1e-4  # bits; where the axis begins, which has no zero
 
+_INSIDE = (
+    "No worker took part. The enclave measured all distances by itself, and nothing of an update "
+    "left it, masked or not."
+)
+
+_GAUSSIAN = (
+    "One worker is given every update with Gaussian noise added, the other with the same noise "
+    "taken away. Law 6 (the paper's corollary 1) bounds what one worker can learn of one "
+    "update, if the noise of different clients is independent."
+)
+
+_POLAR = (
+    "The noise that makes distances exact is orthogonal from client to client, so it is not "
+    "independent. The polar attack uses that: one worker alone computes vectors that correlate "
+    "with the updates, with a signal-to-noise ratio of √((N + 1) / 2) for N clients, for any "
+    "noise and dimension. Choose exact masking for anything but a comparison with the "
+    "paper."
+)
+
 
 @dataclass(frozen=True)
 class _Bar:
-    """bits: at most so many are learned. ours: that is what this run did."""
+    """The most bits that a worker can learn. ours: with the masking of this run."""
 
     name: str
     bits: float
@@ -28,7 +46,7 @@ class _Bar:
 
 
 def notice(experiment: Experiment) -> Notice | None:
-    """What must be said first of a masking that leaks."""
+    """Warn of a masking that leaks."""
     if not _gaussian(experiment):
         return None
     return Notice(
@@ -40,7 +58,7 @@ def notice(experiment: Experiment) -> Notice | None:
 
 
 def text(experiment: Experiment) -> list[Block]:
-    """In words."""
+    """Say it in words."""
     if experiment.inside:
         return [Paragraph(_INSIDE)]
     if _gaussian(experiment):
@@ -76,7 +94,7 @@ def table(run: RunRecord) -> Table | None:
         ),
         ("error of a squared distance, in squared clipping norms", f"{error:.2g}"),
         ("signal to noise of the polar attack", f"{_polar_signal(experiment.clients):.2f}"),
-        ("its expected AUC", format.exact_percent(_polar_auc(experiment.clients))),
+        ("its expected AUC", format.percent(_polar_auc(experiment.clients), decimals=1)),
     ]
     return Table((Column("Quantity"), Column("value", number=True)), rows)
 
@@ -99,26 +117,6 @@ def _budget(experiment: Experiment) -> float:
     return experiment.leakage_bits or law.DEFAULT_BITS
 
 
-_INSIDE = (
-    "No worker took part: the enclave measured all distances by itself, so nobody outside of it "
-    "was given anything of an update, masked or not."
-)
-
-_GAUSSIAN = (
-    "One worker is given every update with Gaussian noise added, the other with the same noise "
-    "taken away. Law 6 (the paper's corollary 1) bounds what one worker can learn of one "
-    "update, if the noise of different clients is independent."
-)
-
-_POLAR = (
-    "The noise that makes distances exact is orthogonal from client to client, so it is not "
-    "independent. The polar attack uses that: one worker alone computes vectors that correlate "
-    "with the updates, with a signal-to-noise ratio of √((N + 1) / 2) for N clients, whatever the "
-    "noise and the dimension are. Choose exact masking for anything but a comparison with the "
-    "paper."
-)
-
-
 def _exact(experiment: Experiment) -> str:
     alone = (
         "any one worker sees"
@@ -129,7 +127,7 @@ def _exact(experiment: Experiment) -> str:
     return (
         "A worker learns nothing: zero bits, in each round and over all rounds. An update leaves "
         f"the enclave only{folded} masked with uniform numbers modulo 2³¹ − 1. "
-        f"What {alone} is uniformly random whatever the updates are: perfect secrecy, as long as "
+        f"What {alone} is uniformly random for any updates: perfect secrecy, as long as "
         "the keystream of AES cannot be told from random numbers and no more workers than that "
         "collude. The published model is no secret, and says of the updates what their average "
         "says."
@@ -162,11 +160,11 @@ def _bound_plot(experiment: Experiment) -> Plot:
         axes.set_ylim(len(bars) - 0.5, -0.5)
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("bits (logarithmic)")
-        axis_style.powers_of_ten(axes.xaxis)
+        drawing.powers_of_ten(axes.xaxis)
 
     caption = (
-        "At most so much of one update can a worker learn in one round. This run is in blue. For "
-        "Gaussian masks it is the bound of law 6, which is for independent noise: by the polar "
+        "The most that a worker can learn of one update in one round. This run is in blue. For "
+        "Gaussian masks it is the bound of law 6, which assumes independent noise: by the polar "
         "attack, one worker alone recognises updates under them."
     )
     return Plot("What one worker can learn of one update", caption, paint, height=2.1)
@@ -198,7 +196,7 @@ def _polar_plot(experiment: Experiment) -> Plot:
         axes.plot(counts, [_polar_auc(count) for count in counts], color=VERMILLION)
         axes.plot([n], [_polar_auc(n)], "o", color=VERMILLION, markersize=7)
         axes.annotate(
-            f"this run: {format.exact_percent(_polar_auc(n))}",
+            f"this run: {format.percent(_polar_auc(n), decimals=1)}",
             (n, _polar_auc(n)),
             xytext=(4, -16),
             textcoords="offset points",
@@ -222,5 +220,5 @@ def _polar_signal(clients: int) -> float:
 
 
 def _polar_auc(clients: int) -> float:
-    """Two unit normals that far apart are told apart so often: Phi(signal / sqrt(2))."""
+    """How often two unit normals that far apart are told apart: Phi(signal / sqrt(2))."""
     return (1 + math.erf(_polar_signal(clients) / 2)) / 2

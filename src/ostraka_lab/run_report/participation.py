@@ -1,4 +1,7 @@
-"""The vertical axis of a picture with a row for every client, the attackers marked."""
+"""The clients: who took part in which round, whose updates were left out, who held which examples.
+
+Pictures have a row for every client, and attackers are marked.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,9 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
 from ostraka_lab.metrics import RoundMetrics
-from ostraka_lab.report import drawing as axis_style
-from ostraka_lab.report import format
-from ostraka_lab.report.blocks import Column, Plot, Table
+from ostraka_lab.report import drawing, format
 from ostraka_lab.report.drawing import (
     INK,
     MUTED,
@@ -24,6 +25,7 @@ from ostraka_lab.report.drawing import (
     Box,
     rectangles,
 )
+from ostraka_lab.report.page import Column, Plot, Table
 from ostraka_lab.run_report.run_record import RunRecord
 
 _EVERY_ROW_UP_TO = 24
@@ -31,21 +33,33 @@ _COMFORTABLE = 15.0  # points
 _TIGHT = 8.6  # points: two labels in neighbouring rows still do not touch
 _TALLEST = 640.0  # points
 
+_AROUND = 92.0  # points, for the legend and the axis
+_TILES_UP_TO = 60  # rounds; with more, cells of one kind run together
+_REASON_ROWS = 200
+_NAMED_UP_TO = 16  # attackers
+
+_PARTITION_AROUND = 66.0  # points
+_SHADES = 12
+_NUMBERS_UP_TO = (24, 10)  # clients and classes; in smaller cells they could not be read
+_PALE, _DEEP = "#eef5fa", "#08456e"
+_DARK_FROM = 0.55
+_CLASS_TICKS = 20
+
 
 def row_points(rows: int) -> float:
-    """The height of a row, which is less where they are many."""
+    """The height of a row: the more rows, the lower."""
     if rows <= _EVERY_ROW_UP_TO:
         return _COMFORTABLE
     return min(max(_TIGHT, 360 / rows), _TALLEST / rows)
 
 
 def height(rows: int, *, around: float) -> float:
-    """Inches of a figure with so many rows. around: points above and below them."""
+    """The height of a figure in inches. around: points above and below the rows."""
     return (rows * row_points(rows) + around) / POINTS
 
 
 def mark(axes: Axes, rows: int, attackers: Sequence[int]) -> None:
-    """Client 1 is on top, at height 1. Labels that would touch are left out, attackers' last."""
+    """Label the rows, client 1 on top. Of labels that would touch, attackers' are kept."""
     axes.set_ylim(rows + 0.5, 0.5)
     axes.set_ylabel("client")
     axes.grid(visible=False)
@@ -69,7 +83,7 @@ def mark(axes: Axes, rows: int, attackers: Sequence[int]) -> None:
 
 
 def _labelled(rows: int, attackers: Sequence[int]) -> list[int]:
-    """Every client where there is room; else the attackers, and every so many of the others."""
+    """The clients to label: all if there is room, else attackers and every fifth or tenth."""
     if row_points(rows) >= _COMFORTABLE:
         return list(range(1, rows + 1))
     apart = max(1, round(_TIGHT / row_points(rows)))
@@ -89,12 +103,6 @@ def _at_least(apart: int, labels: Sequence[int]) -> list[int]:
     return kept
 
 
-_AROUND = 92.0  # points, for the legend and the axis
-_TILES_UP_TO = 60  # rounds; with more, cells of one kind run together
-_REASON_ROWS = 200
-_NAMED_UP_TO = 16  # attackers
-
-
 class _Fate(Enum):
     """What became of a client's update. The value is its name and its colour."""
 
@@ -106,7 +114,7 @@ class _Fate(Enum):
 
 
 def plot(run: RunRecord) -> Plot | None:
-    """A row for every client, a column for every round."""
+    """Draw what became of every update: a row for every client, a column for every round."""
     if not run.rounds:
         return None
     experiment = run.experiment
@@ -122,15 +130,15 @@ def plot(run: RunRecord) -> Plot | None:
         mark(axes, experiment.clients, experiment.attackers)
         axes.set_xlim(0.5, last + 0.5)
         axes.set_xlabel("round")
-        axis_style.whole_numbers(axes.xaxis, 1, last)
-        axis_style.legend_above(figure)
+        drawing.whole_numbers(axes.xaxis, 1, last)
+        drawing.legend_above(figure)
 
     tall = height(experiment.clients, around=_AROUND)
     return Plot("Clients by rounds", _caption(run, shown), paint, height=tall)
 
 
 def rejections(run: RunRecord) -> Table | None:
-    """Whose updates were invalid, and why."""
+    """List the clients whose updates were invalid, and why."""
     rounds: dict[tuple[int, str], list[int]] = defaultdict(list)
     for row in run.rounds:
         for client, reason in row.rejected.items():
@@ -154,7 +162,7 @@ def _fates(row: RoundMetrics, attackers: Sequence[int]) -> dict[int, _Fate]:
 
 
 def _shown(fates: Sequence[Mapping[int, _Fate]]) -> list[_Fate]:
-    """In the order of their definition. The first two belong to every run."""
+    """The fates to show, in the order of their definition. The first two belong to every run."""
     seen = {fate for each in fates for fate in each.values()} | {_Fate.SELECTED, _Fate.DROPPED}
     return [fate for fate in _Fate if fate in seen]
 
@@ -208,16 +216,8 @@ def _caption(run: RunRecord, shown: Sequence[_Fate]) -> str:
     return " ".join(said)
 
 
-_PARTITION_AROUND = 66.0  # points
-_SHADES = 12
-_NUMBERS_UP_TO = (24, 10)  # clients and classes; in smaller cells they could not be read
-_PALE, _DEEP = "#eef5fa", "#08456e"
-_DARK_FROM = 0.55
-_CLASS_TICKS = 20
-
-
 def plot_partition(run: RunRecord) -> Plot | None:
-    """A row for every client, a column for every class, and the sums beside them."""
+    """Draw who holds what: a row for every client, a column for every class, and the sums."""
     holdings = run.experiment.holdings
     if not holdings or not max(map(max, holdings)):
         return None
@@ -249,7 +249,7 @@ def _draw_cells(axes: Axes, holdings: tuple[tuple[int, ...], ...]) -> None:
     if classes <= _CLASS_TICKS:
         axes.set_xticks(range(classes))
     else:
-        axis_style.whole_numbers(axes.xaxis, 0, classes - 1)
+        drawing.whole_numbers(axes.xaxis, 0, classes - 1)
     axes.tick_params(axis="x", length=0)
     axes.spines[:].set_visible(False)
 
@@ -266,7 +266,7 @@ def _draw_sums(axes: Axes, sums: list[int]) -> None:
 
 
 def _by_shade(holdings: tuple[tuple[int, ...], ...], most: int) -> dict[str, list[Box]]:
-    """Cells of one colour together. An empty cell is left out, and so is as white as paper."""
+    """Group cells by colour. An empty cell is left out, and so stays white."""
     shades = LinearSegmentedColormap.from_list("holdings", [_PALE, _DEEP])
     boxes: dict[str, list[Box]] = defaultdict(list)
     for client, row in enumerate(holdings, 1):

@@ -16,8 +16,7 @@ from ostraka_lab.bench import results
 from ostraka_lab.bench.process import Figures
 from ostraka_lab.bench.report import check, leakage, paper, peers, scale, targets
 from ostraka_lab.report import page
-from ostraka_lab.report.blocks import Block, Code, KeyFigure, Paragraph
-from ostraka_lab.report.page import Page, Section
+from ostraka_lab.report.page import Block, Code, KeyFigure, Page, Paragraph, Section
 
 _LEAD = (
     "Every comparison is a ratio inside one run: all that is compared ran in turn, in every "

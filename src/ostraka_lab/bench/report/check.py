@@ -2,7 +2,7 @@
 
 from ostraka_lab.bench.process import Figures
 from ostraka_lab.report import format
-from ostraka_lab.report.blocks import Block, Column, Notice, Table
+from ostraka_lab.report.page import Block, Column, Notice, Table
 
 _ROWS = {
     "processor": "processor",

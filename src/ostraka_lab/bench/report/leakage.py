@@ -5,9 +5,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ostraka_lab.bench.process import Figures
-from ostraka_lab.report import drawing as axis_style
-from ostraka_lab.report.blocks import Block, Column, Folded, Grid, Paragraph, Plot, Table
+from ostraka_lab.report import drawing
 from ostraka_lab.report.drawing import BLUE, GREEN, MUTED, ORANGE, VERMILLION
+from ostraka_lab.report.page import Block, Column, Folded, Grid, Paragraph, Plot, Table
 
 _TYPES = {"float32": ORANGE, "float64": BLUE}
 _USEFUL = 0.1  # a distance that is off by more ranks nobody
@@ -45,8 +45,8 @@ def _trade(figures: Figures) -> Plot:
         axes.set_ylim(0.4, 1.05)
         axes.set_xlabel("error of a distance, in squared norms")
         axes.set_ylabel("AUC of a matched filter")
-        axis_style.powers_of_ten(axes.xaxis)
-        axis_style.legend_above(figure)
+        drawing.powers_of_ten(axes.xaxis)
+        drawing.legend_above(figure)
 
     caption = (
         "Every point is one σ. To the left distances are precise, at the bottom (0.5) a worker is "
@@ -69,10 +69,10 @@ def _bound(figures: Figures) -> Plot:
             axes.plot(sigmas, errors, "s--", color=colour, label=f"error, {name}")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axis_style.powers_of_ten(axes.xaxis)
-        axis_style.powers_of_ten(axes.yaxis)
+        drawing.powers_of_ten(axes.xaxis)
+        drawing.powers_of_ten(axes.yaxis)
         axes.set_xlabel("σ, in norms of an update")
-        axis_style.legend_above(figure)
+        drawing.legend_above(figure)
 
     caption = (
         "Law 6: bits that one worker learns of one update, if rows were masked independently; and "
@@ -100,7 +100,7 @@ def _polar(figures: Figures) -> Plot:
         axes.set_ylim(0.3, 1.05)
         axes.set_xlabel("clients")
         axes.set_ylabel("AUC of the polar attack")
-        axis_style.legend_above(figure)
+        drawing.legend_above(figure)
 
     caption = (
         "One worker alone, at the noise of the default budget. 0.5 is guessing; with few trials "

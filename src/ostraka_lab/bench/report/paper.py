@@ -6,10 +6,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ostraka_lab.bench.process import Figures
-from ostraka_lab.report import drawing as axis_style
-from ostraka_lab.report import format
-from ostraka_lab.report.blocks import Block, Column, Folded, Grid, KeyFigure, Notice, Plot, Table
+from ostraka_lab.report import drawing, format
 from ostraka_lab.report.drawing import INK, SERIES
+from ostraka_lab.report.page import Block, Column, Folded, Grid, KeyFigure, Notice, Plot, Table
 
 _NOT_THE_ROUND = ("training", "communication", "offline")
 
@@ -27,7 +26,7 @@ def figure2a(figures: Figures) -> Plot:
         _log_log(axes, [row["clients"] for row in rows])
         axes.set_xlabel("clients")
         axes.set_ylabel("seconds inside")
-        axis_style.legend_above(figure)
+        drawing.legend_above(figure)
 
     caption = (
         "Figure 2a: opening and pairwise distances inside the enclave. Solid: the paper's loop "
@@ -53,7 +52,7 @@ def figure2b(figures: Figures) -> Plot:
         _log_log(axes, [row["clients"] for row in rows])
         axes.set_xlabel("clients")
         axes.set_ylabel("times faster")
-        axis_style.legend_above(figure)
+        drawing.legend_above(figure)
 
     caption = (
         "Figure 2b: a worker's kernel over distances inside the enclave, without opening, for "
@@ -103,7 +102,7 @@ def _stacked(bars: Sequence[Figures], parts: Sequence[str]) -> Callable[[Figure]
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("seconds")
-        axis_style.legend_above(figure)
+        drawing.legend_above(figure)
 
     return paint
 
@@ -122,7 +121,7 @@ def _log_log(axes: Any, clients: Sequence[int]) -> None:
     every = sorted(set(clients))
     axes.set_xticks(every, [str(each) for each in every], minor=False)
     axes.set_xticks([], minor=True)
-    axis_style.powers_of_ten(axes.yaxis)
+    drawing.powers_of_ten(axes.yaxis)
 
 
 _BASELINES = {"naive": "loop", "blas64": "BLAS float64", "blas32": "BLAS float32"}

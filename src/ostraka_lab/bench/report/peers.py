@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 
 from ostraka_lab.bench.process import Figures
 from ostraka_lab.report import format
-from ostraka_lab.report.blocks import Block, Column, KeyFigure, Paragraph, Plot, Table
 from ostraka_lab.report.drawing import BLUE, MUTED, SKY, VERMILLION
+from ostraka_lab.report.page import Block, Column, KeyFigure, Paragraph, Plot, Table
 
 _SKETCH, _EXACT = "ostraka-exact-sketch", "ostraka-exact"
 _COSTS = (
@@ -99,7 +99,7 @@ def _cost(row: Figures) -> list[str]:
         format.seconds(row["wall_s"]),
         format.percent(row["cpu_spread"]),
         format.times(row["x_floor"]),
-        format.mib(row["peak_rss_mib"]),
+        format.size(row["peak_rss_mib"], "MiB"),
         format.seconds(row["offline_cpu_s"]),
         format.seconds(row["sealing_cpu_s"]),
     ]

@@ -6,10 +6,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ostraka_lab.bench.process import Figures
-from ostraka_lab.report import drawing as axis_style
-from ostraka_lab.report import format
-from ostraka_lab.report.blocks import Block, Column, Folded, Grid, Paragraph, Plot, Table
+from ostraka_lab.report import drawing, format
 from ostraka_lab.report.drawing import SERIES
+from ostraka_lab.report.page import Block, Column, Folded, Grid, Paragraph, Plot, Table
 
 _FEW = 256
 
@@ -69,11 +68,11 @@ def _growing(points: list[tuple[Figures, float]], unit: str) -> Callable[[Figure
             axes.plot(*zip(*mine, strict=True), "o-", color=colour, label=f"d = {dim:,}")
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axis_style.powers_of_ten(axes.xaxis)
-        axis_style.powers_of_ten(axes.yaxis)
+        drawing.powers_of_ten(axes.xaxis)
+        drawing.powers_of_ten(axes.yaxis)
         axes.set_xlabel("clients")
         axes.set_ylabel(unit)
-        axis_style.legend_above(figure)
+        drawing.legend_above(figure)
 
     return paint
 

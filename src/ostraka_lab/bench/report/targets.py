@@ -9,7 +9,7 @@ from ostraka_lab.bench.process import Figures
 from ostraka_lab.bench.report import peers
 from ostraka_lab.bench.scale.cell import UNCHECKED
 from ostraka_lab.report import format
-from ostraka_lab.report.blocks import Block, Column, Paragraph, Table
+from ostraka_lab.report.page import Block, Column, Paragraph, Table
 
 _PEERS = (64, 3_500_000)
 _MANY = (1024, 250_000)

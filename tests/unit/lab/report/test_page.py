@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from ostraka_lab.report import page
-from ostraka_lab.report.blocks import (
+from ostraka_lab.report.page import (
     Block,
     Code,
     Column,
@@ -13,12 +13,13 @@ from ostraka_lab.report.blocks import (
     Grid,
     KeyFigure,
     Notice,
+    Page,
     Paragraph,
     Plot,
+    Section,
     Stack,
     Table,
 )
-from ostraka_lab.report.page import Page, Section
 
 NASTY = '</style><script src="x">alert("&")</script>'
 ESCAPED = "&lt;/style&gt;&lt;script src=&quot;x&quot;&gt;alert(&quot;&amp;&quot;)&lt;/script&gt;"
