@@ -13,6 +13,7 @@ from ostraka.errors import (
     UpdateRejected,
     WorkerError,
     WorkerLied,
+    printable,
 )
 
 
@@ -95,3 +96,18 @@ def test_what_the_host_can_cause_is_not_provable(reason):
 def test_leaky_masking_is_a_warning_and_no_error():
     assert issubclass(LeakyMasking, UserWarning)
     assert not issubclass(LeakyMasking, OstrakaError)
+
+
+@pytest.mark.parametrize(
+    ("text", "longest", "shown"),
+    [
+        ("plain \u00fc", None, "plain \u00fc"),
+        ("a\n\x1b[2J\u202e", None, "a\\n\\x1b[2J\\u202e"),
+        ("\udc80", None, "\\udc80"),
+        ("\x00" * 100, 10, "\\x00\\x00\\x"),
+        ("abc", 2, "ab"),
+    ],
+)
+def test_what_a_peer_says_is_escaped_and_cut(text, longest, shown):
+    assert printable(text, longest) == shown
+    assert shown.isprintable()

@@ -27,7 +27,7 @@ class Joins:
     """The round that an update was sealed for last, and the updates since the last receipt.
 
     held: the number of that receipt, 0 before there is one. All updates since then are for one
-    place in the chain, whatever numbers a host gives to the rounds that it opens there. rounds: the
+    place in the chain, no matter how a host numbers the rounds that it opens there. rounds: the
     ids of their rounds. nonces: of the challenges that were used last.
     """
 

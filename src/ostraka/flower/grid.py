@@ -61,7 +61,7 @@ class Courier(Grid):
     ) -> list[Message]:
         """Return the replies in time: at most one to each of these messages.
 
-        A reply bears the id of the node that was asked, whatever it says itself.
+        A reply bears the id of the node that was asked, not the one that it claims.
         """
         sent = list(messages)
         if not sent:

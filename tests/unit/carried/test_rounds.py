@@ -94,7 +94,7 @@ def one_key_for_two(federation):
     claim(federation, 8, "b", identity=identity)
 
 
-def somebody_elses_key(federation):
+def another_nodes_key(federation):
     """It is public, and node 3 would have to share it."""
     claim(federation, 7, "a", key=federation.node(3).identity.public)
 
@@ -102,7 +102,7 @@ def somebody_elses_key(federation):
 CLAIMS = {
     "has a worker's name": (a_workers_name, 7),
     "shares its key with another": (one_key_for_two, 7),
-    "brings a key that is not its own": (somebody_elses_key, 7),
+    "brings a key that is not its own": (another_nodes_key, 7),
     "has another's name, so that neither is enrolled": (lambda f: claim(f, 7, "node-3"), 6),
 }
 

@@ -194,7 +194,7 @@ def test_a_node_that_dies_costs_the_grace_and_not_the_deadline(remote, said):
     assert remote.receipts[0].participants == 6
 
 
-def test_a_node_goes_by_its_own_config_whatever_the_app_says(remote, said):
+def test_a_node_goes_by_its_own_config_and_not_by_the_app(remote, said):
     """Otherwise the app's author could have it trust any enclave."""
     from ostraka.flower import UNSAFE_SIMULATION
 

@@ -231,7 +231,7 @@ def test_metrics_of_training_are_dropped_unless_their_owner_discloses_them(flowe
 
 
 @pytest.mark.parametrize("kind", ["query", "query.properties", "train.other"])
-def test_whatever_is_not_a_training_with_a_proof_is_refused(kind, flower, said):
+def test_what_is_no_training_with_a_proof_is_refused(kind, flower, said):
     federation = flower()
     app, context = federation.grid.apps[0], federation.grid.contexts[0]
     app.query()(lambda message, context: Message(message.content, reply_to=message))
