@@ -26,7 +26,7 @@ class Costs:
                 raise ConfigError(f"a cost must be positive and finite; got {value}")
 
     def choose(self, n: int, columns: int, workers: int) -> "Choice":
-        """For n rows of so many columns, and so many workers."""
+        """Choose for n rows of this many columns, and this many workers."""
         collusion = workers // 2
         if not 1 <= collusion <= len(self.mask):
             raise ConfigError(f"costs are known for 2 to 7 workers; got {workers}")

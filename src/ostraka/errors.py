@@ -6,7 +6,7 @@ OstrakaError
 ├── PlatformError            the machine's TEE or its files do not answer as they must
 ├── RemoteProtocolError      a peer's message: drop it, keep the round
 │   ├── MalformedMessage     bytes that are no message at all
-│   ├── OpenError            bytes that do not authenticate or decrypt, for whatever reason
+│   ├── OpenError            bytes that do not authenticate or decrypt, for any reason
 │   │   └── NotEnrolled      they claim a name that is on no roster
 │   ├── UpdateRejected       an authentic update that breaks a rule: says whose and which
 │   ├── AttestationRefused   evidence or a roster that a policy does not accept: says why
@@ -58,7 +58,7 @@ class OpenError(RemoteProtocolError):
 
 
 class NotEnrolled(OpenError):
-    """Somebody claims a name that is not on the roster. Nothing about it is authentic."""
+    """A message claims a name that is not on the roster. Nothing about it is authentic."""
 
     def __init__(self, name: str) -> None:
         super().__init__("UpdateHeader")
@@ -173,14 +173,14 @@ class WorkerLied(WorkerError):
 
 
 class WorkerGone(WorkerError):
-    """A worker did not answer, says whoever drives it. That is a fault, not a lie."""
+    """A worker did not answer. That is a fault, not a lie."""
 
 
 class ServiceError(OstrakaError):
     """The other side cannot be reached, or refuses to serve. The message says what to do.
 
     status: gRPC's word for the answer, such as NOT_FOUND; empty if there was none. said: what the
-    other side said, in its own words, which nobody vouches for.
+    other side said, in its own words, which are not verified.
     """
 
     def __init__(self, what: str, *, status: str = "", said: str = "") -> None:
@@ -225,7 +225,7 @@ class LeakyMasking(UserWarning):
     def __init__(self) -> None:
         super().__init__(
             "Gaussian masking reproduces the paper and leaks: one worker alone can recognise "
-            "updates by the polar attack, whatever the noise (docs/threat-model.md)"
+            "updates by the polar attack, however strong the noise (docs/threat-model.md)"
         )
 
 

@@ -41,7 +41,7 @@ class Cautioned:
 
 @dataclass(frozen=True)
 class RoundOpened:
-    """Clients can send their updates, for so many seconds."""
+    """Clients can send their updates, for `deadline_s` seconds."""
 
     number: int
     deadline_s: float
@@ -64,7 +64,7 @@ class UploadCompleted:
 
 @dataclass(frozen=True)
 class UploadRefused:
-    """Somebody sent what was not taken. The name is a claim unless the reason says more."""
+    """An upload was refused. The name is a claim unless the reason says more."""
 
     client: str
     why: str
@@ -72,7 +72,7 @@ class UploadRefused:
 
 @dataclass(frozen=True)
 class QuorumMissed:
-    """Too few updates when the time was up. Extended so many times, the round is then skipped."""
+    """There were too few updates at the deadline; without extensions left, the round is skipped."""
 
     number: int
     arrived: int
@@ -136,7 +136,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True)
 class WorkerRefused:
-    """Somebody claimed to be a worker and could not prove it."""
+    """A peer claimed to be a worker and could not prove it."""
 
     worker: str
     why: str
@@ -207,7 +207,7 @@ class ClockJumped:
 
 @dataclass(frozen=True)
 class ServerRestarted:
-    """Somebody's malformed request has ended the server, and it was started again at once."""
+    """A malformed request has ended the server, and it was started again at once."""
 
 
 @dataclass(frozen=True)

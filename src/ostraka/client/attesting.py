@@ -21,7 +21,7 @@ from ostraka.transport import ostraka_pb2 as wire
 
 @dataclass(frozen=True)
 class Verifier:
-    """Whom this client is, and what it accepts.
+    """Who this client is, and what it accepts.
 
     policy_file: where the policy was read; it names collateral relative to that.
     """

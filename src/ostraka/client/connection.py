@@ -35,7 +35,7 @@ class Patience:
         return self._until is not None and time.monotonic() >= self._until
 
     def limit(self, seconds: float) -> float:
-        """So many seconds, or what is left if that is less."""
+        """The given seconds, or what is left of the timeout if that is less."""
         if self._until is None:
             return seconds
         return max(0.0, min(seconds, self._until - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What a client tells whoever watches it: why it takes so long."""
+"""What a client reports while it waits, and where the reports go."""
 
 import logging
 import time
@@ -31,7 +31,7 @@ class Reconnecting:
 
 @dataclass(frozen=True)
 class Uploading:
-    """So many of the update's tiles are on their way. Fewer than all: the rest had arrived."""
+    """Some of the update's tiles are on their way; the others have arrived before."""
 
     round: int
     tiles: int
@@ -91,7 +91,7 @@ class Report:
         before, when = self._last.get(type(event), (None, 0.0))
         if what != before or now - when >= AGAIN_S:
             self._last[type(event)] = what, now
-            # In words: whoever uses the library formats its log in their own way.
+            # In words: a program that uses the library formats its log in its own way.
             _LOG.log(_level(event), "%s", event)
 
 

@@ -66,7 +66,7 @@ def follow(
     joined: RoundOffer | None = None,
     begun_anew: str = "",
 ) -> Followed:
-    """As `catch_up`, along links that somebody has brought."""
+    """Follow links that another party has brought. Raises as `catch_up` does."""
     chain = _Chain(memory, identity, policy, joined, begun_anew)
     for link in links:
         chain.add(link)
@@ -137,7 +137,7 @@ class _Chain:
 
 
 def require_same(held: Receipt, other: Receipt, enclave: bytes) -> None:
-    """Raises Fork if the enclave signed another receipt for the same round, whatever is in it."""
+    """Raises Fork if the enclave signed another receipt for the same round."""
     if other != held:
         check_signature(other, enclave)
         raise Fork(held, other)

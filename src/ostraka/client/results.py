@@ -116,7 +116,7 @@ class Model:
 class Outcome:
     """What became of an update.
 
-    accepted: it took part in the round; whether it was selected is not told to anybody, unless the
+    accepted: it took part in the round; whether it was selected is not told, unless the
     federation discloses it. reason: why it did not. receipt: of the round, None if there was none.
     """
 

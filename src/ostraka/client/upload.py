@@ -1,4 +1,4 @@
-"""One update, from its sealing to its round's outcome, whatever fails on the way."""
+"""Brings one update to its round's outcome, through restarts and broken connections."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -255,7 +255,7 @@ def submit(session: Session, joined: Joined, update: Float32, *, resends: int) -
     """Seal an update (d,), send it, and wait for the receipt.
 
     When its round is void, the update goes under a fresh key to the round that replaces it, once
-    that round's enclave has proved itself; resends: so many times after it had gone out whole. A
+    that round's enclave has proved itself; resends: how often, after it had gone out whole. A
     host that restarts the enclave may have seen an aggregate with this update in it each time.
     """
     backoff, left = Backoff(), resends
@@ -313,7 +313,7 @@ def _join_again(session: Session, joined: Joined, shown: Receipt | None) -> Join
         return Outcome(number, False, ENDED, None)
     if again.offer.number != number:
         raise ReceiptRefused(
-            f"round {again.offer.number} is open, and nobody shows the receipt of round {number}"
+            f"round {again.offer.number} is open, and the receipt of its predecessor is missing: round {number}"
         )
     if again.offer.model != joined.offer.model:
         raise ReceiptRefused(

@@ -51,7 +51,7 @@ class Computing(Protocol):
 
 
 class Worker(Protocol):
-    """A worker that can be asked. Whatever it does wrong is a WorkerError."""
+    """A worker that can be asked. It raises WorkerError for everything that it does wrong."""
 
     def accept(self, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]: ...
 

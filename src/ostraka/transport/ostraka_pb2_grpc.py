@@ -85,7 +85,7 @@ class EnclaveServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetCharter(self, request, context):
-        """The rules and roster in force, signed by the federation's authority.
+        """The terms and roster in force, signed by the federation's authority.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,7 +135,7 @@ class EnclaveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Adopt(self, request, context):
-        """A new revision of rules and roster. Anybody may bring it, since the authority has signed it; it
+        """A new revision of terms and roster. Anyone may bring it, since the authority has signed it; it
         comes into force with the next round.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -25,7 +25,7 @@ def combine(
     """The aggregate (d,): the weighted sum of the clipped rows, reading every row alike.
 
     Raises UpdateRejected if any row's tile is not what the first pass read. That client is then
-    out, whatever its weight was: decide anew, and combine again. Several tiles may be held at a
+    out, even if it had no weight: decide anew, and combine again. Several tiles may be held at a
     time, so their memory must not be used again during the pass.
     """
     second = _SecondPass(cohort, measured, plan, lanes or Lanes())
