@@ -142,7 +142,7 @@ class UpdateTile:
 
 @dataclass(frozen=True)
 class WorkerHello:
-    """A worker offers its service. The nonce is the enclave's, so that no one else can replay it."""
+    """A worker offers its service. The nonce is the enclave's, so that it cannot be replayed."""
 
     LABEL: ClassVar[bytes] = b"ostraka/worker-hello/v1"
 

@@ -313,7 +313,7 @@ def _join_again(session: Session, joined: Joined, shown: Receipt | None) -> Join
         return Outcome(number, False, ENDED, None)
     if again.offer.number != number:
         raise ReceiptRefused(
-            f"round {again.offer.number} is open, and the receipt of its predecessor is missing: round {number}"
+            f"round {again.offer.number} is open, but the receipt of round {number} is not shown"
         )
     if again.offer.model != joined.offer.model:
         raise ReceiptRefused(

@@ -494,7 +494,7 @@ def test_a_void_round_cannot_be_skipped_without_its_receipt(alice, service, seal
     service.publish()
     void(service)
     service.lies["GetChain"] = lambda links: []
-    with pytest.raises(ReceiptRefused, match="the receipt of its predecessor is missing: round 1"):
+    with pytest.raises(ReceiptRefused, match="the receipt of round 1 is not shown"):
         alice.submit(UPDATE)
     assert len(sealed) == 1
 
