@@ -18,13 +18,14 @@ from ostraka.core import leakage, rules
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import UNSIGNED, Digest, Key, decode, encode
+from ostraka.encoding import UNSIGNED, Digest, Key, decode, encode, pack
 from ostraka.errors import ConfigError, MalformedMessage
 from ostraka.files import read_text
 from ostraka.messages import Charter, vector_digest
 from ostraka.model_file import read_model
 from ostraka.settings import Document
 
+_CHARTER_OF_0_1 = pack(b"ostraka/charter/v1")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
 _LONGEST_NAME = 64
@@ -39,7 +40,7 @@ class About:
     """[federation]: what it is called, and who decides about it.
 
     name: for people and logs. revision: raise it by one with every change of the rules or the
-    roster. authority: the public key that signs. successors: to whom the enclave may hand its
+    roster. authority: the public key that signs. successors: which code the enclave may hand its
     sealed state; `ostraka enclave migrate request` prints each.
     """
 
@@ -58,7 +59,7 @@ class About:
 class Model:
     """[model]: what is trained. Just one of the two.
 
-    initial: a safetensors file with the first model. dimension: or so many values, all zero.
+    initial: a safetensors file with the first model. dimension: or this many values, all zero.
     """
 
     initial: str | None = None
@@ -335,6 +336,12 @@ class FederationFile:
 def load(path: Path) -> FederationFile:
     """Read a federation.toml. Raises ConfigError with the file and the line at fault."""
     document = settings.parse(read_text(path), str(path))
+    if "rules" in document.values:
+        raise document.error(
+            "rules",
+            "version 0.1's [rules] is [terms] now: rename the table, and sign the file again "
+            f"(`ostraka sign {path} --key KEY`)",
+        )
     layout = document.read(_Layout)
     _require_distinct(document, layout)
     with document.blame("model.initial" if layout.model.initial else "model.dimension"):
@@ -381,9 +388,16 @@ def sign(file: FederationFile, authority: Identity) -> Charter:
 def load_charter(path: Path) -> Charter:
     """The charter in a file. Nothing is verified here. Raises ConfigError."""
     try:
-        return decode(Charter, path.read_bytes())
+        content = path.read_bytes()
     except OSError as unreadable:
         raise ConfigError(f"{path}: {unreadable.strerror}") from None
+    if content.startswith(_CHARTER_OF_0_1):
+        raise ConfigError(
+            f"{path} is a charter of version 0.1, which this version cannot read: move it away, "
+            "and sign the federation again (`ostraka sign`)"
+        )
+    try:
+        return decode(Charter, content)
     except MalformedMessage as malformed:
         raise ConfigError(f"{path} is no charter: {malformed}") from None
 
@@ -462,9 +476,8 @@ def _require_quorum(document: Document, file: FederationFile, clients: int) -> N
     if not least <= file.quorum <= clients:
         raise document.error(
             "rounds.quorum",
-            f"rounds.quorum is {least}, which {file.terms.rule} needs for f={file.terms.f}, to {clients}, "
-            "the number of clients; "
-            f"got {file.quorum}",
+            f"rounds.quorum is {least}, the least for {file.terms.rule} and f={file.terms.f}, "
+            f"to {clients}, the number of clients; got {file.quorum}",
         )
 
 

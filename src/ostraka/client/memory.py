@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from ostraka import files
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import Key, decode, encode
+from ostraka.encoding import Key, decode, encode, pack
 from ostraka.errors import ConfigError, Fork, LocalProtocolError, MalformedMessage, StateError
 from ostraka.files import locked
 from ostraka.messages import Charter, Receipt
@@ -17,6 +17,8 @@ from ostraka.protocol.client import Client
 
 SUFFIX = ".memory"
 LOCKED_S = 10.0  # A change takes a moment.
+
+_OF_0_1 = pack(b"ostraka/client-memory/v1")
 
 _ADVICE = (
     "bring it back from a copy. Only if there is none, delete it: this client then trusts the next "
@@ -28,7 +30,7 @@ _ADVICE = (
 class Memory:
     """The newest charter agreed to, the key that the enclave signs with, and the last receipt."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/client-memory/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/client-memory/v2"
 
     client: str
     charter: Charter
@@ -91,11 +93,20 @@ class MemoryFile:
     def load(self) -> Memory | None:
         """None if there is none yet. Raises StateError."""
         try:
-            memory = decode(Memory, self.path.read_bytes())
+            content = self.path.read_bytes()
         except FileNotFoundError:
             return None
         except OSError as unreadable:
             raise StateError(self.path, f"cannot be read: {unreadable.strerror}") from None
+        if content.startswith(_OF_0_1):
+            raise StateError(
+                self.path,
+                "is a memory of version 0.1, which this version cannot read. If the federation "
+                "begins anew with this version, move the file away: this client then trusts the "
+                "next enclave that proves itself",
+            )
+        try:
+            memory = decode(Memory, content)
         except MalformedMessage:
             raise StateError(
                 self.path, f"is damaged, and holds this client's memory: {_ADVICE}"
@@ -146,7 +157,7 @@ class MemoryFile:
 
 
 def _require_one_chain(stored: Memory | None, memory: Memory) -> None:
-    """Raises Fork. Both receipts were verified by whoever followed them."""
+    """Raises Fork. Both receipts were verified when they were followed."""
     held = stored.last if stored and stored.receipt_key == memory.receipt_key else None
     other = memory.last
     if held and other and held.number == other.number and held != other:

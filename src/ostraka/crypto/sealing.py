@@ -24,8 +24,10 @@ from ostraka.errors import LocalProtocolError, OpenError
 
 CODE_ID_BYTES = 32
 
-_LABEL = b"ostraka/sealed-state/v1"
-_MARK = b"ostraka/sealed/v1\n"
+MARK_OF_0_1 = b"ostraka/sealed/v1\n"
+
+_LABEL = b"ostraka/sealed-state/v2"
+_MARK = b"ostraka/sealed/v2\n"
 _SALT_BYTES = 32
 _HEADER_BYTES = len(_MARK) + _SALT_BYTES
 _SEGMENT = 1 << 20

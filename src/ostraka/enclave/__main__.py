@@ -113,7 +113,6 @@ class _Renamed(argparse.Action):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     asked = parser().parse_args(arguments)
     try:
         _show(asked.command(asked), as_json=getattr(asked, "json", False))
@@ -289,4 +288,5 @@ def _command(below: Commands, name: str, what: str, examples: str) -> Parser:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     sys.exit(main())

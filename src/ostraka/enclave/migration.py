@@ -42,9 +42,9 @@ from ostraka.errors import (
 from ostraka.messages import SIMULATION, Charter, Evidence
 from ostraka.messages import HybridKey as HybridPublic
 
-_REQUEST = b"ostraka/migration/v1"
-_BUNDLE = b"ostraka/migration-bundle/v1"
-_SEALED_KEY = b"ostraka/migration-key/v1"
+_REQUEST = b"ostraka/migration/v2"
+_BUNDLE = b"ostraka/migration-bundle/v2"
+_SEALED_KEY = b"ostraka/migration-key/v2"
 _PURPOSE = "estate"
 
 
@@ -52,7 +52,7 @@ _PURPOSE = "estate"
 class Request:
     """A new enclave asks for the state. Its evidence is about the key and the federation."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/migration-request/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/migration-request/v2"
 
     key: HybridPublic
     federation: Digest  # of the federation that it would go on with
@@ -63,7 +63,7 @@ class Request:
 class Parcel:
     """An estate on its way from one enclave to one other. key: fingerprint of the request's."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/migration-parcel/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/migration-parcel/v2"
 
     origin: Digest
     successor: Digest
@@ -77,7 +77,7 @@ class Parcel:
 class Bundle:
     """A parcel, and evidence of the enclave that made just this one."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/migration-bundle/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/migration-bundle/v2"
 
     parcel: Parcel
     evidence: Evidence
@@ -106,7 +106,7 @@ class TakenOver:
 class _Pending:
     """What a new enclave must remember until its bundle comes. It stays under its own seal."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/migration-pending/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/migration-pending/v2"
 
     seed: Key = field(repr=False)
     federation: Digest

@@ -15,7 +15,7 @@ KEY = bytes(range(32))
 CODE_ID = b"i" * 32
 SEALER = Sealer(KEY, CODE_ID)
 SEALED = SEALER.seal("model", b"a secret of the enclave")
-MARK = b"ostraka/sealed/v1\n"
+MARK = b"ostraka/sealed/v2\n"
 HEADER = len(MARK) + 32
 MIB = 1 << 20
 
@@ -42,7 +42,7 @@ def test_a_blob_is_what_its_format_says():
     salt = SEALED[len(MARK) : HEADER]
     body = SEALED[HEADER:]
     length = len(body).to_bytes(8, "big")
-    info = pack(b"ostraka/sealed-state/v1", CODE_ID, b"model", length)
+    info = pack(b"ostraka/sealed-state/v2", CODE_ID, b"model", length)
     cipher = AESGCM(HKDF(SHA256(), 32, salt=salt, info=info).derive(KEY))
     assert SEALED.startswith(MARK)
     assert cipher.decrypt(bytes(12), body, None) == b"a secret of the enclave"
@@ -83,7 +83,7 @@ FAILURES = {
     "nothing": (b"", "model", SEALER),
     "a header alone": (SEALED[:HEADER], "model", SEALER),
     "a byte too many": (SEALED + b"\0", "model", SEALER),
-    "another version": (SEALED.replace(b"/v1", b"/v2", 1), "model", SEALER),
+    "another version": (SEALED.replace(b"/v2", b"/v1", 1), "model", SEALER),
     "another blob's salt": (MARK + OTHER_SALT + SEALED[HEADER:], "model", SEALER),
     "segments exchanged": (THREE[:HEADER] + SECOND + FIRST + LAST, "model", SEALER),
     "a segment dropped": (THREE[:HEADER] + FIRST + LAST, "model", SEALER),

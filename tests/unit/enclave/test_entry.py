@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,6 @@ POLICY = "--policy old/policy.toml"
 
 GROUPS = ["", "migrate"]
 COMMANDS = ["run", "evidence", "migrate request", "migrate export", "migrate import"]
-
-
-@pytest.fixture(autouse=True)
-def signals():
-    """The entry answers SIGTERM in its own way; the tests' process does not."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 # Arguments.
@@ -131,11 +124,25 @@ def test_how_it_ends(monkeypatch, error, code, capsys):
     assert told.err == ("" if isinstance(error, KeyboardInterrupt) else f"ostraka: {error}\n")
 
 
-def test_sigterm_ends_a_command_with_its_own_code(monkeypatch):
-    monkeypatch.setattr(commands, "run", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(SystemExit) as ended:
-        entry.main(["run"])
-    assert ended.value.code == errors.TERMINATED
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, errors.TERMINATED), (signal.SIGINT, errors.INTERRUPTED)],
+)
+def test_a_signal_ends_a_command_with_its_own_code(tmp_path, number, code):
+    """A command that waits for its file, which is a pipe that nothing comes out of."""
+    os.mkfifo(tmp_path / "federation.toml")
+    command = [sys.executable, "-m", "ostraka.enclave", "run"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE) as started:
+        writing = None
+        while writing is None and started.poll() is None:
+            with suppress(OSError):  # Nobody reads yet.
+                writing = os.open(tmp_path / "federation.toml", os.O_WRONLY | os.O_NONBLOCK)
+            time.sleep(0.1)
+        started.send_signal(number)
+        _, told = started.communicate(timeout=60)
+    assert (started.returncode, told) == (code, b"")
+    assert writing is not None
+    os.close(writing)
 
 
 # From the command `ostraka`.

@@ -19,9 +19,9 @@ from ostraka.protocol.enclave.enclave import GENESIS
 
 @dataclass(frozen=True)
 class Founded:
-    """A new enclave. receipt_key: signs its receipts. state: digest of the state before all rounds."""
+    """A new enclave. state: digest of the model and the moments before all rounds."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/founded/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/founded/v2"
 
     receipt_key: Key
     charter: Charter
@@ -35,7 +35,7 @@ class TakenOver:
     origin: its code id. history: its records, each encoded, from its first to its HandedOver.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/taken-over/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/taken-over/v2"
 
     origin: Digest
     history: tuple[bytes, ...] = field(repr=False)
@@ -45,7 +45,7 @@ class TakenOver:
 class Adopted:
     """A new revision of the federation holds, from the next round on."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/adopted/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/adopted/v2"
 
     charter: Charter
 
@@ -54,7 +54,7 @@ class Adopted:
 class Published:
     """A round is over. state: digest of the model and the optimiser's moments after it."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/published/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/published/v2"
 
     receipt: Receipt
     state: Digest
@@ -64,7 +64,7 @@ class Published:
 class Skipped:
     """A round was given up. The next one has its number."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/skipped/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/skipped/v2"
 
     number: int
     reason: str
@@ -77,7 +77,7 @@ class HandedOver:
     Without the key, two machines that run the same code could both become the successor.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/handed-over/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/handed-over/v2"
 
     to: Digest
     key: Digest
@@ -108,7 +108,7 @@ _AS_IT_WAS = "Bring back the whole folder as it was"
 class _Entry:
     """What one file holds. previous: SHA-256 of the file before it, as it lies on the disk."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/entry/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/entry/v2"
 
     index: int
     previous: Digest

@@ -12,7 +12,7 @@ from ostraka.config import Federation
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity, check_signature
-from ostraka.crypto.sealing import Sealer
+from ostraka.crypto.sealing import MARK_OF_0_1, Sealer
 from ostraka.enclave.storage import models
 from ostraka.enclave.storage.ledger import (
     Adopted,
@@ -38,7 +38,7 @@ from ostraka.protocol.enclave import Enclave
 class Estate:
     """seed: of the identity that signs receipts. records: the whole ledger. state: the last one."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/estate/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/estate/v2"
 
     seed: Key = field(repr=False)
     records: tuple[bytes, ...] = field(repr=False)
@@ -281,6 +281,7 @@ class EnclaveState:
         return Estate(self._read_seed(), records, models.to_bytes(self.last_state))
 
     def _load(self) -> None:
+        self._require_this_version()
         removed = files.remove_partial(self.folder) + files.remove_partial(self.folder / _LEDGER)
         if removed:
             self.notices.append(f"{removed} files that were never finished are removed")
@@ -291,6 +292,18 @@ class EnclaveState:
         self._identity = Identity(self._read_seed())
         self._last = self._models.load(self._history.number, self._history.state or b"")
         self.migration.discard()  # It came to its end, if there was one.
+
+    def _require_this_version(self) -> None:
+        """Raises StateError for what version 0.1 has sealed, before anything is read or changed."""
+        for path in self.folder.rglob("*.sealed"):
+            with path.open("rb") as file:
+                if file.read(len(MARK_OF_0_1)) == MARK_OF_0_1:
+                    raise StateError(
+                        self.folder,
+                        "holds the state of version 0.1, which this version cannot read. Get the "
+                        "last model with version 0.1, and begin a new federation from it, with "
+                        "an empty folder for state (docs/operations.md)",
+                    )
 
     def _read_seed(self) -> bytes:
         """Compared with the ledger each time, since the host can exchange the file at any time."""

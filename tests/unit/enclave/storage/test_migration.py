@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ostraka.attestation.claims import in_process
-from ostraka.attestation.policy import Policy, SimulationPolicy
-from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.attestation.policy import Policy
+from ostraka.attestation.simulation import SimulationPolicy, UnsafeSimulatedPlatform
 from ostraka.attestation.verify import Circumstances, read
 from ostraka.config import succession
 from ostraka.crypto import hpke
@@ -50,7 +50,7 @@ def policy(*codes):
     return Policy(
         evidence=("simulation",),
         unsafe_simulation=True,
-        simulation=SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=codes),
+        tees=(SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=codes),),
     )
 
 
@@ -330,7 +330,7 @@ def forge(pair, code=OLD, *, estate=None, to=None, info=None, **changes):
         **changes,
     }
     key = bytes(32)
-    info = pack(b"ostraka/migration-key/v1", *names.values()) if info is None else info
+    info = pack(b"ostraka/migration-key/v2", *names.values()) if info is None else info
     estate = estate or estate_of(pair, request)
     parcel = Parcel(
         **names,
