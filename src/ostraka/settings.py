@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 from typing import get_type_hints as type_hints
 
 from ostraka.encoding import Length
@@ -37,15 +37,11 @@ _PLAIN: Mapping[type, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True)
 class Document:
-    """A TOML file's values, and the lines that they stand on. A path is such as client[3].key.
-
-    sizes: how many bytes the keys of these names hold, where their types do not say.
-    """
+    """A TOML file's values, and the lines that they stand on. A path is such as client[3].key."""
 
     name: str
     values: dict[str, Any]
     lines: Mapping[str, int] = field(repr=False)
-    sizes: Mapping[str, int] = field(default_factory=dict, repr=False)
 
     def read(self, layout: type[AnyLayout]) -> AnyLayout:
         """The whole document as its layout. Raises ConfigError and nothing else."""
@@ -91,7 +87,7 @@ class Document:
     def _value(self, path: str, kind: Any, value: Any) -> Any:
         if dataclasses.is_dataclass(kind):
             return self._table(path, kind, value)
-        if isinstance(kind, UnionType):
+        if get_origin(kind) in (Union, UnionType):
             (kind,) = (option for option in get_args(kind) if option is not NoneType)
             return self._value(path, kind, value)
         if get_origin(kind) is tuple:
@@ -100,7 +96,7 @@ class Document:
             length: Length = get_args(kind)[1]
             return self._bytes(path, value, length.bytes)
         if kind is bytes:
-            return self._bytes(path, value, self.sizes.get(_last_name(path)))
+            return self._bytes(path, value, None)
         return self._plain(path, kind, value)
 
     def _list(self, path: str, kind: Any, value: Any) -> tuple[Any, ...]:
@@ -132,13 +128,10 @@ class Document:
         return self.error(path, f"{path} is {what}; got {_shown(value)}")
 
 
-def parse(text: str, name: str, *, sizes: Mapping[str, int] | None = None) -> Document:
-    """The document that a file of this name holds. Raises ConfigError with the line at fault.
-
-    sizes: see `Document`.
-    """
+def parse(text: str, name: str) -> Document:
+    """Parses the document that a file of this name holds. Raises ConfigError with the line."""
     try:
-        return Document(name, tomllib.loads(text), _lines(text), sizes or {})
+        return Document(name, tomllib.loads(text), _lines(text))
     except tomllib.TOMLDecodeError as invalid:
         raise ConfigError(_syntax_error(str(invalid), text, name)) from None
     except (ValueError, RecursionError):  # from Python itself
@@ -189,11 +182,6 @@ def _shown(value: Any) -> str:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _last_name(path: str) -> str:
-    """workers of federation.workers[3]."""
-    return path.rpartition(".")[2].partition("[")[0]
 
 
 def _outwards(path: str) -> Iterator[str]:

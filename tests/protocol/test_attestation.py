@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from ostraka.attestation.claims import Binding
-from ostraka.attestation.policy import FederationPolicy, Policy, SimulationPolicy
-from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.attestation.simulation import SimulationPolicy, UnsafeSimulatedPlatform
 from ostraka.attestation.verify import Circumstances, verify, verify_charter
 from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.crypto.hpke import HybridKey
@@ -92,20 +92,20 @@ class Meeting:
         )
         return decode(Introduction, encode(replace(whole, **self.introduction)))
 
-    def terms(self) -> Policy:
+    def accepted(self) -> Policy:
         listed = {"root": (MACHINE.root_digest,), "mrenclave": (MRENCLAVE,)} | self.listed
-        return replace(self.policy, simulation=SimulationPolicy(**listed))
+        return replace(self.policy, tees=(SimulationPolicy(**listed),))
 
     def join(self) -> Any:
         """The client's whole way to a round. Nothing is sealed before its last line."""
-        federation = verify_charter(self.charter or signed(self.federation), self.terms())
+        federation = verify_charter(self.charter or signed(self.federation), self.accepted())
         introduction = self.introduce()
         own = self.platform.collateral()
         attested = verify(
             introduction,
             nonce=NONCE,
             federation=federation,
-            policy=self.terms(),
+            policy=self.accepted(),
             circumstances=Circumstances(
                 self.now,
                 own if self.collateral == b"the platform's own" else self.collateral,
@@ -401,7 +401,7 @@ def test_a_client_that_follows_one_enclave_does_not_turn_to_another():
         introduction,
         nonce=NONCE,
         federation=FEDERATION,
-        policy=first.terms(),
+        policy=first.accepted(),
         circumstances=Circumstances(NOW, MACHINE.collateral(), True),
     )
     with pytest.raises(ReceiptRefused, match="another key"):

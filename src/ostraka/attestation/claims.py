@@ -1,4 +1,7 @@
-"""What evidence is about, what it says of an enclave, and what a verified enclave holds."""
+"""What evidence says of an enclave, what it must be about, and what a verified enclave holds.
+
+Evidence is about this challenge, these keys and this federation: its report data commits to them.
+"""
 
 import hashlib
 from dataclasses import dataclass
@@ -6,19 +9,19 @@ from dataclasses import dataclass
 from ostraka.encoding import pack
 from ostraka.messages import IN_PROCESS, RoundOffer
 
-_CODE_ID = b"ostraka/code-id/v1"
+NONCE_BYTES = 32
 
-# Measurements of where code runs, not of what runs: Nitro's role and its parent instance. State
-# that is sealed to the code must open on the next instance, too.
-_PLACES = {"nitro": ("pcr3", "pcr4")}
+_CODE_ID = b"ostraka/code-id/v1"
+_REPORT_DATA = b"ostraka/report-data/v1"
 
 
 @dataclass(frozen=True)
 class Claims:
-    """Read out of evidence. They count for nothing until the evidence has been verified.
+    """What was read from evidence. It counts for nothing until the evidence has been verified.
 
-    measurements: what the platform measured of the code, by the policy's name for it, such as
-    mrenclave, mrtd, pcr0. facts: everything else that a person may want to read.
+    measurements: what the platform measured, by the policy's name for it, such as mrenclave, mrtd
+    or pcr0. places: the names of those that tell where the code runs, and not which code it is.
+    facts: everything else that a person may want to read.
     """
 
     kind: str
@@ -26,15 +29,16 @@ class Claims:
     report_data: bytes
     debug: bool
     facts: tuple[tuple[str, str], ...] = ()
+    places: tuple[str, ...] = ()
 
     @property
     def code_id(self) -> bytes:
-        """One name for all that was measured of the code: what state is sealed to and handed on to.
+        """Returns one name for all that was measured of the code.
 
-        Where the code runs does not count.
+        State is sealed to it and handed on to it. Places are left out: sealed state must open on
+        the next machine, too.
         """
-        places = _PLACES.get(self.kind, ())
-        code = ((name, value) for name, value in self.measurements if name not in places)
+        code = ((name, value) for name, value in self.measurements if name not in self.places)
         parts = (part for name, value in code for part in (name.encode(), value))
         return hashlib.sha256(pack(_CODE_ID, self.kind.encode(), *parts)).digest()
 
@@ -42,18 +46,13 @@ class Claims:
         return dict(self.measurements)[name]
 
 
-_LABEL = b"ostraka/report-data/v1"
-
-NONCE_BYTES = 32
-
-
 @dataclass(frozen=True)
 class Binding:
     """The fields that report data commits to.
 
-    nonce: chosen by whoever verifies, for this one challenge. round_key: the hybrid public key that
-    updates are sealed to. receipt_key: signs offers and receipts. federation: its digest,
-    and so its rules, its roster and its workers' keys.
+    nonce: chosen by the verifier for this one challenge. round_key: the hybrid public key that
+    updates are sealed to. receipt_key: signs offers and receipts. federation: the digest of the
+    federation, and so of its terms, its roster and its workers' keys.
     """
 
     nonce: bytes
@@ -62,16 +61,16 @@ class Binding:
     federation: bytes
 
     def report_data(self) -> bytes:
-        """SHA-512 over the label and all fields, each behind its length."""
+        """Returns SHA-512 over the label and all fields, each behind its length."""
         fields = (self.nonce, self.round_key, self.receipt_key, self.federation)
-        return hashlib.sha512(pack(_LABEL, *fields)).digest()
+        return hashlib.sha512(pack(_REPORT_DATA, *fields)).digest()
 
 
 @dataclass(frozen=True)
 class Attested:
-    """A client seals nothing without one of these. `verify.verify` makes them.
+    """The outcome of a verification (`verify.verify`). A client seals nothing without one.
 
-    kind: the evidence that proved it. code_id: one name for the measured code.
+    kind: the kind of evidence that proved it. code_id: one name for the measured code.
     """
 
     round_key: bytes
@@ -82,5 +81,5 @@ class Attested:
 
 
 def in_process(offer: RoundOffer, receipt_key: bytes) -> Attested:
-    """For an enclave in the client's own process: there is nobody to prove anything to."""
+    """Stands in for a verification where the enclave is in the client's own process."""
     return Attested(offer.key, receipt_key, offer.federation, IN_PROCESS, bytes(32))

@@ -1,11 +1,14 @@
-"""What dcap-qvl makes of a quote, in our words: is the platform genuine, and is it in order?
+"""SGX and TDX quotes. dcap-qvl checks that the platform is genuine; what runs on it, we check.
 
-As strict as the library can be, but for what a policy allows by name.
+A quote is signed by a key that the platform's quoting enclave vouches for, and the quoting enclave
+is vouched for by a key that Intel certified. The collateral is what Intel says of such platforms at
+present: which are revoked, and which are out of date. It is signed, too, so it does not matter who
+brings it. The library is used as strictly as it can be, except for what a policy allows by name.
 """
 
 import json
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -13,8 +16,10 @@ import dcap_qvl
 from cryptography import x509
 
 from ostraka.attestation.claims import Claims
-from ostraka.attestation.policy import SgxPolicy, SimulationPolicy, TdxPolicy, require_listed
+from ostraka.attestation.policy import Sha384, require_listed
+from ostraka.encoding import Digest
 from ostraka.errors import AttestationRefused, ConfigError, Refusal, printable
+from ostraka.messages import Evidence
 
 STATUSES = (
     "SWHardeningNeeded",
@@ -24,8 +29,18 @@ STATUSES = (
     "OutOfDateConfigurationNeeded",
 )
 PROPERTIES = ("dynamic-platform", "cached-keys", "smt")
+# What a policy may allow by name. A revoked platform is never allowed.
+ALLOWANCES = STATUSES + PROPERTIES
 
 _OUT_OF_DATE = frozenset({"OutOfDate", "OutOfDateConfigurationNeeded"})
+
+_HEADER = 48
+_ISV_PROD_ID = _HEADER + 256  # and right behind it isv_svn, two bytes each
+_SGX_DEBUG = 0x02  # in byte 0 of attributes
+_TD_DEBUG = 0x01  # in byte 0 of td_attributes
+
+_TDX_MEASUREMENTS = ("mrtd", "rtmr0", "rtmr1", "rtmr2", "rtmr3")
+_TDX_REQUIRED = ("mrtd", "rtmr1", "rtmr2")
 
 # The library gives its reasons as text. The first row whose words occur in it decides; a text that
 # no row knows is a refusal all the same. Every row has a test, which fails when the words change.
@@ -70,166 +85,89 @@ _REASONS = (
 _OTHERWISE = Refusal.COLLATERAL
 _LONGEST_DETAIL = 300
 
-
-def parse(document: bytes) -> Any:
-    """The library's view of a quote. Raises AttestationRefused."""
-    try:
-        return dcap_qvl.parse_quote(document)
-    except ValueError as failure:
-        raise _refused(Refusal.MALFORMED, str(failure)) from None
-
-
-def parse_collateral(collateral: bytes) -> Any:
-    """Intel's word on a platform. Raises AttestationRefused."""
-    try:
-        return dcap_qvl.QuoteCollateralV3.from_json(collateral.decode())
-    except ValueError as failure:
-        raise _refused(Refusal.COLLATERAL, str(failure)) from None
-
-
-@dataclass(frozen=True)
-class Examination:
-    """A quote with all that it takes to check it.
-
-    root: a certificate to trust in place of Intel's. allow: some of `STATUSES` and `PROPERTIES`.
-    """
-
-    document: bytes
-    collateral: Any
-    allow: tuple[str, ...]
-    root: bytes | None = None
-
-    def __post_init__(self) -> None:
-        if self.root is not None:
-            _require_self_issued(self.root)
-
-    def check_at(self, when: int) -> tuple[tuple[str, str], ...]:
-        """What is to be known of the platform. Raises AttestationRefused."""
-        verifier, policy = dcap_qvl.QuoteVerifier(self.root), self._policy(when)
-        try:
-            verified = verifier.verify_with_policy(self.document, self.collateral, when, policy)
-        except ValueError as failure:
-            cause = self._cause(when) or str(failure)
-            raise _refused(_reason(cause), cause) from None
-        result = json.loads(verified.to_json())
-        self._require_quoting_enclave(result["qe"]["tcb_level"]["tcbStatus"])
-        tcb = result["tcb"]
-        return (("tcb_status", tcb["status"]), ("advisories", ", ".join(tcb["advisory_ids"])))
-
-    def _policy(self, when: int) -> Any:
-        policy = dcap_qvl.QuotePolicy.strict(when)
-        for status in STATUSES:
-            if status in self.allow:
-                policy = policy.allow_status(status)
-        if _OUT_OF_DATE & set(self.allow):
-            # Out of date is refused once more by its date. Whoever allows it has named no date.
-            policy = policy.platform_grace_period(when).qe_grace_period(when)
-        return (
-            policy.allow_dynamic_platform("dynamic-platform" in self.allow)
-            .allow_cached_keys("cached-keys" in self.allow)
-            .allow_smt("smt" in self.allow)
-        )
-
-    def _require_quoting_enclave(self, status: str) -> None:
-        """The library lets some statuses of the quoting enclave pass as up to date; we do not."""
-        if status not in ("UpToDate", *self.allow):
-            raise AttestationRefused(Refusal.TCB, f"its quoting enclave is {status}")
-
-    def _cause(self, when: int) -> str | None:
-        """The whole reason of a failure, of which the check by policy names the last step only.
-
-        This older call names all of them. Its verdict is not asked for: it accepts too much.
-        """
-        try:
-            if self.root is None:
-                dcap_qvl.verify(self.document, self.collateral, when)
-            else:
-                dcap_qvl.verify_with_root_ca(self.document, self.collateral, self.root, when)
-        except ValueError as failure:
-            return str(failure)
-        return None
-
-
-def _require_self_issued(root: bytes) -> None:
-    """The library takes the whole process down where a root's issuer is not its subject."""
-    try:
-        certificate = x509.load_der_x509_certificate(root)
-        names = certificate.issuer.public_bytes(), certificate.subject.public_bytes()
-        self_issued = names[0] == names[1]
-    except (TypeError, ValueError, x509.InvalidVersion):
-        self_issued = False
-    if not self_issued:
-        raise AttestationRefused(Refusal.ROOT, "the root is no self-issued certificate")
-
-
-def _reason(text: str) -> Refusal:
-    words = _one_line(text)
-    return next((reason for known, reason in _REASONS if known in words), _OTHERWISE)
-
-
-def _refused(reason: Refusal, text: str) -> AttestationRefused:
-    """With the library's words, which may quote a peer's: nothing in them may move a cursor."""
-    line = _one_line(text).removeprefix("Verification failed: ")
-    return AttestationRefused(reason, printable(line, _LONGEST_DETAIL))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-# What a policy may allow by name. A revoked platform is never allowed.
-ALLOWANCES = STATUSES + PROPERTIES
-
-_HEADER = 48
-_ISV_PROD_ID = _HEADER + 256  # and right behind it isv_svn, two bytes each
-_SGX_DEBUG = 0x02  # in byte 0 of attributes
-_TD_DEBUG = 0x01  # in byte 0 of td_attributes
-
-_TDX_MEASUREMENTS = ("mrtd", "rtmr0", "rtmr1", "rtmr2", "rtmr3")
-_TDX_REQUIRED = ("mrtd", "rtmr1", "rtmr2")
-
 Result = TypeVar("Result")
 
 
-def check_allowances(names: Iterable[str]) -> None:
+@dataclass(frozen=True)
+class SgxPolicy:
+    """SGX: the code itself (mrenclave), or the key that signed it (mrsigner, with the product).
+
+    allow: some of `ALLOWANCES`. collateral: where Intel's signed TCB data for this platform comes
+    from, a path or the URL of a service.
+    """
+
+    mrenclave: tuple[Digest, ...] = ()
+    mrsigner: tuple[Digest, ...] = ()
+    isv_prod_id: int | None = None
+    min_isv_svn: int = 0
+    allow: tuple[str, ...] = ()
+    collateral: str | None = None
+
+    def __post_init__(self) -> None:
+        require_allowances(self.allow)
+
+
+@dataclass(frozen=True)
+class TdxPolicy:
+    """TDX: the firmware (mrtd) and what it started (rtmr0 to rtmr3).
+
+    mrtd, rtmr1 and rtmr2 must be listed, because the firmware alone says nothing about the kernel.
+    allow, collateral: as in `SgxPolicy`.
+    """
+
+    mrtd: tuple[Sha384, ...] = ()
+    rtmr0: tuple[Sha384, ...] = ()
+    rtmr1: tuple[Sha384, ...] = ()
+    rtmr2: tuple[Sha384, ...] = ()
+    rtmr3: tuple[Sha384, ...] = ()
+    allow: tuple[str, ...] = ()
+    collateral: str | None = None
+
+    def __post_init__(self) -> None:
+        require_allowances(self.allow)
+
+
+def require_allowances(names: tuple[str, ...]) -> None:
     """Raises ConfigError for a name that no policy can allow."""
     unknown = sorted(set(names) - set(ALLOWANCES))
     if unknown:
         raise ConfigError(f"cannot allow {', '.join(unknown)}; one of {', '.join(ALLOWANCES)}")
 
 
-def read(kind: str, document: bytes) -> Claims:
-    """What a quote says, unchecked. kind: "sgx", "tdx" or "simulation", which is SGX in form."""
-    quote = parse(document)
-    if kind == "tdx":
+def read(evidence: Evidence) -> Claims:
+    """Reads what a quote says, unchecked. Raises AttestationRefused if it is none of its kind.
+
+    A quote of the kind "simulation" has the form of an SGX quote.
+    """
+    quote = parse(evidence.document)
+    if evidence.kind == "tdx":
         return _read_tdx(quote)
-    return _read_sgx(kind, quote, document)
+    return _read_sgx(evidence.kind, quote, evidence.document)
 
 
 def verify(
-    kind: str,
-    document: bytes,
+    evidence: Evidence,
     *,
+    policy: SgxPolicy | TdxPolicy,
     collateral: bytes | None,
-    policy: SgxPolicy | TdxPolicy | SimulationPolicy,
     now: int,
     skew: int,
     root: bytes | None = None,
 ) -> Claims:
-    """The claims of a quote that these rules accept. Raises AttestationRefused.
+    """Returns the claims of a quote that the policy accepts. Raises AttestationRefused.
 
-    now: seconds since 1970. skew: by how many seconds clocks may differ: what is valid now, or at
+    now: seconds since 1970. skew: the seconds that clocks may differ by; what is valid now, or at
     either end of that span, is valid. root: a certificate in Intel's place, for simulations. The
-    report data is for the caller to compare.
+    caller compares the report data.
     """
     # (1) The document is a quote of this kind.
-    claims = read(kind, document)
+    claims = read(evidence)
     # (2) We have what Intel says of the platform.
     if collateral is None:
         raise AttestationRefused(Refusal.COLLATERAL, "none at hand; a policy names where it is")
     said = parse_collateral(collateral)
     # (3) The platform is genuine and in order, or out of order in a way that the policy allows.
-    examination = Examination(document, said, policy.allow, root)
+    examination = Examination(evidence.document, said, policy.allow, root)
     facts = _at_any_of((now, max(0, now - skew), now + skew), examination.check_at)
     # (4) Its host cannot look inside.
     if claims.debug:
@@ -237,7 +175,7 @@ def verify(
     # (5) It runs code that the policy lists,
     _require_code(claims, policy)
     # (6) in a version that is not too old.
-    if not isinstance(policy, TdxPolicy):
+    if isinstance(policy, SgxPolicy):
         _require_version(claims, policy)
     return replace(claims, facts=claims.facts + facts)
 
@@ -246,7 +184,7 @@ def _read_sgx(kind: str, quote: Any, document: bytes) -> Claims:
     if not quote.is_sgx() or quote.header.version != 3:
         raise AttestationRefused(Refusal.MALFORMED, "not an SGX quote of version 3")
     report = quote.report
-    # The library does not tell these two. They are where version 3 has them, and signed there.
+    # The library does not give these two. They are at their place in version 3, and signed there.
     isv_prod_id, isv_svn = struct.unpack_from("<HH", document, _ISV_PROD_ID)
     return Claims(
         kind=kind,
@@ -279,13 +217,13 @@ def _read_tdx(quote: Any) -> Claims:
 
 
 def _platform_facts(quote: Any) -> tuple[tuple[str, str], ...]:
-    """The platform's model, by which collateral is looked up, where the quote tells it."""
+    """Returns the platform's model, by which collateral is looked up, if the quote has it."""
     pck = quote.pck_extension()
     return () if pck is None else (("fmspc", pck.fmspc.hex()),)
 
 
 def _at_any_of(times: tuple[int, ...], check: Callable[[int], Result]) -> Result:
-    """The check's result at the first time at which nothing is out of date."""
+    """Returns the check's result at the first of these times at which nothing is out of date."""
     for when in times[:-1]:
         try:
             return check(when)
@@ -295,7 +233,7 @@ def _at_any_of(times: tuple[int, ...], check: Callable[[int], Result]) -> Result
     return check(times[-1])
 
 
-def _require_code(claims: Claims, policy: SgxPolicy | TdxPolicy | SimulationPolicy) -> None:
+def _require_code(claims: Claims, policy: SgxPolicy | TdxPolicy) -> None:
     if isinstance(policy, TdxPolicy):
         lists = {name: getattr(policy, name) for name in _TDX_MEASUREMENTS}
         require_listed(claims, claims.kind, lists, _TDX_REQUIRED)
@@ -305,8 +243,8 @@ def _require_code(claims: Claims, policy: SgxPolicy | TdxPolicy | SimulationPoli
     _require_product(claims, policy)
 
 
-def _require_product(claims: Claims, policy: SgxPolicy | SimulationPolicy) -> None:
-    """A signer signs many products, so one is trusted only together with a product's number."""
+def _require_product(claims: Claims, policy: SgxPolicy) -> None:
+    """Requires a product's number beside a signer, because a signer signs many products."""
     seen, wanted = _number(claims, "isv_prod_id"), policy.isv_prod_id
     if wanted is None and not policy.mrenclave:
         raise AttestationRefused(
@@ -320,7 +258,7 @@ def _require_product(claims: Claims, policy: SgxPolicy | SimulationPolicy) -> No
         )
 
 
-def _require_version(claims: Claims, policy: SgxPolicy | SimulationPolicy) -> None:
+def _require_version(claims: Claims, policy: SgxPolicy) -> None:
     version = _number(claims, "isv_svn")
     if version < policy.min_isv_svn:
         raise AttestationRefused(
@@ -330,3 +268,109 @@ def _require_version(claims: Claims, policy: SgxPolicy | SimulationPolicy) -> No
 
 def _number(claims: Claims, fact: str) -> int:
     return int(dict(claims.facts)[fact])
+
+
+def parse(document: bytes) -> Any:
+    """Returns the library's view of a quote. Raises AttestationRefused."""
+    try:
+        return dcap_qvl.parse_quote(document)
+    except ValueError as failure:
+        raise _refused(Refusal.MALFORMED, str(failure)) from None
+
+
+def parse_collateral(collateral: bytes) -> Any:
+    """Parses what Intel says of a platform. Raises AttestationRefused."""
+    try:
+        return dcap_qvl.QuoteCollateralV3.from_json(collateral.decode())
+    except ValueError as failure:
+        raise _refused(Refusal.COLLATERAL, str(failure)) from None
+
+
+@dataclass(frozen=True)
+class Examination:
+    """A quote with everything that is needed to check it.
+
+    root: a certificate to trust in place of Intel's. allow: some of `ALLOWANCES`.
+    """
+
+    document: bytes
+    collateral: Any
+    allow: tuple[str, ...]
+    root: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.root is not None:
+            _require_self_issued(self.root)
+
+    def check_at(self, when: int) -> tuple[tuple[str, str], ...]:
+        """Checks the platform, and returns the facts about it. Raises AttestationRefused."""
+        verifier, policy = dcap_qvl.QuoteVerifier(self.root), self._policy(when)
+        try:
+            verified = verifier.verify_with_policy(self.document, self.collateral, when, policy)
+        except ValueError as failure:
+            cause = self._cause(when) or str(failure)
+            raise _refused(_reason(cause), cause) from None
+        result = json.loads(verified.to_json())
+        self._require_quoting_enclave(result["qe"]["tcb_level"]["tcbStatus"])
+        tcb = result["tcb"]
+        return (("tcb_status", tcb["status"]), ("advisories", ", ".join(tcb["advisory_ids"])))
+
+    def _policy(self, when: int) -> Any:
+        policy = dcap_qvl.QuotePolicy.strict(when)
+        for status in STATUSES:
+            if status in self.allow:
+                policy = policy.allow_status(status)
+        if _OUT_OF_DATE & set(self.allow):
+            # The library refuses an old platform once more by its date, and a policy names no date.
+            policy = policy.platform_grace_period(when).qe_grace_period(when)
+        return (
+            policy.allow_dynamic_platform("dynamic-platform" in self.allow)
+            .allow_cached_keys("cached-keys" in self.allow)
+            .allow_smt("smt" in self.allow)
+        )
+
+    def _require_quoting_enclave(self, status: str) -> None:
+        """Refuses statuses of the quoting enclave that the library lets pass as up to date."""
+        if status not in ("UpToDate", *self.allow):
+            raise AttestationRefused(Refusal.TCB, f"its quoting enclave is {status}")
+
+    def _cause(self, when: int) -> str | None:
+        """Returns the whole reason of a failure. The check by policy names its last step only.
+
+        This older call names every step. Its verdict is not used, because it accepts too much.
+        """
+        try:
+            if self.root is None:
+                dcap_qvl.verify(self.document, self.collateral, when)
+            else:
+                dcap_qvl.verify_with_root_ca(self.document, self.collateral, self.root, when)
+        except ValueError as failure:
+            return str(failure)
+        return None
+
+
+def _require_self_issued(root: bytes) -> None:
+    """Refuses a root whose issuer is not its subject, which would crash the whole process."""
+    try:
+        certificate = x509.load_der_x509_certificate(root)
+        names = certificate.issuer.public_bytes(), certificate.subject.public_bytes()
+        self_issued = names[0] == names[1]
+    except (TypeError, ValueError, x509.InvalidVersion):
+        self_issued = False
+    if not self_issued:
+        raise AttestationRefused(Refusal.ROOT, "the root is no self-issued certificate")
+
+
+def _reason(text: str) -> Refusal:
+    words = _one_line(text)
+    return next((reason for known, reason in _REASONS if known in words), _OTHERWISE)
+
+
+def _refused(reason: Refusal, text: str) -> AttestationRefused:
+    """Quotes the library, which may quote a peer, so what is not printable is escaped."""
+    line = _one_line(text).removeprefix("Verification failed: ")
+    return AttestationRefused(reason, printable(line, _LONGEST_DETAIL))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

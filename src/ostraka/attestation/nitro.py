@@ -1,4 +1,9 @@
-"""What stands in a Nitro document: a CBOR map in an untagged COSE_Sign1 (RFC 9052) under ES384."""
+"""AWS Nitro Enclaves: a document about an enclave's image, signed by the hypervisor.
+
+A document is a CBOR map in an untagged COSE_Sign1 (RFC 9052) under ES384. It carries its own
+certificates, which lead to AWS's root, and that root is pinned here. AWS's revocation lists are not
+read, because the certificate of a document lives for three hours.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +26,13 @@ from ostraka.attestation.certificates import (
     require_valid,
 )
 from ostraka.attestation.claims import Claims
-from ostraka.attestation.policy import NitroPolicy, require_listed
+from ostraka.attestation.policy import Sha384, require_listed
 from ostraka.errors import AttestationRefused, Refusal
+from ostraka.messages import Evidence
 
 _PCRS = {f"pcr{index}": index for index in (0, 1, 2, 3, 4, 8)}
 _IMAGE = (0, 1, 2)  # always there, and all zero in a debug enclave
+_PLACES = ("pcr3", "pcr4")  # the role and the parent instance: where the code runs
 _DIGEST = "SHA384"
 _PCR = 48
 _LAST_PCR = 31
@@ -36,12 +43,73 @@ _MOST_BYTES = 1 << 14  # the hypervisor's own limit is lower
 _MOST_DEPTH = 4
 _MOST_CERTIFICATES = 8
 
+# SHA-256 of the root certificate that AWS publishes.
+AWS_ROOT = bytes.fromhex("641a0321a3e244efe456463195d606317ed7cdcc3c1756e09893f3c68f79bb5b")
+
+# A document is made when it is asked for. It may take this many seconds to arrive.
+PROMPT = 300
+
+
+@dataclass(frozen=True)
+class NitroPolicy:
+    """Nitro: the image (pcr0), and if listed its kernel, application, role, and signer."""
+
+    pcr0: tuple[Sha384, ...] = ()
+    pcr1: tuple[Sha384, ...] = ()
+    pcr2: tuple[Sha384, ...] = ()
+    pcr3: tuple[Sha384, ...] = ()
+    pcr4: tuple[Sha384, ...] = ()
+    pcr8: tuple[Sha384, ...] = ()
+
+
+def read(evidence: Evidence) -> Claims:
+    """Reads what a document says, unchecked. Raises AttestationRefused if it is no document."""
+    return claims_of(parse(evidence.document))
+
+
+def verify(
+    evidence: Evidence,
+    *,
+    policy: NitroPolicy,
+    collateral: bytes | None = None,
+    now: int,
+    skew: int,
+    root: bytes = AWS_ROOT,
+) -> Claims:
+    """Returns what a document proves about an image that the policy lists.
+
+    Raises AttestationRefused. A document brings all that it needs, so the collateral is not read.
+    """
+    # (1) The document can be read.
+    parsed = parse(evidence.document)
+    claims = claims_of(parsed)
+
+    # (2) Its certificates lead to the pinned root, each valid at this time.
+    chain = _certificates(parsed)
+    _require_root(chain[-1], root)
+    _require_chain(chain)
+    require_valid(chain, now, skew)
+
+    # (3) The first of them has signed it.
+    _require_signed(parsed, chain[0])
+
+    # (4) It was made about now. Its user data tells whether it was made for this challenge.
+    _require_prompt(parsed, now, skew)
+
+    # (5) Its host cannot look into the enclave.
+    if claims.debug:
+        raise AttestationRefused(Refusal.DEBUG, "its PCRs are all zero")
+
+    # (6) The policy lists the image. The caller compares what the document is bound to.
+    require_listed(claims, "nitro", asdict(policy), ("pcr0",))
+    return claims
+
 
 @dataclass(frozen=True)
 class Document:
     """A document's parts, each of the type that it must have.
 
-    signed: the bytes that the signature is over, as COSE puts them together. signature: as DER.
+    signed: the bytes that are signed, as COSE puts them together. signature: as DER.
     """
 
     signed: bytes
@@ -57,7 +125,7 @@ class Document:
 
 
 def parse(document: bytes) -> Document:
-    """Raises AttestationRefused where it is no document."""
+    """Takes a document apart. Raises AttestationRefused if it is no document."""
     if len(document) > _MOST_BYTES:
         raise _malformed(f"a document has at most {_MOST_BYTES} bytes; got {len(document)}")
     match _decode(document):
@@ -65,7 +133,7 @@ def parse(document: bytes) -> Document:
             pass
         case _:
             raise _malformed("it is no COSE_Sign1")
-    # Nothing signs the unprotected header, so it must not be able to say anything.
+    # The unprotected header is not signed, so it must be empty.
     if unprotected or protected != _ES384 or len(signature) != 2 * _HALF:
         raise _malformed("it is not signed by ES384 alone")
     fields = _decode(payload)
@@ -93,13 +161,14 @@ def claims_of(document: Document) -> Claims:
         report_data=document.user_data or b"",
         debug=not any(any(document.pcrs[index]) for index in _IMAGE),
         facts=tuple(_facts(document)),
+        places=_PLACES,
     )
 
 
 def _decode(data: bytes) -> Any:
-    """Plain CBOR values, and only from the bytes that they encode to.
+    """Decodes plain CBOR values, and only from the bytes that they encode to.
 
-    A tag makes the decoder build dates, patterns or numbers of any size, so none is let through.
+    A tag makes the decoder build dates, patterns or numbers of any size, so every tag is refused.
     Encoding again finds what decoding overlooks: bytes left over, keys that come twice, and forms
     that are longer than needed or have no length.
     """
@@ -182,49 +251,8 @@ def _malformed(why: str) -> AttestationRefused:
     return AttestationRefused(Refusal.MALFORMED, why)
 
 
-# SHA-256 of the root certificate that AWS publishes.
-AWS_ROOT = bytes.fromhex("641a0321a3e244efe456463195d606317ed7cdcc3c1756e09893f3c68f79bb5b")
-
-# A document is made when it is asked for. This is how long, in seconds, it may be under way.
-PROMPT = 300
-
-
-def read(document: bytes) -> Claims:
-    """What a document says. Raises AttestationRefused where it is none."""
-    return claims_of(parse(document))
-
-
-def verify(
-    document: bytes, *, policy: NitroPolicy, now: int, skew: int, root: bytes = AWS_ROOT
-) -> Claims:
-    """What a document proves about an image that the policy lists. Raises AttestationRefused."""
-    # (1) The document can be read.
-    parsed = parse(document)
-    claims = claims_of(parsed)
-
-    # (2) Its certificates lead to the pinned root, each valid at this time.
-    chain = _certificates(parsed)
-    _require_root(chain[-1], root)
-    _require_chain(chain)
-    require_valid(chain, now, skew)
-
-    # (3) The first of them has signed it.
-    _require_signed(parsed, chain[0])
-
-    # (4) It was made about now. That it was made for this challenge, its user data will tell.
-    _require_prompt(parsed, now, skew)
-
-    # (5) Nobody may look into the enclave.
-    if claims.debug:
-        raise AttestationRefused(Refusal.DEBUG, "its PCRs are all zero")
-
-    # (6) The policy lists the image. What the document is bound to, the caller compares.
-    require_listed(claims, "nitro", asdict(policy), ("pcr0",))
-    return claims
-
-
 def _certificates(document: Document) -> tuple[Certificate, ...]:
-    """The document's own certificate first, the root last."""
+    """Returns the chain: the document's own certificate first, the root last."""
     try:
         return from_der((document.certificate, *reversed(document.cabundle)))
     except ValueError:
@@ -249,7 +277,7 @@ def _require_chain(chain: tuple[Certificate, ...]) -> None:
 
 
 def _has_unknown_condition(certificate: Certificate) -> bool:
-    """Whether it has a critical extension that is not looked at here."""
+    """Tells whether it has a critical extension that is not checked here."""
     return any(
         each.critical and not isinstance(each.value, x509.BasicConstraints | x509.KeyUsage)
         for each in certificate.extensions

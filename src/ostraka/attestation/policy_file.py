@@ -1,4 +1,4 @@
-"""A client's policy as TOML, such as policy.toml of a federation folder."""
+"""Reads a client's policy from TOML, such as policy.toml of a federation folder."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -6,18 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostraka import settings
-from ostraka.attestation import dcap, snp
-from ostraka.attestation.policy import (
-    DEFAULT_SKEW,
-    KINDS,
-    FederationPolicy,
-    NitroPolicy,
-    Policy,
-    SgxPolicy,
-    SimulationPolicy,
-    SnpPolicy,
-    TdxPolicy,
-)
+from ostraka.attestation.policy import DEFAULT_SKEW, FederationPolicy, Policy
+from ostraka.attestation.tees import KINDS, TEES
 from ostraka.config import MASKINGS
 from ostraka.errors import ConfigError
 from ostraka.settings import Document
@@ -25,28 +15,19 @@ from ostraka.settings import Document
 VERSION = 1
 _LONGEST_SKEW = 24 * 3600
 
-_BYTES = {
-    **dict.fromkeys(("authority", "workers", "successors", "root", "mrenclave", "mrsigner"), 32),
-    **dict.fromkeys(("mrtd", "rtmr0", "rtmr1", "rtmr2", "rtmr3", "measurement"), 48),
-    **dict.fromkeys(("pcr0", "pcr1", "pcr2", "pcr3", "pcr4", "pcr8"), 48),
-    "chip_ids": 64,
-}
-
 
 @dataclass(frozen=True)
-class _Layout:
-    """The file's tables. clock_skew_s: seconds that clocks may differ by."""
+class _Head:
+    """The file's keys and tables, but for those of the TEEs.
+
+    clock_skew_s: the seconds that clocks may differ by.
+    """
 
     version: int
     evidence: tuple[str, ...] = ()
     clock_skew_s: int = DEFAULT_SKEW
     unsafe_simulation: bool = False
     federation: FederationPolicy = field(default_factory=FederationPolicy)
-    sgx: SgxPolicy = field(default_factory=SgxPolicy)
-    tdx: TdxPolicy = field(default_factory=TdxPolicy)
-    snp: SnpPolicy = field(default_factory=SnpPolicy)
-    nitro: NitroPolicy = field(default_factory=NitroPolicy)
-    simulation: SimulationPolicy = field(default_factory=SimulationPolicy)
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
@@ -55,27 +36,30 @@ class _Layout:
             raise ConfigError(f"clock_skew_s is 0 to {_LONGEST_SKEW}; got {self.clock_skew_s}")
 
 
+# The whole file: a table for each TEE, which is called as its kind.
+_Layout: Any = dataclasses.make_dataclass(
+    "_Layout",
+    [(tee.kind, tee.policy, field(default_factory=tee.policy)) for tee in TEES],
+    bases=(_Head,),
+    frozen=True,
+)
+
+
 def parse(text: str, name: str) -> Policy:
-    """The policy that a file of this name holds. Raises ConfigError and nothing else."""
-    document = settings.parse(text, name, sizes=_BYTES)
+    """Returns the policy that a file of this name holds. Raises ConfigError and nothing else."""
+    document = settings.parse(text, name)
     layout = document.read(_Layout)
     _require_known(document, "evidence", layout.evidence, KINDS)
     _require_known(document, "federation.maskings", layout.federation.maskings, MASKINGS)
     for table in ("federation", *KINDS):
         _require_counts(document, table, getattr(layout, table))
-    for table in ("sgx", "tdx", "simulation"):
-        with document.blame(table):
-            dcap.check_allowances(getattr(layout, table).allow)
-    with document.blame("snp"):
-        snp.check_allowances(layout.snp.allow)
-    if (layout.snp.certificates or "").startswith(("http://", "https://")):
-        raise document.error("snp.certificates", "snp.certificates is a path, not a URL")
+    policies = (getattr(layout, tee.kind) for tee in TEES)
     return Policy(
         evidence=layout.evidence,
         federation=layout.federation,
         clock_skew=layout.clock_skew_s,
         unsafe_simulation=layout.unsafe_simulation,
-        **{kind: getattr(layout, kind) for kind in KINDS},
+        tees=tuple(policy for policy in policies if policy != type(policy)()),
     )
 
 

@@ -1,15 +1,15 @@
 """Simulated SGX and TDX evidence: real in form, and worth nothing.
 
-Quotes and collateral have the form that Intel's have, down to the last signature, so that the code
-that checks real ones checks these. But whoever knows the seed can make a quote for any code, and a
-seed lies on an ordinary disk. So the root's name says SIMULATION, the evidence has a kind of its
+Quotes and collateral have the form of Intel's, down to the last signature, so the code that checks
+real ones also checks these. But anyone who knows the seed can make a quote for any code, and a seed
+lies on an ordinary disk. Therefore the root's name says SIMULATION, the evidence has a kind of its
 own, and a verifier must be told twice before it looks at it.
 """
 
 import hashlib
 import json
 import struct
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -19,9 +19,12 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from ostraka.attestation import dcap
 from ostraka.attestation.claims import Claims
-from ostraka.attestation.policy import SimulationPolicy, toml_line
+from ostraka.attestation.dcap import SgxPolicy
+from ostraka.attestation.policy import toml_line
 from ostraka.attestation.simulated_pki import Issuer, PckExtension, SigningKey, Validity
+from ostraka.encoding import Digest
 from ostraka.errors import AttestationRefused, LocalProtocolError, Refusal
+from ostraka.messages import Evidence
 
 _TEN_YEARS = 3653 * 24 * 3600
 
@@ -41,22 +44,44 @@ _QE_PRODUCTS = {_SGX: 1, _TDX: 2}
 _QE_AUTH_DATA = bytes(32)
 
 
+@dataclass(frozen=True)
+class SimulationPolicy:
+    """Simulated SGX quotes under a private root, which is named here by its SHA-256.
+
+    The other fields are those of `SgxPolicy`.
+    """
+
+    root: tuple[Digest, ...] = ()
+    mrenclave: tuple[Digest, ...] = ()
+    mrsigner: tuple[Digest, ...] = ()
+    isv_prod_id: int | None = None
+    min_isv_svn: int = 0
+    allow: tuple[str, ...] = ()
+    collateral: str | None = None
+
+    def __post_init__(self) -> None:
+        dcap.require_allowances(self.allow)
+
+    def for_quotes(self) -> SgxPolicy:
+        """Returns what is asked of a quote, whatever its root."""
+        return SgxPolicy(**{each.name: getattr(self, each.name) for each in fields(SgxPolicy)})
+
+
 def verify(
-    document: bytes,
-    endorsements: tuple[bytes, ...],
+    evidence: Evidence,
     *,
-    collateral: bytes | None,
     policy: SimulationPolicy,
+    collateral: bytes | None,
     now: int,
     skew: int,
 ) -> Claims:
-    """As `dcap.verify`, under the root that came along first, if the policy names just that root.
+    """Verifies as `dcap.verify` does, under the evidence's own root if the policy names it.
 
-    That simulation is allowed at all is for the caller to have checked.
+    The caller has checked that simulation is allowed at all.
     """
-    if not endorsements:
+    if not evidence.endorsements:
         raise AttestationRefused(Refusal.ROOT, "the simulated evidence brings no root certificate")
-    root = endorsements[0]
+    root = evidence.endorsements[0]
     digest = hashlib.sha256(root).digest()
     if digest not in policy.root:
         line = toml_line("root", (*policy.root, digest))
@@ -66,18 +91,18 @@ def verify(
             f"if you decide to believe its simulations, write under [simulation]: {line}",
         )
     return dcap.verify(
-        "simulation", document, collateral=collateral, policy=policy, now=now, skew=skew, root=root
+        evidence, policy=policy.for_quotes(), collateral=collateral, now=now, skew=skew, root=root
     )
 
 
 @dataclass(frozen=True)
 class UnsafeSimulatedPlatform:
-    """A machine that attests to whatever it is told.
+    """A machine that attests to anything that it is told.
 
-    issued, lifetime: when its certificates hold, in seconds. collateral_lifetime: how long what is
-    said of it holds, if not as long. properties: some of `qvl.PROPERTIES`. status, qe_status:
+    issued, lifetime: when its certificates are valid, in seconds. collateral_lifetime: how long its
+    collateral is valid, if not as long. properties: some of `dcap.PROPERTIES`. status, qe_status:
     what the collateral says of it and of its quoting enclave. revoked: which of its certificates
-    are: "root", "pck-ca", "tcb-signing", "pck".
+    are revoked: "root", "pck-ca", "tcb-signing", "pck".
     """
 
     seed: bytes = field(repr=False)
@@ -96,7 +121,7 @@ class UnsafeSimulatedPlatform:
 
     @property
     def root_digest(self) -> bytes:
-        """What a policy names the root by."""
+        """Returns the digest by which a policy names the root."""
         return hashlib.sha256(self.root_der).digest()
 
     def quote(
@@ -109,7 +134,7 @@ class UnsafeSimulatedPlatform:
         isv_svn: int = 1,
         debug: bool = False,
     ) -> bytes:
-        """An SGX quote, version 3."""
+        """Makes an SGX quote, version 3."""
         report = _enclave_report(
             report_data,
             attributes=_BITS64 | (_DEBUG if debug else 0),
@@ -130,7 +155,7 @@ class UnsafeSimulatedPlatform:
         rtmrs: tuple[bytes, bytes, bytes, bytes] = (bytes(48),) * 4,
         debug: bool = False,
     ) -> bytes:
-        """A TDX quote, version 4, with a TD report 1.0."""
+        """Makes a TDX quote, version 4, with a TD report 1.0."""
         attributes = _TD_SEPT_VE_DISABLE | (_TD_DEBUG if debug else 0)
         signed = _header(4, _TDX) + b"".join(
             (
@@ -150,12 +175,12 @@ class UnsafeSimulatedPlatform:
         return signed + _counted(self._signature(signed) + certification)
 
     def collateral(self) -> bytes:
-        """What Intel's service would say of this platform, as JSON for SGX quotes."""
+        """Makes what Intel's service would say of this platform, as JSON for SGX quotes."""
         level = {"sgxtcbcomponents": _components(_SVNS), "pcesvn": _PCE_SVN}
         return self._collateral("QE", _SGX, {"id": "SGX", **self._tcb_info(level)})
 
     def td_collateral(self) -> bytes:
-        """The same for TDX quotes."""
+        """Makes the same for TDX quotes."""
         level = {
             "sgxtcbcomponents": _components(_SVNS),
             "tdxtcbcomponents": _components(_TD_SVNS),
@@ -228,7 +253,7 @@ class UnsafeSimulatedPlatform:
         return self._attestation_key.sign(signed) + self._attestation_key.public
 
     def _qe_certification(self, tee: int) -> bytes:
-        """The quoting enclave vouches for the attestation key, and the PCK for the enclave."""
+        """Makes the quoting enclave's word on the attestation key, and the PCK's on the enclave."""
         key = hashlib.sha256(self._attestation_key.public + _QE_AUTH_DATA).digest()
         report = _enclave_report(
             key + bytes(32),

@@ -1,13 +1,19 @@
-"""What stands in an SEV-SNP report: its layout, by AMD's firmware ABI (document 56860).
+"""AMD SEV-SNP: a report about a virtual machine, signed by a key that AMD certifies.
 
-A report is 0x2A0 bytes of statement and then its signature.
+The key that signs belongs to one chip (VCEK) or was loaded by a cloud (VLEK). AMD's intermediate
+(ASK or ASVK) certifies it, and the product's root (ARK) certifies the intermediate; the roots are
+pinned here. AMD's revocation lists are not read, because evidence does not bring them.
+
+The layout is that of AMD's firmware ABI (document 56860): a report is 0x2A0 bytes of statement and
+then its signature.
 """
 
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from typing import Annotated
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -25,8 +31,10 @@ from ostraka.attestation.certificates import (
     require_valid,
 )
 from ostraka.attestation.claims import Claims
-from ostraka.attestation.policy import SnpPolicy, require_listed
+from ostraka.attestation.policy import Sha384, require_listed
+from ostraka.encoding import Length
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
+from ostraka.messages import Evidence
 
 _VERSIONS = (2, 3, 4, 5)
 _REPORT = 0x4A0
@@ -66,12 +74,129 @@ _MODELS = {  # CPUID family, and ranges of models
     "Turin": (_TURIN_FAMILY, (range(0x20),)),
 }
 
+# SHA-256 of each root's SubjectPublicKeyInfo: a root that is issued again keeps its key.
+AMD_ROOTS: Mapping[str, bytes] = {
+    "Milan": bytes.fromhex("9f056bee44377e29308cb5ffa895bdfb62d18881fa6bed8d6f075b0204089cb9"),
+    "Genoa": bytes.fromhex("429a69c9422aa258ee4d8db5fcda9c6470ef15f8cd5a9cebd6cbc7d90b863831"),
+    "Turin": bytes.fromhex("4f125410563a2ab9a50356f9243f6fe0b6f73de98603f53f90339c70e9d7ad08"),
+}
+
+# What a policy may allow beyond the strict rules.
+ALLOWANCES = (
+    "migration",  # a migration agent, which sees the machine's memory
+    "smt",  # other machines on the other thread of a core
+    "vmpl",  # a report that was asked for below VMPL 0: the measured code may host other code there
+)
+
+_ECDSA_P384_SHA384 = 1
+_HIGHEST_VMPL = 3
+
+_AMD_ARC = "1.3.6.1.4.1.3704.1."
+_PRODUCT, _HARDWARE_ID, _CLOUD = "2", "4", "5"
+_TCB_EXTENSIONS = {
+    "bootloader": "3.1",
+    "tee": "3.2",
+    "snp": "3.3",
+    "microcode": "3.8",
+    "fmc": "3.9",
+}
+
+_TABLE_ENTRY = struct.Struct("<16sII")  # GUID, offset, length
+_MOST_CERTIFICATES = 32
+_MOST_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class SnpTcb:
+    """The lowest acceptable security version of each part of an SEV-SNP platform.
+
+    fmc: only Turin has it; elsewhere it counts as 0.
+    """
+
+    bootloader: int = 0
+    tee: int = 0
+    snp: int = 0
+    microcode: int = 0
+    fmc: int = 0
+
+
+@dataclass(frozen=True)
+class SnpPolicy:
+    """SEV-SNP: the launch measurement.
+
+    chip_ids: only these machines, if any are listed. allow: some of `ALLOWANCES`. certificates: a
+    PEM file with what the evidence does not bring: the VCEK or VLEK, AMD's intermediate, and AMD's
+    root certificate as well, since only the hash of its key is pinned.
+    """
+
+    measurement: tuple[Sha384, ...] = ()
+    chip_ids: tuple[Annotated[bytes, Length(64)], ...] = ()
+    min_tcb: SnpTcb = field(default_factory=SnpTcb)
+    allow: tuple[str, ...] = ()
+    certificates: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.allow:
+            if name not in ALLOWANCES:
+                known = ", ".join(ALLOWANCES)
+                raise ConfigError(f"[snp] allow: {name!r} is not known; there are {known}")
+        if (self.certificates or "").startswith(("http://", "https://")):
+            raise ConfigError("snp.certificates is a path, not a URL")
+
+
+def read(evidence: Evidence) -> Claims:
+    """Reads what a report says, unchecked. Raises AttestationRefused if it is no report."""
+    return claims_of(parse(evidence.document))
+
+
+def verify(
+    evidence: Evidence,
+    *,
+    policy: SnpPolicy,
+    collateral: bytes | None,
+    now: int,
+    skew: int,
+    roots: Mapping[str, bytes] = AMD_ROOTS,
+) -> Claims:
+    """Returns what a report proves about code that the policy lists. Raises AttestationRefused.
+
+    The evidence's endorsements and the collateral hold the VCEK or VLEK, AMD's intermediate and
+    AMD's root, in any order; as PEM, as DER, or in the table that a host hands its guests
+    (configfs-tsm's `auxblob`).
+    """
+    # (1) The report can be read.
+    report = parse(evidence.document)
+
+    # (2) There are certificates for the kind of key, the chip and the TCB that the report states.
+    held = _certificates((*evidence.endorsements, collateral or b""))
+    fitting = _require_fitting(report, held)
+
+    # (3) The key of one of them has signed the report.
+    signer = _require_signer(report, fitting)
+
+    # (4) It leads to a pinned root, at this time, and all three are of the same product.
+    product = _require_chain(signer, held, roots, now, skew)
+    _require_product(report, signer, product)
+
+    # (5) Its host cannot look into the machine, and the code itself asked for the report.
+    _require_policy(report, policy.allow)
+    _require_vmpl(report, policy.allow)
+
+    # (6) The firmware is new enough, now and when the machine was started, on a machine of ours.
+    _require_tcb(report, policy)
+    _require_chip(report, policy)
+
+    # (7) The policy lists the code. The caller compares what the report is bound to.
+    claims = claims_of(report)
+    require_listed(claims, "snp", {"measurement": policy.measurement}, ("measurement",))
+    return replace(claims, facts=(("product", product), *claims.facts))
+
 
 @dataclass(frozen=True)
 class Report:
-    """The fields that somebody needs, in the order in which they stand; TCB versions as bytes.
+    """The fields of a report that are used, in their order there, with TCB versions as bytes.
 
-    statement: the bytes that hold them, and are signed. signature: as DER.
+    statement: the signed bytes that hold the fields. signature: as DER.
     """
 
     statement: bytes
@@ -102,7 +227,7 @@ class Report:
 
     @property
     def signer(self) -> str | None:
-        """The kind of key that signed it: VCEK, VLEK, or none."""
+        """Returns the kind of key that signed it, VCEK or VLEK, or None."""
         return _SIGNERS.get(self.keys >> 2 & 7)
 
     @property
@@ -119,12 +244,12 @@ class Report:
 
     @property
     def unknown_policy(self) -> int:
-        """The bits of its policy that this release cannot judge."""
+        """Returns the bits of its policy that this release cannot judge."""
         return self.policy & ~_KNOWN_POLICY
 
     @property
     def products(self) -> tuple[str, ...]:
-        """Which products can have made this report. Only since version 3 does it say more."""
+        """Returns the products that can have made this report. Version 2 does not name one."""
         if self.version == 2:
             return ("Milan", "Genoa")
         return tuple(
@@ -139,7 +264,7 @@ class Report:
 
 
 def parse(document: bytes) -> Report:
-    """Raises AttestationRefused where it is no report."""
+    """Takes a report apart. Raises AttestationRefused if it is no report."""
     if len(document) != _REPORT:
         raise _malformed(f"a report has {_REPORT} bytes; got {len(document)}")
     statement, rest = document[: _STATEMENT.size], document[_STATEMENT.size :]
@@ -148,7 +273,7 @@ def parse(document: bytes) -> Report:
         raise _malformed(f"version {report.version} of the report is not known")
     if not report.policy & _RESERVED_ONE:
         raise _malformed("a bit of the policy that is always set is not")
-    # Nothing signs what follows the signature, so it must not be able to say anything.
+    # What follows the signature is not signed, so it must be empty.
     if any(rest[2 * _NUMBER :]):
         raise _malformed("there is something after the signature")
     return report
@@ -211,99 +336,8 @@ def _malformed(why: str) -> AttestationRefused:
     return AttestationRefused(Refusal.MALFORMED, why)
 
 
-# SHA-256 of each root's SubjectPublicKeyInfo: a root that is issued again keeps its key.
-AMD_ROOTS: Mapping[str, bytes] = {
-    "Milan": bytes.fromhex("9f056bee44377e29308cb5ffa895bdfb62d18881fa6bed8d6f075b0204089cb9"),
-    "Genoa": bytes.fromhex("429a69c9422aa258ee4d8db5fcda9c6470ef15f8cd5a9cebd6cbc7d90b863831"),
-    "Turin": bytes.fromhex("4f125410563a2ab9a50356f9243f6fe0b6f73de98603f53f90339c70e9d7ad08"),
-}
-
-# What a policy may allow beyond the strict rules.
-ALLOWANCES = (
-    "migration",  # a migration agent, which sees the machine's memory
-    "smt",  # other machines on the other thread of a core
-    "vmpl",  # a report that was asked for below VMPL 0: the measured code may host other code there
-)
-
-_ECDSA_P384_SHA384 = 1
-_HIGHEST_VMPL = 3
-
-_AMD_ARC = "1.3.6.1.4.1.3704.1."
-_PRODUCT, _HARDWARE_ID, _CLOUD = "2", "4", "5"
-_TCB_EXTENSIONS = {
-    "bootloader": "3.1",
-    "tee": "3.2",
-    "snp": "3.3",
-    "microcode": "3.8",
-    "fmc": "3.9",
-}
-
-_TABLE_ENTRY = struct.Struct("<16sII")  # GUID, offset, length
-_MOST_CERTIFICATES = 32
-_MOST_BYTES = 1 << 18
-
-
-def read(document: bytes) -> Claims:
-    """What a report says. Raises AttestationRefused where it is none."""
-    return claims_of(parse(document))
-
-
-def verify(
-    document: bytes,
-    endorsements: tuple[bytes, ...],
-    *,
-    certificates: bytes | None,
-    policy: SnpPolicy,
-    now: int,
-    skew: int,
-    roots: Mapping[str, bytes] = AMD_ROOTS,
-) -> Claims:
-    """What a report proves about code that the policy lists. Raises AttestationRefused.
-
-    endorsements, certificates: the VCEK or VLEK, AMD's intermediate and AMD's root, in any order;
-    as PEM, as DER, or in the table that a host hands its guests (configfs-tsm's `auxblob`).
-    """
-    # (1) The report can be read.
-    report = parse(document)
-
-    # (2) There are certificates for the kind of key, the chip and the TCB that the report states.
-    held = _certificates(endorsements, certificates)
-    fitting = _require_fitting(report, held)
-
-    # (3) The key of one of them has signed the report.
-    signer = _require_signer(report, fitting)
-
-    # (4) It leads to a pinned root, at this time, and all three are of the same product.
-    product = _require_chain(signer, held, roots, now, skew)
-    _require_product(report, signer, product)
-
-    # (5) Nobody may look into the machine, and the code itself asked for the report.
-    _require_policy(report, policy.allow)
-    _require_vmpl(report, policy.allow)
-
-    # (6) The firmware is new enough, now and when the machine was started, on a machine of ours.
-    _require_tcb(report, policy)
-    _require_chip(report, policy)
-
-    # (7) The policy lists the code. What the report is bound to, the caller compares.
-    claims = claims_of(report)
-    require_listed(claims, "snp", {"measurement": policy.measurement}, ("measurement",))
-    return replace(claims, facts=(("product", product), *claims.facts))
-
-
-def check_allowances(names: Iterable[str]) -> None:
-    """Raises ConfigError for a name that no policy may allow."""
-    for name in names:
-        if name not in ALLOWANCES:
-            known = ", ".join(ALLOWANCES)
-            raise ConfigError(f"[snp] allow: {name!r} is not known; there are {known}")
-
-
-def _certificates(
-    endorsements: tuple[bytes, ...], certificates: bytes | None
-) -> tuple[Certificate, ...]:
-    """Everything in what the evidence brought and what the policy's file holds."""
-    blobs = (*endorsements, certificates or b"")
+def _certificates(blobs: tuple[bytes, ...]) -> tuple[Certificate, ...]:
+    """Returns every certificate that the evidence brought or the policy's file holds."""
     if sum(map(len, blobs)) > _MOST_BYTES:
         raise _unfit(f"the certificates have more than {_MOST_BYTES} bytes")
     try:
@@ -317,12 +351,12 @@ def _certificates(
 
 
 def _pieces(blob: bytes) -> Iterable[bytes]:
-    """Of a table the entries that hold certificates; by an entry's GUID nothing is decided."""
+    """Returns a table's entries that hold certificates, whatever their GUIDs say."""
     return (blob,) if looks_encoded(blob) else filter(looks_encoded, _table(blob))
 
 
 def _table(blob: bytes) -> Iterator[bytes]:
-    """The entries of a host's certificate table. All zeros end it."""
+    """Yields the entries of a host's certificate table. An entry of zeros ends it."""
     for number in range(_MOST_CERTIFICATES):
         at = number * _TABLE_ENTRY.size
         entry = blob[at : at + _TABLE_ENTRY.size]
@@ -352,7 +386,7 @@ def _require_fitting(report: Report, held: tuple[Certificate, ...]) -> tuple[Cer
 
 
 def _fits(report: Report, amd: Mapping[str, bytes]) -> bool:
-    """Whether a certificate is for the kind of key, the chip and the TCB of a report."""
+    """Tells whether a certificate is for the kind of key, the chip and the TCB of a report."""
     tcb = report.parts(report.reported_tcb)
     if any(amd.get(_TCB_EXTENSIONS[name]) != _integer(value) for name, value in tcb.items()):
         return False
@@ -360,13 +394,13 @@ def _fits(report: Report, amd: Mapping[str, bytes]) -> bool:
         return _CLOUD in amd and _HARDWARE_ID not in amd
     if _CLOUD in amd or _HARDWARE_ID not in amd:
         return False
-    # A host may mask the chip's id. The key is the chip's own all the same.
+    # A host may mask the chip's id. The key belongs to the chip nevertheless.
     padded = amd[_HARDWARE_ID].ljust(len(report.chip_id), b"\0")  # Turin's ids have 8 bytes
     return padded == report.chip_id or not any(report.chip_id)
 
 
 def _amd(certificate: Certificate) -> dict[str, bytes]:
-    """AMD's own extensions, by their number under AMD's arc."""
+    """Returns AMD's own extensions, by their number under AMD's arc."""
     return {
         each.oid.dotted_string.removeprefix(_AMD_ARC): each.value.value
         for each in certificate.extensions
@@ -376,7 +410,7 @@ def _amd(certificate: Certificate) -> dict[str, bytes]:
 
 
 def _integer(value: int) -> bytes:
-    """A byte as DER has it, in AMD's extensions."""
+    """Encodes a byte as a DER integer, as AMD's extensions do."""
     body = bytes([value]) if value < 0x80 else bytes([0, value])
     return bytes([2, len(body)]) + body
 
@@ -407,7 +441,7 @@ def _require_chain(
     now: int,
     skew: int,
 ) -> str:
-    """The product whose root vouches for the signer."""
+    """Returns the product whose root vouches for the signer."""
     intermediate = _require_issuer(signer, held)
     root = _require_issuer(intermediate, held)
     product = next((name for name, key in roots.items() if key == _key_digest(root)), None)
@@ -425,7 +459,7 @@ def _require_issuer(child: Certificate, held: tuple[Certificate, ...]) -> Certif
 
 
 def _is_issued_by(child: Certificate, issuer: Certificate) -> bool:
-    """By RSA-PSS, as all that AMD signs."""
+    """Tells whether the issuer signed the child by RSA-PSS, as AMD always does."""
     return is_issued_by(child, issuer) and isinstance(
         child.parsed.signature_algorithm_parameters, padding.PSS
     )
@@ -458,7 +492,7 @@ def _require_policy(report: Report, allow: tuple[str, ...]) -> None:
 
 
 def _require_vmpl(report: Report, allow: tuple[str, ...]) -> None:
-    """What runs at VMPL 0 was measured. Below it there may be code that it loaded and distrusts."""
+    """Requires VMPL 0, whose code was measured. It may have loaded other code below it."""
     if report.vmpl > _HIGHEST_VMPL:
         raise AttestationRefused(Refusal.PLATFORM, "the host asked for the report, not the machine")
     if report.vmpl and "vmpl" not in allow:
@@ -466,7 +500,7 @@ def _require_vmpl(report: Report, allow: tuple[str, ...]) -> None:
 
 
 def _require_tcb(report: Report, policy: SnpPolicy) -> None:
-    """Of the launch, too: an old firmware may have measured falsely before it was renewed."""
+    """Checks the launch, too: old firmware may have measured falsely before it was renewed."""
     for when, tcb in (("reported", report.reported_tcb), ("launch", report.launch_tcb)):
         parts = report.parts(tcb)
         for name, least in asdict(policy.min_tcb).items():

@@ -1,9 +1,9 @@
-"""Whether to trust an enclave: the whole decision, in numbered steps. No I/O, no clock."""
+"""Decides whether to trust an enclave, in numbered steps, without I/O and without a clock."""
 
 from dataclasses import dataclass
 from secrets import compare_digest
 
-from ostraka.attestation import dcap, nitro, simulation, snp
+from ostraka.attestation import tees
 from ostraka.attestation.claims import Attested, Binding, Claims
 from ostraka.attestation.policy import Policy
 from ostraka.config import Federation
@@ -14,7 +14,7 @@ from ostraka.messages import SIMULATION, Charter, Evidence, Introduction
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a verification needs from outside, gathered by whoever may do I/O.
+    """What a verification needs from outside. The caller gathers it, because this does no I/O.
 
     now: seconds since 1970. collateral: the bytes behind the policy's `collateral` for this kind of
     evidence, or its `certificates`. unsafe_simulation: the caller asked for simulated enclaves.
@@ -26,10 +26,10 @@ class Circumstances:
 
 
 def verify_charter(charter: Charter, policy: Policy) -> Federation:
-    """The federation that the policy's authority signed. Raises AttestationRefused."""
+    """Returns the federation that the policy's authority signed. Raises AttestationRefused."""
     pinned, federation = policy.federation, charter.federation
 
-    # 1. The authority that the policy names has signed these rules and this roster.
+    # 1. The authority that the policy names has signed these terms and this roster.
     if pinned.authority is None:
         line = f'authority = "{federation.authority.hex()}"'
         raise AttestationRefused(
@@ -50,7 +50,7 @@ def verify_charter(charter: Charter, policy: Policy) -> Federation:
                 f"{worker.name!r}; to trust it, add {worker.key.hex()} to workers",
             )
 
-    # 3. Nobody but code that the policy pins can inherit the key that signs receipts.
+    # 3. Only code that the policy pins can inherit the key that signs receipts.
     for successor in federation.successors:
         if successor not in pinned.successors:
             raise AttestationRefused(
@@ -72,7 +72,7 @@ def verify(
     policy: Policy,
     circumstances: Circumstances,
 ) -> Attested:
-    """The enclave behind an introduction, proved. Raises AttestationRefused.
+    """Returns the enclave behind an introduction, proved. Raises AttestationRefused.
 
     nonce: what this client challenged with. federation: what `verify_charter` returned.
     """
@@ -81,7 +81,7 @@ def verify(
     # 1 to 4. The platform vouches for the code, and the policy lists both.
     claims = verify_evidence(introduction.evidence, policy, circumstances)
 
-    # 5. The evidence answers this challenge, for these keys and these rules.
+    # 5. The evidence answers this challenge, for these keys and this federation.
     require_bound(claims, expected)
     return Attested(
         round_key=expected.round_key,
@@ -93,9 +93,9 @@ def verify(
 
 
 def verify_evidence(evidence: Evidence, policy: Policy, circumstances: Circumstances) -> Claims:
-    """What a platform proves about some code that the policy lists. Raises AttestationRefused.
+    """Returns what a platform proves about code that the policy lists. Raises AttestationRefused.
 
-    Whatever the evidence is bound to is for the caller to compare (`require_bound`).
+    The caller compares what the evidence is bound to (`require_bound`).
     """
     # 1. The policy accepts this kind of evidence at all; simulation only if the caller does, too.
     if evidence.kind == SIMULATION:
@@ -105,59 +105,19 @@ def verify_evidence(evidence: Evidence, policy: Policy, circumstances: Circumsta
         raise AttestationRefused(Refusal.KIND, f"{evidence.kind!r}; allowed: {allowed}")
 
     # 2 to 4. Certificates to the pinned root, signature, platform, debug, measurements, versions.
-    now, skew = circumstances.now, policy.clock_skew
-    match evidence.kind:
-        case "sgx":
-            return dcap.verify(
-                "sgx",
-                evidence.document,
-                collateral=circumstances.collateral,
-                policy=policy.sgx,
-                now=now,
-                skew=skew,
-            )
-        case "tdx":
-            return dcap.verify(
-                "tdx",
-                evidence.document,
-                collateral=circumstances.collateral,
-                policy=policy.tdx,
-                now=now,
-                skew=skew,
-            )
-        case "snp":
-            return snp.verify(
-                evidence.document,
-                evidence.endorsements,
-                certificates=circumstances.collateral,
-                policy=policy.snp,
-                now=now,
-                skew=skew,
-            )
-        case "nitro":
-            return nitro.verify(evidence.document, policy=policy.nitro, now=now, skew=skew)
-        case "simulation":
-            return simulation.verify(
-                evidence.document,
-                evidence.endorsements,
-                collateral=circumstances.collateral,
-                policy=policy.simulation,
-                now=now,
-                skew=skew,
-            )
-    raise AttestationRefused(Refusal.KIND, repr(evidence.kind))
+    tee = tees.find(evidence.kind)
+    return tee.verify(
+        evidence,
+        policy=policy.of(tee.policy),
+        collateral=circumstances.collateral,
+        now=circumstances.now,
+        skew=policy.clock_skew,
+    )
 
 
 def read(evidence: Evidence) -> Claims:
-    """What evidence says, verified or not. Raises AttestationRefused where it cannot be read."""
-    match evidence.kind:
-        case "sgx" | "tdx" | "simulation":
-            return dcap.read(evidence.kind, evidence.document)
-        case "snp":
-            return snp.read(evidence.document)
-        case "nitro":
-            return nitro.read(evidence.document)
-    raise AttestationRefused(Refusal.KIND, repr(evidence.kind))
+    """Reads what evidence says, verified or not. Raises AttestationRefused if that fails."""
+    return tees.find(evidence.kind).read(evidence)
 
 
 def require_bound(claims: Claims, expected: Binding) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-from ostraka.attestation.policy import FederationPolicy, Policy, SimulationPolicy
+from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.attestation.simulation import SimulationPolicy
 from ostraka.attestation.verify import Circumstances
 from ostraka.carried.messages import Proof
 from ostraka.carried.node_state import Scratch
@@ -66,7 +67,7 @@ class UnsafeFirstSeen:
             evidence=(SIMULATION,),
             federation=federation,
             unsafe_simulation=True,
-            simulation=simulation,
+            tees=(simulation,),
         )
 
     def circumstances(self, proof: Proof) -> Circumstances:

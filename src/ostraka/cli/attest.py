@@ -9,9 +9,10 @@ import click
 import typer
 
 from ostraka import federation_file
+from ostraka.attestation import tees
 from ostraka.attestation import verify as verification
 from ostraka.attestation.claims import Claims
-from ostraka.attestation.policy import KINDS
+from ostraka.attestation.tees import KINDS
 from ostraka.attestation.verify import Circumstances
 from ostraka.cli.output import Json, pairs, show
 from ostraka.enclave.measurement import MEASURED
@@ -24,13 +25,6 @@ from ostraka.transport import collateral
 
 _REPORT_DATA = 64
 _END_OF_TIME = 2**38
-_KINDS = {
-    "sgx": "an SGX enclave (DCAP quote)",
-    "tdx": "a TDX virtual machine (DCAP quote)",
-    "snp": "an SEV-SNP virtual machine (report)",
-    "nitro": "a Nitro enclave (attestation document)",
-    "simulation": "a SIMULATED enclave, which proves nothing",
-}
 
 EvidenceFile = Annotated[Path, typer.Argument(metavar="EVIDENCE", help="File with evidence.")]
 Kind = Annotated[
@@ -105,12 +99,12 @@ def verify(
       ostraka attest verify quote.bin --kind sgx --policy policy.toml --at 2025-07-01
       ostraka attest verify report.bin --kind snp --endorsement vcek.der --policy policy.toml --json
     """
-    terms, expected, when = read_policy(policy), _report_data(report_data), _time(at)
+    accepted, expected, when = read_policy(policy), _report_data(report_data), _time(at)
     try:
         evidence = _evidence(path, kind, endorsements)
-        found = collateral.for_evidence(evidence, terms, beside=policy)
+        found = collateral.for_evidence(evidence, accepted, beside=policy)
         claims = verification.verify_evidence(
-            evidence, terms, Circumstances(when, found, unsafe_simulation)
+            evidence, accepted, Circumstances(when, found, unsafe_simulation)
         )
         if expected not in (None, claims.report_data):
             raise AttestationRefused(
@@ -226,7 +220,7 @@ def _seconds(moment: datetime) -> int:
 
 def _rows(claims: Claims) -> list[tuple[str, str]]:
     return [
-        ("evidence of", _KINDS[claims.kind]),
+        ("evidence of", tees.find(claims.kind).title),
         *((name, value.hex()) for name, value in claims.measurements),
         ("report data", claims.report_data.hex()),
         ("debug", "YES: its host can read it" if claims.debug else "no"),

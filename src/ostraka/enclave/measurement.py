@@ -32,6 +32,7 @@ MEASURED = (
     "ostraka.attestation.simulated_pki",
     "ostraka.attestation.simulation",
     "ostraka.attestation.snp",
+    "ostraka.attestation.tees",
     "ostraka.attestation.verify",
     "ostraka.config",
     "ostraka.core",

@@ -13,7 +13,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from ostraka.attestation import dcap
+from ostraka.attestation import dcap, tees
 from ostraka.attestation.policy import Policy
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
 from ostraka.messages import Evidence
@@ -28,14 +28,12 @@ _INTEL_CERTIFICATES = "https://certificates.trustedservices.intel.com"
 
 
 def for_evidence(evidence: Evidence, policy: Policy, *, beside: Path) -> bytes | None:
-    """What the policy names for this kind of evidence, or None. Raises as `load` does."""
-    source = {
-        "sgx": policy.sgx.collateral,
-        "tdx": policy.tdx.collateral,
-        "snp": policy.snp.certificates,
-        "simulation": policy.simulation.collateral,
-    }.get(evidence.kind)
-    if source is None or evidence.kind not in policy.evidence:
+    """Loads what the policy names for this kind of evidence, if anything. Raises as `load` does."""
+    if evidence.kind not in policy.evidence:
+        return None
+    tee = tees.find(evidence.kind)
+    source = tee.collateral(policy.of(tee.policy))
+    if source is None:
         return None
     return load(source, beside=beside, quote=evidence.document)
 

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.attestation import dcap, simulation
-from ostraka.attestation.policy import SgxPolicy, TdxPolicy
-from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.attestation.claims import Claims
+from ostraka.attestation.dcap import SgxPolicy, TdxPolicy
+from ostraka.attestation.simulation import SimulationPolicy, UnsafeSimulatedPlatform
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
+from ostraka.messages import Evidence
 
 DAY = 86_400
 NOW = 1_800_000_000
@@ -67,8 +69,17 @@ def tdx(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> dict[st
     return sgx(platform) | good | changes
 
 
+def evidence(arguments: dict[str, Any]) -> Evidence:
+    return Evidence(arguments["kind"], arguments["document"], ())
+
+
 def verify(arguments: dict[str, Any]):
-    return dcap.verify(**arguments)
+    settings = {name: arguments[name] for name in arguments if name not in ("kind", "document")}
+    return dcap.verify(evidence(arguments), **settings)
+
+
+def read(kind: str, document: bytes) -> Claims:
+    return dcap.read(Evidence(kind, document, ()))
 
 
 def refusal(arguments: dict[str, Any]) -> AttestationRefused:
@@ -527,7 +538,7 @@ def test_the_claims_of_a_domain():
 
 def test_reading_says_what_verifying_finds():
     for arguments in (sgx(), tdx()):
-        claims = dcap.read(arguments["kind"], arguments["document"])
+        claims = dcap.read(evidence(arguments))
         verified = verify(arguments)
         assert replace(verified, facts=claims.facts) == claims
         assert set(claims.facts) < set(verified.facts)
@@ -535,7 +546,7 @@ def test_reading_says_what_verifying_finds():
 
 def test_reading_a_debug_enclave_says_so():
     for arguments in (sgx(debug=True), tdx(debug=True)):
-        assert dcap.read(arguments["kind"], arguments["document"]).debug
+        assert dcap.read(evidence(arguments)).debug
 
 
 def test_debug_is_refused_even_if_the_library_lets_it_pass():
@@ -580,11 +591,11 @@ def test_a_property_is_accepted_if_it_is_named(make, name):
 
 
 def test_only_allowances_that_exist_can_be_named():
-    dcap.check_allowances(dcap.ALLOWANCES)
-    dcap.check_allowances(())
-    for name in ("Revoked", "UpToDate", "outofdate", "debug", ""):
-        with pytest.raises(ConfigError, match=r"SWHardeningNeeded.*smt"):
-            dcap.check_allowances(("smt", name))
+    for policy in (SgxPolicy, TdxPolicy, SimulationPolicy):
+        policy(allow=dcap.ALLOWANCES)
+        for name in ("Revoked", "UpToDate", "outofdate", "debug", ""):
+            with pytest.raises(ConfigError, match=r"SWHardeningNeeded.*smt"):
+                policy(allow=("smt", name))
 
 
 @pytest.mark.parametrize(
@@ -642,9 +653,7 @@ RECORDED = 1_750_500_000  # 2025-06-21
 
 def recorded(vector, kind: str) -> dict[str, Any]:
     document = vector(f"dcap/{kind}_quote")
-    lists: dict[str, Any] = {
-        name: (value,) for name, value in dcap.read(kind, document).measurements
-    }
+    lists: dict[str, Any] = {name: (value,) for name, value in read(kind, document).measurements}
     policy: Any = SgxPolicy(allow=SGX_ALLOW) if kind == "sgx" else TdxPolicy(allow=TDX_ALLOW)
     return {
         "kind": kind,
@@ -773,13 +782,13 @@ def assert_only_refusals(arguments: dict[str, Any]) -> None:
         claims = verify(arguments)
     except AttestationRefused:
         return
-    assert claims.measurements == dcap.read(claims.kind, sgx()["document"]).measurements
+    assert claims.measurements == read(claims.kind, sgx()["document"]).measurements
 
 
 @given(st.sampled_from(sorted(QUOTES)), st.binary(max_size=2000))
 def test_reading_any_bytes_raises_nothing_but_a_refusal(kind, data):
     with pytest.raises(AttestationRefused) as caught:
-        dcap.read(kind, data)
+        read(kind, data)
     assert caught.value.reason is Refusal.MALFORMED
 
 
@@ -787,7 +796,7 @@ def test_reading_any_bytes_raises_nothing_but_a_refusal(kind, data):
 def test_reading_a_spoilt_quote_raises_nothing_but_a_refusal(data, kind):
     document = data.draw(spoilt(QUOTES[kind]))
     with suppress(AttestationRefused):
-        assert len(dcap.read(kind, document).report_data) == 64
+        assert len(read(kind, document).report_data) == 64
 
 
 @given(spoilt(QUOTES["sgx"]))

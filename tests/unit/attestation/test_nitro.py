@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.attestation import nitro
-from ostraka.attestation.policy import NitroPolicy
+from ostraka.attestation.nitro import NitroPolicy
 from ostraka.errors import AttestationRefused, Refusal
+from ostraka.messages import Evidence
 
 NOW, SKEW = 1_700_000_000, 300
 HOUR = 3600
@@ -33,7 +34,7 @@ def pcr(index):
 
 
 PCRS = {index: pcr(index) if index in (0, 1, 2, 3, 4, 8) else bytes(48) for index in range(16)}
-RULES = NitroPolicy(pcr0=(b"x" * 48, pcr(0)))
+POLICY = NitroPolicy(pcr0=(b"x" * 48, pcr(0)))
 
 
 # The vendor: a root, authorities for a region and an instance, and the enclave's certificate.
@@ -129,8 +130,16 @@ def document(**changes):
 
 
 def verify(data=None, **changes):
-    settings: dict[str, Any] = {"policy": RULES, "now": NOW, "skew": SKEW, "root": PIN}
-    return nitro.verify(document() if data is None else data, **(settings | changes))
+    settings: dict[str, Any] = {"policy": POLICY, "now": NOW, "skew": SKEW, "root": PIN}
+    return nitro.verify(evidence(document() if data is None else data), **(settings | changes))
+
+
+def evidence(data):
+    return Evidence("nitro", data, ())
+
+
+def read(data):
+    return nitro.read(evidence(data))
 
 
 def with_pcrs(**changes):
@@ -156,8 +165,14 @@ def test_a_document_is_proved_and_says_what_was_measured():
     assert not claims.debug
 
 
+@pytest.mark.parametrize("index", [0, 1, 2, 3, 4, 8])
+def test_the_same_code_under_another_role_or_on_another_instance_has_the_same_id(index):
+    other = read(document(pcrs=PCRS | {index: pcr(99)}))
+    assert (other.code_id == read(document()).code_id) == (index in (3, 4))
+
+
 def test_a_person_can_read_the_rest():
-    facts = dict(nitro.read(document(nonce=b"\1", public_key=b"\2", pcrs=PCRS | {9: pcr(9)})).facts)
+    facts = dict(read(document(nonce=b"\1", public_key=b"\2", pcrs=PCRS | {9: pcr(9)})).facts)
     assert facts == {
         "module id": "i-1234-enc5678",
         "timestamp": f"{NOW} s since 1970",
@@ -169,14 +184,14 @@ def test_a_person_can_read_the_rest():
 
 def test_reading_proves_nothing_and_shows_a_debug_enclave():
     zeros = dict.fromkeys(range(16), bytes(48))
-    assert nitro.read(seal(cbor2.dumps(payload(pcrs=zeros)), signer=key("another"))).debug
+    assert read(seal(cbor2.dumps(payload(pcrs=zeros)), signer=key("another"))).debug
 
 
 @pytest.mark.parametrize("user_data", [None, b"", b"short", ...])
 def test_reading_takes_user_data_as_it_is(user_data):
     """Whoever compares it finds that it is not what it must be."""
     expected = user_data if isinstance(user_data, bytes) else b""
-    assert nitro.read(document(user_data=user_data)).report_data == expected
+    assert read(document(user_data=user_data)).report_data == expected
 
 
 ACCEPTED = {
@@ -560,7 +575,7 @@ def test_a_name_in_a_certificate_cannot_write_to_the_terminal():
 def refuses(data):
     """Passes if nothing is proved and nothing but a refusal gets out."""
     with pytest.raises(AttestationRefused):
-        nitro.read(data)
+        read(data)
     with pytest.raises(AttestationRefused):
         verify(data)
 
@@ -683,13 +698,13 @@ MADE = 1_668_034_320  # when the recorded document was
 
 
 @cache
-def evidence():
+def recorded():
     return (VECTORS / "aws_nitro_document.cbor").read_bytes()
 
 
 def verify_recorded(data=None, *, now=MADE, policy=None, skew=SKEW):
-    policy = policy or NitroPolicy(pcr0=(nitro.read(evidence()).measurement("pcr0"),))
-    return nitro.verify(data or evidence(), policy=policy, now=now, skew=skew)
+    policy = policy or NitroPolicy(pcr0=(read(recorded()).measurement("pcr0"),))
+    return nitro.verify(evidence(data or recorded()), policy=policy, now=now, skew=skew)
 
 
 def test_the_recorded_document_is_proved():
@@ -713,14 +728,14 @@ def test_the_recorded_document_has_its_time(now):
 
 def test_the_recorded_document_is_not_for_another_image():
     with pytest.raises(AttestationRefused) as refused:
-        verify_recorded(policy=RULES)
+        verify_recorded(policy=POLICY)
     assert refused.value.reason == Refusal.MEASUREMENT
 
 
 def test_bytes_of_the_recorded_document_matter():
-    assert sweep(evidence(), verify_recorded, step=13) == set()
+    assert sweep(recorded(), verify_recorded, step=13) == set()
 
 
 @pytest.mark.slow
 def test_every_byte_of_the_recorded_document_matters(scale):
-    assert sweep(evidence(), verify_recorded, scale(4, 1)) == set()
+    assert sweep(recorded(), verify_recorded, scale(4, 1)) == set()

@@ -8,17 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.attestation import dcap, snp
-from ostraka.attestation.policy import (
-    FederationPolicy,
-    NitroPolicy,
-    Policy,
-    SgxPolicy,
-    SimulationPolicy,
-    SnpPolicy,
-    SnpTcb,
-    TdxPolicy,
-)
+from ostraka.attestation.dcap import SgxPolicy, TdxPolicy
+from ostraka.attestation.nitro import NitroPolicy
+from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.attestation.policy_file import parse
+from ostraka.attestation.simulation import SimulationPolicy
+from ostraka.attestation.snp import SnpPolicy, SnpTcb
+from ostraka.attestation.tees import find
 from ostraka.errors import ConfigError
 
 
@@ -89,26 +85,28 @@ def test_a_complete_policy_is_read():
         ),
         clock_skew=60,
         unsafe_simulation=True,
-        sgx=SgxPolicy(b(4, 32), b(5, 32), 6, 7, (dcap.ALLOWANCES[0],), "sgx.json"),
-        tdx=TdxPolicy(
-            b(8, 48),
-            b(9, 48),
-            b(10, 48),
-            b(11, 48),
-            b(12, 48),
-            allow=(dcap.ALLOWANCES[-1],),
-            collateral="https://pccs.example",
-        ),
-        snp=SnpPolicy(
-            b(13, 48),
-            b(14, 64),
-            SnpTcb(1, 2, 3, 4, 5),
-            (snp.ALLOWANCES[0],),
-            certificates="snp.pem",
-        ),
-        nitro=NitroPolicy(pcr0=b(15, 48), pcr8=b(16, 48)),
-        simulation=SimulationPolicy(
-            b(17, 32), b(18, 32), b(19, 32), 1, 2, collateral="simulation/collateral.json"
+        tees=(
+            SgxPolicy(b(4, 32), b(5, 32), 6, 7, (dcap.ALLOWANCES[0],), "sgx.json"),
+            TdxPolicy(
+                b(8, 48),
+                b(9, 48),
+                b(10, 48),
+                b(11, 48),
+                b(12, 48),
+                allow=(dcap.ALLOWANCES[-1],),
+                collateral="https://pccs.example",
+            ),
+            SnpPolicy(
+                b(13, 48),
+                b(14, 64),
+                SnpTcb(1, 2, 3, 4, 5),
+                (snp.ALLOWANCES[0],),
+                certificates="snp.pem",
+            ),
+            NitroPolicy(pcr0=b(15, 48), pcr8=b(16, 48)),
+            SimulationPolicy(
+                b(17, 32), b(18, 32), b(19, 32), 1, 2, collateral="simulation/collateral.json"
+            ),
         ),
     )
 
@@ -127,7 +125,7 @@ def test_every_named_allowance_can_be_written():
     for table, names in (("sgx", dcap.ALLOWANCES), ("snp", snp.ALLOWANCES)):
         listed = ", ".join(f'"{name}"' for name in names)
         policy = parse(f"version = 1\n[{table}]\nallow = [{listed}]", "p")
-        assert getattr(policy, table).allow == tuple(names)
+        assert policy.of(find(table).policy).allow == tuple(names)
 
 
 V = "version = 1\n"

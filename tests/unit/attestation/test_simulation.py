@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.attestation import dcap, simulation
-from ostraka.attestation.policy import SgxPolicy, SimulationPolicy
-from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.attestation.dcap import SgxPolicy
+from ostraka.attestation.simulation import SimulationPolicy, UnsafeSimulatedPlatform
 from ostraka.errors import AttestationRefused, LocalProtocolError, Refusal
+from ostraka.messages import Evidence
 
 DAY = 86_400
 NOW = 1_800_000_000
 SEED = hashlib.sha256(b"a seed").digest()
 PLATFORM = UnsafeSimulatedPlatform(SEED, issued=NOW)
 MRENCLAVE, DATA = b"e" * 32, bytes(range(64))
-RULES = SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=(MRENCLAVE,))
+POLICY = SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=(MRENCLAVE,))
 
 
 def evidence(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> dict[str, Any]:
@@ -28,21 +29,27 @@ def evidence(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> di
         "document": platform.quote(DATA, mrenclave=MRENCLAVE),
         "endorsements": (platform.root_der,),
         "collateral": platform.collateral(),
-        "policy": RULES,
+        "policy": POLICY,
         "now": NOW,
         "skew": 0,
     }
     return good | changes
 
 
+def verify(arguments: dict[str, Any]):
+    evidence = Evidence("simulation", arguments["document"], arguments["endorsements"])
+    settings = {name: arguments[name] for name in ("collateral", "policy", "now", "skew")}
+    return simulation.verify(evidence, **settings)
+
+
 def refusal(arguments: dict[str, Any]) -> AttestationRefused:
     with pytest.raises(AttestationRefused) as caught:
-        simulation.verify(**arguments)
+        verify(arguments)
     return caught.value
 
 
 def test_simulated_evidence_is_accepted_under_the_root_that_the_policy_names():
-    claims = simulation.verify(**evidence())
+    claims = verify(evidence())
     assert claims.kind == "simulation"
     assert claims.report_data == DATA
     assert claims.measurement("mrenclave") == MRENCLAVE
@@ -50,14 +57,14 @@ def test_simulated_evidence_is_accepted_under_the_root_that_the_policy_names():
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], Refusal]] = {
-    "a policy that names no root": ({"policy": replace(RULES, root=())}, Refusal.ROOT),
-    "a policy that names another root": ({"policy": replace(RULES, root=(SEED,))}, Refusal.ROOT),
+    "a policy that names no root": ({"policy": replace(POLICY, root=())}, Refusal.ROOT),
+    "a policy that names another root": ({"policy": replace(POLICY, root=(SEED,))}, Refusal.ROOT),
     "no root at all": ({"endorsements": ()}, Refusal.ROOT),
     "something else in the root's place": ({"endorsements": (b"root",)}, Refusal.ROOT),
     "something else in the root's place, and the policy names it": (
         {
             "endorsements": (b"root",),
-            "policy": replace(RULES, root=(hashlib.sha256(b"root").digest(),)),
+            "policy": replace(POLICY, root=(hashlib.sha256(b"root").digest(),)),
         },
         Refusal.ROOT,
     ),
@@ -80,8 +87,8 @@ REFUSALS: dict[str, tuple[dict[str, Any], Refusal]] = {
     ),
     "a platform that has expired": ({"now": NOW + 11 * 366 * DAY}, Refusal.VALIDITY),
     "other code": ({"document": PLATFORM.quote(DATA, mrenclave=DATA[:32])}, Refusal.MEASUREMENT),
-    "a policy that lists no code": ({"policy": replace(RULES, mrenclave=())}, Refusal.MEASUREMENT),
-    "an old version": ({"policy": replace(RULES, min_isv_svn=2)}, Refusal.VERSION),
+    "a policy that lists no code": ({"policy": replace(POLICY, mrenclave=())}, Refusal.MEASUREMENT),
+    "an old version": ({"policy": replace(POLICY, min_isv_svn=2)}, Refusal.VERSION),
     "a simulated domain": (
         {"document": PLATFORM.td_quote(DATA, mrtd=bytes(48))},
         Refusal.MALFORMED,
@@ -96,11 +103,11 @@ def test_it_is_refused_for_the_right_reason(what):
 
 
 def test_the_advice_about_the_root_can_be_pasted():
-    policy = replace(RULES, root=(SEED,))
+    policy = replace(POLICY, root=(SEED,))
     advice = str(refusal(evidence(policy=policy))).split("write under [simulation]:")[1]
     roots = tuple(map(bytes.fromhex, tomllib.loads(advice)["root"]))
     assert roots == (SEED, PLATFORM.root_digest)
-    simulation.verify(**evidence(policy=replace(policy, root=roots)))
+    verify(evidence(policy=replace(policy, root=roots)))
 
 
 def test_a_simulation_never_passes_for_the_real_thing():
@@ -108,8 +115,7 @@ def test_a_simulation_never_passes_for_the_real_thing():
     policy = SgxPolicy(mrenclave=(MRENCLAVE,), allow=dcap.ALLOWANCES)
     with pytest.raises(AttestationRefused) as caught:
         dcap.verify(
-            "sgx",
-            good["document"],
+            Evidence("sgx", good["document"], ()),
             collateral=good["collateral"],
             policy=policy,
             now=NOW,
@@ -214,7 +220,7 @@ def test_a_quote_says_what_it_was_told(product, version, debug):
         isv_svn=version,
         debug=debug,
     )
-    claims = dcap.read("simulation", document)
+    claims = dcap.read(Evidence("simulation", document, ()))
     assert claims.measurements == (("mrenclave", MRENCLAVE), ("mrsigner", b"i" * 32))
     facts = dict(claims.facts)
     assert (facts["isv_prod_id"], facts["isv_svn"]) == (str(product), str(version))

@@ -19,8 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.attestation import snp
-from ostraka.attestation.policy import SnpPolicy, SnpTcb
+from ostraka.attestation.snp import SnpPolicy, SnpTcb
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
+from ostraka.messages import Evidence
 
 NOW, SKEW = 1_700_000_000, 300
 YEAR = 365 * 86_400
@@ -30,7 +31,7 @@ LAYOUT = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
 TURIN = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
 NUMBERS = {"bootloader": 1, "tee": 2, "snp": 3, "microcode": 8, "fmc": 9}
 PSS = padding.PSS(padding.MGF1(SHA384()), 48)
-RULES = SnpPolicy(measurement=(b"x" * 48, MEASUREMENT))
+POLICY = SnpPolicy(measurement=(b"x" * 48, MEASUREMENT))
 
 
 # The vendor: a root, an intermediate, and a chip's key.
@@ -209,10 +210,14 @@ def table(*entries, guid=b"\xca" * 16):
 
 
 def verify(document=None, endorsements=None, **changes):
-    settings = {"certificates": None, "policy": RULES, "now": NOW, "skew": SKEW, "roots": PINS}
+    settings = {"collateral": None, "policy": POLICY, "now": NOW, "skew": SKEW, "roots": PINS}
     document = report() if document is None else document
     endorsements = der(*CHAIN) if endorsements is None else endorsements
-    return snp.verify(document, endorsements, **(settings | changes))
+    return snp.verify(Evidence("snp", document, endorsements), **(settings | changes))
+
+
+def read(document):
+    return snp.read(Evidence("snp", document, ()))
 
 
 def allowing(*names):
@@ -235,7 +240,7 @@ def test_a_report_is_proved_and_says_what_was_measured():
 
 
 def test_a_person_can_read_the_rest():
-    facts = dict(snp.read(report(version=5, processor=MILAN, mitigations=9, vmpl=2)).facts)
+    facts = dict(read(report(version=5, processor=MILAN, mitigations=9, vmpl=2)).facts)
     assert facts["report version"] == "5"
     assert facts["signed by"] == "VCEK"
     assert facts["processor"] == "family 0x19, model 0x1, stepping 1"
@@ -250,15 +255,15 @@ def test_a_person_can_read_the_rest():
 
 
 def test_bits_are_read_out_in_words():
-    facts = dict(snp.read(report(policy=ALWAYS | SMT | DEBUG, platform=0b100001)).facts)
+    facts = dict(read(report(policy=ALWAYS | SMT | DEBUG, platform=0b100001)).facts)
     assert facts["policy"] == "smt allowed, debug allowed"
     assert facts["platform"] == "smt on, no memory aliases"
-    plain = dict(snp.read(report(policy=ALWAYS, chip=bytes(64))).facts)
+    plain = dict(read(report(policy=ALWAYS, chip=bytes(64))).facts)
     assert (plain["policy"], plain["platform"], plain["chip id"]) == ("none", "none", "masked")
 
 
 def test_reading_proves_nothing_and_shows_a_debug_machine():
-    assert snp.read(sign(statement(policy=ALWAYS | DEBUG), chip_key("another"))).debug
+    assert read(sign(statement(policy=ALWAYS | DEBUG), chip_key("another"))).debug
 
 
 ACCEPTED = {
@@ -282,11 +287,9 @@ ACCEPTED = {
     "a table without the zeros at its end": lambda: verify(
         endorsements=(*der(*CHAIN), b"\xca" * 16 + struct.pack("<II", 0, 24))
     ),
-    "certificates from the policy's file": lambda: verify(
-        endorsements=(), certificates=pem(*CHAIN)
-    ),
+    "certificates from the policy's file": lambda: verify(endorsements=(), collateral=pem(*CHAIN)),
     "some from the evidence and some from the file": lambda: verify(
-        endorsements=(table(*der(CHIP_CERTIFICATE)),), certificates=pem(INTERMEDIATE, ROOT)
+        endorsements=(table(*der(CHIP_CERTIFICATE)),), collateral=pem(INTERMEDIATE, ROOT)
     ),
     "the certificates of many chips": lambda: verify(
         endorsements=der(chip_certificate(hardware=b"x" * 64), *CHAIN)
@@ -338,7 +341,7 @@ def turin(**changes):
         tcb=changes.pop("tcb", tcb),
         product="Turin-B1",
     )
-    policy = changes.pop("policy", RULES)
+    policy = changes.pop("policy", POLICY)
     return verify(
         report(**(fields | changes)),
         der(certificate, INTERMEDIATE, ROOT),
@@ -783,9 +786,9 @@ def test_a_name_in_a_certificate_cannot_write_to_the_terminal():
 
 
 def test_only_known_allowances_can_be_asked_for():
-    snp.check_allowances(snp.ALLOWANCES)
+    SnpPolicy(allow=snp.ALLOWANCES)
     with pytest.raises(ConfigError, match=r"'debug' is not known; there are migration, smt, vmpl"):
-        snp.check_allowances(("smt", "debug"))
+        SnpPolicy(allow=("smt", "debug"))
 
 
 # Bytes from anybody.
@@ -840,7 +843,7 @@ def test_a_mutated_table_is_read_or_refused(data):
 
 @given(st.lists(st.binary(max_size=200), max_size=3), st.binary(max_size=200))
 def test_random_certificates_are_refused(endorsements, file):
-    refuses(lambda: verify(DOCUMENT, tuple(endorsements), certificates=file))
+    refuses(lambda: verify(DOCUMENT, tuple(endorsements), collateral=file))
 
 
 def sweep(data, attempt, masks, step=1):
@@ -885,9 +888,10 @@ def machine(name):
 
 def verify_recorded(name, *, document=None, endorsements=None, **changes):
     own, certificates, now = machine(name)
-    policy = SnpPolicy(measurement=(snp.read(own).measurement("measurement"),), allow=LOOSE)
-    settings = {"certificates": None, "policy": policy, "now": now, "skew": SKEW}
-    return snp.verify(document or own, endorsements or certificates, **(settings | changes))
+    policy = SnpPolicy(measurement=(read(own).measurement("measurement"),), allow=LOOSE)
+    settings = {"collateral": None, "policy": policy, "now": now, "skew": SKEW}
+    evidence = Evidence("snp", document or own, endorsements or certificates)
+    return snp.verify(evidence, **(settings | changes))
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -901,7 +905,7 @@ def test_a_recorded_report_is_proved(name):
 def test_a_recorded_report_is_proved_from_a_table_and_a_file(name):
     _, (key, intermediate, root), _ = machine(name)
     chain = pem(x509.load_der_x509_certificate(intermediate), x509.load_der_x509_certificate(root))
-    claims = verify_recorded(name, endorsements=(table(key),), certificates=chain)
+    claims = verify_recorded(name, endorsements=(table(key),), collateral=chain)
     assert claims == verify_recorded(name)
 
 
@@ -933,7 +937,7 @@ def test_a_recorded_report_has_its_time(name, years, reason):
     ],
 )
 def test_a_recorded_machine_needs_its_allowances(name, allow, word):
-    measurement = snp.read(machine(name)[0]).measurement("measurement")
+    measurement = read(machine(name)[0]).measurement("measurement")
     with pytest.raises(AttestationRefused, match=f'add "{word}"') as refused:
         verify_recorded(name, policy=SnpPolicy(measurement=(measurement,), allow=allow))
     assert refused.value.reason == Refusal.PLATFORM

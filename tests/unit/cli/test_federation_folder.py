@@ -13,6 +13,7 @@ from ostraka import federation_file
 from ostraka.attestation import policy_file
 from ostraka.attestation.claims import Binding
 from ostraka.attestation.policy import Policy
+from ostraka.attestation.snp import SnpPolicy
 from ostraka.attestation.verify import (
     Circumstances,
     require_bound,
@@ -118,7 +119,7 @@ def test_the_sections_in_the_policy_s_comments_are_sections_that_can_be_used(fol
     text = (folder / "policy.toml").read_text()
     used = re.sub(r"(?m)^# (?=\[|\w+ = )", "", text)
     assert used.count("\n[") == text.count("\n[") + 4
-    assert policy_file.parse(used, "p").snp.certificates == "snp-certificates.pem"
+    assert policy_file.parse(used, "p").of(SnpPolicy).certificates == "snp-certificates.pem"
 
 
 def test_the_example_model_is_small_and_starts_at_zero(folder):

@@ -10,7 +10,7 @@ from urllib.parse import quote as percent
 import pytest
 
 from ostraka.attestation import dcap, policy_file
-from ostraka.attestation.policy import SimulationPolicy, TdxPolicy
+from ostraka.attestation.dcap import SgxPolicy, TdxPolicy
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.errors import AttestationRefused, ConfigError
 from ostraka.messages import Evidence
@@ -98,12 +98,10 @@ def test_a_service_s_answers_make_collateral_that_verifies(suffix, tmp_path):
     with serving(answers()) as pccs:
         fetched = load(pccs.url + suffix, tmp_path)
     assert {name: json.loads(fetched)[name] for name in SAID} == SAID
-    terms = SimulationPolicy(root=(PLATFORM.root_digest,), mrenclave=(b"\1" * 32,))
     claims = dcap.verify(
-        "simulation",
-        QUOTE,
+        Evidence("simulation", QUOTE, ()),
         collateral=fetched,
-        policy=terms,
+        policy=SgxPolicy(mrenclave=(b"\1" * 32,)),
         now=NOW,
         skew=0,
         root=PLATFORM.root_der,
@@ -117,9 +115,13 @@ def test_a_tdx_quote_asks_for_tdx_and_verifies(tmp_path):
         fetched = load(pccs.url, tmp_path, quote)
     assert any(path.startswith("/tdx/certification/v4/tcb?fmspc=") for path in pccs.asked)
     zero = (bytes(48),)
-    terms = TdxPolicy(mrtd=(b"\2" * 48,), rtmr1=zero, rtmr2=zero)
     dcap.verify(
-        "tdx", quote, collateral=fetched, policy=terms, now=NOW, skew=0, root=PLATFORM.root_der
+        Evidence("tdx", quote, ()),
+        collateral=fetched,
+        policy=TdxPolicy(mrtd=(b"\2" * 48,), rtmr1=zero, rtmr2=zero),
+        now=NOW,
+        skew=0,
+        root=PLATFORM.root_der,
     )
 
 

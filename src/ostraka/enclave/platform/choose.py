@@ -1,73 +1,55 @@
-"""Which platform vouches for this enclave: the TEE that is present, or a simulation by name."""
+"""Chooses the platform that vouches for this enclave: the TEE that is present, or a simulation.
 
+To let an enclave run in another TEE, write its module in this package and add a row to `SOURCES`.
+How others verify its evidence is in `ostraka.attestation.tees`.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ostraka.attestation.verify import read
 from ostraka.enclave import measurement
-from ostraka.enclave.platform.gramine import ATTESTATION_TYPE, GRAMINE, GramineKeys, GramineProvider
-from ostraka.enclave.platform.interface import EvidenceProvider, SealingKeys
+from ostraka.enclave.platform import gramine, nitro, tsm
+from ostraka.enclave.platform.gramine import GramineKeys
+from ostraka.enclave.platform.interface import REPORT_DATA_BYTES, EvidenceProvider, SealingKeys
 from ostraka.enclave.platform.key_release import KeyRelease
 from ostraka.enclave.platform.linux import OS_FILES, Files
-from ostraka.enclave.platform.nitro import NSM, NitroProvider
 from ostraka.enclave.platform.sev_guest import SevGuestKeys
 from ostraka.enclave.platform.simulated import (
     UnsafeDevelopmentKey,
     UnsafeSimulatedProvider,
     load_platform,
 )
-from ostraka.enclave.platform.tsm import TSM, TsmProvider, present_kind
 from ostraka.errors import ConfigError, PlatformError
 
-_DETECTED = ("sgx", "tdx", "snp", "nitro")
 _SIMULATE = "to run without one, ask for simulation by name: --unsafe-simulation"
+_DRIVER = "a guest driver behind {} (TDX, SEV-SNP; Linux 6.7 or later)"
 
 
-def detect(
-    kind: str | None = None,
-    *,
-    gramine: Path = GRAMINE,
-    tsm: Path = TSM,
-    nsm: Path = NSM,
-    files: Files = OS_FILES,
-) -> EvidenceProvider:
-    """The provider of the one TEE that is present. Raises PlatformError for none and for several.
+@dataclass(frozen=True)
+class Source:
+    """What an enclave in one TEE gets from its platform.
 
-    kind: look for this one only, where a machine offers several.
+    place: where the TEE shows itself. sought: how an error calls the place. provider: the provider
+    of evidence, if this TEE is present there. keys: the TEE's own sealing keys; None if it derives
+    none, and a key broker has to release one.
     """
-    if kind is not None and kind not in _DETECTED:
-        raise ConfigError(f"{kind!r} is not detected, only {', '.join(_DETECTED)}; {_SIMULATE}")
-    found: dict[str, EvidenceProvider] = {}
-    if kind in (None, "sgx") and files.exists(gramine / ATTESTATION_TYPE):
-        found["sgx"] = GramineProvider(gramine, files)
-    if kind in (None, "tdx", "snp"):
-        machine = present_kind(tsm, files)
-        if machine is not None and kind in (None, machine):
-            found[machine] = TsmProvider(machine, tsm, files)
-    if kind in (None, "nitro") and files.exists(nsm):
-        found["nitro"] = NitroProvider(nsm)
-    return _only(found, kind, (gramine / ATTESTATION_TYPE, tsm, nsm))
+
+    kind: str
+    place: Path
+    sought: str
+    provider: Callable[[Path, Files], EvidenceProvider | None]
+    keys: Callable[[], SealingKeys] | None = None
 
 
-def _only(
-    found: dict[str, EvidenceProvider], kind: str | None, places: tuple[Path, Path, Path]
-) -> EvidenceProvider:
-    if len(found) > 1:
-        raise PlatformError(
-            f"this machine offers several kinds of evidence: {', '.join(found)}; "
-            "say which one to use (kind=...)"
-        )
-    if not found:
-        gramine, tsm, nsm = places
-        raise PlatformError(
-            f"no TEE was found{f' of kind {kind!r}' if kind else ''}: looked for {gramine} "
-            f"(SGX under Gramine), a guest driver behind {tsm} (TDX, SEV-SNP; Linux 6.7 or later) "
-            f"and {nsm} (Nitro); {_SIMULATE}"
-        )
-    return next(iter(found.values()))
-
-
-_REPORT_DATA = 64
+SOURCES = (
+    Source("sgx", gramine.PLACE, "{} (SGX under Gramine)", gramine.find, GramineKeys),
+    Source("tdx", tsm.PLACE, _DRIVER, partial(tsm.find, "tdx")),
+    Source("snp", tsm.PLACE, _DRIVER, partial(tsm.find, "snp"), SevGuestKeys),
+    Source("nitro", nitro.PLACE, "{} (Nitro)", nitro.find),
+)
 
 
 @dataclass(frozen=True)
@@ -80,36 +62,70 @@ class Platform:
 
 
 def real(release: tuple[str, ...] = (), broker: bytes | None = None) -> Platform:
-    """The TEE that is present. Raises PlatformError if there is none; it never simulates one.
+    """Returns the TEE that is present. Raises PlatformError if there is none; it never simulates.
 
-    release: on TDX and Nitro, the command that asks a key broker. broker: whose word counts.
+    release: on TDX and Nitro, the command that asks a key broker. broker: the broker's public key.
     """
     provider = detect()
     return Platform(provider, _keys(provider, release, broker), code_id_of(provider))
 
 
+def unsafe_simulated(platform_file: Path, key_file: Path) -> Platform:
+    """Simulates a TEE for the code as it is, with a private root and a sealing key in a file."""
+    provider = UnsafeSimulatedProvider(load_platform(platform_file), measurement.measure().digest)
+    create = UnsafeDevelopmentKey if key_file.exists() else UnsafeDevelopmentKey.create
+    return Platform(provider, create(key_file), code_id_of(provider))
+
+
+def code_id_of(provider: EvidenceProvider) -> bytes:
+    """Returns this enclave's own code id, as evidence about it says."""
+    return read(provider.evidence(bytes(REPORT_DATA_BYTES))).code_id
+
+
+def detect(
+    kind: str | None = None,
+    *,
+    sources: tuple[Source, ...] = SOURCES,
+    files: Files = OS_FILES,
+) -> EvidenceProvider:
+    """Returns the provider of the one TEE that is present.
+
+    kind: looks for this one only, where a machine offers several. Raises PlatformError if there is
+    no TEE, or more than one.
+    """
+    kinds = [source.kind for source in sources]
+    if kind is not None and kind not in kinds:
+        raise ConfigError(f"{kind!r} is not detected, only {', '.join(kinds)}; {_SIMULATE}")
+    asked = [source for source in sources if kind in (None, source.kind)]
+    answers = (source.provider(source.place, files) for source in asked)
+    found = [provider for provider in answers if provider is not None]
+    if len(found) > 1:
+        raise PlatformError(
+            "this machine offers several kinds of evidence: "
+            f"{', '.join(provider.kind for provider in found)}; say which one to use (kind=...)"
+        )
+    if not found:
+        of_kind = f" of kind {kind!r}" if kind else ""
+        raise PlatformError(
+            f"no TEE was found{of_kind}: looked for {_places(sources)}; {_SIMULATE}"
+        )
+    return found[0]
+
+
+def _places(sources: tuple[Source, ...]) -> str:
+    *others, last = dict.fromkeys(source.sought.format(source.place) for source in sources)
+    return f"{', '.join(others)} and {last}"
+
+
 def _keys(
     provider: EvidenceProvider, release: tuple[str, ...], broker: bytes | None
 ) -> SealingKeys:
-    if provider.kind == "sgx":
-        return GramineKeys()
-    if provider.kind == "snp":
-        return SevGuestKeys()
+    for source in SOURCES:
+        if source.kind == provider.kind and source.keys is not None:
+            return source.keys()
     if not release or broker is None:
         raise ConfigError(
             f"{provider.kind} gives no sealing key: name the command that asks a key broker, and "
             "the broker's public key (--key-release, --key-broker)"
         )
     return KeyRelease(list(release), provider, broker=broker)
-
-
-def code_id_of(provider: EvidenceProvider) -> bytes:
-    """What evidence about this very enclave says that it is."""
-    return read(provider.evidence(bytes(_REPORT_DATA))).code_id
-
-
-def unsafe_simulated(platform_file: Path, key_file: Path) -> Platform:
-    """Evidence under a private root about the code as it is, and state under a key in a file."""
-    provider = UnsafeSimulatedProvider(load_platform(platform_file), measurement.measure().digest)
-    create = UnsafeDevelopmentKey if key_file.exists() else UnsafeDevelopmentKey.create
-    return Platform(provider, create(key_file), code_id_of(provider))

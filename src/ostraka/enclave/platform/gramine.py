@@ -14,25 +14,30 @@ from ostraka.files import explained
 from ostraka.messages import Evidence
 
 GRAMINE = Path("/dev/attestation")
-ATTESTATION_TYPE = "attestation_type"
+PLACE = GRAMINE / "attestation_type"
 
 _KEY_LABEL = b"ostraka/sealing-key/gramine-mrenclave/v1"
 _SGX_KEY_BYTES = 16
 
-# The files belong to the process: a write by one thread changes the quote of every other.
+# The files belong to the process, so a write by one thread changes the quotes of all others.
 _ONE_AT_A_TIME = threading.Lock()
 
 _ADVICE = {
     errno.ENOENT: "run under gramine-sgx; gramine-direct has no enclave to speak of",
-    # Gramine gives this one error for whatever went wrong outside, in the quoting service.
+    # Gramine gives this one error for everything that goes wrong outside, in the quoting service.
     errno.EACCES: "Gramine got no answer from the host's quoting service: check that aesmd runs, "
     "that DCAP is set up, and that this process may use both",
 }
 _TYPE_ADVICE = 'set sgx.remote_attestation = "dcap" in the manifest'
 
 
+def find(place: Path, files: Files) -> "GramineProvider | None":
+    """Returns the provider if Gramine's files are there. place: the file of its type."""
+    return GramineProvider(place.parent, files) if files.exists(place) else None
+
+
 class GramineProvider:
-    """Quotes by DCAP. The older EPID is refused: Intel has ended it, and no client verifies it."""
+    """Gets quotes by DCAP. EPID is refused: Intel has ended it, and no client verifies it."""
 
     kind = "sgx"
 
@@ -49,7 +54,7 @@ class GramineProvider:
         return Evidence(self.kind, quote, ())
 
     def _require_dcap(self) -> None:
-        found = self._files.read(self._root / ATTESTATION_TYPE).strip()
+        found = self._files.read(self._root / PLACE.name).strip()
         if found != b"dcap":
             raise PlatformError(f"Gramine's attestation type is {_printed(found)}: {_TYPE_ADVICE}")
 
@@ -60,11 +65,11 @@ class GramineProvider:
 
 
 class GramineKeys:
-    """The key that the processor gives to this very code, by MRENCLAVE, on this very machine.
+    """The key that the processor derives for this code, by MRENCLAVE, on this machine.
 
-    Never the one by MRSIGNER: whoever signs enclaves could write one that reads all state. The
-    processor's security version is part of it, so a microcode update changes the key: hand the
-    state on before (`ostraka enclave migrate`).
+    The key by MRSIGNER is not used, because the signer could write another enclave that reads all
+    state. The processor's security version is part of the key, so a microcode update changes it:
+    hand the state on before (`ostraka enclave migrate`).
     """
 
     name = "gramine mrenclave key"

@@ -9,42 +9,41 @@ from ostraka.crypto.aead import KEY_BYTES
 from ostraka.errors import LocalProtocolError, PlatformError
 from ostraka.messages import Evidence
 
+REPORT_DATA_BYTES = 64
+
 
 class EvidenceProvider(Protocol):
     """Proves to others which code runs here."""
 
     @property
     def kind(self) -> str:
-        """One of `attestation.policy.KINDS`: which of them, a policy decides about."""
+        """The kind of evidence, one of `attestation.tees.KINDS`."""
 
     def evidence(self, report_data: bytes) -> Evidence:
-        """Fresh evidence about these 64 bytes. Raises PlatformError."""
+        """Returns fresh evidence about these 64 bytes. Raises PlatformError."""
 
 
 class SealingKeys(Protocol):
-    """Where the key comes from under which the enclave's state lies on the host's disk."""
+    """Gives the key that encrypts the enclave's state on the host's disk."""
 
     @property
     def name(self) -> str:
-        """A public word for logs, never the key."""
+        """The name of this source of keys, for logs. It is never the key."""
 
     def key(self) -> bytes:
-        """32 bytes, the same at every start of the same code. Raises PlatformError."""
+        """Returns 32 bytes, the same at every start of the same code. Raises PlatformError."""
 
 
 def sealing_key(secret: bytes, label: bytes) -> bytes:
-    """HKDF, so that other users of the same platform secret learn nothing about this key.
+    """Derives a key by HKDF, so other users of the platform's secret learn nothing about it.
 
     label: names the platform and the version. Without a version, keys could never be changed.
     """
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=label).derive(secret)
 
 
-REPORT_DATA_BYTES = 64
-
-
 def require_report_data(report_data: bytes) -> None:
-    """Raises LocalProtocolError. Platforms take less, too, and each pads it in its own way."""
+    """Raises LocalProtocolError for another length, which each platform would pad in its way."""
     if len(report_data) != REPORT_DATA_BYTES:
         raise LocalProtocolError(
             f"report data has {REPORT_DATA_BYTES} bytes; got {len(report_data)}"
@@ -52,10 +51,10 @@ def require_report_data(report_data: bytes) -> None:
 
 
 def require_about(report_data: bytes, document: bytes) -> None:
-    """Raises PlatformError if the platform speaks of other report data than it was asked about.
+    """Raises PlatformError if a document is not about the report data that was asked about.
 
-    Every format carries report data literally. A client checks its place and the signature over it;
-    this only catches, before anybody sees it, an answer to another caller in this process.
+    Every format carries report data literally. A client checks its place and its signature. This
+    only catches an answer to another caller in this process, before it is sent.
     """
     if report_data not in document:
         raise PlatformError(

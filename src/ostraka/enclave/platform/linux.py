@@ -1,4 +1,4 @@
-"""Devices and pseudo-files, as Linux offers a platform's services."""
+"""Devices and pseudo-files, by which Linux offers a platform's services."""
 
 import ctypes
 import errno
@@ -12,15 +12,16 @@ from typing import Any, Protocol, TypeAlias
 Ioctl: TypeAlias = Callable[[int, int, Any], None]
 
 _READ_WRITE = 3
+_CHUNK = 1 << 16
 
 
 def request_number(group: int, number: int, structure: type[ctypes.Structure]) -> int:
-    """Linux's _IOWR on x86 and Arm: direction, size, group and number."""
+    """Returns Linux's _IOWR on x86 and Arm: direction, size, group and number."""
     return _READ_WRITE << 30 | ctypes.sizeof(structure) << 16 | group << 8 | number
 
 
 def call(path: Path, ioctl: Ioctl, request: int, structure: ctypes.Structure) -> None:
-    """Ask a device once. Raises OSError."""
+    """Asks a device once. Raises OSError."""
     device = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         ioctl(device, request, structure)
@@ -29,15 +30,12 @@ def call(path: Path, ioctl: Ioctl, request: int, structure: ctypes.Structure) ->
 
 
 def system_ioctl(device: int, request: int, structure: Any) -> None:
-    """The real one. The structure is changed in place."""
+    """Calls the real ioctl, which changes the structure in place."""
     fcntl.ioctl(device, request, structure, True)
 
 
-_CHUNK = 1 << 16
-
-
 class Files(Protocol):
-    """All raise OSError."""
+    """Calls on pseudo-files. All of them raise OSError."""
 
     def exists(self, path: Path) -> bool: ...
 
@@ -51,7 +49,7 @@ class Files(Protocol):
 
 
 class OsFiles:
-    """The real ones. Nothing is created, truncated or unlinked: pseudo-files allow none of it."""
+    """The real calls. They create, truncate and unlink nothing, which pseudo-files forbid."""
 
     def exists(self, path: Path) -> bool:
         return path.exists()
@@ -63,7 +61,7 @@ class OsFiles:
         path.rmdir()
 
     def write(self, path: Path, data: bytes) -> None:
-        """One open, one write, one close: configfs takes the value when the file is closed."""
+        """Writes once and closes the file, because configfs takes the value when it is closed."""
         file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             written = os.write(file, data)
@@ -73,9 +71,9 @@ class OsFiles:
             raise OSError(errno.EIO, f"took {written} of {len(data)} bytes", str(path))
 
     def read(self, path: Path) -> bytes:
-        """Through one descriptor to its end: a pseudo-file has no size, and reads may be short.
+        """Reads to the end, because a pseudo-file has no size and reads may be short.
 
-        os.read, because a Python file object turns EAGAIN into None.
+        It uses os.read, because a Python file object turns EAGAIN into None.
         """
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

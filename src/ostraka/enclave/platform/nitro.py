@@ -1,6 +1,6 @@
 """AWS Nitro Enclaves: an attestation document from the security module, /dev/nsm.
 
-A request and its answer are CBOR. The ioctl takes their two buffers, and sets the second's length.
+A request and its answer are CBOR. The ioctl takes both buffers, and sets the length of the second.
 """
 
 import ctypes
@@ -11,12 +11,12 @@ from typing import Any
 import cbor2
 
 from ostraka.enclave.platform.interface import require_about, require_report_data
-from ostraka.enclave.platform.linux import Ioctl, call, request_number, system_ioctl
+from ostraka.enclave.platform.linux import Files, Ioctl, call, request_number, system_ioctl
 from ostraka.errors import PlatformError
 from ostraka.files import explained
 from ostraka.messages import Evidence
 
-NSM = Path("/dev/nsm")
+PLACE = Path("/dev/nsm")
 
 _GROUP = 0x0A
 _RESPONSE_BYTES = 0x3000  # what the kernel's driver sends at most
@@ -39,17 +39,22 @@ class _Message(ctypes.Structure):
 NSM_REQUEST = request_number(_GROUP, 0, _Message)
 
 
+def find(place: Path, files: Files) -> "NitroProvider | None":
+    """Returns the provider if the security module is there."""
+    return NitroProvider(place) if files.exists(place) else None
+
+
 class NitroProvider:
-    """The kernel puts requests in a row, so any number of threads may ask."""
+    """Gets attestation documents. The kernel queues requests, so any number of threads may ask."""
 
     kind = "nitro"
 
-    def __init__(self, device: Path = NSM, ioctl: Ioctl = system_ioctl) -> None:
+    def __init__(self, device: Path = PLACE, ioctl: Ioctl = system_ioctl) -> None:
         self._device = device
         self._ioctl = ioctl
 
     def evidence(self, report_data: bytes) -> Evidence:
-        """Report data is the document's user data: its own nonce adds nothing to it."""
+        """Gets a document whose user data is the report data, which already holds a nonce."""
         require_report_data(report_data)
         wish = {"user_data": report_data, "nonce": None, "public_key": None}
         with explained("asking the Nitro security module", _ADVICE):

@@ -1,7 +1,7 @@
 """TDX and SEV-SNP virtual machines: evidence through Linux's configfs-tsm (Linux 6.7 or later).
 
 An entry is made by mkdir, filled by one write, read, and removed by rmdir alone: its files cannot
-be unlinked. The kernel counts the writes to an entry, and says nothing when it ignores one, so that
+be unlinked. The kernel counts the writes to an entry, and gives no error when it ignores one, so
 the count is the only proof that a report is about what was written.
 """
 
@@ -17,7 +17,7 @@ from ostraka.errors import PlatformError
 from ostraka.files import explained
 from ostraka.messages import Evidence
 
-TSM = Path("/sys/kernel/config/tsm/report")
+PLACE = Path("/sys/kernel/config/tsm/report")
 
 _KINDS = {"tdx_guest": "tdx", "sev_guest": "snp"}
 _WRITES = 1
@@ -42,10 +42,15 @@ _ADVICE = {
 _LEFT_BEHIND = {errno.EBUSY: "something holds it open: remove it by rmdir later"}
 
 
-def present_kind(root: Path = TSM, files: Files = OS_FILES) -> str | None:
-    """Which TEE this virtual machine is in: "tdx", "snp", or None if it is in none.
+def find(kind: str, place: Path, files: Files) -> "TsmProvider | None":
+    """Returns the provider if this virtual machine is in a TEE of this kind."""
+    return TsmProvider(kind, place, files) if present_kind(place, files) == kind else None
 
-    The folder may be there without a TEE. Only an entry shows, so one is made and removed.
+
+def present_kind(root: Path = PLACE, files: Files = OS_FILES) -> str | None:
+    """Returns the TEE that this virtual machine is in: "tdx", "snp", or None.
+
+    The folder may be there without a TEE. Only an entry shows it, so one is made and removed.
     """
     if not files.exists(root):
         return None
@@ -60,9 +65,9 @@ def present_kind(root: Path = TSM, files: Files = OS_FILES) -> str | None:
 
 
 class TsmProvider:
-    """Each request has an entry of its own, so any number of threads may ask."""
+    """Gets quotes and reports. Each request has its own entry, so any number of threads may ask."""
 
-    def __init__(self, kind: str, root: Path = TSM, files: Files = OS_FILES) -> None:
+    def __init__(self, kind: str, root: Path = PLACE, files: Files = OS_FILES) -> None:
         self.kind = kind
         self._root = root
         self._files = files
@@ -80,7 +85,7 @@ class TsmProvider:
         )
 
     def _attempt(self, report_data: bytes) -> Evidence | None:
-        """None if the count of writes is not ours: then the report may be about anything."""
+        """Returns None if others wrote to the entry: the report may then be about anything."""
         files = self._files
         with (
             explained("asking configfs-tsm for a report", _ADVICE),
@@ -100,7 +105,7 @@ class TsmProvider:
             raise PlatformError(f"this machine's evidence is of kind {found!r}, not {self.kind!r}")
 
     def _endorsements(self, entry: Path) -> tuple[bytes, ...]:
-        """SEV-SNP: AMD's certificates, as a table, if the host brought them. TDX has none here."""
+        """Returns AMD's table of certificates, if the host brought one. TDX has none here."""
         try:
             table = self._files.read(entry / "auxblob")
         except FileNotFoundError:
@@ -110,7 +115,7 @@ class TsmProvider:
 
 @contextmanager
 def _entry(root: Path, files: Files) -> Iterator[Path]:
-    """A fresh entry that nobody else knows of, gone afterwards."""
+    """Makes an entry under a name that no other process knows, and removes it afterwards."""
     path = root / f"ostraka-{secrets.token_hex(16)}"
     files.mkdir(path)
     try:

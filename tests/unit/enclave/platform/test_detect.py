@@ -1,8 +1,10 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ostraka.enclave.platform.choose import detect
+from ostraka.enclave.platform import choose
+from ostraka.enclave.platform.choose import SOURCES, Source, detect
 from ostraka.enclave.platform.gramine import GramineProvider
 from ostraka.enclave.platform.nitro import NitroProvider
 from ostraka.enclave.platform.tsm import TsmProvider
@@ -10,6 +12,12 @@ from ostraka.errors import ConfigError, PlatformError
 
 GRAMINE = Path("/attestation")
 NSM = Path("/nsm")
+
+
+def at(gramine, tsm, nsm):
+    """The table, with the TEEs at these places."""
+    places = {"sgx": gramine / "attestation_type", "tdx": tsm, "snp": tsm, "nitro": nsm}
+    return tuple(replace(source, place=places[source.kind]) for source in SOURCES)
 
 
 @pytest.fixture
@@ -23,7 +31,7 @@ def machine(configfs):
         files.also |= {GRAMINE / "attestation_type"} if "sgx" in present else set()
         files.also |= {NSM} if "nitro" in present else set()
         try:
-            return detect(kind, gramine=GRAMINE, tsm=files.root, nsm=NSM, files=files)
+            return detect(kind, sources=at(GRAMINE, files.root, NSM), files=files)
         finally:
             assert not files.entries
 
@@ -53,10 +61,20 @@ def test_a_machine_without_any_is_told_what_was_looked_for(machine):
         assert word in str(caught.value)
 
 
+def test_every_place_is_named_once(machine):
+    with pytest.raises(PlatformError) as caught:
+        machine()
+    assert str(caught.value).endswith(
+        "looked for /attestation/attestation_type (SGX under Gramine), a guest driver behind "
+        "/config/tsm/report (TDX, SEV-SNP; Linux 6.7 or later) and /nsm (Nitro); "
+        "to run without one, ask for simulation by name: --unsafe-simulation"
+    )
+
+
 def test_this_machine_is_never_simulated_by_itself(tmp_path):
     """The real file calls, on folders where nothing is."""
     with pytest.raises(PlatformError, match="no TEE was found"):
-        detect(gramine=tmp_path / "a", tsm=tmp_path / "b", nsm=tmp_path / "c")
+        detect(sources=at(tmp_path / "a", tmp_path / "b", tmp_path / "c"))
 
 
 @pytest.mark.parametrize("present", [("sgx", "tdx"), ("snp", "nitro"), ("sgx", "snp", "nitro")])
@@ -90,3 +108,47 @@ def test_a_machine_that_may_be_one_is_not_passed_over(machine):
     with pytest.raises(PlatformError, match="run as root"):
         machine("tdx", privileged=False)
     assert machine("sgx", kind="sgx", privileged=False).kind == "sgx"
+
+
+class Quill:
+    """A TEE that only this test knows, and its sealing keys."""
+
+    kind = name = "quill"
+
+    def __init__(self, place=None):
+        self.place = place
+
+    def key(self):
+        return b"q" * 32
+
+    def evidence(self, report_data):
+        raise AssertionError
+
+
+def test_a_new_tee_is_one_row(monkeypatch, tmp_path):
+    def find(place, files):
+        return Quill(place) if files.exists(place) else None
+
+    row = Source("quill", tmp_path / "quill", "{} (Quill)", find, Quill)
+    monkeypatch.setattr(choose, "SOURCES", (row,))
+    with pytest.raises(PlatformError, match=r"and .*/quill \(Quill\)"):
+        detect(sources=(*at(tmp_path, tmp_path / "b", tmp_path / "c"), row))
+    row.place.touch()
+    provider = detect("quill", sources=(*SOURCES, row))
+    assert isinstance(provider, Quill)
+    assert provider.place == row.place
+    assert isinstance(choose._keys(provider, (), None), Quill)
+
+
+@pytest.mark.parametrize("kind", ["tdx", "nitro"])
+def test_a_tee_without_a_key_of_its_own_needs_a_broker(machine, kind):
+    provider = machine(kind)
+    with pytest.raises(ConfigError, match=f"{kind} gives no sealing key: .*--key-release"):
+        choose._keys(provider, (), None)
+    assert choose._keys(provider, ("ask",), b"b" * 32).name == "key release"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("sgx", "gramine"), ("snp", "sev-guest")])
+def test_a_tee_with_a_key_of_its_own_asks_no_broker(machine, kind, name):
+    keys = choose._keys(machine(kind), ("ask",), b"b" * 32)
+    assert name in keys.name

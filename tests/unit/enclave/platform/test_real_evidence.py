@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography import x509
 
 from ostraka.attestation import snp
-from ostraka.attestation.policy import SnpPolicy
+from ostraka.attestation.snp import SnpPolicy
 from ostraka.enclave.platform.gramine import GramineProvider
 from ostraka.enclave.platform.tsm import TsmProvider
 
@@ -59,9 +59,8 @@ def test_snp_verifies_with_the_certificates_that_the_host_brought(configfs):
     )
     evidence = TsmProvider("snp", files.root, files).evidence(report[SNP_REPORT_DATA])
     claims = snp.verify(
-        evidence.document,
-        evidence.endorsements,
-        certificates=None,
+        evidence,
+        collateral=None,
         policy=SnpPolicy(measurement=(report[SNP_MEASUREMENT],), allow=("smt",)),
         now=day_after_issue(vcek),
         skew=0,

@@ -1,0 +1,109 @@
+"""The table of TEEs: for each kind of evidence its policy, its reader and its verifier.
+
+To add a TEE, write its module in this package and add a row to `TEES`. Where an enclave gets its
+evidence and its sealing key from is in `ostraka.enclave.platform.choose`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from ostraka.attestation import dcap, nitro, simulation, snp
+from ostraka.attestation.claims import Claims
+from ostraka.attestation.dcap import SgxPolicy, TdxPolicy
+from ostraka.attestation.nitro import NitroPolicy
+from ostraka.attestation.simulation import SimulationPolicy
+from ostraka.attestation.snp import SnpPolicy
+from ostraka.errors import AttestationRefused, Refusal
+from ostraka.messages import SIMULATION, Evidence
+
+PolicyOf = TypeVar("PolicyOf")
+_Checked_contra = TypeVar("_Checked_contra", contravariant=True)
+
+
+class Verify(Protocol[_Checked_contra]):
+    """Returns what evidence proves about code that the policy lists. Raises AttestationRefused.
+
+    collateral: the bytes behind the policy's source. now: seconds since 1970. skew: the seconds
+    that clocks may differ by. The caller compares the report data.
+    """
+
+    def __call__(
+        self,
+        evidence: Evidence,
+        *,
+        policy: _Checked_contra,
+        collateral: bytes | None,
+        now: int,
+        skew: int,
+    ) -> Claims: ...
+
+
+@dataclass(frozen=True)
+class Tee(Generic[PolicyOf]):
+    """One kind of evidence.
+
+    title: what it is evidence of, for people. policy: what a client accepts of it, which is the
+    table of this kind in a policy file. read: what the evidence says, unchecked. collateral: where
+    a policy says that further signed data comes from, if the verifier needs any.
+    """
+
+    kind: str
+    title: str
+    policy: type[PolicyOf]
+    read: Callable[[Evidence], Claims]
+    verify: Verify[PolicyOf]
+    collateral: Callable[[PolicyOf], str | None] = lambda policy: None
+
+
+TEES: tuple[Tee[Any], ...] = (
+    Tee[SgxPolicy](
+        kind="sgx",
+        title="an SGX enclave (DCAP quote)",
+        policy=SgxPolicy,
+        read=dcap.read,
+        verify=dcap.verify,
+        collateral=lambda policy: policy.collateral,
+    ),
+    Tee[TdxPolicy](
+        kind="tdx",
+        title="a TDX virtual machine (DCAP quote)",
+        policy=TdxPolicy,
+        read=dcap.read,
+        verify=dcap.verify,
+        collateral=lambda policy: policy.collateral,
+    ),
+    Tee[SnpPolicy](
+        kind="snp",
+        title="an SEV-SNP virtual machine (report)",
+        policy=SnpPolicy,
+        read=snp.read,
+        verify=snp.verify,
+        collateral=lambda policy: policy.certificates,
+    ),
+    Tee[NitroPolicy](
+        kind="nitro",
+        title="a Nitro enclave (attestation document)",
+        policy=NitroPolicy,
+        read=nitro.read,
+        verify=nitro.verify,
+    ),
+    Tee[SimulationPolicy](
+        kind=SIMULATION,
+        title="a SIMULATED enclave, which proves nothing",
+        policy=SimulationPolicy,
+        read=dcap.read,
+        verify=simulation.verify,
+        collateral=lambda policy: policy.collateral,
+    ),
+)
+
+KINDS = tuple(tee.kind for tee in TEES)
+
+
+def find(kind: str) -> Tee[Any]:
+    """Returns the row of this kind. Raises AttestationRefused if there is none."""
+    for tee in TEES:
+        if tee.kind == kind:
+            return tee
+    raise AttestationRefused(Refusal.KIND, repr(kind))
