@@ -19,7 +19,11 @@ from typer.main import get_command
 from ostraka.errors import ConfigError
 
 # Options of earlier releases, which are refused with what they are called now.
-RENAMED = {"--dim": "--dimension", "--unsafe-simulate": "--unsafe-simulation"}
+RENAMED = {
+    "--dim": "--dimension",
+    "--enclave-key": "--receipt-key",
+    "--unsafe-simulate": "--unsafe-simulation",
+}
 
 _PASSES_ON: dict[str, Any] = {"ignore_unknown_options": True, "help_option_names": []}
 

@@ -52,7 +52,7 @@ def run(
     enclave: Annotated[str, typer.Option(help="HOST:PORT of the enclave's service.")],
     name: Annotated[str, typer.Option(help="This worker's name on the roster.")],
     key: Annotated[Path, typer.Option(help="This worker's key file.")],
-    enclave_key: Annotated[
+    receipt_key: Annotated[
         str | None,
         typer.Option(help="The enclave's receipt key, in hex; the first one unless given."),
     ] = None,
@@ -70,7 +70,7 @@ def run(
     """Serve an enclave until stopped.
 
     The worker dials the enclave, so it may sit behind NAT, and dials again when the connection is
-    lost. It sees masked rows only. Without --enclave-key it remembers the first enclave that gives
+    lost. It sees masked rows only. Without --receipt-key it remembers the first enclave that gives
     it work, in a file beside the key, and serves no other after that. SIGTERM ends it with exit
     code 0, Ctrl-C with 130.
 
@@ -83,7 +83,7 @@ def run(
     _limit_threads(threads)
     logs.setup(json=log_json)
     identity = read_identity(key)
-    pin = EnclavePin.beside(key) if enclave_key is None else EnclavePin.given(enclave_key)
+    pin = EnclavePin.beside(key) if receipt_key is None else EnclavePin.given(receipt_key)
     kernel, chosen = kernel_for(device)
     service = WorkerService(enclave, Staff(name, identity, kernel, pin), tls_ca=tls_ca)
     logs.event(_LOG, WorkerStarted(name, identity.public.hex(), enclave, chosen))

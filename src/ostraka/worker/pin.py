@@ -64,7 +64,7 @@ class EnclavePin:
 
     def _advice(self) -> str:
         if self._file is None:
-            return "If the federation has a new enclave, start the worker with its --enclave-key"
+            return "If the federation has a new enclave, start the worker with its --receipt-key"
         return f"If the federation has a new enclave, delete {self._file} and start the worker anew"
 
 
@@ -78,6 +78,6 @@ def _read(file: Path) -> bytes:
     if match is None:
         raise ConfigError(
             f"{file} does not hold the key of an enclave: delete it to trust the next one, "
-            "or pass --enclave-key"
+            "or pass --receipt-key"
         )
     return bytes.fromhex(match[1])

@@ -262,6 +262,7 @@ def test_every_command_refuses_every_old_spelling_of_its_options():
             assert _refusal(command, old) == f"no such option {old}: it is {RENAMED[old]} now"
             refused.append((command.name, old))
     assert {("leakage", "--dim"), ("kernels", "--dim"), ("scale", "--dim")} < set(refused)
+    assert ("run", "--enclave-key") in refused
     assert {("fetch", "--unsafe-simulate"), ("verify", "--unsafe-simulate")} < set(refused)
 
 

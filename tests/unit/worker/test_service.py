@@ -390,7 +390,7 @@ def test_a_pinned_key_is_32_bytes_of_hex(key):
 def test_a_pinned_key_is_not_written_anywhere():
     pin = EnclavePin.given(ENCLAVE.public.hex())
     assert not pin.first_use
-    with pytest.raises(RemoteProtocolError, match="--enclave-key"):
+    with pytest.raises(RemoteProtocolError, match="--receipt-key"):
         pin.check(IMPOSTOR.public)
 
 
