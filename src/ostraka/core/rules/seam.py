@@ -33,7 +33,9 @@ class Gram:
         return from_gram(self.products)
 
     def among(self, rows: Sequence[int]) -> "Gram":
-        """The same for some of the rows, in this order."""
+        """The same for some of the rows, in ascending order."""
+        if len(rows) == len(self.products):
+            return self
         chosen = np.ix_(rows, rows)
         every = np.broadcast_to(self.deviation, self.products.shape)
         return Gram(self.products[chosen], every[chosen], self.unit)
