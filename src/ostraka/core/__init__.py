@@ -1,1 +1,1 @@
-"""The mathematics: pure functions over numpy arrays. No I/O, no clock, no randomness of its own."""
+"""Pure functions over numpy arrays, without I/O, without a clock, and with randomness passed in."""

@@ -10,8 +10,8 @@
 Steps are per row: with one step for all, one long row makes the others coarse, and attackers pass.
 By law 7 every s_i is at most (p - 1)/2, so by Cauchy-Schwarz no inner product wraps around.
 
-Rows come in tiles, and a few rows of one tile make a group, (g, b): enough values that they cost
-more than the calls that start the work on them, few enough that they stay in the cache.
+Rows come in tiles, and a few rows of one tile make a group, (g, b). A group has enough values that
+the work on them costs more than the calls, and few enough that they stay in the cache.
 """
 
 import math
@@ -52,12 +52,12 @@ _BLOCK_ROWS = 128
 
 
 def group_rows(width: int) -> int:
-    """How many rows of a tile of that width to work on at a time."""
+    """Returns how many rows of a tile of this width are worked on at a time."""
     return max(1, min(_GROUP_ROWS, _GROUP_VALUES // width))
 
 
 def step(norms: Float64, d: int) -> Float64:
-    """Law 7: delta_i = n_i / (sqrt((p - 1)/2 - d/4) - 64), rounded so that `scale` is exact. (n,)
+    """Returns law 7's delta_i = n_i / (sqrt((p - 1)/2 - d/4) - 64), (n,), so that `scale` is exact.
 
     norms: (n,) finite, each within 2^-10 of the true norm of its row of d values. Then |q_i|^2
     exceeds (p - 1)/2 with probability below 2^-900, by Hoeffding's inequality.
@@ -69,13 +69,13 @@ def step(norms: Float64, d: int) -> Float64:
 
 
 def scale(steps: Float64) -> Float32:
-    """What rows are multiplied by to count in units of delta / 2^16. (n,)"""
+    """Returns the factors (n,) that turn rows into units of delta / 2^16."""
     return (_ONE / steps).astype(np.float32)
 
 
 @dataclass(frozen=True)
 class Quantised:
-    """Buffers for a group of rows that `quantise` fills. Reused from group to group."""
+    """Buffers for a group of rows, which `quantise` fills. They are reused for the next group."""
 
     residues: UInt32  # (g, b) q modulo p
     signed: Float64  # (g, b) q itself, between -2^15 and 2^15
@@ -93,7 +93,7 @@ class Quantised:
         )
 
     def cut(self, rows: int, width: int) -> "Quantised":
-        """The same memory, for fewer rows and columns."""
+        """Returns the same memory, for fewer rows and columns."""
         parts = (self.residues, self.signed, self.real, self.low)
         return Quantised(*(cut(part, rows, width) for part in parts))
 
@@ -101,7 +101,7 @@ class Quantised:
 def quantise(
     values: Float32, scales: Float32, dither: UInt16, out: Quantised
 ) -> tuple[Int64, Int64]:
-    """Law 7 for a group of rows: their part of s, and of 2^32 v, both exact. (g,) each.
+    """Quantises a group of rows by law 7. Returns their parts of s and of 2^32 v, (g,), exact.
 
     values: (g, b), b <= 2^22. scales: (g,). dither: (g, b) secret uniform words, used once.
 
@@ -110,15 +110,15 @@ def quantise(
     nearly but exactly. What is left is the rounding: the a are those of a row that differs from
     the given one by at most delta (2^-9 + 2^-17 sqrt(d)), and law 10 is unbiased for that row.
 
-    A row that is not as short as its scale says gives some q in range, and is found by s or by its
-    norm; a NaN gives some q too. Neither disturbs other rows.
+    A row that is longer than its scale says still gives a q in range, and s or its norm reveals it.
+    So does a NaN. Neither disturbs other rows.
     """
     load(values, scales, out)
     return quantise_loaded(dither, out)
 
 
 def load(values: Float32, scales: Float32, out: Quantised) -> Float64:
-    """The first half of `quantise`: out.real in units of delta / 2^16, and its squares (g,)."""
+    """Does the first half of `quantise`: sets out.real, and returns its squared norms, (g,)."""
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(values, scales[:, None], out=out.real)
         squares: Float64 = np.vecdot(out.real, out.real).astype(np.float64)
@@ -126,7 +126,7 @@ def load(values: Float32, scales: Float32, out: Quantised) -> Float64:
 
 
 def quantise_loaded(dither: UInt16, out: Quantised) -> tuple[Int64, Int64]:
-    """The second half of `quantise`."""
+    """Does the second half of `quantise`."""
     fixed, spare = out.residues.view(np.int32), out.real.view(np.int32)
     with np.errstate(over="ignore", invalid="ignore"):
         np.rint(out.real, out=out.real)
@@ -143,7 +143,7 @@ def quantise_loaded(dither: UInt16, out: Quantised) -> tuple[Int64, Int64]:
 
 
 def _variance(fixed: npt.NDArray[np.int32], out: Quantised) -> Int64:
-    """The row sums of f (2^16 - f) = 2^30 - (f - 2^15)^2."""
+    """Returns the row sums of f (2^16 - f) = 2^30 - (f - 2^15)^2."""
     np.copyto(out.low, fixed, casting="unsafe")
     # The low 16 bits, read as a signed number, are f - 2^15 once their top bit is flipped.
     np.bitwise_xor(out.low, np.int16(-_ONE // 2), out=out.low)
@@ -153,18 +153,18 @@ def _variance(fixed: npt.NDArray[np.int32], out: Quantised) -> Int64:
 
 
 def _squares(integers: Float64) -> Int64:
-    """Row sums of squares, exact: 2^22 squares of 16-bit integers sum to 2^52 at most."""
+    """Sums squares by row. It is exact: 2^22 squares of 16-bit integers sum to 2^52 at most."""
     squares: Int64 = np.vecdot(integers, integers).astype(np.int64)
     return squares
 
 
 def fits(s: Int64) -> npt.NDArray[np.bool_]:
-    """Which rows are short enough that no inner product among them wraps around. s: (n,)"""
+    """Tells which rows are so short that no inner product among them wraps around. s: (n,)"""
     return s <= MAX_SQUARE
 
 
 def points(t: int) -> tuple[int, ...]:
-    """Where the 2t shares are taken: 1, -1, ..., t, -t. With 2t + 1 workers the last gets R_t."""
+    """Returns the points of the 2t shares: 1, -1, ..., t, -t. A further worker gets R_t."""
     if not 1 <= t <= MAX_COLLUSION:
         raise ConfigError(f"exact masking withstands 1 to {MAX_COLLUSION} colluders; got {t}")
     return tuple(sign * x for x in range(1, t + 1) for sign in (1, -1))
@@ -173,11 +173,11 @@ def points(t: int) -> tuple[int, ...]:
 def shares(
     q: UInt32, masks: Sequence[UInt32], out: Sequence[UInt32], scratch: UInt32, modulus: int = P
 ) -> None:
-    """Law 8: the shares of q at `points(t)`, in that order, into the 2t arrays of `out`.
+    """Makes the shares of q by law 8, at `points(t)` in that order, in the 2t arrays of `out`.
 
     q, scratch, each mask and each out: one shape. masks: R_1 ... R_t, uniform, used once. Any t of
-    the shares are an invertible linear map of the masks, shifted: uniform whatever q is. So are any
-    t - 1 of them together with R_t.
+    the shares are an invertible linear map of the masks, shifted, and so uniform for every q. The
+    same is true of any t - 1 of them together with R_t.
     """
     for x in range(1, len(masks) + 1):
         even = _polynomial([q, *masks[1::2]], x * x, scratch, modulus)
@@ -188,7 +188,7 @@ def shares(
 
 
 def _polynomial(terms: Sequence[UInt32], x: int, scratch: UInt32, modulus: int) -> UInt32:
-    """terms[0] + x terms[1] + ..., by Horner's rule. A single term is returned as it is."""
+    """Returns terms[0] + x terms[1] + ..., by Horner's rule. A single term is not copied."""
     value = terms[-1]
     for term in reversed(terms[:-1]):
         value = field.mul(value, x, scratch, modulus)
@@ -197,10 +197,11 @@ def _polynomial(terms: Sequence[UInt32], x: int, scratch: UInt32, modulus: int) 
 
 
 def decode(grams: Mapping[int, UInt32], leading: UInt32, modulus: int = P) -> UInt32:
-    """Law 9: the residues of G (n, n) from the Gram matrices of the shares, by point.
+    """Returns the residues of G (n, n) by law 9. grams: those of the shares, by point.
 
     leading: (n, n) R_t R_t^T, made beforehand or by the worker that has R_t. Subtracting its term
-    leaves a polynomial of degree 2t - 1, and Lagrange gives its value at zero from 2t points.
+    leaves a polynomial of degree 2t - 1, and Lagrange's formula gives its value at zero from 2t
+    points.
     """
     decoded, degree = np.empty_like(leading), len(grams)
     for rows in _blocks(len(leading)):
@@ -214,18 +215,18 @@ def decode(grams: Mapping[int, UInt32], leading: UInt32, modulus: int = P) -> UI
 
 
 def _blocks(rows: int) -> list[slice]:
-    """A matrix is worked on so many rows at a time: of 1,000 clients each temporary is 8 MB."""
+    """Cuts a matrix by rows, which bounds temporaries: with 1,000 clients each one is 8 MB."""
     return [slice(start, start + _BLOCK_ROWS) for start in range(0, rows, _BLOCK_ROWS)]
 
 
 def _weight_at_zero(x: int, xs: Sequence[int], modulus: int) -> int:
-    """Lagrange: the product of y / (y - x) over the other points y."""
+    """Returns Lagrange's weight: the product of y / (y - x) over the other points y."""
     others = [y for y in xs if y != x]
     return math.prod(others) * pow(math.prod(y - x for y in others), -1, modulus) % modulus
 
 
 def products(gram: Int64, steps: Float64, s: Int64, v: Int64) -> Float64:
-    """Law 10: unbiased inner products (n, n), and so by law 2 unbiased squared distances.
+    """Returns unbiased inner products (n, n) by law 10, and so unbiased distances by law 2.
 
     gram: (n, n) signed G. steps: (n,) of the rows as they are to count. s, v: (n,) from `quantise`,
     v times 2^32. Equal rows are at distance zero give or take the deviation, so half of these
@@ -239,7 +240,7 @@ def products(gram: Int64, steps: Float64, s: Int64, v: Int64) -> Float64:
 
 
 def deviation(distances: Float64, steps: Float64, d: int) -> Float64:
-    """The standard deviation of law 10 is at most this: (n, n).
+    """Returns a bound (n, n) on the standard deviation of law 10:
 
     sqrt(D_ij (delta_i^2 + delta_j^2)) + sqrt(d) (delta_i^2 + delta_j^2) / 4
     """
@@ -259,7 +260,7 @@ class Freivalds:
     """
 
     def __init__(self, challenge: UInt32, width: int) -> None:
-        """challenge: (n, 2), secret and uniform modulo p. width: columns of a block at most."""
+        """challenge: (n, 2), secret and uniform modulo p. width: the most columns of a block."""
         self._challenge = challenge
         self._weights = np.ascontiguousarray(field.signed(challenge).T, np.float64)
         self._evidence = np.zeros((2, 2), np.uint32)
@@ -269,16 +270,16 @@ class Freivalds:
         return f"Freivalds(<secret>, rows={len(self._challenge)})"
 
     def add(self, first: int, q: Float64) -> None:
-        """Take rows first, first + 1, ... of a block. q: (g, b) integers within 2^15, g <= 128."""
+        """Takes rows first, first + 1, ... of a block. q: (g, b) integers within 2^15, g <= 128."""
         if self._terms + len(q) > _EXACT_TERMS:
             self._settle()
-        # Two products of a vector and a matrix: for one of two rows BLAS would copy the matrix.
+        # Two products with a vector each: for one product with two rows BLAS copies the matrix.
         for weights, sums in zip(self._weights, self._sums, strict=True):
             sums[: q.shape[1]] += weights[first : first + len(q)] @ q
         self._terms += len(q)
 
     def take(self, other: "Freivalds") -> None:
-        """Take over the rows of this block that another, with the same challenge, was given."""
+        """Takes over the rows of this block that another one with the same challenge has taken."""
         self._settle()
         other._settle()
         self._sums += other._sums
@@ -286,13 +287,13 @@ class Freivalds:
         other._clear()
 
     def end_block(self) -> None:
-        """All rows of a block of columns have been taken; those not taken count as zero."""
+        """Ends a block of columns. Rows that were not taken count as zero."""
         self._settle()
         field.add_balanced_gram(self._evidence, self._sums)
         self._clear()
 
     def _settle(self) -> None:
-        """Make the sums smaller than any one term."""
+        """Makes the sums smaller than any one term."""
         field.balance(self._sums)
         self._terms = 1
 
@@ -300,6 +301,6 @@ class Freivalds:
         self._sums[:], self._terms = 0, 0
 
     def accepts(self, gram: UInt32) -> bool:
-        """True if the residues (n, n), taken before any other test of them, agree."""
+        """Tells whether the residues (n, n) agree. Ask this before any other test of them."""
         claimed = field.matmul(field.matmul(self._challenge.T, gram), self._challenge)
         return bool(np.array_equal(claimed, self._evidence))

@@ -9,9 +9,9 @@ Products are exact in float64. Each residue is cut as x = 2^16 h + l, h < 2^15 a
     x y = 2^32 h h' + 2^16 (h l' + l h') + l l',    h l' + l h' = (h + l)(h' + l') - h h' - l l'
 
 so three real matrix products make one modular product. Their terms stay below 2^34: sums of 2^19 of
-them are integers below 2^53, which float64 holds exactly in whatever order BLAS adds them.
+them are integers below 2^53, which float64 holds exactly in any order in which BLAS adds them.
 
-The modulus is an argument where a test can then try every case.
+The modulus is an argument where that lets a test try every case.
 """
 
 from typing import TypeAlias
@@ -28,29 +28,29 @@ Int64: TypeAlias = npt.NDArray[np.int64]
 _LIMB = 16
 # Sums of this many products of limbs are exact.
 _EXACT_TERMS = 1 << 19
-# Limbs are made for so many columns at a time, so that BLAS finds most of them in the cache, and of
-# so many values where there are many rows.
+# Limbs are made for this many columns at a time, so that BLAS finds most of them in the cache, and
+# for this many values if there are many rows.
 _PANEL, _PANEL_VALUES = 1 << 11, 1 << 19
-# Sums are joined for this many rows at a time: of a thousand clients each temporary is 8 MB.
+# Sums are joined for this many rows at a time: with a thousand clients each temporary is 8 MB.
 _JOINED = 128
 
 
 def add(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) -> UInt32:
-    """a + b. All of one shape; `out` may be a or b, `scratch` may not. modulus <= 2^31."""
+    """Returns a + b in `out`, which may be a or b; `scratch` may not. modulus <= 2^31."""
     np.add(a, b, out=out)
     np.subtract(out, np.uint32(modulus), out=scratch)
     return np.minimum(out, scratch, out=out)
 
 
 def sub(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) -> UInt32:
-    """a - b. All of one shape; `out` may be a or b, `scratch` may not. modulus <= 2^31."""
+    """Returns a - b in `out`, which may be a or b; `scratch` may not. modulus <= 2^31."""
     np.subtract(a, b, out=out)
     np.add(out, np.uint32(modulus), out=scratch)
     return np.minimum(out, scratch, out=out)
 
 
 def mul(a: UInt32, factor: int, scratch: UInt32, modulus: int = P) -> UInt32:
-    """factor * a for a small factor >= 1, by doubling: additions beat 64-bit remainders to 2^5."""
+    """Returns factor * a by doubling, which beats 64-bit remainders for factors up to 2^5."""
     product = a.copy()
     for bit in f"{factor:b}"[1:]:
         add(product, product, product, scratch, modulus)
@@ -60,21 +60,22 @@ def mul(a: UInt32, factor: int, scratch: UInt32, modulus: int = P) -> UInt32:
 
 
 def reduce(values: Int64, modulus: int = P) -> UInt32:
-    """The residues of signed integers."""
+    """Returns the residues of signed integers."""
     return (values % modulus).astype(np.uint32)
 
 
 def signed(residues: UInt32, modulus: int = P) -> Int64:
-    """The integer of least size in each class: -(p - 1)/2 ... (p - 1)/2."""
+    """Returns the integer of least size in each class: -(p - 1)/2 ... (p - 1)/2."""
     values = residues.astype(np.int64)
     values[values > modulus // 2] -= modulus
     return values
 
 
 def balance(values: Float64, modulus: int = P) -> None:
-    """In place: integers within 2^53 - 2^31 become congruent ones within modulus / 2 + 1, exactly.
+    """Replaces integers by congruent ones within modulus / 2 + 1, exactly and in place.
 
-    The rounded quotient may be off by one near a tie. Its multiple is still an integer within 2^53.
+    values: integers within 2^53 - 2^31. The rounded quotient may be off by one near a tie. Its
+    multiple is still an integer within 2^53.
     """
     multiples = values * (1 / modulus)
     np.rint(multiples, out=multiples)
@@ -83,27 +84,27 @@ def balance(values: Float64, modulus: int = P) -> None:
 
 
 def balanced_limbs(values: Float64) -> tuple[Float64, Float64]:
-    """High and low limbs within 2^14 + 1 and 2^15, of integers within p / 2 + 1."""
+    """Returns high and low limbs, within 2^14 + 1 and 2^15, of integers within p / 2 + 1."""
     high = np.rint(values * 2.0**-_LIMB)
     return high, values - high * 2.0**_LIMB
 
 
 def matmul(a: UInt32, b: UInt32) -> UInt32:
-    """a @ b modulo p. a: (m, k), b: (k, n) residues, k <= 2^19."""
+    """Returns a @ b modulo p. a: (m, k), b: (k, n) residues, k <= 2^19."""
     high_a, low_a = _limbs(a)
     high_b, low_b = _limbs(b)
     return _join(high_a @ high_b, (high_a + low_a) @ (high_b + low_b), low_a @ low_b)
 
 
 def gram(block: UInt32) -> UInt32:
-    """All inner products of the rows, modulo p. block: (n, b) residues; result: (n, n)."""
+    """Returns the inner products of the rows modulo p, (n, n). block: (n, b) residues."""
     total = np.zeros((len(block), len(block)), np.uint32)
     add_gram(total, block)
     return total
 
 
 def add_gram(total: UInt32, block: UInt32) -> None:
-    """total += block @ block.T modulo p, in place. total: (n, n) residues, block: (n, b)."""
+    """Adds block @ block.T modulo p, in place. total: (n, n) residues, block: (n, b)."""
     for start in range(0, block.shape[1], _EXACT_TERMS):
         columns = block[:, start : start + _EXACT_TERMS]
         sums = _limb_grams(columns)
@@ -113,13 +114,13 @@ def add_gram(total: UInt32, block: UInt32) -> None:
 
 
 def add_balanced_gram(total: UInt32, block: Float64) -> None:
-    """The same for at most 2^19 columns of integers within p / 2 + 1."""
+    """Adds as `add_gram` does, for at most 2^19 columns of integers within p / 2 + 1."""
     products = _join(*_products(*balanced_limbs(block)))
     add(total, products, total, np.empty_like(total))
 
 
 def _limb_grams(block: UInt32) -> Float64:
-    """What `_join` takes, of a block with itself: (3, n, n). Exact for up to 2^19 columns."""
+    """Returns what `_join` takes, of a block with itself: (3, n, n). block: up to 2^19 columns."""
     n, width = block.shape
     sums, product = np.zeros((3, n, n)), np.empty((n, n))
     panel = max(1, min(_PANEL, _PANEL_VALUES // n))
@@ -132,20 +133,20 @@ def _limb_grams(block: UInt32) -> Float64:
 
 
 def _products(high: Float64, low: Float64) -> tuple[Float64, Float64, Float64]:
-    """Of limbs (n, b), each (n, n). BLAS syrk: half the cost of a general product."""
+    """Multiplies limbs (n, b) by BLAS syrk, which costs half of a general product."""
     both = high + low
     return high @ high.T, both @ both.T, low @ low.T
 
 
 def _limbs(residues: UInt32) -> tuple[Float64, Float64]:
-    """The 15 high and the 16 low bits."""
+    """Returns the 15 high and the 16 low bits."""
     high = (residues >> np.uint32(_LIMB)).astype(np.float64)
     low = (residues & np.uint32((1 << _LIMB) - 1)).astype(np.float64)
     return high, low
 
 
 def _join(high: AnyArray, both: AnyArray, low: AnyArray) -> UInt32:
-    """The modular product from the sums of h h', (h + l)(h' + l') and l l'."""
+    """Returns the modular product from the sums of h h', (h + l)(h' + l') and l l'."""
     cross = (both - high - low).astype(np.int64) % P
     # 2^32 is 2 modulo p. Everything is below 2^54 + 2^47 + 2^53.
     return reduce(2 * high.astype(np.int64) + (cross << _LIMB) + low.astype(np.int64))

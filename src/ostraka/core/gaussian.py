@@ -1,4 +1,24 @@
-"""The paper's masking: constant-distance noise (law 4, appendix A.2), and laws 1 and 3."""
+"""The paper's masking, its section 3.2 and appendix A.2: laws 1, 3 and 4.
+
+(1)  Y+ = W + R,  Y- = W - R
+(3)  D+_ij + D-_ij = 2 |W_i - W_j|^2 + 2 |R_i - R_j|^2,  where the last term is 2 C by law 4
+(4)  |R_i - R_j|^2 = C = 2 d sigma^2  for all i != j
+
+To make the noise, n Gaussian rows are orthogonalised and scaled to the norm
+sigma sqrt(d) = sqrt(C / 2). Any subset of the rows has the same property, so clients that drop out
+or join later cost nothing.
+
+The orthogonalisation is CholeskyQR: with Z Z^T = L L^T, the rows of L^-1 Z are orthonormal. It is
+the same map as Gram-Schmidt (L has a positive diagonal), but it consists of matrix products, and it
+needs Z only block by block. `transform` finds the map and `apply` uses it, so Z may be generated
+again from its seed instead of being kept.
+
+Updates and noise are both rounded to one fixed grid before they are added. A floating sum W + R is
+as fine as its size allows, and where R is small its low-order bits are W's own. On a grid every
+share is a multiple of the same step, and the sum is exact. Law 6 still holds: except for ties,
+round(W) + round(R) = round(round(W) + R), which is a function of the output of a Gaussian channel,
+and no function of that output can tell more than the output does.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,7 +29,7 @@ from ostraka.arrays import AnyArray, Float64
 from ostraka.core.gram import add_gram
 from ostraka.errors import ConfigError
 
-# One pass leaves the rows orthogonal to about eps kappa^2; beyond this kappa a second one follows.
+# One pass leaves the rows orthogonal to about eps kappa^2. Above this kappa a second pass follows.
 # Gaussian rows stay below it from about d = 9 n on.
 REFINE = 2.0
 # Two passes restore full precision as long as eps n kappa^2 < 1.
@@ -19,7 +39,7 @@ _COLUMNS = 4096
 
 
 class IllConditioned(ConfigError):
-    """The rows are linearly dependent, or nearly so: draw them again.
+    """Raised if the rows are linearly dependent, or nearly so. Draw them again.
 
     Drawing again does not change the law of the noise. Where Z = L Q is Gaussian, L and Q are
     independent; kappa(Z) = kappa(L) depends on L alone, and the noise on Q alone.
@@ -27,7 +47,7 @@ class IllConditioned(ConfigError):
 
 
 def condition(gram: Float64) -> float:
-    """kappa(Z), the condition number of the rows whose Gram matrix Z Z^T (n, n) this is."""
+    """Returns kappa(Z), the condition number of the rows. gram: Z Z^T (n, n)."""
     if not np.isfinite(gram).all():
         return math.inf
     eigenvalues = np.linalg.eigvalsh(gram)
@@ -36,7 +56,7 @@ def condition(gram: Float64) -> float:
 
 
 def orthogonaliser(gram: Float64) -> Float64:
-    """T (n, n), lower triangular, such that T Z has orthonormal rows. gram: Z Z^T (n, n)."""
+    """Returns a lower triangular T (n, n) with orthonormal rows in T Z. gram: Z Z^T (n, n)."""
     try:
         lower = np.linalg.cholesky(gram)
     except np.linalg.LinAlgError:
@@ -45,13 +65,13 @@ def orthogonaliser(gram: Float64) -> Float64:
 
 
 def transform(blocks: Callable[[], Iterable[Float64]], *, sigma: float) -> tuple[Float64, ...]:
-    """The map from Gaussian rows Z (n, d) to constant-distance noise, for `apply`.
+    """Finds the map from Gaussian rows Z (n, d) to constant-distance noise, for `apply`.
 
     blocks: yields Z in blocks of columns (n, b), the same blocks in every call. It is called once,
-    and once more if kappa(Z) > REFINE. IllConditioned is raised if kappa(Z) > LIMIT.
+    and once more if kappa(Z) > REFINE. Raises IllConditioned if kappa(Z) > LIMIT.
 
-    The result is one (n, n) factor, or two to be applied in turn. Their product would not do: it
-    would bring back the rounding error of about eps kappa(Z) that the second factor removes.
+    The result is one (n, n) factor, or two that are applied in turn. They are not multiplied,
+    because that would bring back the rounding error of about eps kappa(Z) that the second removes.
     """
     if not (math.isfinite(sigma) and sigma > 0):
         raise ConfigError(f"noise needs a finite sigma > 0; got sigma={sigma}")
@@ -71,14 +91,14 @@ def transform(blocks: Callable[[], Iterable[Float64]], *, sigma: float) -> tuple
 
 
 def apply(factors: Sequence[Float64], block: Float64, out: Float64 | None = None) -> Float64:
-    """The noise (n, b) in the columns of this block of Z (n, b). out: (n, b), new if None."""
+    """Returns the noise (n, b) in the columns of this block of Z (n, b). out: new if None."""
     for factor in factors[:-1]:
         block = factor @ block
     return np.matmul(factors[-1], block, out=out)
 
 
 def constant_distance(gaussian: AnyArray, *, sigma: float) -> Float64:
-    """Law 4. gaussian: (n, d) iid normals, float32 or float64, n <= d. Returns (n, d), new.
+    """Makes noise by law 4. gaussian: (n, d) iid normals, n <= d. Returns a new array (n, d).
 
     All pairs of rows are at the squared distance C = 2 d sigma^2, and every row has the norm
     sigma sqrt(d). One row by itself is uniform on that sphere, hence nearly N(0, sigma^2) in each
@@ -99,7 +119,7 @@ def constant_distance(gaussian: AnyArray, *, sigma: float) -> Float64:
 
 
 def gram_schmidt(gaussian: AnyArray, *, sigma: float) -> Float64:
-    """Law 4 by modified Gram-Schmidt, as the paper's appendix has it: the slow reference."""
+    """Makes noise as the paper's appendix does, by modified Gram-Schmidt: the slow reference."""
     rows = np.array(gaussian, dtype=np.float64)
     n, d = rows.shape
     _require_room(n, d)
@@ -119,7 +139,7 @@ def _require_room(n: int, d: int) -> None:
 
 
 def _gram(blocks: Iterable[Float64]) -> tuple[Float64, int]:
-    """Z Z^T (n, n), and d, the number of columns of Z."""
+    """Returns Z Z^T (n, n), and d, the number of columns of Z."""
     gram, d = np.zeros((0, 0)), 0
     for block in blocks:
         if d == 0:
@@ -130,7 +150,7 @@ def _gram(blocks: Iterable[Float64]) -> tuple[Float64, int]:
 
 
 def grid_step(sigma: float) -> float:
-    """The grid's step: 2^(e - 48) for the least e >= 0 with 2^e >= sigma.
+    """Returns the grid's step: 2^(e - 48) for the least e >= 0 with 2^e >= sigma.
 
     float64 holds every multiple of the step up to 2^53 steps, that is, all shares with
     |Y| < 32 max(sigma, 1). Updates are in units of the clip norm, so |W| is about 1 at most.
@@ -141,7 +161,9 @@ def grid_step(sigma: float) -> float:
 
 
 def to_grid(values: Float64, step: float, out: Float64 | None = None) -> Float64:
-    """The nearest multiples of `step`, a power of two, if |values| <= 2^51 step. out may be values.
+    """Rounds to multiples of `step`, a power of two, where |values| <= 2^51 step.
+
+    out: new if None; it may be values.
 
     A sum in [2^52, 2^53) step has no bits below one step, so adding 1.5 * 2^52 step rounds, and
     subtracting it is exact. With `grid_step` that covers |values| <= 8 max(sigma, 1); a normal
@@ -154,7 +176,7 @@ def to_grid(values: Float64, step: float, out: Float64 | None = None) -> Float64
 
 
 def encode(update: Float64, noise: Float64, *, step: float, plus: Float64, minus: Float64) -> None:
-    """Law 1 for a tile of one row. All arrays (b,); plus and minus are written.
+    """Masks a tile of one row by law 1. All arrays are (b,); plus and minus are overwritten.
 
     update: in units of the clip norm. noise: already on the grid, and used for no other update.
     """
@@ -164,12 +186,13 @@ def encode(update: Float64, noise: Float64, *, step: float, plus: Float64, minus
 
 
 def decode(plus: Float64, minus: Float64, *, sigma: float, d: int) -> Float64:
-    """Law 3: |W_i - W_j|^2 (n, n) from the distances D+ and D- (n, n) that the workers return.
+    """Returns |W_i - W_j|^2 (n, n) by law 3. plus, minus: the workers' distances D+, D- (n, n).
 
-    Signed: equal updates decode to 0 give or take `leakage.decoding_error`. The diagonal is 0.
+    The result is signed: equal updates decode to 0 give or take `leakage.decoding_error`. The
+    diagonal is 0.
     """
     constant = 2 * d * sigma**2
-    # C goes first: D is close to it, so that the differences are exact and their sum is small.
+    # C is subtracted first: D is close to it, so the differences are exact and their sum is small.
     distances: Float64 = ((plus - constant) + (minus - constant)) / 2
     np.fill_diagonal(distances, 0)
     return distances
@@ -179,12 +202,12 @@ class Agreement:
     """Evidence, gathered while masking, of what a matrix of squared distances must be.
 
     For weights v that sum to zero, v^T D v = -2 |sum of v_i Y_i|^2. A matrix with an entry that is
-    wrong by much more than the rounding error fails for all but a small part of all secret v; one
-    that is wrong by less passes. So this is weaker than `ostraka.core.exact.Freivalds`.
+    wrong by much more than the rounding error fails for all but a small part of all secret v. A
+    matrix that is wrong by less passes, so this is weaker than `ostraka.core.exact.Freivalds`.
     """
 
     def __init__(self, weights: Float64, width: int) -> None:
-        """weights: (2, n), secret and normal. width: columns of a block at most."""
+        """weights: (2, n), secret and normal. width: the most columns of a block."""
         self._weights = weights - weights.mean(axis=1, keepdims=True)
         self._sums = np.zeros((2, width))
         self._evidence = np.zeros((2, 2))
@@ -193,22 +216,22 @@ class Agreement:
         return f"Agreement(<secret>, rows={self._weights.shape[1]})"
 
     def add(self, first: int, rows: Float64) -> None:
-        """Take rows first, first + 1, ... of the block. rows: (g, b)."""
+        """Takes rows first, first + 1, ... of the block. rows: (g, b)."""
         part = self._weights[:, first : first + len(rows)]
         self._sums[:, : rows.shape[1]] += part @ rows
 
     def take(self, other: "Agreement") -> None:
-        """Take over the rows of this block that another, with the same weights, was given."""
+        """Takes over the rows of this block that another one with the same weights has taken."""
         self._sums += other._sums
         other._sums[:] = 0
 
     def end_block(self) -> None:
-        """All rows of a block of columns have been taken."""
+        """Ends a block of columns, all of whose rows have been taken."""
         self._evidence += self._sums @ self._sums.T
         self._sums[:] = 0
 
     def accepts(self, distances: Float64, error: float) -> bool:
-        """Whether the matrix (n, n) agrees, if every entry may be off by `error`."""
+        """Tells whether the matrix (n, n) agrees, if every entry may be off by `error`."""
         claimed = self._weights @ distances @ self._weights.T
         sums = np.abs(self._weights).sum(axis=1)
         tolerance = error * np.outer(sums, sums)

@@ -34,15 +34,15 @@ def add_gram(gram: Float64, block: Float64) -> None:
 
 
 def add_gram32(gram: Float64, block: Float32) -> None:
-    """As `add_gram`, with a block's products in float32: faster, and only for short rows."""
+    """Adds as `add_gram` does, but in float32: faster, and precise enough for short rows only."""
     gram += block @ block.T
 
 
 def from_gram(gram: Float64) -> Float64:
-    """D_ij = G_ii + G_jj - 2 G_ij. gram: (n, n). Returns (n, n); its diagonal is exactly 0.
+    """Returns D_ij = G_ii + G_jj - 2 G_ij, (n, n), whose diagonal is exactly 0. gram: (n, n).
 
-    Rows that nearly coincide may come out slightly negative, and are left so: a clamp would bias
-    the error.
+    Distances of rows that nearly coincide may be slightly negative. They stay so, because a clamp
+    would bias the error.
     """
     squares = np.diagonal(gram)
     distances: Float64 = squares[:, None] + squares - 2 * gram
@@ -52,18 +52,18 @@ def from_gram(gram: Float64) -> Float64:
 def gram_error(
     d: int, *, square: float = 1.0, tile: int = 1024, dtype: npt.DTypeLike = np.float64
 ) -> float:
-    """How far `from_gram` may miss a squared distance of rows with |Y|^2 <= square.
+    """Returns the error of a squared distance by `from_gram`, for rows with |Y|^2 <= square.
 
-    d: the columns, in tiles of at least `tile`. dtype: of the rows and of the sums.
+    d: the columns, in tiles of at least `tile`. dtype: that of the rows and of the sums.
 
-    Measured, not proved: rounding errors add up like random steps, one for each tile, and these
-    constants are about twice the largest seen.
+    This is measured, not proved: rounding errors add up like random steps, one for each tile, and
+    these constants are about twice the largest error seen.
     """
     return (24 + 0.8 * math.sqrt(d / tile)) * float(np.finfo(dtype).eps) * square
 
 
 def add_naive(distances: Float64, block: AnyArray) -> None:
-    """Adds a block's part of the distances pair by pair. distances: (n, n), changed. block: (n, b).
+    """Adds a block's part of the distances, pair by pair. distances: (n, n). block: (n, b).
 
     A block is summed in its own precision, and the blocks in float64.
     """
@@ -76,19 +76,19 @@ def add_naive(distances: Float64, block: AnyArray) -> None:
 
 
 def naive(rows: AnyArray) -> Float64:
-    """D (n, n) of rows (n, d), differences before squares: the paper's baseline in the enclave."""
+    """Returns D (n, n) of rows (n, d), by differences: the paper's baseline in the enclave."""
     distances = np.zeros((len(rows), len(rows)))
     add_naive(distances, rows)
     return distances
 
 
 def to_upper(matrix: AnyArray, *, diagonal: bool = False) -> AnyArray:
-    """The entries above the diagonal, or with it, row after row: all that there is to send."""
+    """Returns the entries above the diagonal, or with it, row after row."""
     return matrix[np.triu_indices(len(matrix), 0 if diagonal else 1)]
 
 
 def from_upper(upper: AnyArray, n: int, *, diagonal: bool = False) -> AnyArray:
-    """The symmetric matrix (n, n) whose `to_upper` this is; its diagonal is zero if not given."""
+    """Returns the symmetric matrix (n, n) whose `to_upper` this is. A missing diagonal is zero."""
     matrix = np.zeros((n, n), upper.dtype)
     matrix[np.triu_indices(n, 0 if diagonal else 1)] = upper
     return np.triu(matrix) + np.triu(matrix, 1).T

@@ -1,4 +1,6 @@
-"""What a share can tell, and what hiding costs in precision: law 6, the paper's corollary 1.
+"""What a share can tell, what hiding costs in precision, and attacks that test the masking.
+
+The bound is law 6, the paper's corollary 1:
 
 (6)  I(W_i; Y_i) <= sum over k of 1/2 log2(1 + Var(W_ik) / sigma^2)  bits
 
@@ -7,7 +9,12 @@ one sigma: `require` meets both, or says how far apart they are. Everything is i
 norm.
 
 The law takes the noise of different rows to be independent. That of law 4 is not, so a worker that
-looks at all its rows together learns more than this bound: see `ostraka.core.leakage.polar`.
+looks at all its rows together learns more than this bound: see `polar`.
+
+The attacks are what a curious worker can compute from its shares Y = W + R (n, d). The worker
+suspects a candidate (d,) to be one client's update. An attack turns shares and candidate into one
+number that tends to be larger where the suspicion is true, and `auc` says how well that number
+tells true suspicions from false ones.
 """
 
 import math
@@ -20,7 +27,7 @@ from ostraka.core.gaussian import grid_step
 from ostraka.core.gram import gram_error
 from ostraka.errors import ConfigError
 
-# For one whole update, all its coordinates together.
+# The bits that a share may tell of one whole update, all its coordinates together.
 DEFAULT_BITS = 1e-3
 
 # Rows are scaled to the unit ball by their stated norms, which are checked to within 2^-10.
@@ -28,14 +35,14 @@ ROW_NORM = 1 + 2.0**-10
 
 
 def bound_bits(sigma: float, *, variance: float, d: int) -> float:
-    """Law 6 for d coordinates of equal variance: d/2 log2(1 + variance / sigma^2)."""
+    """Returns the bound of law 6 for equal variances: d/2 log2(1 + variance / sigma^2)."""
     _require_positive(sigma=sigma, variance=variance, d=d)
     ratio = math.sqrt(variance) / sigma
     return d / 2 * math.log1p(ratio * ratio) / math.log(2)
 
 
 def sigma_for(bits: float, *, variance: float, d: int) -> float:
-    """The sigma at which law 6 allows just `bits`: sqrt(variance / (2^(2 bits / d) - 1))."""
+    """Returns the sigma at which the bound is `bits`: sqrt(variance / (2^(2 bits / d) - 1))."""
     _require_positive(bits=bits, variance=variance, d=d)
     # With x = 2 ln(2) bits / d this is the root of 1 / expm1(x), in a form that cannot overflow.
     x = 2 * math.log(2) * bits / d
@@ -43,7 +50,7 @@ def sigma_for(bits: float, *, variance: float, d: int) -> float:
 
 
 def clipped_variance(norm: float, d: int) -> float:
-    """The variance of a coordinate to use in law 6 for updates with |W| <= norm: norm^2 / d.
+    """Returns a coordinate's variance to use in law 6 for updates with |W| <= norm: norm^2 / d.
 
     The variances sum to at most E|W|^2 <= norm^2. The logarithm is concave, so by Jensen's
     inequality the sum in law 6 is largest where they are all equal.
@@ -53,17 +60,17 @@ def clipped_variance(norm: float, d: int) -> float:
 
 
 def decoding_error(sigma: float, *, d: int, dtype: npt.DTypeLike, tile: int = 1024) -> float:
-    """How far a decoded squared distance may be from |W_i - W_j|^2, in squared clip norms.
+    """Returns the error of a decoded squared distance |W_i - W_j|^2, in squared clip norms.
 
-    dtype: of the shares and of the workers' sums. tile: see `distances.gram_error`.
+    dtype: that of the shares and of the workers' sums. tile: see `gram.gram_error`.
 
-    Decoding subtracts C = 2 d sigma^2 from distances of that size, so the error is some eps C. The
-    grid of the shares adds to it, which matters for small d only.
+    Decoding subtracts C = 2 d sigma^2 from distances of that size, so the error is of the order of
+    eps C. The grid of the shares adds to it, which matters for small d only.
     """
     _require_positive(sigma=sigma, d=d)
     constant = 2 * d * sigma**2
     summing = gram_error(d, square=constant / 2 + 2, tile=tile, dtype=dtype)
-    # On the grid R_i - R_j and W_i - W_j miss by up to one step in each coordinate. Their lengths
+    # On the grid R_i - R_j and W_i - W_j are off by up to a step in each coordinate. Their lengths
     # are sqrt(C) and at most 2, and 5 steps are six deviations of twice an error along a direction.
     gridding = 5 * grid_step(sigma) * (math.sqrt(constant) + 2)
     return summing + gridding
@@ -72,9 +79,9 @@ def decoding_error(sigma: float, *, d: int, dtype: npt.DTypeLike, tile: int = 10
 def require(
     bits: float, precision: float, *, d: int, dtype: npt.DTypeLike, tile: int = 1024
 ) -> float:
-    """The sigma that keeps the leakage of any update within `bits`.
+    """Returns the sigma that keeps the leakage of any update within `bits`.
 
-    ConfigError if distances could then be off by more than `precision`, in squared clip norms.
+    Raises ConfigError if distances could then be off by more than `precision` squared clip norms.
     """
     _require_positive(precision=precision)
     try:
@@ -98,7 +105,7 @@ def _require_positive(**numbers: float) -> None:
 
 
 def matched_filter(share: Float64, candidate: Float64) -> float:
-    """<Y_i, candidate>, from one row alone. share, candidate: (d,).
+    """Returns <Y_i, candidate>, which needs one row alone. share, candidate: (d,).
 
     No test is better against independent Gaussian noise. Its signal-to-noise ratio is
     |W_i| / sigma, which the budget of law 6 keeps small.
@@ -107,12 +114,12 @@ def matched_filter(share: Float64, candidate: Float64) -> float:
 
 
 def polar(shares: Float64, *, sigma: float) -> Float64:
-    """Z = Y - sigma sqrt(d) polar(Y), with polar(Y) = (Y Y^T)^(-1/2) Y. shares: (n, d), as is Z.
+    """Returns Z = Y - sigma sqrt(d) polar(Y), with polar(Y) = (Y Y^T)^(-1/2) Y. Y, Z: (n, d).
 
     The noise of law 4 is sigma sqrt(d) times orthonormal rows Q, and the orthonormal rows nearest
-    to Y are polar(Y). To first order Z = S Q, with S the symmetric part of W Q^T: nothing is left
-    of the noise but its directions, *whatever* sigma is, and row i of Z has the cosine
-    sqrt((n + 1) / 2d) with W_i. Law 6 does not see this, as it takes rows to be independent.
+    to Y are polar(Y). To first order Z = S Q, with S the symmetric part of W Q^T: only the
+    directions of the noise are left, for *every* sigma, and row i of Z has the cosine
+    sqrt((n + 1) / 2d) with W_i. Law 6 does not see this, because it takes rows to be independent.
     """
     n, d = shares.shape
     eigenvalues, vectors = np.linalg.eigh(shares @ shares.T)
@@ -122,18 +129,19 @@ def polar(shares: Float64, *, sigma: float) -> Float64:
 
 
 def polar_filter(shares: Float64, candidates: Float64, *, sigma: float) -> Float64:
-    """<Z_i, candidate_i> for every row (n,), with Z by `polar`. shares, candidates: (n, d).
+    """Returns <Z_i, candidate_i> for every row, (n,), with Z by `polar`. Arguments: (n, d).
 
-    Its signal-to-noise ratio is sqrt((n + 1) / 2), whatever d and sigma are.
+    Its signal-to-noise ratio is sqrt((n + 1) / 2), for every d and sigma.
     """
     statistics: Float64 = np.einsum("ij,ij->i", polar(shares, sigma=sigma), candidates)
     return statistics
 
 
 def auc(positive: Float64, negative: Float64) -> float:
-    """The chance that a true suspicion scores above a false one, ties counting half: 0.5 is blind.
+    """Returns the chance that a true suspicion scores above a false one; 0.5 is a blind guess.
 
-    positive, negative: what an attack gave for true and for false suspicions, (m,) and (l,).
+    positive, negative: an attack's results for true and for false suspicions, (m,) and (l,). A tie
+    counts as one half.
     """
     ordered = np.sort(negative)
     below = np.searchsorted(ordered, positive, side="left")

@@ -1,10 +1,10 @@
-"""How the aggregate of a round moves the global model.
+"""How the aggregate of a round moves the global model: law 13.
 
 (13) fedavg:  w' = w + lr a
      sgd:     v' = momentum v + a,  w' = w + lr v'
      fedadam: m' = b1 m + (1 - b1) a,  v' = b2 v + (1 - b2) a²,  w' = w + lr m' / (√v' + epsilon)
 
-a is the aggregate: the mean of the selected clients' differences from w, and so already points
+a is the aggregate: the mean of the selected clients' differences from w, so it already points
 downhill. FedAdam is that of Reddi et al. 2021 (adaptive federated optimization), without bias
 correction.
 """
@@ -23,7 +23,7 @@ _MOMENTS = {"fedavg": 0, "sgd": 1, "fedadam": 2}
 
 @dataclass(frozen=True)
 class Optimiser:
-    """The server's step. Fields that a kind does not use do not count."""
+    """The server's step. A kind ignores the fields that it does not use."""
 
     kind: str = "fedavg"
     learning_rate: float = 1.0
@@ -56,16 +56,16 @@ class ServerState:
 
 
 def start(model: Float32, optimiser: Optimiser) -> ServerState:
-    """Before the first round: no moments yet."""
+    """Returns the state before the first round, with moments of zero."""
     return ServerState(model, tuple(np.zeros(model.shape) for _ in range(_MOMENTS[optimiser.kind])))
 
 
 def advance(state: ServerState, aggregate: Float32, optimiser: Optimiser) -> ServerState:
-    """The state after a round whose aggregate (d,) this is. Law 13."""
+    """Returns the state after a round with this aggregate (d,), by law 13."""
     if len(state.moments) != _MOMENTS[optimiser.kind]:
         raise ConfigError(f"{optimiser.kind} does not go on from {len(state.moments)} moments")
     after = ServerState(np.empty_like(state.model), tuple(map(np.empty_like, state.moments)))
-    # By blocks, so that what is held in float64 does not grow with d.
+    # It works by blocks, so that the memory for float64 does not grow with d.
     for start in range(0, len(aggregate), _BLOCK):
         part = slice(start, start + _BLOCK)
         before = [moment[part] for moment in state.moments]
@@ -79,7 +79,7 @@ def advance(state: ServerState, aggregate: Float32, optimiser: Optimiser) -> Ser
 def _step(
     a: Float64, moments: list[Float64], optimiser: Optimiser
 ) -> tuple[Float64, tuple[Float64, ...]]:
-    """Where to go from here, before the learning rate, and the next moments."""
+    """Returns the step, before the learning rate, and the next moments."""
     if optimiser.kind == "fedavg":
         return a, ()
     if optimiser.kind == "sgd":

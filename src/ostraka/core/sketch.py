@@ -1,12 +1,12 @@
-"""Secret sketch: law 12. A row of d values folded to m, so that distances cost m and not d.
+"""The secret sketch of law 12 folds a row of d values to m, so that distances cost m and not d.
 
 (12)  S_h = sum of sign_k W_k over all k with (k + shift of k's block) mod m = h, k from its start
       E |S_i - S_j|^2 = D_ij,  standard deviation at most sqrt(2/m) D_ij
 
 Signs and shifts are secret, uniform, the same for all rows, and drawn once the rows are fixed. A
-block has at most m coordinates and its own shift: two coordinates of one block never meet, and two
-of different blocks meet with probability exactly 1/m, whoever chose them. With one shift for more
-than m coordinates, k and k + m would always meet, and an attacker would hide one behind the other.
+block has at most m coordinates and its own shift: two coordinates of one block never meet, and any
+two of different blocks meet with probability exactly 1/m. With one shift for more than m
+coordinates, k and k + m would always meet, and an attacker would hide one behind the other.
 
 A block never crosses a tile's edge: a tile of b values is cut into ceil(b / m) blocks, all of m
 values but the last. With m >= b every tile is one block.
@@ -27,28 +27,28 @@ MIN_SIZE = 4096
 
 
 def check(m: int, d: int) -> None:
-    """A sketch below 4,096 is too rough to rank updates by, and one above d is no sketch."""
+    """Raises ConfigError for a sketch above d, or below 4,096, too rough to rank updates by."""
     if not MIN_SIZE <= m <= d:
         raise ConfigError(f"a sketch has {MIN_SIZE} to d = {d} values; got m = {m}")
 
 
 def error(m: int) -> float:
-    """The relative standard deviation of a squared distance: sqrt(2/m)."""
+    """Returns the relative standard deviation of a squared distance: sqrt(2/m)."""
     return math.sqrt(2 / m)
 
 
 def blocks(width: int, m: int) -> int:
-    """How many shifts a tile of that width needs."""
+    """Returns how many shifts a tile of this width needs."""
     return -(-width // m)
 
 
 def signs(bits: npt.NDArray[np.uint8], width: int) -> Float32:
-    """1 or -1 (width,) from each secret bit. bits: (ceil(width / 8),)"""
+    """Turns each secret bit into 1 or -1, (width,). bits: (ceil(width / 8),)"""
     return 1 - 2 * np.unpackbits(bits, count=width).astype(np.float32)
 
 
 def fold(values: Float32, signs: Float32, shifts: UInt32, out: Float32) -> None:
-    """Law 12: add a tile of some rows to what `wrap` takes. The signs are put on `values` in place.
+    """Adds a tile of some rows to `out` by law 12, for `wrap`. It changes `values` in place.
 
     values: (g, b). signs: (b,). shifts: (blocks(b, m),), each below m. out: (g, 2m).
     """
@@ -60,7 +60,7 @@ def fold(values: Float32, signs: Float32, shifts: UInt32, out: Float32) -> None:
 
 
 def wrap(folded: Float32, out: Float32) -> None:
-    """Add to sketches (g, m) what was folded, (g, 2m): what goes beyond m starts over at zero."""
+    """Adds what was folded, (g, 2m), to sketches (g, m). Places beyond m start again at zero."""
     m = out.shape[1]
     out += folded[:, :m]
     out += folded[:, m:]

@@ -6,7 +6,7 @@
 
 Both signatures cover the whole transcript, so each side knows the other, the round, the attempt and
 the share that it is for. The ephemeral key and the secret are gone when the attempt ends: recorded
-traffic does not open later, not even with either side's identity key. Classical Diffie-Hellman
+traffic does not open later, not even with the identity key of either side. Classical Diffie-Hellman
 alone would undo the clients' post-quantum seal, since every share passes here.
 """
 
@@ -33,7 +33,7 @@ _SEED_NONCE = pair_nonce(2**48 - 1, 0)
 
 
 class Channel:
-    """Two AES-256-GCM keys, one a direction. Shares go one way, one answer comes back."""
+    """Two AES-256-GCM keys, one for each direction: for the shares, and for the one answer."""
 
     def __init__(self, secret: bytes, transcript: bytes) -> None:
         self._to_worker = AESGCM(_derive(secret, _TO_WORKER, transcript))
@@ -43,32 +43,32 @@ class Channel:
         return "Channel(<secret>)"
 
     def seal_share(self, index: int, first: int, share: AnyArray, out: Buffer) -> None:
-        """Seal a group of rows of tile `index` into `out`, 16 bytes longer. Once per group."""
+        """Seals a group of rows of tile `index`, once, into `out`, which is 16 bytes longer."""
         seal_into(self._to_worker, pair_nonce(index, first), share, out)
 
     def open_share(self, index: int, first: int, sealed: Buffer, out: AnyArray) -> None:
-        """The worker's side of `seal_share`. Raises OpenError."""
+        """Opens what `seal_share` sealed, at the worker. Raises OpenError."""
         open_into(self._to_worker, pair_nonce(index, first), sealed, out, what="share")
 
     def seal_seed(self, seed: bytes) -> bytes:
-        """Seal a mask's seed. No tile has the number that its nonce takes."""
+        """Seals a mask's seed. No tile has the number that its nonce takes."""
         return self._to_worker.encrypt(_SEED_NONCE, seed, None)
 
     def open_seed(self, sealed: bytes) -> bytes:
-        """The worker's side of `seal_seed`. Raises OpenError."""
+        """Opens what `seal_seed` sealed, at the worker. Raises OpenError."""
         return _open(self._to_worker, _SEED_NONCE, sealed, "seed")
 
     def seal_answer(self, answer: bytes) -> bytes:
-        """Seal the worker's one answer. The key serves one attempt, so one nonce is enough."""
+        """Seals the worker's one answer. The key serves one attempt, so one nonce is enough."""
         return self._to_enclave.encrypt(nonce(0), answer, None)
 
     def open_answer(self, sealed: bytes) -> bytes:
-        """The enclave's side of `seal_answer`. Raises OpenError."""
+        """Opens what `seal_answer` sealed, at the enclave. Raises OpenError."""
         return _open(self._to_enclave, nonce(0), sealed, "answer")
 
 
 class PendingChannel:
-    """The enclave's half of the handshake, waiting for the worker's."""
+    """The enclave's half of the handshake, which waits for the worker's half."""
 
     def __init__(
         self, blank: ChannelOffer, identity: Identity, key: HybridKey, worker: bytes
@@ -81,7 +81,7 @@ class PendingChannel:
         return f"PendingChannel(worker={self._worker.hex()[:16]}, <secret>)"
 
     def finish(self, accept: ChannelAccept) -> Channel:
-        """Raises OpenError unless the pinned worker accepted exactly this offer."""
+        """Returns the channel. Raises OpenError unless the pinned worker accepted this offer."""
         check_signature(accept, self._worker)
         if accept.offer != digest(self.offer):
             raise OpenError("ChannelAccept")
@@ -92,7 +92,7 @@ class PendingChannel:
 def accept_offer(
     offer: ChannelOffer, *, receipt_key: bytes, identity: Identity, entropy: Entropy = os.urandom
 ) -> tuple[ChannelAccept, Channel]:
-    """The worker's half of the handshake. Raises OpenError unless the offer is for this worker."""
+    """Does the worker's half of the handshake. Raises OpenError if the offer is not for it."""
     check_signature(offer, receipt_key)
     if offer.worker != identity.public:
         raise OpenError("ChannelOffer")

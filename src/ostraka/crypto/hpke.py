@@ -1,7 +1,8 @@
 """HPKE to a fresh hybrid key: ML-KEM-768 with X25519, HKDF-SHA256, AES-256-GCM (pyca/cryptography).
 
-Hybrid, because the host records everything: what is sealed today must stay sealed when either of
-the two problems falls. Base mode authenticates nobody, so whatever is sealed here is also signed.
+The key is hybrid because the host records everything: what is sealed today must stay sealed when
+either of the two problems is solved. Base mode does not authenticate the sender, so everything that
+is sealed here is also signed.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ _X25519 = 32
 
 
 class HybridKey:
-    """A private key that lives in memory only. `public` is what others seal to."""
+    """A private key that lives in memory only. Others seal to `public`."""
 
     def __init__(self, entropy: Entropy = os.urandom) -> None:
         mlkem = MLKEM768PrivateKey.from_seed_bytes(entropy(_MLKEM_SEED))
@@ -44,7 +45,7 @@ class HybridKey:
         return f"HybridKey(public={fingerprint(self.public).hex()[:16]}, <secret>)"
 
     def open(self, sealed: bytes, *, info: bytes) -> bytes:
-        """What was sealed to this key under the same info. Raises OpenError."""
+        """Opens what was sealed to this key under the same info. Raises OpenError."""
         try:
             return _SUITE.decrypt(sealed, self._private, info)
         except (InvalidTag, ValueError):
@@ -52,7 +53,7 @@ class HybridKey:
 
 
 def seal(public: bytes, plaintext: bytes, *, info: bytes) -> bytes:
-    """Seal to a public key. `info` must be the same at the other end."""
+    """Seals to a public key. `info` must be the same at the other end."""
     try:
         key = MLKEM768X25519PublicKey(
             MLKEM768PublicKey.from_public_bytes(public[:_MLKEM_PUBLIC]),
@@ -64,5 +65,5 @@ def seal(public: bytes, plaintext: bytes, *, info: bytes) -> bytes:
 
 
 def fingerprint(public: bytes) -> bytes:
-    """The hash by which a public key is named in other messages."""
+    """Returns the hash by which other messages name a public key."""
     return hashlib.sha256(b"ostraka/hybrid-key/v1" + public).digest()

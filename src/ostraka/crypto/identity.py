@@ -31,7 +31,7 @@ class Identity:
         return f"Identity(public={self.public.hex()[:16]}, <secret>)"
 
     def sign(self, message: AnySigned) -> AnySigned:
-        """The same message with its signature filled in."""
+        """Returns the same message with its signature."""
         return _with_signature(message, self._private.sign(_signed_bytes(message)))
 
 
@@ -44,7 +44,7 @@ def check_signature(message: SignedMessage, public: bytes) -> None:
 
 
 def check_encoded(kind: type[SignedMessage], data: bytes, public: bytes) -> None:
-    """As `check_signature`, on a message that was not decoded: before that, nobody vouches for it.
+    """Checks the signature of an encoded message, so that only a signed one needs decoding.
 
     Raises MalformedMessage or OpenError.
     """

@@ -1,4 +1,15 @@
-"""What is made before a round, sealed, kept outside the enclave and used once: masks and noise."""
+"""Masks and noise that are made before a round and used once.
+
+`OfflineMask` is the leading mask of an attempt, R_t, made from 32 secret bytes. The enclave needs
+its Gram matrix R_t R_t^T to decode. With 2t workers it makes that itself, offline; with 2t + 1 the
+last worker gets the seed and makes it, and nothing is left to do here. Seed and matrix live in
+memory only, so no old mask can come back after a restart.
+
+`OfflineNoise` is constant-distance noise, sealed and kept outside the enclave. It is made tile by
+tile from a secret stream, so its memory is O(rows x tile): the stream is read once for the Gram
+matrix, and again for the rows themselves. The key lives in memory only and seals one set: after a
+restart no old noise opens, and noise that is spent cannot be opened again.
+"""
 
 import os
 from collections.abc import Iterator
@@ -14,6 +25,8 @@ from ostraka.crypto.aead import KEY_BYTES, SealedGroups, open_into, pair_nonce, 
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import LocalProtocolError
+
+_NOISE_BYTES = 8  # of a value
 
 
 class OfflineMask:
@@ -32,10 +45,10 @@ class OfflineMask:
         return f"OfflineMask({self._rows} rows, spent={self._spent}, <secret>)"
 
     def make(self) -> Iterator[bytes]:
-        """Compute the Gram matrix if no worker will: O(rows^2 x columns), before the round.
+        """Computes the Gram matrix if no worker will. That takes O(rows^2 x columns).
 
-        Yields what the host is to keep, tile by tile as `OfflineNoise.make` does: nothing. Between
-        two tiles it holds no more than the matrix.
+        It yields after each tile, as `OfflineNoise.make` does, but the host has nothing to keep.
+        Between two tiles it holds no more than the matrix.
         """
         if not self._gram_is_ours:
             return
@@ -46,11 +59,11 @@ class OfflineMask:
         self._gram = gram
 
     def serves(self, terms: Terms, rows: int) -> bool:
-        """Whether this is enough, and right, for so many rows under these rules."""
+        """Tells whether this serves an attempt with these terms and this number of rows."""
         return terms == self._terms and rows <= self._rows
 
     def spend(self) -> "SpentMask":
-        """Hand this mask to one attempt. A second time raises LocalProtocolError."""
+        """Hands this mask to one attempt. A second call raises LocalProtocolError."""
         if self._spent:
             raise LocalProtocolError("this mask was spent; a mask used twice shows W - W'")
         if self._gram_is_ours and self._gram is None:
@@ -60,7 +73,7 @@ class OfflineMask:
 
 
 class SpentMask:
-    """The leading mask, in the hands of its attempt. `gram` is None where a worker makes it."""
+    """The leading mask, handed to its attempt. gram: None if a worker makes it."""
 
     value_bytes = 4  # of a share
 
@@ -73,15 +86,15 @@ class SpentMask:
 
 
 def mask_stream(index: int, rows: range) -> int:
-    """The stream, under a mask's seed, of one tile of a group of rows: drawn row after row.
+    """Returns the stream, under a mask's seed, of one tile of a group of rows.
 
-    So a cohort that ends within a group has the same masks in the rows that it has.
+    It is drawn row after row, so a cohort that ends within a group has the same masks in its rows.
     """
     return index << 32 | rows.start
 
 
 def mask_tile(seed: bytes, rows: int, columns: Tiling, index: int) -> UInt32:
-    """One tile of the mask that a seed stands for: (rows, b)."""
+    """Makes one tile, (rows, b), of the mask that a seed stands for."""
     stream = SecretStream(seed)
     block = np.empty((rows, columns.size(index)), np.uint32)
     for start in range(0, rows, columns.group):
@@ -90,16 +103,13 @@ def mask_tile(seed: bytes, rows: int, columns: Tiling, index: int) -> UInt32:
     return block
 
 
-_VALUE_BYTES = 8
-
-
 class OfflineNoise:
-    """One set of noise for `rows` clients. Any subset of its rows has constant distances too."""
+    """One set of noise for `rows` clients. Any subset of its rows has constant distances, too."""
 
     def __init__(self, terms: Terms, rows: int, entropy: Entropy = os.urandom) -> None:
         self._rows = rows
         self._terms = terms
-        self._layout = SealedGroups(terms.columns, rows, _VALUE_BYTES)
+        self._layout = SealedGroups(terms.columns, rows, _NOISE_BYTES)
         self._cipher = AESGCM(entropy(KEY_BYTES))
         self._entropy = entropy
         self._spent = False
@@ -109,7 +119,7 @@ class OfflineNoise:
         return f"OfflineNoise({self._rows} rows, spent={self._spent}, <secret>)"
 
     def make(self) -> Iterator[bytes]:
-        """The sealed tiles, in order, for the host to keep."""
+        """Yields the sealed tiles, in order, for the host to keep."""
         if self._made:
             raise LocalProtocolError("this noise was made before; one key seals one set")
         self._made = True
@@ -118,25 +128,25 @@ class OfflineNoise:
             yield self._seal(index, self._noise(seed, factors, index))
 
     def serves(self, terms: Terms, rows: int) -> bool:
-        """Whether this is enough, and right, for so many rows under these rules."""
+        """Tells whether this serves an attempt with these terms and this number of rows."""
         return terms == self._terms and rows <= self._rows
 
     def spend(self) -> "SpentNoise":
-        """Hand this noise to one attempt. A second time raises LocalProtocolError."""
+        """Hands this noise to one attempt. A second call raises LocalProtocolError."""
         if self._spent:
             raise LocalProtocolError("this noise was spent; a mask used twice shows W - W'")
         self._spent = True
         return SpentNoise(self._cipher, self._layout)
 
     def _draw(self) -> tuple[bytes, tuple[Float64, ...]]:
-        """A seed, and the map from its normals to the noise."""
+        """Returns a seed, and the map from its normals to the noise."""
         while True:
             seed = self._entropy(KEY_BYTES)
             try:
                 blocks = partial(self._blocks, seed)
                 return seed, gaussian.transform(blocks, sigma=self._terms.sigma)
             except gaussian.IllConditioned:
-                continue  # Rare, and only where there are hardly more dimensions than rows.
+                continue  # This is rare, and needs hardly more dimensions than rows.
 
     def _noise(self, seed: bytes, factors: tuple[Float64, ...], index: int) -> Float64:
         rows = gaussian.apply(factors, self._normals(seed, index))
@@ -161,7 +171,7 @@ class OfflineNoise:
 class SpentNoise:
     """Opens one set of noise, for one attempt."""
 
-    value_bytes = _VALUE_BYTES  # of a share
+    value_bytes = _NOISE_BYTES  # of a share
 
     def __init__(self, cipher: AESGCM, layout: SealedGroups) -> None:
         self._cipher = cipher
@@ -171,11 +181,11 @@ class SpentNoise:
         return f"SpentNoise({self._layout.rows} rows, <secret>)"
 
     def open_into(self, index: int, group: range, sealed_tile: Buffer, out: Float64) -> None:
-        """Open the noise of one group of rows, or of its first ones: out (g, b). OpenError."""
+        """Opens the noise of the first g rows of a group into out (g, b). Raises OpenError."""
         layout = self._layout
         whole = range(group.start, min(group.start + layout.columns.group, layout.rows))
         sealed = memoryview(sealed_tile)[layout.part(index, whole)]
-        # A cohort may end within a group. The noise of the rest is for nobody.
+        # A cohort may end within a group. The noise of the other rows is not used.
         space = out if group == whole else np.empty((len(whole), out.shape[1]))
         open_into(self._cipher, pair_nonce(index, group.start), sealed, space, what="noise")
         if space is not out:

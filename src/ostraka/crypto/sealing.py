@@ -3,9 +3,9 @@
     blob = mark || salt || segments of AES-256-GCM, 1 MiB each, the last one shorter
     key  = HKDF-SHA256(TEE's key, salt, label, enclave's code id, purpose, length of the segments)
 
-The salt is fresh for every blob, so each key seals one blob, and the segment's number is its nonce.
-The length is part of the key: a blob that is cut or extended has no segment that opens. The host
-can still bring back an older blob of the same purpose; what detects that is above this module.
+The salt is fresh for every blob, so each key seals one blob, and a segment's number is its nonce.
+The length is part of the key: no segment opens of a blob that was cut or extended. The host can
+still bring back an older blob of the same purpose; that is detected above this module.
 """
 
 import os
@@ -34,7 +34,7 @@ _SEGMENT = 1 << 20
 
 
 class Sealer:
-    """Seals blobs for one enclave: nobody else, and no other purpose, can open them.
+    """Seals blobs that only the same code can open, and only for the same purpose.
 
     key: from the platform, the same at every start of the same code. code_id: names that code
     (`Claims.code_id`).
@@ -57,9 +57,9 @@ class Sealer:
         return b"".join(self.pieces(purpose, plaintext))
 
     def pieces(self, purpose: str, plaintext: Buffer) -> Iterator[bytes]:
-        """The blob bit by bit, for a writer that does not want to hold all of it."""
+        """Yields the blob in pieces, for a writer that does not want to hold all of it."""
         view = memoryview(plaintext).cast("B")
-        starts = range(0, max(len(view), 1), _SEGMENT)  # of nothing there is one segment, too
+        starts = range(0, max(len(view), 1), _SEGMENT)  # an empty blob has one segment, too
         salt = self._entropy(_SALT_BYTES)
         cipher = self._cipher(salt, purpose, len(view) + TAG_BYTES * len(starts))
         yield _MARK + salt
@@ -67,7 +67,7 @@ class Sealer:
             yield cipher.encrypt(nonce(index), view[start : start + _SEGMENT], None)
 
     def open(self, purpose: str, sealed: Buffer) -> bytes:
-        """What was sealed for this purpose. Raises OpenError, one for every cause."""
+        """Opens what was sealed for this purpose. Raises the same OpenError for every cause."""
         view = memoryview(sealed).cast("B")
         header, body = bytes(view[:_HEADER_BYTES]), view[_HEADER_BYTES:]
         cipher = self._cipher(header[len(_MARK) :], purpose, len(body))
@@ -83,6 +83,6 @@ class Sealer:
             raise OpenError(f"sealed {purpose}") from None
 
     def _cipher(self, salt: bytes, purpose: str, length: int) -> AESGCM:
-        """For one blob: its salt is drawn when it is sealed, and never again."""
+        """Returns the cipher for one blob, whose salt is drawn when it is sealed."""
         info = pack(_LABEL, self.code_id, purpose.encode(), length.to_bytes(8, "big"))
         return AESGCM(HKDF(SHA256(), KEY_BYTES, salt=salt, info=info).derive(self._key))

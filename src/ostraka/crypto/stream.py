@@ -29,7 +29,7 @@ _PAIRS = 1 << 11
 
 
 class SecretStream:
-    """The keystream of (key, stream), read from its start. Not for sharing between threads."""
+    """The keystream of (key, stream), read from its start. One thread at a time may use it."""
 
     def __init__(self, key: bytes, *, stream: int = 0) -> None:
         if len(key) != KEY_BYTES:
@@ -41,31 +41,31 @@ class SecretStream:
         return f"SecretStream(<secret>, stream={self._stream})"
 
     def seek(self, stream: int) -> None:
-        """Go to the start of another stream under the same key."""
+        """Goes to the start of another stream under the same key."""
         self._cipher.reset_nonce(_nonce(stream))
         self._stream = stream
 
     def fill(self, out: AnyArray) -> None:
-        """Overwrite a contiguous array of any type with the next bytes of the stream."""
+        """Overwrites a contiguous array of any type with the next bytes of the stream."""
         raw = _flat(out).data.cast("B") if out.size else _ZEROS[:0]
         for start in range(0, len(raw), len(_ZEROS)):
             part = raw[start : start + len(_ZEROS)]
             self._cipher.update_into(_ZEROS[: len(part)], part)
 
     def bytes(self, n: int) -> bytes:
-        """The next n bytes: bytes(a) + bytes(b) == bytes(a + b)."""
+        """Returns the next n bytes: bytes(a) + bytes(b) == bytes(a + b)."""
         out = np.empty(n, np.uint8)
         self.fill(out)
         return out.tobytes()
 
     def uniform(self, shape: Shape, modulus: int) -> UInt32:
-        """Independent residues, each exactly uniform over 0 ... modulus - 1."""
+        """Returns independent residues, each exactly uniform over 0 ... modulus - 1."""
         out = np.empty(shape, np.uint32)
         self.uniform_into(out, modulus)
         return out
 
     def uniform_into(self, out: UInt32, modulus: int) -> None:
-        """Overwrite `out` with the next acceptable 32-bit words of the stream, in their order.
+        """Overwrites `out` with the next acceptable 32-bit words of the stream, in their order.
 
         No word is skipped or read twice: a draw of a + b values is a draw of a, then one of b.
         """
@@ -75,13 +75,13 @@ class SecretStream:
             rest = rest[accept(rest, modulus) :]
 
     def normal(self, shape: Shape) -> Float64:
-        """Independent standard normals, by Box-Muller."""
+        """Returns independent standard normals, by Box-Muller."""
         out = np.empty(shape, np.float64)
         self.normal_into(out)
         return out
 
     def normal_into(self, out: Float64) -> None:
-        """Overwrite `out` with standard normals. The last pair of an odd draw loses its second."""
+        """Overwrites `out` with standard normals. An odd draw drops the second of its last pair."""
         flat = _flat(out)
         for start in range(0, flat.size, 2 * _PAIRS):
             part = flat[start : start + 2 * _PAIRS]
@@ -91,7 +91,7 @@ class SecretStream:
 
 
 def accept(words: AnyArray, modulus: int) -> int:
-    """Exact rejection sampling in place: how many entries of `words`, from the first, are residues.
+    """Samples residues by exact rejection, in place, and returns how many `words` starts with.
 
     words: (n,) raw words of an unsigned type. Each keeps the fewest low bits that can hold
     modulus - 1; those then below the modulus move to the front in their order, the others are
@@ -110,7 +110,7 @@ def accept(words: AnyArray, modulus: int) -> int:
 
 
 def box_muller(words: AnyArray) -> Float64:
-    """Two independent standard normals from each pair of words. words: (n, 2) uint64 -> (n, 2).
+    """Makes two independent standard normals from each pair of words. words: (n, 2) uint64.
 
     r cos a and r sin a with r = sqrt(-2 ln u), a = 2 pi v, and u, v multiples of 2^-53 in (0, 1]:
     the logarithm never meets zero, and no normal exceeds sqrt(106 ln 2) < 8.6.
@@ -129,7 +129,7 @@ def _nonce(stream: int) -> bytes:
 
 
 def _flat(out: AnyArray) -> AnyArray:
-    """The same memory as one row, and never a copy, which nobody would see."""
+    """Returns the same memory as one row. A copy would be filled and lost, so none is made."""
     if not out.flags.c_contiguous:
         raise LocalProtocolError("a stream writes to contiguous arrays only")
     return out.reshape(-1)

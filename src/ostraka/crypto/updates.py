@@ -1,6 +1,6 @@
 """Sealed updates: a fresh key per upload, one AES-256-GCM seal per tile.
 
-    header  = signed(federation, round, enclave key, client, upload, manifest, d, tile size and count,
+    header  = signed(federation, round, round key, client, upload, manifest, d, tile size and count,
                      HPKE(key, stated norm))
     tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
 
@@ -37,7 +37,7 @@ _SECRET = struct.Struct(">32sd")  # the AES key and the stated norm
 
 @dataclass(frozen=True)
 class SealedUpdate:
-    """An upload, ready to be sent and sent again: ciphertext only."""
+    """An upload: ciphertext only, which may be sent more than once."""
 
     header: UpdateHeader
     tiles: tuple[UpdateTile, ...]
@@ -55,9 +55,9 @@ class TileOpener:
         return "TileOpener(<secret>)"
 
     def open_into(self, index: int, ciphertext: Buffer, out: AnyArray) -> None:
-        """Open tile `index` into a reused buffer. Raises OpenError and leaves zeros behind."""
+        """Opens tile `index` into a reused buffer. Raises OpenError and then leaves zeros there."""
         try:
-            # Not by way of open_into: tiles are opened by the million.
+            # This does not call `aead.open_into`, because tiles are opened by the million.
             self._cipher.decrypt_into(nonce(index), ciphertext, self._context, as_bytes(out))
         except (InvalidTag, ValueError):
             out.fill(0)
@@ -68,22 +68,22 @@ class TileOpener:
 
 
 class UncheckedOpener:
-    """Opens the same tiles without their tags, which is half of the cost. For one thread only.
+    """Opens the same tiles without their tags, at half of the cost. For one thread only.
 
-    Only for what is then compared with its fingerprint (`Fingerprints.same`): that is as strong a
-    tag, of what `TileOpener` has found to be authentic. This is the counter mode within GCM, whose
-    first block of keystream is number 2 (NIST SP 800-38D).
+    What it opens must then be compared with its fingerprint (`Fingerprints.same`), which is as
+    strong a tag, of what `TileOpener` has found to be authentic. This is the counter mode within
+    GCM, whose first block of keystream is number 2 (NIST SP 800-38D).
     """
 
     def __init__(self, keystream: AES) -> None:
-        # A new one for every tile would cost a seventh of opening it.
+        # A new decryptor for every tile would cost a seventh of opening it.
         self._decryptor = Cipher(keystream, CTR(nonce(0) + _FIRST_BLOCK)).decryptor()
 
     def __repr__(self) -> str:
         return "UncheckedOpener(<secret>)"
 
     def open_into(self, index: int, ciphertext: Buffer, out: AnyArray) -> None:
-        """Raises OpenError for another length."""
+        """Opens tile `index`. Raises OpenError if its length is wrong."""
         if len(ciphertext) != out.nbytes + TAG_BYTES:
             raise OpenError("tile")
         self._decryptor.reset_nonce(nonce(index) + _FIRST_BLOCK)
@@ -99,7 +99,7 @@ def seal(  # one upload, from the update to the bytes that leave the client
     identity: Identity,
     entropy: Entropy = os.urandom,
 ) -> SealedUpdate:
-    """Seal an update (d,) to the round that `offer` opened."""
+    """Seals an update (d,) to the round that `offer` opened."""
     if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
         raise ConfigError(
             f"an update is ({terms.dimension},) float32, little-endian; "
@@ -134,7 +134,7 @@ def seal(  # one upload, from the update to the bytes that leave the client
 
 
 def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float]:
-    """What opens this upload's tiles, and its stated norm. Raises OpenError."""
+    """Returns the opener of this upload's tiles, and its stated norm. Raises OpenError."""
     secret = key.open(header.sealed_key, info=context(header))
     if len(secret) != _SECRET.size:
         raise OpenError("sealed key")
@@ -143,15 +143,15 @@ def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float
 
 
 def stated_norm(update: Float32) -> float:
-    """The Euclidean norm, accumulated in float64."""
-    # What is not finite is for the enclave to reject; here it must not even warn.
+    """Returns the Euclidean norm, accumulated in float64."""
+    # The enclave rejects what is not finite. Here it must not even cause a warning.
     with np.errstate(all="ignore"):
         wide = update.astype(np.float64)
         return float(np.sqrt(wide @ wide))
 
 
 def context(header: UpdateHeader) -> bytes:
-    """The signed fields without the HPKE output: what the seals of an upload are bound to."""
+    """Returns what an upload's seals are bound to: the signed fields without the HPKE output."""
     return encode(replace(header, sealed_key=b"", signature=UNSIGNED))
 
 
