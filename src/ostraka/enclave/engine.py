@@ -1,4 +1,4 @@
-"""Opens, closes, measures and publishes one round after the other, and never gives up by itself."""
+"""Opens, closes, measures and publishes one round after the other."""
 
 import asyncio
 import time
@@ -32,13 +32,13 @@ from ostraka.messages import Charter, Receipt
 from ostraka.protocol.enclave import Cohort, Enclave, Published
 from ostraka.protocol.host import Host, lanes
 
-_GRACE_S = 5.0  # for workers that are on their way when a round closes
-_AHEAD = 2  # attempts for which masks lie ready
-_RETRY_S = 1.0  # after the disk has refused
+_GRACE_S = 5.0  # to wait for workers when a round closes
+_AHEAD = 2  # attempts for which masks are made ahead
+_RETRY_S = 1.0  # after the disk has failed
 _MOST_RETRY_S = 30.0
 _CLOCK_TOLERANCE_S = 5.0
 _MIB = 2**20
-_SEALED_BYTES = 5  # of a value, generously
+_SEALED_BYTES = 5  # of one sealed value, rounded up
 
 
 class Phase(StrEnum):
@@ -86,7 +86,7 @@ class Engine:
         return head.number if head else 0
 
     async def run(self) -> None:
-        """All rounds that are left, or until `stopping` is set."""
+        """Run all rounds that are left, or until `stopping` is set."""
         Spool.clean(self._folder)
         offline = self._offline()
         try:
@@ -101,7 +101,7 @@ class Engine:
         await self._go(Phase.FINISHED if done else Phase.STOPPED)
 
     def announce(self) -> None:
-        """Which rules and roster are in force, and what an operator should know about them."""
+        """Tell which terms and roster are in force, and what an operator should know about them."""
         terms = self.federation.terms
         self.tell(_adopted(self.federation))
         if terms.masking == "gaussian" and not terms.inside:
@@ -113,7 +113,7 @@ class Engine:
         return self.state.receipts(number)[0] if 1 <= number <= self.published else None
 
     async def _round(self, offline: OfflinePool) -> None:
-        """One round, to a published receipt or to a reason why there is none."""
+        """Run one round, to a published receipt or to a reason why there is none."""
         try:
             with closing(self._spool()) as spool:
                 try:
@@ -145,7 +145,7 @@ class Engine:
         await self._go(Phase.COLLECTING)
 
     async def _collect(self) -> Cohort | None:
-        """Wait for all, or for a quorum when the time is up. None if the round is given up."""
+        """Wait for all, or for a quorum at the deadline. Return None if the round is given up."""
         rounds, current = self.file.rounds, self._open_round()
         for left in range(rounds.extensions, -1, -1):
             await self._until_all_or_deadline(current)
@@ -161,7 +161,7 @@ class Engine:
         return None
 
     async def _until_all_or_deadline(self, current: OpenRound) -> None:
-        """Deadlines count the time that passed; a jump of the wall clock is told, and no more."""
+        """Wait by the monotonic clock. A jump of the wall clock is told, and changes nothing."""
         offset = time.time() - time.monotonic()
         while current.awaited and not self.stopping.is_set():
             self._hurry(current)
@@ -176,7 +176,7 @@ class Engine:
                 offset += jump
 
     def _hurry(self, current: OpenRound) -> None:
-        """Once the quorum is there, the rest have their grace and no more."""
+        """Once the quorum is there, shorten the deadline to the time of grace."""
         grace = self.file.rounds.grace_s
         if grace is not None and len(current.intake.complete) >= self.file.quorum:
             self.deadline = min(self.deadline, time.monotonic() + grace)
@@ -188,7 +188,7 @@ class Engine:
         return cohort
 
     async def _finish(self, cohort: Cohort, offline: OfflinePool) -> None:
-        """Measure, average, make durable; only then does anybody learn of it."""
+        """Measure, average and make durable. Only then are clients told."""
         current, terms = self._open_round(), self.federation.terms
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
@@ -215,7 +215,7 @@ class Engine:
         self._report(published)
 
     async def _make_durable(self, published: Published) -> None:
-        """A signed round is published or lost with this process; it is never signed again."""
+        """Retry until the disk takes it: a signed round is published, and never signed again."""
         wait = _RETRY_S
         while True:
             try:
@@ -245,13 +245,13 @@ class Engine:
             self.tell(events.StorageFailed(str(failed)))
 
     def bring(self, charter: Charter) -> None:
-        """A revision for the next round. Raises OpenError or LocalProtocolError if it is unfit."""
+        """Note a revision for the next round. Raises OpenError or LocalProtocolError if unfit."""
         self.enclave.require_adoptable(charter)
         if self.brought is None or charter.federation.revision > self.brought.federation.revision:
             self.brought = charter
 
     def _adopt_if_signed(self) -> bool:
-        """Take over a newer revision, if one was brought or lies beside the federation file."""
+        """Adopt a newer revision, if one was brought or lies beside the federation file."""
         try:
             charter = self._newest()
             if charter is None:
@@ -269,7 +269,7 @@ class Engine:
         return True
 
     def _newest(self) -> Charter | None:
-        """The revision to adopt, if any. Settings of the operator's own are read anew as well."""
+        """Return the revision to adopt, if any. The operator's own settings are read again, too."""
         brought, self.brought = self.brought, None
         if brought is not None and brought.federation.revision > self.federation.revision:
             return brought
@@ -330,7 +330,7 @@ def _adopted(federation: Federation) -> Event:
 
 
 async def _first_of(*signals: asyncio.Event, seconds: float) -> None:
-    """Wait for any of these, and no longer than so many seconds."""
+    """Wait for any of these, for at most this number of seconds."""
     waiting = [asyncio.ensure_future(signal.wait()) for signal in signals]
     try:
         await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)

@@ -1,8 +1,8 @@
-"""What an ordinary process can do to be harder to read and to misuse.
+"""Makes an ordinary process harder to read and to misuse.
 
-It is no enclave. Root, and whoever controls the kernel or the machine, can still read all of its
-memory; other users, crash dumps, and code that has taken it over find less. That is enough to try
-things out, and not for anything that must stay secret.
+It is still no enclave. Root, and anybody who controls the kernel or the machine, can read all of
+its memory; other users, crash dumps, and code that has taken the process over find less. That is
+enough to try things out, but not for anything that must stay secret.
 """
 
 import ctypes
@@ -45,15 +45,15 @@ _ADDED = {1: (1 << 13) - 1, 2: 1 << 13, 3: _TRUNCATE}
 _SYSTEM = ("/usr", "/lib", "/lib64", "/bin", "/etc", "/opt", "/proc", "/sys", "/run")
 _PACKAGE = Path(__file__).parents[1]
 _DEVICES = ("/dev",)
-# The kernel makes a report of the machine for whoever makes a folder here.
+# The kernel makes a report of the machine for a process that makes a folder here.
 _REPORTS = ("/sys/kernel/config/tsm/report",)
 
 
 def harden(*, read: Sequence[Path] = (), write: Sequence[Path] = ()) -> list[str]:
-    """Give up what this process does not need. Says what was done, and what this system lacks.
+    """Give up what this process does not need. Return what was done, and what this system lacks.
 
-    read, write: with either, every other folder but the system's own is closed for good, to this
-    thread and to those that it starts from now on; so call this early. The network stays open.
+    read, write: if given, only these folders and the system's own stay open, for this thread and
+    for those that it starts from now on; so call this early. The network stays open.
     """
     done = [
         _tried("no core dumps", _no_core_dumps),
@@ -70,9 +70,9 @@ def harden(*, read: Sequence[Path] = (), write: Sequence[Path] = ()) -> list[str
 def restrict_files(
     *, read: Sequence[Path], write: Sequence[Path], syscall: Syscall | None = None
 ) -> None:
-    """By Landlock. Raises OSError where the kernel has none, ConfigError for a path that is absent.
+    """Close all other files, by Landlock. The process must have given up new privileges before.
 
-    The process needs to have given up new privileges.
+    Raises OSError where the kernel has no Landlock, and ConfigError for a path that is absent.
     """
     call = syscall or _syscall
     version = call(_CREATE_RULESET, None, 0, _ASK_VERSION)
@@ -88,7 +88,7 @@ def restrict_files(
 
 @contextmanager
 def _ruleset(call: Syscall, rights: int) -> Iterator[Callable[[Path, int], None]]:
-    """Gives allow(path, rights). What was not allowed is forbidden at the end."""
+    """Yield allow(path, rights). Everything that it did not allow is forbidden at the end."""
     handled = struct.pack("=Q", rights)
     ruleset = call(_CREATE_RULESET, handled, len(handled), 0)
 
@@ -123,9 +123,9 @@ def _present(paths: Sequence[str]) -> list[Path]:
 
 
 def _python() -> list[str]:
-    """Where modules may still be loaded from.
+    """Return the folders from which modules may still be loaded.
 
-    Not the first place of the search path: that is wherever the process happened to be started.
+    The first place of the search path is left out: it is the folder that the process started in.
     """
     searched = sys.path if sys.flags.safe_path else sys.path[1:]
     return [*searched, sys.prefix, sys.base_prefix, str(_PACKAGE)]
@@ -171,13 +171,14 @@ def _tried(what: str, act: Callable[[], None]) -> str:
     return what
 
 
-# Of glibc's malloc.h: arenas at most; and bytes that are taken from the system and given back alone
+# Of glibc's malloc.h: the number of arenas, and the size from which a block is taken from the
+# system, and given back, by itself.
 _ARENA_MAX, _ARENAS = -8, 2
 _MMAP_THRESHOLD, _LARGE = -3, 2**21
 
 
 def keep_little() -> None:
-    """To be called before threads start. Does nothing where the C library is not glibc."""
+    """Keep less free memory in the process. Call it before threads start. It needs glibc."""
     with suppress(AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_ARENA_MAX, _ARENAS)
@@ -185,7 +186,7 @@ def keep_little() -> None:
 
 
 def give_back() -> None:
-    """Takes milliseconds; between the stages of a round, and once for many uploads."""
+    """Give free memory back to the system. This takes milliseconds, so it is done rarely."""
     gc.collect()
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,4 +1,4 @@
-"""No peer starves the others: so many at a time, so much a minute, so long for each."""
+"""Per-peer limits on concurrency, rate and time, so that no peer starves the others."""
 
 import asyncio
 import time
@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-_MOST_PEERS = 4096  # remembered at a time; the longest silent one is forgotten first
-_NETWORK_BITS = 64  # of an IPv6 address: whoever has one address of a network has them all
+_MOST_PEERS = 4096  # that are remembered; the one that was silent longest is forgotten first
+_NETWORK_BITS = 64  # of an IPv6 address: a peer with one address of a network has all of them
 
 
 class TooMany(Exception):
@@ -25,14 +25,14 @@ class TooMany(Exception):
 
 @dataclass
 class Rate:
-    """So many requests a minute for each peer, in bursts of at most as many."""
+    """Limits each peer to a number of requests a minute, in bursts of at most that number."""
 
     per_minute: int
     clock: Callable[[], float] = time.monotonic
     _buckets: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
 
     def spend(self, peer: str) -> None:
-        """One request. Raises TooMany."""
+        """Count one request of this peer. Raises TooMany."""
         now = self.clock()
         tokens, then = self._buckets.pop(peer, (float(self.per_minute), now))
         tokens = min(self.per_minute, tokens + (now - then) * self.per_minute / 60)
@@ -45,14 +45,14 @@ class Rate:
 
 @dataclass
 class Share:
-    """So many at a time for each holder of a name."""
+    """Limits how much each name may have in progress at a time."""
 
     most: int
     _held: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Raises TooMany."""
+        """Hold one place of this name for the block. Raises TooMany."""
         if self._held.get(name, 0) >= self.most:
             raise TooMany(f"more than {self.most} at a time")
         self._held[name] = self._held.get(name, 0) + 1
@@ -65,10 +65,10 @@ class Share:
 
 
 class Turns:
-    """So many places; whoever finds none free waits in line.
+    """A fixed number of places. Peers that find none free wait in line.
 
-    While others wait, a turn lasts `turn_s` seconds, and never longer than `most_s`. Then it ends
-    with TimeoutError: what can be resumed loses nothing by that but its place.
+    While others wait, a turn lasts `turn_s` seconds, and it never lasts longer than `most_s`. It
+    then ends with TimeoutError: a peer that can resume loses only its place.
     """
 
     def __init__(self, places: int, *, turn_s: float, most_s: float) -> None:
@@ -76,7 +76,7 @@ class Turns:
         self._turn_s = turn_s
         self._most_s = most_s
         self._waiting = 0
-        self._taken: dict[asyncio.Timeout, float] = {}  # since when, the oldest turn first
+        self._taken: dict[asyncio.Timeout, float] = {}  # when each turn began, the oldest first
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -102,13 +102,13 @@ class Turns:
             self._waiting -= 1
 
     def _make_room(self) -> None:
-        """Cut the oldest turns to their time, one for each that waits."""
+        """End the oldest turns when their time is up, one for each peer that waits."""
         for limit, since in islice(self._taken.items(), self._waiting):
             _end_by(limit, since + self._turn_s)
 
 
 class Newest:
-    """One stream at a time for each name: its newest. The older one ends before that begins."""
+    """Keeps only the newest stream of each name. The older one ends before the new one begins."""
 
     def __init__(self) -> None:
         self._streams: dict[str, asyncio.Timeout] = {}
@@ -116,7 +116,7 @@ class Newest:
 
     @asynccontextmanager
     async def of(self, name: str) -> AsyncIterator[None]:
-        """Ends with TimeoutError when there is a newer one."""
+        """Hold the name for the block, which ends with TimeoutError when a newer stream comes."""
         async with asyncio.timeout(None) as mine:
             if (older := self._streams.get(name)) is not None:
                 _end_by(older, 0.0)
@@ -130,16 +130,17 @@ class Newest:
 
 
 def _end_by(limit: asyncio.Timeout, when: float) -> None:
-    """Never later than it would end anyway."""
+    """Bring the end forward to this time, never back."""
     end = limit.when()
     if not limit.expired() and (end is None or when < end):
         limit.reschedule(when)
 
 
 class Punctual(grpc.aio.ServerInterceptor):
-    """A request arrives in time, and is one; or the peer is told so. gRPC would wait for ever.
+    """Refuses a request that is malformed or does not arrive in time, for which gRPC would wait.
 
-    On the wire a single request is a stream of one. It is received as that, which can be ended.
+    On the wire a single request is a stream of one message. It is received as a stream, because
+    that can be ended.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -170,13 +171,13 @@ class Punctual(grpc.aio.ServerInterceptor):
             async with asyncio.timeout(self._seconds):
                 return await anext(requests)
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request did not arrive")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the request came too late")
         except (StopAsyncIteration, DecodeError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "this is no request")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "malformed request")
 
 
 def neighbourhood(peer: str) -> str:
-    """What counts as one address of a gRPC peer: an IPv4 address, or a whole IPv6 network."""
+    """Return what counts as one address of a gRPC peer: an IPv4 address or an IPv6 network."""
     host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
     try:
         address = ip_address(host)

@@ -1,4 +1,4 @@
-"""The hand-over of an enclave's state to other code, which its own sealing key would keep out.
+"""Hands an enclave's state to other code, which its own sealing key would keep out.
 
     new enclave                        old enclave
        -------- Request -------------->    is it a successor that the authority has signed?
@@ -6,10 +6,10 @@
        <------- Bundle ----------------    sealed to the request's key
        goes on with the next round
 
-Both prove to each other what they are. The successor must, or the host could give the state to any
-code; the predecessor must, or the host could send a state of its own making. What either proves is
-measured by a policy that the host may have written. So the authority has to sign who follows whom,
-and it names the predecessor by its receipt key: a made-up one has another.
+Both prove to each other what they are. Without the successor's proof, the host could give the state
+to any code; without the predecessor's, it could send a state of its own making. Both proofs are
+checked against a policy that the host may have written. So the authority has to sign which code
+follows which enclave, and names the predecessor by its receipt key: a made-up one has another.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ _PURPOSE = "estate"
 
 @dataclass(frozen=True)
 class Request:
-    """A new enclave asks for the state. Its evidence is about the key and the federation."""
+    """Asks for the state, for a new enclave. The evidence is about the key and the federation."""
 
     LABEL: ClassVar[bytes] = b"ostraka/migration-request/v2"
 
@@ -61,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Parcel:
-    """An estate on its way from one enclave to one other. key: fingerprint of the request's."""
+    """An estate on its way from one enclave to another. key: fingerprint of the request's key."""
 
     LABEL: ClassVar[bytes] = b"ostraka/migration-parcel/v2"
 
@@ -75,7 +75,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A parcel, and evidence of the enclave that made just this one."""
+    """A parcel, and evidence of the enclave that made this very parcel."""
 
     LABEL: ClassVar[bytes] = b"ostraka/migration-bundle/v2"
 
@@ -85,7 +85,7 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Exported:
-    """again: this successor had been given the state before, and asked for it once more."""
+    """What `export` gives. again: this successor was given the state before, and asked again."""
 
     bundle: bytes = field(repr=False)
     successor: bytes
@@ -94,7 +94,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class TakenOver:
-    """receipt_key: goes on signing. rounds: how many were published so far."""
+    """What `take_over` gives. receipt_key: goes on signing. rounds: how many were published."""
 
     origin: bytes
     receipt_key: bytes
@@ -104,7 +104,7 @@ class TakenOver:
 
 @dataclass(frozen=True)
 class _Pending:
-    """What a new enclave must remember until its bundle comes. It stays under its own seal."""
+    """What a new enclave must remember until its bundle comes, under its own seal."""
 
     LABEL: ClassVar[bytes] = b"ostraka/migration-pending/v2"
 
@@ -122,7 +122,7 @@ def request(
     federation: bytes,
     entropy: Entropy = os.urandom,
 ) -> bytes:
-    """What a new enclave sends to the old one. state: its own, fresh. federation: its digest.
+    """Make the request of a new enclave. state: its own, fresh. federation: the digest.
 
     Asking again gives the same key, so a bundle for an earlier request of this folder still opens.
     """
@@ -144,7 +144,7 @@ def export(
     policy: Policy,
     circumstances: Circumstances,
 ) -> Exported:
-    """What the old enclave answers. From here on it is retired, and never starts again.
+    """Make the old enclave's answer. From here on it is retired, and never starts again.
 
     Raises MalformedMessage, AttestationRefused, or StateError if another has the state already.
     """
@@ -156,7 +156,7 @@ def export(
     # 2. A simulated enclave follows a simulated one only, and a real one a real one.
     _require_same_world(claims.kind, provider.kind)
 
-    # 3. The evidence is about the key, and about the rules under which this enclave runs now.
+    # 3. The evidence is about the key, and about the federation that this enclave runs now.
     if wanted.federation != state.federation.digest():
         raise AttestationRefused(
             Refusal.BINDING,
@@ -185,9 +185,9 @@ def take_over(
     policy: Policy,
     circumstances: Circumstances,
 ) -> TakenOver:
-    """The new enclave goes on where the old one stopped. state: its own, with a request pending.
+    """Go on where the old enclave stopped. state: the new one's, with a request pending.
 
-    charter: the one in the new enclave's folder. It says whose word counts.
+    charter: the one in the new enclave's folder. It names the authority.
     Raises MalformedMessage, AttestationRefused, OpenError or StateError; nothing has changed then.
     """
     pending = _pending(state)
@@ -247,7 +247,7 @@ def _told(parcel: Parcel, history: History) -> TakenOver:
 def _seal(
     own: Sealer, wanted: Request, successor: bytes, provider: EvidenceProvider, estate: Estate
 ) -> bytes:
-    """The bundle. HPKE carries a fresh key; both code ids and the federation are bound to it."""
+    """Make the bundle. HPKE carries a fresh key, bound to both code ids and the federation."""
     key = os.urandom(KEY_BYTES)
     names = (own.code_id, successor, wanted.federation, fingerprint(wanted.key))
     parcel = Parcel(
@@ -291,7 +291,7 @@ def _require_about(claims: Claims, report_data: bytes) -> None:
 
 
 def _require_own(sealer: Sealer, evidence: Evidence) -> None:
-    """What others know by its evidence must have its state sealed under that same name."""
+    """Raises unless the state is sealed under the code id that this enclave's evidence shows."""
     if read(evidence).code_id != sealer.code_id:
         raise LocalProtocolError("the platform attests to other code than the state belongs to")
 

@@ -16,7 +16,7 @@ from ostraka.protocol.host import Tiles
 
 @dataclass
 class OpenRound:
-    """Takes headers and tiles on the event loop. `changed` is set whenever somebody has arrived."""
+    """Takes headers and tiles on the event loop. `changed` is set when an update has arrived."""
 
     intake: Intake
     spool: Spool
@@ -39,15 +39,15 @@ class OpenRound:
 
     @property
     def awaited(self) -> frozenset[str]:
-        """Clients from whom an update may still come."""
+        """The clients whose updates may still come."""
         heard = self.intake.complete | self.intake.spoilt.keys()
         return frozenset(self._rows) - heard
 
     def begin(self, header: UpdateHeader) -> frozenset[int]:
-        """Start an upload, or go on with it. Gives the tiles that are missing.
+        """Start an upload, or go on with it. Return the tiles that are missing.
 
-        It goes on under the header that it began with, and no other: a header of one client must
-        not reach another one's upload.
+        An upload goes on under the header that it began with, and no other: a header of one client
+        must not reach another client's upload.
         """
         if self._headers.get(header.client) != header:
             try:
@@ -89,5 +89,5 @@ class OpenRound:
             await asyncio.wait([writing])
 
     def tiles(self, cohort: Cohort) -> Tiles:
-        """The passes over what these clients have sent."""
+        """Return the passes over what these clients have sent."""
         return partial(self.spool.tiles, [self._rows[name] for name in cohort.clients])

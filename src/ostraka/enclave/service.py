@@ -1,4 +1,4 @@
-"""From a federation file to a running service."""
+"""Starts the service that a federation file describes, and runs it to its end."""
 
 import asyncio
 import logging
@@ -35,12 +35,12 @@ _STOP_S = 5.0
 _FOREVER_S = 1e9
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
-_STREAMS = 16  # calls at a time on one connection; a client needs two
-_CALLS = 4  # of one client at a time, that wait for a round
+_STREAMS = 16  # calls on one connection at a time; a client needs two
+_CALLS = 4  # calls of one client that wait for a round at a time
 
 
 def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveState:
-    """The enclave's sealed state; at the first start, a new one under the signed charter."""
+    """Open the enclave's sealed state. At the first start, found one under the signed charter."""
     sealer = Sealer(platform.keys.key(), platform.code_id)
     state = EnclaveState.open(file.state, sealer, keep=file.storage.keep_models)
     if state.fresh:
@@ -53,7 +53,7 @@ def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveS
 
 async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) -> None:
     """Run the federation's rounds until they are done, or a signal asks to stop."""
-    # Whatever a peer does wrong, gRPC would log with a trace. Nobody shall fill the log with that.
+    # gRPC would log every mistake of a peer with a trace, and so let peers fill the log.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
     hardening.keep_little()
     file = federation_file.load(path)
@@ -132,7 +132,7 @@ async def _start(engine: Engine, platform: Platform, status: Status) -> tuple[gr
 
 @contextmanager
 def _metrics(file: FederationFile, status: Status) -> Iterator[None]:
-    """For Prometheus, if the file asks for it."""
+    """Serve metrics to Prometheus during the block, if the file asks for it."""
     if file.enclave.metrics is None:
         yield
         return
@@ -159,10 +159,10 @@ def _bind(server: grpc.aio.Server, file: FederationFile) -> int:
 
 
 def _options(file: FederationFile) -> list[tuple[str, int]]:
-    """Nothing larger than a batch of tiles or a worker's answer is taken in.
+    """Return gRPC's settings. The largest message is a batch of tiles or a worker's answer.
 
-    Connections are counted and not calls: whoever does not read what it asked for keeps its call
-    open, and nobody else shall have to wait for that.
+    Connections are limited and calls are not: a peer that does not read its answer keeps its call
+    open, and others must not have to wait for that.
     """
     n, limits = len(file.clients), file.limits
     largest = max(limits.message_kib * _KIB, n * (n + 1) // 2 * _VALUE_BYTES + _KIB)
@@ -190,10 +190,10 @@ def _stop_on_signals(engine: Engine) -> None:
 
 
 async def _ended_first(server: grpc.aio.Server, rounds: "asyncio.Task[None]") -> bool:
-    """Whether the rounds have ended. Otherwise the server has, by itself.
+    """Return whether the rounds have ended. Otherwise the server has ended by itself.
 
-    gRPC's server for asyncio ends when a peer asks for a method whose name is not UTF-8. Nobody
-    loses more by that than a connection, which clients and workers make again.
+    gRPC's server for asyncio ends when a peer asks for a method whose name is not UTF-8. Clients
+    and workers lose only their connections, and connect again.
     """
     serving = asyncio.create_task(server.wait_for_termination(_FOREVER_S))
     try:
@@ -205,7 +205,7 @@ async def _ended_first(server: grpc.aio.Server, rounds: "asyncio.Task[None]") ->
 
 
 async def _all_rounds(engine: Engine) -> None:
-    """And a while after the last one, so that every client can fetch its outcome."""
+    """Run all rounds, and wait after the last one, so that every client can fetch its outcome."""
     await engine.run()
     if engine.phase is Phase.FINISHED:
         with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Answers clients and workers. Whatever one of them sends, only that one is affected."""
+"""Answers clients and workers. A bad message affects only the peer that sent it."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ _LONG_POLL_S = 20.0
 _PART = 2**18  # of a model, in bytes
 _NONCE_BYTES = 32
 _TIDIED = 64  # uploads, after which memory is given back
-_SHOWN = 64  # characters of a name that nobody vouches for
+_SHOWN = 64  # characters of a claimed name
 _NOT_ENROLLED = "not enrolled"
 _ANOTHER_KEY = "signed with another key than the enrolled one"
 _LOG = logging.getLogger("ostraka.enclave")
@@ -74,7 +74,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
 
 @asynccontextmanager
 async def _answering(context: Context) -> AsyncIterator[None]:
-    """Turns our errors into gRPC's. A bug of ours is told in the log, and not to the peer."""
+    """Turns our errors into gRPC's. A bug of ours is shown in the log, and not to the peer."""
     try:
         yield
     except tuple(kind for kind, _ in _CODES) as error:
@@ -86,17 +86,17 @@ async def _answering(context: Context) -> AsyncIterator[None]:
         await context.abort(code, str(error) or code.name.lower())
     except grpc.aio.BaseError:
         raise
-    except Exception:  # noqa: BLE001 (whatever it is, it is ours)
+    except Exception:  # noqa: BLE001 (any other error is a bug of ours)
         _LOG.exception("a request failed")
         await context.abort(grpc.StatusCode.INTERNAL, "the service failed")
 
 
 @asynccontextmanager
 async def _streaming(context: Context) -> AsyncIterator[None]:
-    """The same for an answer of several messages.
+    """Does the same for an answer of several messages.
 
-    gRPC's first message brings its headers along. Were that interrupted, as anything may be that
-    takes too long, they would be sent twice, and gRPC would say nothing more to the peer at all.
+    gRPC sends its headers with the first message. If that were interrupted by a time limit, they
+    would be sent twice, and the peer would hear nothing more. So they are sent first.
     """
     await context.send_initial_metadata(())
     async with _answering(context):
@@ -112,7 +112,7 @@ class Servicer(EnclaveServicer):
     status: Status
     uploads: Turns
     downloads: Turns
-    rate: Rate  # of each enrolled party
+    rate: Rate  # for each enrolled party
     strangers: Share  # of each address, for calls that anybody may make
     members: Share  # of each client, for its challenges
     gossip: Rate  # of what is told of strangers
@@ -178,9 +178,7 @@ class Servicer(EnclaveServicer):
                 async with self.quoting:
                     evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
             return wire.IntroduceReply(
-                introduction=encode(
-                    Introduction(current.intake.offer, bound.receipt_key, evidence)
-                )
+                introduction=encode(Introduction(current.intake.offer, bound.receipt_key, evidence))
             )
 
     async def Upload(self, requests: AsyncIterator[wire.UploadRequest], context: Context) -> None:
@@ -212,7 +210,7 @@ class Servicer(EnclaveServicer):
     # The steps of the above.
 
     def _stranger(self, context: Context) -> AbstractContextManager[None]:
-        """One address cannot take all the places for calls that need no key."""
+        """Limit the calls without a key that one address has open at a time."""
         return self.strangers.of(neighbourhood(context.peer()))
 
     async def _send(self, replies: Iterable[Any], context: Context) -> None:
@@ -221,7 +219,7 @@ class Servicer(EnclaveServicer):
                 await context.write(reply)
 
     async def _digest_of(self, model: Float32) -> bytes:
-        """Computed once: strangers may ask, and it takes its time."""
+        """Return the digest, computed once a model: it takes time, and strangers may ask."""
         async with self.hashing:
             if self.hashed is None or self.hashed[0] is not model:
                 self.hashed = (model, await asyncio.to_thread(vector_digest, model))
@@ -241,7 +239,7 @@ class Servicer(EnclaveServicer):
             raise
 
     async def _wait_for_round(self, context: Context) -> OpenRound:
-        """The open round, or the next one. Aborts the call if there is none for too long."""
+        """Return the open round, or wait for the next one. Aborts the call after a time limit."""
         engine = self.engine
         try:
             async with asyncio.timeout(min(_LONG_POLL_S, context.time_remaining() or _LONG_POLL_S)):
@@ -262,7 +260,7 @@ class Servicer(EnclaveServicer):
         raise AssertionError  # abort has raised
 
     async def _read_header(self, requests: "_Patient", context: Context) -> UpdateHeader:
-        """The first message. Its signature is checked by the enclave, when its turn has come."""
+        """Return the header of an upload, which is its first message."""
         first = await requests.next()
         if first is None or first.WhichOneof("part") != "header":
             raise MalformedMessage("an upload begins with its header")
@@ -293,14 +291,14 @@ class Servicer(EnclaveServicer):
             raise
 
     def _refused(self, client: str, why: str) -> None:
-        """What strangers do is told so many times a minute: they shall not fill the log."""
+        """Tell of a refusal. Strangers are told of rarely, so that they cannot fill the log."""
         with suppress(TooMany):
             if client not in {member.name for member in self.engine.federation.clients}:
                 self.gossip.spend("")
             self.engine.tell(events.UploadRefused(printable(client, _SHOWN), why))
 
     async def _receive(self, header: UpdateHeader, requests: "_Patient", context: Context) -> None:
-        """One upload, or the rest of it."""
+        """Receive one upload, or the rest of it."""
         current = await self._current(context)
         missing = current.begin(header)
         self.engine.tell(events.UploadStarted(header.client, len(missing)))
@@ -310,7 +308,7 @@ class Servicer(EnclaveServicer):
             if self.engine.current is not current:
                 raise UpdateRejected(header.client, Rejection.LATE)
             await current.take(header, tiles)
-            del tiles  # Many uploads wait for their next ones at a time.
+            del tiles  # They are not kept while this upload waits for its next ones.
         self.engine.tell(events.UploadCompleted(header.client))
         if missing and len(current.intake.complete) % _TIDIED == 0:
             hardening.give_back()
@@ -333,7 +331,7 @@ class Servicer(EnclaveServicer):
         return wire.OutcomeReply(receipt=encode(receipt))
 
     def _links(self, after: int) -> Iterator[wire.ChainLink]:
-        """Each charter comes before the first receipt that is under it; the newest one is last."""
+        """Yield the chain. Each charter comes before its first receipt; the newest one is last."""
         state, done = self.engine.state, 0
         known = state.receipts(after)[:1] if after else ()
         if known and known[0].number == after:
@@ -347,7 +345,7 @@ class Servicer(EnclaveServicer):
             yield wire.ChainLink(charter=encode(charter))
 
     async def _greet(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> str:
-        """The name of a worker that has proved itself. Raises OpenError."""
+        """Return the name of a worker that has proved its identity. Raises OpenError."""
         nonce = os.urandom(_NONCE_BYTES)
         welcome = wire.Welcome(nonce=nonce, receipt_key=self.engine.enclave.receipt_key)
         async with asyncio.timeout(self.engine.file.limits.idle_s):
@@ -378,20 +376,20 @@ def _over(engine: Engine) -> bool:
 
 
 def _alive(engine: Engine, request: wire.OutcomeRequest) -> bool:
-    """Whether this very round can still be published."""
+    """Return whether this very round can still be published."""
     here = engine.current.round_id if engine.current is not None else engine.measuring
     return here == request.round_id
 
 
 @dataclass(frozen=True)
 class _Patient:
-    """The same messages, with so long to wait for each."""
+    """The same messages, with a time limit for each."""
 
     requests: AsyncIterator[wire.UploadRequest]
     seconds: float
 
     async def next(self) -> wire.UploadRequest | None:
-        """None behind the last one. Raises TimeoutError."""
+        """Return the next message, or None after the last one. Raises TimeoutError."""
         async with asyncio.timeout(self.seconds):
             return await anext(self.requests, None)
 
@@ -434,7 +432,7 @@ async def _say(connection: Connection, context: Context) -> None:
 
 
 def _parts(model: Float32) -> Iterator[wire.ModelPart]:
-    """The model's bytes. They are not copied as a whole: many may be reading at a time."""
+    """Yield the model's bytes in parts, without a copy of the whole for each reader."""
     raw = np.ascontiguousarray(model).data.cast("B")
     return (
         wire.ModelPart(data=bytes(raw[start : start + _PART]))
@@ -443,7 +441,7 @@ def _parts(model: Float32) -> Iterator[wire.ModelPart]:
 
 
 def _ranges(numbers: frozenset[int]) -> Iterator[wire.Range]:
-    """The numbers as runs: first, and one past the last."""
+    """Return the numbers as ranges."""
     ordered = sorted(numbers)
     starts = [n for n in ordered if n - 1 not in numbers]
     stops = [n + 1 for n in ordered if n + 1 not in numbers]

@@ -1,4 +1,4 @@
-"""What an operator may see: a status, and metrics. Never an update, a distance or a score."""
+"""The status and the metrics that an operator may see: no update, no distance, no score."""
 
 import json
 import time
@@ -13,12 +13,12 @@ from ostraka import events
 from ostraka.enclave.engine import Engine
 from ostraka.events import Event
 
-_MOST_STRANGERS = 100  # names on no roster that are shown
+_MOST_STRANGERS = 100  # names that are shown although they are on no roster
 
 
 @dataclass
 class Status:
-    """Listens to events, and looks at the engine when it is asked."""
+    """Notes events, and reads the engine when the status is asked for."""
 
     simulated: bool
     evidence: str
@@ -34,7 +34,7 @@ class Status:
             "ostraka_events", "Events, by name", ["event"], registry=self.registry
         )
         for kind in get_args(Event):
-            self._events.labels(kind.__name__)  # At zero, so that the first one is a change.
+            self._events.labels(kind.__name__)  # At zero: the first event is a change.
         self._gauge("ostraka_simulated", "1 if no TEE protects the enclave", lambda: self.simulated)
         self._gauge(
             "ostraka_rounds_published", "Rounds published", lambda: self._engine().published
@@ -60,7 +60,7 @@ class Status:
                 self.rejected.clear()
             case events.UploadCompleted(client):
                 self.arrived.add(client)
-                self.rejected.pop(client, None)  # What it was refused for before, it has mended.
+                self.rejected.pop(client, None)  # It was refused before, and has corrected that.
             case events.ClientRejected(client, reason):
                 self.rejected[client] = str(reason)
             case events.UploadRefused(client, why) if self._has_room_for(client):

@@ -19,9 +19,9 @@ from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, Shar
 from ostraka.protocol.host import Computing, Worker
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, WorkerSays
 
-_AHEAD = 2  # messages on their way to one worker
+_AHEAD = 2  # messages that wait to be sent to one worker
 _PIECE = 2**20  # bytes of a share tile in one message
-_UNREAD = 8  # messages of one worker that nobody has read
+_UNREAD = 8  # messages of one worker that wait to be read
 
 Said = TypeVar("Said", ChannelAccept, Answer)
 
@@ -36,18 +36,18 @@ class Connection:
         self.ended = False
 
     def heard(self, said: WorkerSays) -> None:
-        """What nobody reads is dropped: a worker that chatters hurts itself alone."""
+        """Keep a message to be read, or drop it if too many wait: that hurts this worker alone."""
         with suppress(queue.Full):
             self.incoming.put_nowait(said)
 
     def forget(self) -> None:
-        """What was said so far is of no interest any more."""
+        """Drop the messages that were not read."""
         with suppress(queue.Empty):
             while True:
                 self.incoming.get_nowait()
 
     def end(self) -> None:
-        """Whoever waits for this worker, to hear from it or to be heard, waits no longer."""
+        """Release the threads that wait for this worker, to hear from it or to be heard."""
         self.ended = True
         self.forget()
         self.incoming.put_nowait(None)
@@ -78,12 +78,12 @@ class Pool:
                 del self.connected[connection.name]
 
     def close(self) -> None:
-        """Let all of them go."""
+        """End every stream."""
         for connection in self.connected.values():
             connection.end()
 
     async def wait_for(self, count: int, seconds: float) -> None:
-        """Give workers that are on their way a moment to arrive."""
+        """Wait until enough workers are connected, or the time is up."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while len(self.connected) < count:
@@ -91,7 +91,7 @@ class Pool:
                     await self.changed.wait()
 
     def remote(self, names: list[str], seconds: float) -> dict[str, Worker]:
-        """Those of the named workers that are here, in this order, with so long for an attempt."""
+        """Return the named workers that are connected, in this order. seconds: for one attempt."""
         here = [self.connected[name] for name in names if name in self.connected]
         return {each.name: RemoteWorker(each, self.loop, seconds) for each in here}
 
@@ -121,7 +121,7 @@ class RemoteComputing:
     attempt_id: bytes
 
     def add(self, tile: ShareTile) -> None:
-        """In pieces: a tile of a thousand rows is large, and gRPC copies what it sends."""
+        """Send a tile in pieces, because a large one would be copied by gRPC as a whole."""
         whole = memoryview(tile.ciphertext)
         last = len(whole) // _PIECE * _PIECE
         for start in range(0, last, _PIECE):
@@ -156,7 +156,7 @@ class _Line:
             raise self._gone("did not take its shares in time") from None
 
     def hear(self, kind: str, message: type[Said], wanted: Callable[[Said], bool]) -> Said:
-        """The next message of this kind that is about this attempt; older ones are passed over."""
+        """Return the next message of this kind about this attempt. Older ones are passed over."""
         while True:
             try:
                 said = self.connection.incoming.get(timeout=self._left())

@@ -23,7 +23,7 @@ from ostraka.messages import Evidence
 
 
 def ask(command: Sequence[str], request: bytes, *, seconds: float, largest: int) -> bytes:
-    """What the command writes to stdout until it ends well. Raises PlatformError.
+    """Run a command, and return what it writes to stdout. Raises PlatformError.
 
     The command gets no shell, and its stderr is ours, so that an operator sees what it says.
     """
@@ -43,7 +43,7 @@ def ask(command: Sequence[str], request: bytes, *, seconds: float, largest: int)
 
 @contextmanager
 def _started(command: Sequence[str], request: bytes) -> Iterator[subprocess.Popen[bytes]]:
-    """The command at work, and at the end dead, with whatever it started itself."""
+    """Run the command during the block, and kill it at the end, with what it started itself."""
     with _readable(request) as question:
         process = subprocess.Popen(  # noqa: S603 (the operator's own command, and no shell)
             command, stdin=question, stdout=subprocess.PIPE, start_new_session=True
@@ -52,14 +52,14 @@ def _started(command: Sequence[str], request: bytes) -> Iterator[subprocess.Pope
         try:
             yield process
         finally:
-            # Nobody has waited for it, so its number is still its own.
+            # It was not waited for, so its process number is still its own.
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextmanager
 def _readable(request: bytes) -> Iterator[IO[bytes]]:
-    """In memory, and not in a pipe: a command that does not read would block us there."""
+    """A file in memory with the request: a pipe would block us if the command does not read."""
     with os.fdopen(os.memfd_create("ostraka-request"), "r+b") as question:
         question.write(request)
         question.seek(0)
@@ -103,12 +103,12 @@ class ReleasedKey:
 
 
 def report_data_for(public_key: bytes) -> bytes:
-    """What the evidence of a request is about: SHA-512 over the version and the public key."""
+    """Return what a request's evidence is about: SHA-512 of the version and the public key."""
     return hashlib.sha512(pack(KEY_RELEASE.encode(), public_key)).digest()
 
 
 class KeyRelease:
-    """broker: the Ed25519 key that its answers are signed with, from a measured place."""
+    """Gets the key from a broker. broker: its Ed25519 public key, from a measured place."""
 
     name = "key release"
 
@@ -126,7 +126,7 @@ class KeyRelease:
         self._seconds = seconds
 
     def key(self) -> bytes:
-        """Raises PlatformError."""
+        """Ask for the sealing key. Raises PlatformError."""
         private = HybridKey()
         evidence = self._provider.evidence(report_data_for(private.public))
         request = _request(evidence, private.public)
@@ -162,7 +162,7 @@ def _request(evidence: Evidence, public_key: bytes) -> bytes:
 
 
 def _answer(line: bytes) -> tuple[bytes, bytes]:
-    """The sealed key and the signature. What was read stays out of the error."""
+    """Return the sealed key and the signature. The error does not show what was read."""
     try:
         match json.loads(line):
             case {"sealed_key": str(sealed), "signature": str(signature)}:

@@ -19,10 +19,11 @@ _VERSIONED_CHIP_KEY = 0  # the root: a secret of this chip, and not of a migrati
 _GUEST_POLICY = 1 << 0
 _MEASUREMENT = 1 << 3
 
-# The measurement, so that other code gets another key. The policy, so that the same code started
-# with debugging allowed gets another key, too: its host could read that one. Not the firmware's
-# version: every update of the machine would lose the state, and a client's policy demands a minimum
-# anyway. Image and family names and the guest's version come from a signer that we do not need.
+# What the key depends on: the measurement, so that other code gets another key; and the policy, so
+# that the same code with debugging allowed, which its host could read, gets another key as well. It
+# does not depend on the firmware's version: every update of the machine would lose the state, and a
+# client's policy demands a minimum anyway. Image and family names and the guest's version come from
+# a signer that we do not need.
 GUEST_FIELDS = _GUEST_POLICY | _MEASUREMENT
 
 _ADVICE = {
@@ -68,7 +69,7 @@ SNP_GET_DERIVED_KEY = request_number(_GROUP, 1, _Call)
 
 
 class SevGuestKeys:
-    """A key for this code, under this policy, on this chip. No other machine can derive it."""
+    """Derives a key for this code, under this policy, on this chip, and on no other machine."""
 
     name = "sev-guest derived key"
 

@@ -15,13 +15,13 @@ from ostraka.messages import SIMULATION, Evidence
 PLATFORM_FILE = "simulation-platform.json"
 
 _VERSION = "ostraka/simulated-platform/v1"
-_WARNING = "this is no TEE: whoever reads the seed can attest to any code"
+_WARNING = "this is no TEE: anybody who reads the seed can attest to any code"
 _SEED_BYTES = 32
 _HEX_SEED = re.compile(rf"[0-9a-f]{{{2 * _SEED_BYTES}}}")
 
 
 class UnsafeSimulatedProvider:
-    """Attests to `mrenclave`, whatever code really runs."""
+    """Attests to `mrenclave`, even if other code runs."""
 
     kind = SIMULATION
 
@@ -36,7 +36,7 @@ class UnsafeSimulatedProvider:
 
 
 def save_platform(path: Path, platform: UnsafeSimulatedPlatform) -> None:
-    """Into a new file, for its owner alone. Raises ConfigError if there is one."""
+    """Write a platform into a new private file. Raises ConfigError if the file exists."""
     fields = {
         "SIMULATION": _WARNING,
         "version": _VERSION,
@@ -48,7 +48,7 @@ def save_platform(path: Path, platform: UnsafeSimulatedPlatform) -> None:
 
 
 def load_platform(path: Path) -> UnsafeSimulatedPlatform:
-    """Raises ConfigError. What was read stays out of the error: it may hold the seed."""
+    """Read a platform. Raises ConfigError, which does not show the content: it may be a seed."""
     text = files.read_private(path)
     try:
         match json.loads(text):
@@ -72,13 +72,13 @@ def load_platform(path: Path) -> UnsafeSimulatedPlatform:
 
 _KEY_LABEL = b"ostraka/sealing-key/unsafe-development/v1"
 _KEY_WARNING = (
-    "UNSAFE ostraka key for development: whoever reads this file can read the enclave's state"
+    "UNSAFE ostraka key for development: anybody who reads this file can read the enclave's state"
 )
 _HEX_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
 
 class UnsafeDevelopmentKey:
-    """Protects nothing from the host, which has the file. Never made or chosen by itself."""
+    """A key in a file, which its host can read. It is used only where simulation is asked for."""
 
     name = "UNSAFE development key file"
 
@@ -87,7 +87,7 @@ class UnsafeDevelopmentKey:
 
     @classmethod
     def create(cls, path: Path) -> "UnsafeDevelopmentKey":
-        """A new key in a new file. Raises ConfigError if the file exists."""
+        """Write a new key into a new file. Raises ConfigError if the file exists."""
         files.create_private(path, f"{_KEY_WARNING}\n{secrets.token_hex(KEY_BYTES)}\n")
         return cls(path)
 

@@ -1,4 +1,4 @@
-"""The append-only ledger: sealed records, one file each, chained; and what they add up to."""
+"""The append-only ledger: a chain of sealed records, one file each, and what they add up to."""
 
 import hashlib
 import re
@@ -62,7 +62,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A round was given up. The next one has its number."""
+    """A round was given up. The next one gets its number."""
 
     LABEL: ClassVar[bytes] = b"ostraka/ledger/skipped/v2"
 
@@ -72,7 +72,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class HandedOver:
-    """The end: everything went to the enclave of this code id, under the hybrid key named here.
+    """The last record: everything went to the enclave of this code id, under this hybrid key.
 
     Without the key, two machines that run the same code could both become the successor.
     """
@@ -91,7 +91,7 @@ _KINDS: dict[bytes, type[Record]] = {
 
 
 def decode(data: bytes) -> Record:
-    """The record of whichever kind these bytes encode. Raises MalformedMessage."""
+    """Return the record that these bytes encode. Raises MalformedMessage."""
     label, *_ = encoding.unpack(data) or [b""]
     if label not in _KINDS:
         raise MalformedMessage("not a record of any known kind")
@@ -116,7 +116,7 @@ class _Entry:
 
 
 class Ledger:
-    """The records on disk. `read` comes first; it also says whether there are any."""
+    """The records on disk. Call `read` first."""
 
     def __init__(self, folder: Path, sealer: Sealer) -> None:
         self._folder = folder
@@ -128,7 +128,7 @@ class Ledger:
         return self._length
 
     def read(self) -> list[Record]:
-        """All records, oldest first. Raises StateError unless they are one whole chain."""
+        """Return all records, oldest first. Raises StateError unless they are one whole chain."""
         self._length, self._last = 0, _BEGINNING
         self._require_no_gap()
         found = []
@@ -139,7 +139,7 @@ class Ledger:
         return found
 
     def append(self, record: Record) -> None:
-        """Durable when this returns. Raises OSError; the next append then takes the same place."""
+        """Add a record, durable on return. After an OSError, the next append takes its place."""
         entry = _Entry(self._length, self._last, encoding.encode(record))
         sealed = self._sealer.seal(_PURPOSE, encoding.encode(entry))
         if not self._length:
@@ -189,12 +189,12 @@ class Ledger:
 def _number(path: Path) -> int:
     match = _NAME.fullmatch(path.name)
     if match is None:
-        raise StateError(path, "is no record of a ledger: move it away")
+        raise StateError(path, "is not a record of a ledger: move it away")
     return int(match[1])
 
 
 class History:
-    """The life of an enclave as far as it is written down. It holds no secret."""
+    """What the records of an enclave add up to. It holds no secret."""
 
     def __init__(self) -> None:
         self.receipt_key: bytes | None = None
@@ -202,7 +202,7 @@ class History:
         self.receipts: list[Receipt] = []
         self.state: bytes | None = None  # digest of the state after the last receipt
         self.handed_over: HandedOver | None = None
-        self.origin: bytes | None = None  # until a receipt has said so
+        self.origin: bytes | None = None  # the predecessor, until a receipt has named it
         self._federations: set[bytes] = set()
 
     @property
@@ -211,7 +211,7 @@ class History:
 
     @property
     def number(self) -> int:
-        """Of the last round that was published."""
+        """The number of the last round that was published."""
         return len(self.receipts)
 
     @property
@@ -219,7 +219,7 @@ class History:
         return self.charters[-1].federation
 
     def admit(self, record: Record) -> None:
-        """One more record. Raises LocalProtocolError if it cannot follow, and nothing changes."""
+        """Add one record. Raises LocalProtocolError if it cannot follow, and nothing changes."""
         self.check(record)
         match record:
             case Founded(receipt_key, charter, state):

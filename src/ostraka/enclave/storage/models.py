@@ -1,4 +1,4 @@
-"""Global models on disk: sealed with the optimiser's moments for the enclave, bare for others."""
+"""Global models on disk: sealed with the optimiser's moments, or in the clear for clients."""
 
 import hashlib
 import re
@@ -20,12 +20,12 @@ from ostraka.model_file import named_tensors
 DEFAULT_KEEP = 3
 
 _NAME = re.compile(r"model-([0-9]{8})\.sealed")
-_HEADER = struct.Struct("<QQ")  # how many values a vector has, and how many moments there are
+_HEADER = struct.Struct("<QQ")  # the length of a vector, and the number of moments
 _PUBLIC = 0o644
 
 
 class Models:
-    """The states after the last rounds, one sealed file each. Round 0 is what came before."""
+    """The states after the last rounds, one sealed file each. Round 0 is the first model."""
 
     def __init__(self, folder: Path, sealer: Sealer, *, keep: int = DEFAULT_KEEP) -> None:
         if keep < 1:
@@ -35,11 +35,11 @@ class Models:
         self._keep = keep
 
     def save(self, number: int, content: bytes) -> None:
-        """Durable when this returns. content: see `to_bytes`."""
+        """Write the state after a round, durable on return. content: see `to_bytes`."""
         self._file(number).write(content)
 
     def load(self, number: int, digest: bytes) -> ServerState:
-        """The state of this round that has this digest. Raises StateError."""
+        """Return the state after this round, which must have this digest. Raises StateError."""
         file = self._file(number)
         content = file.read()
         if content_digest(content) != digest:
@@ -51,7 +51,7 @@ class Models:
         return from_bytes(content)
 
     def prune(self, newest: int) -> None:
-        """Delete all but the last ones, now that the ledger names the newest."""
+        """Delete the older states, once the ledger names the newest."""
         for number in self.numbers():
             if number <= newest - self._keep:
                 self._file(number).discard()
@@ -65,14 +65,14 @@ class Models:
 
 
 def to_bytes(state: ServerState) -> bytes:
-    """A header, the moments, and the model last: so every array is aligned."""
+    """Encode a state: a header, the moments, and then the model, so that arrays are aligned."""
     header = _HEADER.pack(state.model.size, len(state.moments))
     moments = (np.ascontiguousarray(moment, "<f8").data for moment in state.moments)
     return b"".join((header, *moments, np.ascontiguousarray(state.model, "<f4").data))
 
 
 def from_bytes(content: bytes) -> ServerState:
-    """Views of the content, which cannot be written to. Raises MalformedMessage."""
+    """Decode a state into read-only views of the content. Raises MalformedMessage."""
     if len(content) < _HEADER.size:
         raise MalformedMessage("a state has no header")
     d, count = _HEADER.unpack_from(content)
@@ -84,7 +84,7 @@ def from_bytes(content: bytes) -> ServerState:
 
 
 def content_digest(content: bytes) -> bytes:
-    """How the ledger names a state."""
+    """Return the digest by which the ledger names a state."""
     return hashlib.sha256(content).digest()
 
 

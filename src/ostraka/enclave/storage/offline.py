@@ -1,8 +1,8 @@
 """Masks for coming attempts, made in the background while clients train.
 
 The secrets stay in the enclave's memory. What they seal, which may be gigabytes, goes to the host's
-disk and is read back block by block by the one attempt that spends it. After a restart nobody has
-the keys, and the files are deleted unread.
+disk and is read back block by block by the one attempt that spends it. The keys do not outlive the
+process, so a restart deletes the files unread.
 """
 
 import logging
@@ -33,7 +33,7 @@ _LOG = logging.getLogger("ostraka.offline")
 
 @dataclass(frozen=True)
 class OfflineReady:
-    """Masks for one more attempt lie ready."""
+    """An event: masks for one more attempt are ready."""
 
     ready: int
     bytes: int
@@ -42,16 +42,16 @@ class OfflineReady:
 
 @dataclass(frozen=True)
 class OfflineFailed:
-    """Nothing can be made ahead for now. The next attempt makes its own masks, and takes longer."""
+    """An event: no masks can be made ahead. The next attempt makes its own, and takes longer."""
 
     why: str
 
 
 class SealedBlocks(Sequence[Buffer]):
-    """Blocks of ciphertext in a file, each read when it is asked for, into memory of its own.
+    """Blocks of ciphertext in a file. Each is read into new memory when it is asked for.
 
-    The file is deleted when nobody holds these any more. No blocks at all need no file, and are
-    false as an empty list is.
+    The file is deleted when this is closed or collected. Without blocks there is no file, and this
+    is false, as an empty list is.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class SealedBlocks(Sequence[Buffer]):
 
     @property
     def bytes(self) -> int:
-        """On disk."""
+        """The number of bytes on disk."""
         return 0 if self._closed else self._ends[-1]
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class SealedBlocks(Sequence[Buffer]):
         return self._opened().read(start, end - start)
 
     def append(self, block: Buffer) -> None:
-        """Raises StorageFull or StateError."""
+        """Write one more block. Raises StorageFull or StateError."""
         self._opened().write(self._ends[-1], block)
         self._ends.append(self._ends[-1] + len(block))
 
@@ -110,12 +110,12 @@ class Spooled:
     sealed: SealedBlocks
 
     def close(self) -> None:
-        """The attempt is over. Where nobody says so, it is over when nobody holds the blocks."""
+        """Delete the ciphertext. Without this call, it is deleted when the blocks are collected."""
         self.sealed.close()
 
 
 class OfflinePool:
-    """Keeps `depth` sets of masks ready; 0 for rules by which the enclave measures by itself.
+    """Keeps `depth` sets of masks ready; 0 for terms under which none are made ahead.
 
     limit: bytes of ciphertext that may lie on disk at a time.
     """
@@ -152,7 +152,7 @@ class OfflinePool:
             self._thread.start()
 
     def stop(self) -> None:
-        """Delete everything, what was taken included. Nothing can be taken any more."""
+        """Delete everything, even what was taken. Nothing can be taken after this."""
         with self._changed:
             self._stopped = True
             self._ready.clear()
@@ -160,11 +160,11 @@ class OfflinePool:
                 blocks.close()
             self._changed.notify_all()
         if self._thread is not None:
-            # It looks up after every block. It is not waited for longer: what it makes is dropped.
+            # The thread checks after every block. It is not waited for longer than that.
             self._thread.join(_JOIN_S)
 
     def take(self) -> Spooled:
-        """Masks for one attempt: those that lie ready, or else made now. Raises StorageFull."""
+        """Return masks for one attempt, ready or made now. Raises StorageFull."""
         with self._changed, self._awaited():
             # Masks that are half made are finished sooner than new ones.
             self._changed.wait_for(lambda: self._stopped or self._ready or not self._making)
@@ -174,9 +174,9 @@ class OfflinePool:
 
     @contextmanager
     def resting(self) -> Iterator[None]:
-        """Nothing is made ahead meanwhile: a closing round has the machine to itself.
+        """Make nothing ahead during the block: a closing round has the machine to itself.
 
-        What is half made waits, unless the round itself waits for it.
+        Masks that are half made wait, unless the round itself waits for them.
         """
         self._rest_from_now(resting=True)
         try:
@@ -191,7 +191,7 @@ class OfflinePool:
 
     @contextmanager
     def _awaited(self) -> Iterator[None]:
-        """Somebody needs what is being made, so that it must not rest."""
+        """Keep making masks during the block, because a round waits for them."""
         self._waiting += 1
         if self._resting:
             self._changed.notify_all()
@@ -230,7 +230,7 @@ class OfflinePool:
         logs.event(_LOG, OfflineReady(self.ready, made.sealed.bytes, seconds), logging.DEBUG)
 
     def _rest(self, failure: OstrakaError) -> None:
-        """Until a round is over, or somebody has perhaps made room on the disk."""
+        """Wait until a round is over, or for a while, in case the disk has room then."""
         with self._changed:
             if self._stopped:
                 return
@@ -240,7 +240,7 @@ class OfflinePool:
             self._changed.wait(_RETRY_S)
 
     def _pause(self) -> None:
-        """While a round closes that has its masks."""
+        """Wait while a round closes that has its masks."""
         if self._resting and not self._waiting:
             hardening.give_back()
         with self._changed:
@@ -254,10 +254,10 @@ class OfflinePool:
             self._blocks.add(made.sealed)
         try:
             for block in made.offline.make():
-                if block:  # Exact masks leave the host nothing to keep.
+                if block:  # Exact masks have no ciphertext to keep.
                     self._require_room(len(block))
                     made.sealed.append(block)
-                del block  # It may be large, and this may take long.
+                del block  # It may be large, and the next call may take long.
                 between_tiles()
         except BaseException:
             made.close()

@@ -1,4 +1,4 @@
-"""One sealed file. Its name is its purpose, so that no other file can stand in its place."""
+"""One sealed file. It is sealed under its name, so no other file can take its place."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ DOES_NOT_OPEN = (
 
 @dataclass(frozen=True)
 class SealedFile:
-    """Reading and writing raise StateError, and OSError where the disk itself fails."""
+    """A file that only this enclave can read. Raises StateError, and OSError if the disk fails."""
 
     path: Path
     sealer: Sealer
@@ -37,10 +37,10 @@ class SealedFile:
             raise StateError(self.path, DOES_NOT_OPEN) from None
 
     def write(self, plaintext: Buffer) -> None:
-        """Durable when this returns."""
+        """Replace the content, durable on return."""
         files.write(self.path, self.sealer.pieces(self.path.name, plaintext))
 
     def discard(self) -> None:
-        """Nobody needs it any more. If it cannot be deleted, it is only in the way."""
+        """Delete the file. If that fails, it stays, and does no harm."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)

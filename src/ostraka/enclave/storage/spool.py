@@ -20,7 +20,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def clean(folder: Path) -> int:
-    """Delete what a process that died has left here. Nobody has its keys. Returns how many."""
+    """Delete what a process that died has left here, and return the number of files."""
     leftovers = list(folder.glob(f"{_PREFIX}*{_SUFFIX}"))
     for leftover in leftovers:
         leftover.unlink(missing_ok=True)
@@ -28,7 +28,7 @@ def clean(folder: Path) -> int:
 
 
 class SpoolFile:
-    """Any number of threads may read and write. The last one out closes the file.
+    """A file that any number of threads may read and write. The last thread closes it.
 
     A closed descriptor's number soon belongs to another file, so none is used after it was closed.
     """
@@ -44,7 +44,7 @@ class SpoolFile:
             )
 
     def write(self, offset: int, data: Buffer) -> None:
-        """Raises StorageFull, or StateError if the disk fails otherwise."""
+        """Write at this offset. Raises StorageFull, or StateError if the disk fails otherwise."""
         rest = memoryview(data).cast("B")
         with self._in_use() as file, _explained(self.path):
             while rest:
@@ -52,7 +52,7 @@ class SpoolFile:
                 rest, offset = rest[written:], offset + written
 
     def read(self, offset: int, size: int) -> bytes:
-        """In memory of its own. What was never written is zeros. Raises StateError."""
+        """Read into new memory. What was never written is zeros. Raises StateError."""
         with self._in_use() as file, _explained(self.path):
             whole = os.pread(file, size, offset)
             while len(whole) < size and (more := _read_on(file, whole, offset, size)):
@@ -60,7 +60,7 @@ class SpoolFile:
         return whole.ljust(size, b"\0")
 
     def close(self) -> None:
-        """Delete the file. A second time does nothing."""
+        """Delete the file. A second call does nothing."""
         with self._lock:
             if self._closing:
                 return
@@ -108,7 +108,7 @@ _VALUE_BYTES = 4
 
 @dataclass(frozen=True)
 class SpooledTile(Sequence[Buffer]):
-    """Each row is read when it is asked for, into memory of its own. Raises StateError."""
+    """One tile of some rows. Each row is read when it is asked for. Raises StateError."""
 
     _file: SpoolFile
     _size: int
@@ -128,9 +128,9 @@ class SpooledTile(Sequence[Buffer]):
 
 
 class Spool:
-    """Made for one round and closed after it. A row may write a tile anew; the last one counts.
+    """The uploads of one round, closed after it. A tile that is written again replaces the first.
 
-    rows: of the roster, present or not. limit: bytes of ciphertext that may lie here.
+    rows: the number of enrolled clients. limit: bytes of ciphertext that may be stored.
     """
 
     clean = staticmethod(clean)
@@ -141,11 +141,11 @@ class Spool:
         self._room = limit
         self._limit = limit
         self._lock = Lock()
-        self._written = bytearray(self._tiling.count * rows)  # a byte a slot
+        self._written = bytearray(self._tiling.count * rows)  # one byte for each slot
         self._file = SpoolFile(folder, "round")
 
     def write(self, row: int, index: int, ciphertext: Buffer) -> None:
-        """Raises StorageFull, and then the slot holds nothing that authenticates."""
+        """Write one tile. After StorageFull, the slot holds nothing that authenticates."""
         self._require(index, row)
         if len(ciphertext) != self._size(index):
             raise LocalProtocolError(
@@ -155,13 +155,13 @@ class Spool:
         self._file.write(self._offset(index, row), ciphertext)
 
     def read(self, index: int, rows: Sequence[int]) -> "SpooledTile":
-        """One tile's ciphertext of these rows, in their order."""
+        """Return the ciphertext of one tile of these rows, in their order."""
         self._require(index, *rows)
         offsets = tuple(self._offset(index, row) for row in rows)
         return SpooledTile(self._file, self._size(index), offsets)
 
     def tiles(self, rows: Sequence[int]) -> Iterator["SpooledTile"]:
-        """A whole pass, tile by tile."""
+        """Yield a whole pass, tile by tile."""
         return (self.read(index, rows) for index in range(self._tiling.count))
 
     def close(self) -> None:
@@ -191,5 +191,5 @@ class Spool:
         return self._tiling.size(index) * _VALUE_BYTES + TAG_BYTES
 
     def _offset(self, index: int, row: int) -> int:
-        # Only the last tile may be shorter, and nothing lies behind it.
+        # Only the last tile may be shorter, and nothing follows it.
         return index * self._rows * self._size(0) + row * self._size(index)

@@ -1,4 +1,4 @@
-"""The enclave's life on disk: identity, ledger and models, put together."""
+"""The enclave's state on disk: its identity, its ledger and its models."""
 
 import os
 from collections.abc import Callable
@@ -36,7 +36,7 @@ from ostraka.protocol.enclave import Enclave
 
 @dataclass(frozen=True)
 class Estate:
-    """seed: of the identity that signs receipts. records: the whole ledger. state: the last one."""
+    """All that a successor needs. seed: of the receipt key. state: the last one."""
 
     LABEL: ClassVar[bytes] = b"ostraka/estate/v2"
 
@@ -49,7 +49,7 @@ class Estate:
         return TakenOver(origin, self.records)
 
     def verify(self, origin: bytes) -> History:
-        """What it all adds up to. Raises OpenError or MalformedMessage unless it fits together."""
+        """Return what the records add up to. Raises OpenError or MalformedMessage."""
         history = History()
         try:
             history.admit(self.record(origin))
@@ -71,7 +71,10 @@ _SEED_BYTES = 32
 
 
 class EnclaveState:
-    """Opened by one process at a time. A new folder is `fresh` until something is founded in it."""
+    """The state in one folder, which one process opens at a time.
+
+    A new folder is `fresh` until a federation is founded in it.
+    """
 
     def __init__(self, folder: Path, sealer: Sealer, lock: FolderLock, keep: int) -> None:
         self.folder = folder
@@ -90,7 +93,7 @@ class EnclaveState:
     def open(
         cls, folder: Path, sealer: Sealer, *, keep: int = models.DEFAULT_KEEP
     ) -> "EnclaveState":
-        """Raises StateError if the folder is in use, or holds what this enclave cannot use."""
+        """Open a folder. Raises StateError if it is in use, or cannot be used by this enclave."""
         files.make_folder(folder)
         lock = FolderLock(folder)
         try:
@@ -118,7 +121,7 @@ class EnclaveState:
         return f"EnclaveState({str(self.folder)!r}, round {self._history.number}, <secret>)"
 
     def close(self) -> None:
-        """Let another process have the folder. Nothing can be added from here on."""
+        """Release the folder for another process. Nothing can be added after this."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -164,17 +167,17 @@ class EnclaveState:
         return None if ended is None else ended.to
 
     def receipts(self, first: int = 1) -> tuple[Receipt, ...]:
-        """From the one of round `first` to the last."""
+        """Return the receipts from round `first` on."""
         return tuple(self._history.receipts[max(first, 1) - 1 :])
 
     def require_fresh(self) -> None:
-        """Raises StateError if an enclave lives here already."""
+        """Raises StateError if the folder holds an enclave's state already."""
         self._require_open()
         if not self.fresh:
             raise StateError(self.folder, "holds an enclave's state already: use another folder")
 
     def found(self, charter: Charter, state: ServerState, entropy: Entropy = os.urandom) -> None:
-        """The first start, under a new identity. Raises OpenError or StateError."""
+        """Begin a federation, under a new identity. Raises OpenError or StateError."""
         self.require_fresh()
         if self.migration.exists():
             raise StateError(
@@ -206,7 +209,7 @@ class EnclaveState:
         self.migration.discard()
 
     def start(self, *, evidence: str, entropy: Entropy = os.urandom) -> Enclave:
-        """The enclave itself. Raises StateError if another one goes on in its place."""
+        """Return the enclave itself. Raises StateError if another one has taken its place."""
         identity, state = self._founded()
         if self.handed_over_to is not None:
             raise StateError(
@@ -230,7 +233,7 @@ class EnclaveState:
         return (f"state was handed over from the enclave {self.handed_over_from.hex()}",)
 
     def publish(self, receipt: Receipt, state: ServerState) -> None:
-        """Make a round's outcome durable. Only after this may anybody learn of it.
+        """Make a round's outcome durable. Only after this may it be told.
 
         Raises OSError where the disk fails; the round is then not published, and can be again.
         """
@@ -246,19 +249,19 @@ class EnclaveState:
         self._models.prune(receipt.number)
 
     def adopt(self, charter: Charter) -> None:
-        """A new revision, from the next round on. Raises OpenError or LocalProtocolError."""
+        """Adopt a revision from the next round on. Raises OpenError or LocalProtocolError."""
         check_signature(charter, self.federation.authority)
         self._append(Adopted(charter))
 
     def skip(self, number: int, reason: str) -> None:
-        """The open round was given up."""
+        """Record that the open round was given up."""
         self._append(Skipped(number, reason))
 
     def hand_over(self, to: bytes, key: bytes, seal: Callable[[Estate], bytes]) -> bytes:
-        """Retire in favour of one other enclave, and give what `seal` makes of the estate.
+        """Retire in favour of one other enclave, and return what `seal` makes of the estate.
 
-        The same successor may ask again, since a process can die before its bundle is stored. It
-        is the only one ever: StateError. If `seal` fails, nothing has happened.
+        The same successor may ask again, since a process can die before its bundle is stored. Any
+        other one is refused with StateError. If `seal` fails, nothing has happened.
         """
         self._founded()
         ended, record = self._history.handed_over, HandedOver(to, key)
@@ -274,7 +277,7 @@ class EnclaveState:
         return sealed
 
     def _estate(self, end: HandedOver) -> Estate:
-        # A reader of its own: one more record may lie there, whose append has failed at its end.
+        # Read anew: there may be one more record, whose append failed after it was written.
         written = Ledger(self.folder / _LEDGER, self.sealer).read()[: len(self._ledger)]
         so_far = [record for record in written if record != end]
         records = tuple(encode(record) for record in (*so_far, end))
@@ -291,7 +294,7 @@ class EnclaveState:
             return
         self._identity = Identity(self._read_seed())
         self._last = self._models.load(self._history.number, self._history.state or b"")
-        self.migration.discard()  # It came to its end, if there was one.
+        self.migration.discard()  # A hand-over that was under way is complete.
 
     def _require_this_version(self) -> None:
         """Raises StateError for what version 0.1 has sealed, before anything is read or changed."""
@@ -306,7 +309,7 @@ class EnclaveState:
                     )
 
     def _read_seed(self) -> bytes:
-        """Compared with the ledger each time, since the host can exchange the file at any time."""
+        """Return the seed, compared with the ledger: the host can exchange the file at any time."""
         seed = self._seed.read()
         if Identity(seed).public != self._history.receipt_key:
             raise StateError(self._seed.path, "is the identity of another ledger than this one")
@@ -323,7 +326,7 @@ class EnclaveState:
             ) from None
 
     def _require_no_models(self) -> None:
-        """A first start that died leaves no model but that of round 0; nor does a lost ledger."""
+        """Raises StateError if there are models of rounds, and no ledger that names them."""
         if any(self._models.numbers()) and not self.migration.exists():
             raise StateError(
                 self.folder / _LEDGER,

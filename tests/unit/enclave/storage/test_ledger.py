@@ -143,7 +143,7 @@ ATTACKS = {
     "the last one from another ledger": (last_of_another_ledger, "4.sealed: does not continue"),
     "one more, from another ledger": (append_from_another_ledger, "5.sealed: does not continue"),
     "the old end on a new middle": (old_end_on_a_new_middle, "4.sealed: does not continue"),
-    "a file that has another name": (another_name, "is no record of a ledger: move it away"),
+    "a file that has another name": (another_name, "is not a record of a ledger: move it away"),
     "another kind of sealed file": (another_purpose, "does not open under this enclave's key"),
     "a record of an unknown form": (not_an_entry, "of another version"),
 }
