@@ -6,16 +6,19 @@ from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
+from ostraka import files
 from ostraka.arrays import Float32
 from ostraka.config import Manifest, Tensor
 from ostraka.errors import ConfigError
 
 _FLOAT32 = "F32"
+_PUBLIC = 0o644
 
 
 def read_model(path: Path) -> tuple[Manifest, Float32]:
-    """The tensors of a file, in the order in which it holds them, and their values end to end (d,).
+    """Return a file's tensors, in the order in which it holds them, and their values (d,).
 
     Raises ConfigError.
     """
@@ -35,8 +38,19 @@ def read_model(path: Path) -> tuple[Manifest, Float32]:
     return manifest, vector
 
 
+def write_model(path: Path, manifest: Manifest, vector: Float32) -> None:
+    """Write a model (d,). Everybody may read the file: models are public to a federation's clients.
+
+    Raises ConfigError for a vector that does not fit the manifest.
+    """
+    if vector.shape != (manifest.dimension,):
+        raise ConfigError(f"a model of {manifest.dimension} values; got {vector.shape}")
+    tensors = named_tensors(manifest, np.ascontiguousarray(vector, "<f4"))
+    files.write(path, [save(tensors)], mode=_PUBLIC)
+
+
 def named_tensors(manifest: Manifest, vector: Float32) -> dict[str, Float32]:
-    """Views of a model (d,), by name."""
+    """Return views of a model (d,), by name."""
     tensors, at = {}, 0
     for tensor in manifest.tensors:
         size = math.prod(tensor.shape)
@@ -46,7 +60,7 @@ def named_tensors(manifest: Manifest, vector: Float32) -> dict[str, Float32]:
 
 
 def _manifest(path: Path, file: Any) -> Manifest:
-    """By offset, as the file has them: that is a writer's choice, and the same for every reader."""
+    """Return the tensors by offset: an order that the writer chose, the same for every reader."""
     tensors = []
     for name in file.offset_keys():
         described = file.get_slice(name)

@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 from ostraka.cli.federation_folder import Plan
 from ostraka.core import rules
-from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError, LeakyMasking, ServiceError
+from ostraka.model_file import write_model
 from ostraka_lab.baselines import PLAIN
 from ostraka_lab.children import Child, Children, Logged
 from ostraka_lab.deployment import Deployment, Progress, Setting, found, move
@@ -38,7 +38,7 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Tas
     task = Task.load(experiment)
     manifest, first = task.first()
     folder.make()
-    export(folder.first_model, manifest, first)
+    write_model(folder.first_model, manifest, first)
     found(folder.federation, _plan(folder, experiment), **_settings(experiment))
     folder.save(
         experiment,
@@ -210,7 +210,7 @@ class _Run:
     def _finish(self) -> None:
         """Export the last model, and wait for the processes that end by themselves."""
         last = self._experiment.rounds
-        export(self._folder.model, self._task.first()[0], self._records.model(last))
+        write_model(self._folder.model, self._task.first()[0], self._records.model(last))
         self._records.discard_before(last)
         self._until(self._baseline_over)
         self._listen()

@@ -14,10 +14,9 @@ from ostraka.cli.output import Json, progress, show
 from ostraka.client.api import Client
 from ostraka.client.events import Event, Reconnecting, Waiting
 from ostraka.client.results import Model, Outcome, Update, flatten
-from ostraka.enclave.storage.models import export
 from ostraka.errors import FAILED, ConfigError, ServiceError
 from ostraka.messages import vector_digest
-from ostraka.model_file import named_tensors, read_model
+from ostraka.model_file import named_tensors, read_model, write_model
 
 Enclave = Annotated[str, typer.Option(help="HOST:PORT of the enclave's service.")]
 Name = Annotated[str, typer.Option(help="This client's name on the roster.")]
@@ -198,7 +197,7 @@ def _require_round(model: Model, wanted: int | None) -> None:
 
 def _write(out: Path, model: Model) -> None:
     try:
-        export(out, model.manifest, model.vector)
+        write_model(out, model.manifest, model.vector)
     except OSError as failed:
         raise ConfigError(f"{out}: {failed.strerror}") from None
 

@@ -40,11 +40,10 @@ from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import measurement
 from ostraka.enclave.platform.simulated import save_platform
-from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError
 from ostraka.federation_file import FederationFile, Storage, charter_path
 from ostraka.files import write_identity
-from ostraka.model_file import read_model
+from ostraka.model_file import read_model, write_model
 
 FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"
 KEYS, AUTHORITY = "keys", "authority"
@@ -107,7 +106,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
     with _whole(folder) as partial:
         clients, workers, authority = _write_keys(partial / KEYS, plan, entropy)
         if model is not None:
-            export(partial / MODEL, *model)
+            write_model(partial / MODEL, *model)
         text = federation_toml(
             name=_federation_name(folder),
             authority=authority.public,

@@ -1,4 +1,4 @@
-"""Global models on disk: sealed with the optimiser's moments, or in the clear for clients."""
+"""The enclave's models on disk, sealed with the optimiser's moments."""
 
 import hashlib
 import re
@@ -6,22 +6,16 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save
 
-from ostraka import files
-from ostraka.arrays import Float32
-from ostraka.config import Manifest
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave.storage.sealed_file import SealedFile
 from ostraka.errors import ConfigError, MalformedMessage, StateError
-from ostraka.model_file import named_tensors
 
 DEFAULT_KEEP = 3
 
 _NAME = re.compile(r"model-([0-9]{8})\.sealed")
 _HEADER = struct.Struct("<QQ")  # the length of a vector, and the number of moments
-_PUBLIC = 0o644
 
 
 class Models:
@@ -86,11 +80,3 @@ def from_bytes(content: bytes) -> ServerState:
 def content_digest(content: bytes) -> bytes:
     """Return the digest by which the ledger names a state."""
     return hashlib.sha256(content).digest()
-
-
-def export(path: Path, manifest: Manifest, vector: Float32) -> None:
-    """A model (d,) as safetensors, for everybody: it is public to the federation's clients."""
-    if vector.shape != (manifest.dimension,):
-        raise ConfigError(f"a model of {manifest.dimension} values; got {vector.shape}")
-    tensors = named_tensors(manifest, np.ascontiguousarray(vector, "<f4"))
-    files.write(path, [save(tensors)], mode=_PUBLIC)

@@ -2,12 +2,9 @@ import shutil
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
-from ostraka.config import Manifest, Tensor
 from ostraka.core import optimiser
 from ostraka.core.optimiser import Optimiser, ServerState
-from ostraka.enclave.storage import models
 from ostraka.enclave.storage.models import Models, content_digest, from_bytes, to_bytes
 from ostraka.errors import ConfigError, MalformedMessage, StateError
 
@@ -106,25 +103,3 @@ def test_a_model_that_cannot_be_deleted_is_in_nobody_s_way(kept, life, monkeypat
 def test_keeping_none_is_refused(life, tmp_path):
     with pytest.raises(ConfigError, match="at least one"):
         Models(tmp_path, life.sealer(), keep=0)
-
-
-MANIFEST = Manifest((Tensor("weight", (2, 2)), Tensor("bias", (1,)), Tensor("scale", ())))
-
-
-def test_an_exported_model_has_the_manifest_s_tensors(tmp_path):
-    path = tmp_path / "model.safetensors"
-    vector = np.arange(6, dtype="<f4")
-    models.export(path, MANIFEST, vector)
-    tensors = load_file(path)
-    assert set(tensors) == {"weight", "bias", "scale"}
-    assert np.array_equal(tensors["weight"], [[0, 1], [2, 3]])
-    assert np.array_equal(tensors["bias"], [4])
-    assert tensors["scale"].shape == ()
-    assert all(tensor.dtype == np.float32 for tensor in tensors.values())
-    models.export(path, MANIFEST, vector + 1)
-    assert load_file(path)["scale"] == 6
-
-
-def test_a_model_of_another_size_is_not_exported(tmp_path):
-    with pytest.raises(ConfigError, match="6 values"):
-        models.export(tmp_path / "model.safetensors", MANIFEST, np.zeros(5, "<f4"))

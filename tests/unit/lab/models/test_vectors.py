@@ -5,9 +5,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ostraka.client.results import flatten
-from ostraka.enclave.storage.models import export
 from ostraka.errors import ConfigError
-from ostraka.model_file import named_tensors, read_model
+from ostraka.model_file import named_tensors, read_model, write_model
 from ostraka_lab import models
 from ostraka_lab.models import MODELS, build
 
@@ -36,7 +35,7 @@ def test_a_vector_goes_into_a_model_and_comes_out(name):
 def test_a_file_keeps_manifest_and_vector(name, tmp_path):
     given = model(name)
     manifest, vector = models.manifest(given), models.vector(given)
-    export(tmp_path / "model.safetensors", manifest, vector)
+    write_model(tmp_path / "model.safetensors", manifest, vector)
     read, values = read_model(tmp_path / "model.safetensors")
     assert read == manifest
     np.testing.assert_array_equal(values, vector)
