@@ -1,4 +1,4 @@
-"""A worker: untrusted, sees masked rows only, and returns a matrix over them."""
+"""The worker: it is not trusted, sees masked rows only, and returns a matrix over them."""
 
 import os
 
@@ -37,7 +37,7 @@ class Worker:
         self._entropy = entropy
 
     def accept(self, offer: ChannelOffer) -> tuple["Computing", ChannelAccept]:
-        """Join one attempt. Raises OpenError unless the enclave made this offer to this worker."""
+        """Joins one attempt. Raises OpenError unless the enclave made this offer to this worker."""
         accepted, channel = accept_offer(
             offer, receipt_key=self._receipt_key, identity=self._identity, entropy=self._entropy
         )
@@ -67,7 +67,7 @@ class Computing:
         self._block = np.empty((offer.rows, min(offer.tile, offer.columns)), dtype)
 
     def add(self, tile: ShareTile) -> None:
-        """Take in one tile of shares. Raises RemoteProtocolError, and then nothing changes."""
+        """Takes in one tile of shares. Raises RemoteProtocolError, and then nothing changes."""
         if tile.attempt_id != self._offer.attempt_id or tile.index not in self._left:
             raise OpenError("share tile")
         if len(tile.ciphertext) != self._layout.size(tile.index):
@@ -81,7 +81,7 @@ class Computing:
         self._left.remove(tile.index)
 
     def add_seed(self, message: MaskSeed) -> None:
-        """Make the mask that a seed stands for, in place of shares. Raises RemoteProtocolError."""
+        """Makes the mask of a seed, in place of shares. Raises RemoteProtocolError."""
         everything = len(self._left) == self._columns.count
         if message.attempt_id != self._offer.attempt_id or not everything:
             raise OpenError("mask seed")
@@ -91,9 +91,9 @@ class Computing:
         self._left.clear()
 
     def answer(self) -> Answer:
-        """The matrix over all tiles, sealed to the enclave: what is above its diagonal, by rows.
+        """Seals the matrix over all tiles to the enclave: the part above its diagonal, by rows.
 
-        Exact masking wants inner products modulo p with the diagonal, Gaussian masking wants
+        Exact masking needs inner products modulo p, with the diagonal. Gaussian masking needs
         squared distances (law 2).
         """
         if self._left:

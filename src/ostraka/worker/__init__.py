@@ -1,4 +1,4 @@
-"""A worker as a process: dials the enclave, serves it, and comes back whenever it is gone."""
+"""A worker's service: it dials the enclave, serves it, and dials again when it is gone."""
 
 from ostraka.worker.backends import kernel_for
 from ostraka.worker.pin import EnclavePin

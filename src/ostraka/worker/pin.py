@@ -1,8 +1,8 @@
-"""The one enclave that a worker serves, known by the key that signs its offers.
+"""The one enclave that a worker serves, known by its receipt key, which signs its offers.
 
-The key is given, or that of the first enclave is remembered, beside the worker's own key, once it
-has signed an offer. From then on no other is served: whoever takes the enclave's place gets no work
-done, and the operator hears of it.
+The operator gives the key, or the worker remembers that of the first enclave that signs an offer,
+in a file beside its own key. From then on it serves no other: an impostor gets no work done, and
+the operator is told.
 """
 
 import re
@@ -18,25 +18,25 @@ _PUBLIC = 0o644
 
 
 class EnclavePin:
-    """key: the enclave's, or None until one is remembered. file: where to remember it."""
+    """key: the receipt key, or None until one is remembered. file: where to remember it."""
 
     def __init__(self, key: bytes | None, file: Path | None = None) -> None:
         if key is not None and len(key) != _KEY_BYTES:
-            raise ConfigError(f"an enclave's key has {_KEY_BYTES} bytes; got {len(key)}")
+            raise ConfigError(f"a receipt key has {_KEY_BYTES} bytes; got {len(key)}")
         self._key = key
         self._file = file
 
     @classmethod
     def given(cls, key: str) -> "EnclavePin":
-        """key: in hex, as the enclave's service prints it. Raises ConfigError."""
+        """Pins a key, which is in hex as the enclave's service prints it. Raises ConfigError."""
         try:
             return cls(bytes.fromhex(key))
         except ValueError:
-            raise ConfigError(f"an enclave's key is {2 * _KEY_BYTES} hex digits") from None
+            raise ConfigError(f"a receipt key is {2 * _KEY_BYTES} hex digits") from None
 
     @classmethod
     def beside(cls, worker_key: Path) -> "EnclavePin":
-        """The key remembered beside the worker's own, if there is one. Raises ConfigError."""
+        """Pins the key remembered beside the worker's own, if there is one. Raises ConfigError."""
         file = worker_key.with_name(f"{worker_key.name}.enclave")
         return cls(_read(file) if file.exists() else None, file)
 
@@ -45,18 +45,18 @@ class EnclavePin:
         return self._key is None
 
     def check(self, shown: bytes) -> bytes:
-        """The key to hold offers against. Raises RemoteProtocolError for another enclave's."""
+        """Returns the key to check offers by. Raises RemoteProtocolError for another enclave's."""
         if len(shown) != _KEY_BYTES:
-            raise MalformedMessage(f"an enclave's key has {_KEY_BYTES} bytes; got {len(shown)}")
+            raise MalformedMessage(f"a receipt key has {_KEY_BYTES} bytes; got {len(shown)}")
         if self._key is not None and shown != self._key:
             raise RemoteProtocolError(
-                f"another enclave answers: its key is {shown.hex()}, and this worker serves "
-                f"{self._key.hex()} alone. {self._advice()}"
+                f"another enclave answers: its receipt key is {shown.hex()}, but this worker "
+                f"serves only {self._key.hex()}. {self._advice()}"
             )
         return shown
 
     def remember(self, key: bytes) -> None:
-        """From now on only this one. Raises OSError if that cannot be written down."""
+        """Pins this key from now on. Raises OSError if it cannot be written to the file."""
         self._key = key
         if self._file is not None:
             text = f"# The enclave that this worker serves.\n{_LABEL} {key.hex()}\n"

@@ -1,7 +1,8 @@
-"""Whether the enclave has taken this worker in.
+"""A worker's connection to its enclave: one stream after another, until the worker is stopped.
 
-It does not say so: it speaks when it has work, and ends the stream of a stranger at once. So its
-first word counts, or that the stream lasts.
+The enclave does not say that it has admitted a worker: it speaks when it has work, and ends the
+stream of an unknown worker at once. So a worker counts as connected at the enclave's first message,
+or when the stream has lasted.
 """
 
 import logging
@@ -23,9 +24,24 @@ from ostraka.transport.ostraka_pb2 import WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 from ostraka.worker.session import Session, Staff
 
+# A tile of all rows in float64, and a quarter more for tags and framing.
+LARGEST_MESSAGE = MAX_TILE_VALUES * 8 * 5 // 4
+
+_MOST_UNSENT = 64
+# A worker that is refused is refused at once. A stream that lasted longer is worth a quick return.
+_STABLE_S = 2.0
+# An unwanted worker comes back after minutes. Two workers under one name end each other's streams
+# after as long as the other one waits, so a stream of twice that length was not ended that way.
+_UNWANTED_FIRST_S, _UNWANTED_CAP_S = 1.0, 300.0
+_ALONE_S = 2 * _UNWANTED_CAP_S
+_LOG = logging.getLogger("ostraka.worker")
+
 
 class Admission:
-    """Calls `say` once. after_s: seconds that the stream of a stranger does not last."""
+    """Calls `say` once the enclave has admitted this worker.
+
+    after_s: the stream of a worker that is not admitted ends before that many seconds.
+    """
 
     def __init__(self, say: Callable[[], None], *, after_s: float) -> None:
         self._say = say
@@ -34,35 +50,22 @@ class Admission:
         self._timer.daemon = True
 
     def expect(self) -> None:
-        """This worker has said who it is."""
+        """Starts to wait. The worker has said who it is."""
         self._timer.start()
 
     def take(self) -> None:
-        """The enclave has spoken."""
+        """Counts the worker as admitted. The enclave has spoken, or the stream has lasted."""
         if self._once.acquire(blocking=False):
             self._say()
 
     def give_up(self) -> None:
-        """The stream has ended."""
+        """Stops waiting. The stream has ended."""
         self._timer.cancel()
-
-
-# A tile of all rows in float64, and a quarter more for tags and framing.
-LARGEST_MESSAGE = MAX_TILE_VALUES * 8 * 5 // 4
-
-_MOST_UNSENT = 64
-# Whoever is turned away is so at once. A stream that lasted longer is worth a quick return.
-_STABLE_S = 2.0
-# Whom the enclave does not want comes back after minutes. Two workers under one name end each
-# other's streams after as long as the other one waits: so twice that long is a stream of its own.
-_UNWANTED_FIRST_S, _UNWANTED_CAP_S = 1.0, 300.0
-_ALONE_S = 2 * _UNWANTED_CAP_S
-_LOG = logging.getLogger("ostraka.worker")
 
 
 @dataclass(frozen=True)
 class Connected:
-    """The enclave knows this worker, and has work for it from time to time."""
+    """The enclave has admitted this worker."""
 
     enclave: str
     worker: str
@@ -70,7 +73,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """There is no enclave to serve. The next try is in so many seconds."""
+    """There is no enclave to serve. retry_s: the seconds until the next attempt to connect."""
 
     enclave: str
     why: str
@@ -79,7 +82,7 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class _End:
-    """Of one stream. unwanted: the enclave ended it. served: it was this worker's enclave."""
+    """The end of a stream. unwanted: the enclave ended it. served: it was the pinned enclave."""
 
     why: str
     unwanted: bool
@@ -89,8 +92,8 @@ class _End:
 class WorkerService:
     """Serves the enclave at HOST:PORT.
 
-    tls_ca: certificates (PEM) that vouch for the server, or None for no TLS. backoff: while the
-    enclave is away. unwanted: while it does not want this worker.
+    tls_ca: certificates (PEM) that vouch for the server, or None for no TLS. backoff: the pauses
+    while the enclave is away. unwanted: the pauses while it does not want this worker.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class WorkerService:
         self._call: grpc.Call | None = None
 
     def run(self) -> None:
-        """Serve until stopped. Raises ConfigError if that can never work."""
+        """Serves until stopped. Raises ConfigError if that can never work."""
         while not self._stopping.is_set():
             start = time.monotonic()
             end = self._connect()
@@ -124,21 +127,21 @@ class WorkerService:
             self._stopping.wait(delay)
 
     def stop(self) -> None:
-        """Leave, from any thread. `run` returns soon after."""
+        """Makes `run` return soon. Any thread may call it."""
         self._stopping.set()
         with self._lock:
             if self._call is not None:
                 self._call.cancel()
 
     def _pause(self, end: _End, lasted: float) -> float:
-        """Seconds until the next try. lasted: so many seconds, the stream that has ended."""
+        """Returns the seconds until the next try. lasted: the seconds that the stream lasted."""
         backoff = self._unwanted if end.unwanted else self._backoff
         if end.served or lasted > (_ALONE_S if end.unwanted else _STABLE_S):
             backoff.reset()
         return backoff.next()
 
     def _connect(self) -> _End:
-        """One stream, to its end."""
+        """Serves one stream to its end."""
         with dial(self._address, tls_ca=self._tls_ca, largest=LARGEST_MESSAGE) as channel:
             outbox: SimpleQueue[WorkerSays | None] = SimpleQueue()
             call = EnclaveStub(channel).Work(iter(outbox.get, None))
@@ -146,7 +149,7 @@ class WorkerService:
             def say(what: WorkerSays) -> None:
                 outbox.put(what)
                 if outbox.qsize() > _MOST_UNSENT:
-                    call.cancel()  # Whoever does not listen would fill the memory.
+                    call.cancel()  # An enclave that does not read would fill the memory.
 
             session = Session(self._staff, say)
             admission = Admission(self._connected, after_s=_STABLE_S)
@@ -179,8 +182,8 @@ class WorkerService:
         logs.event(_LOG, Connected(self._address, self._staff.name))
 
     def _reason(self, ended: grpc.RpcError) -> tuple[str, bool]:
-        """Why a stream has ended, and whether that is because the enclave does not want it."""
-        call: Any = ended  # the stubs do not say that it is the call itself
+        """Returns why a stream ended, and whether the enclave does not want this worker."""
+        call: Any = ended  # the type stubs do not say that it is the call itself
         match call.code():
             case grpc.StatusCode.PERMISSION_DENIED:
                 return (
@@ -193,12 +196,12 @@ class WorkerService:
 
     def _replaced(self) -> str:
         return (
-            "the enclave ended the stream: it stops, or another process works as "
+            "the enclave ended the stream: it is stopping, or another process works as "
             f"{self._staff.name}"
         )
 
     def _hold(self, call: grpc.Call | None) -> None:
-        """What `stop` cancels."""
+        """Remembers the call that `stop` cancels."""
         with self._lock:
             self._call = call
             if call is not None and self._stopping.is_set():

@@ -1,4 +1,7 @@
-"""One attempt at one worker: from the offer to the answer, or to the moment when it is over."""
+"""What a worker does with one stream from its enclave: one attempt after another.
+
+An attempt lasts from its offer to the worker's answer, or until it is over.
+"""
 
 import logging
 import time
@@ -25,18 +28,19 @@ _LARGEST_TILE = 2**26
 
 
 class Abandoned(Exception):
-    """Nobody waits for the rest of this attempt."""
+    """The enclave does not wait for the rest of this attempt."""
 
 
 class Attempt:
-    """An offer that this worker has taken. Raises OpenError or MalformedMessage for any other."""
+    """An offer that this worker accepts. Raises OpenError or MalformedMessage for any other."""
 
     def __init__(
-        self, offer: ChannelOffer, identity: Identity, enclave: bytes, kernel: Kernel
+        self, offer: ChannelOffer, identity: Identity, receipt_key: bytes, kernel: Kernel
     ) -> None:
         self.offer = offer
         self._over = Event()
-        worker = Worker(identity, receipt_key=enclave, kernel=_Stoppable(kernel, self._over))
+        stoppable = _Stoppable(kernel, self._over)
+        worker = Worker(identity, receipt_key=receipt_key, kernel=stoppable)
         self._computing, self.accepted = worker.accept(offer)
         self._left = Tiling(offer.columns, offer.tile).count
         self._seeded = False
@@ -44,11 +48,11 @@ class Attempt:
 
     @property
     def seconds(self) -> float:
-        """Since the offer was taken."""
+        """Returns the seconds since the offer was accepted."""
         return round(time.monotonic() - self._start, 3)
 
     def add(self, tile: ShareTile) -> Answer | None:
-        """Take in one tile. The answer, if it was the last. Raises RemoteProtocolError."""
+        """Takes in one tile. Returns the answer after the last. Raises RemoteProtocolError."""
         if self._seeded:
             raise MalformedMessage("shares for a worker that was given a seed")
         self._computing.add(tile)
@@ -56,18 +60,21 @@ class Attempt:
         return None if self._left else self._computing.answer()
 
     def reserve_for_seed(self) -> None:
-        """A seed takes the place of all shares, once."""
+        """Notes that a seed takes the place of all shares. Raises MalformedMessage for a second."""
         if self._seeded:
             raise MalformedMessage("a second seed in one attempt")
         self._seeded = True
 
     def add_seed(self, seed: MaskSeed) -> Answer:
-        """Takes long. Raises RemoteProtocolError, or Abandoned once the attempt is over."""
+        """Computes on the mask of a seed, which takes long, and returns the answer.
+
+        Raises RemoteProtocolError, or Abandoned once the attempt is over.
+        """
         self._computing.add_seed(seed)
         return self._computing.answer()
 
     def abandon(self) -> None:
-        """Stop whatever is being computed, at its next tile."""
+        """Stops the computation at its next tile."""
         self._over.set()
 
 
@@ -105,7 +112,7 @@ class EnclaveRemembered:
 
 @dataclass(frozen=True)
 class EnclaveNotKept:
-    """It could not be written down, so that it is forgotten when this worker stops."""
+    """The enclave's key could not be written down, so it is forgotten when this worker stops."""
 
     key: str
     why: str
@@ -135,7 +142,7 @@ class AttemptDropped:
 
 @dataclass(frozen=True)
 class MessageRefused:
-    """The enclave, or whoever speaks for it, said what cannot be used."""
+    """The enclave, or an impostor, sent a message that cannot be used."""
 
     what: str
     why: str
@@ -143,7 +150,7 @@ class MessageRefused:
 
 @dataclass(frozen=True)
 class Staff:
-    """Who works: an enrolled name and its identity, for one enclave, by this kernel."""
+    """A worker: its enrolled name and identity, its kernel, and the enclave that it serves."""
 
     name: str
     identity: Identity
@@ -152,33 +159,33 @@ class Staff:
 
 
 class Session:
-    """Lasts as long as one stream. `say` sends, and never waits.
+    """Serves one stream. say: sends a message without waiting.
 
-    One attempt at a time: a new offer replaces an old attempt. Whatever cannot be used ends the
-    attempt, the enclave hears why, and the session goes on.
+    There is one attempt at a time, and a new offer replaces the old one. A message that cannot be
+    used ends the attempt; the enclave is told why, and the session goes on.
     """
 
     def __init__(self, staff: Staff, say: Callable[[WorkerSays], None]) -> None:
         self._staff = staff
         self._say = say
-        self._enclave = b""
+        self._receipt_key = b""
         self._pieces = bytearray()  # of the ciphertext of a share tile that is not complete
         self._lock = Lock()
         self._attempt: Attempt | None = None
         self.served = False  # whether the enclave has proved to be the one that this worker serves
 
     def greet(self, says: EnclaveSays) -> None:
-        """Answer the first message of a stream. Raises RemoteProtocolError: do not go on then."""
+        """Answers the first message of a stream. Raises RemoteProtocolError, which ends it."""
         if says.WhichOneof("what") != "welcome":
             raise MalformedMessage("the enclave did not begin with its welcome")
         if len(says.welcome.nonce) != _NONCE_BYTES:
             raise MalformedMessage(f"a nonce has {_NONCE_BYTES} bytes")
-        self._enclave = self._staff.pin.check(says.welcome.receipt_key)
+        self._receipt_key = self._staff.pin.check(says.welcome.receipt_key)
         hello = WorkerHello(says.welcome.nonce, self._staff.name, UNSIGNED)
         self._say(WorkerSays(hello=encode(self._staff.identity.sign(hello))))
 
     def hear(self, says: EnclaveSays) -> None:
-        """Do what the enclave says. Never raises for what it says."""
+        """Does what the enclave says. No message makes it raise."""
         what = says.WhichOneof("what")
         try:
             match what:
@@ -196,16 +203,16 @@ class Session:
                     raise MalformedMessage("a message of no known kind, or out of place")
         except Abandoned:
             pass
-        except Exception as failure:  # noqa: BLE001 (a device may fail in any way at all)
+        except Exception as failure:  # noqa: BLE001 (a device may fail in any way)
             self._refuse(str(what), failure, self._attempt)
 
     def close(self) -> None:
-        """The stream has ended, and its attempt with it."""
+        """Drops the attempt, because its stream has ended."""
         self._drop_quietly(self._attempt, "the connection has ended")
 
     def _take_offer(self, offer: ChannelOffer) -> None:
         staff = self._staff
-        attempt = Attempt(offer, staff.identity, self._enclave, staff.kernel)
+        attempt = Attempt(offer, staff.identity, self._receipt_key, staff.kernel)
         self._drop_quietly(self._attempt, "replaced by a new offer")
         self._remember_enclave()
         self.served = True
@@ -214,14 +221,14 @@ class Session:
         self._say(WorkerSays(accept=encode(attempt.accepted)))
 
     def _take_piece(self, piece: bytes) -> None:
-        """Outside of an attempt, pieces are what is left of an earlier one."""
+        """Keeps a piece of a tile. Outside of an attempt it belongs to an earlier one."""
         if self._attempt is not None:
             self._pieces += piece
             if len(self._pieces) > _LARGEST_TILE:
                 raise MalformedMessage(f"a share tile of more than {_LARGEST_TILE} bytes")
 
     def _whole(self, last: ShareTile) -> ShareTile:
-        """The tile, with the pieces of it that came before."""
+        """Returns the tile, together with the pieces of it that came before."""
         if not self._pieces:
             return last
         whole = replace(last, ciphertext=bytes(self._pieces + last.ciphertext))
@@ -249,7 +256,7 @@ class Session:
             self._refuse("seed", failure, attempt)
 
     def _current(self, attempt_id: bytes) -> Attempt | None:
-        """The attempt that is under way. What is left of an earlier one is passed over."""
+        """Returns the present attempt, or None if the message belongs to an earlier one."""
         attempt = self._attempt
         return attempt if attempt is not None and attempt.offer.attempt_id == attempt_id else None
 
@@ -269,7 +276,7 @@ class Session:
         )
 
     def _drop(self, attempt: Attempt | None, why: str) -> AttemptDropped | None:
-        """None if there is nothing to drop."""
+        """Drops the attempt. Returns None if there is nothing to drop."""
         if attempt is None or not self._release(attempt):
             return None
         attempt.abandon()
@@ -281,7 +288,7 @@ class Session:
             logs.event(_LOG, dropped)
 
     def _release(self, attempt: Attempt) -> bool:
-        """Whoever gets True, and only one does, decides what becomes of the attempt."""
+        """Ends the attempt. Only one caller gets True, and decides what becomes of it."""
         with self._lock:
             if self._attempt is not attempt:
                 return False
@@ -290,8 +297,10 @@ class Session:
             return True
 
     def _refuse(self, what: str, failure: Exception, attempt: Attempt | None) -> None:
-        """Say sorry where the enclave waits for this worker, and nowhere else: the word bears no
-        attempt's name, and must not be taken for an answer to the next one."""
+        """Logs a failure, and says sorry if the enclave waits for this worker.
+
+        The message names no attempt, so at any other time it would be taken for the next one's.
+        """
         foreseen = isinstance(failure, OstrakaError)
         why = str(failure) if foreseen else f"{type(failure).__name__} in this worker"
         dropped = self._drop(attempt, why)
@@ -308,9 +317,9 @@ class Session:
         pin = self._staff.pin
         if not pin.first_use:
             return
-        key = self._enclave.hex()
+        key = self._receipt_key.hex()
         try:
-            pin.remember(self._enclave)
+            pin.remember(self._receipt_key)
         except OSError as failed:
             logs.event(_LOG, EnclaveNotKept(key, str(failed)), logging.WARNING)
         else:

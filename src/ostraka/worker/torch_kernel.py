@@ -1,7 +1,7 @@
-"""What a worker computes, in torch: the same residues, to the bit, as the numpy kernel.
+"""The kernel in torch, on a processor or a GPU: the same residues, to the bit, as in numpy.
 
-Residues modulo p = 2^31 - 1 come as int32 tensors, which hold them all. Their Gram matrix takes one
-of two routes, both exact:
+Residues modulo p = 2^31 - 1 fit into int32 tensors. Their Gram matrix takes one of two routes, and
+both are exact:
 
 - float64: limbs of 15 and 16 bits and three real products (ostraka.core.field). A sum of up to 2^19
   columns is an integer below 2^53.
@@ -14,12 +14,14 @@ of two routes, both exact:
   four calls. A sum of up to 2^16 columns is at most 2^30 in size, so int32 holds it.
 
 Some GPUs multiply float64 at a small fraction of their int8 rate and others do not, so on CUDA both
-are timed. A processor takes float64: where it has no instructions for int8 that torch knows, the
+routes are timed. A processor takes float64: without instructions for int8 that torch knows, the
 other route was thirty times slower.
 
+The sum stays on the device, and is copied back when its total is asked for.
+
 The arithmetic below does not depend on the device and is tested on the processor. No GPU was at
-hand: the CUDA route has been written and type-checked, not run. A kernel therefore compares its
-device with numpy before it is used, because a worker whose library rounds is a worker that lies.
+hand, so the CUDA route has been written and type-checked, but not run. A kernel therefore compares
+its device with numpy before it is used, because a worker whose library rounds is taken for a liar.
 """
 
 import math
@@ -47,15 +49,15 @@ _TYPES: dict[Values, tuple[type[Any], torch.dtype]] = {
 }
 # A block goes to the device in slabs of at most this many values, which bounds its memory.
 _SLAB = 1 << 22
-# Columns that are multiplied at once. On a processor the limbs should stay in the cache; on a GPU
-# fewer and larger steps are better. Either keeps the sums of both routes exact.
+# The columns that are multiplied at once. On a processor the limbs should stay in the cache; on a
+# GPU fewer and larger steps are better. Both numbers keep the sums of both routes exact.
 _PANEL = {"cpu": 1 << 11, "cuda": 1 << 16}
 
 _DIGITS = 4
 # Adding 128 to each of the three low digits makes them bytes without a sign.
 _BIAS = 0x808080
-# CUDA multiplies int8 matrices of more than 16 rows, with sides that are multiples of 8; it is at
-# its best with multiples of 32.
+# CUDA multiplies int8 matrices of more than 16 rows, with sides that are multiples of 8. It is
+# fastest with multiples of 32.
 _ALIGNMENT = 32
 _TIMINGS = 3
 
@@ -64,7 +66,7 @@ class TorchKernel:
     """The kernel of a worker with torch, on "cpu", "cuda" or "cuda:1".
 
     route: how residues are multiplied. "auto" is float64 on a processor; on CUDA it is the faster
-    one, timed once for every class of shapes.
+    route, which is found by timing each class of shapes once.
     """
 
     def __init__(self, device: str = "cpu", *, route: Route = "auto") -> None:
@@ -131,20 +133,20 @@ def _add_float64(total: Tensor, slab: Tensor) -> None:
 
 
 def field_gram_float64(block: Tensor) -> Tensor:
-    """All inner products of the rows, modulo p. block: (n, b) int32 residues; (n, n) int64."""
+    """Returns all inner products of the rows modulo p, (n, n) int64. block: (n, b) int32."""
     return _sum(_float64_products, block)
 
 
 def field_gram_int8(block: Tensor) -> Tensor:
-    """As `field_gram_float64`, by products of int8 digits."""
+    """Does the same as `field_gram_float64`, by products of int8 digits."""
     return _sum(_int8_products, block)
 
 
 def faster_field_gram(block: Tensor) -> _GramFunction:
-    """The faster route for this block and its device; float64 wherever int8 cannot be used."""
+    """Returns the faster route for this block and its device; float64 if int8 cannot be used."""
     try:
-        # This first run also warms both up. The int8 product has no public name and has been seen
-        # to be refused, or wrong, on some devices and shapes.
+        # This first run also warms both up. The int8 product has no public name, and was refused or
+        # wrong on some devices and shapes.
         if not torch.equal(field_gram_int8(block), field_gram_float64(block)):
             return field_gram_float64
     except RuntimeError:
@@ -165,7 +167,7 @@ def _panels(block: Tensor) -> tuple[Tensor, ...]:
 
 
 def _float64_products(panel: Tensor) -> Tensor:
-    """panel: (n, b <= 2^19) int32 residues; (n, n) residues."""
+    """Returns the (n, n) residues of a panel, (n, b <= 2^19) int32 residues."""
     high = (panel >> 16).to(torch.float64)
     low = (panel & 0xFFFF).to(torch.float64)
     high_sums = (high @ high.t()).to(torch.int64)
@@ -177,7 +179,7 @@ def _float64_products(panel: Tensor) -> Tensor:
 
 
 def _int8_products(panel: Tensor) -> Tensor:
-    """panel: (n, b <= 2^16) int32 residues; (n, n) residues."""
+    """Returns the (n, n) residues of a panel, (n, b <= 2^16) int32 residues."""
     n, b = panel.shape
     rows = _aligned(n)
     # Zeros beyond the edges add nothing to any product.
@@ -186,7 +188,7 @@ def _int8_products(panel: Tensor) -> Tensor:
     squares = torch.zeros(rows, rows, dtype=torch.int64, device=panel.device)
     crosses = torch.zeros_like(squares)
     for i in range(_DIGITS):
-        # Rows times columns in memory order, the one layout that every GPU takes.
+        # Rows times columns in memory order is the one layout that every GPU takes.
         products = torch._int_mm(digits[i], digits[i:].flatten(0, 1).t())  # (rows, (4 - i) rows)
         square, *others = torch.split(products, rows, dim=1)
         squares.add_(square, alpha=_power(2 * i))
@@ -197,18 +199,18 @@ def _int8_products(panel: Tensor) -> Tensor:
 
 
 def _digits(residues: Tensor) -> Tensor:
-    """The balanced digits in base 256, lowest first. residues: (n, b) int32; (4, n, b) int8."""
+    """Returns the balanced digits in base 256, (4, n, b) int8, lowest first. residues: int32."""
     n, b = residues.shape
-    # The 31st bit is set just where x > (p - 1)/2.
+    # The 31st bit is set exactly where x > (p - 1)/2.
     signed = residues - (residues >> 30) * P
-    # The low three bytes of the sum are digits plus 128; flipping the top bit of such a byte takes
-    # the 128 off again. The top byte is the fourth digit as it stands, -64 to 64.
+    # The low three bytes of the sum are digits plus 128, and flipping the top bit of such a byte
+    # subtracts the 128 again. The top byte is the fourth digit itself, -64 to 64.
     packed = ((signed + _BIAS) ^ _BIAS).contiguous()
     return packed.view(torch.int8).view(n, b, _DIGITS).permute(2, 0, 1)
 
 
 def _power(exponent: int) -> int:
-    """256^exponent modulo p, where 2^31 is 1."""
+    """Returns 256^exponent modulo p, where 2^31 is 1."""
     return 1 << (8 * exponent % 31)
 
 
@@ -229,7 +231,7 @@ def _upload(block: AnyArray, device: torch.device) -> Tensor:
 
 
 def _seconds(route: _GramFunction, block: Tensor) -> float:
-    """The shortest of a few runs."""
+    """Returns the time of the shortest of a few runs."""
     times = []
     for _ in range(_TIMINGS):
         _finish(block.device)
@@ -246,7 +248,7 @@ def _finish(device: torch.device) -> None:
 
 
 def _find(name: str) -> torch.device:
-    """Raises ConfigError unless torch has this device here."""
+    """Returns a device of torch. Raises ConfigError if it is not here."""
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -274,8 +276,10 @@ def _check_exact(route: _GramFunction, device: torch.device) -> None:
 
 
 def _hard_residues() -> UInt32:
-    """(33, 520) residues whose digits or limbs are as large as they get, in runs of eight, so that
-    a sum of neighbours that saturates is noticed."""
+    """Returns (33, 520) residues with the largest digits and limbs that there are.
+
+    They stand in runs of eight, so that a sum of neighbours that saturates is noticed.
+    """
     top, low = 0x7F7F7F, -0x808080
     integers = [0, 1, -1, P // 2, -(P // 2), top, low, (63 << 24) + top, -(63 << 24) + low]
     integers += [0x7FFF, 0x8000, 0xFFFF, 0x10000, -0xFFFF, -0x10000]

@@ -1,4 +1,7 @@
-"""A sealing key from outside, for platforms that derive none: TDX and Nitro."""
+"""A sealing key from a key broker, for platforms that derive none: TDX and Nitro.
+
+A command of the operator's carries the request to the broker and the answer back.
+"""
 
 import base64
 import hashlib
@@ -20,6 +23,12 @@ from ostraka.enclave.platform.interface import EvidenceProvider, sealing_key
 from ostraka.encoding import Signature, pack
 from ostraka.errors import OpenError, PlatformError
 from ostraka.messages import Evidence
+
+KEY_RELEASE = "ostraka/key-release/v1"
+
+_KEY_LABEL = b"ostraka/sealing-key/key-release/v1"
+_SECONDS = 60.0
+_LARGEST_ANSWER = 1 << 16
 
 
 def ask(command: Sequence[str], request: bytes, *, seconds: float, largest: int) -> bytes:
@@ -82,13 +91,6 @@ def _read(answers: IO[bytes], deadline: float, largest: int) -> bytes:
 
 def _left(deadline: float) -> float:
     return max(0.0, deadline - time.monotonic())
-
-
-KEY_RELEASE = "ostraka/key-release/v1"
-
-_KEY_LABEL = b"ostraka/sealing-key/key-release/v1"
-_SECONDS = 60.0
-_LARGEST_ANSWER = 1 << 16
 
 
 @dataclass(frozen=True)

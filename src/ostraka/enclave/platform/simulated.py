@@ -19,6 +19,12 @@ _WARNING = "this is no TEE: anybody who reads the seed can attest to any code"
 _SEED_BYTES = 32
 _HEX_SEED = re.compile(rf"[0-9a-f]{{{2 * _SEED_BYTES}}}")
 
+_KEY_LABEL = b"ostraka/sealing-key/unsafe-development/v1"
+_KEY_WARNING = (
+    "UNSAFE ostraka key for development: anybody who reads this file can read the enclave's state"
+)
+_HEX_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
+
 
 class UnsafeSimulatedProvider:
     """Attests to `mrenclave`, even if other code runs."""
@@ -68,13 +74,6 @@ def load_platform(path: Path) -> UnsafeSimulatedPlatform:
         f"{path} holds no simulated platform: it must be JSON with SIMULATION, version "
         f'("{_VERSION}"), seed ({_SEED_BYTES} bytes in hex), issued and lifetime (seconds)'
     )
-
-
-_KEY_LABEL = b"ostraka/sealing-key/unsafe-development/v1"
-_KEY_WARNING = (
-    "UNSAFE ostraka key for development: anybody who reads this file can read the enclave's state"
-)
-_HEX_KEY = re.compile(rf"[0-9a-f]{{{2 * KEY_BYTES}}}")
 
 
 class UnsafeDevelopmentKey:
