@@ -28,6 +28,7 @@ from ostraka.cli.federation_folder import Plan
 from ostraka.client.api import Client
 from ostraka.enclave.measurement import MEASURED, measured_files
 from ostraka.enclave.platform.choose import unsafe_simulated
+from ostraka.enclave.platform.simulated import KEY_FILE, PLATFORM_FILE
 from ostraka.enclave.service import serve
 from ostraka.events import Event, ServiceStarted
 from ostraka.files import read_identity
@@ -123,8 +124,7 @@ def _enclave(root: Path) -> Iterator[None]:
     """The enclave's service on an event loop of its own. Ends with the block."""
     started = threading.Event()
     loop = asyncio.new_event_loop()
-    simulation = root / "simulation"
-    platform = unsafe_simulated(simulation / "platform.json", simulation / "UNSAFE-development.key")
+    platform = unsafe_simulated(root / PLATFORM_FILE, root / KEY_FILE)
 
     def tell(event: Event) -> None:
         if isinstance(event, ServiceStarted):

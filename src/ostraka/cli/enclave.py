@@ -39,6 +39,8 @@ def enclave(
 def entry(arguments: Sequence[str]) -> list[str]:
     """The command line of the enclave's entry with these arguments.
 
-    -P keeps Python from loading modules out of the folder in which the command happens to be run.
+    -P keeps Python from loading modules out of the folder in which the command is run. -I, which
+    also ignores the environment, is passed on.
     """
-    return [sys.executable, "-P", "-m", "ostraka.enclave", *arguments]
+    isolation = "-I" if sys.flags.isolated else "-P"
+    return [sys.executable, isolation, "-m", "ostraka.enclave", *arguments]

@@ -17,6 +17,7 @@ from ostraka.crypto.sealing import Sealer
 from ostraka.enclave import hardening, migration
 from ostraka.enclave.platform.choose import Platform, detect, real, unsafe_simulated
 from ostraka.enclave.platform.interface import REPORT_DATA_BYTES, EvidenceProvider
+from ostraka.enclave.platform.simulated import KEY_FILE, PLATFORM_FILE
 from ostraka.enclave.service import serve
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import decode, encode
@@ -29,7 +30,6 @@ from ostraka.transport import collateral
 
 _LOG = logging.getLogger("ostraka.enclave")
 _KEY_BYTES = 32
-_SIMULATION = Path("simulation")
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Machine:
     def platform(self) -> Platform:
         """The TEE that is here, or the simulated one that was asked for."""
         if self.unsafe_simulation:
-            folder = self.config.resolve().parent / _SIMULATION
-            return unsafe_simulated(folder / "platform.json", folder / "UNSAFE-development.key")
+            folder = self.config.resolve().parent
+            return unsafe_simulated(folder / PLATFORM_FILE, folder / KEY_FILE)
         return real(tuple((self.key_release or "").split()), _broker_key(self.key_broker))
 
     @property

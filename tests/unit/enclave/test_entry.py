@@ -160,6 +160,14 @@ def test_the_command_becomes_the_entry(monkeypatch):
     ]
 
 
+def test_an_isolated_interpreter_stays_isolated():
+    program = "from ostraka.cli.enclave import entry; print(entry(['run'])[1:])"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", program], capture_output=True, check=True, text=True
+    )
+    assert done.stdout == "['-I', '-m', 'ostraka.enclave', 'run']\n"
+
+
 @pytest.mark.parametrize("line", ["", "--help", "run --help", "migrate request -h", "run --fast"])
 def test_the_command_passes_everything_on(line, tmp_path):
     def said(*command):

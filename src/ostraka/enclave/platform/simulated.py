@@ -12,7 +12,9 @@ from ostraka.enclave.platform.interface import require_report_data, sealing_key
 from ostraka.errors import ConfigError
 from ostraka.messages import SIMULATION, Evidence
 
-PLATFORM_FILE = "simulation-platform.json"
+# Where a federation's folder has its simulated platform, and the sealing key of its enclave.
+PLATFORM_FILE = "simulation/platform.json"
+KEY_FILE = "simulation/UNSAFE-development.key"
 
 _VERSION = "ostraka/simulated-platform/v1"
 _WARNING = "this is no TEE: anybody who reads the seed can attest to any code"

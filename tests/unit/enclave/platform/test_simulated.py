@@ -23,6 +23,7 @@ REPORT_DATA = bytes(range(64))
 
 @pytest.fixture
 def path(tmp_path):
+    (tmp_path / PLATFORM_FILE).parent.mkdir()
     return tmp_path / PLATFORM_FILE
 
 
