@@ -1,12 +1,16 @@
 """The seam of aggregation rules: a new one is a class and a line in the table."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import ostraka
+from ostraka.config import Manifest, Terms
 from ostraka.core import rules
 from ostraka.core.rules import Gram, Options, Weights
-from ostraka.errors import ConfigError, TooFewUpdates
+from ostraka.errors import ConfigError, ReceiptRefused, TooFewUpdates
+from ostraka.protocol import round as specification
 
 ROWS = (1 + 0.1 * np.random.default_rng(0).normal(size=(6, 40))).astype(np.float32)
 
@@ -79,12 +83,8 @@ def test_a_rule_that_is_not_in_the_table_is_refused():
         ostraka.run_round(ROWS, f=1, rule="median")
 
 
-def test_every_client_checks_the_receipt_before_it_goes_on():
+def test_every_client_checks_the_receipt_before_it_goes_on(monkeypatch):
     """The specification ends as the protocol ends: a receipt that lies stops the round."""
-    from ostraka.config import Manifest, Terms
-    from ostraka.errors import ReceiptRefused
-    from ostraka.protocol import round as specification
-
     parties = specification.enrol(Terms(Manifest.flat(40), f=1, masking="none"), clients=6)
     first = specification.play(parties, ROWS)
     assert {client.last for client in parties.clients} == {first.receipt}
@@ -92,14 +92,12 @@ def test_every_client_checks_the_receipt_before_it_goes_on():
     assert second.receipt.number == 2
     assert {client.last for client in parties.clients} == {second.receipt}
 
-    finish = parties.federation.follow
-    parties.federation.follow = lambda published: finish(published) and _altered(published)  # type: ignore[method-assign]
+    follow = parties.federation.follow
+
+    def altered(published):
+        state = replace(published.state, model=published.state.model + 1)
+        return replace(follow(published), state=state)
+
+    monkeypatch.setattr(parties.federation, "follow", altered)
     with pytest.raises(ReceiptRefused):
         specification.play(parties, ROWS)
-
-
-def _altered(published):
-    from dataclasses import replace
-
-    state = replace(published.state, model=published.state.model + 1)
-    return replace(published, state=state)
