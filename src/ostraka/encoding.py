@@ -1,4 +1,4 @@
-"""One way to turn fields into bytes, and back.
+"""Turns fields into bytes in one way, and back.
 
 Every field is preceded by its length, so no two different lists of fields have the same bytes. A
 message is a frozen dataclass with a `LABEL`; its bytes are the label and then its fields, in order.
@@ -19,6 +19,13 @@ from typing import get_type_hints as type_hints
 from ostraka.errors import MalformedMessage
 
 _PREFIX = 8
+_PLAIN: dict[Any, Callable[[Any], bytes]] = {
+    bytes: bytes,
+    str: lambda value: str(value).encode(),
+    bool: lambda value: b"\1" if value else b"\0",
+    int: lambda value: index(value).to_bytes(8, "big"),
+    float: struct.Struct(">d").pack,
+}
 
 
 @dataclass(frozen=True)
@@ -60,12 +67,12 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
 def pack(*fields: bytes) -> bytes:
-    """Each field behind its length."""
+    """Joins fields, each behind its length."""
     return b"".join([part for field in fields for part in (_length(field), field)])
 
 
 def unpack(data: bytes) -> list[bytes]:
-    """The fields of `pack`. Raises MalformedMessage unless the lengths add up exactly."""
+    """Returns the fields of `pack`. Raises MalformedMessage unless the lengths add up exactly."""
     fields, at = [], 0
     while at < len(data):
         start = at + _PREFIX
@@ -77,12 +84,12 @@ def unpack(data: bytes) -> list[bytes]:
 
 
 def encode(message: Message) -> bytes:
-    """The canonical bytes of a message."""
+    """Returns the canonical bytes of a message."""
     return pack(message.LABEL, _writer(type(message))(message))
 
 
 def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
-    """The message that these bytes encode. Raises MalformedMessage and nothing else."""
+    """Returns the message that these bytes encode. Raises MalformedMessage and nothing else."""
     match unpack(bytes(data)):
         case [label, body] if label == kind.LABEL:
             message: AnyMessage = _from_bytes(kind, body)
@@ -91,7 +98,7 @@ def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
 
 
 def digest(message: Message) -> bytes:
-    """SHA-256 of the canonical bytes."""
+    """Returns the SHA-256 of the canonical bytes."""
     return hashlib.sha256(encode(message)).digest()
 
 
@@ -101,9 +108,9 @@ def _length(field: bytes) -> bytes:
 
 @cache
 def _writer(kind: Any) -> Callable[[Any], bytes]:
-    """By the declared type and not the value's own, so that 1 and 1.0 are the same ratio.
+    """Returns the writer for a declared type, so that 1 and 1.0 are the same ratio.
 
-    Made once a type: a round of a thousand clients encodes thousands of headers.
+    It is made once for each type: a round of a thousand clients encodes thousands of headers.
     """
     if dataclasses.is_dataclass(kind):
         return _dataclass_writer(kind)
@@ -121,15 +128,6 @@ def _dataclass_writer(kind: Any) -> Callable[[Any], bytes]:
     names = [field.name for field in dataclasses.fields(kind)]
     fields = [(name, _writer(hint)) for name, hint in zip(names, _field_types(kind), strict=True)]
     return lambda value: pack(*[write(getattr(value, name)) for name, write in fields])
-
-
-_PLAIN: dict[Any, Callable[[Any], bytes]] = {
-    bytes: bytes,
-    str: lambda value: str(value).encode(),
-    bool: lambda value: b"\1" if value else b"\0",
-    int: lambda value: index(value).to_bytes(8, "big"),
-    float: struct.Struct(">d").pack,
-}
 
 
 def _from_bytes(kind: Any, raw: bytes) -> Any:

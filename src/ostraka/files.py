@@ -1,4 +1,11 @@
-"""Files that are whole, locked or private: what every service does with a disk."""
+"""Files on a disk: written whole, locked, private, or read as text.
+
+A file that is written is there as a whole or not at all, even if the power fails or the process
+dies. A lock lets one process at a time use a folder, or a file. The lock of a file is on another
+file beside it, which stays, because the file itself is replaced at every change. A private file is
+refused if anyone but its owner may use it. Identities are private files of one key each, which are
+never overwritten. An error of the operating system says what an operator can do about it.
+"""
 
 import errno
 import fcntl
@@ -17,6 +24,33 @@ from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.errors import ConfigError, OstrakaError, PlatformError, StateError
 
+LOCK_SUFFIX = ".lock"
+
+_PARTIAL = ".partial"
+_LOCK_NAME = "lock"
+_PAUSE_S = 0.05
+# The errors of systems without such locks, as some library operating systems in an enclave are.
+# There, the user has to run one process at a time.
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK)
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_LARGEST = 1 << 16
+# A caller that named another file can avoid these. All other errors are faults of the machine.
+_ADVICE = {
+    errno.EACCES: "run as the user that may use it",
+    errno.EISDIR: "that is a folder: name a file",
+    errno.ENOTDIR: "there is a file in the place of a folder",
+}
+_CREATING = _ADVICE | {
+    errno.EEXIST: "it exists, and a secret is never overwritten: move it away first",
+    errno.ENOENT: "make its folder first",
+}
+_READING = _ADVICE | {errno.ENOENT: "make it first"}
+
+_SEED_BYTES = 32
+_KEY_LABEL = "ostraka-ed25519-key-v1"
+_KEY_LINE = re.compile(rf"{_KEY_LABEL} ([0-9a-f]{{{2 * _SEED_BYTES}}})")
+
 
 @contextmanager
 def explained(
@@ -24,7 +58,7 @@ def explained(
 ) -> Iterator[None]:
     """Turns an OSError into a PlatformError. advice: what to do, by error number.
 
-    advised: the error to raise instead where there is advice.
+    advised: the error to raise instead if there is advice.
     """
     try:
         yield
@@ -38,11 +72,8 @@ def explained(
         raise PlatformError(what) from error
 
 
-_PARTIAL = ".partial"
-
-
 def write(path: Path, pieces: Iterable[Buffer], *, mode: int = 0o600) -> None:
-    """Make or replace a file. When this returns, it is on the disk under its name.
+    """Makes or replaces a file. When this returns, it is on the disk under its name.
 
     Raises OSError. The name then stands for the old file or the new one, never for a part.
     """
@@ -58,13 +89,13 @@ def write(path: Path, pieces: Iterable[Buffer], *, mode: int = 0o600) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """For its owner alone, its name durable. One that is there stays as it is."""
+    """Makes a folder for its owner alone, durably. A folder that exists is not changed."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     sync_folder(path.parent)
 
 
 def remove_partial(folder: Path) -> int:
-    """Delete what writers left behind that died in the middle. Returns how many."""
+    """Deletes the parts left by writers that died. Returns how many there were."""
     leftovers = list(folder.glob(f"*{_PARTIAL}"))
     for leftover in leftovers:
         leftover.unlink()
@@ -72,7 +103,7 @@ def remove_partial(folder: Path) -> int:
 
 
 def sync_folder(folder: Path) -> None:
-    """A new name in a folder survives a loss of power only after this."""
+    """Makes the names in a folder durable. A new name may be lost with the power before this."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(opened)
@@ -97,34 +128,26 @@ def _write_all(opened: int, piece: Buffer) -> None:
         rest = rest[os.write(opened, rest) :]
 
 
-_LOCK_NAME = "lock"
-# What a system says that has no such locks, as some library operating systems inside an enclave do.
-_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK)
-
-
 class FolderLock:
-    """Held until it is closed, or until the process ends, however it ends.
+    """A lock on a folder, held until it is closed or the process ends. Raises StateError.
 
-    This is against accidents. A host that means it can copy the folder; clients see the fork.
+    It prevents accidents. A malicious host can copy the folder, and clients see the fork.
+    effective: False if the system has no such locks.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.effective = True
-        self._file: int | None = os.open(
-            folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
+        file = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._file: int | None = file
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.effective = _try_lock(file)
         except BlockingIOError:
             self.close()
             raise StateError(
                 folder, "another process uses this state: stop it first, or use another folder"
             ) from None
-        except OSError as failed:
-            if failed.errno not in _UNSUPPORTED:
-                self.close()
-                raise
-            self.effective = False
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._file is not None:
@@ -132,62 +155,47 @@ class FolderLock:
             self._file = None
 
 
-LOCK_SUFFIX = ".lock"
-
-_PAUSE_S = 0.05
-# What a system says that has no such locks. There, its user has to run one process at a time.
-
-
 @contextmanager
 def locked(path: Path, *, seconds: float) -> Iterator[None]:
-    """Waits so long for another process to let go. Raises TimeoutError, or another OSError."""
+    """Locks a file, and waits up to `seconds` for that. Raises TimeoutError or another OSError."""
     beside = path.with_name(path.name + LOCK_SUFFIX)
     file = os.open(beside, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         _wait_for(file, until=time.monotonic() + seconds)
         yield
     finally:
-        os.close(file)  # The lock ends with it, or with the process, however that ends.
+        os.close(file)  # The lock ends with it, or with the process.
 
 
 def _wait_for(file: int, *, until: float) -> None:
-    while not _taken(file):
-        if time.monotonic() >= until:
-            raise TimeoutError
-        time.sleep(_PAUSE_S)
+    while True:
+        try:
+            _try_lock(file)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise TimeoutError from None
+            time.sleep(_PAUSE_S)
 
 
-def _taken(file: int) -> bool:
+def _try_lock(file: int) -> bool:
+    """Locks a file, or returns False on a system without locks.
+
+    Raises BlockingIOError if another process holds the lock, or another OSError.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
     except OSError as failed:
         if failed.errno not in _UNSUPPORTED:
             raise
+        return False
     return True
 
 
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_LARGEST = 1 << 16
-
-# Whoever named the file can do something about these. All else is a fault of the machine.
-_ADVICE = {
-    errno.EACCES: "run as the user that may use it",
-    errno.EISDIR: "that is a folder: name a file",
-    errno.ENOTDIR: "there is a file in the place of a folder",
-}
-_CREATING = _ADVICE | {
-    errno.EEXIST: "it exists, and a secret is never written over: move it away first",
-    errno.ENOENT: "make its folder first",
-}
-_READING = _ADVICE | {errno.ENOENT: "make it first"}
-
-
 def create_private(path: Path, text: str) -> None:
-    """Write a new file, readable by its owner from its first moment.
+    """Writes a new file that only its owner can read, from its first moment on.
 
-    Raises ConfigError if it cannot be under this name, and PlatformError.
+    Raises ConfigError if it cannot have this name, and PlatformError.
     """
     with explained("creating a secret file", _CREATING, advised=ConfigError):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -198,7 +206,7 @@ def create_private(path: Path, text: str) -> None:
 
 
 def read_private(path: Path) -> str:
-    """Text. Raises as `read_bytes` does."""
+    """Reads text. Raises as `read_private_bytes` does."""
     try:
         return read_private_bytes(path).decode()
     except UnicodeDecodeError:
@@ -206,10 +214,10 @@ def read_private(path: Path) -> str:
 
 
 def read_private_bytes(path: Path) -> bytes:
-    """Raises ConfigError if it is not there, or if others can read it, too; and PlatformError."""
+    """Reads a file. Raises ConfigError if it is absent or others may use it; and PlatformError."""
     reading = explained("reading a secret file", _READING, advised=ConfigError)
     with reading, path.open("rb") as opened:
-        # Asked of the open file: whoever could swap the name could swap it after a look.
+        # The open file is asked, because the name could be exchanged after a look at it.
         _require_private(path, os.fstat(opened.fileno()))
         return opened.read(_LARGEST)
 
@@ -224,7 +232,7 @@ def _require_private(path: Path, status: os.stat_result) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Raises ConfigError."""
+    """Reads a text file that a person wrote. Raises ConfigError."""
     try:
         return path.read_text("utf-8")
     except OSError as unreadable:
@@ -234,36 +242,31 @@ def read_text(path: Path) -> str:
 
 
 def read_policy(path: Path) -> Policy:
-    """A client's policy, such as policy.toml. Raises ConfigError with the line at fault."""
+    """Reads a client's policy, such as policy.toml. Raises ConfigError with the line at fault."""
     return policy_file.parse(read_text(path), str(path))
 
 
-_SEED_BYTES = 32
-_KEY_LABEL = "ostraka-ed25519-key-v1"
-_KEY_LINE = re.compile(rf"{_KEY_LABEL} ([0-9a-f]{{{2 * _SEED_BYTES}}})")
-
-
 def write_identity(path: Path, owner: str, entropy: Entropy = os.urandom) -> Identity:
-    """A new identity, in a new file. Raises ConfigError if there is one.
+    """Makes a new identity in a new file. Raises ConfigError if the file exists.
 
-    owner: whose key it is, for whoever finds the file.
+    owner: whose key it is, for a person who reads the file.
     """
     seed = entropy(_SEED_BYTES)
     identity = Identity(seed)
     create_private(
         path,
-        f"# Ostraka: the private key of {owner}. Whoever has it can act as {owner}: keep it here.\n"
-        f"# Its public key, which may be known: {identity.public.hex()}\n"
+        f"# Ostraka: the private key of {owner}. Anyone who has it can act as {owner}.\n"
+        f"# Its public key, which is not secret: {identity.public.hex()}\n"
         f"{_KEY_LABEL} {seed.hex()}\n",
     )
     return identity
 
 
 def read_identity(path: Path) -> Identity:
-    """The identity in a file. Raises ConfigError, also if others can read it."""
+    """Reads the identity in a file. Raises ConfigError, also if others may use the file."""
     lines = [line for line in read_private(path).splitlines() if not line.startswith("#")]
     match = _KEY_LINE.fullmatch(lines[0]) if len(lines) == 1 else None
     if match is None:
-        # Without a word of what is in it: that may be a secret all the same.
+        # The error does not show what is in the file, which may be a secret.
         raise ConfigError(f"{path} is no key file: it needs one line, {_KEY_LABEL} and hex digits")
     return Identity(bytes.fromhex(match[1]))

@@ -1,8 +1,8 @@
 """Structured logs on stderr: lines for people, or one JSON object a line for programs.
 
-A service logs events: frozen dataclasses of plain values. Whatever else a field holds is shown by
-the name of its type alone, so that a key or an array that strays into an event is not printed.
-Nothing that a peer sent can begin a line of its own: what does not print is escaped.
+A service logs events, which are frozen dataclasses of plain values. Any other value is shown by the
+name of its type alone, so that a key or an array that strays into an event is not printed. What
+is not printable is escaped, so that nothing that a peer sent can begin a line of its own.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def setup(
     simulated: bool = False,
     stream: TextIO | None = None,
 ) -> None:
-    """Log to stderr from now on. level: of our own loggers; of others, warnings are enough.
+    """Logs to stderr from now on. level: of our own loggers; others log warnings.
 
     simulated: the enclave's evidence proves nothing, and every line says so.
     """
@@ -46,9 +46,9 @@ def event(
     *,
     error: BaseException | None = None,
 ) -> None:
-    """Log a frozen dataclass as its name and its fields. Those with `repr=False` are left out.
+    """Logs a frozen dataclass as its name and its fields. Those with `repr=False` are left out.
 
-    error: what was not foreseen, whose trace is to be shown.
+    error: an unforeseen error, whose trace is shown.
     """
     shown = [field.name for field in dataclasses.fields(event) if field.repr]
     fields = {name: _plain(getattr(event, name)) for name in shown}
@@ -56,7 +56,7 @@ def event(
 
 
 class _Handler(logging.Handler):
-    """Writes to this stream, or to whatever is stderr at that moment."""
+    """Writes to this stream, or to what is stderr at that moment."""
 
     def __init__(self, stream: TextIO | None) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _Formatter(logging.Formatter):
         self._marks = {"simulated": True} if simulated else {}
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """The mark comes last, so that no event can take it away."""
+        """Returns the fields. The mark comes last, so that no event can overwrite it."""
         return getattr(record, _FIELDS, {}) | self._marks
 
     def _trace(self, record: logging.LogRecord) -> str:
@@ -108,7 +108,7 @@ class _Text(_Formatter):
             record.name,
             printable(record.getMessage()),
         )
-        # Indented, so that no line of it can pass for an entry of its own.
+        # It is indented, so that no line of it looks like an entry of its own.
         trace = [f"    {printable(line)}" for line in self._trace(record).splitlines()]
         return "\n".join([" ".join([*head, *fields]), *trace])
 
@@ -128,7 +128,7 @@ def _plain(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Bare where that is clear, and quoted otherwise."""
+    """Shows a value bare if that is clear, and quoted otherwise."""
     if isinstance(value, str) and value and all(c.isalnum() or c in _UNQUOTED for c in value):
         return printable(value)
     return dumps(value)

@@ -1,9 +1,9 @@
-"""TOML text into frozen dataclasses, with the file and the line in every error.
+"""Reads TOML text into frozen dataclasses, with the file and the line in every error.
 
-A dataclass declares the layout of a table: its fields are the keys, their types what may stand
-there. bytes are hex digits in quotes, a dataclass is a table, a tuple is a list or an array of
-tables, and what may be None may be absent. Whatever a dataclass itself refuses is blamed on the key
-that its error mentions first.
+A dataclass declares the layout of a table: its fields are the keys, and their types are the types
+of the values. bytes are hex digits in quotes, a dataclass is a table, a tuple is a list or an array
+of tables, and a field that may be None may be absent. If a dataclass itself refuses its values, the
+line is that of the first key that its error mentions.
 """
 
 import dataclasses
@@ -34,6 +34,18 @@ _PLAIN: Mapping[type, tuple[tuple[type, ...], str]] = {
     str: ((str,), "a text in quotes"),
 }
 
+# The tokens of TOML, as far as lines and keys go: strings, comments, signs, and all else.
+_TOKEN = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}'
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\])*"'
+    r"|'[^']*'"
+    r"|#[^\n]*"
+    r"|[\[\]{}=,.\n]"
+    r"|[^\s\"'#\[\]{}=,.]+",
+    re.DOTALL,
+)
+
 
 @dataclass(frozen=True)
 class Document:
@@ -44,19 +56,19 @@ class Document:
     lines: Mapping[str, int] = field(repr=False)
 
     def read(self, layout: type[AnyLayout]) -> AnyLayout:
-        """The whole document as its layout. Raises ConfigError and nothing else."""
+        """Returns the whole document in its layout. Raises ConfigError and nothing else."""
         whole: AnyLayout = self._table("", layout, self.values)
         return whole
 
     def error(self, path: str, what: str) -> ConfigError:
-        """What is wrong, with the line of this path, or of the table or list that it is in."""
+        """Makes an error with the line of this path, or of the table or list that it is in."""
         line = next((self.lines[each] for each in _outwards(path) if each in self.lines), None)
         place = self.name if line is None else f"{self.name}, line {line}"
         return ConfigError(f"{place}: {what}")
 
     @contextmanager
     def blame(self, *tables: str) -> Iterator[None]:
-        """Gives a ConfigError of the block the line of the first key of these that it mentions."""
+        """Adds to a ConfigError the line of the first key of these tables that it mentions."""
         try:
             yield
         except ConfigError as invalid:
@@ -105,7 +117,7 @@ class Document:
         return tuple(self._value(f"{path}[{i}]", kind, each) for i, each in enumerate(value))
 
     def _bytes(self, path: str, value: Any, size: int | None) -> bytes:
-        """The value is not shown: a private key may have been pasted here by mistake."""
+        """Reads hex digits. Errors do not show them: a private key may have been pasted here."""
         digits = "an even number of hex digits" if size is None else f"{2 * size} hex digits"
         if not isinstance(value, str):
             raise self._not(path, f"{digits} in quotes", value)
@@ -139,7 +151,7 @@ def parse(text: str, name: str) -> Document:
 
 
 def _syntax_error(what: str, text: str, name: str) -> str:
-    """tomllib's own words, with its line in our place for it."""
+    """Returns tomllib's own message, with its line in our place for it."""
     at = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", what)
     if at is None:
         return f"{name}: {what}"
@@ -149,7 +161,7 @@ def _syntax_error(what: str, text: str, name: str) -> str:
 
 @cache
 def _fields(layout: Any) -> dict[str, tuple[Any, bool]]:
-    """Type, and whether it must be given, of every key of a table."""
+    """Returns the type of every key of a table, and whether it must be given."""
     hints = type_hints(layout, include_extras=True)
     missing = dataclasses.MISSING
     return {
@@ -185,23 +197,10 @@ def _join(path: str, name: str) -> str:
 
 
 def _outwards(path: str) -> Iterator[str]:
-    """client[3].key, client[3], client."""
+    """Yields a path and all that it is in: client[3].key, client[3], client."""
     while path:
         yield path
         path = path[: max(path.rfind("."), path.rfind("["), 0)]
-
-
-# What can stand in TOML, as far as lines and keys go: strings, comments, signs, and all else.
-_TOKEN = re.compile(
-    r'"""(?:\\.|[^\\])*?"{3,5}'
-    r"|'''.*?'{3,5}"
-    r'|"(?:\\.|[^"\\])*"'
-    r"|'[^']*'"
-    r"|#[^\n]*"
-    r"|[\[\]{}=,.\n]"
-    r"|[^\s\"'#\[\]{}=,.]+",
-    re.DOTALL,
-)
 
 
 @dataclass(frozen=True)
@@ -211,9 +210,9 @@ class _Token:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Where each table, key and item of a list starts, in a text that is valid TOML."""
+    """Finds where each table, key and item of a list starts, in a text that is valid TOML."""
     found: dict[str, int] = {}
-    arrays: dict[str, int] = {}  # of tables, by path: how many there have been
+    arrays: dict[str, int] = {}  # the number of tables so far, by the array's path
     table = ""
     for statement in _statements(text):
         words = [token.text for token in statement]
@@ -234,7 +233,7 @@ def _lines(text: str) -> dict[str, int]:
 
 
 def _statements(text: str) -> Iterator[list[_Token]]:
-    """Tokens, one line's or one value's at a time, without comments."""
+    """Yields the tokens of one line or one value at a time, without comments."""
     statement: list[_Token] = []
     depth, line = 0, 1
     for word in _TOKEN.findall(text + "\n"):
@@ -248,7 +247,7 @@ def _statements(text: str) -> Iterator[list[_Token]]:
 
 
 def _resolve(table: str, words: list[str], arrays: Mapping[str, int], *, last: bool = True) -> str:
-    """The path of a key below a table. An array of tables stands for its newest one."""
+    """Returns the path of a key below a table. An array of tables stands for its newest one."""
     path = table
     names = [word.strip("\"'") for word in words if word not in (".", "[", "]")]
     for i, name in enumerate(names, 1):
@@ -259,7 +258,7 @@ def _resolve(table: str, words: list[str], arrays: Mapping[str, int], *, last: b
 
 
 def _item_lines(key: str, value: list[_Token]) -> dict[str, int]:
-    """Where the items of a list start."""
+    """Finds where the items of a list start."""
     found: dict[str, int] = {}
     if value[0].text != "[":
         return found

@@ -26,7 +26,7 @@ def test_nobody_else_can_ever_read_it(tmp_path):
 def test_nothing_is_written_over(tmp_path):
     path = tmp_path / "secret"
     files.create_private(path, "first")
-    with pytest.raises(ConfigError, match="never written over"):
+    with pytest.raises(ConfigError, match="never overwritten"):
         files.create_private(path, "second")
     assert path.read_text() == "first"
 

@@ -25,13 +25,13 @@ def test_the_file_is_for_its_owner_and_says_what_it_is(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     first, second, _ = path.read_text().splitlines()
     assert first.startswith("# Ostraka: the private key of client-1.")
-    assert second == f"# Its public key, which may be known: {identity.public.hex()}"
+    assert second == f"# Its public key, which is not secret: {identity.public.hex()}"
 
 
 def test_a_key_is_never_written_over(tmp_path):
     path = tmp_path / "a.key"
     before = write_identity(path, "a").public
-    with pytest.raises(ConfigError, match="never written over"):
+    with pytest.raises(ConfigError, match="never overwritten"):
         write_identity(path, "a")
     assert read_identity(path).public == before
 

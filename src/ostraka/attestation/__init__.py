@@ -1,1 +1,1 @@
-"""Evidence and policy: verifiers that take bytes and raise; simulation under its own root."""
+"""Evidence and policies: verifiers take bytes and raise, and simulation has a root of its own."""

@@ -1,7 +1,7 @@
 """X.509 certificates, as AMD and AWS issue them for the keys that sign evidence.
 
-A chain is followed by hand: the library's verifier is for the web, and knows one instant where a
-policy allows for the skew of clocks.
+A chain is followed by hand, because the library's verifier is made for the web and checks one
+instant, where a policy allows for the skew of clocks.
 """
 
 import re
@@ -39,20 +39,20 @@ _THIS_MODULE = re.escape(__name__) + r"\Z"
 
 @dataclass(frozen=True)
 class Certificate:
-    """A certificate and what was read out of it, while reading could still fail."""
+    """A certificate and what was read from it. Reading may fail; using it later does not."""
 
     parsed: x509.Certificate
     public: CertificatePublicKeyTypes
     extensions: tuple[x509.Extension[x509.ExtensionType], ...]
     basic: x509.BasicConstraints | None
     usage: x509.KeyUsage | None
-    name: str  # as it may be printed, whoever wrote it
+    name: str  # escaped, so that it may be printed
     start: float
     end: float
 
     @property
     def p384(self) -> ec.EllipticCurvePublicKey | None:
-        """Its key, if that is one on the curve with which evidence is signed."""
+        """Returns its key, if that is on the curve with which evidence is signed."""
         key = self.public
         if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1):
             return key
@@ -60,15 +60,15 @@ class Certificate:
 
 
 def from_der(blobs: Iterable[bytes]) -> tuple[Certificate, ...]:
-    """One certificate from each. Raises ValueError where one cannot be read."""
+    """Reads one certificate from each blob. Raises ValueError if one cannot be read."""
     with _strictly():
         return tuple(map(_inspect, map(x509.load_der_x509_certificate, blobs)))
 
 
 def from_der_or_pem(blobs: Iterable[bytes], *, most: int) -> tuple[Certificate, ...]:
-    """The certificates in blobs of either form. Raises ValueError where one cannot be read.
+    """Reads the certificates in blobs of either form. Raises ValueError if one cannot be read.
 
-    most: after how many to stop, since a few bytes can name the same ones again and again.
+    most: stops after this many, because a few bytes can name the same ones again and again.
     """
     with _strictly():
         parsed = (each for blob in blobs for each in _parse(blob))
@@ -76,12 +76,12 @@ def from_der_or_pem(blobs: Iterable[bytes], *, most: int) -> tuple[Certificate, 
 
 
 def looks_encoded(blob: bytes) -> bool:
-    """Whether it can be DER or PEM. Words around PEM do no harm; what holds zeros is no text."""
+    """Tells whether it can be DER or PEM. PEM may have text around it, but no zeros."""
     return blob.startswith(_DER) or (b"-----BEGIN" in blob and b"\0" not in blob)
 
 
 def may_issue(issuer: Certificate, between: int = 0) -> bool:
-    """between: how many further authorities stand between this one and the leaf."""
+    """Tells whether it may issue. between: the number of authorities between it and the leaf."""
     if issuer.basic is None or not issuer.basic.ca:
         return False
     if issuer.usage is None or not issuer.usage.key_cert_sign:
@@ -90,7 +90,7 @@ def may_issue(issuer: Certificate, between: int = 0) -> bool:
 
 
 def is_issued_by(child: Certificate, issuer: Certificate) -> bool:
-    """By the issuer's name and key, and with SHA-384, as all that AMD and AWS sign."""
+    """Checks the issuer's name, its signature, and SHA-384, which AMD and AWS always use."""
     try:
         child.parsed.verify_directly_issued_by(issuer.parsed)
         return isinstance(child.parsed.signature_hash_algorithm, SHA384)
@@ -108,13 +108,13 @@ def require_valid(chain: Iterable[Certificate], now: int, skew: int) -> None:
 
 @contextmanager
 def _strictly() -> Iterator[None]:
-    """What the parser warns of is refused, but for the serial number 0 of every AMD chip's key."""
+    """Refuses what the parser warns of, except the serial number 0 of every AMD chip's key."""
     # Python keeps one list of filters for all threads, and catch_warnings swaps it. The lock keeps
-    # threads that read certificates from restoring each other's list. Code elsewhere that swaps it
-    # at the same moment cannot be kept out. Both filters therefore name this module, to which the
-    # parser's warnings are put down: seen by another thread, or left behind by one, they change
-    # nothing for anybody else. Should ours be missing for a moment, a warning may be printed or an
-    # oddity pass, and neither makes a chain lead to a pinned root.
+    # threads that read certificates from restoring each other's list. It cannot keep out other code
+    # that swaps the list at the same moment. Both filters therefore name this module, to which the
+    # parser's warnings are attributed: if another thread sees them, or leaves them behind, nothing
+    # changes for other modules. If ours are missing for a moment, a warning may be printed or an
+    # oddity may pass, and neither makes a chain lead to a pinned root.
     with _ONE_AT_A_TIME, warnings.catch_warnings():
         warnings.filterwarnings("error", module=_THIS_MODULE)
         warnings.filterwarnings(

@@ -1,7 +1,7 @@
-"""The keys and certificates of a simulated platform: Intel's hierarchy in shape, ours in name.
+"""The keys and certificates of a simulated platform, in the form of Intel's hierarchy.
 
 Everything follows from a seed and a validity: keys by HKDF, signatures by RFC 6979, serial numbers
-from the keys. So a platform that was saved as its seed comes back with the same certificates.
+from the keys. So a platform that was saved as its seed has the same certificates when it is loaded.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _BOOLEAN, _INTEGER, _OCTETS, _OID, _ENUMERATED, _SEQUENCE = 0x01, 0x02, 0x04, 0x
 
 @dataclass(frozen=True)
 class Validity:
-    """From when to when, in seconds since 1970, both included."""
+    """The first and the last moment at which something is valid, in seconds since 1970."""
 
     start: int
     end: int
@@ -59,17 +59,17 @@ class SigningKey:
 
     @cached_property
     def public(self) -> bytes:
-        """The point, 32 bytes each of x and y."""
+        """Returns the point: x and y, 32 bytes each."""
         numbers = self.private.public_key().public_numbers()
         return numbers.x.to_bytes(32, "big") + numbers.y.to_bytes(32, "big")
 
     @property
     def serial(self) -> int:
-        """A certificate's serial number: positive and at most 20 bytes, as X.509 wants it."""
+        """Returns a serial number, which X.509 wants to be positive and of at most 20 bytes."""
         return int.from_bytes(hashlib.sha256(self.public).digest()[:16], "big") | 1 << 128
 
     def sign(self, message: bytes) -> bytes:
-        """r and s, 32 bytes each: the form that quotes and collateral use."""
+        """Signs. Returns r and s, 32 bytes each, as quotes and collateral have them."""
         signature = self.private.sign(message, ec.ECDSA(SHA256(), deterministic_signing=True))
         r, s = decode_dss_signature(signature)
         return r.to_bytes(32, "big") + s.to_bytes(32, "big")
@@ -77,7 +77,7 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class Issuer:
-    """A name and its key: what certificates and revocation lists are issued under."""
+    """A name and its key, which issue certificates and revocation lists."""
 
     name: str
     key: SigningKey
@@ -94,7 +94,7 @@ class Issuer:
         path_length: int | None = None,
         extra: x509.ExtensionType | None = None,
     ) -> x509.Certificate:
-        """A certificate for another name. Only one with a path length may issue others."""
+        """Issues a certificate for a name. Only one with a path length may issue others."""
         authority = path_length is not None
         builder = (
             x509.CertificateBuilder()
@@ -114,7 +114,7 @@ class Issuer:
         return builder.sign(self.key.private, SHA256(), ecdsa_deterministic=True)
 
     def revoke(self, serials: Iterable[int], validity: Validity) -> bytes:
-        """A revocation list in DER."""
+        """Issues a revocation list in DER."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.subject)
@@ -156,7 +156,7 @@ def _usage(authority: bool) -> x509.KeyUsage:
 class PckExtension:
     """What a PCK certificate says of its platform.
 
-    svns: the 16 component versions. properties: those of `qvl.PROPERTIES` that the platform has.
+    svns: the 16 component versions. properties: those of `dcap.PROPERTIES` that the platform has.
     """
 
     fmspc: bytes

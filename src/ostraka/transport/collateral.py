@@ -1,8 +1,8 @@
-"""What a platform's maker says of it: from a file, or from the one service that the policy names.
+"""Gets what a platform's maker says of it, from a file or from the service that the policy names.
 
-dcap-qvl can fetch by itself, but it follows redirects, and where a service lacks the root's
-revocation list it asks an address that the service chose. Here only the named host is asked. What
-it answers is signed by Intel and verified later, so it need not be trusted.
+dcap-qvl can fetch by itself, but it follows redirects, and if a service lacks the root's revocation
+list it asks an address that the service chose. Here only the named host is asked. Its answer is
+signed by Intel and verified later, so the host need not be trusted.
 """
 
 import json
@@ -22,7 +22,7 @@ _TIMEOUT_S = 30
 _LARGEST = 2**22
 _API = "/certification/v4"
 
-# Intel's own service has the root's revocation list on another host, which is Intel's as well.
+# Intel's own service has the root's revocation list on another host of Intel's.
 _INTEL = "api.trustedservices.intel.com"
 _INTEL_CERTIFICATES = "https://certificates.trustedservices.intel.com"
 
@@ -39,7 +39,7 @@ def for_evidence(evidence: Evidence, policy: Policy, *, beside: Path) -> bytes |
 
 
 def load(source: str, *, beside: Path, quote: bytes) -> bytes:
-    """The bytes behind a policy's `collateral` or `certificates`.
+    """Loads the bytes behind a policy's `collateral` or `certificates`.
 
     source: a path from the policy file's folder, or the URL of a PCCS. beside: the policy file.
     Raises ConfigError for a file that cannot be read, and AttestationRefused for a service that
@@ -55,7 +55,7 @@ def load(source: str, *, beside: Path, quote: bytes) -> bytes:
 
 
 def _fetch(url: str, quote: bytes) -> bytes:
-    """Collateral for this quote's platform, as dcap-qvl reads it."""
+    """Fetches the collateral for this quote's platform, as dcap-qvl reads it."""
     parsed = dcap.parse(quote)
     tee = "tdx" if parsed.is_tdx() else "sgx"
     try:
@@ -84,7 +84,7 @@ def _fetch(url: str, quote: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class _Answer:
-    """What a service says at one address."""
+    """A service's answer at one address."""
 
     url: str
     headers: Mapping[str, str]
@@ -97,7 +97,7 @@ class _Answer:
         raise _missing(f"{self.url} answers without {names[0]}")
 
     def signed(self, name: str) -> tuple[str, str]:
-        """A field's own text, since that is what was signed, and the signature beside it."""
+        """Returns a field's own text, since that is what was signed, and its signature."""
         try:
             text = self.body.decode()
             signature = bytes.fromhex(json.loads(text)["signature"]).hex()
@@ -110,14 +110,14 @@ class _Answer:
         raise _missing(f"{self.url} answers without a signed {name}")
 
     def revocations(self) -> str:
-        """A list in DER, as the hex digits that some services write by themselves."""
+        """Returns a list as hex digits. Some services send those, and others send DER."""
         digits = re.fullmatch(rb"\s*((?:[0-9a-fA-F]{2})+)\s*", self.body)
         return digits[1].decode() if digits else self.body.hex()
 
 
 @dataclass(frozen=True)
 class _Service:
-    """A host that keeps collateral. It is asked directly: no redirect, no proxy."""
+    """A host that keeps collateral. It is asked directly, without redirects and proxies."""
 
     secure: bool
     host: str

@@ -1,4 +1,4 @@
-"""How clients and workers reach the enclave's service, and when they try again."""
+"""Connects clients and workers to the enclave's service, and decides when they try again."""
 
 import re
 from pathlib import Path
@@ -12,13 +12,15 @@ _KEEPALIVE_MS = 30_000
 _MEBIBYTE = 2**20
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _PORTS = range(1, 2**16)
+_FIRST_S = 0.25
+_CAP_S = 30.0
 
 
 def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) -> grpc.Channel:
-    """A channel to HOST:PORT. What matters is sealed end to end; TLS on top is an option.
+    """Returns a channel to HOST:PORT. Secrets are sealed end to end, so TLS is optional.
 
-    tls_ca: the certificates (PEM) that vouch for the server; None for no TLS. largest: of a message
-    from the other side, in bytes. Raises ConfigError for what can never be reached.
+    tls_ca: the certificates (PEM) that vouch for the server; None for no TLS. largest: the bytes of
+    the largest message from the other side. Raises ConfigError for an impossible address.
     """
     _require_address(address)
     options = [
@@ -29,7 +31,7 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.enable_retries", 0),
-        # A connection of its own: clients of one process would wait for each other's calls.
+        # Without a connection of its own, a client would wait for the calls of others in a process.
         ("grpc.use_local_subchannel_pool", 1),
     ]
     if tls_ca is None:
@@ -39,7 +41,7 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
 
 
 def _require_address(address: str) -> None:
-    """gRPC itself would dial some other port instead of one that does not exist."""
+    """Raises ConfigError. gRPC itself would dial another port in place of an impossible one."""
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match[1]) not in _PORTS:
         raise ConfigError(
@@ -54,12 +56,8 @@ def _certificates(path: Path) -> bytes:
         raise ConfigError(f"{path}: {unreadable.strerror}") from None
 
 
-_FIRST_S = 0.25
-_CAP_S = 30.0
-
-
 class Backoff:
-    """Doubles from try to try up to a cap, and varies, so that many do not come back at once."""
+    """Pauses that double up to a cap, and vary, so that many peers do not return at once."""
 
     def __init__(self, first: float = _FIRST_S, cap: float = _CAP_S) -> None:
         self._cap = cap
@@ -68,11 +66,11 @@ class Backoff:
         self._draw = SystemRandom()
 
     def next(self) -> float:
-        """Seconds: between half of the present step and all of it."""
+        """Returns the next pause in seconds: between half of the present step and all of it."""
         step = self._next
         self._next = min(2 * step, self._cap)
         return self._draw.uniform(step / 2, step)
 
     def reset(self) -> None:
-        """The last try went well."""
+        """Starts again with the first pause, after a success."""
         self._next = self._first

@@ -185,7 +185,7 @@ def test_a_client_s_key_is_never_written_over(folder):
     before = (folder.parent / "a.key").read_bytes()
     result = run("client enrol --name a")
     assert result.exit_code == 2
-    assert "never written over" in result.stderr
+    assert "never overwritten" in result.stderr
     assert result.stdout == ""
     assert (folder.parent / "a.key").read_bytes() == before
 
