@@ -180,7 +180,7 @@ def aggregate(folder: RunFolder, defence: str, done: int) -> None:
 
 def rule(experiment: Experiment, defence: str) -> Rule:
     """The rule of a defence. Raises ConfigError for an unknown one."""
-    krum = multi_krum(experiment.byzantine, experiment.k)
+    krum = multi_krum(experiment.tolerated, experiment.k)
     return find("defence", defence, {PLAIN: plain_average, MULTI_KRUM: krum})
 
 

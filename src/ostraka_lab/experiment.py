@@ -47,6 +47,7 @@ _CAST, _TRAINING, _ATTACK, _POISON = range(4)
 class Experiment:
     """Everything that decides how a run goes, except the secrets of its federation.
 
+    byzantine: how many clients attack. f: how many are tolerated; None for as many.
     model: None for one that fits the data set. attack_scale: None for the attack's own default.
     know: what attackers know of honest updates: "all", or "own" for what they would have sent
     themselves. steps, epochs: of local training; neither means one epoch. k: None for n - f.
@@ -59,6 +60,7 @@ class Experiment:
     model: str | None = None
     clients: int = 12
     byzantine: int = 3
+    f: int | None = None
     attack: str = "sign-flip"
     attack_scale: float | None = None
     know: str = "all"
@@ -87,18 +89,20 @@ class Experiment:
         find("attack", self.attack, {**ATTACKS, NO_ATTACK: None})
         find("kind of knowledge", self.know, dict.fromkeys(KNOWING))
         partition.parse(self.partition)
-        self._require_least(byzantine=0, rounds=1, seed=0, processes=1, evaluate_every=1)
+        self._require_least(byzantine=0, f=0, rounds=1, seed=0, processes=1, evaluate_every=1)
         if not MIN_WORKERS <= self.workers <= MAX_WORKERS:
             raise ConfigError(f"{MIN_WORKERS} to {MAX_WORKERS} workers; got {self.workers}")
         if not self.deadline_s > 0:
             raise ConfigError(f"deadline_s must be above 0; got {self.deadline_s}")
-        rules.require_enough(rules.DEFAULT, self.clients, self.byzantine)
-        least, most = self.byzantine + 2, self.clients - self.byzantine
-        if self.k is not None and not least <= self.k <= most:
+        if self.byzantine >= self.clients:
             raise ConfigError(
-                f"k must be from byzantine + 2 = {least} to clients - byzantine = {most}; "
-                f"got {self.k}"
+                f"byzantine must be below the number of clients, {self.clients}; "
+                f"got {self.byzantine}"
             )
+        rules.require_enough(rules.DEFAULT, self.clients, self.tolerated)
+        least, most = self.tolerated + 2, self.clients - self.tolerated
+        if self.k is not None and not least <= self.k <= most:
+            raise ConfigError(f"k must be from f + 2 = {least} to n - f = {most}; got {self.k}")
         self._require_known()
         _ = self.recipe
 
@@ -115,6 +119,11 @@ class Experiment:
                 f"{attack.name} needs to know at least {attack.least_known} updates, and the "
                 f"attackers know {len(self.telling)}: let them know all, or take more attackers"
             )
+
+    @property
+    def tolerated(self) -> int:
+        """The federation's f."""
+        return self.byzantine if self.f is None else self.f
 
     @property
     def architecture(self) -> str:

@@ -78,7 +78,7 @@ def _plan(folder: RunFolder, experiment: Experiment) -> Plan:
     return Plan(
         clients=experiment.clients,
         workers=experiment.workers,
-        f=experiment.byzantine,
+        f=experiment.tolerated,
         masking=experiment.masking,
         model=folder.first_model,
     )
@@ -252,7 +252,7 @@ class _Run:
                 self._board.leave(client)
         gone, over = self._progress.gone, self._progress.published >= self._experiment.rounds
         left = self._experiment.clients - len(gone)
-        needed = rules.rule(rules.DEFAULT).least(self._experiment.byzantine)
+        needed = rules.rule(rules.DEFAULT).least(self._experiment.tolerated)
         if left < needed and not over:
             reasons = "".join(f"\n  {name}: {why}" for name, why in gone.items())
             raise ServiceError(f"{left} clients are left, and a round needs {needed}:{reasons}")

@@ -37,6 +37,7 @@ def compare(
     model: options.Model = None,
     clients: options.Clients = 12,
     byzantine: options.Byzantine = 3,
+    f: options.Tolerated = None,
     attack_scale: options.AttackScale = None,
     know: options.Know = "all",
     partition: options.Partition = "iid",

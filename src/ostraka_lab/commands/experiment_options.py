@@ -27,7 +27,11 @@ Model = Annotated[
     ),
 ]
 Clients = Annotated[int, typer.Option(help="Clients that take part.")]
-Byzantine = Annotated[int, typer.Option(help="How many of them attack; as many are tolerated.")]
+Byzantine = Annotated[int, typer.Option(help="How many of them attack.")]
+Tolerated = Annotated[
+    int | None,
+    typer.Option("--f", help="How many attackers are tolerated.", show_default="all of them"),
+]
 Attack = Annotated[str, typer.Option(help="What attackers do, or none (see docs/attacks.md).")]
 AttackScale = Annotated[
     float | None, typer.Option(help="Strength of the attack.", show_default="the attack's own")
@@ -49,7 +53,7 @@ WorkerMomentum = Annotated[
     float, typer.Option(help="Momentum that every client keeps from round to round.")
 ]
 Keep = Annotated[
-    int | None, typer.Option("--k", help="Updates to average.", show_default="all but byzantine")
+    int | None, typer.Option("--k", help="Updates to average.", show_default="all but f")
 ]
 Masking = Annotated[
     str, typer.Option(click_type=click.Choice(MASKINGS), help="How updates are masked.")

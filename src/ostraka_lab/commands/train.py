@@ -37,6 +37,7 @@ def train(
     model: options.Model = None,
     clients: options.Clients = 12,
     byzantine: options.Byzantine = 3,
+    f: options.Tolerated = None,
     attack: options.Attack = "sign-flip",
     attack_scale: options.AttackScale = None,
     know: options.Know = "all",

@@ -20,8 +20,8 @@ REFUSED = {
     "no rounds": ({"rounds": 0}, "rounds must be at least 1"),
     "a seed below zero": ({"seed": -1}, "seed must be at least 0"),
     "both steps and epochs": ({"steps": 2, "epochs": 2}, "not both"),
-    "more to average than may be honest": ({"k": 10}, "to clients - byzantine = 9"),
-    "so few that colluders isolate one": ({"k": 4}, "from byzantine \\+ 2 = 5"),
+    "more to average than may be honest": ({"k": 10}, "to n - f = 9"),
+    "so few that colluders isolate one": ({"k": 4}, "from f \\+ 2 = 5"),
     "one worker": ({"workers": 1}, "2 to 7 workers"),
     "no time at all": ({"deadline_s": 0.0}, "deadline"),
     "one attacker that knows but itself": (
@@ -101,3 +101,14 @@ def test_each_purpose_has_numbers_of_its_own():
     )
     assert len({stream.integers(2**62) for stream in streams}) == len(streams)
     assert experiment.training_seed(1, 2) != experiment.training_seed(2, 1)
+
+
+def test_as_many_are_tolerated_as_attack_unless_f_is_given():
+    assert Experiment(clients=12, byzantine=3).tolerated == 3
+    more = Experiment(clients=12, byzantine=3, f=4)
+    assert (more.tolerated, len(more.attackers)) == (4, 3)
+    assert len(Experiment(clients=12, byzantine=9, f=1).attackers) == 9
+    with pytest.raises(ConfigError, match="needs at least 13 clients"):
+        Experiment(clients=12, byzantine=3, f=5)
+    with pytest.raises(ConfigError, match="byzantine must be below the number of clients, 12"):
+        Experiment(clients=12, byzantine=12, f=1)
