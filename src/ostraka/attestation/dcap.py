@@ -43,7 +43,7 @@ _TDX_MEASUREMENTS = ("mrtd", "rtmr0", "rtmr1", "rtmr2", "rtmr3")
 _TDX_REQUIRED = ("mrtd", "rtmr1", "rtmr2")
 
 # The library gives its reasons as text. The first row whose words occur in it decides; a text that
-# no row knows is a refusal all the same. Every row has a test, which fails when the words change.
+# no row knows is a refusal, too. Every row has a test, which fails when the words change.
 _REASONS = (
     ("CertRevoked", Refusal.REVOKED),
     ("TCB status is invalid: Revoked", Refusal.REVOKED),

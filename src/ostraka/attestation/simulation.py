@@ -63,7 +63,7 @@ class SimulationPolicy:
         dcap.require_allowances(self.allow)
 
     def for_quotes(self) -> SgxPolicy:
-        """Returns what is asked of a quote, whatever its root."""
+        """Returns the part of this policy that concerns the quote, and not its root."""
         return SgxPolicy(**{each.name: getattr(self, each.name) for each in fields(SgxPolicy)})
 
 

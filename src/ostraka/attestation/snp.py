@@ -351,7 +351,7 @@ def _certificates(blobs: tuple[bytes, ...]) -> tuple[Certificate, ...]:
 
 
 def _pieces(blob: bytes) -> Iterable[bytes]:
-    """Returns a table's entries that hold certificates, whatever their GUIDs say."""
+    """Returns a table's entries that hold certificates. Their GUIDs do not matter."""
     return (blob,) if looks_encoded(blob) else filter(looks_encoded, _table(blob))
 
 

@@ -95,7 +95,7 @@ def from_upper(upper: AnyArray, n: int, *, diagonal: bool = False) -> AnyArray:
 
 
 class Sum(Protocol):
-    """A Gram matrix that grows block by block, wherever its kernel keeps it."""
+    """A Gram matrix that grows block by block, in memory of its kernel's choice."""
 
     def add(self, block: AnyArray) -> None:
         """Adds the inner products of a block's rows. block: (rows, b), of any width b.

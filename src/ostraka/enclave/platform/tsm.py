@@ -34,7 +34,7 @@ _ADVICE = {
     errno.EBUSY: "another report is under way, or the host never answered one: try again, and "
     "restart the machine if it stays so",
     errno.EWOULDBLOCK: "the report was not ready: try again",
-    errno.ETIMEDOUT: "the host's quoting service did not answer: ask whoever runs the host",
+    errno.ETIMEDOUT: "the host's quoting service did not answer: ask the operator of the host",
     errno.EINVAL: "the kernel did not take the report data, or reports are not for this privilege "
     "level: update the kernel, or run at the level that owns the machine",
     errno.EIO: "the firmware or the host refused: the kernel's log says why",
@@ -80,7 +80,7 @@ class TsmProvider:
                 require_about(report_data, evidence.document)
                 return evidence
         raise PlatformError(
-            f"somebody else wrote to our entries in {self._root}, {_ATTEMPTS} times in a row: "
+            f"another process wrote to our entries in {self._root}, {_ATTEMPTS} times in a row: "
             "find out who has root on this machine"
         )
 

@@ -101,7 +101,7 @@ def test_another_writer_who_writes_the_same_is_noticed_too(configfs):
             files.take(entry, REPORT_DATA)
 
     files.before = before
-    with pytest.raises(PlatformError, match="somebody else wrote"):
+    with pytest.raises(PlatformError, match="another process wrote"):
         provider(files).evidence(REPORT_DATA)
 
 
@@ -161,7 +161,7 @@ ADVICE: dict[str, tuple[dict, str, str]] = {
     "not root": ({"privileged": False}, "EACCES", "run as root"),
     "a quote that the host never finished": ({"report_error": errno.EBUSY}, "EBUSY", "try again"),
     "a report that is not ready": ({"report_error": errno.EAGAIN}, "EAGAIN", "try again"),
-    "a silent host": ({"report_error": errno.ETIMEDOUT}, "ETIMEDOUT", "whoever runs the host"),
+    "a silent host": ({"report_error": errno.ETIMEDOUT}, "ETIMEDOUT", "operator of the host"),
     "a firmware that refuses": ({"report_error": errno.EIO}, "EIO", "the kernel's log"),
     "a driver that went away": ({"report_error": errno.ENOTTY}, "ENOTTY", "load tdx_guest"),
     "another privilege level": ({"report_error": errno.EINVAL}, "EINVAL", "privilege level"),
