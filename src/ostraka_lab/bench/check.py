@@ -1,19 +1,35 @@
-"""Has anything become slower? Ratios of this run beside those of a stored baseline.
+"""`ostraka bench check`: has anything become slower? And `ostraka bench calibrate`.
 
-Every stage is divided by opening all updates once, in the same run: what is left does not depend
-much on how fast or how busy a machine is. A stage has become slower if its ratio exceeds the
-baseline's by more than both runs' noise and a tolerance.
+`check` divides the cost of every stage by that of opening all updates once, in the same run. The
+ratio depends little on how fast or how busy a machine is. A stage has become slower if its ratio
+exceeds the baseline's by more than both runs' noise and a tolerance.
+
+`calibrate` measures the costs that `distances="auto"` chooses by: the enclave's time per value with
+masks, and per pair of clients without. `python -m ostraka_lab.bench.check` is its process.
 """
 
 import json
 import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
+
+from ostraka.calibration import Costs
+from ostraka.config import DEFAULT_TILE, Manifest, Terms
 from ostraka.errors import ConfigError
+from ostraka.protocol.enclave import Inside, Lanes, Offload
+from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.host import Prepared
+from ostraka.protocol.round import enrol
 from ostraka_lab.bench import machine
 from ostraka_lab.bench.kernels import REFERENCE, Plan, run_kernels
-from ostraka_lab.bench.process import Begin, Figures
+from ostraka_lab.bench.process import Begin, Figures, report, run_module
 from ostraka_lab.bench.results import noise
 
 STAGES = (
@@ -28,26 +44,28 @@ STAGES = (
     "second_pass",
 )
 BASELINE = Path("benchmarks") / "baseline.json"
-_DEVIATIONS = 3  # of noise
-_FORMAT = 1
+
+_DEVIATIONS = 3  # of noise that are allowed
+_FORMAT = 2
+_LEAST = 1e-4  # ns: a cost that is lost in noise must still be positive
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """noise: the relative standard error of `value`."""
+    """The cost of a stage over that of opening. noise: the relative standard error."""
 
     value: float
     noise: float
 
 
-def plan(clients: int, dim: int, repeat: int) -> Plan:
+def plan(clients: int, dimension: int, repeat: int) -> Plan:
     if repeat < 3:
-        raise ConfigError(f"noise shows in 3 repetitions or more; got repeat={repeat}")
-    return Plan(clients, dim, repeat=repeat, only=STAGES)
+        raise ConfigError(f"repeat must be at least 3 to show noise; got {repeat}")
+    return Plan(clients, dimension, repeat=repeat, only=STAGES)
 
 
 def run(plan: Plan, begin: Begin) -> Figures:
-    """The ratios of this machine, now."""
+    """Measure the ratios of this machine."""
     figures = run_kernels(plan, begin)
     stages = figures["stages"]
     # The reference runs between any two stages, so it has many more runs than they have.
@@ -55,7 +73,7 @@ def run(plan: Plan, begin: Begin) -> Figures:
     return {
         "format": _FORMAT,
         "clients": plan.clients,
-        "dim": plan.dim,
+        "dimension": plan.dimension,
         "repeat": plan.repeat,
         "ratios": {
             name: {
@@ -70,7 +88,7 @@ def run(plan: Plan, begin: Begin) -> Figures:
 
 
 def compare(now: Figures, baseline: Figures, *, tolerance: float) -> list[Figures]:
-    """A row a stage. `slower`: by more than noise and tolerance explain."""
+    """Compare stage by stage. slower: by more than noise and tolerance explain."""
     old = baseline["ratios"]
     return [
         _row(name, Ratio(**ratio), Ratio(**old[name]), tolerance)
@@ -80,17 +98,20 @@ def compare(now: Figures, baseline: Figures, *, tolerance: float) -> list[Figure
 
 
 def load(path: Path) -> Figures:
-    """A stored baseline. Raises ConfigError."""
+    """Load a stored baseline. Raises ConfigError."""
     try:
         baseline: Figures = json.loads(path.read_text())
         if baseline["format"] != _FORMAT:
-            raise ConfigError(f"{path}: format {baseline['format']} is not known")
+            raise ConfigError(
+                f"{path} has format {baseline['format']}, not {_FORMAT}: make it again with "
+                "`ostraka bench check --save`"
+            )
         for ratio in baseline["ratios"].values():
             Ratio(**ratio)
     except FileNotFoundError:
-        raise ConfigError(f"{path} is not there: `ostraka bench check --save` makes it") from None
+        raise ConfigError(f"{path} is missing: `ostraka bench check --save` makes it") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as bad:
-        raise ConfigError(f"{path} is no baseline: {bad}") from None
+        raise ConfigError(f"{path} is not a baseline: {bad}") from None
     return baseline
 
 
@@ -110,3 +131,78 @@ def _row(name: str, now: Ratio, old: Ratio, tolerance: float) -> Figures:
         "limit": limit,
         "slower": not change <= limit,
     }
+
+
+def calibrate(begin: Begin, *, clients: int = 64, tiles: int = 2, repeat: int = 5) -> Costs:
+    """Measure the costs: medians over `repeat` runs, each of every way of measuring."""
+    begin("sealing updates", 0, repeat + 1)
+    cohorts = [_Cohort(clients, tiles, workers) for workers in (2, 4, 6)]
+    first, runs = cohorts[0], []
+    for number in range(1, repeat + 1):
+        begin(f"run {number}", number, repeat + 1)
+        runs.append([first.opened(), first.inside(), *(cohort.masked() for cohort in cohorts)])
+    opened, inside, *masked = (statistics.median(times) for times in zip(*runs, strict=True))
+    values = clients * tiles * DEFAULT_TILE
+    one, two, three = (max((total - opened) / values * 1e9, _LEAST) for total in masked)
+    return Costs(max((inside - opened) / (clients * values) * 1e9, _LEAST), (one, two, three))
+
+
+class _Cohort:
+    """A closed round that is measured again and again, in CPU seconds."""
+
+    def __init__(self, clients: int, tiles: int, workers: int) -> None:
+        terms = Terms(Manifest.flat(tiles * DEFAULT_TILE), f=1, workers=workers)
+        parties, rng = enrol(terms, clients=clients), np.random.default_rng(0)
+        self._federation = parties.federation
+        offer = self._federation.open()
+        for client in parties.clients:
+            update = rng.standard_normal(terms.dimension, dtype=np.float32)
+            self._federation.take(parties.seal(client, offer, update))
+        self._cohort = self._federation.close()
+
+    def opened(self) -> float:
+        """Measure opening, which both ways have in common."""
+        reader = RowReader(self._cohort, Lanes())
+
+        def open_all() -> None:
+            for span in reader.spans(self._federation.tiles(self._cohort)):
+                for start in range(0, len(reader.rows), reader.group):
+                    rows = range(start, min(start + reader.group, len(reader.rows)))
+                    reader.open(0, span, rows)
+
+        return _cpu(open_all)
+
+    def inside(self) -> float:
+        inside = Inside(self._cohort)
+        return _cpu(partial(inside.measure, self._federation.tiles(self._cohort)))
+
+    def masked(self) -> float:
+        offload = Offload(self._cohort, Prepared(self._federation.enclave).offline)
+        workers = zip(self._federation.workers.values(), offload.offers, strict=True)
+        masking = offload.connect([worker.accept(offer)[1] for worker, offer in workers])
+
+        def mask_all() -> None:
+            for _ in masking.encode(self._federation.tiles(self._cohort)):
+                pass
+
+        return _cpu(mask_all)
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def _costs(begin: Begin) -> Figures:
+    figures: Figures = json.loads(calibrate(begin).to_json())
+    return figures
+
+
+def run_calibration(begin: Begin) -> Costs:
+    """Measure the costs of one thread of this machine, in a process of its own."""
+    return Costs.from_json(json.dumps(run_module("ostraka_lab.bench.check", [], begin)))
+
+
+if __name__ == "__main__":
+    sys.exit(report(_costs))

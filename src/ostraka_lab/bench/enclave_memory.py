@@ -30,24 +30,23 @@ from ostraka.messages import (
 from ostraka.protocol.enclave import Enclave, Intake, Lanes
 from ostraka.protocol.host import Host
 from ostraka_lab.bench.machine import PeakMemory
-from ostraka_lab.bench.parties import Cast, cast
-from ostraka_lab.bench.spool import NOISE, UPDATES, Layout, read_noise
+from ostraka_lab.bench.parties import NOISE, UPDATES, Cast, Layout, cast, read_noise
 from ostraka_lab.bench.whole_round import refuse_surprises
 
 _READY = b"ready"
 
 
-def enclave_peak_bytes(clients: int, dim: int, *, masking: str, directory: Path) -> int:
+def enclave_peak_bytes(clients: int, dimension: int, *, masking: str, directory: Path) -> int:
     """The peak of anonymous memory while the enclave makes noise and runs one round."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
-        target=_enclave, args=(theirs, clients, dim, masking, directory), daemon=True
+        target=_enclave, args=(theirs, clients, dimension, masking, directory), daemon=True
     )
     process.start()
     theirs.close()
     try:
-        return _outside(ours, cast(clients, dim, masking=masking), directory)
+        return _outside(ours, cast(clients, dimension, masking=masking), directory)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         raise LocalProtocolError("the enclave's process ended before its round did") from None
     finally:
@@ -89,11 +88,11 @@ def _expect_ready(pipe: Connection) -> None:
         raise LocalProtocolError("the enclave's process is out of step")
 
 
-def _enclave(pipe: Connection, clients: int, dim: int, masking: str, directory: Path) -> None:
+def _enclave(pipe: Connection, clients: int, dimension: int, masking: str, directory: Path) -> None:
     """The other process. Ctrl-C is for the first one to handle: it ends this one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with PeakMemory() as memory:
-        _whole_round(pipe, cast(clients, dim, masking=masking), directory)
+        _whole_round(pipe, cast(clients, dimension, masking=masking), directory)
     pipe.send_bytes(memory.peak.to_bytes(8, "big"))
 
 

@@ -1,4 +1,10 @@
-"""What every stage of a round costs: `python -m ostraka_lab.bench.kernels PLAN DIRECTORY`."""
+"""`ostraka bench kernels`: one small function per stage of a round, and one table of them all.
+
+python -m ostraka_lab.bench.kernels PLAN DIRECTORY
+
+A stage gets the workload and a stopwatch, and runs the clock over what the enclave would do. What
+clients and workers do meanwhile is not counted.
+"""
 
 import json
 import shutil
@@ -16,15 +22,21 @@ from ostraka.core import gaussian, gram
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError
 from ostraka.protocol.enclave import Inside
-from ostraka_lab.bench.clock import Stopwatch
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
-from ostraka_lab.bench.machine import available_bytes
-from ostraka_lab.bench.parties import cast, sketch_size
+from ostraka_lab.bench.machine import Stopwatch, available_bytes
+from ostraka_lab.bench.parties import Attempt, Workload, cast, sketch_size
 from ostraka_lab.bench.process import Begin, Figures, report, run_module
-from ostraka_lab.bench.workload import Attempt, Workload
+from ostraka_lab.bench.results import spread
 
-# Gram-Schmidt runs on so many columns that rows^2 x columns stays below this: half a minute.
+# All ratios are to this stage, which is always measured.
+REFERENCE = "open"
+# The stage whose round the enclave's memory is measured in.
+WHOLE_ROUND = "gaussian_online"
+
+# Gram-Schmidt runs on fewer columns where rows^2 x columns would exceed this: half a minute.
 _MGS_WORK = 16_000_000_000
+_BASE_BYTES = 200 * 2**20  # interpreter, numpy and BLAS, twice
+_MIB, _GIB = 2**20, 2**30
 
 
 def open_updates(load: Workload, clock: Stopwatch) -> None:
@@ -38,7 +50,7 @@ def open_updates(load: Workload, clock: Stopwatch) -> None:
 
 def average(load: Workload, clock: Stopwatch) -> None:
     updates, weights = load.updates, _weights(load)
-    mean = np.empty(load.dim, np.float32)
+    mean = np.empty(load.dimension, np.float32)
     with clock:
         for index in range(load.tiling.count):
             part = load.tiling.part(index)
@@ -46,9 +58,9 @@ def average(load: Workload, clock: Stopwatch) -> None:
 
 
 def floor(load: Workload, clock: Stopwatch) -> Float32:
-    """Gives the mean (d,) of the first k rows."""
+    """Open and average. Gives the mean (d,) of the first k rows."""
     weights, block = _weights(load), _block(load)
-    mean = np.empty(load.dim, np.float32)
+    mean = np.empty(load.dimension, np.float32)
     with clock:
         for index in range(load.tiling.count):
             opened = load.open_tile(index, block)
@@ -124,7 +136,7 @@ def noise_orth(load: Workload, clock: Stopwatch) -> None:
 
 
 def noise_mgs(load: Workload, clock: Stopwatch) -> None:
-    n, d = load.clients, load.dim
+    n, d = load.clients, load.dimension
     columns = min(d, max(n, _MGS_WORK // n**2))
     normals = load.updates[:, :columns]
     with clock:
@@ -133,7 +145,7 @@ def noise_mgs(load: Workload, clock: Stopwatch) -> None:
 
 
 def noise_gram_offline(load: Workload, clock: Stopwatch) -> None:
-    offline = cast(load.clients, load.dim, masking="exact").offline()
+    offline = cast(load.clients, load.dimension, masking="exact").offline()
     with clock:
         list(offline.make())
 
@@ -202,24 +214,12 @@ STAGES = {
 }
 
 
-_MIB = 2**20
-
-
-_BASE_BYTES = 200 * 2**20  # interpreter, numpy and BLAS, twice
-_GIB = 2**30
-
-# The reference of every ratio: measured whatever else is.
-REFERENCE = "open"
-# The stage whose round the enclave's memory is measured in.
-WHOLE_ROUND = "gaussian_online"
-
-
 @dataclass(frozen=True)
 class Plan:
-    """Sizes and stages of one run. No stage named: all of them."""
+    """Sizes and stages of one run. only: empty for all stages."""
 
     clients: int
-    dim: int
+    dimension: int
     threads: int = 1
     repeat: int = 3
     only: tuple[str, ...] = ()
@@ -229,19 +229,19 @@ class Plan:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
         if unknown := sorted(set(self.only) - set(STAGES)):
-            raise ConfigError(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
-        cast(self.clients, self.dim, masking="gaussian")
+            raise ConfigError(f"no stage {', '.join(unknown)}; known: {', '.join(STAGES)}")
+        cast(self.clients, self.dimension, masking="gaussian")
         if impossible := sorted(set(self.only) - set(self.stages)):
             raise ConfigError(
-                f"no sketch of {self.clients} clients' {self.dim} values is possible, and so no "
-                f"{', '.join(impossible)}"
+                f"{', '.join(impossible)} need a sketch, and none is possible for {self.clients} "
+                f"clients of {self.dimension} values"
             )
 
     @property
     def stages(self) -> tuple[str, ...]:
         """The stages to run, in the table's order."""
         wanted = {REFERENCE, *(self.only or STAGES)}
-        sketches = sketch_size(self.clients, self.dim) is not None
+        sketches = sketch_size(self.clients, self.dimension) is not None
         return tuple(
             name
             for name, stage in STAGES.items()
@@ -250,17 +250,17 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int:
-        """About what the run will need: updates, ciphertext, and what the stages add."""
+        """About the memory that the run needs: updates, ciphertext, and what the stages add."""
         per_value = 8 + sum(STAGES[name].extra for name in self.stages)
-        return self.clients * self.dim * per_value + _BASE_BYTES
+        return self.clients * self.dimension * per_value + _BASE_BYTES
 
     @property
     def disk_bytes(self) -> int:
-        """The spool of the enclave's own process: ciphertext of updates and of noise."""
-        return self.clients * self.dim * 12 if WHOLE_ROUND in self.stages else 0
+        """The disk that the enclave's own process needs: ciphertext of updates and of noise."""
+        return self.clients * self.dimension * 12 if WHOLE_ROUND in self.stages else 0
 
     def require_room(self) -> None:
-        """ConfigError if this machine is too small."""
+        """Raises ConfigError if this machine is too small."""
         _require("memory", self.memory_bytes, available_bytes(), self)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         _require(f"disk in {tempfile.gettempdir()}", self.disk_bytes, free, self)
@@ -269,22 +269,25 @@ class Plan:
 def _require(what: str, needed: int, available: int, plan: Plan) -> None:
     if needed > available:
         raise ConfigError(
-            f"{plan.clients} clients of {plan.dim} values need about {needed / _GIB:.1f} GiB of "
-            f"{what}; {available / _GIB:.1f} GiB are available: take fewer, or --only some stages"
+            f"{plan.clients} clients of {plan.dimension} values need about {needed / _GIB:.1f} GiB "
+            f"of {what}; {available / _GIB:.1f} GiB are available: take fewer, or --only some "
+            "stages"
         )
 
 
 def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
-    """Run the plan. directory: for files, to be removed by whoever made it."""
+    """Run the plan. directory: for files, which the caller removes."""
     turns = list(_turns(plan))
     steps = 2 + len(turns)
     peak = None
     if WHOLE_ROUND in plan.stages:
         begin("enclave memory", 0, steps)
-        peak = enclave_peak_bytes(plan.clients, plan.dim, masking="gaussian", directory=directory)
+        peak = enclave_peak_bytes(
+            plan.clients, plan.dimension, masking="gaussian", directory=directory
+        )
 
     begin("sealing updates", 1, steps)
-    load = Workload(plan.clients, plan.dim, directory, plan.threads)
+    load = Workload(plan.clients, plan.dimension, directory, plan.threads)
     # The first pass over new memory is slower than all others, and is not counted.
     STAGES[REFERENCE].run(load, Stopwatch())
     clocks: dict[str, list[Stopwatch]] = {name: [] for name in plan.stages}
@@ -296,20 +299,20 @@ def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
 
     return {
         "clients": plan.clients,
-        "dim": plan.dim,
+        "dimension": plan.dimension,
         "threads": plan.threads,
         "repeat": plan.repeat,
         "tile": load.terms.tile,
-        "sketch": sketch_size(plan.clients, plan.dim),
+        "sketch": sketch_size(plan.clients, plan.dimension),
         "enclave_rss_mib": None if peak is None else peak / _MIB,
         "stages": summary(clocks),
     }
 
 
 def _turns(plan: Plan) -> Iterator[str]:
-    """The stages in the order in which they run.
+    """Yield the stages in the order in which they run.
 
-    Every repeat runs every stage, so that what else the machine does hits all of them alike. The
+    Every repetition runs every stage, so that other load on the machine hits all of them alike. The
     reference, by which all others are divided, runs between any two.
     """
     for repeat in range(plan.repeat):
@@ -320,7 +323,7 @@ def _turns(plan: Plan) -> Iterator[str]:
 
 
 def summary(clocks: dict[str, list[Stopwatch]]) -> Figures:
-    """Medians, as seconds and as multiples of the reference; spread is (max - min) / median."""
+    """Give medians in seconds and in multiples of the reference, and the relative range."""
     seconds = {name: [clock.seconds for clock in runs] for name, runs in clocks.items()}
     reference = statistics.median(seconds[REFERENCE])
     stages: Figures = {}
@@ -329,7 +332,7 @@ def summary(clocks: dict[str, list[Stopwatch]]) -> Figures:
         stages[name] = {
             "cpu_s": median,
             "x_open": median / reference,
-            "spread": (max(runs) - min(runs)) / median,
+            "spread": spread(runs),
         }
         if note := clocks[name][0].note:
             stages[name]["note"] = note
@@ -346,7 +349,7 @@ def main(plan: str, directory: str) -> int:
 
 
 def run_kernels(plan: Plan, begin: Begin) -> Figures:
-    """The figures of a plan. begin(stage, done, of) is called when a stage begins."""
+    """Measure a plan in a process of its own."""
     plan.require_room()
     with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as directory:
         arguments = [json.dumps(asdict(plan)), directory]

@@ -1,4 +1,9 @@
-"""What one worker is given of made-up updates, by masking, and how precisely they decode."""
+"""`ostraka bench leakage`: what one worker learns by attacking, and how precisely distances decode.
+
+python -m ostraka_lab.bench.leakage PLAN
+
+Updates are made up, and a worker is given its share of them, under Gaussian and under exact masks.
+"""
 
 import json
 import math
@@ -20,36 +25,41 @@ from ostraka.errors import ConfigError
 from ostraka_lab.bench.process import Begin, Figures, report
 
 TILE = 1024
+
 _KEY_BYTES = 32
+_TYPES = ("float32", "float64")
+# Residues divided by p lie evenly between -1/2 and 1/2.
+_EVEN_DEVIATION = 1 / math.sqrt(12)
+_SIGMA, _EXACT, _POLAR = range(3)
 
 
 def even_updates(n: int, d: int, rng: np.random.Generator) -> Float64:
-    """Random signs of norm 1: by Jensen's inequality the updates that leak most."""
+    """Draw random signs of norm 1: by Jensen's inequality the updates that leak most."""
     return np.asarray(rng.choice([-1.0, 1.0], (n, d)) / math.sqrt(d))
 
 
 def grid_noise(n: int, d: int, sigma: float, rng: np.random.Generator) -> Float64:
-    """Law 4, on the grid of the shares."""
+    """Draw noise by law 4, on the grid of the shares."""
     rows = gaussian.constant_distance(rng.standard_normal((n, d)), sigma=sigma)
     return gaussian.to_grid(rows, gaussian.grid_step(sigma), out=rows)
 
 
 def gaussian_shares(updates: Float64, mask: Float64, sigma: float) -> tuple[Float64, Float64]:
-    """Law 1: what the two workers see."""
+    """Give what the two workers see, by law 1."""
     plus, minus = np.empty_like(mask), np.empty_like(mask)
     gaussian.encode(updates, mask, step=gaussian.grid_step(sigma), plus=plus, minus=minus)
     return plus, minus
 
 
 def gaussian_error(updates: Float64, shares: Sequence[AnyArray], sigma: float) -> float:
-    """The largest error of a decoded distance, from shares and sums of the shares' type."""
+    """Find the largest error of a decoded distance, from sums of the shares' type."""
     matrices = [_distances(share) for share in shares]
     decoded = gaussian.decode(*matrices, sigma=sigma, d=updates.shape[1])
     return float(np.abs(decoded - gram.naive(updates)).max())
 
 
 def exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, float]:
-    """Laws 7 to 10: one worker's residues as signed numbers, and the largest error of a distance.
+    """Give one worker's residues as signed numbers, by laws 7 to 10, and the largest error.
 
     updates: (n, d). Returns (n, d).
     """
@@ -83,21 +93,16 @@ def _field_gram(rows: UInt32) -> UInt32:
     return products
 
 
-_TYPES = ("float32", "float64")
-# Residues divided by p lie evenly between -1/2 and 1/2.
-_EVEN_DEVIATION = 1 / math.sqrt(12)
-_SIGMA, _EXACT, _POLAR = range(3)
-
-
 @dataclass(frozen=True)
 class Plan:
-    """clients, dim: of the picture against sigma. powers: of two, sigma in norms of an update.
+    """What to measure.
 
-    polar_clients: of the picture against clients. trials: suspicions of either kind.
+    clients, dimension: of the picture against sigma. powers: of two, for sigma in norms of an
+    update. polar_clients: of the picture against clients. trials: suspicions of either kind.
     """
 
     clients: int = 16
-    dim: int = 20_000
+    dimension: int = 20_000
     powers: tuple[int, ...] = tuple(range(-4, 25, 2))
     polar_clients: tuple[int, ...] = (4, 8, 16, 32, 64)
     trials: int = 512
@@ -105,8 +110,10 @@ class Plan:
 
     def __post_init__(self) -> None:
         counts = (self.clients, *self.polar_clients)
-        if min(counts) < 3 or max(counts) > self.dim:
-            raise ConfigError(f"3 to d = {self.dim} clients; got {min(counts)} to {max(counts)}")
+        if min(counts) < 3 or max(counts) > self.dimension:
+            raise ConfigError(
+                f"3 to d = {self.dimension} clients; got {min(counts)} to {max(counts)}"
+            )
         if self.trials < 1:
             raise ConfigError(f"trials must be at least 1; got {self.trials}")
 
@@ -122,32 +129,32 @@ class Plan:
 
     @property
     def variance(self) -> float:
-        """Of a coordinate of an update of norm 1, for law 6."""
-        return leakage.clipped_variance(1.0, self.dim)
+        """The variance of a coordinate of an update of norm 1, for law 6."""
+        return leakage.clipped_variance(1.0, self.dimension)
 
     @property
     def usual_sigma(self) -> float:
-        """What the default budget needs."""
-        return leakage.sigma_for(leakage.DEFAULT_BITS, variance=self.variance, d=self.dim)
+        """The sigma that the default budget needs."""
+        return leakage.sigma_for(leakage.DEFAULT_BITS, variance=self.variance, d=self.dimension)
 
     def stream(self, *purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, *purpose])
 
     def suspicions(self, n: int, rng: np.random.Generator) -> Iterator[tuple[Float64, Float64]]:
-        """Updates (n, d) and others that were not sent, until there are enough trials."""
+        """Yield updates (n, d), and others that were not sent, until there are enough trials."""
         for _ in range(max(1, round(self.trials / n))):
-            yield even_updates(n, self.dim, rng), even_updates(n, self.dim, rng)
+            yield even_updates(n, self.dimension, rng), even_updates(n, self.dimension, rng)
 
 
 @dataclass(frozen=True)
 class _Attack:
-    """What an attack gave for true and for false suspicions."""
+    """The scores of an attack for true and for false suspicions."""
 
     true: list[float] = entry(default_factory=list)
     false: list[float] = entry(default_factory=list)
 
     def add(self, seen: Float64, updates: Float64, others: Float64) -> None:
-        """One suspicion of either kind a row."""
+        """Score one suspicion of either kind per row."""
         self.true.extend(map(leakage.matched_filter, seen, updates))
         self.false.extend(map(leakage.matched_filter, seen, others))
 
@@ -170,7 +177,7 @@ def measure(plan: Plan, begin: Begin) -> Figures:
     begin("exact masks", next(done), of)
     return {
         "clients": plan.clients,
-        "dim": plan.dim,
+        "dimension": plan.dimension,
         "trials": plan.trials,
         "default_sigma": plan.usual_sigma,
         "gaussian": against_sigma,
@@ -180,16 +187,16 @@ def measure(plan: Plan, begin: Begin) -> Figures:
 
 
 def _gaussian(plan: Plan, power: int) -> list[Figures]:
-    """One point a type of share. All types see the same updates and the same noise."""
+    """Measure one point for each type of share. All see the same updates and the same noise."""
     sigma, rng = 2.0**power, plan.stream(_SIGMA, 1024 + power)
-    mask = grid_noise(plan.clients, plan.dim, sigma, rng)
+    mask = grid_noise(plan.clients, plan.dimension, sigma, rng)
     seen = {name: _Attack() for name in _TYPES}
-    # A row of noise serves many trials: projections on fresh updates are as good as independent.
+    # A row of noise serves many trials: projections on fresh updates are nearly independent.
     for updates, others in plan.suspicions(plan.clients, rng):
         shares = gaussian_shares(updates, mask, sigma)
         for name, attack in seen.items():
             attack.add(shares[0].astype(name).astype(np.float64), updates, others)
-    bound = leakage.bound_bits(sigma, variance=plan.variance, d=plan.dim)
+    bound = leakage.bound_bits(sigma, variance=plan.variance, d=plan.dimension)
     return [
         {
             "dtype": name,
@@ -200,7 +207,7 @@ def _gaussian(plan: Plan, power: int) -> list[Figures]:
                 updates, [share.astype(name) for share in shares], sigma
             ),
             "distance_error_stated": leakage.decoding_error(
-                sigma, d=plan.dim, dtype=np.dtype(name), tile=TILE
+                sigma, d=plan.dimension, dtype=np.dtype(name), tile=TILE
             ),
         }
         for name, attack in seen.items()
@@ -208,7 +215,7 @@ def _gaussian(plan: Plan, power: int) -> list[Figures]:
 
 
 def _exact(plan: Plan) -> Figures:
-    """The same attack on a share of exact masks, read as signed numbers."""
+    """Make the same attack on a share of exact masks, read as signed numbers."""
     rng, attack, errors = plan.stream(_EXACT), _Attack(), []
     for updates, others in plan.suspicions(plan.clients, rng):
         share, error = exact_share(updates, rng)
@@ -218,15 +225,15 @@ def _exact(plan: Plan) -> Figures:
 
 
 def _polar(plan: Plan, clients: int) -> Figures:
-    """The polar attack on both maskings, at the noise of the default budget."""
+    """Make the polar attack on both maskings, at the noise of the default budget."""
     sigma, rng = plan.usual_sigma, plan.stream(_POLAR, clients)
     gaussian, exact = _Attack(), _Attack()
     for updates, others in plan.suspicions(clients, rng):
-        share, _ = gaussian_shares(updates, grid_noise(clients, plan.dim, sigma, rng), sigma)
+        share, _ = gaussian_shares(updates, grid_noise(clients, plan.dimension, sigma, rng), sigma)
         gaussian.add(leakage.polar(share, sigma=sigma), updates, others)
         residues = exact_share(updates, rng)[0] / P
         exact.add(leakage.polar(residues, sigma=_EVEN_DEVIATION), updates, others)
-    # Two unit normals so far apart are told apart so often: Phi(signal / sqrt(2)).
+    # How often two unit normals that far apart are told apart: Phi(signal / sqrt(2)).
     expected = (1 + math.erf(math.sqrt((clients + 1) / 2) / 2)) / 2
     return {
         "clients": clients,

@@ -1,23 +1,132 @@
-"""The machine that figures were measured on, its memory, and how much of it a process uses."""
+"""CPU time and memory of this process, and a description of the machine.
+
+Stopwatch    CPU time of the parts of a process that count
+Ledger       CPU time by party, where several play in one process
+measured     CPU and wall time of one call
+PeakMemory   the most memory that a process of its own uses
+describe     the machine that figures were measured on
+"""
 
 import contextlib
 import os
 import platform
+import resource
 import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from ostraka.errors import ConfigError
 from ostraka_lab.bench.process import Figures
 
-_KIB = 1024
+_KIB, _GIB = 2**10, 2**30
 _INTERVAL_S = 0.01
+_PACKAGES = ("ostraka", "numpy", "cryptography", "torch", "flwr", "scipy")
+
+T = TypeVar("T")
+
+
+class Stopwatch:
+    """Adds up the CPU seconds of this process, all its threads, between start and stop.
+
+    with clock:           measures a block
+    with clock.paused():  leaves out a part of it
+    """
+
+    def __init__(self) -> None:
+        self.note: str | None = None
+        self._elapsed = 0.0
+        self._factor = 1.0
+        self._started = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._elapsed * self._factor
+
+    def extrapolate(self, *, part: int, whole: int) -> None:
+        """Say that only `part` of the columns was measured: `seconds` grows in proportion."""
+        if part < whole:
+            self._factor = whole / part
+            self.note = f"measured on {part} of {whole} columns and scaled: a low estimate"
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def __enter__(self) -> None:
+        self._started = time.process_time()
+
+    def __exit__(self, *_: object) -> None:
+        self._elapsed += time.process_time() - self._started
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call took. cpu_s: of all threads, and of child processes that have ended."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def measured(work: Callable[[], T]) -> tuple[T, Cost]:
+    """Call, and measure what the call takes."""
+    cpu, wall = _cpu(), time.perf_counter()
+    result = work()
+    return result, Cost(_cpu() - cpu, time.perf_counter() - wall)
+
+
+def _cpu() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+class Ledger:
+    """CPU seconds of this process, by party. One works at a time, and the innermost is charged.
+
+    with ledger("enclave"):         charged to the enclave,
+        with ledger("worker-1"):    but for this block
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._parties: list[str] = []
+        self._since = 0.0
+
+    @property
+    def party(self) -> str | None:
+        """The party that is charged now."""
+        return self._parties[-1] if self._parties else None
+
+    @contextmanager
+    def __call__(self, party: str) -> Iterator[None]:
+        self._settle()
+        self._parties.append(party)
+        try:
+            yield
+        finally:
+            self._settle()
+            self._parties.pop()
+
+    def _settle(self) -> None:
+        now = time.process_time()
+        if self._parties:
+            self.seconds[self._parties[-1]] += now - self._since
+        self._since = now
 
 
 def available_bytes() -> int:
-    """What new work can use without swapping."""
+    """The memory that new work can use without swapping."""
     return _field("/proc/meminfo", "MemAvailable")
 
 
@@ -26,13 +135,13 @@ def total_bytes() -> int:
 
 
 def forget_peak() -> None:
-    """Make `peak_bytes` count from here on. Where that is not allowed, it counts from the start."""
+    """Make `peak_bytes` count from now on. Where that is not allowed, it counts from the start."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_bytes() -> int:
-    """The most that was resident of this process."""
+    """The most memory of this process that was resident at one time."""
     return _field("/proc/self/status", "VmHWM")
 
 
@@ -41,7 +150,7 @@ def resident_bytes() -> int:
 
 
 def anonymous_bytes() -> int:
-    """The memory of this process that no file backs: its own data, without code and page cache."""
+    """The memory of this process that is backed by no file: its data, without code and caches."""
     return _field("/proc/self/status", "RssAnon")
 
 
@@ -82,12 +191,8 @@ def _field(path: str, name: str) -> int:
     raise ConfigError(f"the benchmark needs Linux: {path} has no {name}")
 
 
-_GIB = 2**30
-_PACKAGES = ("ostraka", "numpy", "cryptography", "torch", "flwr", "scipy")
-
-
 def describe(*, threads: int) -> Figures:
-    """What a reader needs to know to believe a figure, or to doubt it."""
+    """Describe this machine, so that a reader can judge its figures."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -103,7 +208,7 @@ def describe(*, threads: int) -> Figures:
 
 
 def installed(package: str) -> str | None:
-    """Its version."""
+    """The version of a package, or None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -111,7 +216,7 @@ def installed(package: str) -> str | None:
 
 
 def _processor() -> str:
-    """Linux on some machines names no model."""
+    """The model of the processor, or its architecture where Linux names no model."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
         if key.strip() == "model name":

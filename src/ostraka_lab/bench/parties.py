@@ -1,15 +1,27 @@
-"""The parties of a made-up federation, and their updates.
+"""A made-up federation to measure: its parties, their updates, and ciphertext as a host keeps it.
+
+    terms_of    the terms of a round, by how it is masked
+    cast        the parties: identities, and the federation that pins them
+    Layout      where ciphertext lies in a host's file
+    Workload    sealed updates in memory, for rounds under different terms
+    Attempt     one such round, closed and ready to be measured
 
 Keys and updates are functions of a party's name alone, so that two processes agree on them without
-a word. Nothing here is secret.
+exchanging them. Nothing here is secret.
 """
 
 import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
 
 import numpy as np
 
-from ostraka.arrays import Float32
+from ostraka.arrays import AnyArray, Buffer, Float32, cut
 from ostraka.attestation.claims import in_process
 from ostraka.config import (
     MAX_TILE_VALUES,
@@ -22,21 +34,32 @@ from ostraka.config import (
 from ostraka.core import optimiser, rules
 from ostraka.core.optimiser import ServerState
 from ostraka.core.sketch import MIN_SIZE
+from ostraka.crypto.aead import TAG_BYTES, SealedGroups
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.crypto.stream import SecretStream
-from ostraka.crypto.updates import SealedUpdate
-from ostraka.errors import ConfigError
-from ostraka.messages import RoundOffer
+from ostraka.crypto.updates import SealedUpdate, TileOpener, stated_norm, tile_context
+from ostraka.errors import ConfigError, LocalProtocolError
+from ostraka.messages import IN_PROCESS, RoundOffer
 from ostraka.protocol.client import Client
+from ostraka.protocol.enclave import Cohort, Enclave, Lanes
+from ostraka.protocol.enclave.cohort import Publication, RoundContext, Row, Standing
+from ostraka.protocol.host import Host
 from ostraka.protocol.worker import Worker
+from ostraka_lab.bench.machine import Stopwatch
+from ostraka_lab.bench.whole_round import ClockedWorker, refuse_surprises
 
-_SKETCH = 16_384
+GAUSSIAN, EXACT, SKETCH, SKETCH_INSIDE = "gaussian", "exact", "sketch", "sketch-inside"
+UPDATES, NOISE = "updates", "noise"  # files of ciphertext
+
+_MASKINGS = {GAUSSIAN: "gaussian", EXACT: "exact", SKETCH: "exact", SKETCH_INSIDE: "none"}
+_COLUMNS = 16_384  # of a sketch
+_UPDATE_BYTES, _NOISE_BYTES = 4, 8  # a value
 
 
 @dataclass(frozen=True)
 class Cast:
-    """Everybody's identity, and the federation that pins them."""
+    """The identities of all parties, and the federation that pins them."""
 
     federation: Federation
     enclave: Identity
@@ -46,7 +69,7 @@ class Cast:
         return self.federation.terms
 
     def seal(self, row: int, offer: RoundOffer, values: Float32 | None = None) -> SealedUpdate:
-        """The upload of one client. Its tiles open under `upload_key(row)`.
+        """Seal the upload of one client. Its tiles open under `upload_key(row)`.
 
         values: (d,) instead of `update`.
         """
@@ -69,7 +92,7 @@ class Cast:
         return kind(self.terms, len(self.federation.clients), SecretStream(_seed("noise")).bytes)
 
     def state(self) -> ServerState:
-        """The model before the first round: nothing but zeros."""
+        """The model before the first round: zeros."""
         return optimiser.start(np.zeros(self.terms.dimension, np.float32), self.terms.optimiser)
 
     def workers(self) -> dict[str, Worker]:
@@ -79,14 +102,14 @@ class Cast:
         }
 
 
-def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> Cast:
-    """A federation of the given size, with two workers. ConfigError if there can be none."""
+def cast(clients: int, dimension: int, *, masking: str, sketch: int | None = None) -> Cast:
+    """Make a federation of this size, with two workers. Raises ConfigError if there can be none."""
     terms = Terms(
-        Manifest.flat(dim),
+        Manifest.flat(dimension),
         f=byzantine(clients),
         masking=masking,
         sketch=sketch,
-        tile=default_tile(clients, dim),
+        tile=default_tile(clients, dimension),
     )
     federation = Federation(
         terms,
@@ -97,9 +120,9 @@ def cast(clients: int, dim: int, *, masking: str, sketch: int | None = None) -> 
     return Cast(federation, _identity("enclave"))
 
 
-def sketch_size(clients: int, dim: int) -> int | None:
-    """The columns to fold to: 16,384, or 4 Mi values of all clients together; None if too few."""
-    columns = min(_SKETCH, dim, max(MIN_SIZE, MAX_TILE_VALUES // clients))
+def sketch_size(clients: int, dimension: int) -> int | None:
+    """The columns to fold to: 16,384, or 4 Mi values for all clients; None if that is too few."""
+    columns = min(_COLUMNS, dimension, max(MIN_SIZE, MAX_TILE_VALUES // clients))
     return columns if columns >= MIN_SIZE else None
 
 
@@ -109,13 +132,13 @@ def byzantine(clients: int) -> int:
     return max((f for f in range(clients // 5 + 1) if least(f) <= clients), default=0)
 
 
-def update(row: int, dim: int) -> Float32:
+def update(row: int, dimension: int) -> Float32:
     """One client's update (d,): standard normals."""
-    return np.random.default_rng(row).standard_normal(dim, dtype=np.float32)
+    return np.random.default_rng(row).standard_normal(dimension, dtype=np.float32)
 
 
 def upload_key(row: int) -> bytes:
-    """Whatever 32 bytes a client draws, it draws these: the key of its upload among them."""
+    """The 32 bytes that a client draws, whatever it draws them for: also its upload's key."""
     return _seed(f"upload-{row}")
 
 
@@ -131,19 +154,176 @@ def _seed(name: str) -> bytes:
     return hashlib.sha256(b"ostraka/bench/" + name.encode()).digest()
 
 
-GAUSSIAN, EXACT, SKETCH, SKETCH_INSIDE = "gaussian", "exact", "sketch", "sketch-inside"
-_MASKINGS = {GAUSSIAN: "gaussian", EXACT: "exact", SKETCH: "exact", SKETCH_INSIDE: "none"}
-
-
-def terms_of(name: str, clients: int, dim: int, *, f: int | None = None) -> Terms:
-    """f: None for a fifth of the clients. Raises ConfigError if there can be no such round."""
-    columns = sketch_size(clients, dim) if name in (SKETCH, SKETCH_INSIDE) else dim
+def terms_of(name: str, clients: int, dimension: int, *, f: int | None = None) -> Terms:
+    """The terms of a round. f: None for a fifth of the clients. Raises ConfigError."""
+    columns = sketch_size(clients, dimension) if name in (SKETCH, SKETCH_INSIDE) else dimension
     if columns is None:
-        raise ConfigError(f"updates of {dim} values are too short for a sketch")
+        raise ConfigError(f"updates of {dimension} values are too short for a sketch")
     return Terms(
-        Manifest.flat(dim),
+        Manifest.flat(dimension),
         f=byzantine(clients) if f is None else f,
         masking=_MASKINGS[name],
         sketch=None if name in (GAUSSIAN, EXACT) else columns,
-        tile=default_tile(clients, dim),
+        tile=default_tile(clients, dimension),
     )
+
+
+def read_tiles(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
+    """Read tiles of these sizes, the first the largest, into one buffer that is reused."""
+    buffer = memoryview(b"")
+    with path.open("rb", buffering=0) as file:
+        for index, size in enumerate(sizes):
+            buffer = buffer or memoryview(bytearray(size))
+            if file.readinto(buffer[:size]) != size:
+                raise LocalProtocolError(f"{path.name} ends within tile {index}")
+            yield buffer[:size]
+
+
+def read_noise(directory: Path, terms: Terms, rows: int) -> Iterator[memoryview]:
+    """Read the sealed tiles of noise for this number of rows."""
+    layout = SealedGroups(terms.columns, rows, _NOISE_BYTES)
+    return read_tiles(directory / NOISE, map(layout.size, range(terms.columns.count)))
+
+
+class Layout:
+    """Where each row's part of a sealed tile lies in the file of updates: row after row."""
+
+    def __init__(self, terms: Terms, rows: int) -> None:
+        self.tiling = terms.tiling
+        self.rows = rows
+
+    def size(self, index: int) -> int:
+        """The size of one row's part of a tile."""
+        return self.tiling.size(index) * _UPDATE_BYTES + TAG_BYTES
+
+    def offset(self, index: int, row: int) -> int:
+        # Only the last tile may be shorter, and nothing lies behind it.
+        return index * self.rows * self.size(0) + row * self.size(index)
+
+    def read_rows(self, path: Path) -> Iterator[list[Buffer]]:
+        """Read tile by tile, each row's part."""
+        sizes = [self.size(index) for index in range(self.tiling.count)]
+        for size, tile in zip(sizes, read_tiles(path, [self.rows * s for s in sizes]), strict=True):
+            yield [tile[row * size : (row + 1) * size] for row in range(self.rows)]
+
+
+class Workload:
+    """A federation between the closing of a round and its first pass, all in memory.
+
+    One set of uploads serves rounds under different terms: these are tried in turn, by cohorts
+    that hold the same rows. row_of: the update (d,) of a row.
+    """
+
+    def __init__(
+        self,
+        clients: int,
+        dimension: int,
+        directory: Path,
+        threads: int = 1,
+        row_of: Callable[[int], Float32] | None = None,
+    ) -> None:
+        self._row_of = row_of or (lambda row: update(row, dimension))
+        self.clients = clients
+        self.dimension = dimension
+        self.parties = cast(clients, dimension, masking="gaussian")
+        self.terms = self.parties.terms
+        self.tiling = self.terms.tiling
+        self.lanes = Lanes(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Lanes()
+        self._directory = directory
+        self._tiles: list[list[Buffer]] = [[] for _ in range(self.tiling.count)]
+        self.rows: list[Row] = []
+        self._seal_updates()
+
+    @cached_property
+    def updates(self) -> Float32:
+        """The updates in the clear (n, d)."""
+        rows = np.empty((self.clients, self.dimension), np.float32)
+        for row in range(self.clients):
+            rows[row] = self._row_of(row)
+        return rows
+
+    def tiles(self) -> Iterator[list[Buffer]]:
+        """Tile by tile, the ciphertext of every row."""
+        return iter(self._tiles)
+
+    def open_row(self, index: int, row: int, out: AnyArray) -> None:
+        """Open one tile of one row into `out`, a view as bytes, as the enclave does."""
+        self.rows[row].opener.open_into(index, self._tiles[index][row], out)
+
+    def open_tile(self, index: int, block: Float32) -> Float32:
+        """Open one tile of all rows into `block` (n, tile), and give the part that was written."""
+        block = cut(block, self.clients, self.tiling.size(index))
+        for row, out in enumerate(block.view(np.uint8)):
+            self.open_row(index, row, out)
+        return block
+
+    def attempt(self, masking: str, *, sketch: bool = False) -> "Attempt":
+        """A round under these terms, before its first pass."""
+        sealed = self.sealed_noise if masking == "gaussian" else ()
+        return Attempt(self, *self._prepared(masking, sketch), sealed)
+
+    @cached_property
+    def sealed_noise(self) -> list[bytes]:
+        """Gaussian noise, which the enclave's own process has made and left behind."""
+        return [bytes(tile) for tile in read_noise(self._directory, self.terms, self.clients)]
+
+    @cache  # noqa: B019 (lives as long as the one workload of a run)
+    def _prepared(self, masking: str, sketch: bool) -> tuple[Cast, OfflineNoise | OfflineMask]:
+        columns = sketch_size(self.clients, self.dimension) if sketch else None
+        parties = cast(self.clients, self.dimension, masking=masking, sketch=columns)
+        offline = parties.offline()
+        if isinstance(offline, OfflineMask):
+            list(offline.make())
+        return parties, offline
+
+    def _seal_updates(self) -> None:
+        offer = Enclave(self.parties.federation, self.parties.enclave).open_round().offer
+        for row in range(self.clients):
+            values = self._row_of(row)
+            upload = self.parties.seal(row, offer, values)
+            for tile in upload.tiles:
+                self._tiles[tile.index].append(tile.ciphertext)
+            header, norm = upload.header, stated_norm(values)
+            opener = TileOpener(upload_key(row), tile_context(header))
+            self.rows.append(Row(header.client, header.upload_id, opener, norm))
+
+
+class Attempt:
+    """One round, closed and ready to be measured, and what was made for it offline."""
+
+    def __init__(
+        self,
+        load: Workload,
+        parties: Cast,
+        offline: OfflineNoise | OfflineMask,
+        sealed: Sequence[Buffer],
+    ) -> None:
+        context = RoundContext(
+            federation=parties.federation,
+            identity=parties.enclave,
+            entropy=os.urandom,
+            publication=Publication(1),
+            round_id=bytes(32),
+            previous=bytes(32),
+            state=parties.state(),
+            evidence=IN_PROCESS,
+        )
+        self.cohort = Cohort(context, tuple(load.rows), Standing(parties.terms, {}))
+        # A copy of what was never spent can be spent: only a benchmark may use a mask twice.
+        self.offline = copy(offline)
+        self.sealed = sealed
+        self._load = load
+        self._workers = parties.workers()
+
+    def host(self, clock: Stopwatch) -> Host:
+        """The real driver of the round. The clock stands still while a worker works."""
+        return Host(
+            terms=self.cohort.terms,
+            lanes=self._load.lanes,
+            tiles=self._load.tiles,
+            workers={
+                name: ClockedWorker(worker, clock.paused) for name, worker in self._workers.items()
+            },
+            prepare=lambda: self,
+            tell=refuse_surprises,
+        )

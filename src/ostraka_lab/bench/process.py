@@ -12,7 +12,17 @@ from typing import IO, Any, TypeAlias
 from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
 
 Figures: TypeAlias = dict[str, Any]
+"""What a benchmark measured, as JSON has it."""
+
 Begin: TypeAlias = Callable[[str, int, int], None]
+"""begin(what, done, of): a step begins, and this many of all steps are done."""
+
+_THREAD_VARIABLES = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+)
 
 
 def report(measure: Callable[[Begin], Figures]) -> int:
@@ -35,14 +45,6 @@ def _send(event: Figures) -> None:
     sys.stdout.flush()
 
 
-_THREAD_VARIABLES = (
-    "OPENBLAS_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-)
-
-
 def run_module(
     module: str,
     arguments: list[str],
@@ -51,7 +53,7 @@ def run_module(
     threads: int = 1,
     python: Path | None = None,
 ) -> Figures:
-    """What a module that ends in `child.report` measures. python: another interpreter than this."""
+    """Run a module that ends in `report`, and give its figures. python: instead of this one."""
     process = subprocess.Popen(  # noqa: S603 (an interpreter, and arguments of our own)
         [str(python or sys.executable), "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
@@ -87,7 +89,7 @@ def _listen(events: IO[str], begin: Begin) -> Figures | None:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the process and those it started, if they are still at work."""
+    """End the process and those that it started, if they still run."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait()

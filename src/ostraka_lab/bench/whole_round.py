@@ -23,8 +23,7 @@ from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, Shar
 from ostraka.protocol.enclave import Lanes, Masking, Published
 from ostraka.protocol.host import Computing, Worker
 from ostraka.protocol.round import Parties, enrol
-from ostraka_lab.bench.clock import Ledger
-from ostraka_lab.bench.machine import forget_peak, peak_bytes, resident_bytes
+from ostraka_lab.bench.machine import Ledger, forget_peak, peak_bytes, resident_bytes
 
 OFFLINE, CLIENTS = "offline", "clients"
 COLLECT, ENCODE, AGGREGATE = "collect", "encode", "aggregate"
@@ -216,7 +215,7 @@ def _rows(published: Published, parties: Parties) -> tuple[int, ...]:
     return tuple(sorted(row_of[name] for name in published.selected))
 
 
-def repeated(clients: int, dim: int) -> Iterator[Float32]:
+def repeated(clients: int, dimension: int) -> Iterator[Float32]:
     """Updates whose cost is all that matters: a few vectors, again and again."""
-    few = np.random.default_rng(0).standard_normal((min(clients, 8), dim), dtype=np.float32)
+    few = np.random.default_rng(0).standard_normal((min(clients, 8), dimension), dtype=np.float32)
     return (few[row % len(few)] for row in range(clients))

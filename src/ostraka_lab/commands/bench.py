@@ -16,7 +16,6 @@ from ostraka.errors import FAILED
 from ostraka_lab.bench import check as checks
 from ostraka_lab.bench import leakage as leakages
 from ostraka_lab.bench import machine
-from ostraka_lab.bench.calibrate import run_calibration
 from ostraka_lab.bench.kernels import STAGES, Plan, run_kernels
 from ostraka_lab.bench.process import run_module
 from ostraka_lab.commands.bench_results import FOLDER, Out, finish
@@ -83,7 +82,7 @@ def _same_size(
 
     return (
         clients if given("clients") else int(old["clients"]),
-        dimension if given("dimension") else int(old["dim"]),
+        dimension if given("dimension") else int(old["dimension"]),
     )
 
 
@@ -123,7 +122,7 @@ def leakage(
     clients: Annotated[
         int, typer.Option(help="Clients, for the attack on single rows.")
     ] = _USUAL.clients,
-    dimension: Annotated[int, typer.Option(help="Values in an update.")] = _USUAL.dim,
+    dimension: Annotated[int, typer.Option(help="Values in an update.")] = _USUAL.dimension,
     trials: Annotated[
         int, typer.Option(help="True and false suspicions to test, each, for every point.")
     ] = _USUAL.trials,
@@ -142,7 +141,7 @@ def leakage(
       ostraka bench leakage
       ostraka bench leakage --dimension 100000 --trials 2048 --json
     """
-    plan = leakages.Plan(clients=clients, dim=dimension, trials=trials, seed=seed)
+    plan = leakages.Plan(clients=clients, dimension=dimension, trials=trials, seed=seed)
     with progress() as step:
         figures = run_module("ostraka_lab.bench.leakage", [plan.to_json()], step)
     figures |= {"machine": machine.describe(threads=1)}
@@ -215,7 +214,7 @@ def calibrate(*, as_json: Json = False) -> None:
       ostraka bench calibrate --json
     """
     with progress() as step:
-        costs = run_calibration(step)
+        costs = checks.run_calibration(step)
     rows = table("Workers", "masks, ns a value", "cheaper than inside from")
     for workers, cost in zip((2, 4, 6), costs.mask, strict=True):
         rows.add_row(f"{workers} or {workers + 1}", f"{cost:.3g}", _clients(costs, workers))
@@ -244,7 +243,7 @@ def _table(figures: dict[str, Any]) -> Table:
         "x open",
         "spread",
         "What",
-        title=f"{figures['clients']} updates of {figures['dim']} values, tiles of "
+        title=f"{figures['clients']} updates of {figures['dimension']} values, tiles of "
         f"{figures['tile']}, threads: {figures['threads']}",
     )
     for name, stage in figures["stages"].items():

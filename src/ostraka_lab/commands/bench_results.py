@@ -13,7 +13,7 @@ from rich.table import Table
 from ostraka.cli.output import show
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import results
-from ostraka_lab.bench.resume import Parts, count
+from ostraka_lab.bench.results import Parts, count
 
 FOLDER = Path("bench-results")
 

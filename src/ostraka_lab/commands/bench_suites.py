@@ -9,13 +9,13 @@ import typer
 from rich.table import Table
 
 from ostraka.cli.output import Json, progress, show, table
-from ostraka_lab.bench.paper import MASKINGS
-from ostraka_lab.bench.paper import suite as paper_suite
-from ostraka_lab.bench.paper.suite import Suite
-from ostraka_lab.bench.peers import installed, run_peers
-from ostraka_lab.bench.peers.contest import Contest
-from ostraka_lab.bench.scale import survey
-from ostraka_lab.bench.scale.survey import Grid
+from ostraka_lab.bench import paper as papers
+from ostraka_lab.bench import peers as contests
+from ostraka_lab.bench import scale as scales
+from ostraka_lab.bench.entrants import Contest
+from ostraka_lab.bench.paper import Suite
+from ostraka_lab.bench.paper_measurements import MASKINGS
+from ostraka_lab.bench.scale import Grid
 from ostraka_lab.commands.bench_results import FOLDER, Fresh, Out, finish, keeping
 
 _USUAL = Grid()
@@ -23,8 +23,9 @@ _BASELINES = ("naive", "blas64", "blas32")
 _LIMITS = "Measured outside of SGX: paging and transitions are in none of these figures."
 _DEFINED = (
     "Correct: no attacker is selected, and what is selected is what float64 selects by the same "
-    "convention (ByzFL counts one neighbour more). CPU of Ostraka: from sealed updates to the "
-    "signed model, all roles; offline work and the clients' sealing are in the report and in JSON."
+    "convention (ByzFL counts one neighbour more). CPU of Ostraka: of the enclave and the workers, "
+    "from sealed updates to the signed model. Offline work and the clients' sealing are not "
+    "counted; the report and JSON have them."
 )
 
 
@@ -70,7 +71,7 @@ def paper(
     else:
         suite = replace(Suite(), bandwidth=bandwidth, slowdown=sgx_slowdown, repeat=repeat)
     with keeping(ctx, out, asdict(suite), fresh=fresh) as parts, progress() as step:
-        figures = paper_suite.run(suite, step, parts)
+        figures = papers.run(suite, step, parts)
     headlines = [_headline(each) for each in figures["headline"]]
     epochs = [_figure3(figures, masking) for masking in MASKINGS]
     finish(ctx, figures, *headlines, *epochs, _LIMITS, out=out, as_json=as_json, parts=parts)
@@ -89,7 +90,7 @@ def _headline(each: dict[str, Any]) -> Table:
         "loop inside, over it",
         "BLAS float64",
         "BLAS float32",
-        title=f"{each['clients']} clients of {each['dim']} values: inside, over workers",
+        title=f"{each['clients']} clients of {each['dimension']} values: inside, over workers",
     )
     for name, inside in each["inside"].items():
         rows.add_row(f"inside, {name}", f"{inside['enclave_cpu_s']:.3g}", "", "", "")
@@ -130,9 +131,9 @@ def peers(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            click_type=click.Choice(list(run_peers.NAMES)),
+            click_type=click.Choice(list(contests.NAMES)),
             metavar="NAME",
-            help=f"Run only this entrant; repeatable. Names: {', '.join(run_peers.NAMES)}.",
+            help=f"Run only this entrant; repeatable. Names: {', '.join(contests.NAMES)}.",
         ),
     ] = None,
     setup: Annotated[
@@ -144,7 +145,7 @@ def peers(
     """Run the same updates through Flower, ByzFL and Ostraka.
 
     Multi-Krum over N updates, a fifth of them sign-flipped: Flower's and ByzFL's in the clear on
-    whole weights, BLAS in the clear, and Ostraka on sealed updates, by masking, all roles counted.
+    whole weights, BLAS in the clear, and Ostraka on sealed updates, by masking.
     Shows CPU and wall seconds, peak memory, and whether the right clients were selected. Each
     entrant runs in a process of its own. One that is not installed is reported as absent.
 
@@ -156,12 +157,12 @@ def peers(
     """
     if setup:
         with progress() as step:
-            folder = installed.setup(step)
+            folder = contests.setup(step)
         show(f"ByzFL is in {folder}.", figures={"setup": str(folder)}, as_json=as_json)
         return
     contest = Contest(clients, dimension, threads, seed)
     with progress() as step:
-        figures = run_peers.play(contest, step, names=only or run_peers.NAMES, repeat=repeat)
+        figures = contests.play(contest, step, names=only or contests.NAMES, repeat=repeat)
     finish(ctx, figures, _table(figures), *_absent(figures), _DEFINED, out=out, as_json=as_json)
 
 
@@ -174,7 +175,7 @@ def _table(figures: dict[str, Any]) -> Table:
         "x floor",
         "peak MiB",
         "Correct",
-        title=f"{figures['clients']} updates of {figures['dim']} values, "
+        title=f"{figures['clients']} updates of {figures['dimension']} values, "
         f"{figures['byzantine']} attackers, threads: {figures['threads']}",
     )
     rows.columns[0].no_wrap = True
@@ -240,9 +241,9 @@ def scale(
       ostraka bench scale --budget 300
       ostraka bench scale --clients 8 --clients 16 --dimension 5000 --dimension 20000 --repeat 1
     """
-    grid = Grid(tuple(clients or _USUAL.clients), tuple(dimension or _USUAL.dims), repeat)
+    grid = Grid(tuple(clients or _USUAL.clients), tuple(dimension or _USUAL.dimensions), repeat)
     with keeping(ctx, out, asdict(grid), fresh=fresh) as parts, progress() as step:
-        figures = survey.run(grid, budget, step, parts)
+        figures = scales.run(grid, budget, step, parts)
     shown = (_exponents(figures), _splits(figures), _skipped(figures))
     finish(ctx, figures, *shown, out=out, as_json=as_json, parts=parts)
 
@@ -256,7 +257,7 @@ def _exponents(figures: dict[str, Any]) -> Table:
         "in N, beyond",
         "in d",
         "at target",
-        title=f"Exponents, and {target['clients']} clients of {target['dim']} values",
+        title=f"Exponents, and {target['clients']} clients of {target['dimension']} values",
     )
     for fit in figures["fits"]:
         told = fit["forecast"]
@@ -283,5 +284,5 @@ def _splits(figures: dict[str, Any]) -> Table:
 
 
 def _skipped(figures: dict[str, Any]) -> str:
-    pairs = ", ".join(f"{clients} x {dim}" for clients, dim in figures["skipped"])
+    pairs = ", ".join(f"{clients} x {dimension}" for clients, dimension in figures["skipped"])
     return f"Not measured, for lack of time or memory: {pairs}." if pairs else ""

@@ -11,8 +11,7 @@ This file has the page and what stands on top of it. The other parts:
 
 from pathlib import Path
 
-from ostraka_lab.report import format, page
-from ostraka_lab.report.page import (
+from ostraka_lab.report import (
     Block,
     Code,
     Folded,
@@ -24,6 +23,8 @@ from ostraka_lab.report.page import (
     Section,
     Stack,
     Tone,
+    format,
+    write_page,
 )
 from ostraka_lab.run_report import leakage, participation, rounds
 from ostraka_lab.run_report.run_record import RunRecord, load
@@ -37,7 +38,7 @@ _UNKNOWN = "not measured"
 def write(folder: Path) -> Path:
     """Make or replace report.html from what the folder holds now. Raises ConfigError."""
     path = folder / REPORT
-    page.write(describe(load(folder)), path)
+    write_page(describe(load(folder)), path)
     return path
 
 

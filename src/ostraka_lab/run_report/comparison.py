@@ -8,9 +8,8 @@ from matplotlib.figure import Figure
 
 from ostraka import files
 from ostraka_lab.compare import IN_THE_CLEAR, Comparison, Result
-from ostraka_lab.report import page
+from ostraka_lab.report import Code, Column, Page, Paragraph, Plot, Section, Table, write_page
 from ostraka_lab.report.drawing import BLUE, GREEN, MUTED, ORANGE, VERMILLION
-from ostraka_lab.report.page import Code, Column, Page, Paragraph, Plot, Section, Table
 
 _COLOURS = {
     "plain": VERMILLION,
@@ -34,7 +33,7 @@ def write(comparison: Comparison) -> Path:
     """Write compare.html and table.md to the comparison's folder. Gives the path of the page."""
     results = comparison.results()
     path = comparison.root / "compare.html"
-    page.write(_page(comparison, results), path)
+    write_page(_page(comparison, results), path)
     text = markdown(comparison, results).encode()
     files.write(comparison.root / "table.md", [text], mode=_PUBLIC)
     return path

@@ -8,9 +8,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ostraka.core import leakage as law
-from ostraka_lab.report import drawing, format
+from ostraka_lab.report import (
+    Block,
+    Column,
+    KeyFigure,
+    Notice,
+    Paragraph,
+    Plot,
+    Table,
+    drawing,
+    format,
+)
 from ostraka_lab.report.drawing import BLUE, MUTED, VERMILLION
-from ostraka_lab.report.page import Block, Column, KeyFigure, Notice, Paragraph, Plot, Table
 from ostraka_lab.run_report.run_record import Experiment, RunRecord
 
 _FLOAT_BITS = 32  # of one value of an update

@@ -13,7 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
 from ostraka_lab.metrics import RoundMetrics
-from ostraka_lab.report import drawing, format
+from ostraka_lab.report import Column, Plot, Table, drawing, format
 from ostraka_lab.report.drawing import (
     INK,
     MUTED,
@@ -25,7 +25,6 @@ from ostraka_lab.report.drawing import (
     Box,
     rectangles,
 )
-from ostraka_lab.report.page import Column, Plot, Table
 from ostraka_lab.run_report.run_record import RunRecord
 
 _EVERY_ROW_UP_TO = 24

@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ostraka_lab.metrics import BaselineMetrics, RoundMetrics
-from ostraka_lab.report import drawing, format
+from ostraka_lab.report import Column, Plot, Table, drawing, format
 from ostraka_lab.report.drawing import BLUE, MUTED, SERIES, VERMILLION, Box, rectangles
-from ostraka_lab.report.page import Column, Plot, Table
 from ostraka_lab.run_report.run_record import RunRecord
 
 OURS = "Ostraka"

@@ -1,22 +1,21 @@
-"""What one worker learns: why exact masks are the default."""
+"""What one worker learns, and why exact masks are the default."""
 
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from ostraka_lab.bench.process import Figures
-from ostraka_lab.report import drawing
+from ostraka_lab.report import Block, Column, Folded, Grid, Paragraph, Plot, Table, drawing
 from ostraka_lab.report.drawing import BLUE, GREEN, MUTED, ORANGE, VERMILLION
-from ostraka_lab.report.page import Block, Column, Folded, Grid, Paragraph, Plot, Table
 
 _TYPES = {"float32": ORANGE, "float64": BLUE}
-_USEFUL = 0.1  # a distance that is off by more ranks nobody
+_USEFUL = 0.1  # a distance that is off by more is useless for ranking
 _LEAST = 1e-16
 
 _TEXT = (
     "More Gaussian noise hides an update better from a worker that looks at one row, and costs "
     "precision: in float32 distances are useless before the noise is large. Looking at all rows "
-    "together, the polar attack does not care how large it is. Exact masks give a worker uniform "
+    "together, the polar attack works at any noise. Exact masks give a worker uniform "
     "residues: no attack beats guessing, and distances are off by the rounding of law 7 alone."
 )
 
@@ -50,8 +49,8 @@ def _trade(figures: Figures) -> Plot:
 
     caption = (
         "Every point is one σ. To the left distances are precise, at the bottom (0.5) a worker is "
-        f"blind. Right of the dotted line ({_USEFUL:g}) distances rank nobody. This attack looks "
-        "at one row alone: the polar attack sees more."
+        f"blind. Right of the dotted line ({_USEFUL:g}) distances are useless for ranking. This "
+        "attack looks at one row alone: the polar attack sees more."
     )
     return Plot("Hiding against precision", caption, paint, height=3.2)
 
@@ -127,7 +126,7 @@ def _table(figures: Figures) -> Table:
     exact: Any = figures["exact"]
     rows.append(["exact", "", "0", f"{exact['auc']:.3g}", f"{exact['distance_error']:.3g}", ""])
     caption = (
-        f"{figures['clients']} clients of {figures['dim']:,} values, "
+        f"{figures['clients']} clients of {figures['dimension']:,} values, "
         f"{figures['trials']} suspicions of either kind"
     )
     return Table(columns, rows, caption=caption)

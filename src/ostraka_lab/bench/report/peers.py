@@ -1,13 +1,12 @@
-"""The same updates through everybody."""
+"""The same updates through Ostraka and its peers."""
 
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from ostraka_lab.bench.process import Figures
-from ostraka_lab.report import format
+from ostraka_lab.report import Block, Column, KeyFigure, Paragraph, Plot, Table, format
 from ostraka_lab.report.drawing import BLUE, MUTED, SKY, VERMILLION
-from ostraka_lab.report.page import Block, Column, KeyFigure, Paragraph, Plot, Table
 
 _SKETCH, _EXACT = "ostraka-exact-sketch", "ostraka-exact"
 _COSTS = (
@@ -18,8 +17,8 @@ _COSTS = (
     Column("spread", number=True),
     Column("× floor", number=True),
     Column("peak memory", number=True),
-    Column("before, offline", number=True),
-    Column("clients' sealing", number=True),
+    Column("not counted: offline", number=True),
+    Column("not counted: clients' sealing", number=True),
 )
 _CHOICES = (
     Column("Name"),
@@ -52,16 +51,19 @@ def key_figures(figures: Figures) -> list[KeyFigure]:
     for peer in ("flower", "byzfl-torch"):
         if sketch and peer in rows:
             share = sketch["cpu_s"] / rows[peer]["cpu_s"]
-            note = f"all roles, exact masks on a sketch, beside {peer} in the clear"
+            note = (
+                f"enclave and workers, exact masks on a sketch, over {peer} in the clear; "
+                "without the clients' sealing and offline work"
+            )
             found.append(KeyFigure("CPU of a private round", format.times(share), note))
     if sketch and floor:
         share = sketch["enclave_cpu_s"] / floor["cpu_s"]
-        found.append(KeyFigure("Enclave's CPU", format.times(share), "beside the floor"))
+        found.append(KeyFigure("Enclave's CPU", format.times(share), "over the floor"))
     return found
 
 
 def by_name(figures: Figures) -> dict[str, Any]:
-    """The rows of those who took part."""
+    """The rows of the peers that took part."""
     return {row["name"]: row for row in figures["rows"] if not row["absent"]}
 
 
@@ -69,9 +71,10 @@ _TERMS = (
     "Flower and ByzFL get whole weights, as Flower's clients send them: Flower as replies of nodes "
     "to aggregate_train, ByzFL as one tensor or array. blas-clear gets differences. Timed is "
     "aggregation alone, on inputs that lie in memory. Ostraka gets sealed updates: opening, "
-    "checking, masking, the workers, decoding, averaging and signing are all in its CPU time; what "
-    "is made offline before the round and the clients' sealing are beside it. Every run is a "
-    "process of its own, and peak memory is that of the process with its inputs. A selection is "
+    "checking, masking, the workers, decoding, averaging and signing are in its CPU time. Work "
+    "that is done offline before the round and the clients' sealing are not: they have columns of "
+    "their own. Every run is a process of its own, and peak memory is that of the process with its "
+    "inputs. A selection is "
     "correct if it holds no attacker and is what float64 selects by the same convention: Flower "
     "and Ostraka sum the n - f - 2 nearest, ByzFL n - f - 1. The floor selects nothing. On "
     "differences: whether the same code is correct if it is given updates instead of weights."
@@ -80,7 +83,7 @@ _TERMS = (
 
 def _what(figures: Figures) -> str:
     return (
-        f"{figures['clients']} updates of {figures['dim']:,} values, of which "
+        f"{figures['clients']} updates of {figures['dimension']:,} values, of which "
         f"{figures['byzantine']} are the opposite of an honest one; {figures['kept']} are kept. "
         f"An update's values are {figures['update_scale']:g} of the weights' in size. "
         f"Threads: {figures['threads']}."
@@ -132,19 +135,22 @@ def _plot(figures: Figures) -> Plot:
         axes.set_xlabel("CPU seconds")
 
     caption = (
-        "Blue is the enclave, light blue the workers. Red selected the wrong clients; grey did "
-        "not, or selected nobody."
+        "Blue is the enclave, light blue the workers; offline work and sealing are not drawn. Red "
+        "selected the wrong clients. Grey did not, or made no selection."
     )
     return Plot("CPU of one aggregation", caption, paint, height=1 + 0.28 * len(rows))
 
 
 def _ratios(figures: Figures) -> Table:
-    """Ours over each peer."""
+    """Ratios of Ostraka to each peer."""
     rows = by_name(figures)
     ours = [name for name in rows if name.startswith("ostraka")]
     others = [name for name in rows if not name.startswith("ostraka")]
     cells = [
-        [name, *(format.times(rows[name]["cpu_s"] / rows[other]["cpu_s"]) for other in others)]
+        [
+            f"{name}, enclave and workers",
+            *(format.times(rows[name]["cpu_s"] / rows[other]["cpu_s"]) for other in others),
+        ]
         for name in ours
     ] + [
         [
@@ -154,4 +160,8 @@ def _ratios(figures: Figures) -> Table:
         for name in ours
     ]
     columns = [Column("CPU of"), *(Column(f"/ {name}", number=True) for name in others)]
-    return Table(columns, cells, caption="Ratios in this run: below 1 is less CPU than the peer")
+    caption = (
+        "Ratios in this run: below 1 is less CPU than the peer. Offline work and the clients' "
+        "sealing are not counted"
+    )
+    return Table(columns, cells, caption=caption)

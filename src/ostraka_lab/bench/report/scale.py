@@ -1,4 +1,4 @@
-"""How cost grows."""
+"""How cost grows with clients and with values."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,9 +6,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from ostraka_lab.bench.process import Figures
-from ostraka_lab.report import drawing, format
+from ostraka_lab.report import Block, Column, Folded, Grid, Paragraph, Plot, Table, drawing, format
 from ostraka_lab.report.drawing import SERIES
-from ostraka_lab.report.page import Block, Column, Folded, Grid, Paragraph, Plot, Table
 
 _FEW = 256
 
@@ -26,9 +25,9 @@ def blocks(figures: Figures) -> list[Block]:
         ),
         _exponents(figures),
         Paragraph(
-            f"From here to {target['clients']:,} clients and {target['dim']:,} values. A cost is "
-            "taken to be a sum of terms, fitted to all sizes with no negative term. The band is "
-            "where nine in ten fits to runs drawn anew fall; the misfit is how far the sum misses "
+            f"Forecasts for {target['clients']:,} clients of {target['dimension']:,} values. A "
+            "cost is taken to be a sum of terms, fitted to all sizes with no negative term. The "
+            "band holds nine in ten fits to runs drawn anew; the misfit is how far the sum misses "
             "the sizes that were measured."
         ),
         _forecast(figures),
@@ -58,14 +57,16 @@ def _memory(figures: Figures) -> Plot:
 
 
 def _growing(points: list[tuple[Figures, float]], unit: str) -> Callable[[Figure], None]:
-    """A line a dimension, against the number of clients."""
+    """Draw a line for each dimension, against the number of clients."""
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        dims = sorted({cell["dim"] for cell, _ in points})
-        for colour, dim in zip(SERIES, dims, strict=False):
-            mine = sorted((cell["clients"], cost) for cell, cost in points if cell["dim"] == dim)
-            axes.plot(*zip(*mine, strict=True), "o-", color=colour, label=f"d = {dim:,}")
+        dimensions = sorted({cell["dimension"] for cell, _ in points})
+        for colour, dimension in zip(SERIES, dimensions, strict=False):
+            mine = sorted(
+                (cell["clients"], cost) for cell, cost in points if cell["dimension"] == dimension
+            )
+            axes.plot(*zip(*mine, strict=True), "o-", color=colour, label=f"d = {dimension:,}")
         axes.set_xscale("log")
         axes.set_yscale("log")
         drawing.powers_of_ten(axes.xaxis)
@@ -151,7 +152,7 @@ def _cells(figures: Figures) -> Table:
     rows = [
         [
             str(cell["clients"]),
-            f"{cell['dim']:,}",
+            f"{cell['dimension']:,}",
             variant,
             *(format.seconds(medians[cost]) for cost in costs),
             format.size(medians["uploaded_bytes"]),
@@ -165,4 +166,4 @@ def _cells(figures: Figures) -> Table:
 
 
 def _sizes(pairs: list[list[int]]) -> str:
-    return "; ".join(f"{clients} x {dim:,}" for clients, dim in pairs)
+    return "; ".join(f"{clients} x {dimension:,}" for clients, dimension in pairs)

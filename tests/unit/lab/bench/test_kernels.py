@@ -1,15 +1,21 @@
-"""The whole benchmark at a tiny size, and how runs become figures."""
+"""The whole benchmark at a tiny size: its plan, every stage, and how runs become figures."""
 
 import io
 import math
 import sys
 
+import numpy as np
 import pytest
 
+from ostraka.core import gram
+from ostraka.core.rules import krum
 from ostraka.errors import ConfigError, LocalProtocolError
+from ostraka.protocol.worker import Computing
 from ostraka_lab.bench import enclave_memory, kernels, process
-from ostraka_lab.bench.clock import Stopwatch
+from ostraka_lab.bench import kernels as plans
 from ostraka_lab.bench.kernels import STAGES, Plan
+from ostraka_lab.bench.machine import Stopwatch
+from ostraka_lab.bench.parties import Workload, cast, update
 
 
 def ran(seconds, note=None):
@@ -46,9 +52,9 @@ def test_every_repeat_runs_every_stage_but_the_costly_ones():
 def test_a_tiny_run_in_its_own_process_gives_every_figure():
     steps = []
     figures = kernels.run_kernels(Plan(8, 20_000, repeat=1), lambda *step: steps.append(step))
-    assert {name: figures[name] for name in ("clients", "dim", "threads", "tile")} == {
+    assert {name: figures[name] for name in ("clients", "dimension", "threads", "tile")} == {
         "clients": 8,
-        "dim": 20_000,
+        "dimension": 20_000,
         "threads": 1,
         "tile": 32_768,
     }
@@ -118,7 +124,146 @@ def test_an_enclave_process_that_dies_is_reported(monkeypatch, tmp_path):
 
 def test_errors_leave_the_process_as_an_event(capsys, tmp_path):
     code = kernels.main(
-        '{"clients": 2, "dim": 5, "threads": 1, "repeat": 1, "only": []}', str(tmp_path)
+        '{"clients": 2, "dimension": 5, "threads": 1, "repeat": 1, "only": []}', str(tmp_path)
     )
     assert code == 1
     assert '"config": true' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"clients": 2}, "n=2"),
+        ({"dimension": 7}, "8 clients and 7 dimensions"),
+        ({"threads": 0}, "threads must be at least 1; got 0"),
+        ({"repeat": 0}, "repeat must be at least 1; got 0"),
+        ({"only": ("floor", "ceiling")}, "no stage ceiling; known: open, "),
+        (
+            {"only": ("exact_sketch",)},
+            "exact_sketch need a sketch.*8 clients of 1000 values",
+        ),
+    ],
+)
+def test_impossible_plans_are_refused(sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        Plan(**{"clients": 8, "dimension": 1000} | sizes)
+
+
+def test_all_stages_run_unless_some_are_named():
+    assert Plan(8, 5000).stages == tuple(STAGES)
+
+
+def test_short_updates_have_no_sketch():
+    without = set(STAGES) - set(Plan(8, 4095).stages)
+    assert without == {"exact_sketch", "sketch_inside", "second_pass"}
+
+
+def test_the_reference_runs_whatever_is_named():
+    assert Plan(8, 1000, only=("floor",)).stages == ("open", "floor")
+
+
+def test_sizes_beyond_the_memory_are_refused(monkeypatch):
+    plan = Plan(64, 3_500_000)
+    monkeypatch.setattr(plans, "available_bytes", lambda: plan.memory_bytes)
+    plan.require_room()
+    monkeypatch.setattr(plans, "available_bytes", lambda: plan.memory_bytes - 1)
+    with pytest.raises(ConfigError, match=r"64 clients of 3500000 values need about \d.*memory"):
+        plan.require_room()
+
+
+def test_fewer_stages_need_less_memory_and_no_spool():
+    few = Plan(64, 3_500_000, only=("floor",))
+    assert few.memory_bytes < Plan(64, 3_500_000).memory_bytes
+    assert few.disk_bytes == 0
+
+
+CLIENTS, DIMENSION = 6, 70_000
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("spool")
+    parties = cast(CLIENTS, DIMENSION, masking="gaussian")
+    (directory / "noise").write_bytes(b"".join(parties.offline().make()))
+    return Workload(CLIENTS, DIMENSION, directory)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_every_stage_takes_time(load, name):
+    clock = Stopwatch()
+    STAGES[name].run(load, clock)
+    assert clock.seconds > 0
+
+
+def test_tiles_open_to_the_updates(load):
+    assert load.tiling.count > 1
+    block = np.empty((CLIENTS, load.terms.tile), np.float32)
+    for index in range(load.tiling.count):
+        opened = load.open_tile(index, block)
+        np.testing.assert_array_equal(opened, load.updates[:, load.tiling.part(index)])
+
+
+@pytest.mark.parametrize(
+    ("stage", "add", "tolerance"),
+    [
+        (kernels.inside_naive, "add_naive", 1e-4),
+        (kernels.inside_blas32, "add_gram32", 1e-3),
+        (kernels.inside_blas64, "add_gram", 1e-9),
+    ],
+)
+def test_the_distances_inside_are_those_of_the_updates(load, monkeypatch, stage, add, tolerance):
+    totals = []
+    kernel = getattr(gram, add)
+
+    def watched(total, block):
+        totals.append(total)
+        kernel(total, block)
+
+    monkeypatch.setattr(gram, add, watched)
+    stage(load, Stopwatch())
+    assert len(totals) == load.tiling.count
+    measured = totals[-1] if stage is kernels.inside_naive else gram.from_gram(totals[-1])
+    expected = gram.naive(load.updates.astype(np.float64))
+    np.testing.assert_allclose(measured, expected, rtol=tolerance)
+
+
+@pytest.mark.parametrize("masking", ["exact", "gaussian"])
+def test_the_first_pass_is_a_real_one_and_can_be_repeated(load, masking):
+    exact = gram.naive(load.updates.astype(np.float64))
+    expected = krum.multi_krum(exact, load.terms.f, CLIENTS - load.terms.f)
+    for _ in range(2):
+        attempt = load.attempt(masking)
+        host = attempt.host(Stopwatch())
+        published = host.finish(attempt.cohort, host.measure(attempt.cohort))
+        assert published.selected == tuple(f"client-{row}" for row in expected)
+        mean = load.updates[list(expected)].mean(axis=0)
+        np.testing.assert_allclose(published.aggregate, mean, atol=1e-6)
+
+
+@pytest.mark.parametrize("stage", [kernels.gaussian_online, kernels.exact_online])
+def test_workers_are_not_on_the_clock(load, monkeypatch, stage):
+    clock = Stopwatch()
+    running = []
+    monkeypatch.setattr(Stopwatch, "__enter__", lambda self: running.append(True))
+    monkeypatch.setattr(Stopwatch, "__exit__", lambda self, *_: running.pop())
+    add = Computing.add
+    added = []
+
+    def watched(self, share):
+        added.append(bool(running))
+        add(self, share)
+
+    monkeypatch.setattr(Computing, "add", watched)
+    stage(load, clock)
+    assert added == [False] * (2 * load.tiling.count)
+
+
+def test_gram_schmidt_is_extrapolated_where_it_would_take_too_long(load, monkeypatch):
+    monkeypatch.setattr(kernels, "_MGS_WORK", 5_000 * CLIENTS**2)
+    clock = Stopwatch()
+    kernels.noise_mgs(load, clock)
+    assert "5000 of 70000" in str(clock.note)
+
+
+def test_updates_differ_between_clients():
+    assert not np.array_equal(update(0, 100), update(1, 100))

@@ -6,7 +6,7 @@ from ostraka.core import leakage
 from ostraka.errors import ConfigError
 from ostraka_lab.bench.leakage import Plan, measure
 
-PLAN = Plan(clients=8, dim=2000, powers=(-3, 4, 14), polar_clients=(8, 48), trials=192)
+PLAN = Plan(clients=8, dimension=2000, powers=(-3, 4, 14), polar_clients=(8, 48), trials=192)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_plan_crosses_to_its_process_and_back():
     assert Plan.from_json(PLAN.to_json()) == PLAN
 
 
-@pytest.mark.parametrize("options", [{"clients": 2}, {"dim": 40}, {"trials": 0}])
+@pytest.mark.parametrize("options", [{"clients": 2}, {"dimension": 40}, {"trials": 0}])
 def test_impossible_plans_are_refused(options):
     with pytest.raises(ConfigError):
         Plan(**options)

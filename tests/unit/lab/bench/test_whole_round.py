@@ -17,12 +17,12 @@ from ostraka.protocol.worker import Computing
 from ostraka_lab.bench import whole_round
 from ostraka_lab.bench.whole_round import play, repeated
 
-CLIENTS, DIM = 8, 5000
-UPDATES = np.random.default_rng(1).standard_normal((CLIENTS, DIM), dtype=np.float32)
+CLIENTS, DIMENSION = 8, 5000
+UPDATES = np.random.default_rng(1).standard_normal((CLIENTS, DIMENSION), dtype=np.float32)
 
 
 def config(**options):
-    return Terms(Manifest.flat(DIM), f=1, tile=default_tile(CLIENTS, DIM), **options)
+    return Terms(Manifest.flat(DIMENSION), f=1, tile=default_tile(CLIENTS, DIMENSION), **options)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +91,9 @@ def test_a_worker_is_charged_for_its_kernel_and_nobody_else_is(monkeypatch):
 
 def test_bytes_are_those_that_are_sent():
     traffic = play(config(), UPDATES, clients=CLIENTS).traffic
-    assert traffic.uploads == CLIENTS * (4 * DIM + 16)
+    assert traffic.uploads == CLIENTS * (4 * DIMENSION + 16)
     # One group of rows a tile, and two workers.
-    assert traffic.shares == 2 * (CLIENTS * 4 * DIM + 16)
+    assert traffic.shares == 2 * (CLIENTS * 4 * DIMENSION + 16)
     assert traffic.answers == 2 * (4 * CLIENTS * (CLIENTS + 1) // 2 + 16)
 
 

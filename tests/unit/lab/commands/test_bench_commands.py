@@ -8,14 +8,13 @@ from typer.testing import CliRunner
 
 from ostraka.cli import app
 from ostraka.errors import ConfigError
-from ostraka_lab.bench import check, machine, process, resume
-from ostraka_lab.bench.peers import installed, run_peers
-from ostraka_lab.bench.scale import forecast
+from ostraka_lab.bench import check, fit, machine, process, results
+from ostraka_lab.bench import peers as contests
 from ostraka_lab.commands import bench, bench_suites
 
 PEER_FIGURES = {
     "clients": 12,
-    "dim": 5000,
+    "dimension": 5000,
     "byzantine": 2,
     "kept": 10,
     "update_scale": 1e-4,
@@ -63,7 +62,7 @@ def peers(monkeypatch):
         asked.append((contest, tuple(names), repeat))
         return PEER_FIGURES
 
-    monkeypatch.setattr(run_peers, "play", play)
+    monkeypatch.setattr(contests, "play", play)
     return asked
 
 
@@ -77,9 +76,9 @@ def test_figures_are_kept_and_drawn_and_the_last_line_is_json(run, peers, tmp_pa
     assert shown["command"] == f"ostraka {line}"
     assert shown["report"] == "here/report.html"
     assert line in (tmp_path / "here" / "report.html").read_text()
-    assert json.loads((tmp_path / "here" / "peers.json").read_text())["dim"] == 5000
+    assert json.loads((tmp_path / "here" / "peers.json").read_text())["dimension"] == 5000
     contest, names, repeat = peers[0]
-    assert (contest.clients, contest.dim) == (12, 5000)
+    assert (contest.clients, contest.dimension) == (12, 5000)
     assert names == ("floor", "ostraka-exact")
     assert repeat == 3
 
@@ -92,7 +91,7 @@ def test_a_table_says_who_is_right_and_who_is_absent(run, peers):
 
 
 def test_setup_measures_nothing(run, peers, monkeypatch, tmp_path):
-    monkeypatch.setattr(installed, "setup", lambda step: tmp_path)
+    monkeypatch.setattr(contests, "setup", lambda step: tmp_path)
     result = run("bench peers --setup --json")
     assert json.loads(result.stdout) == {"setup": str(tmp_path)}
     assert peers == []
@@ -134,7 +133,7 @@ def test_paper_passes_its_options_on(run, monkeypatch):
         asked.append(suite)
         raise ConfigError("enough")
 
-    monkeypatch.setattr("ostraka_lab.bench.paper.suite.run", refuse)
+    monkeypatch.setattr("ostraka_lab.bench.paper.run", refuse)
     run("bench paper --bandwidth 10 --sgx-slowdown 1.5 --repeat 2")
     run("bench paper --quick")
     assert (asked[0].bandwidth, asked[0].slowdown, asked[0].repeat) == (10.0, 1.5, 2)
@@ -166,10 +165,10 @@ def cells(monkeypatch):
             seen.append(tuple(arguments[:2]))
             return by_a_process(module, *arguments)
 
-        monkeypatch.setattr(resume, "run_module", run_module)
+        monkeypatch.setattr(results, "run_module", run_module)
         return seen
 
-    monkeypatch.setattr(forecast, "_DRAWS", 5)
+    monkeypatch.setattr(fit, "_DRAWS", 5)
     return stop
 
 
@@ -178,7 +177,7 @@ def test_scale_measures_the_sizes_that_are_named(run, cells):
     result = run(f"{SCALE} --json")
     assert result.exit_code == 0, result.output
     shown = json.loads(result.stdout.splitlines()[-1])
-    measured = {(cell["clients"], cell["dim"]) for cell in shown["cells"]}
+    measured = {(cell["clients"], cell["dimension"]) for cell in shown["cells"]}
     skipped = {tuple(pair) for pair in shown["skipped"]}
     assert measured | skipped == {(n, d) for n in (8, 12) for d in (500, 1000)}
     assert shown["command"] == f"ostraka {SCALE}".replace(" 600 --out here", " 600.0")
@@ -196,8 +195,8 @@ def test_a_benchmark_that_is_stopped_goes_on_with_the_same_command(run, cells, t
     cells(None)
     done = run(f"{SCALE} --json")
     assert done.exit_code == 0, done.output
-    assert done.stderr.startswith("going on with 2 parts measured before (begun ")
-    assert done.stderr.count("going on") == 1
+    assert done.stderr.startswith("resuming with 2 parts measured before (begun ")
+    assert done.stderr.count("resuming with") == 1
     assert sorted(seen) == sorted(set(seen))
     shown = json.loads(done.stdout.splitlines()[-1])
     assert len(shown["cells"]) == len(seen)
@@ -215,7 +214,7 @@ def test_fresh_and_other_options_begin_anew(run, cells):
     seen.clear()
     other = run(SCALE.replace("12", "13"))
     path = "here/scale.parts.jsonl"
-    assert f"beginning anew: {path}: 1 part with other options" in other.stderr
+    assert f"starting over: {path}: 1 part with different options" in other.stderr
     assert seen == [("8", "500")]
     cells(None)
     done = run(f"{SCALE} --fresh --json")
@@ -254,9 +253,9 @@ def test_parts_are_kept_until_the_figures_are(run, cells, tmp_path, monkeypatch)
 
 def now(value):
     return {
-        "format": 1,
+        "format": 2,
         "clients": 8,
-        "dim": 5000,
+        "dimension": 5000,
         "repeat": 3,
         "ratios": {"floor": {"value": value, "noise": 0.01}},
         "machine": machine.describe(threads=1),
@@ -270,7 +269,7 @@ def measuring(monkeypatch):
     def measure(value):
         def fake(plan, step):
             plans.append(plan)
-            return now(value) | {"clients": plan.clients, "dim": plan.dim}
+            return now(value) | {"clients": plan.clients, "dimension": plan.dimension}
 
         monkeypatch.setattr(check, "run", fake)
         return plans
@@ -285,7 +284,7 @@ def test_a_regression_fails_and_noise_does_not(run, measuring, tmp_path):
     assert (tmp_path / "benchmarks" / "baseline.json").exists()
     plans = measuring(1.05)
     assert run("bench check").exit_code == 0
-    assert (plans[-1].clients, plans[-1].dim) == (9, 6000)
+    assert (plans[-1].clients, plans[-1].dimension) == (9, 6000)
     measuring(1.5)
     failed = run("bench check --json")
     assert failed.exit_code == 1

@@ -10,7 +10,7 @@ from ostraka.cli import app
 from ostraka.errors import RoundFailed, ServiceError
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics
-from ostraka_lab.report.page import Html
+from ostraka_lab.report import Html
 
 SMALL = "--clients 5 --byzantine 1 --rounds 2"
 
@@ -47,7 +47,7 @@ def stage(monkeypatch):
 
     Its report has no pictures, which take long to draw.
     """
-    monkeypatch.setattr("ostraka_lab.report.page.drawn", lambda *_, **__: Html(""))
+    monkeypatch.setattr("ostraka_lab.report.drawn", lambda *_, **__: Html(""))
 
     def change_rows(change=lambda row: row):
         def play(folder: RunFolder, *, rounds=None, tell=None):

@@ -1,4 +1,4 @@
-from ostraka_lab.report.page import Html, element, markup, void
+from ostraka_lab.report import Html, element, markup, void
 
 NASTY = '<b onclick="x">&\''
 

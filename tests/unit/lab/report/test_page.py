@@ -4,8 +4,7 @@ from itertools import count
 
 import pytest
 
-from ostraka_lab.report import page
-from ostraka_lab.report.page import (
+from ostraka_lab.report import (
     Block,
     Code,
     Column,
@@ -19,6 +18,8 @@ from ostraka_lab.report.page import (
     Section,
     Stack,
     Table,
+    render,
+    write_page,
 )
 
 NASTY = '</style><script src="x">alert("&")</script>'
@@ -71,7 +72,7 @@ class Balance(HTMLParser):
 
 @pytest.fixture(scope="module")
 def text():
-    return page.render(example())
+    return render(example())
 
 
 def parsed(text):
@@ -122,7 +123,7 @@ def test_text_cannot_become_markup_in(what):
 
 
 def test_text_cannot_become_markup_around_them():
-    written = page.render(example(title=NASTY, lead=NASTY, kind=NASTY, footer=NASTY, sections=[]))
+    written = render(example(title=NASTY, lead=NASTY, kind=NASTY, footer=NASTY, sections=[]))
     assert "<script" not in written
     assert written.count(ESCAPED) == 5
 
@@ -139,19 +140,19 @@ def test_numbers_are_set_apart(text):
 
 
 def test_an_empty_page_has_no_empty_parts():
-    written = page.render(Page("t", "l", []))
+    written = render(Page("t", "l", []))
     assert "<dl" not in written
     assert "<footer" not in written
     parsed(written)
 
 
 def test_the_same_page_is_the_same_text(text):
-    assert page.render(example()) == text
+    assert render(example()) == text
 
 
 def test_it_is_written_as_a_whole(tmp_path):
     path = tmp_path / "report.html"
     path.write_text("an older one")
-    page.write(Page("t", "l", []), path)
-    assert path.read_text("utf-8") == page.render(Page("t", "l", []))
+    write_page(Page("t", "l", []), path)
+    assert path.read_text("utf-8") == render(Page("t", "l", []))
     assert list(tmp_path.iterdir()) == [path]

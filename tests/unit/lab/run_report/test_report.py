@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ostraka_lab import run_report
-from ostraka_lab.report.page import Html
+from ostraka_lab.report import Html
 
 EVERY = ("digits", "backdoor", "gaussian", "unfinished", "absent")
 
@@ -25,7 +25,7 @@ TITLES = {
 @pytest.fixture
 def _undrawn(monkeypatch):
     """Pictures take long, and not every test looks at them."""
-    monkeypatch.setattr("ostraka_lab.report.page.drawn", lambda *_, **__: Html(""))
+    monkeypatch.setattr("ostraka_lab.report.drawn", lambda *_, **__: Html(""))
 
 
 @pytest.fixture

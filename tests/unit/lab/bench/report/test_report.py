@@ -1,13 +1,13 @@
-"""The page of a folder: whatever is there is on it, with the command that makes it."""
+"""The page of a folder: all that is there is on it, with the command that makes it."""
 
 import pytest
 
 from ostraka_lab.bench import machine, results
 from ostraka_lab.bench.process import Figures
-from ostraka_lab.bench.report import describe, targets, write
-from ostraka_lab.bench.scale.cell import UNCHECKED
+from ostraka_lab.bench.report import _targets, describe, write
+from ostraka_lab.bench.scale import UNCHECKED
+from ostraka_lab.report import Paragraph, Table, render
 from ostraka_lab.report.format import SPACE
-from ostraka_lab.report.page import Table, render
 
 MACHINE = machine.describe(threads=1)
 COMMON: Figures = {"machine": MACHINE, "measured": "2026-01-01 00:00 UTC"}
@@ -32,7 +32,7 @@ NOTHING: Figures = dict.fromkeys(PEER)
 PEERS = COMMON | {
     "command": "ostraka bench peers --clients 64",
     "clients": 64,
-    "dim": 3_500_000,
+    "dimension": 3_500_000,
     "byzantine": 12,
     "kept": 52,
     "update_scale": 1e-4,
@@ -58,7 +58,7 @@ PAPER = COMMON | {
     "headline": [
         {
             "clients": 64,
-            "dim": 3_500_000,
+            "dimension": 3_500_000,
             "sketch": 16_384,
             "inside": {base: {"enclave_cpu_s": 3.0, "spread": 0.1} for base in SPREADS},
             "rows": [
@@ -78,7 +78,7 @@ PAPER = COMMON | {
         {
             "network": "mobilenetv2",
             "clients": clients,
-            "dim": 3_500_000,
+            "dimension": 3_500_000,
             "columns_measured": 3_000_000,
             "naive_s": 3.0,
             "blas32_s": 0.4,
@@ -113,7 +113,7 @@ PAPER = COMMON | {
     "slowdown": {
         "factor": 2.5,
         "assumed": True,
-        "rows": [{"clients": 64, "dim": 3_500_000, "name": "exact"} | OVER],
+        "rows": [{"clients": 64, "dimension": 3_500_000, "name": "exact"} | OVER],
     },
     "not_measured": ["SGX itself."],
 }
@@ -129,7 +129,7 @@ EXPONENT = {"N": {"value": 1.04, "error": 0.02}, "d": {"value": 1.01, "error": 0
 SCALE = COMMON | {
     "command": "ostraka bench scale",
     "cells": [
-        {"clients": n, "dim": d, "enclave_bytes": 2**25, "medians": {"exact": COSTS}}
+        {"clients": n, "dimension": d, "enclave_bytes": 2**25, "medians": {"exact": COSTS}}
         for n in (8, 1024)
         for d in (10**5, 10**7)
     ],
@@ -151,14 +151,14 @@ SCALE = COMMON | {
         }
         for cost in ("enclave_cpu_s", "uploaded_bytes")
     ],
-    "target": {"clients": 10_000, "dim": 10**9, "sketch": 4096},
+    "target": {"clients": 10_000, "dimension": 10**9, "sketch": 4096},
     "splits": [{"what": "clients, by the sketch", "why": "too many values", "pieces": 3}],
 }
 
 LEAKAGE = COMMON | {
     "command": "ostraka bench leakage",
     "clients": 16,
-    "dim": 20_000,
+    "dimension": 20_000,
     "trials": 512,
     "gaussian": [
         {
@@ -179,7 +179,7 @@ LEAKAGE = COMMON | {
 CHECK = COMMON | {
     "command": "ostraka bench check",
     "clients": 32,
-    "dim": 500_000,
+    "dimension": 500_000,
     "baseline": "benchmarks/baseline.json",
     "rows": [
         {
@@ -229,6 +229,20 @@ def test_the_page_holds_all_that_the_folder_holds(tmp_path):
         assert expected in text, expected
 
 
+def test_a_gain_on_a_sketch_is_not_credited_to_off_loading():
+    text = render(describe({"paper": PAPER}))
+    assert "Off-loading alone" in text
+    assert "Sketch and off-loading" in text
+    assert "Off-loading gains" not in text
+    assert "the gain in its row is that of both together" in text
+
+
+def test_what_is_not_counted_is_said():
+    text = render(describe({"peers": PEERS}))
+    assert "all roles" not in text
+    assert "without the clients&#x27; sealing and offline work" in text
+
+
 def test_who_is_absent_is_in_no_ratio():
     text = render(describe({"peers": PEERS}))
     assert "/ byzfl-torch" not in text
@@ -237,17 +251,19 @@ def test_who_is_absent_is_in_no_ratio():
 
 def wanted(**found):
     """The rows of the targets' table, and what stands below it."""
-    table, *below = targets.blocks(found)
+    table, counted, *below = _targets(found)
     assert isinstance(table, Table)
+    assert isinstance(counted, Paragraph)
+    assert "the clients' sealing" in counted.text
     return {row[0]: row[1:] for row in table.rows}, below
 
 
 def test_targets_say_what_was_reached():
     rows, below = wanted(peers=PEERS, paper=PAPER)
     assert rows == {
-        "CPU of ostraka-exact-sketch, all roles / flower": ["≤ 0.5", "0.375", "yes"],
+        "CPU of ostraka-exact-sketch, enclave and workers / flower": ["≤ 0.5", "0.375", "yes"],
         "CPU of ostraka-exact-sketch, enclave / floor": ["≤ 3", "2", "yes"],
-        "Enclave's CPU of a round: the loop inside, 64 clients / exact (outliers alone 7)": [
+        "Enclave's CPU of a round: the loop inside, 64 clients / exact masks (outliers alone 7)": [
             *("≥ 6", "7", "yes"),
         ],
     }
@@ -257,8 +273,8 @@ def test_targets_say_what_was_reached():
 def test_a_target_that_is_missed_comes_with_a_profile():
     slow = PEERS | {"rows": [row | {"enclave_cpu_s": 0.8} for row in PEERS["rows"]]}
     seconds = {"open": 0.25, "encode": 0.3, "aggregate": 0.45}
-    bar = PAPER["figure3"][0] | {"masking": "sketch", "seconds": seconds, "dim": 3_504_872}
-    other = bar | {"dim": 7_794_184, "seconds": dict.fromkeys(seconds, 1.0)}
+    bar = PAPER["figure3"][0] | {"masking": "sketch", "seconds": seconds, "dimension": 3_504_872}
+    other = bar | {"dimension": 7_794_184, "seconds": dict.fromkeys(seconds, 1.0)}
     rows, below = wanted(peers=slow, paper=PAPER | {"figure3": [other, bar]})
     assert rows["CPU of ostraka-exact-sketch, enclave / floor"] == ["≤ 3", "3.2", "no"]
     (profile,) = below
@@ -273,7 +289,7 @@ def test_exponents_have_targets_where_the_check_is_left_out():
 
 
 def test_other_sizes_have_no_targets():
-    assert targets.blocks({"peers": PEERS | {"clients": 16}, "scale": SCALE}) == []
+    assert _targets({"peers": PEERS | {"clients": 16}, "scale": SCALE}) == []
 
 
 def test_a_round_that_selected_wrongly_meets_no_target():
@@ -292,7 +308,7 @@ def test_leaky_masks_reach_no_target():
 def test_a_thousand_clients_have_a_profile_too():
     (each,) = PAPER["headline"]
     rows = [row | {"over_blas64": 2.5, "enclave_cpu_s": 3.75} for row in each["rows"]]
-    many = each | {"clients": 1024, "dim": 250_000, "rows": rows}
+    many = each | {"clients": 1024, "dimension": 250_000, "rows": rows}
     found, below = wanted(paper=PAPER | {"headline": [many], "figure3": []})
     assert [row[1:] for row in found.values()] == [["2.5", "no"]]
     (profile,) = below

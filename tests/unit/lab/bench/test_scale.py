@@ -7,34 +7,33 @@ from dataclasses import asdict
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka_lab.bench import resume
+from ostraka_lab.bench import fit, results, scale
+from ostraka_lab.bench.fit import Size
 from ostraka_lab.bench.parties import EXACT, SKETCH
-from ostraka_lab.bench.resume import Parts
-from ostraka_lab.bench.scale import cell, forecast, survey
-from ostraka_lab.bench.scale.fit import Size
-from ostraka_lab.bench.scale.survey import Budget, Grid
+from ostraka_lab.bench.results import Parts
+from ostraka_lab.bench.scale import UNCHECKED, Budget, Grid
 
-GRID = Grid(clients=(8, 32, 256, 1024), dims=(100_000, 1_000_000), repeat=2)
+GRID = Grid(clients=(8, 32, 256, 1024), dimensions=(100_000, 1_000_000), repeat=2)
 
 
-def fake_cell(clients, dim, repeat):
+def fake_cell(clients, dimension, repeat):
     """A machine that takes 2 ns a value in the enclave and 1 ns a pair and value in workers."""
 
     def run(turn):
         return {
-            "enclave_cpu_s": (2e-9 * clients * dim + 1e-3) * (1 + 0.01 * turn),
-            "worker_cpu_s": 1e-9 * clients**2 * dim,
-            "offline_cpu_s": 1e-9 * clients**2 * dim,
-            "uploaded_bytes": 4 * clients * dim,
-            "shared_bytes": 8 * clients * dim,
+            "enclave_cpu_s": (2e-9 * clients * dimension + 1e-3) * (1 + 0.01 * turn),
+            "worker_cpu_s": 1e-9 * clients**2 * dimension,
+            "offline_cpu_s": 1e-9 * clients**2 * dimension,
+            "uploaded_bytes": 4 * clients * dimension,
+            "shared_bytes": 8 * clients * dimension,
         }
 
-    names = (EXACT, cell.UNCHECKED, SKETCH)
+    names = (EXACT, UNCHECKED, SKETCH)
     return {
         "clients": clients,
-        "dim": dim,
-        "columns": {name: 4096 if name == SKETCH else dim for name in names},
-        "enclave_bytes": 10**7 + 8 * dim,
+        "dimension": dimension,
+        "columns": {name: 4096 if name == SKETCH else dimension for name in names},
+        "enclave_bytes": 10**7 + 8 * dimension,
         "runs": {name: [run(turn) for turn in range(repeat)] for name in names},
     }
 
@@ -48,8 +47,8 @@ def calls(monkeypatch):
         seen.append(tuple(map(int, arguments)))
         return fake_cell(*seen[-1])
 
-    monkeypatch.setattr(resume, "run_module", run_module)
-    monkeypatch.setattr(forecast, "_DRAWS", 20)
+    monkeypatch.setattr(results, "run_module", run_module)
+    monkeypatch.setattr(fit, "_DRAWS", 20)
     return seen
 
 
@@ -57,7 +56,7 @@ def calls(monkeypatch):
 def surveyed(calls, tmp_path):
     def run(budget=1e9, begin=lambda *_: None):
         kept = Parts(tmp_path / "parts", asdict(GRID), lambda text: None)
-        return survey.run(GRID, budget, begin, kept)
+        return scale.run(GRID, budget, begin, kept)
 
     return run
 
@@ -147,14 +146,14 @@ def test_a_size_that_was_measured_counts_though_there_is_no_memory_for_it_now(
     surveyed, stopped, calls, monkeypatch
 ):
     stopped(7)
-    monkeypatch.setattr(survey, "available_bytes", lambda: 10)
+    monkeypatch.setattr(scale, "available_bytes", lambda: 10)
     figures = surveyed()
     assert len(figures["cells"]) == len(calls) == 7
     assert figures["skipped"] == [[1024, 1_000_000]]
 
 
 def test_sizes_beyond_the_memory_are_left_out(monkeypatch):
-    monkeypatch.setattr(survey, "available_bytes", lambda: 10 * 32 * 1_000_000)
+    monkeypatch.setattr(scale, "available_bytes", lambda: 10 * 32 * 1_000_000)
     sizes = list(GRID.sizes())
     assert (32, 1_000_000) in sizes
     assert (1024, 100_000) not in sizes
@@ -175,8 +174,8 @@ def test_what_a_size_takes_is_told_from_the_others():
 def test_a_long_size_is_not_repeated(monkeypatch):
     clock = iter(range(0, 10_000, 61))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    monkeypatch.setattr(cell, "_memory", lambda *_: 1)
-    figures = cell.measure(8, 500, 3, lambda *_: None)
+    monkeypatch.setattr(scale, "_memory", lambda *_: 1)
+    figures = scale.measure(8, 500, 3, lambda *_: None)
     assert [len(runs) for runs in figures["runs"].values()] == [1, 1]
 
 
@@ -190,16 +189,16 @@ def test_a_full_disk_leaves_sizes_out(monkeypatch):
 
 def test_noise_widens_the_band():
     sizes = [Size(n, d, d) for n in (8, 64, 512) for d in (10**4, 10**6)]
-    quiet = [(size, [1e-9 * size.clients * size.dim] * 3) for size in sizes]
+    quiet = [(size, [1e-9 * size.clients * size.dimension] * 3) for size in sizes]
     loud = [(size, [f * cost for f in (0.7, 1.0, 1.3)]) for size, (cost, *_) in quiet]
     far = Size(10_000, 10**9, 10**9)
-    still, moving = (forecast.extrapolate(each, ("1", "N d"), far) for each in (quiet, loud))
+    still, moving = (fit.extrapolate(each, ("1", "N d"), far) for each in (quiet, loud))
     assert still["low"] == pytest.approx(still["high"])
     assert moving["low"] < 0.95 * moving["value"] < 1.05 * moving["value"] < moving["high"]
 
 
 def test_a_cell_measures_rounds_and_memory():
-    figures = cell.measure(8, 6000, 1, lambda *_: None)
+    figures = scale.measure(8, 6000, 1, lambda *_: None)
     assert set(figures["runs"]) == {"exact", "exact-unchecked", "sketch"}
     assert figures["columns"] == {"exact": 6000, "exact-unchecked": 6000, "sketch": 6000}
     assert 5 * 2**20 < figures["enclave_bytes"] < 2**29
@@ -209,16 +208,16 @@ def test_a_cell_measures_rounds_and_memory():
 
 
 def test_a_cell_of_short_updates_has_no_sketch():
-    assert set(cell.variants(8, 1000)) == {"exact", "exact-unchecked"}
-    assert not cell.variants(8, 1000)["exact-unchecked"].verify
+    assert set(scale.variants(8, 1000)) == {"exact", "exact-unchecked"}
+    assert not scale.variants(8, 1000)["exact-unchecked"].verify
 
 
-@pytest.mark.parametrize("options", [{"clients": (8,)}, {"dims": (100,)}, {"repeat": 0}])
+@pytest.mark.parametrize("options", [{"clients": (8,)}, {"dimensions": (100,)}, {"repeat": 0}])
 def test_impossible_grids_are_refused(options):
     with pytest.raises(ConfigError):
         Grid(**options)
 
 
 def test_no_budget_is_refused():
-    with pytest.raises(ConfigError, match="some seconds"):
+    with pytest.raises(ConfigError, match="must be above 0 seconds"):
         Budget(0)

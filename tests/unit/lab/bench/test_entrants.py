@@ -1,5 +1,6 @@
-"""The updates that everybody gets, and who should be selected of them."""
+"""The updates that every peer gets, and what each peer selects of them."""
 
+import importlib.util
 import json
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.errors import ConfigError
-from ostraka_lab.bench.peers.contest import SCALE, Contest
-from ostraka_lab.bench.peers.reference import averaged, selections
+from ostraka_lab.bench import entrants
+from ostraka_lab.bench.entrants import SCALE, Contest, averaged, multi_krum_in_the_clear
+from ostraka_lab.bench.peers import selections
 
 CONTEST = Contest(12, 4000)
 
@@ -48,7 +50,7 @@ def test_the_conventions_are_those_that_they_say(monkeypatch):
     """On a matrix where one neighbour more turns the selection around."""
     rows = np.random.default_rng(34).standard_normal((12, 3))
     measured = gram.naive(rows)
-    monkeypatch.setattr("ostraka_lab.bench.peers.reference._distances", lambda contest: measured)
+    monkeypatch.setattr("ostraka_lab.bench.peers._distances", lambda contest: measured)
     found = selections(CONTEST)
     assert tuple(found["n-f-2"]) == krum.multi_krum(measured, 2, 10)
     others = np.sort(measured, axis=1)[:, 1:]
@@ -64,7 +66,59 @@ def test_who_was_averaged_is_found_in_the_aggregate(from_weights):
     assert averaged(CONTEST, full.mean(axis=0), from_weights=from_weights) == rows
 
 
-@pytest.mark.parametrize("options", [{"clients": 4}, {"dim": 100}, {"threads": 0}])
+@pytest.mark.parametrize("options", [{"clients": 4}, {"dimension": 100}, {"threads": 0}])
 def test_impossible_contests_are_refused(options):
     with pytest.raises(ConfigError):
-        Contest(**{"clients": 12, "dim": 4000} | options)
+        Contest(**{"clients": 12, "dimension": 4000} | options)
+
+
+LARGER = Contest(32, 6000)
+LARGER_HONEST = sorted(set(range(32)) - LARGER.attackers)
+OURS = [name for name in entrants.ENTRANTS if name.startswith("ostraka")]
+
+
+def take(name, contest=LARGER):
+    return entrants.take_turn(name, contest, lambda *_: None)
+
+
+@pytest.mark.parametrize("name", ["blas-clear", *OURS])
+def test_those_that_work_on_differences_select_the_honest(name):
+    figures = take(name)
+    assert figures["selected"] == LARGER_HONEST
+    assert figures["cpu_s"] > 0
+    assert figures["wall_s"] > 0
+    assert 10 < figures["inputs_rss_mib"] <= figures["peak_rss_mib"]
+
+
+def test_the_clear_baseline_is_the_mean_of_those_that_it_selects():
+    rows = np.stack(list(LARGER.updates()))
+    found = multi_krum_in_the_clear(rows, LARGER.f, LARGER.k)
+    np.testing.assert_allclose(found, rows[LARGER_HONEST].mean(axis=0), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_all_roles_of_ours_are_counted(name):
+    figures = take(name)
+    assert figures["cpu_s"] == figures["enclave_cpu_s"] + figures["worker_cpu_s"]
+    assert (figures["worker_cpu_s"] > 0) == ("inside" not in name)
+    assert figures["sealing_cpu_s"] > 0
+
+
+def test_the_floor_averages_k_rows_of_the_same_updates():
+    assert take("floor")["selected"] == list(range(LARGER.k))
+
+
+def test_more_threads_select_the_same():
+    two = Contest(32, 6000, threads=2)
+    assert take("ostraka-exact-sketch", two)["selected"] == LARGER_HONEST
+
+
+def test_a_sketch_needs_long_updates():
+    with pytest.raises(ConfigError, match="too short for a sketch"):
+        take("ostraka-exact-sketch", Contest(8, 2000))
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs ostraka[flower]")
+def test_flower_is_wrong_on_weights_and_right_on_differences():
+    assert set(take("flower")["selected"]) & LARGER.attackers
+    assert take("flower", Contest(32, 6000, centred=True))["selected"] == LARGER_HONEST

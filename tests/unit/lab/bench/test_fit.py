@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from scipy.optimize import nnls
 
 from ostraka.errors import ConfigError
-from ostraka_lab.bench.scale import fit
-from ostraka_lab.bench.scale.fit import Size
+from ostraka_lab.bench import fit
+from ostraka_lab.bench.fit import Size
 
 SIZES = [Size(n, d, min(d, 4096)) for n in (8, 32, 128, 512) for d in (10**4, 10**5, 10**6)]
 
 
 def test_a_power_law_gives_its_exponents():
-    costs = [3e-9 * size.clients**1.25 * size.dim**0.75 for size in SIZES]
+    costs = [3e-9 * size.clients**1.25 * size.dimension**0.75 for size in SIZES]
     found = fit.exponents(SIZES, costs)
     assert found["N"].value == pytest.approx(1.25)
     assert found["d"].value == pytest.approx(0.75)
@@ -26,7 +26,9 @@ def test_noise_shows_in_the_error_of_an_exponent():
     missed = []
     for _ in range(200):
         noise = np.exp(0.1 * rng.standard_normal(len(SIZES)))
-        costs = [size.clients * size.dim * each for size, each in zip(SIZES, noise, strict=True)]
+        costs = [
+            size.clients * size.dimension * each for size, each in zip(SIZES, noise, strict=True)
+        ]
         found = fit.exponents(SIZES, costs)["N"]
         missed.append(abs(found.value - 1) > 2 * found.error)
     assert 0.01 < np.mean(missed) < 0.15
@@ -46,7 +48,7 @@ def test_a_small_size_counts_as_much_as_a_large_one():
 
 
 def test_no_term_is_negative():
-    costs = [1e-9 * size.clients * size.dim - 1e-8 * size.clients for size in SIZES]
+    costs = [1e-9 * size.clients * size.dimension - 1e-8 * size.clients for size in SIZES]
     found = fit.terms(SIZES, costs, ("1", "N", "N d", "N²"))
     assert all(value >= 0 for value in found.values())
 

@@ -4,7 +4,7 @@ import pytest
 
 from ostraka.config import Manifest, Terms
 from ostraka.errors import LocalProtocolError
-from ostraka_lab.bench.spool import Layout
+from ostraka_lab.bench.parties import Layout
 
 
 @pytest.fixture

@@ -1,23 +1,23 @@
-"""All of the paper's experiments, one process after the other."""
+"""`ostraka bench paper`: the paper's figures 2a, 2b and 3 and its headline, on this machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import machine
-from ostraka_lab.bench.paper import MASKINGS, NETWORKS
-from ostraka_lab.bench.paper.distances import Size
+from ostraka_lab.bench.paper_measurements import BASELINES, MASKINGS, NETWORKS
 from ostraka_lab.bench.process import Begin, Figures
-from ostraka_lab.bench.resume import Parts
+from ostraka_lab.bench.results import Parts
 
 NOT_MEASURED = (
     "SGX itself: transitions into the enclave and out of it, and paging where the updates of a "
     "tile do not fit its memory. Everything ran outside of an enclave.",
     "The network: communication is bytes over a stated bandwidth.",
-    "Workers on other machines: theirs ran on the same processor, one after the other.",
+    "Workers on other machines: they ran on the same processor, one after the other.",
 )
+_MEASUREMENTS = "ostraka_lab.bench.paper_measurements"
 _BITS_A_BYTE, _GIGA = 8, 1e9
-_QUICK_DIM = 60_000
+_QUICK_DIMENSION = 60_000
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Suite:
 
     clients: of figures 2a and 2b. epoch_clients: of figure 3. headline: clients and dimension of
     each size. bandwidth: gigabits a second of the enclave's link, which carries everything.
-    slowdown: how much slower an enclave is taken to be, for a figure of its own; None: no such one.
+    slowdown: the factor by which an enclave is assumed to be slower, for a table of its own; None
+    for no such table. longest: the most values of an update.
     """
 
     clients: tuple[int, ...] = (8, 16, 32, 64, 128)
@@ -42,40 +43,44 @@ class Suite:
         if self.repeat < 1:
             raise ConfigError(f"repeat must be at least 1; got {self.repeat}")
         if not self.bandwidth > 0:
-            raise ConfigError(f"a bandwidth is positive; got {self.bandwidth}")
+            raise ConfigError(f"bandwidth must be above 0; got {self.bandwidth}")
         if self.slowdown is not None and not self.slowdown >= 1:
-            raise ConfigError(f"a slow-down is at least 1; got {self.slowdown}")
+            raise ConfigError(f"slowdown must be at least 1; got {self.slowdown}")
 
     @classmethod
     def quick(cls, *, bandwidth: float, slowdown: float | None) -> "Suite":
-        """To see it work: everything small, and once."""
+        """A suite to see it work: everything is small, and runs once."""
         return cls(
             clients=(8, 16),
             epoch_clients=16,
-            headline=((16, _QUICK_DIM), (64, 8192)),
+            headline=((16, _QUICK_DIMENSION), (64, 8192)),
             bandwidth=bandwidth,
             slowdown=slowdown,
             repeat=1,
             training_steps=1,
-            longest=_QUICK_DIM,
+            longest=_QUICK_DIMENSION,
         )
 
 
 def run(suite: Suite, begin: Begin, parts: Parts) -> Figures:
-    """The figures of `ostraka bench paper`."""
+    """Run the suite, and give its figures."""
     start = _Starter(suite, begin, parts)
     networks = start("networks")
-    sizes = {name: min(dim, suite.longest or dim) for name, dim in networks.items()}
+    sizes = {
+        name: min(dimension, suite.longest or dimension) for name, dimension in networks.items()
+    }
     cells = [
-        {"network": name} | start("distances", Size(clients, dim, suite.repeat).to_json())
-        for name, dim in sizes.items()
+        {"network": name} | start("distances", clients, dimension, suite.repeat)
+        for name, dimension in sizes.items()
         for clients in suite.clients
     ]
     headlines = [start("headline", *size, suite.repeat) for size in suite.headline]
-    epochs = [bar for name, dim in sizes.items() for bar in _epochs(suite, name, dim, start)]
+    epochs = [
+        bar for name, dimension in sizes.items() for bar in _epochs(suite, name, dimension, start)
+    ]
     return {
         "networks": networks,
-        "measured_dims": sizes,
+        "measured_dimensions": sizes,
         "repeat": suite.repeat,
         "figure2a": [_inside(cell) for cell in cells],
         "figure2b": [row for cell in cells for row in _speedups(cell)],
@@ -89,7 +94,7 @@ def run(suite: Suite, begin: Begin, parts: Parts) -> Figures:
 
 
 class _Starter:
-    """Starts one process after the other, and counts them."""
+    """Starts one measurement after the other, and counts them."""
 
     def __init__(self, suite: Suite, begin: Begin, parts: Parts) -> None:
         each_network = len(suite.clients) + len(MASKINGS) + 1
@@ -98,31 +103,29 @@ class _Starter:
         self._parts = parts
         self._done = 0
 
-    def __call__(self, module: str, *arguments: object) -> Figures:
+    def __call__(self, *words: object) -> Figures:
         def step(what: str, *_: int) -> None:
             self._begin(what, self._done, self._of)
 
-        words = [str(each) for each in arguments]
-        part = self._parts.measure(f"ostraka_lab.bench.paper.{module}", words, step)
+        part = self._parts.measure(_MEASUREMENTS, [str(word) for word in words], step)
         self._done += 1
         return part.figures
 
 
 def _inside(cell: Figures) -> Figures:
-    """A point of figure 2a."""
-    names = ("naive", "blas32", "blas64")
+    """Make a point of figure 2a."""
     return {
         "network": cell["network"],
         "clients": cell["clients"],
-        "dim": cell["dim"],
+        "dimension": cell["dimension"],
         "columns_measured": cell["columns"],
-        **{f"{name}_s": cell["seconds"][name] for name in names},
-        "spread": {name: cell["spread"][name] for name in names},
+        **{f"{name}_s": cell["seconds"][name] for name in BASELINES},
+        "spread": {name: cell["spread"][name] for name in BASELINES},
     }
 
 
 def _speedups(cell: Figures) -> list[Figures]:
-    """Points of figure 2b, one a kernel and device. Opening is taken off first."""
+    """Make the points of figure 2b, one per kernel and device, with opening subtracted."""
     seconds = cell["seconds"]
     rows = []
     for name in (each for each in seconds if each.startswith("worker-")):
@@ -136,29 +139,31 @@ def _speedups(cell: Figures) -> list[Figures]:
                 "kernel_s": seconds[name],
                 **{
                     f"over_{base}": max(seconds[base] - seconds["open"], 0) / seconds[name]
-                    for base in ("naive", "blas32", "blas64")
+                    for base in BASELINES
                 },
             }
         )
     return rows
 
 
-def _epochs(suite: Suite, network: str, dim: int, start: _Starter) -> list[Figures]:
-    """The bars of figure 3 for one network."""
+def _epochs(suite: Suite, network: str, dimension: int, start: _Starter) -> list[Figures]:
+    """Make the bars of figure 3 for one network."""
     trained = start("training", network, suite.epoch_clients, suite.training_steps)
     bars = []
     for masking in MASKINGS:
-        figures = start("epoch", suite.epoch_clients, dim, masking, suite.repeat)
-        bars.append({"network": network, "masking": masking} | _bar(suite, dim, figures, trained))
+        figures = start("epoch", suite.epoch_clients, dimension, masking, suite.repeat)
+        bars.append(
+            {"network": network, "masking": masking} | _bar(suite, dimension, figures, trained)
+        )
     return bars
 
 
-def _bar(suite: Suite, dim: int, figures: Figures, trained: Figures) -> Figures:
+def _bar(suite: Suite, dimension: int, figures: Figures, trained: Figures) -> Figures:
     clients = suite.epoch_clients
-    carried = figures["uploaded_bytes"] + figures["shared_bytes"] + 4 * dim * clients
+    carried = figures["uploaded_bytes"] + figures["shared_bytes"] + 4 * dimension * clients
     return {
         "clients": clients,
-        "dim": dim,
+        "dimension": dimension,
         "sketch": figures["sketch"],
         "seconds": {
             "training": trained["step_s"] * trained["batches"],
@@ -173,16 +178,16 @@ def _bar(suite: Suite, dim: int, figures: Figures, trained: Figures) -> Figures:
 
 
 def _slowed(factor: float | None, headlines: Sequence[Figures]) -> Figures | None:
-    """What the whole round would gain if all that the enclave does took so many times longer.
+    """What the whole round would gain if the enclave's work took `factor` times longer.
 
-    A guess of whoever gave the factor, and kept apart from what was measured.
+    The factor is the user's assumption. It is kept apart from what was measured.
     """
     if factor is None:
         return None
     rows = [
         {
             "clients": each["clients"],
-            "dim": each["dim"],
+            "dimension": each["dimension"],
             "name": row["name"],
             **{
                 f"round_over_{base}": factor

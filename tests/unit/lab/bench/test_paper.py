@@ -1,15 +1,14 @@
 """How the paper's measurements become figures."""
 
-import json
 from dataclasses import asdict
 
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka_lab.bench import resume
-from ostraka_lab.bench.paper import NETWORKS, suite
-from ostraka_lab.bench.paper.suite import Suite
-from ostraka_lab.bench.resume import Parts
+from ostraka_lab.bench import paper, results
+from ostraka_lab.bench.paper import Suite
+from ostraka_lab.bench.paper_measurements import NETWORKS
+from ostraka_lab.bench.results import Parts
 
 SECONDS = {
     "open": 1.0,
@@ -21,7 +20,7 @@ SECONDS = {
 }
 HEADLINE = {
     "clients": 8,
-    "dim": 100,
+    "dimension": 100,
     "inside": {"naive": {"enclave_cpu_s": 12.0, "spread": 0.0}},
     "rows": [{"name": "exact", "enclave_cpu_s": 2.0, "slowest_worker_s": 1.0}],
 }
@@ -39,13 +38,15 @@ def calls(monkeypatch):
     seen = []
 
     def run_module(module, arguments, begin):
-        name = module.rpartition(".")[2]
+        assert module == "ostraka_lab.bench.paper_measurements"
+        name, *values = arguments
         begin(name, 0, 1)
-        seen.append((name, arguments))
+        seen.append((name, values))
         if name == "distances":
-            size = json.loads(arguments[0])
+            clients, dimension, _ = map(int, values)
             spread = dict.fromkeys(SECONDS, 0.0)
-            return size | {"columns": size["dim"], "seconds": SECONDS, "spread": spread}
+            size = {"clients": clients, "dimension": dimension, "columns": dimension}
+            return size | {"seconds": SECONDS, "spread": spread}
         return {
             "networks": dict.fromkeys(NETWORKS, 5_000_000),
             "headline": HEADLINE,
@@ -53,7 +54,7 @@ def calls(monkeypatch):
             "training": {"step_s": 0.5, "batches": 25, "steps_timed": 4},
         }[name]
 
-    monkeypatch.setattr(resume, "run_module", run_module)
+    monkeypatch.setattr(results, "run_module", run_module)
     return seen
 
 
@@ -62,7 +63,7 @@ def run(tmp_path):
     """Of a suite, with the parts in a file."""
 
     def of(asked, begin=lambda *_: None):
-        return suite.run(asked, begin, Parts(tmp_path / "parts", asdict(asked), lambda text: None))
+        return paper.run(asked, begin, Parts(tmp_path / "parts", asdict(asked), lambda text: None))
 
     return of
 
@@ -111,8 +112,8 @@ def test_a_slow_down_is_a_table_of_its_own(calls, run):
 
 def test_quick_is_small(calls, run):
     run(Suite.quick(bandwidth=1.0, slowdown=None))
-    dims = {json.loads(arguments[0])["dim"] for name, arguments in calls if name == "distances"}
-    assert dims == {60_000}
+    dimensions = {values[1] for name, values in calls if name == "distances"}
+    assert dimensions == {"60000"}
 
 
 @pytest.mark.parametrize("stop", [1, 7, 20])

@@ -6,15 +6,8 @@ import pytest
 from ostraka.core import field
 from ostraka.errors import ConfigError
 from ostraka.worker import backends
-from ostraka_lab.bench.paper import (
-    MASKINGS,
-    NETWORKS,
-    distances,
-    epoch,
-    headline,
-    networks,
-    training,
-)
+from ostraka_lab.bench import paper_measurements as measurements
+from ostraka_lab.bench.paper_measurements import MASKINGS, NETWORKS
 from ostraka_lab.bench.whole_round import Played, Traffic
 
 
@@ -23,19 +16,18 @@ def quietly(*_):
 
 
 def test_distances_inside_and_of_workers(monkeypatch):
-    monkeypatch.setattr(distances, "_has_cuda", lambda: False)
-    figures = distances.measure(distances.Size(6, 20_000, repeat=2), quietly)
+    monkeypatch.setattr(measurements, "_has_cuda", lambda: False)
+    figures = measurements.distances(6, 20_000, 2, quietly)
     stages = {"open", "naive", "blas32", "blas64", "worker-gaussian-cpu", "worker-exact-cpu"}
     assert set(figures["seconds"]) == set(figures["spread"]) == stages
     assert all(seconds > 0 for seconds in figures["seconds"].values())
-    assert figures["columns"] == figures["dim"] == 20_000
+    assert figures["columns"] == figures["dimension"] == 20_000
 
 
 def test_what_does_not_fit_is_measured_in_part_and_scaled(monkeypatch):
-    monkeypatch.setattr(distances, "_has_cuda", lambda: False)
-    whole = distances.Size(6, 2_000_000_000, repeat=1)
-    monkeypatch.setattr(distances, "available_bytes", lambda: 6 * 6 * 20_000 / 0.7)
-    figures = distances.measure(whole, quietly)
+    monkeypatch.setattr(measurements, "_has_cuda", lambda: False)
+    monkeypatch.setattr(measurements, "available_bytes", lambda: 6 * 6 * 20_000 / 0.7)
+    figures = measurements.distances(6, 2_000_000_000, 1, quietly)
     assert 19_990 <= figures["columns"] <= 20_000
     # A hundred thousand times what was measured.
     assert figures["seconds"]["naive"] > 10
@@ -56,9 +48,9 @@ def test_a_kernel_sees_every_column_of_every_client(monkeypatch):
         def total(self):
             seen.append(self.values)
 
-    monkeypatch.setattr(distances, "_has_cuda", lambda: False)
+    monkeypatch.setattr(measurements, "_has_cuda", lambda: False)
     monkeypatch.setattr(backends, "choose", lambda device: Watching())
-    distances.measure(distances.Size(6, 70_000, repeat=1), quietly)
+    measurements.distances(6, 70_000, 1, quietly)
     blocks = [(6, 65_536), (6, 4464)]
     assert seen == [*blocks, "float64", *blocks, "residues"]
 
@@ -68,12 +60,12 @@ def test_without_cuda_there_is_none(monkeypatch):
         raise ConfigError("no such device")
 
     monkeypatch.setattr(backends, "choose", refuse)
-    assert not distances._has_cuda()
+    assert not measurements._has_cuda()
 
 
 @pytest.mark.parametrize("masking", MASKINGS)
 def test_an_epoch_is_cut_into_the_papers_parts(masking):
-    figures = epoch.measure(8, 6000, masking, 2, quietly)
+    figures = measurements.epoch(8, 6000, masking, 2, quietly)
     parts = {"open", "encode", "encrypt", "distances", "decode", "aggregate", "collect", "offline"}
     assert set(figures["parts"]) == parts
     assert all(seconds > 0 for seconds in figures["parts"].values())
@@ -85,7 +77,7 @@ def test_an_epoch_is_cut_into_the_papers_parts(masking):
 
 
 def test_the_headline_compares_whole_rounds():
-    figures = headline.measure(8, 6000, 1, quietly)
+    figures = measurements.headline(8, 6000, 1, quietly)
     assert set(figures["inside"]) == {"naive", "blas64", "blas32"}
     assert [row["name"] for row in figures["rows"]] == list(MASKINGS)
     for row in figures["rows"]:
@@ -98,9 +90,9 @@ def test_the_headline_compares_whole_rounds():
 def test_what_both_ways_share_is_counted_in_both(monkeypatch):
     cpu = {"collect": 0.25, "encode": 1.0, "aggregate": 0.75, "worker-1": 3.0, "worker-2": 2.0}
     played = Played(cpu, 1.0, 0, 0, Traffic(), (), np.empty(0, np.float32))
-    monkeypatch.setattr(headline, "_cpu", lambda stage: 7.0)
-    monkeypatch.setattr(headline, "play", lambda *_, **__: played)
-    figures = headline.measure(8, 6000, 1, quietly)
+    monkeypatch.setattr(measurements, "_cpu", lambda stage: 7.0)
+    monkeypatch.setattr(measurements, "play", lambda *_, **__: played)
+    figures = measurements.headline(8, 6000, 1, quietly)
     assert figures["inside"]["naive"]["enclave_cpu_s"] == 7 + 0.25 + 0.75
     assert figures["rows"][0]["over_naive"] == 8 / 2
     assert figures["rows"][0]["round_over_naive"] == 8 / (2 + 3)
@@ -109,12 +101,12 @@ def test_what_both_ways_share_is_counted_in_both(monkeypatch):
 
 
 def test_short_updates_have_no_sketch():
-    figures = headline.measure(8, 2000, 1, quietly)
+    figures = measurements.headline(8, 2000, 1, quietly)
     assert [row["name"] for row in figures["rows"]] == ["gaussian", "exact"]
 
 
 def test_training_is_some_steps_of_an_epoch():
-    figures = training.epoch("mlp", 64, 2, quietly)
+    figures = measurements.training("mlp", 64, 2, quietly)
     assert figures["step_s"] > 0
     assert figures["batches"] == 25  # 50,000 pictures for 64 clients, 32 at a time
     assert figures["steps_timed"] == 2
@@ -122,7 +114,7 @@ def test_training_is_some_steps_of_an_epoch():
 
 @pytest.mark.slow
 def test_the_networks_are_as_large_as_published():
-    counts = networks.count(quietly)
+    counts = measurements.networks(quietly)
     assert list(counts) == list(NETWORKS)
     published = (4_231_976, 3_504_872, 5_288_548, 7_794_184)
     assert np.allclose(list(counts.values()), published, rtol=0.001)
