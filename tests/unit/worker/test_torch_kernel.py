@@ -174,9 +174,10 @@ def test_a_sum_of_residues_is_numpy_s_to_the_bit(monkeypatch, device, route, sla
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_sum_of_the_largest_residues_stays_a_residue(device):
-    blocks = [np.full((3, 2), P - 1, np.uint32)] * 50
-    found, _ = sums(TorchKernel(device), 3, "residues", blocks)
-    assert np.array_equal(found, np.full((3, 3), 100))
+    """The inner product of 1 and -1 is p - 1, and fifty of them are above 2^36."""
+    blocks = [np.array([[1], [P - 1]], np.uint32)] * 50
+    found, _ = sums(TorchKernel(device), 2, "residues", blocks)
+    assert found.tolist() == [[50, P - 50], [P - 50, 50]]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -220,6 +221,16 @@ def test_the_caller_may_use_a_block_s_memory_again(device, values):
         space[:] = 1
     expected = sum(block.astype(np.int64) @ block.astype(np.int64).T for block in blocks)
     assert np.array_equal(running.total(), expected % P)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_uploaded_is_a_copy_from_the_start(device):
+    """A GPU may read it after the call has returned."""
+    block = residues(3, 5).view(np.int32)
+    uploaded = torch_kernel._upload(block, torch.device(device))
+    expected = block.copy()
+    block[:] = 0
+    assert np.array_equal(uploaded.cpu().numpy(), expected)
 
 
 @pytest.mark.parametrize("device", DEVICES)
