@@ -194,12 +194,12 @@ def main() -> None:
     request to the kernel stays in force.
     """
     parent, module, *arguments = sys.argv[1:]
-    die_with(int(parent))
+    _die_with(int(parent))
     # This interpreter, and no shell.
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
 
 
-def die_with(parent: int) -> None:
+def _die_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent:  # It was gone before the kernel knew.

@@ -54,9 +54,7 @@ class RoundMetrics:
     def to_json(self) -> dict[str, Any]:
         return {
             "round": self.round,
-            "accuracy": finite(self.accuracy),
-            "loss": finite(self.loss),
-            "attack_success": finite(self.attack_success),
+            **_scores(vars(self)),
             "selected": list(self.selected),
             "dropped": list(self.dropped),
             "rejected": {str(client): reason for client, reason in self.rejected.items()},
@@ -71,9 +69,7 @@ class RoundMetrics:
         """Raises KeyError, TypeError or ValueError if this is no such row."""
         return cls(
             round=int(row["round"]),
-            accuracy=finite(row.get("accuracy")),
-            loss=finite(row.get("loss")),
-            attack_success=finite(row.get("attack_success")),
+            **_scores(row),
             selected=_numbers(row.get("selected")),
             dropped=_numbers(row.get("dropped")),
             rejected={int(who): str(why) for who, why in (row.get("rejected") or {}).items()},
@@ -97,22 +93,12 @@ class BaselineMetrics:
     attack_success: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "round": self.round,
-            "accuracy": finite(self.accuracy),
-            "loss": finite(self.loss),
-            "attack_success": finite(self.attack_success),
-        }
+        return {"round": self.round, **_scores(vars(self))}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
         """Raises KeyError, TypeError or ValueError if this is no such row."""
-        return cls(
-            round=int(row["round"]),
-            accuracy=finite(row.get("accuracy")),
-            loss=finite(row.get("loss")),
-            attack_success=finite(row.get("attack_success")),
-        )
+        return cls(round=int(row["round"]), **_scores(row))
 
 
 class Metrics:
@@ -183,6 +169,10 @@ def finite(value: float | None) -> float | None:
     if value is None or not math.isfinite(number := float(value)):
         return None
     return number
+
+
+def _scores(row: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: finite(row.get(name)) for name in ("accuracy", "loss", "attack_success")}
 
 
 _Row = TypeVar("_Row", RoundMetrics, BaselineMetrics)

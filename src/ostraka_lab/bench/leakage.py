@@ -24,8 +24,7 @@ from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError
 from ostraka_lab.bench.process import Begin, Figures, report
 
-TILE = 1024
-
+_TILE = 1024
 _KEY_BYTES = 32
 _TYPES = ("float32", "float64")
 # Residues divided by p lie evenly between -1/2 and 1/2.
@@ -33,32 +32,32 @@ _EVEN_DEVIATION = 1 / math.sqrt(12)
 _SIGMA, _EXACT, _POLAR = range(3)
 
 
-def even_updates(n: int, d: int, rng: np.random.Generator) -> Float64:
+def _even_updates(n: int, d: int, rng: np.random.Generator) -> Float64:
     """Draw random signs of norm 1: by Jensen's inequality the updates that leak most."""
     return np.asarray(rng.choice([-1.0, 1.0], (n, d)) / math.sqrt(d))
 
 
-def grid_noise(n: int, d: int, sigma: float, rng: np.random.Generator) -> Float64:
+def _grid_noise(n: int, d: int, sigma: float, rng: np.random.Generator) -> Float64:
     """Draw noise by law 4, on the grid of the shares."""
     rows = gaussian.constant_distance(rng.standard_normal((n, d)), sigma=sigma)
     return gaussian.to_grid(rows, gaussian.grid_step(sigma), out=rows)
 
 
-def gaussian_shares(updates: Float64, mask: Float64, sigma: float) -> tuple[Float64, Float64]:
+def _gaussian_shares(updates: Float64, mask: Float64, sigma: float) -> tuple[Float64, Float64]:
     """Give what the two workers see, by law 1."""
     plus, minus = np.empty_like(mask), np.empty_like(mask)
     gaussian.encode(updates, mask, step=gaussian.grid_step(sigma), plus=plus, minus=minus)
     return plus, minus
 
 
-def gaussian_error(updates: Float64, shares: Sequence[AnyArray], sigma: float) -> float:
+def _gaussian_error(updates: Float64, shares: Sequence[AnyArray], sigma: float) -> float:
     """Find the largest error of a decoded distance, from sums of the shares' type."""
     matrices = [_distances(share) for share in shares]
     decoded = gaussian.decode(*matrices, sigma=sigma, d=updates.shape[1])
     return float(np.abs(decoded - gram.naive(updates)).max())
 
 
-def exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, float]:
+def _exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, float]:
     """Give one worker's residues as signed numbers, by laws 7 to 10, and the largest error.
 
     updates: (n, d). Returns (n, d).
@@ -81,8 +80,8 @@ def exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, fl
 
 def _distances(share: AnyArray) -> Float64:
     products: AnyArray = np.zeros((len(share), len(share)), share.dtype)
-    for start in range(0, share.shape[1], TILE):
-        part = share[:, start : start + TILE]
+    for start in range(0, share.shape[1], _TILE):
+        part = share[:, start : start + _TILE]
         products += part @ part.T
     return gram.from_gram(products).astype(np.float64)
 
@@ -143,7 +142,7 @@ class Plan:
     def suspicions(self, n: int, rng: np.random.Generator) -> Iterator[tuple[Float64, Float64]]:
         """Yield updates (n, d), and others that were not sent, until there are enough trials."""
         for _ in range(max(1, round(self.trials / n))):
-            yield even_updates(n, self.dimension, rng), even_updates(n, self.dimension, rng)
+            yield _even_updates(n, self.dimension, rng), _even_updates(n, self.dimension, rng)
 
 
 @dataclass(frozen=True)
@@ -189,11 +188,11 @@ def measure(plan: Plan, begin: Begin) -> Figures:
 def _gaussian(plan: Plan, power: int) -> list[Figures]:
     """Measure one point for each type of share. All see the same updates and the same noise."""
     sigma, rng = 2.0**power, plan.stream(_SIGMA, 1024 + power)
-    mask = grid_noise(plan.clients, plan.dimension, sigma, rng)
+    mask = _grid_noise(plan.clients, plan.dimension, sigma, rng)
     seen = {name: _Attack() for name in _TYPES}
     # A row of noise serves many trials: projections on fresh updates are nearly independent.
     for updates, others in plan.suspicions(plan.clients, rng):
-        shares = gaussian_shares(updates, mask, sigma)
+        shares = _gaussian_shares(updates, mask, sigma)
         for name, attack in seen.items():
             attack.add(shares[0].astype(name).astype(np.float64), updates, others)
     bound = leakage.bound_bits(sigma, variance=plan.variance, d=plan.dimension)
@@ -203,11 +202,11 @@ def _gaussian(plan: Plan, power: int) -> list[Figures]:
             "sigma": sigma,
             "bound_bits": bound,
             "auc": attack.auc,
-            "distance_error": gaussian_error(
+            "distance_error": _gaussian_error(
                 updates, [share.astype(name) for share in shares], sigma
             ),
             "distance_error_stated": leakage.decoding_error(
-                sigma, d=plan.dimension, dtype=np.dtype(name), tile=TILE
+                sigma, d=plan.dimension, dtype=np.dtype(name), tile=_TILE
             ),
         }
         for name, attack in seen.items()
@@ -218,7 +217,7 @@ def _exact(plan: Plan) -> Figures:
     """Make the same attack on a share of exact masks, read as signed numbers."""
     rng, attack, errors = plan.stream(_EXACT), _Attack(), []
     for updates, others in plan.suspicions(plan.clients, rng):
-        share, error = exact_share(updates, rng)
+        share, error = _exact_share(updates, rng)
         attack.add(share, updates, others)
         errors.append(error)
     return {"bound_bits": 0.0, "auc": attack.auc, "distance_error": max(errors)}
@@ -229,9 +228,11 @@ def _polar(plan: Plan, clients: int) -> Figures:
     sigma, rng = plan.usual_sigma, plan.stream(_POLAR, clients)
     gaussian, exact = _Attack(), _Attack()
     for updates, others in plan.suspicions(clients, rng):
-        share, _ = gaussian_shares(updates, grid_noise(clients, plan.dimension, sigma, rng), sigma)
+        share, _ = _gaussian_shares(
+            updates, _grid_noise(clients, plan.dimension, sigma, rng), sigma
+        )
         gaussian.add(leakage.polar(share, sigma=sigma), updates, others)
-        residues = exact_share(updates, rng)[0] / P
+        residues = _exact_share(updates, rng)[0] / P
         exact.add(leakage.polar(residues, sigma=_EVEN_DEVIATION), updates, others)
     # How often two unit normals that far apart are told apart: Phi(signal / sqrt(2)).
     expected = (1 + math.erf(math.sqrt((clients + 1) / 2) / 2)) / 2

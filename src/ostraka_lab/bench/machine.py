@@ -103,11 +103,6 @@ class Ledger:
         self._parties: list[str] = []
         self._since = 0.0
 
-    @property
-    def party(self) -> str | None:
-        """The party that is charged now."""
-        return self._parties[-1] if self._parties else None
-
     @contextmanager
     def __call__(self, party: str) -> Iterator[None]:
         self._settle()
@@ -130,7 +125,7 @@ def available_bytes() -> int:
     return _field("/proc/meminfo", "MemAvailable")
 
 
-def total_bytes() -> int:
+def _total_bytes() -> int:
     return _field("/proc/meminfo", "MemTotal")
 
 
@@ -196,7 +191,7 @@ def describe(*, threads: int) -> Figures:
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(total_bytes() / _GIB, 1),
+        "memory_gib": round(_total_bytes() / _GIB, 1),
         "available_gib": round(available_bytes() / _GIB, 1),
         "load": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",

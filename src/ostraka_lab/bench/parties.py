@@ -69,14 +69,14 @@ class Cast:
         return self.federation.terms
 
     def seal(self, row: int, offer: RoundOffer, values: Float32 | None = None) -> SealedUpdate:
-        """Seal the upload of one client. Its tiles open under `upload_key(row)`.
+        """Seal the upload of one client. Its tiles open under `_upload_key(row)`.
 
         values: (d,) instead of `update`.
         """
         name = self.federation.clients[row].name
 
         def entropy(count: int) -> bytes:
-            return upload_key(row)[:count]
+            return _upload_key(row)[:count]
 
         client = Client(name, _identity(name), self.federation, entropy=entropy)
         joined = client.join(offer, in_process(offer, self.enclave.public))
@@ -137,8 +137,8 @@ def update(row: int, dimension: int) -> Float32:
     return np.random.default_rng(row).standard_normal(dimension, dtype=np.float32)
 
 
-def upload_key(row: int) -> bytes:
-    """The 32 bytes that a client draws, whatever it draws them for: also its upload's key."""
+def _upload_key(row: int) -> bytes:
+    """The 32 bytes that a client draws each time that it draws: also its upload's key."""
     return _seed(f"upload-{row}")
 
 
@@ -168,7 +168,7 @@ def terms_of(name: str, clients: int, dimension: int, *, f: int | None = None) -
     )
 
 
-def read_tiles(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
+def _read_tiles(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
     """Read tiles of these sizes, the first the largest, into one buffer that is reused."""
     buffer = memoryview(b"")
     with path.open("rb", buffering=0) as file:
@@ -182,7 +182,7 @@ def read_tiles(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
 def read_noise(directory: Path, terms: Terms, rows: int) -> Iterator[memoryview]:
     """Read the sealed tiles of noise for this number of rows."""
     layout = SealedGroups(terms.columns, rows, _NOISE_BYTES)
-    return read_tiles(directory / NOISE, map(layout.size, range(terms.columns.count)))
+    return _read_tiles(directory / NOISE, map(layout.size, range(terms.columns.count)))
 
 
 class Layout:
@@ -203,7 +203,9 @@ class Layout:
     def read_rows(self, path: Path) -> Iterator[list[Buffer]]:
         """Read tile by tile, each row's part."""
         sizes = [self.size(index) for index in range(self.tiling.count)]
-        for size, tile in zip(sizes, read_tiles(path, [self.rows * s for s in sizes]), strict=True):
+        for size, tile in zip(
+            sizes, _read_tiles(path, [self.rows * s for s in sizes]), strict=True
+        ):
             yield [tile[row * size : (row + 1) * size] for row in range(self.rows)]
 
 
@@ -284,7 +286,7 @@ class Workload:
             for tile in upload.tiles:
                 self._tiles[tile.index].append(tile.ciphertext)
             header, norm = upload.header, stated_norm(values)
-            opener = TileOpener(upload_key(row), tile_context(header))
+            opener = TileOpener(_upload_key(row), tile_context(header))
             self.rows.append(Row(header.client, header.upload_id, opener, norm))
 
 

@@ -71,7 +71,7 @@ def play(contest: Contest, begin: Begin, *, names: Sequence[str], repeat: int) -
         raise ConfigError(f"no peer {', '.join(unknown)}; known: {', '.join(NAMES)}")
     if repeat < 1:
         raise ConfigError(f"repeat must be at least 1; got {repeat}")
-    require_room(contest)
+    _require_room(contest)
     present = [name for name in names if _absence(name, contest) is None]
     on_weights = [name for name in present if name in _ON_WEIGHTS]
     steps = 1 + repeat * len(present) + len(on_weights)
@@ -101,7 +101,7 @@ def play(contest: Contest, begin: Begin, *, names: Sequence[str], repeat: int) -
     }
 
 
-def require_room(contest: Contest) -> None:
+def _require_room(contest: Contest) -> None:
     """Raises ConfigError if this machine is too small for the largest of the processes."""
     needed = contest.clients * contest.dimension * _BYTES_A_VALUE + _BASE_BYTES
     there = available_bytes()

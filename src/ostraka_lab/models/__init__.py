@@ -55,7 +55,7 @@ MODELS: Mapping[str, Builder] = MappingProxyType(
 def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
     """Make a new model for images of this shape (channels, height, width). Raises ConfigError.
 
-    Equal seeds give equal models, whatever else this process draws or trains at the same time.
+    Equal seeds give equal models, also while this process draws or trains other things.
     """
     builder = find("model", name, MODELS)
     # What layers draw by themselves is replaced: it depends on all that the process has drawn.

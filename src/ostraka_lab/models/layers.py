@@ -33,9 +33,6 @@ class Chance(nn.Module):
         """The shape of what is drawn: one number for each part that is kept or dropped."""
         raise NotImplementedError
 
-    def extra_repr(self) -> str:
-        return f"rate={self.rate}"
-
 
 class Dropout(Chance):
     """Drops single values (Srivastava et al. 2014)."""

@@ -136,8 +136,8 @@ def _corners(box: Box) -> list[tuple[float, float]]:
 
 
 @contextmanager
-def plotting() -> Iterator[None]:
-    """Make figures look alike, whatever the user's own settings are."""
+def _plotting() -> Iterator[None]:
+    """Make figures look alike, regardless of the user's own settings."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
@@ -212,7 +212,7 @@ def drawn(paint: Paint, *, height: float, label: str, prefix: str) -> str:
 
 def _saved(paint: Paint, height: float) -> bytes:
     out = io.BytesIO()
-    with plotting():
+    with _plotting():
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
         paint(figure)
         figure.savefig(out, format="svg", metadata={"Date": None})

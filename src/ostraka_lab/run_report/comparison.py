@@ -34,7 +34,7 @@ def write(comparison: Comparison) -> Path:
     results = comparison.results()
     path = comparison.root / "compare.html"
     write_page(_page(comparison, results), path)
-    text = markdown(comparison, results).encode()
+    text = _markdown(comparison, results).encode()
     files.write(comparison.root / "table.md", [text], mode=_PUBLIC)
     return path
 
@@ -52,7 +52,7 @@ def rows(comparison: Comparison, results: Sequence[Result]) -> list[list[str]]:
     ]
 
 
-def markdown(comparison: Comparison, results: Sequence[Result]) -> str:
+def _markdown(comparison: Comparison, results: Sequence[Result]) -> str:
     heads = ["attack", *headings(comparison)]
     lines = [heads, ["---", *("---:" for _ in comparison.defences)], *rows(comparison, results)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)

@@ -45,19 +45,19 @@ _DARK_FROM = 0.55
 _CLASS_TICKS = 20
 
 
-def row_points(rows: int) -> float:
+def _row_points(rows: int) -> float:
     """The height of a row: the more rows, the lower."""
     if rows <= _EVERY_ROW_UP_TO:
         return _COMFORTABLE
     return min(max(_TIGHT, 360 / rows), _TALLEST / rows)
 
 
-def height(rows: int, *, around: float) -> float:
+def _height(rows: int, *, around: float) -> float:
     """The height of a figure in inches. around: points above and below the rows."""
-    return (rows * row_points(rows) + around) / POINTS
+    return (rows * _row_points(rows) + around) / POINTS
 
 
-def mark(axes: Axes, rows: int, attackers: Sequence[int]) -> None:
+def _mark(axes: Axes, rows: int, attackers: Sequence[int]) -> None:
     """Label the rows, client 1 on top. Of labels that would touch, attackers' are kept."""
     axes.set_ylim(rows + 0.5, 0.5)
     axes.set_ylabel("client")
@@ -73,7 +73,7 @@ def mark(axes: Axes, rows: int, attackers: Sequence[int]) -> None:
         attackers,
         ">",
         color=VERMILLION,
-        markersize=min(5.0, row_points(rows)),
+        markersize=min(5.0, _row_points(rows)),
         markeredgewidth=0,
         transform=axes.get_yaxis_transform(),
         clip_on=False,
@@ -83,9 +83,9 @@ def mark(axes: Axes, rows: int, attackers: Sequence[int]) -> None:
 
 def _labelled(rows: int, attackers: Sequence[int]) -> list[int]:
     """The clients to label: all if there is room, else attackers and every fifth or tenth."""
-    if row_points(rows) >= _COMFORTABLE:
+    if _row_points(rows) >= _COMFORTABLE:
         return list(range(1, rows + 1))
-    apart = max(1, round(_TIGHT / row_points(rows)))
+    apart = max(1, round(_TIGHT / _row_points(rows)))
     chosen = _at_least(apart, sorted(attackers))
     step = 10 if rows > 50 else 5
     for label in (1, *range(step, rows + 1, step)):
@@ -126,13 +126,13 @@ def plot(run: RunRecord) -> Plot | None:
         for fate in shown:
             name, colour = fate.value
             rectangles(axes, _boxes(run.rounds, fates, fate), colour=colour, label=name)
-        mark(axes, experiment.clients, experiment.attackers)
+        _mark(axes, experiment.clients, experiment.attackers)
         axes.set_xlim(0.5, last + 0.5)
         axes.set_xlabel("round")
         drawing.whole_numbers(axes.xaxis, 1, last)
         drawing.legend_above(figure)
 
-    tall = height(experiment.clients, around=_AROUND)
+    tall = _height(experiment.clients, around=_AROUND)
     return Plot("Clients by rounds", _caption(run, shown), paint, height=tall)
 
 
@@ -223,7 +223,7 @@ def plot_partition(run: RunRecord) -> Plot | None:
 
     def paint(figure: Figure) -> None:
         cells, sums = figure.subplots(1, 2, width_ratios=(3, 1), sharey=True)
-        mark(cells, len(holdings), run.experiment.attackers)
+        _mark(cells, len(holdings), run.experiment.attackers)
         _draw_cells(cells, holdings)
         _draw_sums(sums, [sum(row) for row in holdings])
 
@@ -232,7 +232,7 @@ def plot_partition(run: RunRecord) -> Plot | None:
         f"Training examples of each class at each client: the darker, the more. A client holds "
         f"{min(totals):,} to {max(totals):,} of {sum(totals):,} examples."
     )
-    tall = height(len(holdings), around=_PARTITION_AROUND)
+    tall = _height(len(holdings), around=_PARTITION_AROUND)
     return Plot("Who holds what", caption, paint, height=tall)
 
 

@@ -33,7 +33,7 @@ _COUNTED = (
 )
 
 
-def figure2a(figures: Figures) -> Plot:
+def _figure2a(figures: Figures) -> Plot:
     rows = figures["figure2a"]
 
     def paint(figure: Figure) -> None:
@@ -55,7 +55,7 @@ def figure2a(figures: Figures) -> Plot:
     return Plot("Distances inside the enclave", caption, paint)
 
 
-def figure2b(figures: Figures) -> Plot:
+def _figure2b(figures: Figures) -> Plot:
     rows = [row for row in figures["figure2b"] if row["network"] == "mobilenetv2"]
     rows = rows or figures["figure2b"]
 
@@ -82,7 +82,7 @@ def figure2b(figures: Figures) -> Plot:
     return Plot("Speed-up of a worker's kernel", caption, paint)
 
 
-def figure3(figures: Figures, masking: str) -> Plot:
+def _figure3(figures: Figures, masking: str) -> Plot:
     bars = _bars(figures, masking)
     clients = bars[0]["clients"]
     caption = (
@@ -96,7 +96,7 @@ def figure3(figures: Figures, masking: str) -> Plot:
     return Plot(f"An epoch with {masking} masks", caption, _stacked(bars, parts), height=3.2)
 
 
-def round_alone(figures: Figures, masking: str) -> Plot:
+def _round_alone(figures: Figures, masking: str) -> Plot:
     bars = _bars(figures, masking)
     parts = [part for part in bars[0]["seconds"] if part not in _NOT_THE_ROUND]
     caption = (
@@ -152,9 +152,9 @@ def blocks(figures: Figures) -> list[Block]:
             for each in figures["headline"]
             for table in (_headline(each), _detection(each), _one_after_the_other(each))
         ),
-        Grid([figure2a(figures), figure2b(figures)]),
+        Grid([_figure2a(figures), _figure2b(figures)]),
         *(
-            Grid([figure3(figures, masking), round_alone(figures, masking)])
+            Grid([_figure3(figures, masking), _round_alone(figures, masking)])
             for masking in _maskings(figures)
         ),
         Folded("Figure 2a in figures", [_table2a(figures)]),
