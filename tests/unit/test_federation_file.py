@@ -227,7 +227,7 @@ REFUSED = {
     "a quorum below what the rule needs": (
         {"quorum": 4},
         "quorum",
-        "is 5, which multi-krum needs for f=1, to 5",
+        "is 5, the least for multi-krum and f=1, to 5",
     ),
     "a quorum above all clients": ({"quorum": 6}, "quorum", "got 6"),
     "no rounds": ({"count": 0}, "count", "count is 1 to"),

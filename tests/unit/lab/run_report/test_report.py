@@ -168,8 +168,8 @@ def test_it_is_written_as_a_whole_into_the_folder(fabricate):
 @pytest.mark.slow
 def test_it_is_the_same_in_another_process(reported):
     first = reported("absent").read_bytes()
-    code = "import sys; from pathlib import Path; from ostraka_lab import report; "
-    code += "report.write(Path(sys.argv[1]))"
+    code = "import sys; from pathlib import Path; from ostraka_lab import run_report; "
+    code += "run_report.write(Path(sys.argv[1]))"
     folder = str(reported("absent").parent)
     environment = os.environ | {"PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", code, folder], check=True, env=environment)
