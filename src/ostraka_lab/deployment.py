@@ -189,7 +189,7 @@ class Progress:
                 self.lose([event["client"]], event["why"])
 
     def hear_enclave(self, event: Logged) -> None:
-        """Raises RoundFailed when too many rounds in a row are given up."""
+        """Follow an event. Raises RoundFailed when too many rounds in a row are given up."""
         match event.get("event"):
             case "ServiceStarted":
                 self._started = True

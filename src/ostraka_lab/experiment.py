@@ -91,7 +91,9 @@ class Experiment:
         partition.parse(self.partition)
         self._require_least(byzantine=0, f=0, rounds=1, seed=0, processes=1, evaluate_every=1)
         if not MIN_WORKERS <= self.workers <= MAX_WORKERS:
-            raise ConfigError(f"{MIN_WORKERS} to {MAX_WORKERS} workers; got {self.workers}")
+            raise ConfigError(
+                f"workers must be from {MIN_WORKERS} to {MAX_WORKERS}; got {self.workers}"
+            )
         if not self.deadline_s > 0:
             raise ConfigError(f"deadline_s must be above 0; got {self.deadline_s}")
         if self.byzantine >= self.clients:
@@ -231,7 +233,7 @@ class Task:
 
     @classmethod
     def load(cls, experiment: Experiment) -> "Task":
-        """Raises ConfigError if the data set is missing, or too small for this many clients."""
+        """Load the data and split it. Raises ConfigError if it is missing or too small."""
         dataset = data.load(experiment.dataset)
         how = partition.parse(experiment.partition)
         parts = partition.split(dataset.train.labels, experiment.clients, how, experiment.seed)

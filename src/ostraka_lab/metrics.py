@@ -66,7 +66,7 @@ class RoundMetrics:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError or ValueError if this is no such row."""
+        """Read a row. Raises KeyError, TypeError or ValueError if this is no such row."""
         return cls(
             round=int(row["round"]),
             **_scores(row),
@@ -97,7 +97,7 @@ class BaselineMetrics:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Self:
-        """Raises KeyError, TypeError or ValueError if this is no such row."""
+        """Read a row. Raises KeyError, TypeError or ValueError if this is no such row."""
         return cls(round=int(row["round"]), **_scores(row))
 
 

@@ -33,7 +33,7 @@ class Poison:
         if not 0 <= self.target < self.classes:
             raise ConfigError(f"there is no class {self.target} among {self.classes}")
         if not 0 <= self.share <= 1:
-            raise ConfigError(f"a share lies between 0 and 1; got {self.share}")
+            raise ConfigError(f"share must be from 0 to 1; got {self.share}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale >= 0):
-            raise ConfigError(f"the scale of an attack is finite and not negative: {self.scale}")
+            raise ConfigError(f"an attack's scale must be finite and at least 0; got {self.scale}")
         if len(self.known) and self.known.shape != (len(self.known), *self.own.shape):
             raise ConfigError(
                 f"updates have one dimension d; got own {self.own.shape}, known {self.known.shape}"

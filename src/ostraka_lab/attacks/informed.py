@@ -198,7 +198,7 @@ def fang(scene: Scene) -> Float32:
 
 
 def _strength(rows: Float32, back: Float64, attackers: int) -> float:
-    """The first lambda with which Krum selects a copy, or a tiny one if it never does."""
+    """Find the first lambda with which Krum selects a copy, or a tiny one if it never does."""
     gram = _inner_products(rows)
     square = float(back @ back)
     if not (np.isfinite(gram).all() and square):
@@ -214,7 +214,7 @@ def _strength(rows: Float32, back: Float64, attackers: int) -> float:
 
 
 def _bound(gram: Float64, square: float, attackers: int) -> float:
-    """No copy is selected beyond it: the bound of the paper, with |sign(mu)|^2 for d."""
+    """The bound of the paper, beyond which no copy is selected, with |sign(mu)|^2 for d."""
     m = len(gram)
     best = max(krum_scores(from_gram(gram), 0).min(), 0)
     longest = math.sqrt(np.diagonal(gram).max())
@@ -223,7 +223,10 @@ def _bound(gram: Float64, square: float, attackers: int) -> float:
 
 
 def _selects_a_copy(between: Float64, away: Float64, attackers: int) -> bool:
-    """between: (m, m), squared, of the known updates. away: (m,), from these to every copy."""
+    """Tell whether Krum selects a copy. All distances are squared.
+
+    between: (m, m), of the known updates. away: (m,), from these to every copy.
+    """
     m = len(between)
     distances = np.zeros((m + attackers, m + attackers))
     distances[:m, :m] = between

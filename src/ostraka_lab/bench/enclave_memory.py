@@ -37,7 +37,7 @@ _READY = b"ready"
 
 
 def enclave_peak_bytes(clients: int, dimension: int, *, masking: str, directory: Path) -> int:
-    """The peak of anonymous memory while the enclave makes noise and runs one round."""
+    """Measure the peak of anonymous memory while the enclave makes noise and runs one round."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
@@ -56,7 +56,7 @@ def enclave_peak_bytes(clients: int, dimension: int, *, masking: str, directory:
 
 
 def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
-    """The host, the clients and the workers. Returns what the enclave reports."""
+    """Play the host, the clients and the workers. Returns what the enclave reports."""
     offer = decode(RoundOffer, pipe.recv_bytes())
     layout = Layout(parties.terms, len(parties.federation.clients))
     with (directory / UPDATES).open("wb") as spool:
@@ -89,7 +89,7 @@ def _expect_ready(pipe: Connection) -> None:
 
 
 def _enclave(pipe: Connection, clients: int, dimension: int, masking: str, directory: Path) -> None:
-    """The other process. Ctrl-C is for the first one to handle: it ends this one."""
+    """Run the other process. It ignores Ctrl-C: the first process handles that and ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with PeakMemory() as memory:
         _whole_round(pipe, cast(clients, dimension, masking=masking), directory)

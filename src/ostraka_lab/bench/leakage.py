@@ -111,7 +111,8 @@ class Plan:
         counts = (self.clients, *self.polar_clients)
         if min(counts) < 3 or max(counts) > self.dimension:
             raise ConfigError(
-                f"3 to d = {self.dimension} clients; got {min(counts)} to {max(counts)}"
+                f"clients must be from 3 to d = {self.dimension}; "
+                f"got {min(counts)} to {max(counts)}"
             )
         if self.trials < 1:
             raise ConfigError(f"trials must be at least 1; got {self.trials}")

@@ -83,7 +83,7 @@ class Cast:
         return joined.seal(update(row, self.terms.dimension) if values is None else values).sealed
 
     def offline(self) -> OfflineNoise | OfflineMask:
-        """What the enclave makes before a round. Every call gives the same, under the same key.
+        """Make what the enclave makes before a round. Every call gives the same, under one key.
 
         Its entropy is replayed, so that what one process has made and sealed, another can spend:
         nothing but a benchmark may do this.
@@ -245,7 +245,7 @@ class Workload:
         return rows
 
     def tiles(self) -> Iterator[list[Buffer]]:
-        """Tile by tile, the ciphertext of every row."""
+        """Give the ciphertext of every row, tile by tile."""
         return iter(self._tiles)
 
     def open_row(self, index: int, row: int, out: AnyArray) -> None:
@@ -260,7 +260,7 @@ class Workload:
         return block
 
     def attempt(self, masking: str, *, sketch: bool = False) -> "Attempt":
-        """A round under these terms, before its first pass."""
+        """Make a round under these terms, before its first pass."""
         sealed = self.sealed_noise if masking == "gaussian" else ()
         return Attempt(self, *self._prepared(masking, sketch), sealed)
 

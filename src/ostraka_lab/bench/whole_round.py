@@ -45,9 +45,9 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Played:
-    """cpu_s: by party and part. wall_s, peak_rss: of the round itself, without what came before.
+    """What one round took. cpu_s: by party and part. wall_s, peak_rss: of the round itself.
 
-    inputs_rss: what was resident when it began, sealed updates and noise among it.
+    inputs_rss: what was resident when it began, with sealed updates and noise.
     """
 
     cpu_s: dict[str, float]
@@ -60,12 +60,12 @@ class Played:
 
     @property
     def enclave_cpu_s(self) -> float:
-        """Online: from the first sealed update to the signed model."""
+        """The enclave's CPU online: from the first sealed update to the signed model."""
         return sum(self.cpu_s.get(part, 0.0) for part in _ENCLAVE)
 
     @property
     def worker_cpu_s(self) -> float:
-        """Of all workers together."""
+        """The CPU of all workers together."""
         return sum(s for party, s in self.cpu_s.items() if party.startswith("worker-"))
 
     @property
@@ -81,7 +81,10 @@ def play(
     lanes: Lanes | None = None,
     parts: bool = False,
 ) -> Played:
-    """updates: one (d,) a client. parts: tell opening, encrypting and decoding apart; one lane."""
+    """Play one round. updates: one (d,) per client.
+
+    parts: time opening, encrypting and decoding apart, which works with one lane only.
+    """
     ledger, traffic = Ledger(), Traffic()
     parties = enrol(terms, clients=clients)
     federation = parties.federation
@@ -120,7 +123,7 @@ def play(
 
 
 def warm_up(terms: Terms, *, clients: int) -> None:
-    """A small round under the same terms, so that nothing is loaded or set up on a clock."""
+    """Play a small round under the same terms, so that nothing is set up on a clock."""
     small = min(terms.dimension, max(_SMALL, 2 * clients))
     sketch = None if terms.sketch is None else min(terms.sketch, small)
     few = replace(terms, manifest=Manifest.flat(small), sketch=sketch)
@@ -138,7 +141,7 @@ Clock = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 class ClockedWorker:
-    """A worker whose work is on a clock of its own, and whose messages are weighed."""
+    """A worker whose work is on a clock of its own, and whose bytes are counted."""
 
     def __init__(self, worker: Worker, clock: Clock, traffic: Traffic | None = None) -> None:
         self._worker = worker
@@ -176,7 +179,7 @@ class _ClockedComputing:
 
 @contextlib.contextmanager
 def _told_apart(ledger: Ledger) -> Iterator[None]:
-    """Opening, encrypting and decoding on clocks of their own. Not for more than one thread."""
+    """Put opening, encrypting and decoding on clocks of their own. For one thread only."""
     with (
         _charged(TileOpener, "open_into", ledger, OPEN),
         _charged(Channel, "seal_share", ledger, ENCRYPT),
@@ -201,7 +204,7 @@ def _charged(owner: type, method: str, ledger: Ledger, part: str) -> Iterator[No
 
 
 def refuse_surprises(event: object) -> None:
-    """A round that fell back to the enclave would be another round than the one to measure."""
+    """Fail if the round falls back to the enclave: that is not the round to measure."""
     if isinstance(event, TooFewWorkers):
         raise LocalProtocolError("the workers of a benchmark failed")
 
@@ -216,6 +219,6 @@ def _rows(published: Published, parties: Parties) -> tuple[int, ...]:
 
 
 def repeated(clients: int, dimension: int) -> Iterator[Float32]:
-    """Updates whose cost is all that matters: a few vectors, again and again."""
+    """Give updates whose values do not matter: a few vectors, again and again."""
     few = np.random.default_rng(0).standard_normal((min(clients, 8), dimension), dtype=np.float32)
     return (few[row % len(few)] for row in range(clients))

@@ -93,7 +93,7 @@ def rows_of_python(data: bytes, name: str = "this") -> UInt8:
     pixels = batch.get("data") if isinstance(batch, dict) else None
     labels = batch.get("labels") if isinstance(batch, dict) else None
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _ROW - 1:
-        raise ConfigError(f"{name} is no python batch of CIFAR-10: it has no pixels")
+        raise ConfigError(f"{name} is not a python batch of CIFAR-10: it has no pixels")
     return _joined(labels, pixels, name)
 
 
@@ -107,7 +107,7 @@ def _rows_of_sheet(sheet: Path, labels: object) -> UInt8:
         with Image.open(sheet, formats=["PNG"]) as picture:
             # Before it is decoded: a small file can claim to be a huge picture.
             if picture.size[0] != _PIXELS or picture.size[1] > _IMAGES or picture.mode != "RGB":
-                raise ConfigError(f"{sheet.name} is no sheet of CIFAR-10 images")
+                raise ConfigError(f"{sheet.name} is not a sheet of CIFAR-10 images")
             pixels = np.asarray(picture)
     except (OSError, SyntaxError, ValueError) as bad:
         raise ConfigError(f"{sheet.name} cannot be read: {bad}") from None
@@ -162,9 +162,9 @@ def read_pickle(data: bytes, name: str = "this") -> object:
     try:
         return _run(data)
     except _Refused as why:
-        raise ConfigError(f"{name} is no pickle that is safe to read: {why}") from None
+        raise ConfigError(f"{name} is not a pickle that is safe to read: {why}") from None
     except _DAMAGED:
-        raise ConfigError(f"{name} is no pickle, or a damaged one") from None
+        raise ConfigError(f"{name} is not a pickle, or is damaged") from None
 
 
 def _run(data: bytes) -> object:

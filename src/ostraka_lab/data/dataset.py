@@ -38,7 +38,7 @@ _BRIGHTEST = 16
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """images: (n, channels, height, width) uint8. labels: (n,) int64."""
+    """Labelled images (n, channels, height, width) uint8. labels: (n,) int64."""
 
     images: UInt8
     labels: Int64
@@ -60,7 +60,7 @@ class Dataset:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of one image: channels, height, width."""
+        """The shape of one image: channels, height, width."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
 
@@ -85,7 +85,7 @@ def parse_idx(data: bytes, name: str = "this") -> UInt8:
     dimensions = data[3] if len(data) > 3 else 0
     start = 4 + 4 * dimensions
     if data[:3] != _IDX_OF_BYTES or not 1 <= dimensions <= _MAX_DIMENSIONS or len(data) < start:
-        raise ConfigError(f"{name} is no idx file of bytes")
+        raise ConfigError(f"{name} is not an idx file of bytes")
     shape = tuple(np.frombuffer(data, ">u4", dimensions, 4).tolist())
     if math.prod(shape) != len(data) - start:
         raise ConfigError(f"{name} is incomplete: {len(data) - start} bytes for shape {shape}")

@@ -59,7 +59,7 @@ def split(labels: Int64, clients: int, partition: Partition, seed: int) -> Parts
     if not 1 <= clients <= len(labels):
         raise ConfigError(f"{len(labels)} examples cannot be split among {clients} clients")
     if seed < 0:
-        raise ConfigError(f"a seed is not negative; got {seed}")
+        raise ConfigError(f"seed must be at least 0; got {seed}")
     rule = _RULES[partition.kind]
     parts = rule.split(labels, clients, partition.amount or 0.0, np.random.default_rng(seed))
     return [np.sort(part) for part in _none_empty(parts)]

@@ -81,7 +81,7 @@ def set_vector(model: nn.Module, vector: Float32) -> None:
     """Set the model to these values (d,). Raises ConfigError for those of another model."""
     described, tensors = manifest(model), _travelling(model)
     if vector.shape != (described.dimension,):
-        raise ConfigError(f"a model of {described.dimension} values; got {vector.shape}")
+        raise ConfigError(f"the model has {described.dimension} values; got {vector.shape}")
     # A copy, because torch warns of memory that it could not write to, and a fetched model is such.
     for name, values in named_tensors(described, np.array(vector)).items():
         tensors[name].copy_(torch.from_numpy(values))

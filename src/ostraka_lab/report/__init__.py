@@ -61,14 +61,14 @@ def _opening(name: str, attributes: dict[str, str | None]) -> Html:
 
 
 class Block(Protocol):
-    """A part of a section. numbers: gives every plot of the page its own."""
+    """A part of a section. numbers: gives every plot of the page a number of its own."""
 
     def html(self, numbers: Iterator[int]) -> Html: ...
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """text: plain, or Html."""
+    """A paragraph of plain text, or of Html."""
 
     text: str
 

@@ -1,4 +1,4 @@
-"""A run as its folder tells it, finished or not."""
+"""A run as its folder records it, finished or not."""
 
 import json
 import shlex
@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Experiment:
-    """What was asked for, as far as the report speaks of it.
+    """What was asked for, as far as the report shows it.
 
     attackers: their numbers, from 1. holdings: how many examples of each class every client holds;
     empty if that is not on record. command: what makes the run again. settings: everything that the
@@ -61,7 +61,7 @@ class Experiment:
 
     @property
     def collusion(self) -> int:
-        """How many workers learn nothing even together."""
+        """The most workers that learn nothing even together."""
         return max(1, self.workers // 2)
 
     @property
@@ -70,7 +70,7 @@ class Experiment:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Experiment":
-        """Raises KeyError, TypeError, ValueError or AttributeError if this is no experiment."""
+        """Read an experiment. Raises KeyError, TypeError, ValueError or AttributeError."""
         return cls(
             dataset=str(fields["dataset"]),
             model=str(fields.get("model") or "its usual model"),
@@ -106,7 +106,7 @@ class RunRecord:
 
     @property
     def accuracy(self) -> float | None:
-        """The last that was measured."""
+        """The last accuracy that was measured."""
         return _last([row.accuracy for row in self.rounds])
 
     @property
@@ -128,12 +128,12 @@ class RunRecord:
 
     @cached_property
     def byzantine_chances(self) -> int:
-        """How often one could have been."""
+        """How often an attacker's update could have been averaged."""
         return len(self.rounds) * len(self.experiment.attackers)
 
 
 def load(folder: Path) -> RunRecord:
-    """Raises ConfigError if there is no run in this folder, or its files are damaged."""
+    """Load a run. Raises ConfigError if there is none in this folder, or it is damaged."""
     path = folder / _EXPERIMENT
     try:
         experiment = Experiment.from_json(json.loads(path.read_text("utf-8")))
@@ -164,7 +164,7 @@ def _holdings(rows: Sequence[Sequence[Any]]) -> tuple[tuple[int, ...], ...]:
 
 
 def _command(value: Any) -> str:
-    """A line for a shell, or its words."""
+    """Make a line for a shell from a line or from its words."""
     if isinstance(value, list):
         return shlex.join(map(str, value))
     return str(value or "")

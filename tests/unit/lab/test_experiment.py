@@ -22,7 +22,7 @@ REFUSED = {
     "both steps and epochs": ({"steps": 2, "epochs": 2}, "not both"),
     "more to average than may be honest": ({"k": 10}, "to n - f = 9"),
     "so few that colluders isolate one": ({"k": 4}, "from f \\+ 2 = 5"),
-    "one worker": ({"workers": 1}, "2 to 7 workers"),
+    "one worker": ({"workers": 1}, "workers must be from 2 to 7"),
     "no time at all": ({"deadline_s": 0.0}, "deadline"),
     "one attacker that knows but itself": (
         {"byzantine": 1, "attack": "alie", "know": "own"},

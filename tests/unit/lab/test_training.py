@@ -311,7 +311,7 @@ def test_a_trainer_needs_images_with_labels(images, labels):
 
 
 def test_a_start_of_another_model_is_refused():
-    with pytest.raises(ConfigError, match="a model of 4810 values"):
+    with pytest.raises(ConfigError, match="the model has 4810 values"):
         make().update(np.zeros(4811, np.float32), seed=[0])
 
 

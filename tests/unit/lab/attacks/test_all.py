@@ -109,7 +109,7 @@ def test_those_that_need_no_knowledge_use_none(scene, updates, attack):
 
 @pytest.mark.parametrize("scale", [-1.0, np.nan, np.inf])
 def test_an_impossible_scale_is_refused(scene, updates, scale):
-    with pytest.raises(ConfigError, match="finite and not negative"):
+    with pytest.raises(ConfigError, match="must be finite and at least 0"):
         scene(updates(3, 4), scale=scale)
 
 

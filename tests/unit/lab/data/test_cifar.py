@@ -45,7 +45,7 @@ MISTAKES = {
     "a batch is missing": (lambda files: files.pop("data_batch_3"), "neither data_batch_3.bin"),
     "a batch that is no pickle": (
         lambda files: files.update(data_batch_1=b"nonsense"),
-        "data_batch_1 is no pickle",
+        "data_batch_1 is not a pickle",
     ),
     "a pickle of something else": (
         lambda files: files.update(data_batch_1=b"\x80\x02]."),
@@ -63,9 +63,9 @@ def test_what_is_wrong_with_python_batches_is_said(small, tmp_path, change, mess
 
 
 SHEETS = {
-    "a picture that is too narrow": ("data_batch_1.png", ("RGB", 8, 4), "no sheet"),
-    "a picture that is too high": ("data_batch_1.png", ("RGB", 1024, 5), "no sheet"),
-    "a picture without colours": ("data_batch_1.png", ("L", 1024, 4), "no sheet"),
+    "a picture that is too narrow": ("data_batch_1.png", ("RGB", 8, 4), "not a sheet"),
+    "a picture that is too high": ("data_batch_1.png", ("RGB", 1024, 5), "not a sheet"),
+    "a picture without colours": ("data_batch_1.png", ("L", 1024, 4), "not a sheet"),
     "no picture": ("data_batch_1.png", b"nonsense", "cannot be read"),
     "half a picture": ("data_batch_1.png", "half", "cannot be read"),
     "labels that are no JSON": ("train_lables.json", b"[1,", "cannot be read"),

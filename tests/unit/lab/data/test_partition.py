@@ -148,7 +148,7 @@ IMPOSSIBLE = {
     "more clients than examples": (13, "iid", 0, "12 examples cannot be split among 13"),
     "no clients": (0, "iid", 0, "among 0 clients"),
     "more shards than examples": (5, "shards:3", 0, "5 x 3 shards"),
-    "a negative seed": (2, "iid", -1, "not negative"),
+    "a negative seed": (2, "iid", -1, "at least 0"),
 }
 
 

@@ -95,6 +95,6 @@ def test_a_vector_is_a_copy_and_a_loaded_one_is_left_alone():
 def test_the_values_of_another_model_are_refused_and_nothing_changes(shape):
     given = nn.Linear(2, 1)
     before = models.vector(given)
-    with pytest.raises(ConfigError, match="a model of 3 values"):
+    with pytest.raises(ConfigError, match="the model has 3 values"):
         models.set_vector(given, np.zeros(shape, np.float32))
     np.testing.assert_array_equal(models.vector(given), before)
