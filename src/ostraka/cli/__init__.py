@@ -124,8 +124,17 @@ class _Root(LazyGroup):
 
 @cache
 def _added() -> dict[str, Command | Group]:
-    """Find what installed distributions add: each entry point is a `Command` or a `Group`."""
-    return {each.name: each.load() for each in entry_points(group=_ENTRY_POINTS)}
+    """Find what installed distributions add: each entry point is a `Command` or a `Group`.
+
+    One that does not load is named on stderr, and the other commands go on.
+    """
+    added = {}
+    for each in entry_points(group=_ENTRY_POINTS):
+        try:
+            added[each.name] = each.load()
+        except (ImportError, AttributeError) as broken:
+            click.echo(f"ostraka: the command {each.name!r} does not load: {broken}", err=True)
+    return added
 
 
 @contextmanager

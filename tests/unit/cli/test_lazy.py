@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import click
@@ -14,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import ostraka
-from ostraka.cli import app, lazy
+from ostraka.cli import _added, app, lazy
 from ostraka.cli.enclave import WORDS
 from ostraka.cli.lazy import RENAMED, Command, Group, LazyGroup
 from ostraka.enclave import __main__ as enclave
@@ -288,3 +289,13 @@ def _commands(group):
             yield from _commands(lazy.load(name, entry))
         elif not entry.passes_on:
             yield lazy.load(name, entry)
+
+
+def test_a_command_that_does_not_load_leaves_the_others_alone(monkeypatch, capsys):
+    """Another distribution's broken entry point is named, and no more."""
+    broken = EntryPoint("abacus", "ostraka_abacus:COMMAND", "ostraka.commands")
+    monkeypatch.setattr("ostraka.cli.entry_points", lambda group: [broken])
+    assert _added.__wrapped__() == {}
+    assert "the command 'abacus' does not load: No module named 'ostraka_abacus'" in (
+        capsys.readouterr().err
+    )
