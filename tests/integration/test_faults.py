@@ -28,7 +28,7 @@ STEPS = (
 ROUNDS = 2
 GRACE_S = 4  # where a client is waited for in vain, once all others have arrived
 
-# rules: lines of the federation file. workers: that are enrolled.
+# terms: lines of the federation file. workers: that are enrolled.
 VARIANTS: dict[str, dict[str, Any]] = {
     "exact": {"masking": "exact", "workers": 2, "terms": {}},
     "gaussian": {"masking": "gaussian", "workers": 2, "terms": {}},

@@ -251,20 +251,20 @@ def test_the_manifest_says_what_coordinates_mean():
         lambda: federation(7, 2, masking="gaussian", leakage_bits=1, precision=1),
     ],
 )
-def test_a_config_survives_its_encoding(make):
-    config = make()
-    decoded = decode(Federation, encode(config))
-    assert decoded == config
-    assert decoded.digest() == config.digest()
+def test_a_federation_survives_its_encoding(make):
+    made = make()
+    decoded = decode(Federation, encode(made))
+    assert decoded == made
+    assert decoded.digest() == made.digest()
 
 
-def test_equal_rules_have_equal_digests():
+def test_equal_terms_have_equal_digests():
     """1 == 1.0, whichever of them a caller writes."""
     assert federation(7, clip_norm=1) == federation(7, clip_norm=1.0)
     assert federation(7, clip_norm=1).digest() == federation(7, clip_norm=1.0).digest()
 
 
-def test_an_impossible_config_does_not_decode():
+def test_an_impossible_federation_does_not_decode():
     raw = encode(federation(7, f=2)).replace(pack((2).to_bytes(8, "big")), pack(bytes(7) + b"\x09"))
     with pytest.raises(MalformedMessage, match="n=7, f=9"):
         decode(Federation, raw)
@@ -348,5 +348,5 @@ def test_f_clients_cannot_move_the_clipping_norm_beyond_the_honest_ones():
 
 
 def test_sigma_keeps_the_leakage_within_its_budget():
-    config = terms(d=1_000, masking="gaussian", leakage_bits=1e-3)
-    assert bound_bits(config.sigma, variance=1 / 1_000, d=1_000) <= 1e-3
+    agreed = terms(d=1_000, masking="gaussian", leakage_bits=1e-3)
+    assert bound_bits(agreed.sigma, variance=1 / 1_000, d=1_000) <= 1e-3

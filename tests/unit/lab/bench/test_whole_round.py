@@ -21,7 +21,7 @@ CLIENTS, DIMENSION = 8, 5000
 UPDATES = np.random.default_rng(1).standard_normal((CLIENTS, DIMENSION), dtype=np.float32)
 
 
-def config(**options):
+def terms(**options):
     return Terms(Manifest.flat(DIMENSION), f=1, tile=default_tile(CLIENTS, DIMENSION), **options)
 
 
@@ -37,7 +37,7 @@ def config(**options):
     ids=str,
 )
 def test_it_selects_and_averages_as_the_specification_does(options):
-    played = play(config(**options), UPDATES, clients=CLIENTS, parts=True)
+    played = play(terms(**options), UPDATES, clients=CLIENTS, parts=True)
     expected = krum.multi_krum(gram.naive(UPDATES.astype(np.float64)), 1, CLIENTS - 1)
     if "sketch" not in options:
         assert played.selected == expected
@@ -54,11 +54,11 @@ def test_it_selects_and_averages_as_the_specification_does(options):
 
 
 def test_the_default_is_what_run_round_selects():
-    assert play(config(), UPDATES, clients=CLIENTS).selected == run_round(UPDATES, f=1).selected
+    assert play(terms(), UPDATES, clients=CLIENTS).selected == run_round(UPDATES, f=1).selected
 
 
 def test_the_enclave_is_what_neither_clients_nor_workers_nor_offline_work_took():
-    played = play(config(), UPDATES, clients=CLIENTS, parts=True)
+    played = play(terms(), UPDATES, clients=CLIENTS, parts=True)
     parts = {"collect", "open", "encode", "encrypt", "decode", "aggregate"}
     assert played.enclave_cpu_s == pytest.approx(sum(played.cpu_s[part] for part in parts))
     workers = [played.cpu_s["worker-1"], played.cpu_s["worker-2"]]
@@ -84,13 +84,13 @@ def test_a_worker_is_charged_for_its_kernel_and_nobody_else_is(monkeypatch):
     monkeypatch.setattr(time, "process_time", lambda: Clock.now)
     monkeypatch.setattr(Computing, "add", slow_add)
     monkeypatch.setattr(Computing, "answer", slow_answer)
-    played = play(config(), UPDATES, clients=CLIENTS)
+    played = play(terms(), UPDATES, clients=CLIENTS)
     assert (played.cpu_s["worker-1"], played.cpu_s["worker-2"]) == (11, 11)
     assert played.enclave_cpu_s == 0
 
 
 def test_bytes_are_those_that_are_sent():
-    traffic = play(config(), UPDATES, clients=CLIENTS).traffic
+    traffic = play(terms(), UPDATES, clients=CLIENTS).traffic
     assert traffic.uploads == CLIENTS * (4 * DIMENSION + 16)
     # One group of rows a tile, and two workers.
     assert traffic.shares == 2 * (CLIENTS * 4 * DIMENSION + 16)
@@ -99,7 +99,7 @@ def test_bytes_are_those_that_are_sent():
 
 def test_what_was_watched_is_as_before():
     before = TileOpener.open_into, Channel.seal_share
-    play(config(), UPDATES, clients=CLIENTS, parts=True)
+    play(terms(), UPDATES, clients=CLIENTS, parts=True)
     assert (TileOpener.open_into, Channel.seal_share) == before
 
 
@@ -109,7 +109,7 @@ def test_a_round_that_falls_back_to_the_enclave_is_no_measurement(monkeypatch):
 
     monkeypatch.setattr(Computing, "answer", lie)
     with pytest.raises(LocalProtocolError):
-        play(config(), UPDATES, clients=CLIENTS)
+        play(terms(), UPDATES, clients=CLIENTS)
     with pytest.raises(LocalProtocolError, match="workers of a benchmark"):
         whole_round.refuse_surprises(TooFewWorkers(1, 2))
 
