@@ -1,11 +1,11 @@
-"""A demo's federation: its settings are in its file, and they are signed."""
+"""A federation on this machine: its settings, which are signed, and where it is by its logs."""
 
 import pytest
 
 from ostraka import federation_file
 from ostraka.cli.federation_folder import Plan
-from ostraka.errors import ConfigError, LocalProtocolError
-from ostraka_lab.deployment import found
+from ostraka.errors import ConfigError, LocalProtocolError, RoundFailed
+from ostraka_lab.deployment import Progress, found
 
 PLAN = Plan(clients=5, f=1, dimension=50)
 
@@ -31,3 +31,92 @@ def test_what_is_in_a_folder_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="is not empty"):
         found(tmp_path, PLAN)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+SECONDS = iter(range(10_000))
+CLIENTS = tuple(f"client-{i}" for i in range(1, 6))
+
+
+def event(name, **fields):
+    second = next(SECONDS)
+    time = f"2026-01-01T00:{second // 60:02d}:{second % 60:02d}.000+00:00"
+    return {"event": name, "simulated": True, "time": time, **fields}
+
+
+def trained(client, number):
+    return event("Trained", client=client, round=number, loss=1.0)
+
+
+def test_a_run_as_it_is_told():
+    progress = Progress(CLIENTS, workers=1, rounds=2)
+    story = [
+        ("enclave", event("ServiceStarted", next_round=1), "starting the enclave and 1 workers"),
+        ("enclave", event("WorkerJoined", worker="worker-1"), "starting 5 clients"),
+        ("enclave", event("RoundOpened", number=1), "starting 5 clients"),
+        ("client", trained("client-1", 1), "round 1 of 2: 1 trained, 0 of 5 in"),
+        (
+            "enclave",
+            event("UploadCompleted", client="client-1"),
+            "round 1 of 2: 1 trained, 1 of 5 in",
+        ),
+        (
+            "enclave",
+            event("UploadRefused", client="client-4", why="a NaN"),
+            "round 1 of 2: 1 trained, 2 of 5 in, waiting for client-2, client-3, client-5",
+        ),
+        (
+            "client",
+            event("ClientFailed", client="client-5", why="no memory"),
+            "round 1 of 2: 1 trained, 2 of 5 in, waiting for client-2, client-3",
+        ),
+        (
+            "enclave",
+            event("RoundClosed", number=1, missing=["client-5"]),
+            "round 1 of 2: measuring",
+        ),
+        (
+            "enclave",
+            event("RoundTimed", number=1, measure_s=0.5, average_s=0.2, publish_s=0.1),
+            "round 1 of 2: measuring",
+        ),
+        ("enclave", event("RoundPublished", number=1), "round 2 of 2: 0 trained, 0 of 5 in"),
+        ("enclave", event("RoundPublished", number=2), "finishing"),
+    ]
+    for who, said, shown in story:
+        getattr(progress, f"hear_{who}")(said)
+        assert str(progress) == shown, said
+    first = progress.timed(1)
+    assert first.missing == ("client-5",)
+    assert first.stages == {"train": 1, "send": 4, "measure": 0.5, "average": 0.2, "publish": 0.1}
+    assert first.wall == 7
+    assert progress.gone == {"client-5": "no memory"}
+
+
+def test_a_run_that_goes_on_begins_where_it_was():
+    progress = Progress(CLIENTS, workers=0, rounds=9)
+    progress.hear_enclave(event("ServiceStarted", next_round=4))
+    assert progress.published == 3
+    assert progress.ready
+
+
+def test_of_a_round_that_nobody_listened_to_nothing_is_said():
+    unheard = Progress(CLIENTS, 0, 1).timed(1)
+    assert unheard.stages == {}
+    assert unheard.wall is None
+
+
+def test_a_round_that_is_given_up_again_and_again_ends_the_run():
+    progress = Progress(CLIENTS, workers=0, rounds=1)
+    for _ in range(2):
+        progress.hear_enclave(event("RoundSkipped", number=3, why="no quorum"))
+    with pytest.raises(RoundFailed, match="round 3 was given up 3 times: no quorum"):
+        progress.hear_enclave(event("RoundSkipped", number=3, why="no quorum"))
+
+
+def test_a_round_that_is_published_after_all_makes_up_for_it():
+    progress = Progress(CLIENTS, workers=0, rounds=9)
+    for number in range(1, 5):
+        progress.hear_enclave(event("RoundSkipped", number=number, why="no quorum"))
+        progress.hear_enclave(event("RoundSkipped", number=number, why="no quorum"))
+        progress.hear_enclave(event("RoundPublished", number=number))
+    assert progress.published == 4

@@ -1,10 +1,17 @@
-"""The folder of a run."""
+"""The folder of a run: its names, models and receipts, momentum, and the board of attackers."""
 
+import threading
+
+import numpy as np
 import pytest
 
+import ostraka
+from ostraka.client.results import Model
+from ostraka.config import Manifest
 from ostraka.errors import ConfigError
-from ostraka_lab.experiment import Experiment
-from ostraka_lab.folder import RunFolder
+from ostraka.messages import Receipt
+from ostraka_lab.experiment import Experiment, Participant, Task
+from ostraka_lab.folder import Board, MomentumFile, Records, RunFolder, client_name, client_number
 
 
 def test_what_was_asked_for_and_what_follows_from_it_are_kept(tmp_path):
@@ -44,3 +51,139 @@ def test_a_run_that_cannot_be_read_is_refused(tmp_path, text):
         (tmp_path / "experiment.json").write_text(text)
     with pytest.raises(ConfigError, match=r"experiment\.json"):
         RunFolder(tmp_path).load()
+
+
+D = 40
+
+
+@pytest.fixture(scope="module")
+def receipt() -> Receipt:
+    updates = np.random.default_rng(0).normal(size=(5, D)).astype(np.float32)
+    updates[3, 0] = np.nan
+    return ostraka.run_round(updates, f=1).receipt
+
+
+def model(receipt, value=1.0):
+    vector = np.full(D, value, np.float32)
+    return Model(2, vector, Manifest.flat(D), bytes(32), True, receipt=receipt)
+
+
+def test_names_are_numbers():
+    assert client_name(7) == "client-7"
+    assert client_number(client_name(12)) == 12
+
+
+def test_a_model_and_its_receipt_can_be_read(tmp_path, receipt):
+    records = Records(tmp_path / "rounds", writer="client-1")
+    assert not records.has(1)
+    records.write(model(receipt))
+    assert records.has(1)
+    np.testing.assert_array_equal(records.model(1), np.full(D, 1.0))
+    record = records.round(1)
+    assert set(record.rejected) == {3}
+    assert record.number == 1
+
+
+def test_the_first_model_of_all_has_no_receipt_and_is_not_kept(tmp_path):
+    records = Records(tmp_path / "rounds", writer="client-1")
+    records.write(model(None))
+    assert not (tmp_path / "rounds").exists()
+
+
+def test_the_first_who_writes_is_enough(tmp_path, receipt):
+    for writer, value in (("client-1", 1.0), ("client-2", 2.0)):
+        Records(tmp_path, writer=writer).write(model(receipt, value))
+    assert Records(tmp_path).model(1)[0] == 1.0
+
+
+def test_many_may_write_at_the_same_time(tmp_path, receipt):
+    failed = []
+
+    def write(number):
+        try:
+            Records(tmp_path, writer=client_name(number)).write(model(receipt))
+        except OSError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model-1.f32", "receipt-1.json"]
+
+
+def test_old_models_are_deleted_and_receipts_stay(tmp_path, receipt):
+    records = Records(tmp_path, writer="client-1")
+    records.write(model(receipt))
+    records.discard_before(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["receipt-1.json"]
+
+
+def participant(**fields):
+    task = Task.load(Experiment(clients=5, byzantine=1, steps=1, **fields))
+    return task, Participant(task, 1, task.model())
+
+
+def test_a_client_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path):
+    task, steady = participant(worker_momentum=0.9)
+    start = task.first()[1]
+    expected = [steady.train(start, number).update for number in range(1, 5)]
+    updates = []
+    for number in (1, 2, 2, 3, 3, 4):  # Rounds 2 and 3 are run again, by a process of their own.
+        _, fresh = participant(worker_momentum=0.9)
+        file = MomentumFile(tmp_path / "momentum", fresh)
+        file.restore(number)
+        updates.append(fresh.train(start, number).update)
+        file.save(number)
+    for row, of in zip(updates, (0, 1, 1, 2, 2, 3), strict=True):
+        np.testing.assert_array_equal(row, expected[of])
+    assert len(list((tmp_path / "momentum").iterdir())) == 2
+
+
+def test_without_momentum_nothing_is_written(tmp_path):
+    task, steady = participant()
+    file = MomentumFile(tmp_path / "momentum", steady)
+    file.restore(1)
+    steady.train(task.first()[1], 1)
+    file.save(1)
+    assert not (tmp_path / "momentum").exists()
+
+
+UPDATE = np.arange(4, dtype=np.float32)
+
+
+def test_what_was_told_is_read_in_order(tmp_path):
+    board = Board(tmp_path / "board")
+    for client in (3, 1, 2):
+        board.tell(client, 7, client * UPDATE)
+    np.testing.assert_array_equal(board.read([1, 2, 3], 7), np.outer([1, 2, 3], UPDATE))
+
+
+def test_a_reader_waits_for_the_last_one(tmp_path):
+    board = Board(tmp_path / "board")
+    board.tell(1, 1, UPDATE)
+    later = threading.Timer(0.2, board.tell, [2, 1, UPDATE])
+    later.start()
+    assert len(board.read([1, 2], 1)) == 2
+    later.join()
+
+
+def test_nobody_waits_for_who_has_left(tmp_path):
+    board = Board(tmp_path / "board")
+    board.tell(1, 1, UPDATE)
+    board.leave(2)
+    assert len(board.read([1, 2], 1)) == 1
+    assert len(board.read([2], 1)) == 0
+    board.forget()
+    board.tell(2, 2, UPDATE)
+    assert len(board.read([2], 2)) == 1
+
+
+def test_old_rounds_are_forgotten(tmp_path):
+    board = Board(tmp_path / "board")
+    for number in range(1, 6):
+        board.tell(1, number, UPDATE)
+    kept = [path.parent.name for path in board.folder.glob("*/*.f32")]
+    assert sorted(kept) == ["round-4", "round-5"]

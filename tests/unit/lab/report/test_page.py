@@ -1,3 +1,5 @@
+"""Pages: what they hold, how they escape text, and that they run and fetch nothing."""
+
 import re
 from html.parser import HTMLParser
 from itertools import count
@@ -10,6 +12,7 @@ from ostraka_lab.report import (
     Column,
     Folded,
     Grid,
+    Html,
     KeyFigure,
     Notice,
     Page,
@@ -18,7 +21,10 @@ from ostraka_lab.report import (
     Section,
     Stack,
     Table,
+    element,
+    markup,
     render,
+    void,
     write_page,
 )
 
@@ -156,3 +162,24 @@ def test_it_is_written_as_a_whole(tmp_path):
     write_page(Page("t", "l", []), path)
     assert path.read_text("utf-8") == render(Page("t", "l", []))
     assert list(tmp_path.iterdir()) == [path]
+
+
+NASTY_MARKUP = '<b onclick="x">&\''
+
+
+def test_text_is_escaped():
+    assert element("p", NASTY_MARKUP) == "<p>&lt;b onclick=&quot;x&quot;&gt;&amp;&#x27;</p>"
+
+
+def test_markup_is_not_escaped_again():
+    inner = element("b", "a & b")
+    assert element("p", inner, " & c") == "<p><b>a &amp; b</b> &amp; c</p>"
+
+
+def test_a_slice_of_markup_is_text_again():
+    assert markup(Html("<b>")[:2]) == "&lt;b"
+
+
+def test_attributes_are_escaped_and_named_as_in_html():
+    opened = void("meta", http_equiv='"quoted"', class_="a", lang=None)
+    assert opened == '<meta http-equiv="&quot;quoted&quot;" class="a">'
