@@ -65,7 +65,7 @@ def wait_for(condition):
 
 
 def is_alive(pid):
-    """Whether it runs; one that has ended and that nobody asks for is dead, too."""
+    """Whether it runs. A process that has ended and was not waited for does not."""
     try:
         return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from ostraka.errors import ConfigError
 from ostraka_lab.experiment import Experiment, Participant, Task
 
 REFUSED = {
-    "too few clients for so many attackers": (
+    "too few clients for that many attackers": (
         {"clients": 8, "byzantine": 3},
         "needs at least 9 clients",
     ),

@@ -134,7 +134,7 @@ def test_other_seeds_see_other_batches(seen):
     assert len({tuple(batch) for batch in seen}) == 3
 
 
-# The same update, whatever else happens.
+# The same update, regardless of what else happens.
 
 
 def test_the_same_start_and_seed_give_the_same_bytes_whatever_ran_before():

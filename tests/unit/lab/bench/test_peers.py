@@ -19,7 +19,7 @@ ATTACKER = 11
 
 @pytest.fixture
 def stage(monkeypatch):
-    """Turns that take as long, and select whom, a test says. Flower and ByzFL are peers."""
+    """Turns that take the time and select the clients that a test says; all are installed."""
     calls = []
     told: dict[tuple[str, bool], tuple[float, list[int]]] = {}
 
@@ -47,7 +47,7 @@ def rows(figures):
     return {row["name"]: row for row in figures["rows"]}
 
 
-def test_every_repetition_runs_everybody(stage):
+def test_every_repetition_runs_every_peer(stage):
     calls, _ = stage
     figures = play(repeat=2)
     timed = [name for name, centred in calls if not centred]

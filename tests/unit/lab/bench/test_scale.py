@@ -63,7 +63,7 @@ def surveyed(calls, tmp_path):
 
 @pytest.fixture
 def stopped(surveyed):
-    """A survey that is stopped when so many sizes are done."""
+    """A survey that is stopped after a number of sizes."""
 
     def run(after):
         def begin(what, done, of):

@@ -1,4 +1,4 @@
-"""Partitions: every example has exactly one owner, and nobody has none."""
+"""Partitions: every example has exactly one owner, and every client has an example."""
 
 import numpy as np
 import pytest
