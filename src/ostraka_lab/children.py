@@ -108,7 +108,7 @@ class Children:
         whose end it shares.
         """
         log = self.logs / f"{name}.log"
-        tether = ("-m", "ostraka_lab.children", str(os.getpid()))
+        tether = ("-P", "-m", "ostraka_lab.children", str(os.getpid()))
         with log.open("ab") as out:
             before = out.tell()
             process = subprocess.Popen(  # noqa: S603 (this interpreter, and arguments of our own)
@@ -196,7 +196,7 @@ def main() -> None:
     parent, module, *arguments = sys.argv[1:]
     _die_with(int(parent))
     # This interpreter, and no shell.
-    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *arguments])  # noqa: S606
 
 
 def _die_with(parent: int) -> None:

@@ -9,7 +9,7 @@ import ostraka
 from ostraka.config import Manifest, Terms
 from ostraka.core import rules
 from ostraka.core.rules import Gram, Options, Weights
-from ostraka.errors import ConfigError, ReceiptRefused, TooFewUpdates
+from ostraka.errors import ConfigError, LocalProtocolError, ReceiptRefused, TooFewUpdates
 from ostraka.protocol import round as specification
 
 ROWS = (1 + 0.1 * np.random.default_rng(0).normal(size=(6, 40))).astype(np.float32)
@@ -63,6 +63,27 @@ def test_a_sketch_keeps_inner_products_and_not_only_distances():
     assert result.selected == (0, 1, 2)
 
 
+@pytest.mark.parametrize("sketch", [None, 4096])
+def test_a_rule_is_given_the_inner_products_of_clipped_rows(simulate, reference, masking, sketch):
+    """Krum sees distances only, which a shift of all rows or a factor would leave in order."""
+    rows = 1 + np.random.default_rng(2).normal(size=(6, 5_000))
+    rows = (rows * [[1], [1], [1], [2], [3], [20]]).astype(np.float32)  # the last one is clipped
+    round_ = simulate(rows=rows, f=1, masking=masking, sketch=sketch, tile=1024).open()
+    round_.send_all()
+    published, gram = round_.finish(), round_.measured.gram
+    clipped = reference.clip(rows, reference.norms(rows)) / gram.unit
+    products, norms = clipped @ clipped.T, reference.norms(clipped)
+    folded = 6 * (2 / sketch) ** 0.5 * np.outer(norms, norms) if sketch else 0
+    assert (abs(gram.products - products) <= 1e-4 + folded).all()
+
+    distances = np.square(clipped[:, None] - clipped).sum(axis=2)
+    error = abs(gram.distances() - distances)
+    assert (error <= gram.deviation + 1e-12).all()
+    assert error.max() * gram.unit**2 <= published.distance_error
+    every = np.broadcast_to(gram.deviation, error.shape)
+    assert published.distance_error == pytest.approx(every.max() * gram.unit**2)
+
+
 def test_the_least_number_of_clients_is_asked_of_the_rule():
     ostraka.run_round(ROWS[:4], f=2, rule="shortest", masking="none")
     with pytest.raises(ConfigError, match="shortest needs at least 5 clients; got n=4, f=3"):
@@ -101,3 +122,46 @@ def test_every_client_checks_the_receipt_before_it_goes_on(monkeypatch):
     monkeypatch.setattr(parties.federation, "follow", altered)
     with pytest.raises(ReceiptRefused):
         specification.play(parties, ROWS)
+
+
+class OneRow(Shortest):
+    """Publishes a single client's update."""
+
+    def plan(self, gram: Gram, f: int, options: Options) -> Weights:
+        return Weights(np.eye(len(gram.products))[0])
+
+
+class Doubled(Shortest):
+    def plan(self, gram: Gram, f: int, options: Options) -> Weights:
+        return Weights(2 * super().plan(gram, f, options).values)
+
+
+class Negative(Shortest):
+    def plan(self, gram: Gram, f: int, options: Options) -> Weights:
+        return Weights(np.array([-1.0, 1.0, 1.0, *np.zeros(len(gram.products) - 3)]))
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        (OneRow(), "at least f \\+ 2 = 3 rows"),
+        (Doubled(), "their sum 1"),
+        (Negative(), "at least 0"),
+    ],
+)
+def test_a_plan_that_would_show_or_steer_too_much_is_not_carried_out(monkeypatch, rule, why):
+    monkeypatch.setitem(rules.RULES, "shortest", rule)
+    with pytest.raises(LocalProtocolError, match=why):
+        ostraka.run_round(ROWS, f=1, rule="shortest", masking="none")
+
+
+def test_a_client_refuses_a_receipt_of_another_rule():
+    parties = specification.enrol(Terms(Manifest.flat(40), f=1, masking="none"), clients=6)
+    first = specification.play(parties, ROWS)
+    client = replace(parties.clients[0], last=None)
+    assert client.follow(first.receipt).last == first.receipt
+    identity = parties.federation.enclave._identity
+    others = replace(first.receipt, rule="shortest"), replace(first.receipt, masking="exact")
+    for other in others:
+        with pytest.raises(ReceiptRefused, match="another rule or masking"):
+            client.follow(identity.sign(other))

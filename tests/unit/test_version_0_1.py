@@ -9,11 +9,13 @@ import pytest
 
 import ostraka
 from ostraka import federation_file
+from ostraka.carried.node_state import FileNotebook
 from ostraka.cli.federation_folder import Plan, create
 from ostraka.client.memory import MemoryFile
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave.__main__ import main
 from ostraka.enclave.storage.state import EnclaveState
+from ostraka.encoding import pack
 from ostraka.errors import ConfigError, StateError
 from ostraka.files import read_policy
 
@@ -120,3 +122,11 @@ def test_a_client_does_not_begin_on_its_memory(old, tmp_path):
             policy=tmp_path / "new" / "policy.toml",
             unsafe_simulation=True,
         ).fetch()
+
+
+def test_a_node_s_joins_are_refused_before_a_round_even_without_the_memory(tmp_path):
+    memory = MemoryFile(tmp_path / "a.memory", "a")
+    joins = tmp_path / "a.memory.joins"
+    joins.write_bytes(pack(b"ostraka/flower-joins/v1") + bytes(40))
+    with refused(StateError, tmp_path, r"of version 0\.1.*together with the memory, .*a\.memory"):
+        FileNotebook(memory).load()

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ostraka.arrays import Float32
@@ -57,7 +57,7 @@ class Node:
     identity: Identity
     standards: Standards
     notebook: Notebook
-    scratch: Scratch
+    scratch: Scratch = field(repr=False)
     resends: int = DEFAULT_RESENDS
 
     def greet(self) -> bytes:

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ostraka import files
 from ostraka.client.memory import LOCKED_S, Memory, MemoryFile
-from ostraka.encoding import Id, decode, encode
+from ostraka.encoding import Id, decode, encode, pack
 from ostraka.errors import Fork, MalformedMessage, StateError
 from ostraka.files import locked
 from ostraka.messages import RoundOffer
@@ -20,6 +20,7 @@ Scratch: TypeAlias = MutableMapping[str, Any]
 
 _MEMORY, _JOINS = "memory", "joins"
 _NONCES = 256  # used ones that are kept
+_OF_0_1 = pack(b"ostraka/flower-joins/v1")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Notebook(Protocol):
 class RunNotebook:
     """Notes that end with the run, for simulated nodes."""
 
-    scratch: Scratch
+    scratch: Scratch = field(repr=False)
 
     @property
     def begun_anew(self) -> str:
@@ -154,8 +155,8 @@ class FileNotebook:
 
     def load(self) -> Notes:
         """Read both files; no notes if the memory was deleted to begin anew. Raises StateError."""
-        memory = self.file.load()
-        return Notes(memory, self._joins()) if memory else Notes()
+        memory, joins = self.file.load(), self._joins()
+        return Notes(memory, joins) if memory else Notes()
 
     def remember(self, memory: Memory) -> None:
         """Raises StateError, or Fork if a client with the same key has followed another chain."""
@@ -174,11 +175,19 @@ class FileNotebook:
 
     def _joins(self) -> Joins:
         try:
-            return decode(Joins, self._path.read_bytes())
+            content = self._path.read_bytes()
         except FileNotFoundError:
             return Joins()
         except OSError as unreadable:
             raise StateError(self._path, f"cannot be read: {unreadable.strerror}") from None
+        if content.startswith(_OF_0_1):
+            raise StateError(
+                self._path,
+                "is of version 0.1, which this version cannot read: move it away together with "
+                f"the memory, {self.file.path}",
+            )
+        try:
+            return decode(Joins, content)
         except MalformedMessage:
             raise StateError(self._path, "is damaged: restore it from a copy") from None
 

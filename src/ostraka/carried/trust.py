@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
@@ -52,7 +52,7 @@ class UnsafeFirstSeen:
     node has agreed to, None before it has met the enclave.
     """
 
-    scratch: Scratch
+    scratch: Scratch = field(repr=False)
     held: Charter | None
 
     def policy(self, charter: Charter, evidence: Evidence | None = None) -> Policy:

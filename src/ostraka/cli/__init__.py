@@ -128,12 +128,16 @@ def _added() -> dict[str, Command | Group]:
 
     One that does not load is named on stderr, and the other commands go on.
     """
-    added = {}
+    added: dict[str, Command | Group] = {}
     for each in entry_points(group=_ENTRY_POINTS):
         try:
-            added[each.name] = each.load()
-        except (ImportError, AttributeError) as broken:
-            click.echo(f"ostraka: the command {each.name!r} does not load: {broken}", err=True)
+            command = each.load()
+        except Exception as broken:  # noqa: BLE001 (another's code may raise anything)
+            command = broken
+        if isinstance(command, Command | Group):
+            added[each.name] = command
+        else:
+            click.echo(f"ostraka: the command {each.name!r} does not load: {command}", err=True)
     return added
 
 

@@ -233,7 +233,7 @@ def _key(text: str, what: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != _KEY_BYTES:
-        raise ConfigError(f"{what}, {2 * _KEY_BYTES} hex digits; got {text!r}")
+        raise ConfigError(f"{what}, {2 * _KEY_BYTES} hex digits; got {len(text)} characters")
     return key
 
 

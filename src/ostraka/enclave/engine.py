@@ -198,7 +198,6 @@ class Engine:
         names = [member.name for member in self.federation.workers]
         with offline.resting(), lanes(self.file.enclave.threads) as lent:
             host = Host(
-                terms=terms,
                 lanes=lent,
                 tiles=current.tiles(cohort),
                 workers=self.pool.remote(names, self.file.rounds.measure_s),

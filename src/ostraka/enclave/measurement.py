@@ -179,7 +179,7 @@ def measured_files(package: Path = _PACKAGE) -> list[Path]:
 
 
 def _files(module: str, package: Path) -> Iterator[Path]:
-    """Each file that Python could load as this module, even in place of what we wrote."""
+    """Each file that Python could load as this module, but for caches of what we wrote."""
     place = package.joinpath(*module.split(".")[1:])
     beside = place.parent.glob(f"{place.name}.*") if place != package else ()
     for path in (*beside, *place.glob("__init__.*")):

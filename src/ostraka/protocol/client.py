@@ -77,6 +77,9 @@ class Client:
             raise ReceiptRefused("no enclave has proved itself to this client yet")
         check_signature(receipt, self.receipt_key)
         self._require_federation(receipt.federation)
+        terms = self.federation.terms
+        if (receipt.rule, receipt.masking) != (terms.rule, terms.masking):
+            raise ReceiptRefused("the receipt names another rule or masking than the terms")
         if self.last is not None:
             if receipt.number == self.last.number and receipt != self.last:
                 raise Fork(self.last, receipt)

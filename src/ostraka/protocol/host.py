@@ -11,7 +11,6 @@ from typing import Protocol, TypeAlias
 
 from ostraka import events
 from ostraka.arrays import Buffer
-from ostraka.config import Terms
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import (
     ConfigError,
@@ -81,7 +80,6 @@ class Host:
     what an operator may see.
     """
 
-    terms: Terms
     lanes: Lanes
     tiles: Tiles
     workers: Mapping[str, Worker]
@@ -90,8 +88,9 @@ class Host:
 
     def measure(self, cohort: Cohort) -> Measured:
         """Try with workers, each time on fresh masks; inside the enclave when too few are left."""
-        left, count = dict(self.workers), self.terms.workers
-        while not self.terms.inside and len(left) >= count:
+        terms, left = cohort.terms, dict(self.workers)
+        count = terms.workers
+        while not terms.inside and len(left) >= count:
             chosen = dict(list(left.items())[:count])
             self.tell(events.AttemptStarted(len(cohort.clients), tuple(chosen)))
             try:
@@ -107,7 +106,7 @@ class Host:
             except WorkerError as fault:
                 del left[fault.worker]
                 self.tell(events.WorkerFailed(fault.worker, str(fault)))
-        if not self.terms.inside:
+        if not terms.inside:
             self.tell(events.TooFewWorkers(len(left), count))
         self.tell(events.AttemptStarted(len(cohort.clients), ()))
         return Inside(cohort, self.lanes).measure(self.tiles())

@@ -135,7 +135,6 @@ class LocalFederation:
     def host(self, cohort: Cohort) -> Host:
         """What drives the closed round to its end."""
         return Host(
-            terms=self.terms,
             lanes=self.lanes,
             tiles=partial(self.tiles, cohort),
             workers=self.workers,
@@ -158,7 +157,7 @@ class LocalFederation:
 
     def tiles(self, cohort: Cohort) -> Iterator[list[Buffer]]:
         """One pass: tile by tile, the ciphertext of every row."""
-        for index in range(self.terms.tiling.count):
+        for index in range(cohort.terms.tiling.count):
             yield [self._tiles[upload, index] for upload in cohort.uploads]
 
     def links(self, after: int) -> Iterator[Charter | Receipt]:

@@ -114,7 +114,6 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
         pipe.send_bytes(_READY)
 
     host = Host(
-        terms=parties.terms,
         lanes=Lanes(),
         tiles=lambda: updates.read_rows(directory / UPDATES),
         workers={member.name: _PipedWorker(pipe) for member in parties.federation.workers},

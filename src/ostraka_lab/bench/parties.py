@@ -320,7 +320,6 @@ class Attempt:
     def host(self, clock: Stopwatch) -> Host:
         """The real driver of the round. The clock stands still while a worker works."""
         return Host(
-            terms=self.cohort.terms,
             lanes=self._load.lanes,
             tiles=self._load.tiles,
             workers={

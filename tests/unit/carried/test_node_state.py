@@ -56,7 +56,7 @@ def test_notes_come_back_from_files_and_end_with_the_memory(carried, tmp_path):
     assert notebook.load().after is None
 
 
-@pytest.mark.parametrize("content", [b"", b"rubbish", b"\0\0\0\0\0\0\0\x17ostraka/flower-joins/v1"])
+@pytest.mark.parametrize("content", [b"", b"rubbish", b"\0\0\0\0\0\0\0\x17ostraka/carried-joins/v1"])
 def test_damaged_counts_are_refused_and_left_as_they_are(content, carried, tmp_path):
     notes = notes_of(carried())
     notebook = FileNotebook(MemoryFile(tmp_path / "a.memory", notes.memory.client))

@@ -81,7 +81,7 @@ MISTAKES = {
     "an option that must be given": ("migrate request --out r.bin", "required: --from"),
     "a broker that is none": (
         "run --config old/federation.toml --key-broker ab",
-        "--key-broker is an Ed25519 public key, 64 hex digits; got 'ab'",
+        "--key-broker is an Ed25519 public key, 64 hex digits; got 2 characters",
     ),
     "a file that is not there": (
         "run --config nope.toml",

@@ -26,7 +26,7 @@ class Gram:
 
     products: Float64 = field(repr=False)
     deviation: Float64 = field(repr=False)
-    unit: float
+    unit: float = field(repr=False)
 
     def distances(self) -> Float64:
         """The squared distances (n, n), signed, with a zero diagonal (law 2)."""
