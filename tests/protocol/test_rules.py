@@ -63,27 +63,6 @@ def test_a_sketch_keeps_inner_products_and_not_only_distances():
     assert result.selected == (0, 1, 2)
 
 
-@pytest.mark.parametrize("sketch", [None, 4096])
-def test_a_rule_is_given_the_inner_products_of_clipped_rows(simulate, reference, masking, sketch):
-    """Krum sees distances only, which a shift of all rows or a factor would leave in order."""
-    rows = 1 + np.random.default_rng(2).normal(size=(6, 5_000))
-    rows = (rows * [[1], [1], [1], [2], [3], [20]]).astype(np.float32)  # the last one is clipped
-    round_ = simulate(rows=rows, f=1, masking=masking, sketch=sketch, tile=1024).open()
-    round_.send_all()
-    published, gram = round_.finish(), round_.measured.gram
-    clipped = reference.clip(rows, reference.norms(rows)) / gram.unit
-    products, norms = clipped @ clipped.T, reference.norms(clipped)
-    folded = 6 * (2 / sketch) ** 0.5 * np.outer(norms, norms) if sketch else 0
-    assert (abs(gram.products - products) <= 1e-4 + folded).all()
-
-    distances = np.square(clipped[:, None] - clipped).sum(axis=2)
-    error = abs(gram.distances() - distances)
-    assert (error <= gram.deviation + 1e-12).all()
-    assert error.max() * gram.unit**2 <= published.distance_error
-    every = np.broadcast_to(gram.deviation, error.shape)
-    assert published.distance_error == pytest.approx(every.max() * gram.unit**2)
-
-
 def test_the_least_number_of_clients_is_asked_of_the_rule():
     ostraka.run_round(ROWS[:4], f=2, rule="shortest", masking="none")
     with pytest.raises(ConfigError, match="shortest needs at least 5 clients; got n=4, f=3"):
