@@ -118,7 +118,7 @@ class Refusal(StrEnum):
     MASKING = "the policy does not allow this masking"
     KIND = "the policy does not allow this kind of evidence"
     SIMULATION_POLICY = "simulated evidence, and the policy does not allow it"
-    SIMULATION_FLAG = "simulated evidence, and the caller did not ask for it"
+    SIMULATION_FLAG = "simulated evidence, and the caller did not ask for it (unsafe_simulation)"
     MALFORMED = "the evidence cannot be read"
     COLLATERAL = "the platform's collateral is missing or does not fit"
     ROOT = "the certificates do not lead to the pinned root"

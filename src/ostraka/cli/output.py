@@ -29,7 +29,10 @@ def table(*headings: str, **options: Any) -> Table:
     """Make an empty table. A heading in lower case is that of a column of numbers."""
     empty = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), **options)
     for heading in headings:
-        empty.add_column(heading, justify="left" if heading[:1].isupper() else "right")
+        # Folded, not cut: keys and digests are there to be copied.
+        empty.add_column(
+            heading, justify="left" if heading[:1].isupper() else "right", overflow="fold"
+        )
     return empty
 
 
