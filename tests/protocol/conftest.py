@@ -332,6 +332,8 @@ class Round:
             try:
                 return self.try_to_average()
             except UpdateRejected as rejected:
+                if rejected.client in self.cohort.standing:
+                    raise  # It was not recorded, and this would never end.
                 self.changed.append(rejected)
 
     def try_to_average(self, tiles: Any = None, measured: Measured | None = None) -> Published:

@@ -109,6 +109,14 @@ def test_a_receipt_of_gaussian_masking_is_marked(simulate, masking):
     assert any("polar attack" in caution for caution in receipt.cautions) == (masking == "gaussian")
 
 
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_receipt_says_if_the_workers_were_not_checked(simulate, masking, verify):
+    """Inside the enclave there is nobody to check."""
+    cautions = play(simulate(masking=masking, verify=verify)).cautions
+    unchecked = any("not checked" in caution for caution in cautions)
+    assert unchecked == (masking != "none" and not verify)
+
+
 def test_gaussian_masking_warns_and_nothing_else_does(masking, recwarn):
     rows = np.random.default_rng(0).normal(size=(5, 20))
     if masking == "gaussian":
