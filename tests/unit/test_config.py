@@ -46,6 +46,7 @@ def federation(n=7, enrolled=0, **changes):
 IMPOSSIBLE = {
     "f below zero": (lambda: terms(f=-1), "f=-1"),
     "an unknown masking": (lambda: terms(masking="rot13"), "'rot13'"),
+    "an unknown rule": (lambda: terms(rule="median"), "'median'"),
     "k below f + 2": (lambda: terms(f=3, k=4), "k=4, f=3"),
     "k above n - f": (lambda: federation(7, f=2, k=6), "k=6, n=7, f=2"),
     "n below 2f + 3": (lambda: federation(6, f=2), "n=6, f=2"),

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from ostraka import federation_file
 from ostraka.cli.templates import federation_toml
 from ostraka.config import Manifest, Member, Tensor
+from ostraka.core import rules
 from ostraka.core.optimiser import Optimiser
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, encode
@@ -102,6 +103,34 @@ def test_the_federation_is_what_the_file_says(read):
     assert (federation.revision, federation.successors) == (7, (b"\xab" * 32,))
     assert federation.terms.optimiser == Optimiser("sgd")
     assert federation.terms.manifest == Manifest.flat(100)
+
+
+TERMS = {
+    "f": "2",
+    "rule": '"another"',
+    "k": "4",
+    "masking": '"gaussian"',
+    "distances": '"inside"',
+    "workers": "3",
+    "sketch": "4096",
+    "verify": "false",
+    "clip_norm": "0.5",
+    "leakage_bits": "0.1",
+    "precision": "0.002",
+    "tile": "512",
+    "disclose_selection": "true",
+}
+
+
+@pytest.mark.parametrize("term", [field.name for field in dataclasses.fields(TermsTable)])
+def test_every_term_of_the_file_is_one_of_the_federation(read, monkeypatch, term):
+    """What the file says and the federation does not would be promised and not kept."""
+    monkeypatch.setitem(rules.RULES, "another", rules.rule(rules.DEFAULT))
+    base = changed(template(7, 3, model="dimension = 9000"), workers="2")
+    before, after = read(base), read(changed(base, **{term: TERMS[term]}))
+    stated = getattr(after.terms, term)
+    assert stated != getattr(before.terms, term)
+    assert getattr(after.federation().terms, term) == stated
 
 
 def test_settings_of_the_operator_do_not_change_the_federation(read):
