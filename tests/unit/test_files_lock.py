@@ -1,5 +1,6 @@
 import errno
 import fcntl
+import os
 
 import pytest
 
@@ -18,7 +19,7 @@ def test_there_is_one_at_a_time(tmp_path):
     FolderLock(tmp_path).close()
 
 
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_system_without_locks_is_told_apart(tmp_path, monkeypatch, code):
     def absent(*_):
         raise OSError(code, "no")
@@ -29,10 +30,15 @@ def test_a_system_without_locks_is_told_apart(tmp_path, monkeypatch, code):
     lock.close()
 
 
-def test_any_other_failure_is_one(tmp_path, monkeypatch):
-    def broken(*_):
+def test_any_other_failure_is_one_and_leaves_no_file_open(tmp_path, monkeypatch):
+    locked = []
+
+    def broken(file, *_):
+        locked.append(file)
         raise OSError(errno.EIO, "no")
 
     monkeypatch.setattr(fcntl, "flock", broken)
     with pytest.raises(OSError, match="no"):
         FolderLock(tmp_path)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(locked[0])
