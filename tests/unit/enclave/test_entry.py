@@ -56,6 +56,17 @@ def test_help_has_examples_that_parse(line, capsys):
         assert entry.parser().parse_args(arguments).command
 
 
+def test_with_json_the_figures_alone_are_on_stdout(monkeypatch, capsys):
+    """A program reads stdout, and a person stderr."""
+    report = commands.Report("as told to people", {"figure": 1})
+    monkeypatch.setattr(commands, "request", lambda *_, **__: report)
+    line = ["migrate", "request", "--from", "ab", "--out", "request.bin"]
+    assert entry.main(line) == 0
+    assert capsys.readouterr() == ("as told to people\n", "")
+    assert entry.main([*line, "--json"]) == 0
+    assert capsys.readouterr() == ('{"figure": 1}\n', "as told to people\n")
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 def test_every_option_says_what_it_is_for(line, capsys):
     told = help_of(line, capsys).partition("options:")[2]
