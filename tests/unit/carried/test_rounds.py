@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ostraka.carried.messages import Hello
+from ostraka.carried.messages import Hello, SealedReply
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import AttestationRefused, MalformedMessage
@@ -43,6 +44,18 @@ def test_a_node_that_replies_with_rubbish_is_left_out(carried, caplog):
     federation = carried()
     federation.carrier.nodes[3] = lambda message: b"\x1b[2Jrubbish"
     assert federation.run_round().receipt.participants == 6
+    assert "node 3 is left out" in caplog.text
+
+
+def test_an_update_that_does_not_open_is_refused_when_it_is_delivered(carried, caplog):
+    federation = carried()
+    replies = federation.train(federation.open())
+    read = SealedReply.from_bytes(replies[3])
+    tile = replace(read.sealed.tiles[0], ciphertext=bytes(len(read.sealed.tiles[0].ciphertext)))
+    sealed = replace(read.sealed, tiles=(tile, *read.sealed.tiles[1:]))
+    replies[3] = replace(read, sealed=sealed).to_bytes()
+    published = federation.relay.finish(replies, least=federation.head.least, seconds=60)
+    assert published.receipt.participants == 6
     assert "node 3 is left out" in caplog.text
 
 
