@@ -59,3 +59,12 @@ def test_a_reply_comes_back_and_has_the_shape_of_the_terms(carried):
     reply.require_shape(terms)
     with pytest.raises(MalformedMessage):
         reply.require_shape(replace(terms, tile=terms.tile * 2, manifest=Manifest.flat(65)))
+
+
+def test_a_reply_with_a_long_header_is_malformed(carried):
+    federation = carried()
+    reply = SealedReply.from_bytes(federation.train(federation.open())[0])
+    header = replace(reply.sealed.header, sealed_key=bytes(9_000))
+    long = replace(reply, sealed=replace(reply.sealed, header=header))
+    with pytest.raises(MalformedMessage, match="small header"):
+        SealedReply.from_bytes(long.to_bytes())
