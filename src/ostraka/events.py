@@ -17,7 +17,7 @@ class ServiceStarted:
 
 @dataclass(frozen=True)
 class FederationAdopted:
-    """A revision of the rules and roster is in force from the next round on."""
+    """A revision of the terms and roster is in force from the next round on."""
 
     revision: int
     clients: int
@@ -34,7 +34,7 @@ class FederationIgnored:
 
 @dataclass(frozen=True)
 class Cautioned:
-    """The rules in force protect less than they could, and receipts will say so."""
+    """The terms in force protect less than they could, and receipts will say so."""
 
     what: str
 
@@ -144,7 +144,7 @@ class WorkerRefused:
 
 @dataclass(frozen=True)
 class TooFewWorkers:
-    """The rules want workers, and not enough are here: the enclave measures by itself."""
+    """The terms want workers, and not enough are here: the enclave measures by itself."""
 
     connected: int
     needed: int

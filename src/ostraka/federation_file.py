@@ -1,6 +1,6 @@
-"""federation.toml: a federation's rules and roster, and how its enclave is run.
+"""federation.toml: a federation's terms and roster, and how its enclave is run.
 
-The rules and the roster make up the `Federation`, which the authority signs as a charter and to
+The terms and the roster make up the `Federation`, which the authority signs as a charter and to
 which evidence is bound. The rest (deadlines, storage, limits, addresses) is the operator's own: it
 may change without a new revision.
 """
@@ -39,7 +39,7 @@ _MANY = 2**31 - 1
 class About:
     """[federation]: what it is called, and who decides about it.
 
-    name: for people and logs. revision: raise it by one with every change of the rules or the
+    name: for people and logs. revision: raise it by one with every change of the terms or the
     roster. authority: the public key that signs. successors: which code the enclave may hand its
     sealed state; `ostraka enclave migrate request` prints each.
     """
@@ -427,7 +427,7 @@ def require_newer(file: FederationFile, signed: Federation) -> None:
     if federation.revision <= signed.revision:
         raise file.document.error(
             "federation.revision",
-            f"the rules or the roster have changed since revision {signed.revision} was signed: "
+            f"the terms or the roster have changed since revision {signed.revision} was signed: "
             f"write revision = {signed.revision + 1}",
         )
     for member in signed.revoked:

@@ -44,7 +44,7 @@ def first_model(federation: Federation) -> bytes:
 
 @dataclass(frozen=True)
 class Charter:
-    """The federation's rules and roster, as its authority signed them."""
+    """The federation's terms and roster, as its authority signed them."""
 
     LABEL: ClassVar[bytes] = b"ostraka/charter/v2"
 

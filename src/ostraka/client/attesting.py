@@ -35,7 +35,7 @@ class Verifier:
 
 @dataclass(frozen=True)
 class Met:
-    """An enclave that has proved itself, the round that it opened, and the rules it plays by."""
+    """An enclave that has proved itself, the round that it opened, and the terms that it keeps to."""
 
     charter: Charter
     offer: RoundOffer
@@ -66,7 +66,7 @@ def meet(connection: Connection, who: Verifier) -> Met | None:
             newest = _charter(connection) if refused.reason is Refusal.BINDING else charter
             if newest.federation.revision <= charter.federation.revision:
                 raise
-            charter = newest  # The rules changed in between, and the evidence is about new ones.
+            charter = newest  # The terms changed in between, and the evidence is about new ones.
         else:
             return Met(charter, answer.introduction.offer, attested)
 
