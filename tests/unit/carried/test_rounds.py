@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from ostraka.carried.messages import Hello, SealedReply
+from ostraka.carried.node import unsafe_simulated_node
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import AttestationRefused, MalformedMessage
+from ostraka.errors import AttestationRefused, MalformedMessage, ReceiptRefused
 from ostraka.messages import Challenge
 
 
@@ -65,6 +66,19 @@ def test_a_proof_is_good_for_one_update(carried):
     federation.train(proofs)
     with pytest.raises(AttestationRefused, match="another challenge"):
         federation.carrier.nodes[1](proofs[1])
+
+
+def test_nothing_is_sealed_for_a_round_that_another_run_has_left_behind(carried):
+    federation = carried()
+    proofs = federation.open()
+    scratch = dict(federation.scratch[1])
+    late = unsafe_simulated_node("node-1", scratch)
+    part = late.join(proofs[1])
+    federation.relay.finish(federation.train(proofs), least=federation.head.least, seconds=60)
+    federation.run_round()
+    scratch["memory"] = federation.scratch[1]["memory"]  # as in a file that both runs share
+    with pytest.raises(ReceiptRefused, match="another run of this node has gone on"):
+        late.seal(part, np.zeros(66, "<f4"))
 
 
 def test_a_message_that_is_no_proof_leaves_the_challenge_unanswered(carried):
