@@ -60,6 +60,17 @@ def test_an_update_that_does_not_open_is_refused_when_it_is_delivered(carried, c
     assert "node 3 is left out" in caplog.text
 
 
+def test_one_node_speaks_for_a_client(carried, caplog):
+    """The enclave cannot tell the node that has the key from one that repeats what it signed."""
+    federation = carried()
+    heard = SealedReply.from_bytes(federation.train(federation.open())[3]).hello
+    federation.run_round()
+    federation.carrier.nodes[7] = lambda message: encode(heard)
+    proofs = federation.open()
+    assert sorted(proofs) == list(range(7))
+    assert "another node speaks for client 'node-3'" in caplog.text
+
+
 def test_a_proof_is_good_for_one_update(carried):
     federation = carried()
     proofs = federation.open()
