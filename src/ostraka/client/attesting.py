@@ -35,7 +35,7 @@ class Verifier:
 
 @dataclass(frozen=True)
 class Met:
-    """An enclave that has proved itself, the round that it opened, and the terms that it keeps to."""
+    """A proved enclave, the round that it opened, and the terms that it keeps to."""
 
     charter: Charter
     offer: RoundOffer
