@@ -6,6 +6,7 @@ import pytest
 
 from ostraka.carried.node_state import FileNotebook, Joins, RunNotebook
 from ostraka.client.memory import MemoryFile
+from ostraka.encoding import pack
 from ostraka.errors import Fork, StateError
 
 
@@ -56,7 +57,7 @@ def test_notes_come_back_from_files_and_end_with_the_memory(carried, tmp_path):
     assert notebook.load().after is None
 
 
-@pytest.mark.parametrize("content", [b"", b"rubbish", b"\0\0\0\0\0\0\0\x17ostraka/carried-joins/v1"])
+@pytest.mark.parametrize("content", [b"", b"rubbish", pack(b"ostraka/carried-joins/v1")])
 def test_damaged_counts_are_refused_and_left_as_they_are(content, carried, tmp_path):
     notes = notes_of(carried())
     notebook = FileNotebook(MemoryFile(tmp_path / "a.memory", notes.memory.client))
