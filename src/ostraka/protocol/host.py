@@ -1,6 +1,7 @@
-"""The host of an enclave: stores ciphertext for it, carries messages, and lends it threads.
+"""What drives a closed round: it reads ciphertext, carries messages, and lends the enclave threads.
 
-Nothing here is trusted with a secret. The workers may be in this process or across a network.
+It runs in the enclave's process and hands the value of one step to the next without looking into
+it. What it stores and sends is ciphertext. The workers may be in this process or across a network.
 """
 
 import contextlib
