@@ -17,6 +17,7 @@ Every message is frozen, canonically encoded (`ostraka.encoding`) and free of se
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -249,3 +250,16 @@ class Receipt:
     distances: str
     cautions: tuple[str, ...]
     signature: Signature
+
+
+def chain(charters: Iterable[Charter], receipts: Iterable[Receipt]) -> Iterator[Charter | Receipt]:
+    """Yields links as a client follows them: each charter before the first receipt under it.
+
+    Both in their own order. Charters that no receipt is under yet come last.
+    """
+    left = list(charters)
+    for receipt in receipts:
+        while left and left[0].federation.revision <= receipt.revision:
+            yield left.pop(0)
+        yield receipt
+    yield from left

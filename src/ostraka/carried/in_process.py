@@ -21,12 +21,11 @@ from ostraka.crypto.identity import check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.enclave import measurement
 from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider
-from ostraka.encoding import encode
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError
 from ostraka.events import Event
-from ostraka.messages import SIMULATION, Charter, Introduction, Receipt, RoundOffer
+from ostraka.messages import SIMULATION, Introduction, RoundOffer
 from ostraka.protocol.local import WORKER, LocalFederation
-from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport import chain_link
 
 _SEED_BYTES = 32
 _AN_HOUR = 3600  # in case clocks differ
@@ -124,7 +123,7 @@ class UnsafeInProcessEnclave:
         return PublishedModel(published.receipt, published.state.model)
 
     def links(self, after: int) -> tuple[bytes, ...]:
-        return tuple(_link(each).SerializeToString() for each in self._founded.links(after))
+        return tuple(chain_link(each).SerializeToString() for each in self._founded.links(after))
 
     def close(self) -> None:
         """Do nothing: the enclave ends with its process."""
@@ -157,12 +156,6 @@ class UnsafeInProcessEnclave:
         if self._federation is None:
             raise LocalProtocolError("the federation is founded in its first round")
         return self._federation
-
-
-def _link(link: Charter | Receipt) -> wire.ChainLink:
-    if isinstance(link, Charter):
-        return wire.ChainLink(charter=encode(link))
-    return wire.ChainLink(receipt=encode(link))
 
 
 def _members(hellos: Sequence[Hello]) -> list[Member]:

@@ -44,8 +44,10 @@ from ostraka.messages import (
     UpdateHeader,
     UpdateTile,
     WorkerHello,
+    chain,
     vector_digest,
 )
+from ostraka.transport import chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
@@ -331,18 +333,13 @@ class Servicer(EnclaveServicer):
         return wire.OutcomeReply(receipt=encode(receipt))
 
     def _links(self, after: int) -> Iterator[wire.ChainLink]:
-        """Yield the chain. Each charter comes before its first receipt; the newest one is last."""
+        """Yield the chain behind receipt `after`, without the charters that were before it."""
         state, done = self.engine.state, 0
         known = state.receipts(after)[:1] if after else ()
         if known and known[0].number == after:
             done = known[0].revision
         charters = [charter for charter in state.charters if charter.federation.revision > done]
-        for receipt in state.receipts(after + 1):
-            while charters and charters[0].federation.revision <= receipt.revision:
-                yield wire.ChainLink(charter=encode(charters.pop(0)))
-            yield wire.ChainLink(receipt=encode(receipt))
-        for charter in charters:
-            yield wire.ChainLink(charter=encode(charter))
+        yield from map(chain_link, chain(charters, state.receipts(after + 1)))
 
     async def _greet(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> str:
         """Return the name of a worker that has proved its identity. Raises OpenError."""

@@ -17,7 +17,15 @@ from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError
 from ostraka.events import Event
-from ostraka.messages import IN_PROCESS, Charter, Receipt, RoundOffer, UpdateTile, vector_digest
+from ostraka.messages import (
+    IN_PROCESS,
+    Charter,
+    Receipt,
+    RoundOffer,
+    UpdateTile,
+    chain,
+    vector_digest,
+)
 from ostraka.protocol import host
 from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Published
 from ostraka.protocol.host import Host, Prepared, Ready
@@ -161,13 +169,8 @@ class LocalFederation:
             yield [self._tiles[upload, index] for upload in cohort.uploads]
 
     def links(self, after: int) -> Iterator[Charter | Receipt]:
-        """The chain behind receipt `after`: each charter before the first receipt under it."""
-        charters = list(self.charters)
-        for receipt in self.receipts[after:]:
-            while charters and charters[0].federation.revision <= receipt.revision:
-                yield charters.pop(0)
-            yield receipt
-        yield from charters
+        """All charters, and the receipts behind receipt `after`."""
+        return chain(self.charters, self.receipts[after:])
 
     def _ready(self) -> Ready:
         return self._prepared.pop() if self._prepared else Prepared(self.enclave)
