@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostraka.arrays import Float64
 from ostraka.core import gram
-from ostraka.core.rules import Gram, krum, require_enough
+from ostraka.core.rules import Gram, MultiKrum, Options, krum, require_enough
 from ostraka.errors import ConfigError
 
 
@@ -191,3 +191,14 @@ def test_too_few_rows_are_told_what_would_be_enough():
         require_enough("multi-krum", 8, 3)
     with pytest.raises(ConfigError, match="take at least 3 clients, or f at most 0"):
         require_enough("multi-krum", 2, 0)
+
+
+@pytest.mark.parametrize(("n", "kept"), [(9, 4), (7, 4), (6, 4), (5, 4)])
+def test_a_given_k_is_kept_while_it_can_be(n, kept):
+    """Where fewer than k rows may be honest, all but f are averaged, with equal weights."""
+    products = np.diag(np.arange(1.0, n + 1))
+    plan = MultiKrum().plan(Gram(products, np.zeros(()), 1.0), 1, Options(k=4))
+    assert len(plan.selected) == kept
+    np.testing.assert_allclose(plan.values[list(plan.selected)], 1 / kept)
+    fewer = MultiKrum().plan(Gram(products, np.zeros(()), 1.0), 1, Options(k=n))
+    assert len(fewer.selected) == n - 1

@@ -33,6 +33,7 @@ __all__ = [
     "DEFAULT",
     "RULES",
     "Gram",
+    "MultiKrum",
     "Options",
     "Plan",
     "Rule",
