@@ -224,8 +224,9 @@ class Round:
             self.prepare()
         self.intake = simulation.enclave.open_round()
         self.offer = wire(self.intake.offer)
-        self.spool: dict[tuple[bytes, int], bytes] = {}
-        self.norms: dict[bytes, float] = {}  # as stated, by upload
+        self.spool: dict[tuple[tuple[str, bytes], int], bytes] = {}
+        self.norms: dict[tuple[str, bytes], float] = {}  # as stated, by upload
+        self.senders: dict[bytes, str] = {}  # of uploads
         self.changed: list[UpdateRejected] = []
         self.prepared: Any
         self.sealed_noise: list[bytes]
@@ -239,7 +240,7 @@ class Round:
         """An honest client's upload."""
         update = self.simulation.rows[row] if update is None else update
         sealed = self.simulation.join(self.simulation.clients[row], self.offer).seal(update).sealed
-        self.norms[sealed.header.upload_id] = float(norms_of(update[None])[0])
+        self.note(sealed.header, float(norms_of(update[None])[0]))
         return sealed
 
     def forge(
@@ -279,21 +280,28 @@ class Round:
             forgery.tile(index, update[terms.tiling.part(index)])
             for index in range(terms.tiling.count)
         )
-        self.norms[header.upload_id] = norm
+        self.note(header, norm)
         return forgery
+
+    def note(self, header: UpdateHeader, norm: float) -> None:
+        """Remember what this upload states, and whose it is."""
+        self.norms[header.client, header.upload_id] = norm
+        self.senders[header.upload_id] = header.client
 
     def accept(self, header: UpdateHeader) -> None:
         self.intake.accept(wire(header))
 
-    def accept_tile(self, tile: UpdateTile) -> None:
+    def accept_tile(self, tile: UpdateTile, *, client: str | None = None) -> None:
+        """Take a tile from this client; unless given, from the one that sealed its upload."""
         tile = wire(tile)
-        self.intake.accept_tile(tile)
-        self.spool[tile.upload_id, tile.index] = bytes(tile.ciphertext)
+        client = client or self.senders.get(tile.upload_id, self.name(0))
+        self.intake.accept_tile(client, tile)
+        self.spool[(client, tile.upload_id), tile.index] = bytes(tile.ciphertext)
 
     def send(self, upload: updates.SealedUpdate | Forgery) -> None:
         self.accept(upload.header)
         for tile in upload.tiles:
-            self.accept_tile(tile)
+            self.accept_tile(tile, client=upload.header.client)
 
     def send_all(self, *, but: Iterable[int] = ()) -> None:
         """The honest uploads of all clients but these."""

@@ -275,7 +275,7 @@ def test_a_replayed_header_does_not_displace_the_upload_that_replaced_it(opened)
         opened.accept_tile(tile)
     opened.send_all(but=[ME])
     published = opened.finish()
-    assert new.header.upload_id in opened.cohort.uploads
+    assert (new.header.client, new.header.upload_id) in opened.cohort.uploads
     opened.assert_result(published, {})
 
 
@@ -290,12 +290,31 @@ def test_a_tile_of_an_upload_that_was_replaced(opened):
     opened.assert_result(opened.finish(), {})
 
 
-def test_a_header_with_the_upload_id_of_another_client(opened):
-    theirs = complete(opened, OTHER).header.upload_id
-    mine = opened.forge(ME, opened.simulation.rows[OTHER], upload_id=theirs)
-    assert_raises(Rejection.DUPLICATE, opened.accept, mine.header)
-    opened.send_all(but=[OTHER])
+def test_a_colluder_that_takes_the_id_of_an_upload_first_keeps_its_client_out_of_nothing(opened):
+    """An upload's id is public as soon as its header is on its way."""
+    victim = opened.seal(ME)
+    colluder = opened.forge(OTHER, upload_id=victim.header.upload_id)
+    opened.accept(colluder.header)
+    assert_raises(OpenError, opened.intake.accept_tile, opened.name(ME), colluder.tiles[0])
+    opened.send(victim)
+    for tile in colluder.tiles:
+        opened.accept_tile(tile, client=opened.name(OTHER))
+    opened.send_all(but=[ME, OTHER])
     opened.assert_result(opened.finish(), {})
+
+
+def test_a_tile_counts_for_its_own_client_only(opened):
+    victim = opened.seal(ME)
+    colluder = opened.forge(OTHER, upload_id=victim.header.upload_id)
+    opened.accept(victim.header)
+    opened.accept(colluder.header)
+    opened.intake.require_opens(opened.name(ME), victim.tiles[0])
+    assert_raises(OpenError, opened.intake.require_opens, opened.name(OTHER), victim.tiles[0])
+    opened.accept_tile(colluder.tiles[0], client=opened.name(OTHER))
+    upload = victim.header.upload_id
+    assert opened.intake.missing(opened.name(ME), upload) == {0, 1, 2, 3}
+    assert opened.intake.missing(opened.name(OTHER), upload) == {1, 2, 3}
+    assert opened.intake.missing(opened.name(0), upload) is None
 
 
 def test_a_client_cannot_begin_uploads_without_end(opened):
@@ -493,7 +512,9 @@ def test_a_tile_that_changes_between_the_passes(opened, what):
     opened.send_all(but=[ME])
     opened.close()
     opened.measure()
-    opened.spool[forgery.header.upload_id, 1] = CHANGES[what](opened, forgery)
+    opened.spool[(forgery.header.client, forgery.header.upload_id), 1] = CHANGES[what](
+        opened, forgery
+    )
     published = opened.average()
     assert [(each.client, each.reason) for each in opened.changed] == [
         (f"client-{ME}", Rejection.CHANGED)

@@ -69,7 +69,7 @@ def test_a_twin_shown_in_a_dispute_blames_no_worker(simulate, offloaded):
     round_.send(forgery)
     dispute = disputed(round_, but=[2])
     twin = forgery.tile(1, -round_.simulation.rows[2][16:32])
-    round_.spool[twin.upload_id, 1] = bytes(twin.ciphertext)
+    round_.spool[(round_.senders[twin.upload_id], twin.upload_id), 1] = bytes(twin.ciphertext)
     with pytest.raises(OpenError):
         dispute.settle(round_.stored(), round_.sealed_noise)
 

@@ -53,11 +53,11 @@ def finished(simulate, masking):
     round_ = simulation.open()
     submitted = simulation.join(simulation.clients[0], round_.offer).seal(simulation.rows[0])
     round_.send(submitted.sealed)
-    round_.norms[submitted.sealed.header.upload_id] = float(np.linalg.norm(simulation.rows[0]))
+    round_.note(submitted.sealed.header, float(np.linalg.norm(simulation.rows[0])))
     round_.send_all(but=[0])
     round_.close()
     alive = [vars(simulation), vars(round_), submitted]
-    public = [round_.offer.round_id, *round_.cohort.uploads]
+    public = [round_.offer.round_id, *(upload for _, upload in round_.cohort.uploads)]
     if not round_.terms.inside:
         attempt = round_.offload()
         attempt.connect(attempt.accepts())
@@ -179,7 +179,7 @@ def test_no_error_shows_a_secret(simulate, masking):
     round_.spool[round_.cohort.uploads[0], 0] = b""
     chains.append(raised(round_.try_to_average))
 
-    secrets = Secrets(round_.simulation, [round_.offer.round_id, *round_.norms])
+    secrets = Secrets(round_.simulation, [round_.offer.round_id, *round_.senders])
     assert len(chains) > len(Rejection) / 2
     for chain in chains:
         secrets.assert_absent("".join(traceback.format_exception(chain[0])))

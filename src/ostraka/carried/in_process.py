@@ -113,8 +113,8 @@ class UnsafeInProcessEnclave:
         intake = self._founded.intake
         intake.accept(sealed.header)
         for tile in sealed.tiles:
-            intake.require_opens(tile)
-            self._founded.store(tile)
+            intake.require_opens(sealed.header.client, tile)
+            self._founded.store(sealed.header.client, tile)
 
     def finish(self, offer: RoundOffer, *, seconds: float) -> PublishedModel:
         """Run the whole round."""

@@ -152,7 +152,7 @@ class Engine:
             if self.stopping.is_set():
                 self.tell(events.RoundSkipped(current.number, "the service is stopping"))
                 return None
-            arrived = len(current.intake.complete)
+            arrived = current.answered
             if arrived >= self.file.quorum or not current.awaited:
                 return self._close(current)
             self.tell(events.QuorumMissed(current.number, arrived, self.file.quorum, left))
@@ -178,7 +178,7 @@ class Engine:
     def _hurry(self, current: OpenRound) -> None:
         """Once the quorum is there, shorten the deadline to the time of grace."""
         grace = self.file.rounds.grace_s
-        if grace is not None and len(current.intake.complete) >= self.file.quorum:
+        if grace is not None and current.answered >= self.file.quorum:
             self.deadline = min(self.deadline, time.monotonic() + grace)
 
     def _close(self, current: OpenRound) -> Cohort:

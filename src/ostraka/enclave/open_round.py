@@ -43,6 +43,15 @@ class OpenRound:
         heard = self.intake.complete | self.intake.spoilt.keys()
         return frozenset(self._rows) - heard
 
+    @property
+    def answered(self) -> int:
+        """How many clients count for the quorum: an update that its sender spoilt is an answer.
+
+        At most f of those count, as for the cohort, so that f liars neither end nor delay a round.
+        """
+        spoilt = min(len(self.intake.spoilt), self.federation.terms.f)
+        return len(self.intake.complete) + spoilt
+
     def begin(self, header: UpdateHeader) -> frozenset[int]:
         """Start an upload, or go on with it. Return the tiles that are missing.
 
@@ -55,17 +64,17 @@ class OpenRound:
             finally:
                 self.changed.set()
             self._headers[header.client] = header
-        return self.intake.missing(header.upload_id) or frozenset()
+        return self.intake.missing(header.client, header.upload_id) or frozenset()
 
     async def take(self, header: UpdateHeader, tiles: Sequence[UpdateTile]) -> None:
         """Store tiles of this upload, and only then count them in. Raises as `accept_tile` does."""
-        missing = self.intake.missing(header.upload_id) or frozenset()
+        missing = self.intake.missing(header.client, header.upload_id) or frozenset()
         wanted = [tile for tile in tiles if tile.index in missing and self._fits(header, tile)]
-        await self._store(self._rows[header.client], wanted)
+        await self._store(header.client, wanted)
         for tile in tiles:
             if tile.upload_id != header.upload_id:
                 raise OpenError("tile")
-            self.intake.accept_tile(tile)
+            self.intake.accept_tile(header.client, tile)
             self.bytes_in += len(tile.ciphertext)
         if header.client in self.intake.complete:
             self.changed.set()
@@ -74,11 +83,11 @@ class OpenRound:
         size = 4 * self.federation.terms.tiling.size(tile.index) + TAG_BYTES
         return tile.upload_id == header.upload_id and len(tile.ciphertext) == size
 
-    async def _store(self, row: int, tiles: Sequence[UpdateTile]) -> None:
+    async def _store(self, client: str, tiles: Sequence[UpdateTile]) -> None:
         def write() -> None:
             for tile in tiles:
-                self.intake.require_opens(tile)
-                self.spool.write(row, tile.index, tile.ciphertext)
+                self.intake.require_opens(client, tile)
+                self.spool.write(self._rows[client], tile.index, tile.ciphertext)
 
         writing = asyncio.create_task(asyncio.to_thread(write))
         try:

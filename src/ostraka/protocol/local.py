@@ -51,7 +51,7 @@ class LocalFederation:
     receipts: list[Receipt] = field(default_factory=list)
     _prepared: list[Ready] = field(default_factory=list)
     _intake: Intake | None = None
-    _tiles: dict[tuple[bytes, int], Buffer] = field(default_factory=dict)
+    _tiles: dict[tuple[tuple[str, bytes], int], Buffer] = field(default_factory=dict)
 
     @classmethod
     def found(
@@ -129,12 +129,12 @@ class LocalFederation:
         """Store one upload for the enclave. Raises RemoteProtocolError if it is refused."""
         self.intake.accept(sealed.header)
         for tile in sealed.tiles:
-            self.store(tile)
+            self.store(sealed.header.client, tile)
 
-    def store(self, tile: UpdateTile) -> None:
-        """Store one tile of an upload. Raises RemoteProtocolError if it is refused."""
-        self.intake.accept_tile(tile)
-        self._tiles[tile.upload_id, tile.index] = tile.ciphertext
+    def store(self, client: str, tile: UpdateTile) -> None:
+        """Store one tile of a client's upload. Raises RemoteProtocolError if it is refused."""
+        self.intake.accept_tile(client, tile)
+        self._tiles[(client, tile.upload_id), tile.index] = tile.ciphertext
 
     def close(self) -> Cohort:
         """Fix who takes part. Raises TooFewUpdates, and the round stays open."""

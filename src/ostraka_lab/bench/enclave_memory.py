@@ -110,7 +110,7 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
     for row in range(rows):
         header = decode(UpdateHeader, pipe.recv_bytes())
         intake.accept(header)
-        _accept_tiles(intake, header.upload_id, row, updates, directory / UPDATES)
+        _accept_tiles(intake, header, row, updates, directory / UPDATES)
         pipe.send_bytes(_READY)
 
     host = Host(
@@ -139,11 +139,14 @@ class _Ready:
         return read_noise(self.directory, self.terms, self.rows) if noisy else ()
 
 
-def _accept_tiles(intake: Intake, upload: bytes, row: int, layout: Layout, path: Path) -> None:
+def _accept_tiles(
+    intake: Intake, header: UpdateHeader, row: int, layout: Layout, path: Path
+) -> None:
     with path.open("rb") as spool:
         for index in range(layout.tiling.count):
             spool.seek(layout.offset(index, row))
-            intake.accept_tile(UpdateTile(upload, index, spool.read(layout.size(index))))
+            tile = UpdateTile(header.upload_id, index, spool.read(layout.size(index)))
+            intake.accept_tile(header.client, tile)
 
 
 class _PipedWorker:

@@ -44,6 +44,7 @@ from ostraka.messages import IN_PROCESS, RoundOffer
 from ostraka.protocol.client import Client
 from ostraka.protocol.enclave import Cohort, Enclave, Lanes
 from ostraka.protocol.enclave.cohort import Publication, RoundContext, Row, Standing
+from ostraka.protocol.enclave.intake import header_leaf
 from ostraka.protocol.host import Host
 from ostraka.protocol.worker import Worker
 from ostraka_lab.bench.machine import Stopwatch
@@ -287,7 +288,8 @@ class Workload:
                 self._tiles[tile.index].append(tile.ciphertext)
             header, norm = upload.header, stated_norm(values)
             opener = TileOpener(_upload_key(row), tile_context(header))
-            self.rows.append(Row(header.client, header.upload_id, opener, norm))
+            leaf = header_leaf(header)
+            self.rows.append(Row(header.client, header.upload_id, leaf, opener, norm))
 
 
 class Attempt:

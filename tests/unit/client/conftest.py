@@ -126,7 +126,7 @@ class Service(EnclaveServicer):
                 evidence=SIMULATION,
             )
             self.intake = self.enclave.open_round()
-            self.spool: dict[tuple[bytes, int], bytes] = {}
+            self.spool: dict[tuple[tuple[str, bytes], int], bytes] = {}
             self.moved.notify_all()
 
     def publish(self, value: float = 0.0) -> Receipt:
@@ -164,11 +164,11 @@ class Service(EnclaveServicer):
         SERVICE.seals = False
         self.intake.accept(sealed.header)
         for tile in sealed.tiles:
-            self.take(tile)
+            self.take(name, tile)
 
-    def take(self, tile: UpdateTile) -> None:
-        self.intake.accept_tile(tile)
-        self.spool[tile.upload_id, tile.index] = bytes(tile.ciphertext)
+    def take(self, client: str, tile: UpdateTile) -> None:
+        self.intake.accept_tile(client, tile)
+        self.spool[(client, tile.upload_id), tile.index] = bytes(tile.ciphertext)
 
     # What it answers.
 
@@ -248,11 +248,11 @@ class Service(EnclaveServicer):
         header = decode(UpdateHeader, next(requests).header)
         stream.append(header)
         try:
-            if self.intake.missing(header.upload_id) is None:
+            if self.intake.missing(header.client, header.upload_id) is None:
                 self.intake.accept(header)
         except UpdateRejected as rejected:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(rejected.reason))
-        missing = sorted(self.intake.missing(header.upload_id) or ())
+        missing = sorted(self.intake.missing(header.client, header.upload_id) or ())
         ranges = [wire.Range(start=index, stop=index + 1) for index in missing]
         answer = wire.UploadReply(missing=wire.Missing(range=ranges))
         yield self._tell("Missing", answer)
@@ -265,7 +265,7 @@ class Service(EnclaveServicer):
                     context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
                 left -= 1
                 stream.append(decode(UpdateTile, raw))
-                self.take(stream[-1])
+                self.take(header.client, stream[-1])
         if header.client in self.intake.complete:
             if self.auto:
                 self.publish()

@@ -397,12 +397,13 @@ def test_an_update_rejected_while_measured_is_told_with_the_receipt_s_reason(ali
     alice.fetch()
     take = service.take
 
-    def spoil(tile):
+    def spoil(client, tile):
         """The host changes a bit of what it stores of alice's."""
-        take(tile)
-        if service.intake._clients[tile.upload_id] == "alice" and tile.index == 0:
-            stored = service.spool[tile.upload_id, 0]
-            service.spool[tile.upload_id, 0] = bytes([stored[0] ^ 1]) + stored[1:]
+        take(client, tile)
+        if client == "alice" and tile.index == 0:
+            place = (client, tile.upload_id), 0
+            stored = service.spool[place]
+            service.spool[place] = bytes([stored[0] ^ 1]) + stored[1:]
 
     service.take = spoil
     outcome = alice.submit(UPDATE)

@@ -100,6 +100,23 @@ def test_a_spoilt_update_does_not_hold_up_the_others(start, speaker):
     assert [each.client for each in receipt.rejected] == ["client-4"]
 
 
+@pytest.mark.slow
+def test_f_liars_and_an_absent_client_do_not_end_a_round(start, speaker):
+    """What its own client has spoilt is an answer: five updates and two lies are the quorum."""
+    service = start(clients=8, f=2, settings={"deadline_s": 5, "extensions": 0, "quorum": 7})
+    updates = rows(8)
+    updates[:2, 7] = np.nan
+    speakers = [speaker(service, i + 1) for i in range(7)]
+    for liar in (0, 1):
+        with pytest.raises(grpc.RpcError, match="stated norm"):
+            speakers[liar].send(updates[liar])
+    joined = [speakers[i].send(updates[i]) for i in range(2, 7)]
+    receipt = speakers[2].follow(joined[0])
+    assert receipt.participants == 5
+    assert {each.client for each in receipt.rejected} == {"client-1", "client-2"}
+    assert not service.named("RoundSkipped")
+
+
 def test_an_upload_goes_on_where_it_broke_off(start, speaker):
     service = start(dimension=1000, settings={"tile": 64})
     updates = rows(5, 1000)
@@ -255,7 +272,7 @@ def test_a_header_reaches_no_upload_but_its_own_client_s(start, speaker):
         victim.upload(sealed, [])
     mine = attacker.join().seal(updates[1]).sealed
     stolen = attacker.identity.sign(replace(mine.header, upload_id=sealed.header.upload_id))
-    with pytest.raises(grpc.RpcError, match="sent twice"):
+    with pytest.raises(grpc.RpcError, match="does not open"):
         attacker.upload(replace(mine, header=stolen))
     assert victim.upload(sealed)[-1].WhichOneof("answer") == "complete"
     _, receipt = play(service, speaker, updates, but=[0])

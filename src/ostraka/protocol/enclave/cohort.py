@@ -51,10 +51,14 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class Row:
-    """One client's complete upload: its place in every matrix of the round."""
+    """One client's complete upload: its place in every matrix of the round.
+
+    header: the leaf of its signed header in the cohort's tree.
+    """
 
     client: str
     upload_id: bytes
+    header: bytes
     opener: TileOpener
     norm: float = field(repr=False)
 
@@ -64,6 +68,9 @@ class Standing:
 
     No veto: an update that its sender provably spoiled lowers N and f together, so that f liars
     cannot push N below what the rule needs. What the host could have caused lowers N alone.
+
+    No shrinking: the signed terms' least number must have answered, and at most f of it with a
+    lie. Otherwise f liars and a host that keeps the honest away would get an average of very few.
     """
 
     def __init__(self, terms: Terms, rejected: dict[str, Rejection]) -> None:
@@ -78,12 +85,17 @@ class Standing:
 
     @property
     def f(self) -> int:
+        return self._terms.f - self._excused
+
+    @property
+    def _excused(self) -> int:
+        """Return how many provable lies stand for an update; beyond f they stand for nothing."""
         liars = sum(reason.provable for reason in self.rejected.values())
-        return max(0, self._terms.f - liars)
+        return min(liars, self._terms.f)
 
     def require(self, n: int) -> None:
-        """Raises TooFewUpdates unless the rule stands on n updates."""
-        least = self._terms.least(self.f)
+        """Raises TooFewUpdates unless the rule stands on n updates, and the terms allow so few."""
+        least = max(self._terms.least(self.f), self._terms.least(self._terms.f) - self._excused)
         if n < least:
             raise TooFewUpdates(self._terms.rule, least, n, self.f, dict(self.rejected))
 
@@ -101,9 +113,9 @@ class Cohort:
         return self.context.terms
 
     @property
-    def uploads(self) -> tuple[bytes, ...]:
-        """The upload of each row, in order: which stored tiles each pass asks for."""
-        return tuple(row.upload_id for row in self.rows)
+    def uploads(self) -> tuple[tuple[str, bytes], ...]:
+        """The client and upload id of each row, in order: which stored tiles a pass asks for."""
+        return tuple((row.client, row.upload_id) for row in self.rows)
 
     @property
     def clients(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`."""
 
+import hashlib
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,11 +11,12 @@ from ostraka.crypto import updates
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.hpke import HybridKey, fingerprint
 from ostraka.crypto.identity import check_signature
-from ostraka.encoding import UNSIGNED
+from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError, Rejection, UpdateRejected
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile, vector_digest
 from ostraka.protocol.enclave.cohort import Cohort, RoundContext, Row, Standing
 
+_LEAF = b"\0"  # of the tree over the cohort's signed headers
 _VALUE_BYTES = 4
 _SMALLEST_NORM = 2.0**-149  # of a float32 vector that is not zero
 _MOST_UPLOADS = 64  # of one client in one round, each replacing an incomplete one
@@ -30,7 +31,11 @@ class _Upload:
 
 
 class Intake:
-    """Accepts headers and tiles until the round closes. Its driver stores the tiles."""
+    """Accepts headers and tiles until the round closes. Its driver stores the tiles.
+
+    An upload is known by its client and its id: ids are public, and anyone may choose one that
+    another client uses.
+    """
 
     def __init__(self, context: RoundContext) -> None:
         self._context = context
@@ -41,8 +46,7 @@ class Intake:
         self._members = {member.name: member.key for member in context.federation.clients}
         self._revoked = {member.name: member.key for member in context.federation.revoked}
         self._uploads: dict[str, _Upload] = {}
-        self._clients: dict[bytes, str] = {}  # by upload id, replaced uploads included
-        self._begun: Counter[str] = Counter()  # uploads, by client
+        self._begun: dict[str, set[bytes]] = {name: set() for name in self._members}
         self._last = context.terms.tiling.count - 1
         self._whole, self._rest = (self._sealed_size(index) for index in (0, self._last))
         self._liars: dict[str, Rejection] = {}
@@ -76,15 +80,14 @@ class Intake:
             self._liars[header.client] = rejected.reason
             raise
         self._liars.pop(header.client, None)
-        self._clients[header.upload_id] = header.client
-        self._begun[header.client] += 1
+        self._begun[header.client].add(header.upload_id)
         self._uploads[header.client] = _Upload(row, set(range(header.tiles)))
 
-    def accept_tile(self, tile: UpdateTile) -> None:
-        """Count a tile in. Its content is authenticated when the round is measured."""
-        client = self._clients.get(tile.upload_id)
-        upload = self._uploads.get(client) if client is not None else None
-        if client is None or upload is None or not self._fits(tile):
+    def accept_tile(self, client: str, tile: UpdateTile) -> None:
+        """Count in a tile of this client. It is authenticated when the round is measured."""
+        upload = self._uploads.get(client)
+        known = tile.upload_id in self._begun.get(client, ())
+        if upload is None or not known or not self._fits(tile):
             raise OpenError("tile")
         if self._closed:
             raise UpdateRejected(client, Rejection.LATE)
@@ -92,21 +95,20 @@ class Intake:
             raise UpdateRejected(client, Rejection.DUPLICATE)
         upload.missing.remove(tile.index)
 
-    def missing(self, upload_id: bytes) -> frozenset[int] | None:
+    def missing(self, client: str, upload_id: bytes) -> frozenset[int] | None:
         """The tiles of a current upload that have not arrived; None if it is not a current one."""
-        client = self._clients.get(upload_id)
-        upload = self._uploads.get(client) if client is not None else None
+        upload = self._uploads.get(client)
         if upload is None or upload.row.upload_id != upload_id:
             return None
         return frozenset(upload.missing)
 
-    def require_opens(self, tile: UpdateTile) -> None:
-        """Raises OpenError unless this is a current upload's tile, just as its client sealed it.
+    def require_opens(self, client: str, tile: UpdateTile) -> None:
+        """Raises OpenError unless this is a tile of the client's upload, just as it was sealed.
 
         Nothing is counted, and any thread may ask. A service that takes tiles from a network asks
         first: otherwise anyone who has seen an upload's id could fill its places with rubbish.
         """
-        upload = self._uploads.get(self._clients.get(tile.upload_id, ""))
+        upload = self._uploads.get(client)
         current = upload is not None and upload.row.upload_id == tile.upload_id
         if upload is None or not current or not self._fits(tile):
             raise OpenError("tile")
@@ -170,8 +172,9 @@ class Intake:
             raise UpdateRejected(client, Rejection.LATE)
         upload = self._uploads.get(client)
         complete = upload is not None and not upload.missing
+        begun = self._begun[client]
         # A replayed header must not displace the upload that replaced it.
-        if complete or header.upload_id in self._clients or self._begun[client] >= _MOST_UPLOADS:
+        if complete or header.upload_id in begun or len(begun) >= _MOST_UPLOADS:
             raise UpdateRejected(client, Rejection.DUPLICATE)
 
     def _read(self, header: UpdateHeader) -> Row:
@@ -186,7 +189,7 @@ class Intake:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
         if not _possible_norm(norm, terms.dimension):
             raise UpdateRejected(header.client, Rejection.BAD_NORM)
-        return Row(header.client, header.upload_id, opener, norm)
+        return Row(header.client, header.upload_id, header_leaf(header), opener, norm)
 
     def _fits(self, tile: UpdateTile) -> bool:
         size = self._rest if tile.index == self._last else self._whole
@@ -194,6 +197,11 @@ class Intake:
 
     def _sealed_size(self, index: int) -> int:
         return self._context.terms.tiling.size(index) * _VALUE_BYTES + TAG_BYTES
+
+
+def header_leaf(header: UpdateHeader) -> bytes:
+    """The digest that stands for this signed header in the cohort's tree."""
+    return hashlib.sha256(_LEAF + encode(header)).digest()
 
 
 def _possible_norm(norm: float, d: int) -> bool:
