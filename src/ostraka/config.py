@@ -13,7 +13,7 @@ from ostraka import encoding
 from ostraka.arrays import Float64
 from ostraka.core import exact, leakage, rules, sketch
 from ostraka.core.optimiser import FEDAVG, Optimiser
-from ostraka.encoding import Digest, Key
+from ostraka.encoding import Digest, Id, Key
 from ostraka.errors import ConfigError
 
 DEFAULT_TILE = 65_536  # 16,384 are as fast on one thread and up to twice as slow on two
@@ -29,6 +29,7 @@ _SUCCESSION = b"ostraka/succession/v1"
 
 MASKINGS = ("exact", "gaussian", "none")
 DISTANCES = ("workers", "inside")
+CONFIRMS = ("clients", "witnesses", "both", "none")
 MIN_WORKERS, MAX_WORKERS = 2, 7
 
 
@@ -114,9 +115,13 @@ class Terms:
     For Gaussian masking, `leakage_bits` bounds what one worker learns of one whole update if rows
     were masked independently (law 6), and `precision` is the largest acceptable error of a squared
     distance, as a part of the squared clipping norm. `optimiser` turns aggregates into models.
+
+    `confirm` says whose confirmations an outcome needs before anything of it leaves the enclave:
+    clients', witnesses', of whom at most `witness_f` are Byzantine, or both. With "none", a host
+    that copies the enclave's state can read an update.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/terms/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/terms/v3"
 
     manifest: Manifest
     f: int
@@ -133,10 +138,17 @@ class Terms:
     tile: int = DEFAULT_TILE
     disclose_selection: bool = False
     optimiser: Optimiser = FEDAVG
+    confirm: str = "clients"
+    witness_f: int = 0
 
     def __post_init__(self) -> None:
-        if self.f < 0:
-            raise ConfigError(f"f counts Byzantine clients and cannot be negative; got f={self.f}")
+        if min(self.f, self.witness_f) < 0:
+            raise ConfigError(
+                f"f counts Byzantine parties and cannot be negative; "
+                f"got f={self.f}, witness_f={self.witness_f}"
+            )
+        if self.confirm not in CONFIRMS:
+            raise ConfigError(f"confirm is one of {', '.join(CONFIRMS)}; got {self.confirm!r}")
         rules.rule(self.rule)  # refuses an unknown name
         if self.masking not in MASKINGS:
             raise ConfigError(f"masking is one of {', '.join(MASKINGS)}; got {self.masking!r}")
@@ -240,24 +252,33 @@ class Member:
 class Federation:
     """The terms, the members that keep to them, and the authority over both.
 
-    authority: the Ed25519 key that signs every revision of this. revoked: former members, whose
-    keys may never return. successors: which enclave may hand its sealed state to which code
-    (`succession`). initial: SHA-256 of the first model; empty if that is all zeros.
+    authority: the Ed25519 key that signs every revision of this. id: drawn once, at random, and the
+    same in every revision: one authority may have several federations. revoked: former members,
+    whose keys may never return. successors: which enclave may hand its sealed state to which code
+    (`succession`). initial: SHA-256 of the first model; empty if that is all zeros. witnesses:
+    parties that only confirm. expires: seconds since 1970 after which clients join no round under
+    this revision, so that a host cannot withhold the next one for ever.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/federation/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/federation/v3"
 
     terms: Terms
     clients: tuple[Member, ...]
     workers: tuple[Member, ...]
     authority: Key
+    id: Id
     revision: int = 1
     revoked: tuple[Member, ...] = ()
     successors: tuple[Digest, ...] = ()
     initial: bytes = b""
+    witnesses: tuple[Member, ...] = ()
+    expires: int | None = None
 
     def __post_init__(self) -> None:
         terms, n = self.terms, len(self.clients)
+        if len(self.id) != _DIGEST_BYTES:
+            raise ConfigError(f"a federation's id has {_DIGEST_BYTES} bytes; got {len(self.id)}")
+        self._require_electors()
         if self.revision < 1:
             raise ConfigError(f"revisions count from 1; got {self.revision}")
         if len(self.initial) not in (0, _DIGEST_BYTES):
@@ -284,13 +305,32 @@ class Federation:
             raise ConfigError(
                 f"the terms ask for {terms.workers} workers; {len(self.workers)} are enrolled"
             )
-        _require_distinct(self.clients + self.workers + self.revoked)
+        _require_distinct(self.clients + self.workers + self.witnesses + self.revoked)
+
+    def _require_electors(self) -> None:
+        """Raises ConfigError unless those who confirm could ever agree."""
+        confirm, count = self.terms.confirm, len(self.witnesses)
+        needed = confirm in ("witnesses", "both")
+        if needed and count <= self.terms.witness_f:
+            raise ConfigError(
+                f"confirm = {confirm!r} needs more witnesses than witness_f = "
+                f"{self.terms.witness_f}; {count} are enrolled"
+            )
+        if count and not needed:
+            raise ConfigError(
+                f"{count} witnesses are enrolled, and confirm = {confirm!r} asks none: "
+                'write confirm = "both" or "witnesses"'
+            )
 
     def digest(self) -> bytes:
         return encoding.digest(self)
 
     def require_follows(self, old: "Federation") -> None:
         """Raises ConfigError unless this can be the revision after `old`."""
+        if self.id != old.id:
+            raise ConfigError(
+                f"this is a revision of the federation {self.id.hex()}, not of {old.id.hex()}"
+            )
         if self.revision <= old.revision or self.authority != old.authority:
             raise ConfigError(f"revision {self.revision} does not replace revision {old.revision}")
         if (self.terms.manifest, self.initial) != (old.terms.manifest, old.initial):
@@ -333,4 +373,4 @@ def _require_distinct(members: tuple[Member, ...]) -> None:
     ):
         if len(set(values)) != len(values):
             twice = Counter(values).most_common(1)[0][0]
-            raise ConfigError(f"every client and worker needs its own {what}; {twice} occurs twice")
+            raise ConfigError(f"every enrolled party needs its own {what}; {twice} occurs twice")

@@ -11,7 +11,8 @@ OstrakaError
 │   ├── UpdateRejected       an authentic update that breaks a rule: says whose and which
 │   ├── AttestationRefused   evidence or a roster that a policy does not accept: says why
 │   ├── ReceiptRefused       a receipt or offer that a client must not follow
-│   │   └── Fork             two receipts for one round: proof that the enclave's state was forked
+│   │   ├── Fork             two receipts for one round: proof that the enclave's state was forked
+│   │   └── RolledBack       two proposals for one round: its state was copied or set back
 │   └── WorkerError          a worker's answer that cannot be used: says which worker
 │       ├── WorkerLied       its numbers are provably false
 │       └── WorkerGone       it did not answer in time; slow is not dishonest
@@ -115,6 +116,10 @@ class Refusal(StrEnum):
     AUTHORITY = "the federation is not signed by the authority that the policy names"
     WORKERS = "a worker is enrolled whose key the policy does not pin"
     SUCCESSOR = "the enclave may hand its state to code that the policy does not pin"
+    FEDERATION = "this is another federation than the one that the policy names"
+    EXPIRED = "the charter has expired: a newer revision of terms and roster is withheld, or is due"
+    WITNESSES = "the witnesses are not those that the policy pins"
+    CONFIRM = "the policy does not allow outcomes that nobody, or only these, confirm"
     MASKING = "the policy does not allow this masking"
     KIND = "the policy does not allow this kind of evidence"
     SIMULATION_POLICY = "simulated evidence, and the policy does not allow it"
@@ -154,6 +159,19 @@ class Fork(ReceiptRefused):
         )
         self.held = held
         self.other = other
+
+
+class RolledBack(ReceiptRefused):
+    """The enclave's state was copied or set back. proof: an older proposal, signed by its key."""
+
+    def __init__(self, number: int, proof: object) -> None:
+        super().__init__(
+            f"the enclave has signed another proposal of round {number} before: its state was "
+            "copied, or set back to an older one. It publishes nothing; its operator has to bring "
+            "back its newest state"
+        )
+        self.number = number
+        self.proof = proof
 
 
 class WorkerError(RemoteProtocolError):

@@ -18,7 +18,7 @@ from ostraka.core import leakage, rules
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import UNSIGNED, Digest, Key, decode, encode, pack
+from ostraka.encoding import UNSIGNED, Digest, Id, Key, decode, encode, pack
 from ostraka.errors import ConfigError, MalformedMessage
 from ostraka.files import read_text
 from ostraka.messages import Charter, vector_digest
@@ -39,20 +39,26 @@ _MANY = 2**31 - 1
 class About:
     """[federation]: what it is called, and who decides about it.
 
-    name: for people and logs. revision: raise it by one with every change of the terms or the
-    roster. authority: the public key that signs. successors: which code the enclave may hand its
-    sealed state; `ostraka enclave migrate request` prints each.
+    name: for people and logs. id: 32 random bytes, drawn once, which every policy pins. revision:
+    raise it by one with every change of the terms or the roster. authority: the public key that
+    signs. successors: which code the enclave may hand its sealed state; `ostraka enclave migrate
+    request` prints each. expires: seconds since 1970 after which clients join no round under this
+    revision; None for never.
     """
 
     name: str
     authority: Key
+    id: Id
     revision: int = 1
     successors: tuple[Digest, ...] = ()
+    expires: int | None = None
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.name) <= _LONGEST_NAME and self.name.isprintable()):
             raise ConfigError(f"name is 1 to {_LONGEST_NAME} printable characters")
         _require("revision", self.revision, 1, _MANY)
+        if self.expires is not None:
+            _require("expires", self.expires, 1, 2**62)
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class TermsTable:
     precision: float = 1e-3
     tile: int | None = None
     disclose_selection: bool = False
+    confirm: str = "clients"
+    witness_f: int = 0
 
     def __post_init__(self) -> None:
         rules.rule(self.rule)  # refuses an unknown name
@@ -199,7 +207,7 @@ class Enclave:
 
 @dataclass(frozen=True)
 class Enrolled:
-    """[[client]] or [[worker]]: a party's name and public key.
+    """[[client]], [[worker]] or [[witness]]: a party's name and public key.
 
     revoked: why it takes no part any more. Its key may never return.
     """
@@ -230,6 +238,7 @@ class _Layout:
     enclave: Enclave = field(default_factory=Enclave)
     client: tuple[Enrolled, ...] = ()
     worker: tuple[Enrolled, ...] = ()
+    witness: tuple[Enrolled, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -253,6 +262,7 @@ class FederationFile:
     enclave: Enclave
     clients: tuple[Enrolled, ...]
     workers: tuple[Enrolled, ...]
+    witnesses: tuple[Enrolled, ...]
 
     @property
     def folder(self) -> Path:
@@ -275,16 +285,19 @@ class FederationFile:
         the file gives one: another release may choose another.
         """
         clients, workers = _active(self.clients), _active(self.workers)
-        everyone = self.clients + self.workers
+        everyone = self.clients + self.workers + self.witnesses
         return Federation(
             terms=self._signed_terms(len(clients), signed),
             clients=clients,
             workers=workers,
             authority=self.about.authority,
+            id=self.about.id,
             revision=self.about.revision,
             revoked=tuple(_member(each) for each in everyone if each.revoked is not None),
             successors=self.about.successors,
             initial=self.initial,
+            witnesses=_active(self.witnesses),
+            expires=self.about.expires,
         )
 
     def _tile(self, clients: int, signed: Federation | None) -> int:
@@ -310,6 +323,8 @@ class FederationFile:
             tile=self._tile(clients, signed),
             disclose_selection=terms.disclose_selection,
             optimiser=self.optimiser,
+            confirm=terms.confirm,
+            witness_f=terms.witness_f,
         )
 
     def tls(self) -> tuple[bytes, bytes] | None:
@@ -361,6 +376,7 @@ def load(path: Path) -> FederationFile:
         enclave=layout.enclave,
         clients=layout.client,
         workers=layout.worker,
+        witnesses=layout.witness,
     )
     with document.blame("terms"):
         federation = file.federation()
@@ -462,7 +478,8 @@ def _require(what: str, value: float, least: float, most: float) -> None:
 def _require_distinct(document: Document, layout: _Layout) -> None:
     """The enrolled are compared here, too, because only here their lines are known."""
     owners: dict[tuple[str, str | bytes], str] = {}
-    for table, members in (("client", layout.client), ("worker", layout.worker)):
+    tables = (("client", layout.client), ("worker", layout.worker), ("witness", layout.witness))
+    for table, members in tables:
         for i, member in enumerate(members):
             for taken in (("name", member.name), ("key", member.key)):
                 if taken in owners:

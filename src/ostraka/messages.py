@@ -11,7 +11,9 @@
                                        <------- ChannelAccept ---------
                                        -------- ShareTile, many ------>   or MaskSeed
                                        <------- Answer ----------------
-       <------- Receipt and model -----
+       <------- Proposal --------------    the outcome is sealed, and nothing of it is shown
+       -------- Confirmation --------->    of more than (n + f)/2 clients or witnesses
+       <------- Certified and model ---    Receipt and Certificate
 
 Every message is frozen, canonically encoded (`ostraka.encoding`) and free of secrets in the clear.
 """
@@ -19,18 +21,20 @@ Every message is frozen, canonically encoded (`ostraka.encoding`) and free of se
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 
 from ostraka.arrays import Float32
 from ostraka.config import Federation
-from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature
+from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature, pack
 
 HybridKey = Annotated[bytes, Length(1184 + 32)]  # ML-KEM-768 and X25519 public keys
 
 SIMULATION = "simulation"  # evidence that proves nothing but that the protocol works
 IN_PROCESS = "in-process"  # no evidence: the client runs the enclave in its own process
+
+_GENESIS = b"ostraka/genesis/v1"
 
 
 def vector_digest(vector: Float32) -> bytes:
@@ -47,7 +51,7 @@ def first_model(federation: Federation) -> bytes:
 class Charter:
     """The federation's terms and roster, as its authority signed them."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/charter/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/charter/v3"
 
     federation: Federation
     signature: Signature
@@ -226,10 +230,11 @@ class Receipt:
     """What the enclave vouches for about a finished round, chained to the receipt before it.
 
     It names who was selected only where the terms disclose that; `commitment` binds the enclave
-    to the selection either way, under a salt that stays inside.
+    to the selection either way, under a salt that stays inside. failure: why the round is a null
+    step, which leaves the model as it was; empty if it is none. cohort: as in the proposal.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/receipt/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/receipt/v3"
 
     number: int
     round_id: Id
@@ -237,8 +242,10 @@ class Receipt:
     federation: Digest
     revision: int  # of the federation
     evidence: str  # what the enclave proves itself by
-    aggregate: Digest
+    failure: str
+    aggregate: Digest  # zeros of a null step
     model: Digest  # the global model after this round
+    cohort: Digest
     participants: int
     kept: int
     rejected: tuple[RejectedClient, ...]
@@ -252,14 +259,111 @@ class Receipt:
     signature: Signature
 
 
-def chain(charters: Iterable[Charter], receipts: Iterable[Receipt]) -> Iterator[Charter | Receipt]:
-    """Yields links as a client follows them: each charter before the first receipt under it.
+@dataclass(frozen=True)
+class Proposal:
+    """The enclave asks whether it may publish an outcome, and shows nothing of it.
 
-    Both in their own order. Charters that no receipt is under yet come last.
+    previous: of the receipt before, or `genesis`. outcome: of the receipt, under a salt, since a
+    host that guesses an aggregate could test its guess against a bare digest. cohort: the root of
+    the tree of all signed headers that take part.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/proposal/v1"
+
+    federation: Id
+    number: int
+    previous: Digest
+    outcome: Digest
+    cohort: Digest
+    signature: Signature
+
+
+NO_PROPOSAL = bytes(32)  # what is confirmed by a voter that will confirm no proposal of a number
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The one vote that a client or a witness has for a number. proposal: its digest."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/confirmation/v1"
+
+    federation: Id
+    number: int
+    proposal: Digest
+    voter: str
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class Vote:
+    """What a certificate keeps of a confirmation; the proposal says the rest."""
+
+    voter: str
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Proves that an outcome was confirmed. salt: what opens the proposal's commitment."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/certificate/v1"
+
+    proposal: Proposal
+    salt: Id
+    votes: tuple[Vote, ...]
+
+
+@dataclass(frozen=True)
+class Certified:
+    """A receipt as it is served. certificate: None if the terms ask nobody to confirm."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/certified/v1"
+
+    receipt: Receipt
+    certificate: Certificate | None
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """The authority gives up a number whose enclave is lost, and names the enclave that goes on.
+
+    It takes the place of the number's receipt. previous: as there. federation: the digest of the
+    revision that is in force. model: what the next number starts from. votes: proof that no
+    proposal of this number was or will be confirmed; without that it counts as a release.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/abandon/v1"
+
+    number: int
+    previous: Digest
+    federation: Digest
+    revision: int
+    model: Digest
+    receipt_key: Key
+    votes: tuple[Confirmation, ...]
+    signature: Signature
+
+
+def genesis(federation: Federation) -> bytes:
+    """What stands for the receipt before the first: so the chain names its founding charter."""
+    return hashlib.sha256(pack(_GENESIS, federation.digest())).digest()
+
+
+Settled: TypeAlias = Certified | Abandon
+"""How a number of the chain has ended."""
+
+Link: TypeAlias = Charter | Settled
+
+
+def chain(charters: Iterable[Charter], settled: Iterable[Settled]) -> Iterator[Link]:
+    """Yields links as a client follows them: each charter before the first number under it.
+
+    Both in their own order. Charters that no number was settled under yet come last.
     """
     left = list(charters)
-    for receipt in receipts:
-        while left and left[0].federation.revision <= receipt.revision:
+    for each in settled:
+        revision = each.receipt.revision if isinstance(each, Certified) else each.revision
+        while left and left[0].federation.revision <= revision:
             yield left.pop(0)
-        yield receipt
+        yield each
     yield from left

@@ -25,6 +25,7 @@ from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import Rejection, UpdateRejected
 from ostraka.messages import (
     Answer,
+    Certified,
     ChannelAccept,
     Receipt,
     RoundOffer,
@@ -40,10 +41,10 @@ from ostraka.protocol.enclave import (
     Lanes,
     Measured,
     Offload,
-    Published,
+    Proposed,
     combine,
     decide,
-    publish,
+    propose,
 )
 from ostraka.protocol.local import LocalFederation
 
@@ -188,14 +189,25 @@ class Simulation:
     def restart(self, *receipts: Receipt) -> None:
         """The enclave as it was when it had signed these, and no more."""
         head = receipts[-1] if receipts else None
-        self.enclave._continue(head, self.states[len(receipts)])
+        self.enclave._continue(head, self.states[len(receipts)], self.federation)
 
-    def follow(self, published: Published) -> None:
-        """The enclave and all clients go on after a round."""
-        receipt = wire(published.receipt)
-        self.states[receipt.number] = published.state
-        self.enclave.follow(receipt, published.state)
-        self.clients = [client.follow(receipt) for client in self.clients]
+    def confirm(self, proposed: Proposed, but: Iterable[int] = ()) -> Certified:
+        """All clients but these confirm an outcome, and the enclave releases it."""
+        ballot = self.enclave.ballot(proposed.pending)
+        proposal = wire(ballot.proposal)
+        for row in sorted(set(range(len(self.clients))) - set(but)):
+            self.clients[row] = self.clients[row].vote(proposal)
+            ballot.add(wire(self.clients[row].confirmation()))
+        pending = proposed.pending
+        return wire(Certified(pending.receipt, ballot.certificate(pending.salt)))
+
+    def follow(self, proposed: Proposed) -> Certified:
+        """All confirm; the enclave and all clients go on after a round."""
+        certified = self.confirm(proposed)
+        self.states[certified.receipt.number] = proposed.state
+        self.enclave.follow(certified, proposed.state)
+        self.clients = [client.follow(certified) for client in self.clients]
+        return certified
 
 
 @dataclass
@@ -334,7 +346,7 @@ class Round:
             attempt.encode()
             self.measured = attempt.decode(attempt.answers())
 
-    def average(self) -> Published:
+    def average(self) -> Proposed:
         """The second pass, begun again whenever a row is found changed; `changed` lists those."""
         while True:
             try:
@@ -344,20 +356,20 @@ class Round:
                     raise  # It was not recorded, and this would never end.
                 self.changed.append(rejected)
 
-    def try_to_average(self, tiles: Any = None, measured: Measured | None = None) -> Published:
-        """Decide, combine and publish. Raises UpdateRejected if a row is found changed."""
+    def try_to_average(self, tiles: Any = None, measured: Measured | None = None) -> Proposed:
+        """Decide, combine and propose. Raises UpdateRejected if a row is found changed."""
         tiles, measured = tiles or self.stored(), measured or self.measured
         plan = decide(self.cohort, measured)
         aggregate = combine(self.cohort, measured, plan, tiles, self.simulation.lanes)
-        return publish(self.cohort, measured, plan, aggregate)
+        return propose(self.cohort, measured, plan, aggregate)
 
-    def finish(self) -> Published:
+    def finish(self) -> Proposed:
         self.close()
         self.measure()
         return self.average()
 
     def assert_result(
-        self, published: Published, rejected: dict[int, Rejection], *, absent: Iterable[int] = ()
+        self, published: Proposed, rejected: dict[int, Rejection], *, absent: Iterable[int] = ()
     ) -> None:
         """The outcome is the reference's on the rows that neither were rejected nor stayed away."""
         names = self.simulation.names

@@ -38,16 +38,18 @@ def members(kind: str, identities: list[Identity]) -> tuple[Member, ...]:
     return tuple(Member(f"{kind}-{i}", each.public) for i, each in enumerate(identities))
 
 
+ID = b"i" * 32
 FEDERATION = Federation(
     Terms(Manifest.flat(20), f=1, tile=16),
     members("client", CLIENTS),
     members("worker", WORKERS[:2]),
     AUTHORITY.public,
+    ID,
 )
 POLICY = Policy(
     evidence=("simulation",),
     unsafe_simulation=True,
-    federation=FederationPolicy(AUTHORITY.public, tuple(each.public for each in WORKERS[:2])),
+    federation=FederationPolicy(AUTHORITY.public, ID, tuple(each.public for each in WORKERS[:2])),
 )
 MACHINE = UnsafeSimulatedPlatform(b"m" * 32, issued=NOW - 10 * DAY, lifetime=30 * DAY)
 
@@ -183,7 +185,7 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
         Refusal.WORKERS,
     ),
     "a policy that pins no worker": (
-        Meeting(policy=replace(POLICY, federation=FederationPolicy(AUTHORITY.public))),
+        Meeting(policy=replace(POLICY, federation=FederationPolicy(AUTHORITY.public, ID))),
         Refusal.WORKERS,
     ),
     "a successor that the policy does not pin": (

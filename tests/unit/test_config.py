@@ -31,6 +31,7 @@ def members(n, *, kind="client", first=0):
 
 
 AUTHORITY = b"a" * 32
+ID = b"i" * 32
 
 
 def terms(d=100, **changes):
@@ -39,7 +40,7 @@ def terms(d=100, **changes):
 
 def federation(n=7, enrolled=0, **changes):
     return Federation(
-        terms(**changes), members(n), members(enrolled, kind="worker", first=100), AUTHORITY
+        terms(**changes), members(n), members(enrolled, kind="worker", first=100), AUTHORITY, ID
     )
 
 
@@ -98,22 +99,22 @@ IMPOSSIBLE = {
     "a precision below zero": (lambda: terms(masking="gaussian", precision=-1.0), "precision"),
     "two clients of one name": (
         lambda: Federation(
-            terms(), (*members(5), replace(members(6)[5], name="client-0")), (), AUTHORITY
+            terms(), (*members(5), replace(members(6)[5], name="client-0")), (), AUTHORITY, ID
         ),
         "own name",
     ),
     "two clients of one key": (
         lambda: Federation(
-            terms(), (*members(5), replace(members(6)[5], key=bytes(32))), (), AUTHORITY
+            terms(), (*members(5), replace(members(6)[5], key=bytes(32))), (), AUTHORITY, ID
         ),
         "own key",
     ),
     "a client that is also a worker": (
-        lambda: Federation(terms(), members(7), (Member("worker-0", bytes(32)),), AUTHORITY),
+        lambda: Federation(terms(), members(7), (Member("worker-0", bytes(32)),), AUTHORITY, ID),
         "own key",
     ),
     "a worker with a client's name": (
-        lambda: Federation(terms(), members(7), (Member("client-0", b"w" * 32),), AUTHORITY),
+        lambda: Federation(terms(), members(7), (Member("client-0", b"w" * 32),), AUTHORITY, ID),
         "own name",
     ),
 }

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, TypeAlias, TypeVar
 
 from ostraka.attestation.claims import Claims
-from ostraka.config import MASKINGS
-from ostraka.encoding import Digest, Key, Length
+from ostraka.config import CONFIRMS, MASKINGS
+from ostraka.encoding import Digest, Id, Key, Length
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
 
 DEFAULT_SKEW = 300  # seconds
@@ -21,17 +21,23 @@ AnyPolicy = TypeVar("AnyPolicy")
 
 @dataclass(frozen=True)
 class FederationPolicy:
-    """Which authority decides about the roster, which workers may compute, and which masking.
+    """Which federation it is, who decides about its roster, who may compute, and which masking.
 
-    authority: the Ed25519 key that signs the federation's terms and roster. workers: the keys of
-    all workers that may ever get a share. successors: the hand-overs of the enclave's state that
-    are agreed to (`config.succession`). maskings: Gaussian masking leaks, so it must be asked for.
+    authority: the Ed25519 key that signs the federation's terms and roster. id: the federation's;
+    an authority may have several. workers: the keys of all workers that may ever get a share.
+    witnesses: the keys of all that may confirm besides the clients; if any are listed, outcomes
+    need their confirmation. successors: the hand-overs of the enclave's state that are agreed to
+    (`config.succession`). maskings: Gaussian masking leaks, so it must be asked for. confirms: who
+    may confirm; if nobody does, a host that copies the enclave reads updates: it must be asked for.
     """
 
     authority: Key | None = None
+    id: Id | None = None
     workers: tuple[Key, ...] = ()
     successors: tuple[Digest, ...] = ()
     maskings: tuple[str, ...] = tuple(name for name in MASKINGS if name != "gaussian")
+    witnesses: tuple[Key, ...] = ()
+    confirms: tuple[str, ...] = tuple(name for name in CONFIRMS if name != "none")
 
 
 @dataclass(frozen=True)

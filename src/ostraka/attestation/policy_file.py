@@ -8,7 +8,7 @@ from typing import Any
 from ostraka import settings
 from ostraka.attestation.policy import DEFAULT_SKEW, FederationPolicy, Policy
 from ostraka.attestation.tees import KINDS, TEES
-from ostraka.config import MASKINGS
+from ostraka.config import CONFIRMS, MASKINGS
 from ostraka.errors import ConfigError
 from ostraka.settings import Document
 
@@ -51,6 +51,7 @@ def parse(text: str, name: str) -> Policy:
     layout = document.read(_Layout)
     _require_known(document, "evidence", layout.evidence, KINDS)
     _require_known(document, "federation.maskings", layout.federation.maskings, MASKINGS)
+    _require_known(document, "federation.confirms", layout.federation.confirms, CONFIRMS)
     for table in ("federation", *KINDS):
         _require_counts(document, table, getattr(layout, table))
     policies = (getattr(layout, tee.kind) for tee in TEES)

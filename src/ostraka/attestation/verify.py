@@ -5,7 +5,7 @@ from secrets import compare_digest
 
 from ostraka.attestation import tees
 from ostraka.attestation.claims import Attested, Binding, Claims
-from ostraka.attestation.policy import Policy
+from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
 from ostraka.errors import AttestationRefused, OpenError, Refusal
@@ -25,8 +25,11 @@ class Circumstances:
     unsafe_simulation: bool = False
 
 
-def verify_charter(charter: Charter, policy: Policy) -> Federation:
-    """Returns the federation that the policy's authority signed. Raises AttestationRefused."""
+def verify_charter(charter: Charter, policy: Policy, now: int | None = None) -> Federation:
+    """Returns the federation that the policy's authority signed. Raises AttestationRefused.
+
+    now: seconds since 1970, to refuse a charter that has expired; None for one of the past.
+    """
     pinned, federation = policy.federation, charter.federation
 
     # 1. The authority that the policy names has signed these terms and this roster.
@@ -42,7 +45,21 @@ def verify_charter(charter: Charter, policy: Policy) -> Federation:
     except OpenError:
         raise AttestationRefused(Refusal.AUTHORITY, "its signature is false") from None
 
-    # 2. Every worker that could get a share is one that the policy pins.
+    # 2. It is the very federation that the policy names, and not another of this authority.
+    if pinned.id is None:
+        line = f'id = "{federation.id.hex()}"'
+        raise AttestationRefused(
+            Refusal.FEDERATION, f"the policy names none; to trust this one, add: {line}"
+        )
+    if federation.id != pinned.id:
+        raise AttestationRefused(Refusal.FEDERATION, f"got {federation.id.hex()}")
+
+    # 3. Nobody has withheld the next revision for longer than the authority allows.
+    if now is not None and federation.expires is not None:
+        if now > federation.expires + policy.clock_skew:
+            raise AttestationRefused(Refusal.EXPIRED, f"revision {federation.revision}")
+
+    # 4. Every worker that could get a share is one that the policy pins.
     for worker in federation.workers:
         if worker.key not in pinned.workers:
             raise AttestationRefused(
@@ -50,18 +67,36 @@ def verify_charter(charter: Charter, policy: Policy) -> Federation:
                 f"{worker.name!r}; to trust it, add {worker.key.hex()} to workers",
             )
 
-    # 3. Only code that the policy pins can inherit the key that signs receipts.
+    # 5. Only code that the policy pins can inherit the key that signs receipts.
     for successor in federation.successors:
         if successor not in pinned.successors:
             raise AttestationRefused(
                 Refusal.SUCCESSOR, f"to agree to it, add {successor.hex()} to successors"
             )
 
-    # 4. Updates are hidden in a way that the policy allows.
+    # 6. Updates are hidden in a way that the policy allows.
     if federation.terms.masking not in pinned.maskings:
         allowed = ", ".join(pinned.maskings) or "none at all"
         raise AttestationRefused(Refusal.MASKING, f"{federation.terms.masking}; allowed: {allowed}")
+
+    # 7. Outcomes are confirmed by whom the policy allows, and by the witnesses that it pins.
+    _require_confirmed(federation, pinned)
     return federation
+
+
+def _require_confirmed(federation: Federation, pinned: FederationPolicy) -> None:
+    confirm = federation.terms.confirm
+    if confirm not in pinned.confirms:
+        allowed = ", ".join(pinned.confirms) or "none at all"
+        raise AttestationRefused(Refusal.CONFIRM, f"confirm = {confirm!r}; allowed: {allowed}")
+    if pinned.witnesses and not federation.witnesses:
+        raise AttestationRefused(Refusal.WITNESSES, "the federation has none")
+    for witness in federation.witnesses:
+        if witness.key not in pinned.witnesses:
+            raise AttestationRefused(
+                Refusal.WITNESSES,
+                f"{witness.name!r}; to trust it, add {witness.key.hex()} to witnesses",
+            )
 
 
 def verify(

@@ -52,7 +52,7 @@ SIMULATION, PLATFORM, COLLATERAL = "simulation", "platform.json", "collateral.js
 
 # A linear classifier of the 8 x 8 digits, small enough for any machine.
 _EXAMPLE = Manifest((Tensor("bias", (10,)), Tensor("weight", (10, 64))))
-_SEED = 32
+_SEED = _ID = 32
 
 
 @dataclass(frozen=True)
@@ -103,12 +103,14 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
     _require_free(folder)
     model = _model(plan)
     _rehearse(plan, model)
+    federation_id = entropy(_ID)
     with _whole(folder) as partial:
         clients, workers, authority = _write_keys(partial / KEYS, plan, entropy)
         if model is not None:
             write_model(partial / MODEL, *model)
         text = federation_toml(
             name=_federation_name(folder),
+            id=federation_id,
             authority=authority.public,
             model=f"dimension = {plan.dimension}" if model is None else f'initial = "{MODEL}"',
             f=plan.f,
@@ -126,6 +128,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             _write_simulation(partial / SIMULATION, now, entropy) if plan.simulation else None
         )
         policy = policy_toml(
+            id=federation_id,
             authority=authority.public,
             workers=workers,
             masking=plan.masking,
@@ -163,7 +166,7 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
     )
     names = [name for each in plan.names() for name in each]
     members = tuple(Member(name, bytes(28) + i.to_bytes(4)) for i, name in enumerate(names))
-    Federation(terms, members[: plan.clients], members[plan.clients :], authority=bytes(32))
+    Federation(terms, members[: plan.clients], members[plan.clients :], bytes(32), bytes(32))
 
 
 @contextmanager

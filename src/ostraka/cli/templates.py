@@ -19,7 +19,9 @@ _FEDERATION = """\
 [federation]
 name = "{name}"
 revision = 1
+id = "{id}"  # drawn once; every policy pins it
 authority = "{authority}"  # public key
+# expires = 1893456000  # seconds since 1970, after which clients wait for a newer revision
 successors = []  # who may take over the sealed state; see: ostraka enclave migrate request
 
 [model]
@@ -39,6 +41,9 @@ leakage_bits = 0.001  # gaussian only: what one worker may learn of one update
 precision = 0.001  # gaussian only: the largest error of a squared distance
 # tile = 65536  # values that are sealed at a time; chosen by itself unless given
 disclose_selection = false  # true: receipts say whose updates were averaged
+confirm = "clients"  # who confirms outcomes: clients, witnesses, both, or none, which is unsafe
+# With "clients", rounds go on while more than (n + f)/2 of the n clients answer; f silent ones
+# can be borne only if n > 3f.{few}
 
 [rounds]
 count = 10
@@ -80,6 +85,8 @@ threads = 2  # that open, mask and sum updates
 # To revoke a client or a worker, leave its lines and add: revoked = "why"
 """
 
+_FEW = " With {n} clients, {most} may be silent."
+
 _POLICY = """\
 # Which enclaves a client accepts. Nothing is accepted that is not listed here.
 # Give this file to every client, over a channel that the host of the enclave does not control.
@@ -89,11 +96,14 @@ evidence = [{evidence}]  # sgx, tdx, snp, nitro, simulation
 clock_skew_s = 300  # seconds that clocks may differ by
 {simulation_flag}
 [federation]
+id = "{id}"
 authority = "{authority}"
 workers = [
 {workers}]
 successors = []  # hand-overs of the enclave's state that are agreed to
 maskings = [{maskings}]  # gaussian leaks, so it must be asked for
+# witnesses = []  # keys of all that may confirm besides clients; if any, they have to
+# confirms = ["clients", "witnesses", "both"]  # "none" lets a host that copies the enclave read
 {sections}"""
 
 _SIMULATION_FLAG = """
@@ -143,6 +153,7 @@ _SECTIONS = """
 def federation_toml(
     *,
     name: str,
+    id: bytes,
     authority: bytes,
     model: str,
     f: int,
@@ -155,9 +166,12 @@ def federation_toml(
 
     model: the one line of [model]. working: how many of the workers take part in a round.
     """
+    stalls = len(clients) <= 3 * f
     head = _FEDERATION.format(
         name=name,
+        id=id.hex(),
         authority=authority.hex(),
+        few=_FEW.format(n=len(clients), most=(len(clients) - 1) // 3) if stalls else "",
         model=model,
         f=f,
         k=len(clients) - f,
@@ -172,12 +186,13 @@ def federation_toml(
 
 
 def member_lines(table: str, member: Member) -> str:
-    """Write the lines that enrol a client or a worker."""
+    """Write the lines that enrol a client, a worker or a witness."""
     return f'[[{table}]]\nname = "{member.name}"\nkey = "{member.key.hex()}"\n'
 
 
 def policy_toml(
     *,
+    id: bytes,
     authority: bytes,
     workers: Sequence[Member],
     masking: str,
@@ -197,6 +212,7 @@ def policy_toml(
     text = _POLICY.format(
         evidence='"simulation"' if simulation else "",
         simulation_flag=flag,
+        id=id.hex(),
         authority=authority.hex(),
         workers="".join(f'    "{each.key.hex()}",  # {each.name}\n' for each in workers),
         maskings=f'"{masking}"',

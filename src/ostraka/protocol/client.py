@@ -1,4 +1,4 @@
-"""A client: seals its update to a round, and follows the chain of receipts."""
+"""A client: seals its update to a round, confirms outcomes, and follows the chain of receipts."""
 
 import os
 from dataclasses import dataclass, field, replace
@@ -13,24 +13,60 @@ from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import digest
-from ostraka.errors import ConfigError, Fork, ReceiptRefused
-from ostraka.messages import Receipt, RoundOffer, first_model, vector_digest
+from ostraka.errors import ConfigError, Fork, LocalProtocolError, ReceiptRefused, RolledBack
+from ostraka.messages import (
+    Abandon,
+    Certified,
+    Confirmation,
+    Proposal,
+    Receipt,
+    RoundOffer,
+    first_model,
+    genesis,
+    vector_digest,
+)
+from ostraka.protocol.confirm import confirm, is_proved, leaf, require_certified
+
+
+@dataclass(frozen=True)
+class Voted:
+    """The one vote for a number. proposal: None if none of this number will ever be confirmed."""
+
+    number: int
+    proposal: Proposal | None
 
 
 @dataclass(frozen=True)
 class Client:
-    """A client between rounds.
+    """A client between rounds, or a witness.
 
     federation: the newest revision that it agreed to. receipt_key: signs offers and
-    receipts, once an enclave has proved that it holds it. last: the newest receipt that it holds.
+    receipts, once an enclave has proved that it holds it. last: the newest receipt that it holds,
+    or the Abandon in its place. electors: the federation that `last` names, whose voters confirm
+    the next number; None for `federation`. voted: the vote of the highest number.
     """
 
     name: str
     identity: Identity
     federation: Federation
     receipt_key: bytes | None = None
-    last: Receipt | None = None
+    last: Receipt | Abandon | None = None
+    electors: Federation | None = None
+    voted: Voted | None = None
     entropy: Entropy = field(default=os.urandom, repr=False)
+
+    @property
+    def next_number(self) -> int:
+        """The number that is not settled yet, as far as this client knows."""
+        return self.last.number + 1 if self.last is not None else 1
+
+    @property
+    def _electors(self) -> Federation:
+        return self.electors or self.federation
+
+    @property
+    def _previous(self) -> bytes:
+        return digest(self.last) if self.last is not None else genesis(self._electors)
 
     def adopt(self, federation: Federation) -> "Client":
         """Agree to a newer revision, whose charter was verified. Raises ReceiptRefused."""
@@ -45,7 +81,7 @@ class Client:
             federation.require_follows(self.federation)
         except ConfigError as unfit:
             raise ReceiptRefused(f"{unfit}, which this client agreed to") from None
-        return replace(self, federation=federation)
+        return replace(self, federation=federation, electors=self._electors)
 
     def trust(self, attested: Attested) -> "Client":
         """Take the proved enclave's word from here on. Raises ReceiptRefused for a second one."""
@@ -63,28 +99,130 @@ class Client:
         self._require_federation(offer.federation)
         if offer.key != attested.round_key:
             raise ReceiptRefused("the offer's key is not the one that the enclave has proved")
-        if self.last is not None:
-            _require_next(self.last, offer)
-        # A newcomer to a later round has the word of the proved enclave.
+        self._require_next(offer)
+        self._require_no_vote(offer.number)
         start = self.last.model if self.last is not None else first_model(self.federation)
-        if (self.last is not None or offer.number == 1) and offer.model != start:
+        if offer.model != start:
             raise ReceiptRefused("the round does not start from the model that it must start from")
         return Joined(client, offer, attested)
 
-    def follow(self, receipt: Receipt) -> "Client":
+    def vote(self, proposal: Proposal) -> "Client":
+        """Decide to confirm this proposal. Raises OpenError, ReceiptRefused or RolledBack.
+
+        The caller makes what this returns durable before it shows `confirmation` to anybody.
+        """
+        check_signature(proposal, self._known_key())
+        if proposal.federation != self.federation.id:
+            raise ReceiptRefused("the proposal is of another federation")
+        voted = self.voted
+        if voted is not None and proposal.number <= voted.number:
+            if proposal == voted.proposal:
+                return self
+            if proposal.number == voted.number and voted.proposal is not None:
+                raise RolledBack(proposal.number, voted.proposal)
+            raise ReceiptRefused(
+                f"this client has no vote left for round {proposal.number}: its last was for round "
+                f"{voted.number}"
+            )
+        self._require_next(proposal)
+        return replace(self, voted=Voted(proposal.number, proposal))
+
+    def vote_for_none(self, number: int) -> "Client":
+        """Decide never to confirm an outcome of this number, unless one was confirmed before.
+
+        Raises ReceiptRefused for a number that this client knows to be settled.
+        """
+        if number != self.next_number:
+            raise ReceiptRefused(
+                f"round {number} is not the one that is open for this client, "
+                f"which is round {self.next_number}"
+            )
+        if self.voted is not None and self.voted.number >= number:
+            return self
+        return replace(self, voted=Voted(number, None))
+
+    def confirmation(self) -> Confirmation:
+        """The vote as it is shown. It is the same bytes each time."""
+        if self.voted is None:
+            raise LocalProtocolError("this client has not voted")
+        return confirm(
+            self.voted.proposal,
+            self.federation.id,
+            self.voted.number,
+            voter=self.name,
+            identity=self.identity,
+        )
+
+    def begin(self, certified: Certified, electors: Federation) -> "Client":
+        """Begin with a later receipt, as a newcomer. electors: who had to confirm it."""
+        check_signature(certified.receipt, self._known_key())
+        require_certified(certified, electors, self._known_key())
+        self._require_federation(certified.receipt.federation)
+        return replace(self, last=certified.receipt, electors=self.federation)
+
+    def follow(self, certified: Certified) -> "Client":
         """Accept the next receipt of the chain. Raises OpenError or ReceiptRefused."""
-        if self.receipt_key is None:
-            raise ReceiptRefused("no enclave has proved itself to this client yet")
-        check_signature(receipt, self.receipt_key)
+        receipt, key = certified.receipt, self._known_key()
+        check_signature(receipt, key)
         self._require_federation(receipt.federation)
         terms = self.federation.terms
         if (receipt.rule, receipt.masking) != (terms.rule, terms.masking):
             raise ReceiptRefused("the receipt names another rule or masking than the terms")
-        if self.last is not None:
-            if receipt.number == self.last.number and receipt != self.last:
-                raise Fork(self.last, receipt)
-            _require_next(self.last, receipt)
-        return replace(self, last=receipt)
+        if self.last is not None and receipt.number == self.last.number and receipt != self.last:
+            raise Fork(self.last, receipt)
+        self._require_next(receipt)
+        require_certified(certified, self._electors, key)
+        return replace(self, last=receipt, electors=self.federation)
+
+    def abandon(self, abandon: Abandon, *, by_owners_word: bool = False) -> "Client":
+        """Go on after a number that the authority has given up. Raises ReceiptRefused or OpenError.
+
+        Without proof, an outcome of that number may have been released. An update that is trained
+        from the same model again may be the same update, so the owner has to agree.
+        """
+        check_signature(abandon, self.federation.authority)
+        self._require_federation(abandon.federation)
+        self._require_next(abandon)
+        start = self.last.model if self.last is not None else first_model(self.federation)
+        if abandon.model != start:
+            raise ReceiptRefused("what follows an abandoned round starts from the model before it")
+        if not (by_owners_word or is_proved(abandon, self._electors)):
+            raise ReceiptRefused(
+                f"round {abandon.number} was abandoned, and nothing proves that no outcome of it "
+                "was released: this client takes part again only by its owner's word"
+            )
+        return replace(
+            self, last=abandon, electors=self.federation, receipt_key=abandon.receipt_key
+        )
+
+    def _known_key(self) -> bytes:
+        if self.receipt_key is None:
+            raise ReceiptRefused("no enclave has proved itself to this client yet")
+        return self.receipt_key
+
+    def _require_no_vote(self, number: int) -> None:
+        """Raises if this client has confirmed an outcome of this number, or none, already."""
+        if self.voted is None or self.voted.number < number:
+            return
+        if self.voted.proposal is not None:
+            raise RolledBack(number, self.voted.proposal)
+        raise ReceiptRefused(f"this client has declared that it confirms no outcome of {number}")
+
+    def _require_next(self, following: RoundOffer | Receipt | Proposal | Abandon) -> None:
+        number = self.next_number
+        if following.number < number:
+            raise ReceiptRefused(
+                f"round {following.number} is not newer than round {number - 1}, "
+                "whose receipt this client holds"
+            )
+        if following.number > number:
+            raise ReceiptRefused(
+                f"receipts {number} to {following.number - 1} are missing: follow them first"
+            )
+        if following.previous != self._previous:
+            raise ReceiptRefused(
+                f"round {following.number} does not continue the chain that this client holds"
+            )
 
     def _require_federation(self, digest: bytes) -> None:
         if digest != self.federation.digest():
@@ -122,9 +260,19 @@ class Submitted:
     joined: Joined
     sealed: SealedUpdate = field(repr=False)
 
-    def finish(self, receipt: Receipt, model: Float32) -> Client:
+    @property
+    def leaf(self) -> bytes:
+        """This upload's place in the tree of the cohort."""
+        return leaf(self.sealed.header)
+
+    def vote(self, proposal: Proposal) -> "Submitted":
+        """Decide to confirm this proposal, as `Client.vote` does."""
+        return replace(self, joined=replace(self.joined, client=self.joined.client.vote(proposal)))
+
+    def finish(self, certified: Certified, model: Float32) -> Client:
         """Accept the round's outcome. Raises OpenError or ReceiptRefused."""
-        after, offer = self.joined.client.follow(receipt), self.joined.offer
+        after, offer = self.joined.client.follow(certified), self.joined.offer
+        receipt = certified.receipt
         promised = (offer.round_id, offer.number, offer.previous)
         if (receipt.round_id, receipt.number, receipt.previous) != promised:
             raise ReceiptRefused("the receipt is for another round than the one this client joined")
@@ -140,19 +288,3 @@ def require_model(model: Float32, promised: bytes, federation: Federation) -> No
         raise ReceiptRefused("the model is not a vector of float32 of the right dimension")
     if vector_digest(np.ascontiguousarray(model)) != promised:
         raise ReceiptRefused("the model is not the one that the enclave vouches for")
-
-
-def _require_next(last: Receipt, following: RoundOffer | Receipt) -> None:
-    if following.number <= last.number:
-        raise ReceiptRefused(
-            f"round {following.number} is not newer than round {last.number}, "
-            "whose receipt this client holds"
-        )
-    if following.number > last.number + 1:
-        raise ReceiptRefused(
-            f"receipts {last.number + 1} to {following.number - 1} are missing: follow them first"
-        )
-    if following.previous != digest(last):
-        raise ReceiptRefused(
-            f"round {following.number} does not continue the chain that this client holds"
-        )

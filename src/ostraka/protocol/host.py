@@ -17,6 +17,7 @@ from ostraka.errors import (
     ConfigError,
     RemoteProtocolError,
     StorageFull,
+    TooFewUpdates,
     UpdateRejected,
     WorkerError,
     WorkerGone,
@@ -32,10 +33,11 @@ from ostraka.protocol.enclave import (
     Lanes,
     Measured,
     Offload,
-    Published,
+    Proposed,
     combine,
     decide,
-    publish,
+    propose,
+    propose_null_step,
 )
 
 Tiles: TypeAlias = Callable[[], Iterator[Sequence[Buffer]]]
@@ -112,13 +114,22 @@ class Host:
         self.tell(events.AttemptStarted(len(cohort.clients), ()))
         return Inside(cohort, self.lanes).measure(self.tiles())
 
-    def finish(self, cohort: Cohort, measured: Measured) -> Published:
-        """Decide, combine and publish; anew without a client whose bytes have changed since."""
+    def finish(self, cohort: Cohort, measured: Measured) -> Proposed:
+        """Decide, combine and propose; anew without a client whose bytes have changed since.
+
+        Whatever the rows lead to is an outcome. If the rule fails on them, that is one, too.
+        """
         while True:
-            plan = decide(cohort, measured)
+            try:
+                plan = decide(cohort, measured)
+            except TooFewUpdates as few:
+                return propose_null_step(cohort, measured, str(few))
+            except Exception as bug:  # noqa: BLE001 (a trace in the log would tell of the rows)
+                why = f"the rule failed on these updates ({type(bug).__name__})"
+                return propose_null_step(cohort, measured, why)
             with contextlib.suppress(UpdateRejected):  # The receipt names the client.
                 aggregate = combine(cohort, measured, plan, self.tiles(), self.lanes)
-                return publish(cohort, measured, plan, aggregate)
+                return propose(cohort, measured, plan, aggregate)
 
     def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Ready) -> Measured:
         """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""

@@ -19,24 +19,29 @@ from ostraka.errors import LocalProtocolError
 from ostraka.events import Event
 from ostraka.messages import (
     IN_PROCESS,
+    Certified,
     Charter,
-    Receipt,
+    Confirmation,
+    Link,
     RoundOffer,
     UpdateTile,
     chain,
     vector_digest,
 )
 from ostraka.protocol import host
-from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Published
+from ostraka.protocol.confirm import Ballot
+from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Proposed
 from ostraka.protocol.host import Host, Prepared, Ready
 from ostraka.protocol.worker import Worker
+
+_ID_BYTES = 32
 
 WORKER = "worker-"  # begins the names of the workers
 
 
 @dataclass
 class LocalFederation:
-    """Rounds of one federation: `open` a round, `take` uploads, `finish` it.
+    """Rounds of one federation: `open` a round, `take` uploads, `finish` it, `confirm`, `release`.
 
     workers: by name; spares beyond those that the terms ask for take over from one that fails.
     tell: takes what an operator may see.
@@ -48,9 +53,11 @@ class LocalFederation:
     charters: list[Charter]
     lanes: Lanes = field(default_factory=Lanes)
     tell: Callable[[Event], None] = lambda event: None
-    receipts: list[Receipt] = field(default_factory=list)
+    published: list[Certified] = field(default_factory=list)
     _prepared: list[Ready] = field(default_factory=list)
     _intake: Intake | None = None
+    _proposed: Proposed | None = None
+    _ballot: Ballot | None = None
     _tiles: dict[tuple[tuple[str, bytes], int], Buffer] = field(default_factory=dict)
 
     @classmethod
@@ -79,6 +86,7 @@ class LocalFederation:
             tuple(clients),
             tuple(Member(name, identity.public) for name, identity in staff.items()),
             authority.public,
+            entropy(_ID_BYTES),
             initial=b"" if state is None else vector_digest(state.model),
         )
         enclave = Enclave(
@@ -150,27 +158,55 @@ class LocalFederation:
             tell=self.tell,
         )
 
-    def finish(self) -> Published:
-        """Close the round, and run all steps that are left."""
+    def finish(self) -> Ballot:
+        """Close the round, run all steps, and ask for confirmations."""
         cohort = self.close()
         driver = self.host(cohort)
-        return self.follow(driver.finish(cohort, driver.measure(cohort)))
+        return self.propose(driver.finish(cohort, driver.measure(cohort)))
 
-    def follow(self, published: Published) -> Published:
-        """Go on after a published round."""
-        self.enclave.follow(published.receipt, published.state)
-        self.receipts.append(published.receipt)
+    def propose(self, proposed: Proposed) -> Ballot:
+        """Ask for confirmations of an outcome."""
+        self._proposed = proposed
+        self._ballot = self.enclave.ballot(proposed.pending)
+        return self._ballot
+
+    @property
+    def ballot(self) -> Ballot:
+        """What counts the confirmations of the outcome that was proposed."""
+        if self._ballot is None:
+            raise LocalProtocolError("no outcome was proposed")
+        return self._ballot
+
+    @property
+    def proposed(self) -> Proposed:
+        """The outcome that waits for confirmations."""
+        if self._proposed is None:
+            raise LocalProtocolError("no outcome was proposed")
+        return self._proposed
+
+    def confirm(self, confirmation: Confirmation) -> None:
+        """Count one confirmation. Raises RemoteProtocolError."""
+        self.ballot.add(confirmation)
+
+    def release(self) -> tuple[Proposed, Certified]:
+        """Publish the outcome. Raises ReceiptRefused while too few have confirmed it."""
+        proposed = self.proposed
+        pending = proposed.pending
+        certified = Certified(pending.receipt, self.ballot.certificate(pending.salt))
+        self.enclave.follow(certified, proposed.state)
+        self.published.append(certified)
         self._intake, self._tiles = None, {}
-        return published
+        self._proposed = self._ballot = None
+        return proposed, certified
 
     def tiles(self, cohort: Cohort) -> Iterator[list[Buffer]]:
         """One pass: tile by tile, the ciphertext of every row."""
         for index in range(cohort.terms.tiling.count):
             yield [self._tiles[upload, index] for upload in cohort.uploads]
 
-    def links(self, after: int) -> Iterator[Charter | Receipt]:
+    def links(self, after: int) -> Iterator[Link]:
         """All charters, and the receipts behind receipt `after`."""
-        return chain(self.charters, self.receipts[after:])
+        return chain(self.charters, self.published[after:])
 
     def _ready(self) -> Ready:
         return self._prepared.pop() if self._prepared else Prepared(self.enclave)

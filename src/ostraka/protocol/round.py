@@ -21,11 +21,17 @@ from ostraka.core import rules
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
-from ostraka.errors import ConfigError, LeakyMasking, Rejection, RemoteProtocolError
+from ostraka.errors import (
+    ConfigError,
+    LeakyMasking,
+    Rejection,
+    RemoteProtocolError,
+    RoundFailed,
+)
 from ostraka.events import Event
 from ostraka.messages import Receipt, RoundOffer
 from ostraka.protocol.client import Client, Submitted
-from ostraka.protocol.enclave import Lanes, Published
+from ostraka.protocol.enclave import Lanes, Proposed
 from ostraka.protocol.host import lanes
 from ostraka.protocol.local import LocalFederation
 
@@ -141,13 +147,23 @@ def play(parties: Parties, rows: Float32, lent: Lanes | None = None) -> RoundRes
     measured = host.measure(cohort)
 
     # Section 3.2, aggregation: the rule gives each row its weight, and the enclave averages and
-    # signs what it did.
-    published = federation.follow(host.finish(cohort, measured))
+    # signs what it did. It shows nothing of that yet.
+    ballot = federation.propose(host.finish(cohort, measured))
+
+    # Beyond the paper: each client confirms one outcome of this number, ever. So a host that copies
+    # the enclave has at most one aggregate of it.
+    if ballot.awaited:
+        submitted = [each.vote(ballot.proposal) for each in submitted]
+        for each in submitted:
+            federation.confirm(each.joined.client.confirmation())
+    proposed, certified = federation.release()
 
     # Each client checks the receipt and the model before it goes on to the next round.
-    model = published.state.model
-    parties.clients[:] = [each.finish(published.receipt, model) for each in submitted]
-    return _result(published, [client.name for client in parties.clients], log)
+    model = proposed.state.model
+    parties.clients[:] = [each.finish(certified, model) for each in submitted]
+    if certified.receipt.failure:
+        raise RoundFailed(certified.receipt.failure)
+    return _result(proposed, [client.name for client in parties.clients], log)
 
 
 def enrol(terms: Terms, *, clients: int, spares: int = 0, entropy: Entropy = os.urandom) -> Parties:
@@ -189,22 +205,20 @@ def _whole(name: str, value: int) -> int:
         raise ConfigError(f"{name} is a whole number; got {value!r}") from None
 
 
-def _result(published: Published, names: list[str], log: list[Event]) -> RoundResult:
+def _result(proposed: Proposed, names: list[str], log: list[Event]) -> RoundResult:
     row_of = {name: row for row, name in enumerate(names)}
-    selected = [row_of[name] for name in published.selected]
+    selected = [row_of[name] for name in proposed.selected]
     weights = np.zeros(len(names))
-    weights[selected] = published.weights
-    rejections = (
-        events.ClientRejected(name, reason) for name, reason in published.rejected.items()
-    )
-    receipt = published.receipt
+    weights[selected] = proposed.weights
+    rejections = (events.ClientRejected(name, reason) for name, reason in proposed.rejected.items())
+    receipt = proposed.receipt
     done = events.RoundPublished(receipt.number, receipt.participants, receipt.kept)
     return RoundResult(
-        aggregate=published.aggregate,
+        aggregate=proposed.aggregate,
         selected=tuple(selected),
-        rejected={row_of[name]: reason for name, reason in published.rejected.items()},
+        rejected={row_of[name]: reason for name, reason in proposed.rejected.items()},
         receipt=receipt,
         weights=weights,
-        distance_error=published.distance_error,
+        distance_error=proposed.distance_error,
         events=(*log, *rejections, done),
     )

@@ -117,6 +117,7 @@ def cast(clients: int, dimension: int, *, masking: str, sketch: int | None = Non
         tuple(_member(f"client-{row}") for row in range(clients)),
         tuple(_member(f"worker-{number}") for number in (1, 2)),
         _identity("authority").public,
+        bytes(32),
     )
     return Cast(federation, _identity("enclave"))
 

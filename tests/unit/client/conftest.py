@@ -69,7 +69,7 @@ collateral = "collateral.json"
 def federation(**changes: Any) -> Federation:
     members = tuple(Member(name, each.public) for name, each in PEOPLE.items())
     initial = vector_digest(first_state().model)
-    return replace(Federation(TERMS, members, (), AUTHORITY.public, initial=initial), **changes)
+    return replace(Federation(TERMS, members, (), AUTHORITY.public, ID, initial=initial), **changes)
 
 
 def make_charter(signer: Identity = AUTHORITY, **changes: Any) -> Charter:

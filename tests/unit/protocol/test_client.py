@@ -20,6 +20,7 @@ FEDERATION = Federation(
     tuple(Member(f"client-{i}", each.public) for i, each in enumerate(CLIENTS)),
     (),
     bytes([201]) * 32,
+    b"i" * 32,
 )
 KEY = HybridKey()
 MODEL = first_model(FEDERATION)

@@ -18,7 +18,7 @@ MODEL = np.zeros(10, np.float32)
 STATE = ServerState(MODEL)
 TERMS = Terms(Manifest.flat(10), f=2, masking="none", tile=4)
 FEDERATION = Federation(
-    TERMS, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), (), b"a" * 32
+    TERMS, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), (), b"a" * 32, b"i" * 32
 )
 
 

@@ -8,7 +8,10 @@ A round is five steps with a value between each. No step starts the next one: `H
                  or a Dispute: a worker lied
     3. decide    decide(cohort, measured) -> Plan, by the rule that the terms name
     4. combine   combine(cohort, measured, plan, tiles) -> the aggregate
-    5. publish   publish(cohort, measured, plan, aggregate) -> Published, with the signed receipt
+    5. propose   propose(cohort, measured, plan, aggregate) -> Proposed, with the signed receipt
+
+Nothing of that leaves before clients or witnesses have confirmed it: Enclave.ballot(pending) ->
+Ballot counts them, and Enclave.follow(certified, state) goes on with the next number.
 """
 
 from ostraka.protocol.enclave.cohort import Cohort
@@ -19,7 +22,7 @@ from ostraka.protocol.enclave.intake import Intake
 from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.masking import Dispute, Masking, Offload
 from ostraka.protocol.enclave.measure import Inside
-from ostraka.protocol.enclave.publish import Published, publish
+from ostraka.protocol.enclave.propose import Pending, Proposed, propose, propose_null_step
 from ostraka.protocol.enclave.rows import Measured
 
 __all__ = [
@@ -32,8 +35,10 @@ __all__ = [
     "Masking",
     "Measured",
     "Offload",
-    "Published",
+    "Pending",
+    "Proposed",
     "combine",
     "decide",
-    "publish",
+    "propose",
+    "propose_null_step",
 ]

@@ -12,11 +12,20 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.encoding import digest
 from ostraka.errors import LocalProtocolError
-from ostraka.messages import IN_PROCESS, Charter, Receipt, first_model, vector_digest
+from ostraka.messages import (
+    IN_PROCESS,
+    Abandon,
+    Certified,
+    Charter,
+    Receipt,
+    first_model,
+    genesis,
+    vector_digest,
+)
+from ostraka.protocol.confirm import Ballot, require_certified
 from ostraka.protocol.enclave.cohort import Publication, RoundContext
 from ostraka.protocol.enclave.intake import Intake
-
-GENESIS = bytes(32)  # stands for the receipt before the first round
+from ostraka.protocol.enclave.propose import Pending
 
 _ID_BYTES = 32
 
@@ -24,7 +33,10 @@ _ID_BYTES = 32
 class Enclave:
     """The long-lived part: an identity, a federation and the head of the receipt chain.
 
-    cautions: what the next receipt, and no other, has to say besides the usual.
+    head: the last receipt, or what took its place. electors: the federation that the head names,
+    or the founding one: those who confirm the next number. With the newest revision instead, two
+    copies of an enclave under two revisions could release two outcomes. cautions: what the next
+    receipt, and no other, has to say besides the usual.
     """
 
     def __init__(
@@ -32,7 +44,8 @@ class Enclave:
         federation: Federation,
         identity: Identity,
         *,
-        head: Receipt | None = None,
+        head: Receipt | Abandon | None = None,
+        electors: Federation | None = None,
         state: ServerState | None = None,
         evidence: str = IN_PROCESS,
         cautions: tuple[str, ...] = (),
@@ -43,7 +56,7 @@ class Enclave:
         self._evidence = evidence
         self._cautions = cautions
         self._entropy = entropy
-        self._continue(head, state or _from_nothing(federation.terms))
+        self._continue(head, state or _from_nothing(federation.terms), electors or federation)
 
     @property
     def receipt_key(self) -> bytes:
@@ -58,7 +71,6 @@ class Enclave:
 
     def open_round(self) -> "Intake":
         """A round under a fresh key and a random id, after the last receipt."""
-        head = self._head
         return Intake(
             RoundContext(
                 federation=self._federation,
@@ -66,7 +78,7 @@ class Enclave:
                 entropy=self._entropy,
                 publication=self._publication,
                 round_id=self._entropy(_ID_BYTES),
-                previous=digest(head) if head else GENESIS,
+                previous=self._previous,
                 state=self._state,
                 evidence=self._evidence,
                 cautions=self._cautions,
@@ -89,20 +101,39 @@ class Enclave:
         check_signature(charter, old.authority)
         new.require_follows(old)
 
-    def follow(self, receipt: Receipt, state: ServerState) -> None:
-        """Go on after a round that this enclave published."""
+    def ballot(self, pending: Pending) -> Ballot:
+        """What counts the confirmations of the next number's outcome. It can be asked for again."""
+        check_signature(pending.proposal, self.receipt_key)
+        self._require_next(pending.receipt)
+        return Ballot(pending.proposal, self._electors)
+
+    def follow(self, certified: Certified, state: ServerState) -> None:
+        """Go on after an outcome of this enclave that was confirmed."""
+        receipt = certified.receipt
         check_signature(receipt, self.receipt_key)
-        expected = digest(self._head) if self._head else GENESIS
-        if receipt.previous != expected or receipt.number != self._publication.number:
-            raise LocalProtocolError("a receipt is followed once, after the one it names")
-        self._continue(receipt, state)
+        self._require_next(receipt)
+        require_certified(certified, self._electors, self.receipt_key)
+        self._continue(receipt, state, self._federation)
         self._cautions = ()
 
-    def _continue(self, head: Receipt | None, state: ServerState) -> None:
+    @property
+    def _previous(self) -> bytes:
+        return digest(self._head) if self._head else genesis(self._electors)
+
+    def _require_next(self, receipt: Receipt) -> None:
+        """Raises unless this is of the open number, under the federation in force."""
+        expected = (self._publication.number, self._previous, self._federation.digest())
+        if (receipt.number, receipt.previous, receipt.federation) != expected:
+            raise LocalProtocolError("a receipt is followed once, after the one it names")
+
+    def _continue(
+        self, head: Receipt | Abandon | None, state: ServerState, electors: Federation
+    ) -> None:
         promised = head.model if head is not None else first_model(self._federation)
         if promised != vector_digest(state.model):
             raise LocalProtocolError("this model is not the one of the last receipt or the charter")
         self._head = head
+        self._electors = electors
         self._state = state
         self._publication = Publication(head.number + 1 if head else 1)
 

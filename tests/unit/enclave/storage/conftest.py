@@ -32,6 +32,7 @@ class Life:
             clients=members,
             workers=(),
             authority=AUTHORITY.public,
+            id=b"i" * 32,
             revision=revision,
             successors=successors,
             initial=vector_digest(self.state_of(0).model),
