@@ -98,6 +98,48 @@ class RoundSkipped:
 
 
 @dataclass(frozen=True)
+class RoundProposed:
+    """An outcome is sealed, and waits for this many confirmations. Nothing of it is shown."""
+
+    number: int
+    needed: int
+
+
+@dataclass(frozen=True)
+class ConfirmationsAwaited:
+    """An outcome cannot be published yet. It waits as long as it takes, also over a restart."""
+
+    number: int
+    missing: int
+    silent: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NullStep:
+    """The rule could not stand on the updates. The number is used up, and the model unchanged."""
+
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """This enclave has signed a proposal that it does not know: its state is not the newest.
+
+    It publishes nothing. Stop it, bring back the newest state, and start it again.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True)
+class CopyProved:
+    """Another copy of this enclave has proposed another outcome of the same round."""
+
+    number: int
+
+
+@dataclass(frozen=True)
 class ClientRejected:
     """A client's update took no part, and why."""
 
@@ -167,12 +209,14 @@ class WorkerFailed:
 
 @dataclass(frozen=True)
 class RoundTimed:
-    """How many seconds a round took after it was closed, stage by stage."""
+    """How many seconds a round took after it was closed, stage by stage, since the last start."""
 
     number: int
-    measure_s: float
-    average_s: float
-    publish_s: float
+    measure_s: float = 0.0
+    average_s: float = 0.0
+    hold_s: float = 0.0
+    confirm_s: float = 0.0
+    publish_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -229,6 +273,11 @@ Event: TypeAlias = (
     | QuorumMissed
     | RoundClosed
     | RoundSkipped
+    | RoundProposed
+    | ConfirmationsAwaited
+    | NullStep
+    | RolledBack
+    | CopyProved
     | ClientRejected
     | DistancesChosen
     | AttemptStarted
@@ -253,6 +302,8 @@ WARNINGS = (
     Cautioned,
     QuorumMissed,
     RoundSkipped,
+    ConfirmationsAwaited,
+    NullStep,
     ClientRejected,
     UploadRefused,
     WorkerLeft,
@@ -263,4 +314,4 @@ WARNINGS = (
     ClockJumped,
     ServerRestarted,
 )
-ERRORS = (WorkerLied, StorageFailed)
+ERRORS = (WorkerLied, StorageFailed, RolledBack, CopyProved)

@@ -19,7 +19,7 @@ Every message is frozen, canonically encoded (`ostraka.encoding`) and free of se
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
 
@@ -325,7 +325,7 @@ class Certified:
 
 @dataclass(frozen=True)
 class Abandon:
-    """The authority gives up a number whose enclave is lost, and names the enclave that goes on.
+    """The authority gives up a number whose enclave is lost. A new enclave goes on after it.
 
     It takes the place of the number's receipt. previous: as there. federation: the digest of the
     revision that is in force. model: what the next number starts from. votes: proof that no
@@ -339,7 +339,6 @@ class Abandon:
     federation: Digest
     revision: int
     model: Digest
-    receipt_key: Key
     votes: tuple[Confirmation, ...]
     signature: Signature
 
@@ -367,3 +366,16 @@ def chain(charters: Iterable[Charter], settled: Iterable[Settled]) -> Iterator[L
             yield left.pop(0)
         yield each
     yield from left
+
+
+def milestones(published: Sequence[Certified]) -> tuple[Certified, ...]:
+    """What proves the newest receipt: it, the first one, and both sides of a change of charters."""
+    last = len(published) - 1
+    revisions = [each.receipt.revision for each in published]
+    return tuple(
+        each
+        for at, each in enumerate(published)
+        if at in (0, last)
+        or revisions[at - 1] != revisions[at]
+        or revisions[at + 1] != revisions[at]
+    )

@@ -55,9 +55,9 @@ def verify_charter(charter: Charter, policy: Policy, now: int | None = None) -> 
         raise AttestationRefused(Refusal.FEDERATION, f"got {federation.id.hex()}")
 
     # 3. Nobody has withheld the next revision for longer than the authority allows.
-    if now is not None and federation.expires is not None:
-        if now > federation.expires + policy.clock_skew:
-            raise AttestationRefused(Refusal.EXPIRED, f"revision {federation.revision}")
+    last = federation.expires
+    if now is not None and last is not None and now > last + policy.clock_skew:
+        raise AttestationRefused(Refusal.EXPIRED, f"revision {federation.revision}")
 
     # 4. Every worker that could get a share is one that the policy pins.
     for worker in federation.workers:

@@ -162,7 +162,7 @@ def export(machine: Machine, path: Path, *, policy: Path, out: Path) -> Report:
             policy=accepted,
             circumstances=circumstances,
         )
-        rounds = len(state.receipts())
+        rounds = state.head.number if state.head else 0
     _write(out, done.bundle)
     successor = done.successor.hex()
     told = _pairs([("handed over to", successor), ("after round", str(rounds))])

@@ -1,15 +1,16 @@
-"""Opens, closes, measures and publishes one round after the other."""
+"""Opens, closes, measures, proposes and publishes one round after the other."""
 
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from ostraka import events, federation_file
 from ostraka.config import Federation
+from ostraka.crypto.identity import check_signature
 from ostraka.enclave import hardening
 from ostraka.enclave.open_round import OpenRound
 from ostraka.enclave.storage.offline import OfflinePool
@@ -28,8 +29,9 @@ from ostraka.errors import (
 )
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile, charter_path
-from ostraka.messages import Charter, Receipt
-from ostraka.protocol.enclave import Cohort, Enclave, Published
+from ostraka.messages import Certified, Charter, Confirmation, Proposal, Receipt
+from ostraka.protocol.confirm import Ballot, Electorate, electorates
+from ostraka.protocol.enclave import Cohort, Enclave
 from ostraka.protocol.host import Host, lanes
 
 _GRACE_S = 5.0  # to wait for workers when a round closes
@@ -37,6 +39,7 @@ _AHEAD = 2  # attempts for which masks are made ahead
 _RETRY_S = 1.0  # after the disk has failed
 _MOST_RETRY_S = 30.0
 _CLOCK_TOLERANCE_S = 5.0
+_REMIND_S = 60.0  # between two words about confirmations that are missing
 _MIB = 2**20
 _SEALED_BYTES = 5  # of one sealed value, rounded up
 
@@ -47,7 +50,9 @@ class Phase(StrEnum):
     STARTING = "starting"
     COLLECTING = "collecting"
     MEASURING = "measuring"
+    CONFIRMING = "confirming"
     PUBLISHING = "publishing"
+    ROLLED_BACK = "rolled back"
     FINISHED = "finished"
     STOPPED = "stopped"
 
@@ -68,12 +73,17 @@ class Engine:
     tell: Callable[[Event], None]
     current: OpenRound | None = None
     measuring: bytes | None = None  # the id of the round that is being measured
+    ballot: Ballot | None = None  # of the outcome that waits to be confirmed
+    forgotten: Proposal | None = None  # signed by this enclave, which does not know of it
+    copied: bool = False  # a copy has proposed another outcome of the pending round
     phase: Phase = Phase.STARTING
     brought: Charter | None = None  # to be adopted
     ignored: str | None = None  # why the federation file cannot be used, as last told
     deadline: float = 0.0  # of the open round, on the monotonic clock
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of the last round
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    halted: asyncio.Event = field(default_factory=asyncio.Event)  # stopping, or rolled back
+    voted: asyncio.Event = field(default_factory=asyncio.Event)
     moved: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     @property
@@ -82,21 +92,31 @@ class Engine:
 
     @property
     def published(self) -> int:
+        """The number of the last round that is settled."""
         head = self.state.head
         return head.number if head else 0
+
+    def stop(self) -> None:
+        """End after what cannot be interrupted."""
+        self.stopping.set()
+        self.halted.set()
 
     async def run(self) -> None:
         """Run all rounds that are left, or until `stopping` is set."""
         Spool.clean(self._folder)
         offline = self._offline()
         try:
-            while self.published < self.file.rounds.count and not self.stopping.is_set():
+            await self._resume()
+            while self.published < self.file.rounds.count and not self.halted.is_set():
                 if self._adopt_if_signed():
                     offline.stop()
                     offline = self._offline()
                 await self._round(offline)
         finally:
             offline.stop()
+        if self.forgotten is not None:
+            await self._go(Phase.ROLLED_BACK)
+            await self.stopping.wait()
         done = self.published >= self.file.rounds.count
         await self._go(Phase.FINISHED if done else Phase.STOPPED)
 
@@ -106,11 +126,47 @@ class Engine:
         self.tell(_adopted(self.federation))
         if terms.masking == "gaussian" and not terms.inside:
             self.tell(events.Cautioned(str(LeakyMasking())))
+        for each in electorates(self.state.electors):
+            if each.silent < each.f:
+                self.tell(events.Cautioned(_too_few(each)))
         if not (terms.verify or terms.inside):
             self.tell(events.Cautioned("verify = false: a worker that lies is not noticed"))
 
-    def receipt(self, number: int) -> Receipt | None:
-        return self.state.receipts(number)[0] if 1 <= number <= self.published else None
+    def certified(self, number: int) -> Certified | None:
+        """The receipt of this number, if this enclave has published it."""
+        found = self.state.published(number)[:1] if number >= 1 else ()
+        return found[0] if found and found[0].receipt.number == number else None
+
+    def confirm(self, confirmation: Confirmation) -> bool:
+        """Count one vote. Returns False if its number is settled. Raises OpenError."""
+        if confirmation.number <= self.published:
+            return False
+        if self.ballot is None:
+            raise OpenError("Confirmation")
+        if self.ballot.add(confirmation) and self.ballot.confirmed:
+            self.voted.set()
+        return True
+
+    def remind(self, proposal: Proposal) -> None:
+        """Take note of a proposal that this enclave has signed. Raises OpenError for any other.
+
+        If it is of a number that this enclave has not proposed, its state is an older one: then it
+        publishes nothing any more. An outcome that is pending stays so: it is released if enough
+        confirm it, and then no other can be.
+        """
+        check_signature(proposal, self.enclave.receipt_key)
+        if proposal.federation != self.federation.id:
+            raise OpenError("Proposal")
+        if proposal.number <= self.published:
+            return
+        if self.ballot is None or proposal.number > self.ballot.proposal.number:
+            if self.forgotten is None:
+                self.tell(events.RolledBack(proposal.number))
+            self.forgotten = proposal
+            self.halted.set()
+        elif proposal != self.ballot.proposal and not self.copied:
+            self.copied = True
+            self.tell(events.CopyProved(proposal.number))
 
     async def _round(self, offline: OfflinePool) -> None:
         """Run one round, to a published receipt or to a reason why there is none."""
@@ -138,6 +194,7 @@ class Engine:
         )
 
     async def _open(self, spool: Spool) -> None:
+        self.stages.clear()
         intake = self.enclave.open_round()
         self.current = OpenRound(intake, spool, self.federation)
         self.deadline = time.monotonic() + self.file.rounds.deadline_s
@@ -149,8 +206,9 @@ class Engine:
         rounds, current = self.file.rounds, self._open_round()
         for left in range(rounds.extensions, -1, -1):
             await self._until_all_or_deadline(current)
-            if self.stopping.is_set():
-                self.tell(events.RoundSkipped(current.number, "the service is stopping"))
+            if self.halted.is_set():
+                why = "the service is stopping" if self.stopping.is_set() else "rolled back"
+                self.tell(events.RoundSkipped(current.number, why))
                 return None
             arrived = current.answered
             if arrived >= self.file.quorum or not current.awaited:
@@ -163,13 +221,13 @@ class Engine:
     async def _until_all_or_deadline(self, current: OpenRound) -> None:
         """Wait by the monotonic clock. A jump of the wall clock is told, and changes nothing."""
         offset = time.time() - time.monotonic()
-        while current.awaited and not self.stopping.is_set():
+        while current.awaited and not self.halted.is_set():
             self._hurry(current)
             left = self.deadline - time.monotonic()
             if left <= 0:
                 return
             current.changed.clear()
-            await _first_of(current.changed, self.stopping, seconds=min(left, 1.0))
+            await _first_of(current.changed, self.halted, seconds=min(left, 1.0))
             jump = time.time() - time.monotonic() - offset
             if abs(jump) > _CLOCK_TOLERANCE_S:
                 self.tell(events.ClockJumped(round(jump, 1)))
@@ -188,7 +246,7 @@ class Engine:
         return cohort
 
     async def _finish(self, cohort: Cohort, offline: OfflinePool) -> None:
-        """Measure, average and make durable. Only then are clients told."""
+        """Measure, average and make durable. Only then is anybody asked to confirm."""
         current, terms = self._open_round(), self.federation.terms
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
@@ -207,31 +265,74 @@ class Engine:
             with self._stage("measure"):
                 measured = await asyncio.to_thread(host.measure, cohort)
             with self._stage("average"):
-                published = await asyncio.to_thread(host.finish, cohort, measured)
-        await self._go(Phase.PUBLISHING)
-        with self._stage("publish"):
-            await self._make_durable(published)
-        self._report(published)
+                proposed = await asyncio.to_thread(host.finish, cohort, measured)
+        if self.forgotten is not None:
+            raise RoundFailed("the enclave's state is not its newest")
+        with self._stage("hold"):
+            number = proposed.receipt.number
+            await self._until_stored(number, self.state.hold, proposed.pending, proposed.state)
+        await self._confirm()
 
-    async def _make_durable(self, published: Published) -> None:
-        """Retry until the disk takes it: a signed round is published, and never signed again."""
+    async def _resume(self) -> None:
+        """Go on with an outcome that was pending when the service ended."""
+        if self.state.pending is not None:
+            self.stages.clear()
+            with suppress(RoundFailed):  # The disk fails, and the service is stopping.
+                await self._confirm()
+
+    async def _confirm(self) -> None:
+        """Wait until the pending outcome is confirmed, and publish it. It stays pending if not."""
+        if self.state.pending is None:
+            raise LocalProtocolError("no outcome is pending")
+        pending, state = self.state.pending
+        number = pending.receipt.number
+        self.voted.clear()
+        self.ballot = ballot = self.enclave.ballot(pending)
+        try:
+            if not ballot.confirmed:
+                self.tell(events.RoundProposed(number, ballot.missing))
+                await self._go(Phase.CONFIRMING)
+            with self._stage("confirm"):
+                await self._until_confirmed(ballot)
+            if not ballot.confirmed:
+                return
+            certified = Certified(pending.receipt, ballot.certificate(pending.salt))
+            with self._stage("publish"):
+                await self._until_stored(number, self.state.publish, certified)
+            self.enclave.follow(certified, state)
+        finally:
+            self.ballot = None
+            self.copied = False
+        self._report(pending.receipt)
+        await self._go(Phase.PUBLISHING)
+
+    async def _until_confirmed(self, ballot: Ballot) -> None:
+        """Wait for the quorum, however long that takes, or for the service to stop."""
+        number = ballot.proposal.number
+        while ballot.missing and not self.stopping.is_set():
+            told = await _first_of(self.voted, self.stopping, seconds=_REMIND_S)
+            if not told:
+                silent = tuple(sorted(ballot.awaited))
+                self.tell(events.ConfirmationsAwaited(number, ballot.missing, silent))
+
+    async def _until_stored(self, number: int, store: Callable[..., None], *what: object) -> None:
+        """Retry until the disk takes it: a signed outcome is never signed again."""
         wait = _RETRY_S
         while True:
             try:
-                await asyncio.to_thread(self.state.publish, published.receipt, published.state)
-                break
+                return await asyncio.to_thread(store, *what)
             except OSError as failed:
-                self.tell(events.StorageFailed(f"round {published.receipt.number}: {failed}"))
+                self.tell(events.StorageFailed(f"round {number}: {failed}"))
             if self.stopping.is_set():
                 raise RoundFailed("the disk takes nothing, and the service is stopping")
             await _first_of(self.stopping, seconds=wait)
             wait = min(2 * wait, _MOST_RETRY_S)
-        self.enclave.follow(published.receipt, published.state)
 
-    def _report(self, published: Published) -> None:
-        for client, reason in published.rejected.items():
-            self.tell(events.ClientRejected(client, reason))
-        receipt = published.receipt
+    def _report(self, receipt: Receipt) -> None:
+        for each in receipt.rejected:
+            self.tell(events.ClientRejected(each.client, each.reason))
+        if receipt.failure:
+            self.tell(events.NullStep(receipt.number, receipt.failure))
         stages = {f"{name}_s": seconds for name, seconds in self.stages.items()}
         self.tell(events.RoundTimed(receipt.number, **stages))
         self.tell(events.RoundPublished(receipt.number, receipt.participants, receipt.kept))
@@ -328,11 +429,19 @@ def _adopted(federation: Federation) -> Event:
     )
 
 
-async def _first_of(*signals: asyncio.Event, seconds: float) -> None:
-    """Wait for any of these, for at most this number of seconds."""
+def _too_few(electorate: Electorate) -> str:
+    return (
+        f"{len(electorate.voters)} voters confirm outcomes, and {electorate.quorum} must answer: "
+        f"{electorate.silent} may be silent, and the terms let {electorate.f} be Byzantine"
+    )
+
+
+async def _first_of(*signals: asyncio.Event, seconds: float) -> bool:
+    """Wait for any of these, for at most this number of seconds. Return whether one has come."""
     waiting = [asyncio.ensure_future(signal.wait()) for signal in signals]
     try:
-        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
     finally:
         for each in waiting:
             each.cancel()

@@ -186,7 +186,7 @@ def _stop_on_signals(engine: Engine) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(RuntimeError, ValueError):  # Outside of the main thread there are no signals.
-            loop.add_signal_handler(number, engine.stopping.set)
+            loop.add_signal_handler(number, engine.stop)
 
 
 async def _ended_first(server: grpc.aio.Server, rounds: "asyncio.Task[None]") -> bool:

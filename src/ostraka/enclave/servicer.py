@@ -40,13 +40,17 @@ from ostraka.errors import (
 from ostraka.messages import (
     Challenge,
     Charter,
+    Confirmation,
     Introduction,
+    Proposal,
     UpdateHeader,
     UpdateTile,
     WorkerHello,
     chain,
+    milestones,
     vector_digest,
 )
+from ostraka.protocol.confirm import path_to
 from ostraka.transport import chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
@@ -57,6 +61,7 @@ _NONCE_BYTES = 32
 _TIDIED = 64  # uploads, after which memory is given back
 _SHOWN = 64  # characters of a claimed name
 _NOT_ENROLLED = "not enrolled"
+_UNCONFIRMED = "an outcome waits to be confirmed"
 _ANOTHER_KEY = "signed with another key than the enrolled one"
 _LOG = logging.getLogger("ostraka.enclave")
 
@@ -133,7 +138,7 @@ class Servicer(EnclaveServicer):
     async def GetChain(self, request: wire.ChainRequest, context: Context) -> None:
         async with _streaming(context):
             with self._stranger(context):
-                await self._send(self._links(request.after), context)
+                await self._send(self._links(request), context)
 
     async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
         async with _streaming(context):
@@ -149,6 +154,20 @@ class Servicer(EnclaveServicer):
         async with _answering(context):
             with self._stranger(context):
                 return await self._outcome(request)
+
+    async def Confirm(self, request: wire.ConfirmRequest, context: Context) -> wire.ConfirmReply:
+        async with _answering(context):
+            with self._stranger(context):
+                self.engine.confirm(decode(Confirmation, request.confirmation))
+                return wire.ConfirmReply()
+
+    async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
+        async with _answering(context):
+            with self._stranger(context):
+                self.engine.remind(decode(Proposal, request.proposal))
+                async with self.engine.moved:
+                    self.engine.moved.notify_all()
+                return wire.RemindReply()
 
     async def GetStatus(self, request: wire.StatusRequest, context: Context) -> wire.StatusReply:
         async with _answering(context):
@@ -246,9 +265,13 @@ class Servicer(EnclaveServicer):
         try:
             async with asyncio.timeout(min(_LONG_POLL_S, context.time_remaining() or _LONG_POLL_S)):
                 async with engine.moved:
-                    await engine.moved.wait_for(lambda: engine.current or _over(engine))
+                    await engine.moved.wait_for(
+                        lambda: engine.current or engine.ballot or engine.forgotten or _over(engine)
+                    )
         except TimeoutError:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no round is open yet")
+        if engine.ballot is not None or engine.forgotten is not None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _UNCONFIRMED)
         return await self._current(context)
 
     async def _current(self, context: Context) -> OpenRound:
@@ -318,28 +341,25 @@ class Servicer(EnclaveServicer):
 
     async def _outcome(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:
         engine = self.engine
-
-        def settled() -> bool:
-            return engine.receipt(request.number) is not None or not _alive(engine, request)
-
         try:
             async with asyncio.timeout(_LONG_POLL_S), engine.moved:
-                await engine.moved.wait_for(settled)
+                await engine.moved.wait_for(lambda: _outcome(engine, request) is not None)
         except TimeoutError:
             return wire.OutcomeReply(pending=wire.Pending())
-        receipt = engine.receipt(request.number)
-        if receipt is None:
-            return wire.OutcomeReply(void=wire.Void())
-        return wire.OutcomeReply(receipt=encode(receipt))
+        return _outcome(engine, request) or wire.OutcomeReply(pending=wire.Pending())
 
-    def _links(self, after: int) -> Iterator[wire.ChainLink]:
+    def _links(self, request: wire.ChainRequest) -> Iterator[wire.ChainLink]:
         """Yield the chain behind receipt `after`, without the charters that were before it."""
-        state, done = self.engine.state, 0
-        known = state.receipts(after)[:1] if after else ()
-        if known and known[0].number == after:
-            done = known[0].revision
+        state, after, done = self.engine.state, request.after, 0
+        known = self.engine.certified(after)
+        if known is not None:
+            done = known.receipt.revision
         charters = [charter for charter in state.charters if charter.federation.revision > done]
-        yield from map(chain_link, chain(charters, state.receipts(after + 1)))
+        published = state.published(after + 1)
+        if request.newest:
+            published = milestones(published)
+        beginning = (state.abandon,) if state.abandon and state.abandon.number > after else ()
+        yield from map(chain_link, chain(charters, (*beginning, *published)))
 
     async def _greet(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> str:
         """Return the name of a worker that has proved its identity. Raises OpenError."""
@@ -372,10 +392,32 @@ def _over(engine: Engine) -> bool:
     return engine.phase in (Phase.FINISHED, Phase.STOPPED)
 
 
-def _alive(engine: Engine, request: wire.OutcomeRequest) -> bool:
-    """Return whether this very round can still be published."""
+def _outcome(engine: Engine, request: wire.OutcomeRequest) -> wire.OutcomeReply | None:
+    """Return what can be said of a number now; None if the caller has to wait."""
+    if engine.forgotten is not None:
+        return wire.OutcomeReply(rolled_back=encode(engine.forgotten))
+    certified = engine.certified(request.number)
+    if certified is not None:
+        return wire.OutcomeReply(certified=encode(certified))
+    if request.number <= engine.published:
+        return wire.OutcomeReply(void=wire.Void())  # It was abandoned, and not by this enclave.
+    ballot = engine.ballot
+    if ballot is not None and ballot.proposal.number == request.number:
+        asked = not request.voter or request.voter in ballot.awaited
+        return wire.OutcomeReply(proposed=_proposed(engine, request.leaf)) if asked else None
+    if not request.round_id:
+        return wire.OutcomeReply(void=wire.Void()) if _over(engine) else None
     here = engine.current.round_id if engine.current is not None else engine.measuring
-    return here == request.round_id
+    return None if here == request.round_id else wire.OutcomeReply(void=wire.Void())
+
+
+def _proposed(engine: Engine, leaf: bytes) -> wire.Proposed:
+    """Return the pending proposal, with what proves to its client that an upload is in it."""
+    if engine.state.pending is None or engine.ballot is None:
+        raise LocalProtocolError("no outcome is pending")
+    path = path_to(engine.state.pending[0].leaves, leaf)
+    proposal = encode(engine.ballot.proposal)
+    return wire.Proposed(proposal=proposal, path=path or (), included=path is not None)
 
 
 @dataclass(frozen=True)

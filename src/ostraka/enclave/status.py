@@ -12,8 +12,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from ostraka import events
 from ostraka.enclave.engine import Engine
 from ostraka.events import Event
+from ostraka.messages import Receipt
 
 _MOST_STRANGERS = 100  # names that are shown although they are on no roster
+
+
+def _disclosed(head: object) -> list[str] | None:
+    return list(head.selected) if isinstance(head, Receipt) and head.disclosed else None
 
 
 @dataclass
@@ -90,7 +95,7 @@ class Status:
             "rejected": dict(self.rejected),
             "workers": sorted(self._pool()),
             "stages_s": dict(engine.stages),
-            "selected": list(head.selected) if head and head.disclosed else None,
+            "selected": _disclosed(head),
             "masking": engine.federation.terms.masking,
             "evidence": self.evidence,
             "receipt_key": engine.enclave.receipt_key.hex(),

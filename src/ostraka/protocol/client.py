@@ -177,6 +177,9 @@ class Client:
     def abandon(self, abandon: Abandon, *, by_owners_word: bool = False) -> "Client":
         """Go on after a number that the authority has given up. Raises ReceiptRefused or OpenError.
 
+        The next enclave that proves itself is trusted: that it is the only one does not matter,
+        since this client has one vote for each number, whoever asks for it.
+
         Without proof, an outcome of that number may have been released. An update that is trained
         from the same model again may be the same update, so the owner has to agree.
         """
@@ -191,9 +194,7 @@ class Client:
                 f"round {abandon.number} was abandoned, and nothing proves that no outcome of it "
                 "was released: this client takes part again only by its owner's word"
             )
-        return replace(
-            self, last=abandon, electors=self.federation, receipt_key=abandon.receipt_key
-        )
+        return replace(self, last=abandon, electors=self.federation, receipt_key=None)
 
     def _known_key(self) -> bytes:
         if self.receipt_key is None:

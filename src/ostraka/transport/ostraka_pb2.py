@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fostraka/transport/ostraka.proto\x12\nostraka.v1\"\x10\n\x0e\x43harterRequest\"\x1f\n\x0c\x43harterReply\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"%\n\x10IntroduceRequest\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"&\n\x0eIntroduceReply\x12\x14\n\x0cintroduction\x18\x01 \x01(\x0c\"M\n\rUploadRequest\x12\x10\n\x06header\x18\x01 \x01(\x0cH\x00\x12\"\n\x05tiles\x18\x02 \x01(\x0b\x32\x11.ostraka.v1.TilesH\x00\x42\x06\n\x04part\"\x15\n\x05Tiles\x12\x0c\n\x04tile\x18\x01 \x03(\x0c\"i\n\x0bUploadReply\x12&\n\x07missing\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.MissingH\x00\x12(\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x14.ostraka.v1.CompleteH\x00\x42\x08\n\x06\x61nswer\"+\n\x07Missing\x12 \n\x05range\x18\x01 \x03(\x0b\x32\x11.ostraka.v1.Range\"$\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\n\n\x08\x43omplete\"2\n\x0eOutcomeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08round_id\x18\x02 \x01(\x0c\"v\n\x0cOutcomeReply\x12\x11\n\x07receipt\x18\x01 \x01(\x0cH\x00\x12 \n\x04void\x18\x02 \x01(\x0b\x32\x10.ostraka.v1.VoidH\x00\x12&\n\x07pending\x18\x03 \x01(\x0b\x32\x13.ostraka.v1.PendingH\x00\x42\t\n\x07outcome\"\x06\n\x04Void\"\t\n\x07Pending\"\x1d\n\x0c\x43hainRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\"9\n\tChainLink\x12\x11\n\x07\x63harter\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07receipt\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04link\"\x1e\n\x0cModelRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x19\n\tModelPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Z\n\nWorkerSays\x12\x0f\n\x05hello\x18\x01 \x01(\x0cH\x00\x12\x10\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x61nswer\x18\x03 \x01(\x0cH\x00\x12\x0f\n\x05sorry\x18\x04 \x01(\tH\x00\x42\x06\n\x04what\"\xa8\x01\n\x0b\x45nclaveSays\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.WelcomeH\x00\x12\x0f\n\x05offer\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05share\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04seed\x18\x04 \x01(\x0cH\x00\x12 \n\x04over\x18\x05 \x01(\x0b\x32\x10.ostraka.v1.OverH\x00\x12\x15\n\x0bshare_piece\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04what\"-\n\x07Welcome\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x13\n\x0breceipt_key\x18\x02 \x01(\x0c\"\x1a\n\x04Over\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1f\n\x0c\x41\x64optRequest\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"\x0c\n\nAdoptReply\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t2\xd3\x04\n\x07\x45nclave\x12\x42\n\nGetCharter\x12\x1a.ostraka.v1.CharterRequest\x1a\x18.ostraka.v1.CharterReply\x12\x45\n\tIntroduce\x12\x1c.ostraka.v1.IntroduceRequest\x1a\x1a.ostraka.v1.IntroduceReply\x12@\n\x06Upload\x12\x19.ostraka.v1.UploadRequest\x1a\x17.ostraka.v1.UploadReply(\x01\x30\x01\x12\x44\n\x0c\x41waitOutcome\x12\x1a.ostraka.v1.OutcomeRequest\x1a\x18.ostraka.v1.OutcomeReply\x12=\n\x08GetChain\x12\x18.ostraka.v1.ChainRequest\x1a\x15.ostraka.v1.ChainLink0\x01\x12=\n\x08GetModel\x12\x18.ostraka.v1.ModelRequest\x1a\x15.ostraka.v1.ModelPart0\x01\x12;\n\x04Work\x12\x16.ostraka.v1.WorkerSays\x1a\x17.ostraka.v1.EnclaveSays(\x01\x30\x01\x12\x39\n\x05\x41\x64opt\x12\x18.ostraka.v1.AdoptRequest\x1a\x16.ostraka.v1.AdoptReply\x12?\n\tGetStatus\x12\x19.ostraka.v1.StatusRequest\x1a\x17.ostraka.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fostraka/transport/ostraka.proto\x12\nostraka.v1\"\x10\n\x0e\x43harterRequest\"\x1f\n\x0c\x43harterReply\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"%\n\x10IntroduceRequest\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"&\n\x0eIntroduceReply\x12\x14\n\x0cintroduction\x18\x01 \x01(\x0c\"M\n\rUploadRequest\x12\x10\n\x06header\x18\x01 \x01(\x0cH\x00\x12\"\n\x05tiles\x18\x02 \x01(\x0b\x32\x11.ostraka.v1.TilesH\x00\x42\x06\n\x04part\"\x15\n\x05Tiles\x12\x0c\n\x04tile\x18\x01 \x03(\x0c\"i\n\x0bUploadReply\x12&\n\x07missing\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.MissingH\x00\x12(\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x14.ostraka.v1.CompleteH\x00\x42\x08\n\x06\x61nswer\"+\n\x07Missing\x12 \n\x05range\x18\x01 \x03(\x0b\x32\x11.ostraka.v1.Range\"$\n\x05Range\x12\r\n\x05start\x18\x01 \x01(\x04\x12\x0c\n\x04stop\x18\x02 \x01(\x04\"\n\n\x08\x43omplete\"O\n\x0eOutcomeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08round_id\x18\x02 \x01(\x0c\x12\x0c\n\x04leaf\x18\x03 \x01(\x0c\x12\r\n\x05voter\x18\x04 \x01(\t\"\xb9\x01\n\x0cOutcomeReply\x12\x13\n\tcertified\x18\x01 \x01(\x0cH\x00\x12 \n\x04void\x18\x02 \x01(\x0b\x32\x10.ostraka.v1.VoidH\x00\x12&\n\x07pending\x18\x03 \x01(\x0b\x32\x13.ostraka.v1.PendingH\x00\x12(\n\x08proposed\x18\x04 \x01(\x0b\x32\x14.ostraka.v1.ProposedH\x00\x12\x15\n\x0brolled_back\x18\x05 \x01(\x0cH\x00\x42\t\n\x07outcome\"<\n\x08Proposed\x12\x10\n\x08proposal\x18\x01 \x01(\x0c\x12\x0c\n\x04path\x18\x02 \x03(\x0c\x12\x10\n\x08included\x18\x03 \x01(\x08\"&\n\x0e\x43onfirmRequest\x12\x14\n\x0c\x63onfirmation\x18\x01 \x01(\x0c\"\x0e\n\x0c\x43onfirmReply\"!\n\rRemindRequest\x12\x10\n\x08proposal\x18\x01 \x01(\x0c\"\r\n\x0bRemindReply\"\x06\n\x04Void\"\t\n\x07Pending\"-\n\x0c\x43hainRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x0e\n\x06newest\x18\x02 \x01(\x08\"N\n\tChainLink\x12\x11\n\x07\x63harter\x18\x01 \x01(\x0cH\x00\x12\x13\n\tcertified\x18\x02 \x01(\x0cH\x00\x12\x11\n\x07\x61\x62\x61ndon\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04link\"\x1e\n\x0cModelRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x19\n\tModelPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Z\n\nWorkerSays\x12\x0f\n\x05hello\x18\x01 \x01(\x0cH\x00\x12\x10\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x61nswer\x18\x03 \x01(\x0cH\x00\x12\x0f\n\x05sorry\x18\x04 \x01(\tH\x00\x42\x06\n\x04what\"\xa8\x01\n\x0b\x45nclaveSays\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.WelcomeH\x00\x12\x0f\n\x05offer\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05share\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04seed\x18\x04 \x01(\x0cH\x00\x12 \n\x04over\x18\x05 \x01(\x0b\x32\x10.ostraka.v1.OverH\x00\x12\x15\n\x0bshare_piece\x18\x06 \x01(\x0cH\x00\x42\x06\n\x04what\"-\n\x07Welcome\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x13\n\x0breceipt_key\x18\x02 \x01(\x0c\"\x1a\n\x04Over\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1f\n\x0c\x41\x64optRequest\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"\x0c\n\nAdoptReply\"\x0f\n\rStatusRequest\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t2\xd2\x05\n\x07\x45nclave\x12\x42\n\nGetCharter\x12\x1a.ostraka.v1.CharterRequest\x1a\x18.ostraka.v1.CharterReply\x12\x45\n\tIntroduce\x12\x1c.ostraka.v1.IntroduceRequest\x1a\x1a.ostraka.v1.IntroduceReply\x12@\n\x06Upload\x12\x19.ostraka.v1.UploadRequest\x1a\x17.ostraka.v1.UploadReply(\x01\x30\x01\x12\x44\n\x0c\x41waitOutcome\x12\x1a.ostraka.v1.OutcomeRequest\x1a\x18.ostraka.v1.OutcomeReply\x12?\n\x07\x43onfirm\x12\x1a.ostraka.v1.ConfirmRequest\x1a\x18.ostraka.v1.ConfirmReply\x12<\n\x06Remind\x12\x19.ostraka.v1.RemindRequest\x1a\x17.ostraka.v1.RemindReply\x12=\n\x08GetChain\x12\x18.ostraka.v1.ChainRequest\x1a\x15.ostraka.v1.ChainLink0\x01\x12=\n\x08GetModel\x12\x18.ostraka.v1.ModelRequest\x1a\x15.ostraka.v1.ModelPart0\x01\x12;\n\x04Work\x12\x16.ostraka.v1.WorkerSays\x1a\x17.ostraka.v1.EnclaveSays(\x01\x30\x01\x12\x39\n\x05\x41\x64opt\x12\x18.ostraka.v1.AdoptRequest\x1a\x16.ostraka.v1.AdoptReply\x12?\n\tGetStatus\x12\x19.ostraka.v1.StatusRequest\x1a\x17.ostraka.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,37 +52,47 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMPLETE']._serialized_start=469
   _globals['_COMPLETE']._serialized_end=479
   _globals['_OUTCOMEREQUEST']._serialized_start=481
-  _globals['_OUTCOMEREQUEST']._serialized_end=531
-  _globals['_OUTCOMEREPLY']._serialized_start=533
-  _globals['_OUTCOMEREPLY']._serialized_end=651
-  _globals['_VOID']._serialized_start=653
-  _globals['_VOID']._serialized_end=659
-  _globals['_PENDING']._serialized_start=661
-  _globals['_PENDING']._serialized_end=670
-  _globals['_CHAINREQUEST']._serialized_start=672
-  _globals['_CHAINREQUEST']._serialized_end=701
-  _globals['_CHAINLINK']._serialized_start=703
-  _globals['_CHAINLINK']._serialized_end=760
-  _globals['_MODELREQUEST']._serialized_start=762
-  _globals['_MODELREQUEST']._serialized_end=792
-  _globals['_MODELPART']._serialized_start=794
-  _globals['_MODELPART']._serialized_end=819
-  _globals['_WORKERSAYS']._serialized_start=821
-  _globals['_WORKERSAYS']._serialized_end=911
-  _globals['_ENCLAVESAYS']._serialized_start=914
-  _globals['_ENCLAVESAYS']._serialized_end=1082
-  _globals['_WELCOME']._serialized_start=1084
-  _globals['_WELCOME']._serialized_end=1129
-  _globals['_OVER']._serialized_start=1131
-  _globals['_OVER']._serialized_end=1157
-  _globals['_ADOPTREQUEST']._serialized_start=1159
-  _globals['_ADOPTREQUEST']._serialized_end=1190
-  _globals['_ADOPTREPLY']._serialized_start=1192
-  _globals['_ADOPTREPLY']._serialized_end=1204
-  _globals['_STATUSREQUEST']._serialized_start=1206
-  _globals['_STATUSREQUEST']._serialized_end=1221
-  _globals['_STATUSREPLY']._serialized_start=1223
-  _globals['_STATUSREPLY']._serialized_end=1250
-  _globals['_ENCLAVE']._serialized_start=1253
-  _globals['_ENCLAVE']._serialized_end=1848
+  _globals['_OUTCOMEREQUEST']._serialized_end=560
+  _globals['_OUTCOMEREPLY']._serialized_start=563
+  _globals['_OUTCOMEREPLY']._serialized_end=748
+  _globals['_PROPOSED']._serialized_start=750
+  _globals['_PROPOSED']._serialized_end=810
+  _globals['_CONFIRMREQUEST']._serialized_start=812
+  _globals['_CONFIRMREQUEST']._serialized_end=850
+  _globals['_CONFIRMREPLY']._serialized_start=852
+  _globals['_CONFIRMREPLY']._serialized_end=866
+  _globals['_REMINDREQUEST']._serialized_start=868
+  _globals['_REMINDREQUEST']._serialized_end=901
+  _globals['_REMINDREPLY']._serialized_start=903
+  _globals['_REMINDREPLY']._serialized_end=916
+  _globals['_VOID']._serialized_start=918
+  _globals['_VOID']._serialized_end=924
+  _globals['_PENDING']._serialized_start=926
+  _globals['_PENDING']._serialized_end=935
+  _globals['_CHAINREQUEST']._serialized_start=937
+  _globals['_CHAINREQUEST']._serialized_end=982
+  _globals['_CHAINLINK']._serialized_start=984
+  _globals['_CHAINLINK']._serialized_end=1062
+  _globals['_MODELREQUEST']._serialized_start=1064
+  _globals['_MODELREQUEST']._serialized_end=1094
+  _globals['_MODELPART']._serialized_start=1096
+  _globals['_MODELPART']._serialized_end=1121
+  _globals['_WORKERSAYS']._serialized_start=1123
+  _globals['_WORKERSAYS']._serialized_end=1213
+  _globals['_ENCLAVESAYS']._serialized_start=1216
+  _globals['_ENCLAVESAYS']._serialized_end=1384
+  _globals['_WELCOME']._serialized_start=1386
+  _globals['_WELCOME']._serialized_end=1431
+  _globals['_OVER']._serialized_start=1433
+  _globals['_OVER']._serialized_end=1459
+  _globals['_ADOPTREQUEST']._serialized_start=1461
+  _globals['_ADOPTREQUEST']._serialized_end=1492
+  _globals['_ADOPTREPLY']._serialized_start=1494
+  _globals['_ADOPTREPLY']._serialized_end=1506
+  _globals['_STATUSREQUEST']._serialized_start=1508
+  _globals['_STATUSREQUEST']._serialized_end=1523
+  _globals['_STATUSREPLY']._serialized_start=1525
+  _globals['_STATUSREPLY']._serialized_end=1552
+  _globals['_ENCLAVE']._serialized_start=1555
+  _globals['_ENCLAVE']._serialized_end=2277
 # @@protoc_insertion_point(module_scope)

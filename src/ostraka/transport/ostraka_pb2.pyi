@@ -69,22 +69,60 @@ class Complete(_message.Message):
     def __init__(self) -> None: ...
 
 class OutcomeRequest(_message.Message):
-    __slots__ = ("number", "round_id")
+    __slots__ = ("number", "round_id", "leaf", "voter")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    LEAF_FIELD_NUMBER: _ClassVar[int]
+    VOTER_FIELD_NUMBER: _ClassVar[int]
     number: int
     round_id: bytes
-    def __init__(self, number: _Optional[int] = ..., round_id: _Optional[bytes] = ...) -> None: ...
+    leaf: bytes
+    voter: str
+    def __init__(self, number: _Optional[int] = ..., round_id: _Optional[bytes] = ..., leaf: _Optional[bytes] = ..., voter: _Optional[str] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
-    __slots__ = ("receipt", "void", "pending")
-    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("certified", "void", "pending", "proposed", "rolled_back")
+    CERTIFIED_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
-    receipt: bytes
+    PROPOSED_FIELD_NUMBER: _ClassVar[int]
+    ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    certified: bytes
     void: Void
     pending: Pending
-    def __init__(self, receipt: _Optional[bytes] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ...) -> None: ...
+    proposed: Proposed
+    rolled_back: bytes
+    def __init__(self, certified: _Optional[bytes] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., proposed: _Optional[_Union[Proposed, _Mapping]] = ..., rolled_back: _Optional[bytes] = ...) -> None: ...
+
+class Proposed(_message.Message):
+    __slots__ = ("proposal", "path", "included")
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    INCLUDED_FIELD_NUMBER: _ClassVar[int]
+    proposal: bytes
+    path: _containers.RepeatedScalarFieldContainer[bytes]
+    included: bool
+    def __init__(self, proposal: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., included: _Optional[bool] = ...) -> None: ...
+
+class ConfirmRequest(_message.Message):
+    __slots__ = ("confirmation",)
+    CONFIRMATION_FIELD_NUMBER: _ClassVar[int]
+    confirmation: bytes
+    def __init__(self, confirmation: _Optional[bytes] = ...) -> None: ...
+
+class ConfirmReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RemindRequest(_message.Message):
+    __slots__ = ("proposal",)
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    proposal: bytes
+    def __init__(self, proposal: _Optional[bytes] = ...) -> None: ...
+
+class RemindReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Void(_message.Message):
     __slots__ = ()
@@ -95,18 +133,22 @@ class Pending(_message.Message):
     def __init__(self) -> None: ...
 
 class ChainRequest(_message.Message):
-    __slots__ = ("after",)
+    __slots__ = ("after", "newest")
     AFTER_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     after: int
-    def __init__(self, after: _Optional[int] = ...) -> None: ...
+    newest: bool
+    def __init__(self, after: _Optional[int] = ..., newest: _Optional[bool] = ...) -> None: ...
 
 class ChainLink(_message.Message):
-    __slots__ = ("charter", "receipt")
+    __slots__ = ("charter", "certified", "abandon")
     CHARTER_FIELD_NUMBER: _ClassVar[int]
-    RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFIED_FIELD_NUMBER: _ClassVar[int]
+    ABANDON_FIELD_NUMBER: _ClassVar[int]
     charter: bytes
-    receipt: bytes
-    def __init__(self, charter: _Optional[bytes] = ..., receipt: _Optional[bytes] = ...) -> None: ...
+    certified: bytes
+    abandon: bytes
+    def __init__(self, charter: _Optional[bytes] = ..., certified: _Optional[bytes] = ..., abandon: _Optional[bytes] = ...) -> None: ...
 
 class ModelRequest(_message.Message):
     __slots__ = ("digest",)

@@ -54,6 +54,16 @@ class EnclaveStub:
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.OutcomeRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.OutcomeReply.FromString,
                 _registered_method=True)
+        self.Confirm = channel.unary_unary(
+                '/ostraka.v1.Enclave/Confirm',
+                request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ConfirmRequest.SerializeToString,
+                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ConfirmReply.FromString,
+                _registered_method=True)
+        self.Remind = channel.unary_unary(
+                '/ostraka.v1.Enclave/Remind',
+                request_serializer=ostraka_dot_transport_dot_ostraka__pb2.RemindRequest.SerializeToString,
+                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.RemindReply.FromString,
+                _registered_method=True)
         self.GetChain = channel.unary_stream(
                 '/ostraka.v1.Enclave/GetChain',
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ChainRequest.SerializeToString,
@@ -107,7 +117,21 @@ class EnclaveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def AwaitOutcome(self, request, context):
-        """Waits until the round is published, or is known never to be.
+        """Waits until the round is proposed or published, or is known never to be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Confirm(self, request, context):
+        """The one vote of a client or a witness for a number. It is signed, so anyone may carry it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Remind(self, request, context):
+        """Shows the enclave a proposal that it has signed and does not know: it was set back.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -171,6 +195,16 @@ def add_EnclaveServicer_to_server(servicer, server):
                     servicer.AwaitOutcome,
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.OutcomeRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.OutcomeReply.SerializeToString,
+            ),
+            'Confirm': grpc.unary_unary_rpc_method_handler(
+                    servicer.Confirm,
+                    request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ConfirmRequest.FromString,
+                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ConfirmReply.SerializeToString,
+            ),
+            'Remind': grpc.unary_unary_rpc_method_handler(
+                    servicer.Remind,
+                    request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.RemindRequest.FromString,
+                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.RemindReply.SerializeToString,
             ),
             'GetChain': grpc.unary_stream_rpc_method_handler(
                     servicer.GetChain,
@@ -306,6 +340,60 @@ class Enclave:
             '/ostraka.v1.Enclave/AwaitOutcome',
             ostraka_dot_transport_dot_ostraka__pb2.OutcomeRequest.SerializeToString,
             ostraka_dot_transport_dot_ostraka__pb2.OutcomeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Confirm(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostraka.v1.Enclave/Confirm',
+            ostraka_dot_transport_dot_ostraka__pb2.ConfirmRequest.SerializeToString,
+            ostraka_dot_transport_dot_ostraka__pb2.ConfirmReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Remind(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostraka.v1.Enclave/Remind',
+            ostraka_dot_transport_dot_ostraka__pb2.RemindRequest.SerializeToString,
+            ostraka_dot_transport_dot_ostraka__pb2.RemindReply.FromString,
             options,
             channel_credentials,
             insecure,

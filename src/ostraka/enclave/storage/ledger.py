@@ -13,19 +13,23 @@ from ostraka.crypto.sealing import Sealer
 from ostraka.enclave.storage.sealed_file import DOES_NOT_OPEN
 from ostraka.encoding import Digest, Key, digest
 from ostraka.errors import ConfigError, LocalProtocolError, MalformedMessage, OpenError, StateError
-from ostraka.messages import Charter, Receipt
-from ostraka.protocol.enclave.enclave import GENESIS
+from ostraka.messages import Abandon, Certified, Charter, Receipt, genesis
+from ostraka.protocol.confirm import require_certified
 
 
 @dataclass(frozen=True)
 class Founded:
-    """A new enclave. state: digest of the model and the moments before all rounds."""
+    """A new enclave. state: digest of the model and the moments before all its rounds.
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/founded/v2"
+    abandon: what its first round follows, if it goes on for an enclave that was lost.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/founded/v3"
 
     receipt_key: Key
     charter: Charter
     state: Digest
+    abandon: Abandon | None = None
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class TakenOver:
     origin: its code id. history: its records, each encoded, from its first to its HandedOver.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/taken-over/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/taken-over/v3"
 
     origin: Digest
     history: tuple[bytes, ...] = field(repr=False)
@@ -45,7 +49,7 @@ class TakenOver:
 class Adopted:
     """A new revision of the federation holds, from the next round on."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/adopted/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/adopted/v3"
 
     charter: Charter
 
@@ -54,9 +58,9 @@ class Adopted:
 class Published:
     """A round is over. state: digest of the model and the optimiser's moments after it."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/published/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/published/v3"
 
-    receipt: Receipt
+    certified: Certified
     state: Digest
 
 
@@ -199,20 +203,26 @@ class History:
     def __init__(self) -> None:
         self.receipt_key: bytes | None = None
         self.charters: list[Charter] = []
-        self.receipts: list[Receipt] = []
+        self.abandon: Abandon | None = None  # what the first receipt follows, if anything
+        self.published: list[Certified] = []
         self.state: bytes | None = None  # digest of the state after the last receipt
         self.handed_over: HandedOver | None = None
         self.origin: bytes | None = None  # the predecessor, until a receipt has named it
-        self._federations: set[bytes] = set()
+        self._federations: dict[bytes, Federation] = {}
 
     @property
-    def head(self) -> Receipt | None:
-        return self.receipts[-1] if self.receipts else None
+    def head(self) -> Receipt | Abandon | None:
+        return self.published[-1].receipt if self.published else self.abandon
 
     @property
     def number(self) -> int:
-        """The number of the last round that was published."""
-        return len(self.receipts)
+        """The number of the last round that was published, or abandoned before that."""
+        return self.head.number if self.head else 0
+
+    @property
+    def electors(self) -> Federation:
+        """The federation that the head names: whose voters confirm the next number."""
+        return self._federations[self.head.federation] if self.head else self.charters[0].federation
 
     @property
     def federation(self) -> Federation:
@@ -222,15 +232,15 @@ class History:
         """Add one record. Raises LocalProtocolError if it cannot follow, and nothing changes."""
         self.check(record)
         match record:
-            case Founded(receipt_key, charter, state):
-                self.receipt_key, self.state = receipt_key, state
+            case Founded(receipt_key, charter, state, abandon):
+                self.receipt_key, self.state, self.abandon = receipt_key, state, abandon
                 self._agree(charter)
             case TakenOver(origin, history):
                 self._continue(_handed_over(history), origin)
             case Adopted(charter):
                 self._agree(charter)
-            case Published(receipt, state):
-                self.receipts.append(receipt)
+            case Published(certified, state):
+                self.published.append(certified)
                 self.state, self.origin = state, None
             case HandedOver():
                 self.handed_over = record
@@ -245,26 +255,32 @@ class History:
         match record:
             case Adopted(charter):
                 self._require_revision(charter.federation)
-            case Published(receipt):
-                self._require_next(receipt)
+            case Founded(charter=charter, abandon=Abandon() as abandon):
+                _require_in_force(charter, abandon)
+            case Published(certified):
+                self._require_next(certified.receipt)
             case Skipped(number) if number != self.number + 1:
                 raise LocalProtocolError(f"round {number} is not the one that was open")
 
     def verify(self) -> None:
-        """Raises OpenError unless every charter and every receipt is signed as it must be."""
-        for charter in self.charters:
-            check_signature(charter, self.federation.authority)
-        for receipt in self.receipts:
-            check_signature(receipt, self.receipt_key or b"")
+        """Raises OpenError or ReceiptRefused unless all is signed and confirmed as it must be."""
+        for signed in (*self.charters, *([self.abandon] if self.abandon else ())):
+            check_signature(signed, self.federation.authority)
+        key, head = self.receipt_key or b"", self.abandon
+        electors = self._federations[head.federation] if head else self.charters[0].federation
+        for certified in self.published:
+            check_signature(certified.receipt, key)
+            require_certified(certified, electors, key)
+            electors = self._federations[certified.receipt.federation]
 
     def _agree(self, charter: Charter) -> None:
         self.charters.append(charter)
-        self._federations.add(charter.federation.digest())
+        self._federations[charter.federation.digest()] = charter.federation
 
     def _continue(self, other: "History", origin: bytes) -> None:
         self.receipt_key, self.state = other.receipt_key, other.state
         self.charters, self._federations = other.charters, other._federations
-        self.receipts = other.receipts
+        self.abandon, self.published = other.abandon, other.published
         self.origin = origin
 
     def _require_revision(self, new: Federation) -> None:
@@ -274,13 +290,20 @@ class History:
             raise LocalProtocolError(str(unfit)) from None
 
     def _require_next(self, receipt: Receipt) -> None:
-        previous = digest(self.head) if self.head else GENESIS
+        previous = digest(self.head) if self.head else genesis(self.electors)
         if receipt.number != self.number + 1 or receipt.previous != previous:
             raise LocalProtocolError(
                 f"the receipt of round {receipt.number} does not follow that of {self.number}"
             )
         if receipt.federation not in self._federations:
             raise LocalProtocolError("the receipt is for a federation that was never adopted")
+
+
+def _require_in_force(charter: Charter, abandon: Abandon) -> None:
+    if abandon.federation != charter.federation.digest():
+        raise LocalProtocolError(
+            f"round {abandon.number} was abandoned under another revision than the one signed here"
+        )
 
 
 def _handed_over(history: tuple[bytes, ...]) -> History:

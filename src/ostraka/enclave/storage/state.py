@@ -27,11 +27,11 @@ from ostraka.enclave.storage.ledger import (
 )
 from ostraka.enclave.storage.models import Models
 from ostraka.enclave.storage.sealed_file import SealedFile
-from ostraka.encoding import Key, encode
+from ostraka.encoding import Digest, Key, decode, encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError, StateError
 from ostraka.files import FolderLock
-from ostraka.messages import Charter, Receipt, first_model, vector_digest
-from ostraka.protocol.enclave import Enclave
+from ostraka.messages import Abandon, Certified, Charter, Receipt, first_model, vector_digest
+from ostraka.protocol.enclave import Enclave, Pending
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,24 @@ class Estate:
         return history
 
 
+@dataclass(frozen=True)
+class _Held:
+    """A pending outcome on disk. state: digest of the model and the moments after it.
+
+    padding: the file has the same size for every outcome that these members could have.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/held/v1"
+
+    pending: Pending = field(repr=False)
+    state: Digest
+    padding: bytes = field(repr=False)
+
+
 _LEDGER = "ledger"
 _SEED_BYTES = 32
+_MEMBER_BYTES = 512  # of a receipt and of the cohort's tree, for each client, beside its names
+_HELD_BYTES = 8192  # of all else
 
 
 class EnclaveState:
@@ -86,8 +102,10 @@ class EnclaveState:
         self._ledger = Ledger(folder / _LEDGER, sealer)
         self._models = Models(folder, sealer, keep=keep)
         self._history = History()
+        self._held = SealedFile(folder / "pending.sealed", sealer)
         self._identity: Identity | None = None
         self._last: ServerState | None = None
+        self.pending: tuple[Pending, ServerState] | None = None  # waits to be confirmed
 
     @classmethod
     def open(
@@ -142,12 +160,18 @@ class EnclaveState:
         return self._history.federation
 
     @property
+    def electors(self) -> Federation:
+        """The revision whose voters confirm the next number."""
+        self._founded()
+        return self._history.electors
+
+    @property
     def charters(self) -> tuple[Charter, ...]:
         """All revisions, oldest first."""
         return tuple(self._history.charters)
 
     @property
-    def head(self) -> Receipt | None:
+    def head(self) -> Receipt | Abandon | None:
         return self._history.head
 
     @property
@@ -166,9 +190,15 @@ class EnclaveState:
         ended = self._history.handed_over
         return None if ended is None else ended.to
 
-    def receipts(self, first: int = 1) -> tuple[Receipt, ...]:
-        """Return the receipts from round `first` on."""
-        return tuple(self._history.receipts[max(first, 1) - 1 :])
+    def published(self, first: int = 1) -> tuple[Certified, ...]:
+        """Return the certified receipts from round `first` on."""
+        before = self._history.abandon.number if self._history.abandon else 0
+        return tuple(self._history.published[max(first - before, 1) - 1 :])
+
+    @property
+    def abandon(self) -> Abandon | None:
+        """What the first receipt of this enclave follows, if that is not the beginning."""
+        return self._history.abandon
 
     def require_fresh(self) -> None:
         """Raises StateError if the folder holds an enclave's state already."""
@@ -176,8 +206,18 @@ class EnclaveState:
         if not self.fresh:
             raise StateError(self.folder, "holds an enclave's state already: use another folder")
 
-    def found(self, charter: Charter, state: ServerState, entropy: Entropy = os.urandom) -> None:
-        """Begin a federation, under a new identity. Raises OpenError or StateError."""
+    def found(
+        self,
+        charter: Charter,
+        state: ServerState,
+        entropy: Entropy = os.urandom,
+        *,
+        abandon: Abandon | None = None,
+    ) -> None:
+        """Begin a federation, under a new identity. Raises OpenError or StateError.
+
+        abandon: to go on for an enclave that was lost, after the number that it gives up.
+        """
         self.require_fresh()
         if self.migration.exists():
             raise StateError(
@@ -186,15 +226,17 @@ class EnclaveState:
                 "import`, or delete the file to begin a new federation",
             )
         check_signature(charter, charter.federation.authority)
-        _require_first(charter.federation, state)
+        if abandon is not None:
+            check_signature(abandon, charter.federation.authority)
+        _require_first(charter.federation, state, abandon)
         # Always a new one, and never read back: a host could lay another ledger's seed here, found
         # a ledger of its own over it, and have that one hand the seed to code of its choice.
         seed = entropy(_SEED_BYTES)
         self._seed.write(seed)
         identity = Identity(seed)
         content = models.to_bytes(state)
-        self._models.save(0, content)
-        self._append(Founded(identity.public, charter, models.content_digest(content)))
+        self._models.save(abandon.number if abandon else 0, content)
+        self._append(Founded(identity.public, charter, models.content_digest(content), abandon))
         self._identity, self._last = identity, state
 
     def inherit(self, estate: Estate, origin: bytes) -> None:
@@ -221,6 +263,7 @@ class EnclaveState:
             self._history.federation,
             identity,
             head=self.head,
+            electors=self._history.electors,
             state=state,
             evidence=evidence,
             cautions=self._cautions(),
@@ -232,21 +275,48 @@ class EnclaveState:
             return ()
         return (f"state was handed over from the enclave {self.handed_over_from.hex()}",)
 
-    def publish(self, receipt: Receipt, state: ServerState) -> None:
-        """Make a round's outcome durable. Only after this may it be told.
+    def hold(self, pending: Pending, state: ServerState) -> None:
+        """Make a pending outcome durable. Only after this may anybody be asked to confirm it.
 
-        Raises OSError where the disk fails; the round is then not published, and can be again.
+        It is held once: of a number that is asked about twice, one outcome could be released by
+        this process, and the other by one that was started from the older file. Raises OSError
+        where the disk fails; nothing is held then, and the same outcome can be again.
         """
+        receipt = pending.receipt
         check_signature(receipt, self.receipt_key)
         if receipt.model != vector_digest(state.model):
             raise LocalProtocolError("this model is not the one of the receipt")
+        if self.pending is not None:
+            raise LocalProtocolError(f"an outcome of round {receipt.number} is held already")
+        self._check(Published(Certified(receipt, None), bytes(32)))
         content = models.to_bytes(state)
-        record = Published(receipt, models.content_digest(content))
-        self._check(record)
         self._models.save(receipt.number, content)
-        self._append(record)
-        self._last = state
-        self._models.prune(receipt.number)
+        self._held.write(encode(self._padded(pending, models.content_digest(content))))
+        self.pending = pending, state
+
+    def publish(self, certified: Certified) -> None:
+        """Make the pending outcome the next of the chain, durably. Only then may it be told.
+
+        Raises OSError where the disk fails; it stays pending then.
+        """
+        pending, state = self._require_pending()
+        if certified.receipt != pending.receipt:
+            raise LocalProtocolError("this receipt is not the one that is pending")
+        number = certified.receipt.number
+        self._append(Published(certified, models.content_digest(models.to_bytes(state))))
+        self._last, self.pending = state, None
+        self._held.discard()
+        self._models.prune(number)
+
+    def _require_pending(self) -> tuple[Pending, ServerState]:
+        if self.pending is None:
+            raise LocalProtocolError("no outcome is pending")
+        return self.pending
+
+    def _padded(self, pending: Pending, state: bytes) -> _Held:
+        names = sum(len(member.name.encode()) for member in self.federation.clients)
+        room = _HELD_BYTES + _MEMBER_BYTES * len(self.federation.clients) + 2 * names
+        return _Held(pending, state, bytes(max(0, room - len(encode(pending)))))
 
     def adopt(self, charter: Charter) -> None:
         """Adopt a revision from the next round on. Raises OpenError or LocalProtocolError."""
@@ -264,6 +334,12 @@ class EnclaveState:
         other one is refused with StateError. If `seal` fails, nothing has happened.
         """
         self._founded()
+        if self.pending is not None:
+            raise StateError(
+                self.folder,
+                f"holds an outcome of round {self.pending[0].receipt.number} that waits to be "
+                "confirmed: start this enclave, and hand over when it is published",
+            )
         ended, record = self._history.handed_over, HandedOver(to, key)
         if ended is not None and ended != record:
             raise StateError(
@@ -294,7 +370,20 @@ class EnclaveState:
             return
         self._identity = Identity(self._read_seed())
         self._last = self._models.load(self._history.number, self._history.state or b"")
+        self._resume()
         self.migration.discard()  # A hand-over that was under way is complete.
+
+    def _resume(self) -> None:
+        """Go on with an outcome that was pending when the process ended."""
+        if not self._held.exists():
+            return
+        held = decode(_Held, self._held.read())
+        number = held.pending.receipt.number
+        if number <= self._history.number:
+            self._held.discard()  # It was published, and the process ended just then.
+            return
+        self.pending = held.pending, self._models.load(number, held.state)
+        self._check(Published(Certified(held.pending.receipt, None), held.state))
 
     def _require_this_version(self) -> None:
         """Raises StateError for what version 0.1 has sealed, before anything is read or changed."""
@@ -352,9 +441,10 @@ class EnclaveState:
             raise LocalProtocolError("this state is closed")
 
 
-def _require_first(federation: Federation, state: ServerState) -> None:
+def _require_first(federation: Federation, state: ServerState, abandon: Abandon | None) -> None:
     d = federation.terms.dimension
     if {state.model.shape, *(moment.shape for moment in state.moments)} != {(d,)}:
         raise LocalProtocolError(f"the first model must have {d} values, as the federation says")
-    if vector_digest(state.model) != first_model(federation):
+    promised = abandon.model if abandon else first_model(federation)
+    if vector_digest(state.model) != promised:
         raise LocalProtocolError("the first model is not the one that the authority has signed")
