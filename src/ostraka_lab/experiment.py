@@ -280,6 +280,8 @@ class Participant:
             task.dataset.std,
             task.experiment.recipe,
         )
+        self._round = 0
+        self._momentum: Float32 | None = None  # before that round
 
     @property
     def tells(self) -> bool:
@@ -294,7 +296,14 @@ class Participant:
         return self.attack is not None and self.attack.needs_known
 
     def train(self, start: Float32, number: int) -> Trained:
-        """Train from this model (d,) in this round. Gives its own update (d,)."""
+        """Train from this model (d,) in this round. Gives its own update (d,).
+
+        A round that is run again begins with the momentum of its first run. Otherwise a host that
+        has it repeated would have the client move its momentum twice in one round.
+        """
+        if number != self._round:
+            self._round, self._momentum = number, self.trainer.momentum_state
+        self.trainer.momentum_state = self._momentum
         seed = self._experiment.training_seed(self.number, number)
         return self.trainer.update(start, seed=seed)
 

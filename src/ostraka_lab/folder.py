@@ -102,16 +102,19 @@ class RunFolder:
 
 @dataclass(frozen=True)
 class MomentumFile:
-    """One client's momentum after each of the last two rounds: the newest may be run again."""
+    """One client's momentum after each of its last two rounds: the newest may be run again.
+
+    A client that misses a round goes on from its last one.
+    """
 
     folder: Path
     participant: Participant
 
     def restore(self, number: int) -> None:
         """Set the participant's momentum to what it was before this round."""
-        before = self._path(number - 1)
         if self._used:
-            found = np.fromfile(before, "<f4") if before.exists() else None
+            before = self._before(number)
+            found = np.fromfile(self._path(before), "<f4") if before else None
             self.participant.trainer.momentum_state = found
 
     def save(self, number: int) -> None:
@@ -120,14 +123,23 @@ class MomentumFile:
         if self._used and state is not None:
             self.folder.mkdir(exist_ok=True)
             files.write(self._path(number), [np.ascontiguousarray(state, "<f4").data])
-            self._path(number - 2).unlink(missing_ok=True)
+            for each in self._rounds() - {number, self._before(number)}:
+                self._path(each).unlink()
 
     @property
     def _used(self) -> bool:
         return self.participant.trainer.recipe.worker_momentum > 0
 
+    def _before(self, number: int) -> int:
+        """The last round before this one that the client trained in; 0 if there is none."""
+        return max((each for each in self._rounds() if each < number), default=0)
+
+    def _rounds(self) -> set[int]:
+        stem = f"{client_name(self.participant.number)}-round-"
+        return {int(path.stem.removeprefix(stem)) for path in self.folder.glob(f"{stem}*.f32")}
+
     def _path(self, number: int) -> Path:
-        return self.folder / f"client-{self.participant.number}-round-{number}.f32"
+        return self.folder / f"{client_name(self.participant.number)}-round-{number}.f32"
 
 
 def client_name(number: int) -> str:

@@ -149,6 +149,16 @@ def test_training_is_the_same_in_every_process_and_order():
     assert not np.array_equal(others[2].train(start, 4).update, first)
 
 
+def test_a_round_that_is_run_again_moves_the_momentum_once():
+    task, participants = cast(worker_momentum=0.9)
+    start = task.first()[1]
+    expected = [participants[2].train(start, number).update for number in (1, 2, 3)]
+    _, others = cast(worker_momentum=0.9)
+    again = [others[2].train(start, number).update for number in (1, 1, 2, 2, 2, 3)]
+    for update, of in zip(again, (0, 0, 1, 1, 1, 2), strict=True):
+        np.testing.assert_array_equal(update, expected[of])
+
+
 def test_clients_hold_different_examples():
     task, _ = cast()
     held = [task.examples(number) for number in task.experiment.numbers]

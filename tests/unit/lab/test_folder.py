@@ -142,6 +142,35 @@ def test_a_client_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path):
     assert len(list((tmp_path / "momentum").iterdir())) == 2
 
 
+def test_a_client_that_missed_rounds_goes_on_with_its_momentum(tmp_path):
+    task, steady = participant(worker_momentum=0.9)
+    start = task.first()[1]
+    expected = [steady.train(start, number).update for number in (1, 2, 5, 6)]
+    updates = []
+    for number in (1, 2, 5, 5, 6):
+        _, fresh = participant(worker_momentum=0.9)
+        file = MomentumFile(tmp_path / "momentum", fresh)
+        file.restore(number)
+        updates.append(fresh.train(start, number).update)
+        file.save(number)
+    for row, of in zip(updates, (0, 1, 2, 2, 3), strict=True):
+        np.testing.assert_array_equal(row, expected[of])
+    left = sorted(path.name for path in (tmp_path / "momentum").iterdir())
+    assert left == ["client-1-round-5.f32", "client-1-round-6.f32"]
+
+
+def test_the_momentum_of_another_client_is_left_alone(tmp_path):
+    task = Task.load(Experiment(clients=11, byzantine=1, steps=1, worker_momentum=0.9))
+    for number in (11, 1):
+        each = Participant(task, number, task.model())
+        file = MomentumFile(tmp_path / "momentum", each)
+        file.restore(2)
+        assert each.trainer.momentum_state is None
+        each.train(task.first()[1], 1)
+        file.save(1)
+    assert len(list((tmp_path / "momentum").iterdir())) == 2
+
+
 def test_without_momentum_nothing_is_written(tmp_path):
     task, steady = participant()
     file = MomentumFile(tmp_path / "momentum", steady)
