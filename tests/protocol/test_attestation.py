@@ -102,16 +102,16 @@ class Meeting:
         """The client's whole way to a round. Nothing is sealed before its last line."""
         federation = verify_charter(self.charter or signed(self.federation), self.accepted())
         introduction = self.introduce()
-        own = self.platform.collateral()
+        said = self.collateral
+        if said == b"the platform's own":
+            said = self.platform.collateral()
         attested = verify(
             introduction,
             nonce=NONCE,
             federation=federation,
             policy=self.accepted(),
             circumstances=Circumstances(
-                self.now,
-                own if self.collateral == b"the platform's own" else self.collateral,
-                self.flag,
+                self.now, {} if said is None else {"collateral": said}, self.flag
             ),
         )
         client = Client("client-0", CLIENTS[0], federation)
@@ -404,7 +404,7 @@ def test_a_client_that_follows_one_enclave_does_not_turn_to_another():
         nonce=NONCE,
         federation=FEDERATION,
         policy=first.accepted(),
-        circumstances=Circumstances(NOW, MACHINE.collateral(), True),
+        circumstances=Circumstances(NOW, {"collateral": MACHINE.collateral()}, True),
     )
     with pytest.raises(ReceiptRefused, match="another key"):
         client.join(other.offer, attested)

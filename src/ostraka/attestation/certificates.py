@@ -46,6 +46,7 @@ class Certificate:
     extensions: tuple[x509.Extension[x509.ExtensionType], ...]
     basic: x509.BasicConstraints | None
     usage: x509.KeyUsage | None
+    serial: int
     name: str  # escaped, so that it may be printed
     start: float
     end: float
@@ -141,6 +142,7 @@ def _inspect(parsed: x509.Certificate) -> Certificate:
         extensions=tuple(parsed.extensions),
         basic=basic if isinstance(basic, x509.BasicConstraints) else None,
         usage=usage if isinstance(usage, x509.KeyUsage) else None,
+        serial=parsed.serial_number,
         name=repr(parsed.subject.rfc4514_string()[:_LONGEST_NAME]),
         start=parsed.not_valid_before_utc.timestamp(),
         end=parsed.not_valid_after_utc.timestamp(),

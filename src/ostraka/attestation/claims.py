@@ -4,12 +4,18 @@ Evidence is about this challenge, these keys and this federation: its report dat
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from ostraka.encoding import pack
 from ostraka.messages import IN_PROCESS, RoundOffer
 
 NONCE_BYTES = 32
+
+# What a platform's maker says, which evidence does not bring: the bytes by the name of the policy's
+# field that says where they are, such as `collateral`, `certificates` or `crl`.
+Collateral: TypeAlias = Mapping[str, bytes]
 
 _CODE_ID = b"ostraka/code-id/v1"
 _REPORT_DATA = b"ostraka/report-data/v1"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import dcap_qvl
 from cryptography import x509
 
-from ostraka.attestation.claims import Claims
+from ostraka.attestation.claims import Claims, Collateral
 from ostraka.attestation.policy import Sha384, require_listed
 from ostraka.encoding import Digest
 from ostraka.errors import AttestationRefused, ConfigError, Refusal, printable
@@ -40,7 +40,13 @@ _SGX_DEBUG = 0x02  # in byte 0 of attributes
 _TD_DEBUG = 0x01  # in byte 0 of td_attributes
 
 _TDX_MEASUREMENTS = ("mrtd", "rtmr0", "rtmr1", "rtmr2", "rtmr3")
-_TDX_REQUIRED = ("mrtd", "rtmr1", "rtmr2")
+_UNUSED = bytes(48)  # a register that nothing was measured into
+
+# What a TDX policy may waive by name instead of listing it. Firmware and kernel cannot be waived.
+WAIVERS = {
+    "rtmr0": "any-rtmr0",  # the host's configuration: secure boot's keys, ACPI tables, devices
+    "rtmr3": "any-rtmr3",  # what the measured system itself measured later, such as containers
+}
 
 # The library gives its reasons as text. The first row whose words occur in it decides; a text that
 # no row knows is a refusal, too. Every row has a test, which fails when the words change.
@@ -90,16 +96,18 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SgxPolicy:
-    """SGX: the code itself (mrenclave), or the key that signed it (mrsigner, with the product).
+    """SGX: the code itself (mrenclave), or the key that signed it (mrsigner).
 
-    allow: some of `ALLOWANCES`. collateral: where Intel's signed TCB data for this platform comes
-    from, a path or the URL of a service.
+    isv_prod_id, min_isv_svn: the product and its lowest version, which must be stated if mrsigner
+    stands alone: a signer signs many products, and old versions of each. allow: some of
+    `ALLOWANCES`. collateral: where Intel's signed TCB data for this platform comes from, a path or
+    the URL of a service.
     """
 
     mrenclave: tuple[Digest, ...] = ()
     mrsigner: tuple[Digest, ...] = ()
     isv_prod_id: int | None = None
-    min_isv_svn: int = 0
+    min_isv_svn: int | None = None
     allow: tuple[str, ...] = ()
     collateral: str | None = None
 
@@ -112,7 +120,9 @@ class TdxPolicy:
     """TDX: the firmware (mrtd) and what it started (rtmr0 to rtmr3).
 
     mrtd, rtmr1 and rtmr2 must be listed, because the firmware alone says nothing about the kernel.
-    allow, collateral: as in `SgxPolicy`.
+    rtmr0 must be listed or waived: it is what the host configured the firmware with. rtmr3 must be
+    listed or waived if anything was measured into it. allow: some of `ALLOWANCES` and of the values
+    of `WAIVERS`. collateral: as in `SgxPolicy`.
     """
 
     mrtd: tuple[Sha384, ...] = ()
@@ -124,14 +134,17 @@ class TdxPolicy:
     collateral: str | None = None
 
     def __post_init__(self) -> None:
-        require_allowances(self.allow)
+        require_allowances(self.allow, ALLOWANCES + tuple(WAIVERS.values()))
+        for name, waiver in WAIVERS.items():
+            if getattr(self, name) and waiver in self.allow:
+                raise ConfigError(f"[tdx] lists {name}, and allows {waiver}: keep one of them")
 
 
-def require_allowances(names: tuple[str, ...]) -> None:
+def require_allowances(names: tuple[str, ...], known: tuple[str, ...] = ALLOWANCES) -> None:
     """Raises ConfigError for a name that no policy can allow."""
-    unknown = sorted(set(names) - set(ALLOWANCES))
+    unknown = sorted(set(names) - set(known))
     if unknown:
-        raise ConfigError(f"cannot allow {', '.join(unknown)}; one of {', '.join(ALLOWANCES)}")
+        raise ConfigError(f"cannot allow {', '.join(unknown)}; one of {', '.join(known)}")
 
 
 def read(evidence: Evidence) -> Claims:
@@ -149,7 +162,7 @@ def verify(
     evidence: Evidence,
     *,
     policy: SgxPolicy | TdxPolicy,
-    collateral: bytes | None,
+    collateral: Collateral,
     now: int,
     skew: int,
     root: bytes | None = None,
@@ -163,9 +176,9 @@ def verify(
     # (1) The document is a quote of this kind.
     claims = read(evidence)
     # (2) We have what Intel says of the platform.
-    if collateral is None:
+    if "collateral" not in collateral:
         raise AttestationRefused(Refusal.COLLATERAL, "none at hand; a policy names where it is")
-    said = parse_collateral(collateral)
+    said = parse_collateral(collateral["collateral"])
     # (3) The platform is genuine and in order, or out of order in a way that the policy allows.
     examination = Examination(evidence.document, said, policy.allow, root)
     facts = _at_any_of((now, max(0, now - skew), now + skew), examination.check_at)
@@ -236,11 +249,19 @@ def _at_any_of(times: tuple[int, ...], check: Callable[[int], Result]) -> Result
 def _require_code(claims: Claims, policy: SgxPolicy | TdxPolicy) -> None:
     if isinstance(policy, TdxPolicy):
         lists = {name: getattr(policy, name) for name in _TDX_MEASUREMENTS}
-        require_listed(claims, claims.kind, lists, _TDX_REQUIRED)
+        require_listed(claims, claims.kind, lists, _required(claims, policy), WAIVERS)
         return
     lists = {"mrenclave": policy.mrenclave, "mrsigner": policy.mrsigner}
     require_listed(claims, claims.kind, lists, () if policy.mrsigner else ("mrenclave",))
     _require_product(claims, policy)
+
+
+def _required(claims: Claims, policy: TdxPolicy) -> tuple[str, ...]:
+    """Returns what the policy must list. Nobody lists an rtmr3 that nothing was measured into."""
+    waived = {name for name, waiver in WAIVERS.items() if waiver in policy.allow}
+    if claims.measurement("rtmr3") == _UNUSED:
+        waived.add("rtmr3")
+    return tuple(name for name in _TDX_MEASUREMENTS if name not in waived)
 
 
 def _require_product(claims: Claims, policy: SgxPolicy) -> None:
@@ -259,10 +280,17 @@ def _require_product(claims: Claims, policy: SgxPolicy) -> None:
 
 
 def _require_version(claims: Claims, policy: SgxPolicy) -> None:
-    version = _number(claims, "isv_svn")
-    if version < policy.min_isv_svn:
+    """Requires a lowest version beside a signer, because a signer has signed old versions, too."""
+    seen, least = _number(claims, "isv_svn"), policy.min_isv_svn
+    if least is None and not policy.mrenclave:
         raise AttestationRefused(
-            Refusal.VERSION, f"its isv_svn is {version}; the policy asks for {policy.min_isv_svn}"
+            Refusal.VERSION,
+            f"mrsigner alone would trust all versions; this enclave's isv_svn is {seen}; "
+            f"if you decide to trust it, write under [{claims.kind}]: min_isv_svn = {seen}",
+        )
+    if seen < (least or 0):
+        raise AttestationRefused(
+            Refusal.VERSION, f"its isv_svn is {seen}; the policy asks for {least}"
         )
 
 

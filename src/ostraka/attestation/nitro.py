@@ -25,7 +25,7 @@ from ostraka.attestation.certificates import (
     may_issue,
     require_valid,
 )
-from ostraka.attestation.claims import Claims
+from ostraka.attestation.claims import Claims, Collateral
 from ostraka.attestation.policy import Sha384, require_listed
 from ostraka.errors import AttestationRefused, Refusal
 from ostraka.messages import Evidence
@@ -71,7 +71,7 @@ def verify(
     evidence: Evidence,
     *,
     policy: NitroPolicy,
-    collateral: bytes | None = None,
+    collateral: Collateral | None = None,
     now: int,
     skew: int,
     root: bytes = AWS_ROOT,

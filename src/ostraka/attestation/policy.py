@@ -6,6 +6,7 @@ policy says of one TEE is declared beside the verifier of its evidence, and `tee
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, TypeAlias, TypeVar
 
 from ostraka.attestation.claims import Claims
@@ -17,6 +18,8 @@ DEFAULT_SKEW = 300  # seconds
 
 Sha384: TypeAlias = Annotated[bytes, Length(48)]
 AnyPolicy = TypeVar("AnyPolicy")
+
+_NO_WAIVERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,14 @@ def require_listed(
     section: str,
     lists: Mapping[str, tuple[bytes, ...]],
     required: tuple[str, ...],
+    waivers: Mapping[str, str] = _NO_WAIVERS,
 ) -> None:
     """Raises AttestationRefused unless every list that must hold a measurement holds it.
 
     section: the policy file's table. lists: the policy's values by the measurement's name. A list
     that is not empty must hold the measurement, a required list must not be empty, and if all lists
-    are empty, nothing is accepted.
+    are empty, nothing is accepted. waivers: what a policy may allow instead of listing a
+    measurement, by its name.
     """
     needed = [name for name in lists if lists[name] or name in required] or list(lists)
     present = dict(claims.measurements)
@@ -82,7 +87,11 @@ def require_listed(
         raise AttestationRefused(Refusal.MEASUREMENT, detail)
     missing = [name for name in needed if present[name] not in lists[name]]
     if missing:
-        raise AttestationRefused(Refusal.MEASUREMENT, _advice(claims, section, lists, missing))
+        detail = _advice(claims, section, lists, missing)
+        if unstated := [waivers[name] for name in missing if name in waivers and not lists[name]]:
+            names = ", ".join(f'"{name}"' for name in unstated)
+            detail += f"\n# or, to accept whatever it is, add to allow: {names}"
+        raise AttestationRefused(Refusal.MEASUREMENT, detail)
 
 
 def _advice(

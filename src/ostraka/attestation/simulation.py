@@ -18,7 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ostraka.attestation import dcap
-from ostraka.attestation.claims import Claims
+from ostraka.attestation.claims import Claims, Collateral
 from ostraka.attestation.dcap import SgxPolicy
 from ostraka.attestation.policy import toml_line
 from ostraka.attestation.simulated_pki import Issuer, PckExtension, SigningKey, Validity
@@ -55,7 +55,7 @@ class SimulationPolicy:
     mrenclave: tuple[Digest, ...] = ()
     mrsigner: tuple[Digest, ...] = ()
     isv_prod_id: int | None = None
-    min_isv_svn: int = 0
+    min_isv_svn: int | None = None
     allow: tuple[str, ...] = ()
     collateral: str | None = None
 
@@ -71,7 +71,7 @@ def verify(
     evidence: Evidence,
     *,
     policy: SimulationPolicy,
-    collateral: bytes | None,
+    collateral: Collateral,
     now: int,
     skew: int,
 ) -> Claims:

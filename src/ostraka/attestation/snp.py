@@ -2,7 +2,8 @@
 
 The key that signs belongs to one chip (VCEK) or was loaded by a cloud (VLEK). AMD's intermediate
 (ASK or ASVK) certifies it, and the product's root (ARK) certifies the intermediate; the roots are
-pinned here. AMD's revocation lists are not read, because evidence does not bring them.
+pinned here. AMD's revocation list is read if the policy names a file with it, because evidence
+does not bring one.
 
 The layout is that of AMD's firmware ABI (document 56860): a report is 0x2A0 bytes of statement and
 then its signature.
@@ -11,7 +12,7 @@ then its signature.
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated
 
@@ -30,8 +31,9 @@ from ostraka.attestation.certificates import (
     may_issue,
     require_valid,
 )
-from ostraka.attestation.claims import Claims
+from ostraka.attestation.claims import Claims, Collateral
 from ostraka.attestation.policy import Sha384, require_listed
+from ostraka.attestation.revocation import require_not_revoked
 from ostraka.encoding import Length
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
 from ostraka.messages import Evidence
@@ -83,10 +85,13 @@ AMD_ROOTS: Mapping[str, bytes] = {
 
 # What a policy may allow beyond the strict rules.
 ALLOWANCES = (
+    "any-tcb",  # firmware of every version, those with published attacks included
     "migration",  # a migration agent, which sees the machine's memory
     "smt",  # other machines on the other thread of a core
     "vmpl",  # a report that was asked for below VMPL 0: the measured code may host other code there
 )
+
+_HOW_TO_ALLOW_ANY_TCB = 'who wants that adds "any-tcb" to allow under [snp]'
 
 _ECDSA_P384_SHA384 = 1
 _HIGHEST_VMPL = 3
@@ -110,38 +115,47 @@ _MOST_BYTES = 1 << 18
 class SnpTcb:
     """The lowest acceptable security version of each part of an SEV-SNP platform.
 
-    fmc: only Turin has it; elsewhere it counts as 0.
+    fmc: only Turin has it, and there it must be stated as well.
     """
 
-    bootloader: int = 0
-    tee: int = 0
-    snp: int = 0
-    microcode: int = 0
-    fmc: int = 0
+    bootloader: int
+    tee: int
+    snp: int
+    microcode: int
+    fmc: int | None = None
+
+    def __post_init__(self) -> None:
+        if not any(asdict(self).values()):
+            raise ConfigError(f"a min_tcb of zeros accepts every version; {_HOW_TO_ALLOW_ANY_TCB}")
 
 
 @dataclass(frozen=True)
 class SnpPolicy:
-    """SEV-SNP: the launch measurement.
+    """SEV-SNP: the launch measurement, and the lowest version of the platform's firmware.
 
     chip_ids: only these machines, if any are listed. allow: some of `ALLOWANCES`. certificates: a
     PEM file with what the evidence does not bring: the VCEK or VLEK, AMD's intermediate, and AMD's
-    root certificate as well, since only the hash of its key is pinned.
+    root certificate as well, since only the hash of its key is pinned. crl: a file with AMD's
+    revocation list, as DER or PEM; if it is named, it must be genuine and in date.
     """
 
     measurement: tuple[Sha384, ...] = ()
     chip_ids: tuple[Annotated[bytes, Length(64)], ...] = ()
-    min_tcb: SnpTcb = field(default_factory=SnpTcb)
+    min_tcb: SnpTcb | None = None
     allow: tuple[str, ...] = ()
     certificates: str | None = None
+    crl: str | None = None
 
     def __post_init__(self) -> None:
         for name in self.allow:
             if name not in ALLOWANCES:
                 known = ", ".join(ALLOWANCES)
                 raise ConfigError(f"[snp] allow: {name!r} is not known; there are {known}")
-        if (self.certificates or "").startswith(("http://", "https://")):
-            raise ConfigError("snp.certificates is a path, not a URL")
+        if self.min_tcb is not None and "any-tcb" in self.allow:
+            raise ConfigError("[snp] states min_tcb, and allows any-tcb: keep one of them")
+        for source in ("certificates", "crl"):
+            if (getattr(self, source) or "").startswith(("http://", "https://")):
+                raise ConfigError(f"snp.{source} is a path, not a URL")
 
 
 def read(evidence: Evidence) -> Claims:
@@ -153,43 +167,48 @@ def verify(
     evidence: Evidence,
     *,
     policy: SnpPolicy,
-    collateral: bytes | None,
+    collateral: Collateral,
     now: int,
     skew: int,
     roots: Mapping[str, bytes] = AMD_ROOTS,
 ) -> Claims:
     """Returns what a report proves about code that the policy lists. Raises AttestationRefused.
 
-    The evidence's endorsements and the collateral hold the VCEK or VLEK, AMD's intermediate and
-    AMD's root, in any order; as PEM, as DER, or in the table that a host hands its guests
-    (configfs-tsm's `auxblob`).
+    The evidence's endorsements and the policy's `certificates` hold the VCEK or VLEK, AMD's
+    intermediate and AMD's root, in any order; as PEM, as DER, or in the table that a host hands its
+    guests (configfs-tsm's `auxblob`).
     """
     # (1) The report can be read.
     report = parse(evidence.document)
 
     # (2) There are certificates for the kind of key, the chip and the TCB that the report states.
-    held = _certificates((*evidence.endorsements, collateral or b""))
+    held = _certificates((*evidence.endorsements, collateral.get("certificates", b"")))
     fitting = _require_fitting(report, held)
 
     # (3) The key of one of them has signed the report.
     signer = _require_signer(report, fitting)
 
     # (4) It leads to a pinned root, at this time, and all three are of the same product.
-    product = _require_chain(signer, held, roots, now, skew)
+    chain = _chain(signer, held)
+    product = _require_root(chain, roots)
+    require_valid(chain, now, skew)
     _require_product(report, signer, product)
 
-    # (5) Its host cannot look into the machine, and the code itself asked for the report.
+    # (5) None of the three is revoked, if the policy names a list.
+    revocation = _require_not_revoked(chain, policy, collateral, now, skew)
+
+    # (6) Its host cannot look into the machine, and the code itself asked for the report.
     _require_policy(report, policy.allow)
     _require_vmpl(report, policy.allow)
 
-    # (6) The firmware is new enough, now and when the machine was started, on a machine of ours.
+    # (7) The firmware is new enough, now and when the machine was started, on a machine of ours.
     _require_tcb(report, policy)
     _require_chip(report, policy)
 
-    # (7) The policy lists the code. The caller compares what the report is bound to.
+    # (8) The policy lists the code. The caller compares what the report is bound to.
     claims = claims_of(report)
     require_listed(claims, "snp", {"measurement": policy.measurement}, ("measurement",))
-    return replace(claims, facts=(("product", product), *claims.facts))
+    return replace(claims, facts=(("product", product), ("revocation", revocation), *claims.facts))
 
 
 @dataclass(frozen=True)
@@ -434,20 +453,18 @@ def _has_signed(key: ec.EllipticCurvePublicKey, report: Report) -> bool:
     return True
 
 
-def _require_chain(
-    signer: Certificate,
-    held: tuple[Certificate, ...],
-    roots: Mapping[str, bytes],
-    now: int,
-    skew: int,
-) -> str:
-    """Returns the product whose root vouches for the signer."""
+def _chain(signer: Certificate, held: tuple[Certificate, ...]) -> tuple[Certificate, ...]:
+    """Returns the signer, its issuer, and the issuer's issuer."""
     intermediate = _require_issuer(signer, held)
-    root = _require_issuer(intermediate, held)
+    return signer, intermediate, _require_issuer(intermediate, held)
+
+
+def _require_root(chain: tuple[Certificate, ...], roots: Mapping[str, bytes]) -> str:
+    """Returns the product whose root vouches for the signer."""
+    *_, root = chain
     product = next((name for name, key in roots.items() if key == _key_digest(root)), None)
     if product is None or not _is_issued_by(root, root):
         raise AttestationRefused(Refusal.ROOT, f"they end at {root.name}")
-    require_valid((signer, intermediate, root), now, skew)
     return product
 
 
@@ -479,6 +496,20 @@ def _require_product(report: Report, signer: Certificate, product: str) -> None:
         raise _unfit(f"AMD's root for {product} vouches for a key of another product")
 
 
+def _require_not_revoked(
+    chain: tuple[Certificate, ...],
+    policy: SnpPolicy,
+    collateral: Collateral,
+    now: int,
+    skew: int,
+) -> str:
+    if policy.crl is None:
+        return "not checked: the policy names no crl"
+    if "crl" not in collateral:
+        raise _unfit("the policy names a revocation list (crl), and it is not at hand")
+    return require_not_revoked(chain, collateral["crl"], now=now, skew=skew)
+
+
 def _require_policy(report: Report, allow: tuple[str, ...]) -> None:
     if report.debug:
         raise AttestationRefused(Refusal.DEBUG)
@@ -501,12 +532,29 @@ def _require_vmpl(report: Report, allow: tuple[str, ...]) -> None:
 
 def _require_tcb(report: Report, policy: SnpPolicy) -> None:
     """Checks the launch, too: old firmware may have measured falsely before it was renewed."""
-    for when, tcb in (("reported", report.reported_tcb), ("launch", report.launch_tcb)):
-        parts = report.parts(tcb)
-        for name, least in asdict(policy.min_tcb).items():
-            if parts.get(name, 0) < least:
+    if "any-tcb" in policy.allow:
+        return
+    least = {} if policy.min_tcb is None else asdict(policy.min_tcb)
+    shown = {
+        "reported": report.parts(report.reported_tcb),
+        "launch": report.parts(report.launch_tcb),
+    }
+    if any(least.get(name) is None for name in shown["reported"]):
+        raise AttestationRefused(Refusal.TCB, _tcb_advice(*shown.values()))
+    for when, parts in shown.items():
+        for name, wanted in least.items():
+            if parts.get(name, 0) < (wanted or 0):
                 have = f"in its {when} TCB {name} is {parts.get(name, 0)}"
-                raise AttestationRefused(Refusal.TCB, f"{have}; the policy asks for {least}")
+                raise AttestationRefused(Refusal.TCB, f"{have}; the policy asks for {wanted}")
+
+
+def _tcb_advice(reported: Mapping[str, int], launch: Mapping[str, int]) -> str:
+    """Says what the platform reports, and which line would accept it, now and as it was started."""
+    lowest = ", ".join(f"{name} = {min(reported[name], launch[name])}" for name in reported)
+    return (
+        f"the policy does not say which is; this platform reports {tcb_text(reported)}; if that is "
+        f"what AMD recommends at present, write under [snp]: min_tcb = {{ {lowest} }}"
+    )
 
 
 def _require_chip(report: Report, policy: SnpPolicy) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from ostraka.attestation import dcap, nitro, simulation, snp
-from ostraka.attestation.claims import Claims
+from ostraka.attestation.claims import Claims, Collateral
 from ostraka.attestation.dcap import SgxPolicy, TdxPolicy
 from ostraka.attestation.nitro import NitroPolicy
 from ostraka.attestation.simulation import SimulationPolicy
@@ -24,8 +24,8 @@ _Checked_contra = TypeVar("_Checked_contra", contravariant=True)
 class Verify(Protocol[_Checked_contra]):
     """Returns what evidence proves about code that the policy lists. Raises AttestationRefused.
 
-    collateral: the bytes behind the policy's source. now: seconds since 1970. skew: the seconds
-    that clocks may differ by. The caller compares the report data.
+    collateral: the bytes behind those of the policy's sources that are given. now: seconds since
+    1970. skew: the seconds that clocks may differ by. The caller compares the report data.
     """
 
     def __call__(
@@ -33,7 +33,7 @@ class Verify(Protocol[_Checked_contra]):
         evidence: Evidence,
         *,
         policy: _Checked_contra,
-        collateral: bytes | None,
+        collateral: Collateral,
         now: int,
         skew: int,
     ) -> Claims: ...
@@ -44,8 +44,8 @@ class Tee(Generic[PolicyOf]):
     """One kind of evidence.
 
     title: what it is evidence of, for people. policy: what a client accepts of it, which is the
-    table of this kind in a policy file. read: what the evidence says, unchecked. collateral: where
-    a policy says that further signed data comes from, if the verifier needs any.
+    table of this kind in a policy file. read: what the evidence says, unchecked. sources: the
+    policy's fields that name where further signed data comes from, if the verifier needs any.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Tee(Generic[PolicyOf]):
     policy: type[PolicyOf]
     read: Callable[[Evidence], Claims]
     verify: Verify[PolicyOf]
-    collateral: Callable[[PolicyOf], str | None] = lambda policy: None
+    sources: tuple[str, ...] = ()
 
 
 TEES: tuple[Tee[Any], ...] = (
@@ -63,7 +63,7 @@ TEES: tuple[Tee[Any], ...] = (
         policy=SgxPolicy,
         read=dcap.read,
         verify=dcap.verify,
-        collateral=lambda policy: policy.collateral,
+        sources=("collateral",),
     ),
     Tee[TdxPolicy](
         kind="tdx",
@@ -71,7 +71,7 @@ TEES: tuple[Tee[Any], ...] = (
         policy=TdxPolicy,
         read=dcap.read,
         verify=dcap.verify,
-        collateral=lambda policy: policy.collateral,
+        sources=("collateral",),
     ),
     Tee[SnpPolicy](
         kind="snp",
@@ -79,7 +79,7 @@ TEES: tuple[Tee[Any], ...] = (
         policy=SnpPolicy,
         read=snp.read,
         verify=snp.verify,
-        collateral=lambda policy: policy.certificates,
+        sources=("certificates", "crl"),
     ),
     Tee[NitroPolicy](
         kind="nitro",
@@ -94,7 +94,7 @@ TEES: tuple[Tee[Any], ...] = (
         policy=SimulationPolicy,
         read=dcap.read,
         verify=simulation.verify,
-        collateral=lambda policy: policy.collateral,
+        sources=("collateral",),
     ),
 )
 

@@ -1,10 +1,10 @@
 """Decides whether to trust an enclave, in numbered steps, without I/O and without a clock."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import compare_digest
 
 from ostraka.attestation import tees
-from ostraka.attestation.claims import Attested, Binding, Claims
+from ostraka.attestation.claims import Attested, Binding, Claims, Collateral
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
@@ -16,12 +16,12 @@ from ostraka.messages import SIMULATION, Charter, Evidence, Introduction
 class Circumstances:
     """What a verification needs from outside. The caller gathers it, because this does no I/O.
 
-    now: seconds since 1970. collateral: the bytes behind the policy's `collateral` for this kind of
-    evidence, or its `certificates`. unsafe_simulation: the caller asked for simulated enclaves.
+    now: seconds since 1970. collateral: the bytes behind what the policy names for this kind of
+    evidence. unsafe_simulation: the caller asked for simulated enclaves.
     """
 
     now: int
-    collateral: bytes | None = None
+    collateral: Collateral = field(default_factory=dict)
     unsafe_simulation: bool = False
 
 

@@ -72,7 +72,9 @@ class UnsafeFirstSeen:
 
     def circumstances(self, proof: Proof) -> Circumstances:
         return Circumstances(
-            now=int(time.time()), collateral=proof.collateral, unsafe_simulation=True
+            now=int(time.time()),
+            collateral={"collateral": proof.collateral},
+            unsafe_simulation=True,
         )
 
     def _root(self, evidence: Evidence | None) -> tuple[bytes, ...]:

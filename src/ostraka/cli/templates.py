@@ -126,13 +126,13 @@ _SECTIONS = """
 #
 # [sgx]
 # mrenclave = []  # of the code itself; ostraka's docs/attestation.md says how to get it
-# mrsigner = []  # or of who signs it, with isv_prod_id and min_isv_svn
-# min_isv_svn = 0
+# mrsigner = []  # or of who signs it; then isv_prod_id and min_isv_svn must be stated, too
 # allow = []  # such as "SWHardeningNeeded"
 # collateral = "sgx-collateral.json"  # Intel's data on the platform: a path, or the URL of a PCCS
 #
 # [tdx]
 # mrtd = []
+# rtmr0 = []  # what the host configured the firmware with; waived by "any-rtmr0" in allow
 # rtmr1 = []
 # rtmr2 = []
 # allow = []
@@ -141,9 +141,10 @@ _SECTIONS = """
 # [snp]
 # measurement = []
 # chip_ids = []  # only these machines, if any are listed
-# min_tcb = { bootloader = 0, tee = 0, snp = 0, microcode = 0, fmc = 0 }  # fmc: Turin only
-# allow = []
+# (State min_tcb as well, the oldest firmware that you accept: a refusal prints the line.)
+# allow = []  # such as "smt"
 # certificates = "snp-certificates.pem"
+# crl = "snp.crl"  # AMD's revocation list: a path
 #
 # [nitro]
 # pcr0 = []

@@ -29,6 +29,7 @@ MEASURED = (
     "ostraka.attestation.nitro",
     "ostraka.attestation.policy",
     "ostraka.attestation.policy_file",
+    "ostraka.attestation.revocation",
     "ostraka.attestation.simulated_pki",
     "ostraka.attestation.simulation",
     "ostraka.attestation.snp",

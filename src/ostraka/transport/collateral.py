@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from ostraka.attestation import dcap, tees
+from ostraka.attestation.claims import Collateral
 from ostraka.attestation.policy import Policy
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
 from ostraka.messages import Evidence
@@ -27,19 +28,22 @@ _INTEL = "api.trustedservices.intel.com"
 _INTEL_CERTIFICATES = "https://certificates.trustedservices.intel.com"
 
 
-def for_evidence(evidence: Evidence, policy: Policy, *, beside: Path) -> bytes | None:
-    """Loads what the policy names for this kind of evidence, if anything. Raises as `load` does."""
+def for_evidence(evidence: Evidence, policy: Policy, *, beside: Path) -> Collateral:
+    """Loads what the policy names for this kind of evidence. Raises as `load` does."""
     if evidence.kind not in policy.evidence:
-        return None
+        return {}
     tee = tees.find(evidence.kind)
-    source = tee.collateral(policy.of(tee.policy))
-    if source is None:
-        return None
-    return load(source, beside=beside, quote=evidence.document)
+    part = policy.of(tee.policy)
+    named = {name: getattr(part, name) for name in tee.sources}
+    return {
+        name: load(source, beside=beside, quote=evidence.document)
+        for name, source in named.items()
+        if source is not None
+    }
 
 
 def load(source: str, *, beside: Path, quote: bytes) -> bytes:
-    """Loads the bytes behind a policy's `collateral` or `certificates`.
+    """Loads the bytes behind a policy's `collateral`, `certificates` or `crl`.
 
     source: a path from the policy file's folder, or the URL of a PCCS. beside: the policy file.
     Raises ConfigError for a file that cannot be read, and AttestationRefused for a service that

@@ -31,6 +31,7 @@ STRANGER = replace(PLATFORM, seed=b"t" * 32)
 DATA = bytes(range(64))
 MRENCLAVE, MRSIGNER = b"e" * 32, b"i" * 32
 MRTD, RTMRS = b"f" * 48, (b"0" * 48, b"1" * 48, b"2" * 48, b"3" * 48)
+QUIET = (*RTMRS[:3], bytes(48))  # nothing was measured after the start
 ENCLAVE: dict[str, Any] = {
     "mrenclave": MRENCLAVE,
     "mrsigner": MRSIGNER,
@@ -39,8 +40,8 @@ ENCLAVE: dict[str, Any] = {
 }
 DOMAIN: dict[str, Any] = {"mrtd": MRTD, "rtmrs": RTMRS}
 SGX = SgxPolicy(mrenclave=(MRENCLAVE,))
-BY_SIGNER = SgxPolicy(mrsigner=(MRSIGNER,), isv_prod_id=7)
-TDX = TdxPolicy(mrtd=(MRTD,), rtmr1=(RTMRS[1],), rtmr2=(RTMRS[2],))
+BY_SIGNER = SgxPolicy(mrsigner=(MRSIGNER,), isv_prod_id=7, min_isv_svn=3)
+TDX = TdxPolicy((MRTD,), *((each,) for each in RTMRS))
 
 
 def sgx(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> dict[str, Any]:
@@ -75,7 +76,9 @@ def evidence(arguments: dict[str, Any]) -> Evidence:
 
 def verify(arguments: dict[str, Any]):
     settings = {name: arguments[name] for name in arguments if name not in ("kind", "document")}
-    return dcap.verify(evidence(arguments), **settings)
+    said = settings.pop("collateral")
+    given = {} if said is None else {"collateral": said}
+    return dcap.verify(evidence(arguments), collateral=given, **settings)
 
 
 def read(kind: str, document: bytes) -> Claims:
@@ -461,6 +464,22 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], Refusal]] = {
         lambda: tdx(policy=replace(TDX, rtmr2=())),
         Refusal.MEASUREMENT,
     ),
+    "a TDX policy that does not say what the firmware was configured with": (
+        lambda: tdx(policy=replace(TDX, rtmr0=())),
+        Refusal.MEASUREMENT,
+    ),
+    "the same, where something else is waived": (
+        lambda: tdx(policy=replace(TDX, rtmr0=(), rtmr3=(), allow=("any-rtmr3",))),
+        Refusal.MEASUREMENT,
+    ),
+    "a TDX policy that does not say what was measured after the start": (
+        lambda: tdx(policy=replace(TDX, rtmr3=())),
+        Refusal.MEASUREMENT,
+    ),
+    "something measured after the start, where the policy lists nothing": (
+        lambda: tdx(policy=replace(TDX, rtmr3=(bytes(48),))),
+        Refusal.MEASUREMENT,
+    ),
     "other firmware": (lambda: tdx(mrtd=b"x" * 48), Refusal.MEASUREMENT),
     "another kernel": (
         lambda: tdx(rtmrs=(RTMRS[0], b"x" * 48, *RTMRS[2:])),
@@ -479,6 +498,10 @@ REFUSALS: dict[str, tuple[Callable[[], dict[str, Any]], Refusal]] = {
         Refusal.MEASUREMENT,
     ),
     # Step 6, its version.
+    "a signer without a lowest version": (
+        lambda: sgx(policy=replace(BY_SIGNER, min_isv_svn=None)),
+        Refusal.VERSION,
+    ),
     "a version that is too old": (
         lambda: sgx(policy=replace(SGX, min_isv_svn=4)),
         Refusal.VERSION,
@@ -503,8 +526,18 @@ ACCEPTED: dict[str, Callable[[], dict[str, Any]]] = {
     "a product of a listed signer": lambda: sgx(policy=BY_SIGNER),
     "both listed": lambda: sgx(policy=replace(BY_SIGNER, mrenclave=(MRENCLAVE,))),
     "just the version asked for": lambda: sgx(policy=replace(SGX, min_isv_svn=3)),
-    "a domain with everything listed": lambda: tdx(
-        policy=replace(TDX, rtmr0=(RTMRS[0],), rtmr3=(RTMRS[3],))
+    "every version of a listed signer": lambda: sgx(
+        policy=replace(BY_SIGNER, min_isv_svn=0), isv_svn=0
+    ),
+    "a domain whose host may configure the firmware": lambda: tdx(
+        policy=replace(TDX, rtmr0=(), allow=("any-rtmr0",))
+    ),
+    "a domain that may measure what it likes": lambda: tdx(
+        policy=replace(TDX, rtmr3=(), allow=("any-rtmr3",))
+    ),
+    "a domain that has measured nothing": lambda: tdx(policy=replace(TDX, rtmr3=()), rtmrs=QUIET),
+    "the same, and that is listed": lambda: tdx(
+        policy=replace(TDX, rtmr3=(bytes(48),)), rtmrs=QUIET
     ),
     "bytes behind the quote, which the kernel pads": lambda: sgx(
         document=sgx()["document"] + bytes(71)
@@ -598,6 +631,30 @@ def test_only_allowances_that_exist_can_be_named():
                 policy(allow=("smt", name))
 
 
+def test_only_a_tdx_policy_has_registers_to_waive():
+    TdxPolicy(allow=(*dcap.ALLOWANCES, *dcap.WAIVERS.values()))
+    for policy in (SgxPolicy, SimulationPolicy):
+        with pytest.raises(ConfigError, match="cannot allow any-rtmr0; one of"):
+            policy(allow=("any-rtmr0",))
+    for name in ("any-mrtd", "any-rtmr1", "any-rtmr2", "rtmr0"):
+        with pytest.raises(ConfigError, match=f"cannot allow {name}; one of .*any-rtmr0"):
+            TdxPolicy(allow=(name,))
+
+
+@pytest.mark.parametrize("name", dcap.WAIVERS)
+def test_what_is_listed_is_not_waived_as_well(name):
+    with pytest.raises(ConfigError, match=f"lists {name}, and allows any-{name}"):
+        TdxPolicy(allow=(f"any-{name}",), **{name: (MRTD,)})
+
+
+def test_the_advice_names_what_can_be_waived():
+    unstated = str(refusal(tdx(policy=replace(TDX, rtmr0=()))))
+    assert f'write under [tdx]: rtmr0 = ["{RTMRS[0].hex()}"]' in unstated
+    assert unstated.endswith('\n# or, to accept whatever it is, add to allow: "any-rtmr0"')
+    for policy in (replace(TDX, mrtd=()), replace(TDX, rtmr0=(MRTD,))):
+        assert "whatever" not in str(refusal(tdx(policy=policy)))
+
+
 @pytest.mark.parametrize(
     ("now", "off"), [(EXPIRES + 49, 50), (ISSUED - 50, 50), (EXPIRES, 1), (ISSUED - 1, 1)]
 )
@@ -632,8 +689,11 @@ def test_the_advice_can_be_pasted(make, policy):
 
 def test_the_advice_for_a_signer_can_be_pasted():
     policy = SgxPolicy(mrsigner=(MRSIGNER,))
-    advice = str(refusal(sgx(policy=policy))).split("write under [sgx]:")[1]
-    verify(sgx(policy=replace(policy, **tomllib.loads(advice))))
+    for stated in ("isv_prod_id", "min_isv_svn"):
+        advice = tomllib.loads(str(refusal(sgx(policy=policy))).split("write under [sgx]:")[1])
+        assert list(advice) == [stated]
+        policy = replace(policy, **advice)
+    verify(sgx(policy=policy))
 
 
 def test_what_a_peer_wrote_moves_no_cursor_and_fills_no_screen():

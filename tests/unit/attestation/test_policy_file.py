@@ -55,8 +55,9 @@ collateral = "https://pccs.example"
 measurement = ["{hexed(13, 48)}"]
 chip_ids = ["{hexed(14, 64)}"]
 min_tcb = {{ bootloader = 1, tee = 2, snp = 3, microcode = 4, fmc = 5 }}
-allow = ["{snp.ALLOWANCES[0]}"]
+allow = ["{snp.ALLOWANCES[-1]}"]
 certificates = "snp.pem"
+crl = "snp.crl"
 
 [nitro]
 pcr0 = ["{hexed(15, 48)}"]
@@ -100,8 +101,9 @@ def test_a_complete_policy_is_read():
                 b(13, 48),
                 b(14, 64),
                 SnpTcb(1, 2, 3, 4, 5),
-                (snp.ALLOWANCES[0],),
+                (snp.ALLOWANCES[-1],),
                 certificates="snp.pem",
+                crl="snp.crl",
             ),
             NitroPolicy(pcr0=b(15, 48), pcr8=b(16, 48)),
             SimulationPolicy(
@@ -122,7 +124,8 @@ def test_the_shortest_policy_is_the_empty_one_and_that_refuses_all():
 
 
 def test_every_named_allowance_can_be_written():
-    for table, names in (("sgx", dcap.ALLOWANCES), ("snp", snp.ALLOWANCES)):
+    tdx = (*dcap.ALLOWANCES, *dcap.WAIVERS.values())
+    for table, names in (("sgx", dcap.ALLOWANCES), ("tdx", tdx), ("snp", snp.ALLOWANCES)):
         listed = ", ".join(f'"{name}"' for name in names)
         policy = parse(f"version = 1\n[{table}]\nallow = [{listed}]", "p")
         assert policy.of(find(table).policy).allow == tuple(names)
@@ -206,8 +209,30 @@ REFUSED = {
         "p.toml, line 3: sgx.min_isv_svn cannot be negative; got -1",
     ),
     "a TCB below zero": (
-        V + "[snp]\nmin_tcb = { tee = -1 }",
+        V + "[snp]\nmin_tcb = { bootloader = 3, tee = -1, snp = 8, microcode = 115 }",
         "p.toml, line 3: snp.min_tcb.tee cannot be negative; got -1",
+    ),
+    "a TCB of zeros": (
+        V + "[snp]\nmin_tcb = { bootloader = 0, tee = 0, snp = 0, microcode = 0, fmc = 0 }",
+        "p.toml, line 3: a min_tcb of zeros accepts every version; who wants that adds "
+        '"any-tcb" to allow under [snp]',
+    ),
+    "a TCB without one of its parts": (
+        V + "[snp]\nmin_tcb = { bootloader = 3, tee = 0, snp = 8 }",
+        "p.toml, line 3: snp.min_tcb.microcode is missing",
+    ),
+    "a TCB that is stated, and any": (
+        V + "[snp]\nmin_tcb = { bootloader = 3, tee = 0, snp = 8, microcode = 115 }\n"
+        'allow = ["any-tcb"]',
+        "p.toml, line 3: [snp] states min_tcb, and allows any-tcb: keep one of them",
+    ),
+    "a register that is listed, and waived": (
+        V + f'[tdx]\nrtmr0 = ["{hexed(9, 48)}"]\nallow = ["any-rtmr0"]',
+        "p.toml, line 3: [tdx] lists rtmr0, and allows any-rtmr0: keep one of them",
+    ),
+    "a revocation list from a service": (
+        V + '[snp]\ncrl = "https://kdsintf.example/vcek/v1/Milan/crl"',
+        "p.toml, line 3: snp.crl is a path, not a URL",
     ),
     "a part of a TCB that is not there": (
         V + "[snp]\nmin_tcb = { microcod = 1 }",

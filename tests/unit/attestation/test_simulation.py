@@ -38,8 +38,10 @@ def evidence(platform: UnsafeSimulatedPlatform = PLATFORM, **changes: Any) -> di
 
 def verify(arguments: dict[str, Any]):
     evidence = Evidence("simulation", arguments["document"], arguments["endorsements"])
-    settings = {name: arguments[name] for name in ("collateral", "policy", "now", "skew")}
-    return simulation.verify(evidence, **settings)
+    settings = {name: arguments[name] for name in ("policy", "now", "skew")}
+    said = arguments["collateral"]
+    given = {} if said is None else {"collateral": said}
+    return simulation.verify(evidence, collateral=given, **settings)
 
 
 def refusal(arguments: dict[str, Any]) -> AttestationRefused:
@@ -116,7 +118,7 @@ def test_a_simulation_never_passes_for_the_real_thing():
     with pytest.raises(AttestationRefused) as caught:
         dcap.verify(
             Evidence("sgx", good["document"], ()),
-            collateral=good["collateral"],
+            collateral={"collateral": good["collateral"]},
             policy=policy,
             now=NOW,
             skew=0,

@@ -4,7 +4,9 @@ import contextlib
 import datetime
 import hashlib
 import struct
+import tomllib
 import warnings
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka.attestation import snp
+from ostraka.attestation.certificates import from_der
 from ostraka.attestation.snp import SnpPolicy, SnpTcb
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
 from ostraka.messages import Evidence
@@ -31,10 +34,13 @@ LAYOUT = {"bootloader": 0, "tee": 1, "snp": 6, "microcode": 7}
 TURIN = {"fmc": 0, "bootloader": 1, "tee": 2, "snp": 3, "microcode": 7}
 NUMBERS = {"bootloader": 1, "tee": 2, "snp": 3, "microcode": 8, "fmc": 9}
 PSS = padding.PSS(padding.MGF1(SHA384()), 48)
-POLICY = SnpPolicy(measurement=(b"x" * 48, MEASUREMENT))
+LOWEST = SnpTcb(**TCB)
+POLICY = SnpPolicy(measurement=(b"x" * 48, MEASUREMENT), min_tcb=LOWEST)
 
 
-# The vendor: a root, an intermediate, and a chip's key.
+# The vendor: a root, an intermediate, and a chip's key. AMD numbers them like this, but for the
+# chip's key, whose number is 0, with which nothing can be made here.
+SERIALS = {"ARK": 0x10000, "ASK": 0x10001}
 
 
 @cache
@@ -59,13 +65,15 @@ def day(seconds):
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
 
 
-def certify(name, key, issuer, issuer_key, *, extensions=(), start=-YEAR, end=YEAR, **more):
+def certify(
+    name, key, issuer, issuer_key, *, extensions=(), start=-YEAR, end=YEAR, serial=1, **more
+):
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject(name, **more))
         .issuer_name(subject(issuer))
         .public_key(key.public_key())
-        .serial_number(1)
+        .serial_number(serial)
         .not_valid_before(day(NOW + start))
         .not_valid_after(day(NOW + end))
     )
@@ -74,7 +82,7 @@ def certify(name, key, issuer, issuer_key, *, extensions=(), start=-YEAR, end=YE
     return builder.sign(issuer_key, SHA384(), rsa_padding=more.get("scheme", PSS))
 
 
-def usage(*, issue):
+def usage(*, issue, revoke):
     return x509.KeyUsage(
         digital_signature=False,
         content_commitment=False,
@@ -82,17 +90,18 @@ def usage(*, issue):
         data_encipherment=False,
         key_agreement=False,
         key_cert_sign=issue,
-        crl_sign=False,
+        crl_sign=revoke,
         encipher_only=False,
         decipher_only=False,
     )
 
 
-def authority(name, issuer, *, key=None, issuer_key=None, ca=True, issue=True, **more):
+def authority(name, issuer, *, key=None, issuer_key=None, ca=True, issue=True, revoke=True, **more):
     extensions = (
         (x509.BasicConstraints(ca=ca, path_length=None), True),
-        (usage(issue=issue), True),
+        (usage(issue=issue, revoke=revoke), True),
     )
+    more.setdefault("serial", SERIALS.get(name, 7))
     key, issuer_key = key or rsa_key(name), issuer_key or rsa_key(issuer)
     return certify(name, key, issuer, issuer_key, extensions=extensions, **more)
 
@@ -210,7 +219,7 @@ def table(*entries, guid=b"\xca" * 16):
 
 
 def verify(document=None, endorsements=None, **changes):
-    settings = {"collateral": None, "policy": POLICY, "now": NOW, "skew": SKEW, "roots": PINS}
+    settings = {"collateral": {}, "policy": POLICY, "now": NOW, "skew": SKEW, "roots": PINS}
     document = report() if document is None else document
     endorsements = der(*CHAIN) if endorsements is None else endorsements
     return snp.verify(Evidence("snp", document, endorsements), **(settings | changes))
@@ -221,7 +230,17 @@ def read(document):
 
 
 def allowing(*names):
-    return SnpPolicy(measurement=(MEASUREMENT,), allow=names)
+    lowest = None if "any-tcb" in names else LOWEST
+    return SnpPolicy(measurement=(MEASUREMENT,), min_tcb=lowest, allow=names)
+
+
+def least(**parts):
+    """A policy that asks for a TCB."""
+    return SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(**(TCB | parts)))
+
+
+def unstated(**more):
+    return SnpPolicy(measurement=(MEASUREMENT,), **more)
 
 
 def changed(data, at, mask=1):
@@ -252,6 +271,16 @@ def test_a_person_can_read_the_rest():
     assert facts["current firmware"] == "1.55.4"
     assert facts["launch mitigations"] == "0x9"
     assert dict(verify().facts)["product"] == "Milan"
+
+
+def test_a_person_can_read_what_was_checked_of_revocation():
+    assert dict(verify().facts)["revocation"] == "not checked: the policy names no crl"
+    said = dict(listed(revoked(9)).facts)["revocation"]
+    assert said == "1 revoked, list from 2022-11-14 22:13:20+00:00 to 2024-11-13 22:13:20+00:00"
+
+
+def test_a_list_that_the_policy_does_not_name_is_not_looked_at():
+    verify(collateral={"crl": revoked(0x10001)})
 
 
 def test_bits_are_read_out_in_words():
@@ -287,9 +316,12 @@ ACCEPTED = {
     "a table without the zeros at its end": lambda: verify(
         endorsements=(*der(*CHAIN), b"\xca" * 16 + struct.pack("<II", 0, 24))
     ),
-    "certificates from the policy's file": lambda: verify(endorsements=(), collateral=pem(*CHAIN)),
+    "certificates from the policy's file": lambda: verify(
+        endorsements=(), collateral={"certificates": pem(*CHAIN)}
+    ),
     "some from the evidence and some from the file": lambda: verify(
-        endorsements=(table(*der(CHIP_CERTIFICATE)),), collateral=pem(INTERMEDIATE, ROOT)
+        endorsements=(table(*der(CHIP_CERTIFICATE)),),
+        collateral={"certificates": pem(INTERMEDIATE, ROOT)},
     ),
     "the certificates of many chips": lambda: verify(
         endorsements=der(chip_certificate(hardware=b"x" * 64), *CHAIN)
@@ -317,12 +349,22 @@ ACCEPTED = {
         report(vmpl=3), policy=allowing("vmpl")
     ),
     "stricter bits of the policy": lambda: verify(report(policy=ALWAYS | 0x3F << 20)),
-    "exactly the lowest TCB": lambda: verify(
-        policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(**TCB))
-    ),
+    "exactly the lowest TCB": lambda: verify(policy=least()),
+    "more than the lowest TCB": lambda: verify(policy=least(tee=0, snp=1)),
+    "every TCB, where that is allowed by name": lambda: verify(policy=allowing("any-tcb")),
+    "Turin, with the part that only it has": lambda: turin(policy=least(fmc=9)),
+    "Turin and every TCB": lambda: turin(policy=allowing("any-tcb")),
     "a chip that is listed": lambda: verify(
-        policy=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(b"y" * 64, CHIP))
+        policy=replace(POLICY, chip_ids=(b"y" * 64, CHIP)),
     ),
+    "a list that revokes nothing": lambda: listed(revoked()),
+    "a list that revokes others": lambda: listed(revoked(0x10002, 0x20001)),
+    "a list as PEM, with words around": lambda: listed(b"AMD's list\n" + revoked(form="PEM")),
+    "the lists of several products": lambda: listed(
+        revoked(0x10001, issuer="ARK-Genoa", form="PEM") + revoked(form="PEM")
+    ),
+    "a list that ended within the clocks' skew": lambda: listed(revoked(end=-SKEW)),
+    "a list that will start within the clocks' skew": lambda: listed(revoked(start=SKEW)),
 }
 
 
@@ -341,13 +383,41 @@ def turin(**changes):
         tcb=changes.pop("tcb", tcb),
         product="Turin-B1",
     )
-    policy = changes.pop("policy", POLICY)
+    policy = changes.pop("policy", least(fmc=9))
     return verify(
         report(**(fields | changes)),
         der(certificate, INTERMEDIATE, ROOT),
         roots={"Turin": pin(ROOT)},
         policy=policy,
     )
+
+
+def revoked(*serials, issuer="ARK", key=None, start=-YEAR, end=YEAR, form="DER", **more):
+    """A list as AMD's key service has it, in DER unless said otherwise."""
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(subject(issuer))
+        .last_update(day(NOW + start))
+        .next_update(day(NOW + end))
+    )
+    for extension, critical in more.get("extensions", ()):
+        builder = builder.add_extension(extension, critical)
+    for serial in serials:
+        entry = x509.RevokedCertificateBuilder().serial_number(serial)
+        for extension, critical in more.get("entry", ()):
+            entry = entry.add_extension(extension, critical)
+        builder = builder.add_revoked_certificate(entry.revocation_date(day(NOW - 9)).build())
+    signed = builder.sign(
+        key or rsa_key(issuer), more.get("hash", SHA384()), rsa_padding=more.get("scheme", PSS)
+    )
+    return signed.public_bytes(getattr(Encoding, form))
+
+
+def listed(crl, *, endorsements=None, **changes):
+    """Verifies with a policy that names a list."""
+    policy = replace(POLICY, crl="amd.crl")
+    given = {"crl": crl}
+    return verify(endorsements=endorsements, **({"policy": policy, "collateral": given} | changes))
 
 
 def test_turin_has_its_own_order_of_parts_and_shorter_ids():
@@ -372,11 +442,39 @@ def test_a_chip_s_certificate_has_the_serial_number_zero_and_nobody_is_warned():
     before = list(warnings.filters)
     with pytest.warns(UserWarning, match="serial number"):
         assert x509.load_der_x509_certificate(odd).serial_number == 0
-    verify(endorsements=(odd, *der(INTERMEDIATE, ROOT)))
+    endorsements = (odd, *der(INTERMEDIATE, ROOT))
+    verify(endorsements=endorsements)
+    listed(revoked(1), endorsements=endorsements)
     assert list(warnings.filters) == before
+
+    # AMD's lists name no chip. One that did so would revoke them all.
+    with pytest.raises(AttestationRefused, match="number 0x0") as refused:
+        listed(renumbered(revoked(0x55)), endorsements=endorsements)
+    assert refused.value.reason == Refusal.REVOKED
+
+
+def renumbered(crl):
+    """The same list, for the serial number 0 in place of 0x55."""
+    parsed = x509.load_der_x509_crl(crl)
+    body = parsed.tbs_certlist_bytes
+    assert body.count(b"\x02\x01\x55") == 1
+    other = body.replace(b"\x02\x01\x55", b"\x02\x01\x00")
+    signature = rsa_key("ARK").sign(other, PSS, SHA384())
+    return crl.replace(body, other).replace(parsed.signature, signature)
 
 
 # What is refused. Every line changes one thing of what is accepted.
+
+ELSEWHERE = [x509.DirectoryName(subject("ASK"))]
+PARTIAL = x509.IssuingDistributionPoint(
+    full_name=None,
+    relative_name=None,
+    only_contains_user_certs=True,
+    only_contains_ca_certs=False,
+    only_some_reasons=None,
+    indirect_crl=False,
+    only_contains_attribute_certs=False,
+)
 
 REFUSED = {
     "nothing at all": (lambda: verify(b""), Refusal.MALFORMED, "got 0"),
@@ -680,17 +778,17 @@ REFUSED = {
         "none of 3",
     ),
     "Turin below the lowest TCB": (
-        lambda: turin(policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(tee=2))),
+        lambda: turin(policy=least(fmc=9, tee=2)),
         Refusal.TCB,
         "in its reported TCB tee is 1; the policy asks for 2",
     ),
     "Turin below the lowest of the part that only it has": (
-        lambda: turin(policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(fmc=10))),
+        lambda: turin(policy=least(fmc=10)),
         Refusal.TCB,
         "in its reported TCB fmc is 9; the policy asks for 10",
     ),
     "another product than Turin where Turin's part is asked for": (
-        lambda: verify(policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(fmc=1))),
+        lambda: verify(policy=least(fmc=1)),
         Refusal.TCB,
         "in its reported TCB fmc is 0; the policy asks for 1",
     ),
@@ -730,39 +828,166 @@ REFUSED = {
         "the host asked",
     ),
     "a TCB below the lowest": (
-        lambda: verify(policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(microcode=116))),
+        lambda: verify(policy=least(microcode=116)),
         Refusal.TCB,
         "in its reported TCB microcode is 115; the policy asks for 116",
     ),
     "a machine that was started by a firmware below the lowest": (
         lambda: verify(
             report(launch=tcb_bytes(TCB | {"snp": 199})),
-            policy=SnpPolicy(measurement=(MEASUREMENT,), min_tcb=SnpTcb(snp=200)),
+            policy=least(),
         ),
         Refusal.TCB,
         "in its launch TCB snp is 199; the policy asks for 200",
     ),
     "a chip that is not listed": (
-        lambda: verify(policy=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(b"y" * 64,))),
+        lambda: verify(policy=replace(POLICY, chip_ids=(b"y" * 64,))),
         Refusal.PLATFORM,
         CHIP.hex(),
     ),
     "a masked chip where chips are listed": (
-        lambda: verify(
-            report(chip=bytes(64)), policy=SnpPolicy(measurement=(MEASUREMENT,), chip_ids=(CHIP,))
-        ),
+        lambda: verify(report(chip=bytes(64)), policy=replace(POLICY, chip_ids=(CHIP,))),
         Refusal.PLATFORM,
         "masked by its host",
     ),
     "code that the policy does not list": (
-        lambda: verify(policy=SnpPolicy(measurement=(b"x" * 48,))),
+        lambda: verify(policy=replace(POLICY, measurement=(b"x" * 48,))),
         Refusal.MEASUREMENT,
         MEASUREMENT.hex(),
     ),
     "any code, where the policy lists none": (
-        lambda: verify(policy=SnpPolicy()),
+        lambda: verify(policy=replace(POLICY, measurement=())),
         Refusal.MEASUREMENT,
         f'[snp]: measurement = ["{MEASUREMENT.hex()}"]',
+    ),
+    "everything, where the policy is empty": (
+        lambda: verify(policy=SnpPolicy()),
+        Refusal.TCB,
+        "the policy does not say",
+    ),
+    "any TCB, where the policy states none": (
+        lambda: verify(policy=unstated()),
+        Refusal.TCB,
+        "[snp]: min_tcb = { bootloader = 3, tee = 1, snp = 200, microcode = 115 }",
+    ),
+    "the same, whatever else is allowed": (
+        lambda: verify(policy=unstated(allow=("migration", "smt", "vmpl"))),
+        Refusal.TCB,
+        "this platform reports bootloader 3, tee 1, snp 200, microcode 115",
+    ),
+    "Turin, where the policy does not state the part that only it has": (
+        lambda: turin(policy=least()),
+        Refusal.TCB,
+        "[snp]: min_tcb = { fmc = 9, bootloader = 3, tee = 1, snp = 200, microcode = 115 }",
+    ),
+    "a revoked intermediate": (
+        lambda: listed(revoked(0x10001)),
+        Refusal.REVOKED,
+        "'CN=ASK', number 0x10001",
+    ),
+    "a revoked root": (lambda: listed(revoked(0x10000)), Refusal.REVOKED, "'CN=ARK'"),
+    "a revoked key of a chip, if it had a number": (
+        lambda: listed(revoked(1)),
+        Refusal.REVOKED,
+        "'CN=VEK', number 0x1",
+    ),
+    "an intermediate that is the last of many": (
+        lambda: listed(revoked(*range(0x20000, 0x20040), 0x10001)),
+        Refusal.REVOKED,
+        "'CN=ASK'",
+    ),
+    "an intermediate that the second list revokes": (
+        lambda: listed(revoked(form="PEM") + revoked(0x10001, form="PEM")),
+        Refusal.REVOKED,
+        "'CN=ASK'",
+    ),
+    "an intermediate on hold": (
+        lambda: listed(
+            revoked(0x10001, entry=[(x509.CRLReason(x509.ReasonFlags.certificate_hold), False)])
+        ),
+        Refusal.REVOKED,
+        "'CN=ASK'",
+    ),
+    "a list that is named and not at hand": (
+        lambda: listed(b"", collateral={}),
+        Refusal.COLLATERAL,
+        "it is not at hand",
+    ),
+    "an empty file": (lambda: listed(b""), Refusal.COLLATERAL, "it cannot be read"),
+    "a list that is none": (lambda: listed(der(ROOT)[0]), Refusal.COLLATERAL, "cannot be read"),
+    "a file of certificates": (lambda: listed(pem(ROOT)), Refusal.COLLATERAL, "cannot be read"),
+    "a list that is cut off": (lambda: listed(revoked()[:-1]), Refusal.COLLATERAL, "cannot be"),
+    "a list that is cut off behind a good one": (
+        lambda: listed(revoked(form="PEM") + revoked(0x10001, form="PEM")[:200]),
+        Refusal.COLLATERAL,
+        "cannot be read",
+    ),
+    "a list of another root": (
+        lambda: listed(revoked(issuer="ARK-Genoa")),
+        Refusal.COLLATERAL,
+        "there is none of 'CN=ARK' in it",
+    ),
+    "a list that somebody else signed in the root's name": (
+        lambda: listed(revoked(key=rsa_key("impostor"))),
+        Refusal.COLLATERAL,
+        "it is not signed by 'CN=ARK'",
+    ),
+    "a forged list beside a good one": (
+        lambda: listed(revoked(form="PEM") + revoked(key=rsa_key("impostor"), form="PEM")),
+        Refusal.COLLATERAL,
+        "it is not signed",
+    ),
+    "a list that the intermediate signed": (
+        lambda: listed(revoked(issuer="ASK")),
+        Refusal.COLLATERAL,
+        "there is none of 'CN=ARK' in it",
+    ),
+    "a list that was changed": (
+        lambda: listed(changed(revoked(0x10001), 150)),
+        Refusal.COLLATERAL,
+        "the revocation list (crl)",
+    ),
+    "a list with another hash": (
+        lambda: listed(revoked(hash=SHA256())),
+        Refusal.COLLATERAL,
+        "it is not signed",
+    ),
+    "a list with another padding": (
+        lambda: listed(revoked(scheme=padding.PKCS1v15())),
+        Refusal.COLLATERAL,
+        "it is not signed",
+    ),
+    "a list of a root that may sign none": (
+        lambda: listed(
+            revoked(), endorsements=der(*CHAIN[:2], authority("ARK", "ARK", revoke=False))
+        ),
+        Refusal.COLLATERAL,
+        "may not issue it",
+    ),
+    "a list for a part of the certificates only": (
+        lambda: listed(revoked(extensions=[(PARTIAL, True)])),
+        Refusal.COLLATERAL,
+        "critical extension",
+    ),
+    "a list that names another issuer's certificates": (
+        lambda: listed(revoked(9, entry=[(x509.CertificateIssuer(ELSEWHERE), True)])),
+        Refusal.COLLATERAL,
+        "critical extension",
+    ),
+    "a list that is out of date": (
+        lambda: listed(revoked(end=-SKEW - 1)),
+        Refusal.VALIDITY,
+        "the revocation list of 'CN=ARK' is valid from",
+    ),
+    "a list of the future": (
+        lambda: listed(revoked(start=SKEW + 1)),
+        Refusal.VALIDITY,
+        "the revocation list of 'CN=ARK' is valid from",
+    ),
+    "an old list beside a new one": (
+        lambda: listed(revoked(form="PEM") + revoked(end=-SKEW - 1, form="PEM")),
+        Refusal.VALIDITY,
+        "the revocation list",
     ),
 }
 
@@ -787,7 +1012,8 @@ def test_a_name_in_a_certificate_cannot_write_to_the_terminal():
 
 def test_only_known_allowances_can_be_asked_for():
     SnpPolicy(allow=snp.ALLOWANCES)
-    with pytest.raises(ConfigError, match=r"'debug' is not known; there are migration, smt, vmpl"):
+    known = "any-tcb, migration, smt, vmpl"
+    with pytest.raises(ConfigError, match=f"'debug' is not known; there are {known}"):
         SnpPolicy(allow=("smt", "debug"))
 
 
@@ -841,9 +1067,17 @@ def test_a_mutated_table_is_read_or_refused(data):
         verify(DOCUMENT, (data,))
 
 
+REVOKED = revoked(0x10001)
+
+
+@given(st.one_of(st.binary(max_size=200), mutated(REVOKED)))
+def test_a_mutated_list_is_refused(data):
+    refuses(listed, data)
+
+
 @given(st.lists(st.binary(max_size=200), max_size=3), st.binary(max_size=200))
 def test_random_certificates_are_refused(endorsements, file):
-    refuses(lambda: verify(DOCUMENT, tuple(endorsements), collateral=file))
+    refuses(lambda: verify(DOCUMENT, tuple(endorsements), collateral={"certificates": file}))
 
 
 def sweep(data, attempt, masks, step=1):
@@ -866,6 +1100,7 @@ def test_every_byte_of_a_report_matters():
 # Recorded evidence.
 
 VECTORS = Path(__file__).parents[2] / "vectors" / "evidence" / "snp"
+MILAN_TCB = SnpTcb(bootloader=3, tee=0, snp=8, microcode=115)
 LOOSE = ("smt", "vmpl")  # both machines share cores, and the cloud asks at VMPL 1
 MACHINES = {
     "a chip's key": ("test-report.bin", "test-vcek.der", "ask_ark_milan.pem", 1_700_000_000),
@@ -888,8 +1123,8 @@ def machine(name):
 
 def verify_recorded(name, *, document=None, endorsements=None, **changes):
     own, certificates, now = machine(name)
-    policy = SnpPolicy(measurement=(read(own).measurement("measurement"),), allow=LOOSE)
-    settings = {"collateral": None, "policy": policy, "now": now, "skew": SKEW}
+    policy = SnpPolicy((read(own).measurement("measurement"),), min_tcb=MILAN_TCB, allow=LOOSE)
+    settings = {"collateral": {}, "policy": policy, "now": now, "skew": SKEW}
     evidence = Evidence("snp", document or own, endorsements or certificates)
     return snp.verify(evidence, **(settings | changes))
 
@@ -905,8 +1140,46 @@ def test_a_recorded_report_is_proved(name):
 def test_a_recorded_report_is_proved_from_a_table_and_a_file(name):
     _, (key, intermediate, root), _ = machine(name)
     chain = pem(x509.load_der_x509_certificate(intermediate), x509.load_der_x509_certificate(root))
-    claims = verify_recorded(name, endorsements=(table(key),), collateral=chain)
+    claims = verify_recorded(name, endorsements=(table(key),), collateral={"certificates": chain})
     assert claims == verify_recorded(name)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_recorded_report_under_a_policy_that_states_no_tcb_says_which_line_to_write(name):
+    policy = SnpPolicy((read(machine(name)[0]).measurement("measurement"),), allow=LOOSE)
+    with pytest.raises(AttestationRefused) as refused:
+        verify_recorded(name, policy=policy)
+    assert refused.value.reason == Refusal.TCB
+    advice = tomllib.loads(str(refused.value).split("write under [snp]:")[1])
+    stated = SnpTcb(**advice["min_tcb"])
+    assert stated.microcode == (115 if name == "a chip's key" else 217)
+    verify_recorded(name, policy=replace(policy, min_tcb=stated))
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_amd_numbers_no_chip_and_its_root_alone_may_sign_lists(name):
+    """What a list can revoke: AMD's intermediates, and no chip."""
+    signer, intermediate, root = from_der(machine(name)[1])
+    assert signer.serial == 0
+    assert intermediate.serial != root.serial != 0
+    assert root.usage.crl_sign
+    assert not intermediate.usage.crl_sign
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_recorded_report_is_refused_under_a_list_that_amd_did_not_sign(name):
+    _, root = from_der(machine(name)[1][1:])
+    forged = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(root.parsed.subject)
+        .last_update(day(machine(name)[2] - YEAR))
+        .next_update(day(machine(name)[2] + YEAR))
+        .sign(rsa_key("impostor"), SHA384(), rsa_padding=PSS)
+    )
+    policy = SnpPolicy(min_tcb=MILAN_TCB, allow=LOOSE, crl="amd.crl")
+    with pytest.raises(AttestationRefused, match="it is not signed by 'CN=ARK-Milan") as refused:
+        verify_recorded(name, policy=policy, collateral={"crl": forged.public_bytes(Encoding.DER)})
+    assert refused.value.reason == Refusal.COLLATERAL
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -15,7 +15,7 @@ from ostraka.errors import AttestationRefused, ConfigError, Refusal
 from ostraka.messages import Evidence
 from ostraka.transport import collateral
 
-AT = Circumstances(now=0, collateral=b"said by the maker")
+AT = Circumstances(now=0, collateral={"source": b"said by the maker"})
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class QuillPolicy:
 
     nib: tuple[bytes, ...] = ()
     source: str | None = None
+    other: str | None = None
 
 
 def quill_claims(evidence: Evidence) -> Claims:
@@ -46,7 +47,7 @@ def quill(monkeypatch):
         policy=QuillPolicy,
         read=quill_claims,
         verify=quill_verify,
-        collateral=lambda policy: policy.source,
+        sources=("source", "other"),
     )
     monkeypatch.setattr(tees, "TEES", (*TEES, row))
     return row
@@ -67,7 +68,9 @@ def test_a_new_tee_is_one_row(tmp_path):
     (tmp_path / "said").write_bytes(b"said by the maker")
     beside = tmp_path / "policy.toml"
     assert collateral.for_evidence(evidence, policy(source="said"), beside=beside) == AT.collateral
-    assert collateral.for_evidence(evidence, policy(), beside=beside) is None
+    both = collateral.for_evidence(evidence, policy(source="said", other="said"), beside=beside)
+    assert both == AT.collateral | {"other": b"said by the maker"}
+    assert collateral.for_evidence(evidence, policy(), beside=beside) == {}
 
 
 def test_a_kind_without_a_row_is_refused(tmp_path):
@@ -92,8 +95,8 @@ def test_every_kind_has_one_row_and_a_policy_of_its_own():
 @pytest.mark.parametrize("tee", TEES, ids=KINDS)
 def test_an_empty_policy_lists_nothing_and_names_no_collateral(tee):
     empty = tee.policy()
-    assert not any(getattr(empty, each.name) for each in fields(empty) if each.name != "min_tcb")
-    assert tee.collateral(empty) is None
+    assert not any(getattr(empty, each.name) for each in fields(empty))
+    assert all(getattr(empty, source) is None for source in tee.sources)
     assert Policy().of(tee.policy) == empty
 
 

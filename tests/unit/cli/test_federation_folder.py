@@ -119,7 +119,9 @@ def test_the_sections_in_the_policy_s_comments_are_sections_that_can_be_used(fol
     text = (folder / "policy.toml").read_text()
     used = re.sub(r"(?m)^# (?=\[|\w+ = )", "", text)
     assert used.count("\n[") == text.count("\n[") + 4
-    assert policy_file.parse(used, "p").of(SnpPolicy).certificates == "snp-certificates.pem"
+    listed = policy_file.parse(used, "p").of(SnpPolicy)
+    assert (listed.certificates, listed.crl) == ("snp-certificates.pem", "snp.crl")
+    assert listed.min_tcb is None, "nobody states a version by taking lines out of a comment"
 
 
 def test_the_example_model_is_small_and_starts_at_zero(folder):

@@ -100,7 +100,7 @@ def test_a_service_s_answers_make_collateral_that_verifies(suffix, tmp_path):
     assert {name: json.loads(fetched)[name] for name in SAID} == SAID
     claims = dcap.verify(
         Evidence("simulation", QUOTE, ()),
-        collateral=fetched,
+        collateral={"collateral": fetched},
         policy=SgxPolicy(mrenclave=(b"\1" * 32,)),
         now=NOW,
         skew=0,
@@ -117,8 +117,8 @@ def test_a_tdx_quote_asks_for_tdx_and_verifies(tmp_path):
     zero = (bytes(48),)
     dcap.verify(
         Evidence("tdx", quote, ()),
-        collateral=fetched,
-        policy=TdxPolicy(mrtd=(b"\2" * 48,), rtmr1=zero, rtmr2=zero),
+        collateral={"collateral": fetched},
+        policy=TdxPolicy(mrtd=(b"\2" * 48,), rtmr0=zero, rtmr1=zero, rtmr2=zero),
         now=NOW,
         skew=0,
         root=PLATFORM.root_der,
@@ -211,22 +211,29 @@ def test_intel_s_own_service_has_its_root_s_list_on_its_other_host(monkeypatch):
 
 
 def test_each_kind_of_evidence_has_its_own_source(tmp_path):
-    for name in ("sgx", "tdx", "snp", "simulation"):
+    for name in ("sgx", "tdx", "snp", "crl", "simulation"):
         (tmp_path / name).write_text(f"for {name}")
     text = 'version = 1\nevidence = ["sgx", "snp", "nitro", "simulation"]\n'
     text += "".join(f'[{name}]\ncollateral = "{name}"\n' for name in ("sgx", "tdx", "simulation"))
-    policy = policy_file.parse(text + '[snp]\ncertificates = "snp"', "policy.toml")
+    policy = policy_file.parse(text + '[snp]\ncertificates = "snp"\ncrl = "crl"', "policy.toml")
 
     def found(kind):
         evidence = Evidence(kind, b"", ())
         return collateral.for_evidence(evidence, policy, beside=tmp_path / "policy.toml")
 
-    assert found("sgx") == b"for sgx"
-    assert found("snp") == b"for snp"
-    assert found("simulation") == b"for simulation"
-    assert found("nitro") is None
-    assert found("tdx") is None, "what a policy does not accept is not even asked for"
-    assert found("other") is None
+    assert found("sgx") == {"collateral": b"for sgx"}
+    assert found("snp") == {"certificates": b"for snp", "crl": b"for crl"}
+    assert found("simulation") == {"collateral": b"for simulation"}
+    assert found("nitro") == {}
+    assert found("tdx") == {}, "what a policy does not accept is not even asked for"
+    assert found("other") == {}
+
+
+def test_a_revocation_list_that_is_named_must_be_there(tmp_path):
+    text = 'version = 1\nevidence = ["snp"]\n[snp]\ncrl = "amd.crl"'
+    policy = policy_file.parse(text, "policy.toml")
+    with pytest.raises(ConfigError, match=r"amd\.crl, which .*policy\.toml names: No such file"):
+        collateral.for_evidence(Evidence("snp", b"", ()), policy, beside=tmp_path / "policy.toml")
 
 
 def test_a_path_is_relative_to_the_policy_file(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from cryptography import x509
 
 from ostraka.attestation import snp
-from ostraka.attestation.snp import SnpPolicy
+from ostraka.attestation.snp import SnpPolicy, SnpTcb
 from ostraka.enclave.platform.gramine import GramineProvider
 from ostraka.enclave.platform.tsm import TsmProvider
 
@@ -60,8 +60,12 @@ def test_snp_verifies_with_the_certificates_that_the_host_brought(configfs):
     evidence = TsmProvider("snp", files.root, files).evidence(report[SNP_REPORT_DATA])
     claims = snp.verify(
         evidence,
-        collateral=None,
-        policy=SnpPolicy(measurement=(report[SNP_MEASUREMENT],), allow=("smt",)),
+        collateral={},
+        policy=SnpPolicy(
+            measurement=(report[SNP_MEASUREMENT],),
+            min_tcb=SnpTcb(bootloader=3, tee=0, snp=8, microcode=115),
+            allow=("smt",),
+        ),
         now=day_after_issue(vcek),
         skew=0,
     )

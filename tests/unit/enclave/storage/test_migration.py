@@ -35,7 +35,7 @@ from ostraka.protocol.client import Client
 NOW = 1_800_000_000
 PLATFORM = UnsafeSimulatedPlatform(b"p" * 32, issued=NOW - 1000)
 OLD, NEW, EVIL = b"\1" * 32, b"\2" * 32, b"\3" * 32
-CIRCUMSTANCES = Circumstances(NOW, PLATFORM.collateral(), unsafe_simulation=True)
+CIRCUMSTANCES = Circumstances(NOW, {"collateral": PLATFORM.collateral()}, unsafe_simulation=True)
 
 
 def provider(code, platform=PLATFORM):
