@@ -4,7 +4,7 @@ Benchmarks:
     peers       the same updates through Ostraka, Flower and ByzFL; `entrants` has each of them
     paper       the paper's figures and its headline; `paper_measurements` has each measurement
     scale       how cost grows with clients and values; `fit` has fits and forecasts
-    leakage     what one worker learns, by attacking
+    leakage     what one worker learns, by attacking; `leave_out` has what the host learns
     kernels     the stages of a round, timed side by side
     check       has anything become slower? And the costs that `distances="auto"` needs
 

@@ -46,7 +46,9 @@ BENCH = Group(
         "scale": _command(
             "bench_suites:scale", "Measure how cost grows with clients and with values."
         ),
-        "leakage": _command("bench:leakage", "Attack to see what one worker learns."),
+        "leakage": _command(
+            "bench_leakage:leakage", "Attack to see what one worker learns, and what the host does."
+        ),
         "check": _command("bench:check", "Fail if a stage has become slower."),
         "kernels": _command("bench:kernels", "Measure the CPU time of each stage of a round."),
         "calibrate": _command("bench:calibrate", 'Measure this machine for distances="auto".'),

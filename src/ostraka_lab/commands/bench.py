@@ -1,4 +1,4 @@
-"""`ostraka bench check`, `leakage`, `kernels` and `calibrate`."""
+"""`ostraka bench check`, `kernels` and `calibrate`."""
 
 import math
 from pathlib import Path
@@ -14,14 +14,10 @@ from ostraka.calibration import Costs
 from ostraka.cli.output import Json, progress, show, table
 from ostraka.errors import FAILED
 from ostraka_lab.bench import check as checks
-from ostraka_lab.bench import leakage as leakages
-from ostraka_lab.bench import machine
 from ostraka_lab.bench.kernels import STAGES, Plan, run_kernels
-from ostraka_lab.bench.process import run_module
 from ostraka_lab.commands.bench_results import FOLDER, Out, finish
 
 _NOISY = 0.5
-_USUAL = leakages.Plan()
 
 
 def check(
@@ -114,60 +110,6 @@ def _warn_of_another_machine(now: dict[str, Any], old: dict[str, Any]) -> None:
     here, there = now["machine"]["processor"], old["machine"]["processor"]
     if here != there:
         click.echo(f"warning: the baseline is from another processor: {there}", err=True)
-
-
-def leakage(
-    ctx: typer.Context,
-    *,
-    clients: Annotated[
-        int, typer.Option(help="Clients, for the attack on single rows.")
-    ] = _USUAL.clients,
-    dimension: Annotated[int, typer.Option(help="Values in an update.")] = _USUAL.dimension,
-    trials: Annotated[
-        int, typer.Option(help="True and false suspicions to test, each, for every point.")
-    ] = _USUAL.trials,
-    seed: Annotated[int, typer.Option(help="Seed of updates and suspicions.")] = 0,
-    out: Out = FOLDER,
-    as_json: Json = False,
-) -> None:
-    """Attack to see what one worker learns.
-
-    For Gaussian masks and a range of sigma, in float32 and float64: the bound of law 6, how well a
-    matched filter recognises an update, and the error of decoded distances. Exact masks are the
-    point at zero bits. Then the polar attack on both maskings, for 4 to 64 clients.
-
-    \b
-    Examples:
-      ostraka bench leakage
-      ostraka bench leakage --dimension 100000 --trials 2048 --json
-    """
-    plan = leakages.Plan(clients=clients, dimension=dimension, trials=trials, seed=seed)
-    with progress() as step:
-        figures = run_module("ostraka_lab.bench.leakage", [plan.to_json()], step)
-    figures |= {"machine": machine.describe(threads=1)}
-    finish(ctx, figures, _against_sigma(figures), _polar(figures), out=out, as_json=as_json)
-
-
-def _against_sigma(figures: dict[str, Any]) -> Table:
-    rows = table("Masks", "sigma", "bound bits", "matched filter AUC", "error of a distance")
-    for row in figures["gaussian"]:
-        rows.add_row(
-            f"Gaussian, {row['dtype']}",
-            *(f"{row[name]:.3g}" for name in ("sigma", "bound_bits", "auc", "distance_error")),
-        )
-    exact = figures["exact"]
-    rows.add_row("exact", "", "0", f"{exact['auc']:.3g}", f"{exact['distance_error']:.3g}")
-    return rows
-
-
-def _polar(figures: dict[str, Any]) -> Table:
-    rows = table(
-        "clients", "Gaussian masks", "as derived", "exact masks", title="Polar attack, AUC"
-    )
-    for row in figures["polar"]:
-        values = (f"{row[name]:.3f}" for name in ("gaussian", "expected", "exact"))
-        rows.add_row(str(row["clients"]), *values)
-    return rows
 
 
 def kernels(

@@ -1,7 +1,8 @@
-"""How a benchmark ends: figures in a folder, a page of all figures there, and JSON."""
+"""What benchmarks need, and how they end: figures in a folder, a page of them, and JSON."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,12 @@ Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start over instead of resuming a run that was stopped.")
 ]
 _NOT_SHOWN = ("as_json", "out", "fresh")
+
+
+def require_torch() -> None:
+    """Raise ModuleNotFoundError here: the process that trains could only end without figures."""
+    if find_spec("torch") is None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 @contextmanager

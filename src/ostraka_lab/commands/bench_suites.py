@@ -1,7 +1,6 @@
 """`ostraka bench paper`, `peers` and `scale`."""
 
 from dataclasses import asdict, replace
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import click
@@ -16,7 +15,7 @@ from ostraka_lab.bench.entrants import Contest
 from ostraka_lab.bench.paper import Suite
 from ostraka_lab.bench.paper_measurements import MASKINGS
 from ostraka_lab.bench.scale import Grid
-from ostraka_lab.commands.bench_results import FOLDER, Fresh, Out, finish, keeping
+from ostraka_lab.commands.bench_results import FOLDER, Fresh, Out, finish, keeping, require_torch
 
 _USUAL = Grid()
 _BASELINES = ("naive", "blas64", "blas32")
@@ -65,7 +64,7 @@ def paper(
       ostraka bench paper --json
       ostraka bench paper --bandwidth 10 --sgx-slowdown 1.5
     """
-    _require_torch()
+    require_torch()
     if quick:
         suite = Suite.quick(bandwidth=bandwidth, slowdown=sgx_slowdown)
     else:
@@ -75,12 +74,6 @@ def paper(
     headlines = [_headline(each) for each in figures["headline"]]
     epochs = [_figure3(figures, masking) for masking in MASKINGS]
     finish(ctx, figures, *headlines, *epochs, _LIMITS, out=out, as_json=as_json, parts=parts)
-
-
-def _require_torch() -> None:
-    """Raise ModuleNotFoundError here: the process that trains could only end without figures."""
-    if find_spec("torch") is None:
-        raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 
 def _headline(each: dict[str, Any]) -> Table:

@@ -37,7 +37,7 @@ _TITLES = {
     "peers": "Beside its peers",
     "paper": "The paper's figures",
     "scale": "How cost grows",
-    "leakage": "What one worker learns",
+    "leakage": "What a worker and the host learn",
     "check": "Has anything become slower?",
 }
 

@@ -1,4 +1,4 @@
-"""What one worker learns, and why exact masks are the default."""
+"""What one worker learns, why exact masks are the default, and what the host learns."""
 
 from typing import Any
 
@@ -20,7 +20,52 @@ _TEXT = (
 )
 
 
+_LEAVE_OUT_TEXT = (
+    "The host can leave one client out of a round, as if it had been late. The difference between "
+    "the aggregates of the round before and of this one is then an estimate of the update that the "
+    "client sent before, because successive updates of the others are alike. The protocol cannot "
+    "prevent that: only noise in the aggregate bounds it."
+)
+
+
 def blocks(figures: Figures) -> list[Block]:
+    """Show whose attacks were run: a worker's, the host's, or both."""
+    shown = _worker(figures) if "gaussian" in figures else []
+    return shown + (_host(figures["leave_out"]) if "leave_out" in figures else [])
+
+
+def _host(figures: Figures) -> list[Block]:
+    return [Paragraph(_LEAVE_OUT_TEXT), _leave_out(figures)]
+
+
+def _leave_out(figures: Figures) -> Table:
+    columns = [
+        Column("Clients", number=True),
+        Column("Rule"),
+        *(
+            Column(each, number=True)
+            for each in ("client momentum", "lower quartile", "median", "upper quartile", "guess")
+        ),
+    ]
+    rows = [
+        [
+            str(row["clients"]),
+            f"{row['rule']}, f = {row['f']}",
+            f"{row['momentum']:g}",
+            *(f"{each:.2f}" for each in (row["quartiles"][0], row["median"], row["quartiles"][1])),
+            f"{row['guess_median']:.2f}",
+        ]
+        for row in figures["rows"]
+    ]
+    caption = (
+        f"Cosine of the estimate with the update that was sent: {figures['dataset']}, "
+        f"{figures['partition']}, steps of local training a round: {figures['steps']}. The guess "
+        "is the aggregate itself, which everybody sees (median)"
+    )
+    return Table(columns, rows, caption=caption)
+
+
+def _worker(figures: Figures) -> list[Block]:
     return [
         Paragraph(_TEXT),
         Grid([_trade(figures), _bound(figures), _polar(figures)]),

@@ -10,7 +10,7 @@ from ostraka.cli import app
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import check, fit, machine, process, results
 from ostraka_lab.bench import peers as contests
-from ostraka_lab.commands import bench, bench_suites
+from ostraka_lab.commands import bench, bench_leakage, bench_suites
 
 PEER_FIGURES = {
     "clients": 12,
@@ -117,13 +117,46 @@ def test_figures_are_shown_though_they_cannot_be_kept(run, peers, tmp_path, spoi
     assert shown["rows"] == PEER_FIGURES["rows"]
 
 
-def test_leakage_runs_in_a_process_of_its_own(run):
-    result = run("bench leakage --clients 4 --dimension 512 --trials 8 --json")
+def test_leakage_to_a_worker_runs_in_a_process_of_its_own(run):
+    result = run("bench leakage --only worker --clients 4 --dimension 512 --trials 8 --json")
     assert result.exit_code == 0, result.output
     shown = json.loads(result.stdout.splitlines()[-1])
+    assert "leave_out" not in shown
     assert len(shown["gaussian"]) == 30
     assert [row["clients"] for row in shown["polar"]] == [4, 8, 16, 32, 64]
     assert shown["exact"]["bound_bits"] == 0
+
+
+@pytest.mark.slow
+def test_leakage_to_the_host_runs_in_a_process_of_its_own(run, tmp_path):
+    result = run("bench leakage --only host --rounds 1 --json")
+    assert result.exit_code == 0, result.output
+    shown = json.loads(result.stdout.splitlines()[-1])
+    assert "gaussian" not in shown
+    rows = shown["leave_out"]["rows"]
+    assert len(rows) == 8
+    assert sum(row["attacks"] for row in rows) == 4 * (10 + 25)
+    assert "Cosine of the estimate" in (tmp_path / "bench-results" / "report.html").read_text()
+
+
+def test_what_the_host_learns_is_a_table(run, monkeypatch):
+    row = {"clients": 10, "rule": "multi-krum", "f": 2, "momentum": 0.9, "median": 0.8125}
+    row |= {"quartiles": [0.625, 0.9375], "guess_median": 0.375}
+    figures = {"dataset": "digits", "partition": "dirichlet:0.3", "steps": 1, "rows": [row]}
+    monkeypatch.setattr("ostraka_lab.commands.bench_leakage.run_module", lambda *_: figures)
+    result = run("bench leakage --only host")
+    assert result.exit_code == 0, result.output
+    shown = " ".join(result.stdout.split())
+    assert "10 multi-krum, f = 2 0.9 0.81 0.62 to 0.94 0.38" in shown
+
+
+def test_leakage_measures_nothing_if_either_plan_is_impossible(run, monkeypatch):
+    def measured(*_):
+        raise AssertionError("nothing should be measured")
+
+    monkeypatch.setattr("ostraka_lab.commands.bench_leakage.run_module", measured)
+    for line in ("--rounds 0", "--steps 0", "--trials 0"):
+        assert run(f"bench leakage {line}").exit_code == 2
 
 
 def test_paper_passes_its_options_on(run, monkeypatch):
@@ -301,7 +334,7 @@ def test_a_check_without_a_baseline_says_how_to_make_one(run):
 def test_every_command_has_json_and_a_folder():
     for command in (
         bench.check,
-        bench.leakage,
+        bench_leakage.leakage,
         bench_suites.paper,
         bench_suites.peers,
         bench_suites.scale,

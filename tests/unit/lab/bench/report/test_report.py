@@ -174,6 +174,22 @@ LEAKAGE = COMMON | {
     ],
     "exact": {"bound_bits": 0.0, "auc": 0.5, "distance_error": 1e-4},
     "polar": [{"clients": n, "gaussian": 0.97, "exact": 0.5, "expected": 0.98} for n in (16, 64)],
+    "leave_out": {
+        "dataset": "digits",
+        "partition": "dirichlet:0.3",
+        "steps": 1,
+        "rows": [
+            {
+                "clients": 10,
+                "rule": "multi-krum",
+                "f": 2,
+                "momentum": 0.9,
+                "median": 0.8125,
+                "quartiles": [0.625, 0.9375],
+                "guess_median": 0.375,
+            }
+        ],
+    },
 }
 
 CHECK = COMMON | {
@@ -227,6 +243,20 @@ def test_the_page_holds_all_that_the_folder_holds(tmp_path):
         "SGX itself.",
     ):
         assert expected in text, expected
+
+
+@pytest.mark.parametrize(
+    ("left", "shown", "hidden"),
+    [
+        (("leave_out",), "Cosine of the estimate", "The polar attack"),
+        (("clients", "gaussian", "exact", "polar"), "The polar attack", "Cosine of the estimate"),
+    ],
+)
+def test_leakage_shows_the_attacks_that_were_run(left, shown, hidden):
+    partly = {"dimension": 20_000, "trials": 512} | {name: LEAKAGE[name] for name in left}
+    text = render(describe({"leakage": COMMON | {"command": "ostraka bench leakage"} | partly}))
+    assert shown in text
+    assert hidden not in text
 
 
 def test_a_gain_on_a_sketch_is_not_credited_to_off_loading():
