@@ -323,6 +323,10 @@ class Federation:
             )
 
     def digest(self) -> bytes:
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
         return encoding.digest(self)
 
     def require_follows(self, old: "Federation") -> None:

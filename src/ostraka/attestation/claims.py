@@ -19,6 +19,7 @@ Collateral: TypeAlias = Mapping[str, bytes]
 
 _CODE_ID = b"ostraka/code-id/v1"
 _REPORT_DATA = b"ostraka/report-data/v1"
+_KEY_REPORT_DATA = b"ostraka/report-data/key/v1"
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,19 @@ class Binding:
         """Returns SHA-512 over the label and all fields, each behind its length."""
         fields = (self.nonce, self.round_key, self.receipt_key, self.federation)
         return hashlib.sha512(pack(_REPORT_DATA, *fields)).digest()
+
+
+@dataclass(frozen=True)
+class KeyBinding:
+    """The same for who sends no update, and so needs no round: voters and workers."""
+
+    nonce: bytes
+    receipt_key: bytes
+    federation: bytes
+
+    def report_data(self) -> bytes:
+        fields = (self.nonce, self.receipt_key, self.federation)
+        return hashlib.sha512(pack(_KEY_REPORT_DATA, *fields)).digest()
 
 
 @dataclass(frozen=True)

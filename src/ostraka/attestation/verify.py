@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from secrets import compare_digest
 
 from ostraka.attestation import tees
-from ostraka.attestation.claims import Attested, Binding, Claims, Collateral
+from ostraka.attestation.claims import Attested, Binding, Claims, Collateral, KeyBinding
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
@@ -155,7 +155,7 @@ def read(evidence: Evidence) -> Claims:
     return tees.find(evidence.kind).read(evidence)
 
 
-def require_bound(claims: Claims, expected: Binding) -> None:
+def require_bound(claims: Claims, expected: Binding | KeyBinding) -> None:
     """Raises AttestationRefused unless the evidence is about exactly this."""
     if not compare_digest(claims.report_data, expected.report_data()):
         raise AttestationRefused(Refusal.BINDING)

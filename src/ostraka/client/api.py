@@ -14,12 +14,13 @@ from types import TracebackType
 from ostraka.client import upload
 from ostraka.client.attesting import Verifier
 from ostraka.client.connection import Connection, Patience
-from ostraka.client.events import Event, ForkProved, Report
-from ostraka.client.memory import SUFFIX, MemoryFile
+from ostraka.client.events import Event, Report
+from ostraka.client.memory import MemoryFile
 from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.client.session import Session, Shelf
-from ostraka.errors import ConfigError, Fork, LocalProtocolError, ServiceError
+from ostraka.errors import ConfigError, LocalProtocolError, ServiceError
 from ostraka.files import read_identity, read_policy
+from ostraka.messages import Receipt
 from ostraka.protocol.client import Joined
 
 DEFAULT_RESENDS = 8
@@ -31,7 +32,8 @@ class Client:
     """A client of a federation: fetches the global model, and submits updates to it.
 
     address: HOST:PORT of the enclave's service. name, key: who this is, as it is enrolled. policy:
-    what is accepted as an enclave. memory: what is kept between runs, by default beside the key.
+    what is accepted as an enclave. memory: what is kept between runs, by default beside the key,
+    one for each federation: who loses it needs a new key.
     tls_ca: certificates that vouch for the service, if it speaks TLS. unsafe_simulation: accept an
     enclave that no TEE protects, if the policy does, too. timeout: seconds for one call, None to
     wait as long as it takes. resends: how often one update goes to a round that was opened again,
@@ -64,7 +66,12 @@ class Client:
             policy_file=policy,
             unsafe_simulation=unsafe_simulation,
         )
-        self._file = MemoryFile(Path(memory) if memory else key.with_suffix(SUFFIX), name)
+        federation = self._who.policy.federation.id
+        self._file = (
+            MemoryFile(Path(memory), name, federation)
+            if memory
+            else MemoryFile.beside(key, name, federation)
+        )
         self._file.load()  # A memory that is damaged is told of now, not after hours of training.
         self._tls_ca = _readable(Path(tls_ca)) if tls_ca else None
         self._timeout = timeout
@@ -135,18 +142,9 @@ class Client:
         connection = Connection(
             self._address, tls_ca=self._tls_ca, patience=patience, tell=self._tell
         )
-        with connection:
-            try:
-                yield Session(self._who, connection, self._file, self._shelf, self._begun)
-            except Fork as fork:
-                self._prove(fork)
-                raise
-
-    def _prove(self, fork: Fork) -> None:
-        proof = self._file.prove(fork)
-        if proof is not None:
-            fork.add_note(f"Both receipts are in {proof}: show them to the other clients.")
-            self._tell(ForkProved(proof))
+        session = Session(self._who, connection, self._file, self._shelf, self._begun)
+        with connection, session.proving():
+            yield session
 
     def _require_joined(self) -> Joined:
         if self._joined is not None:
@@ -161,7 +159,7 @@ class Client:
 def _last_model(session: Session) -> Model:
     """The result of a federation whose rounds are all over."""
     memory = session.memory
-    if memory is None or memory.last is None:
+    if memory is None or not isinstance(memory.last, Receipt):
         raise ServiceError(
             "the federation has finished, and this client holds no receipt of it: nothing proves "
             "to it which model is the last"

@@ -5,10 +5,16 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ostraka.attestation.claims import NONCE_BYTES, Attested
+from ostraka.attestation.claims import NONCE_BYTES, Attested, KeyBinding
 from ostraka.attestation.policy import Policy
-from ostraka.attestation.verify import Circumstances, verify, verify_charter
-from ostraka.client.connection import FINISHED, LONG_POLL_S, Connection
+from ostraka.attestation.verify import (
+    Circumstances,
+    require_bound,
+    verify,
+    verify_charter,
+    verify_evidence,
+)
+from ostraka.client.connection import FINISHED, LONG_POLL_S, UNCONFIRMED, Connection
 from ostraka.client.events import Waiting
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
@@ -33,6 +39,10 @@ class Verifier:
     unsafe_simulation: bool
 
 
+class Unconfirmed(ServiceError):
+    """No round opens before an outcome is confirmed."""
+
+
 @dataclass(frozen=True)
 class Met:
     """A proved enclave, the round that it opened, and the terms that it keeps to."""
@@ -45,11 +55,12 @@ class Met:
 def meet(connection: Connection, who: Verifier) -> Met | None:
     """The enclave and its open round; None if all rounds are over. Waits for a round to open.
 
-    Raises AttestationRefused, and ServiceError for a client that is not enrolled.
+    Raises AttestationRefused, Unconfirmed while an outcome waits to be confirmed, and ServiceError
+    for a client that is not enrolled.
     """
     charter = _charter(connection)
     while True:
-        federation = verify_charter(charter, who.policy)
+        federation = verify_charter(charter, who.policy, int(time.time()))
         require_enrolled(federation, who.name, who.identity)
         answer = _introduction(connection, who)
         if answer is None:
@@ -69,6 +80,36 @@ def meet(connection: Connection, who: Verifier) -> Met | None:
             charter = newest  # The terms changed in between, and the evidence is about new ones.
         else:
             return Met(charter, answer.introduction.offer, attested)
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A proved enclave, whether a round is open or not, and the terms that it keeps to."""
+
+    charter: Charter
+    receipt_key: bytes
+
+
+def prove(connection: Connection, who: Verifier) -> Proved:
+    """The enclave, for who sends it nothing that is secret. Raises as `meet` does."""
+    charter = _charter(connection)
+    while True:
+        federation = verify_charter(charter, who.policy, int(time.time()))
+        require_enrolled(federation, who.name, who.identity)
+        nonce = os.urandom(NONCE_BYTES)
+        signed = who.identity.sign(Challenge(nonce, who.name, UNSIGNED))
+        reply = connection.ask("Prove", wire.ProveRequest(challenge=encode(signed)))
+        evidence = decode(Evidence, reply.evidence)
+        claims = verify_evidence(evidence, who.policy, circumstances(who, evidence))
+        try:
+            require_bound(claims, KeyBinding(nonce, reply.receipt_key, federation.digest()))
+        except AttestationRefused:
+            newest = _charter(connection)
+            if newest.federation.revision <= charter.federation.revision:
+                raise
+            charter = newest  # The terms changed in between, and the evidence is about new ones.
+        else:
+            return Proved(charter, reply.receipt_key)
 
 
 def _charter(connection: Connection) -> Charter:
@@ -101,6 +142,8 @@ def _introduction(connection: Connection, who: Verifier) -> _Answer | None:
     except ServiceError as refused:
         if refused.said == FINISHED:
             return None
+        if refused.said == UNCONFIRMED:
+            raise Unconfirmed(str(refused)) from None
         raise
 
 
@@ -118,7 +161,7 @@ def require_enrolled(federation: Federation, name: str, identity: Identity) -> N
     revision = f"revision {federation.revision} of the federation"
     if name in {member.name for member in federation.revoked}:
         raise ServiceError(f"client {name!r} is revoked in {revision}: ask its operator why")
-    keys = {member.name: member.key for member in federation.clients}
+    keys = {member.name: member.key for member in federation.clients + federation.witnesses}
     if name not in keys:
         raise ServiceError(
             f"client {name!r} is not enrolled in {revision}: its operator has to add it "

@@ -62,6 +62,26 @@ class AlreadySent:
 
 
 @dataclass(frozen=True)
+class Confirmed:
+    """This client has confirmed the outcome of a round, unseen."""
+
+    round: int
+
+    def __str__(self) -> str:
+        return f"confirmed the outcome of round {self.round}"
+
+
+@dataclass(frozen=True)
+class RollbackProved:
+    """The enclave's state was copied or set back. What proves it is in this file."""
+
+    proof: Path
+
+    def __str__(self) -> str:
+        return f"the enclave's state was copied or set back; the proof is in {self.proof}"
+
+
+@dataclass(frozen=True)
 class ForkProved:
     """The enclave signed two receipts for one round. Both are in this file."""
 
@@ -71,7 +91,16 @@ class ForkProved:
         return f"the chain is forked; both receipts are in {self.proof}"
 
 
-Event: TypeAlias = Waiting | Reconnecting | Uploading | Resending | AlreadySent | ForkProved
+Event: TypeAlias = (
+    Waiting
+    | Reconnecting
+    | Uploading
+    | Resending
+    | AlreadySent
+    | Confirmed
+    | ForkProved
+    | RollbackProved
+)
 
 
 AGAIN_S = 30.0
@@ -100,4 +129,5 @@ def _whatever_the_attempt(event: Event) -> Event:
 
 
 def _level(event: Event) -> int:
-    return logging.INFO if isinstance(event, Waiting | Uploading) else logging.WARNING
+    ordinary = isinstance(event, Waiting | Uploading | Confirmed)
+    return logging.INFO if ordinary else logging.WARNING

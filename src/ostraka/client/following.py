@@ -9,9 +9,11 @@ from ostraka.client.connection import Connection
 from ostraka.client.memory import Memory
 from ostraka.config import MASKINGS, Federation
 from ostraka.crypto.identity import Identity, check_signature
-from ostraka.encoding import decode
-from ostraka.errors import Fork, MalformedMessage, ReceiptRefused
-from ostraka.messages import Charter, Receipt, RoundOffer
+from ostraka.encoding import decode, digest
+from ostraka.errors import Fork, MalformedMessage, ReceiptRefused, RolledBack
+from ostraka.messages import Abandon, Certified, Charter, Receipt, genesis
+from ostraka.protocol.client import Client
+from ostraka.protocol.confirm import require_certified
 from ostraka.transport import ostraka_pb2 as wire
 
 
@@ -29,30 +31,19 @@ def catch_up(
     *,
     identity: Identity,
     policy: Policy,
-    joined: RoundOffer | None = None,
-    begun_anew: str = "",
+    set_back: str = "",
 ) -> Followed:
-    """Follow the chain to its end. Raises OpenError, ReceiptRefused, Fork or AttestationRefused.
+    """Follow the chain to its end.
 
-    joined: a client without a receipt begins with that of the round that it joined. Who holds a
-    receipt asks for that one again, so that a host with another one has to show it or to hide it.
-    begun_anew: what to do if the enclave has forgotten it for a good reason.
+    Raises OpenError, ReceiptRefused, Fork, RolledBack or AttestationRefused. Who holds a receipt
+    asks for that one again, so that a host with another one has to show it or to hide it.
+    set_back: what to do if the enclave does not know it.
     """
-    first = memory.last or joined
-    if first is None:
-        return Followed(memory, {})
+    after = memory.last.number - 1 if memory.last is not None else 0
 
     def ask() -> Followed:
-        request = wire.ChainRequest(after=first.number - 1)
-        with connection.stream("GetChain", request) as links:
-            return follow(
-                links,
-                memory,
-                identity=identity,
-                policy=policy,
-                joined=joined,
-                begun_anew=begun_anew,
-            )
+        with connection.stream("GetChain", wire.ChainRequest(after=after)) as links:
+            return follow(links, memory, identity=identity, policy=policy, set_back=set_back)
 
     return connection.attempt(ask)
 
@@ -63,11 +54,10 @@ def follow(
     *,
     identity: Identity,
     policy: Policy,
-    joined: RoundOffer | None = None,
-    begun_anew: str = "",
+    set_back: str = "",
 ) -> Followed:
     """Follow links that another party has brought. Raises as `catch_up` does."""
-    chain = _Chain(memory, identity, policy, joined, begun_anew)
+    chain = _Chain(memory, identity, policy, set_back)
     for link in links:
         chain.add(link)
     return chain.end()
@@ -76,18 +66,10 @@ def follow(
 class _Chain:
     """Takes one link after the other."""
 
-    def __init__(
-        self,
-        memory: Memory,
-        identity: Identity,
-        policy: Policy,
-        joined: RoundOffer | None,
-        begun_anew: str,
-    ) -> None:
+    def __init__(self, memory: Memory, identity: Identity, policy: Policy, set_back: str) -> None:
         self._policy = policy
-        self._begun_anew = begun_anew
-        self._joined = joined
-        self._held = memory.last
+        self._set_back = set_back
+        self._memory = memory
         self._held_was_shown = memory.last is None
         self._client = memory.role(identity)
         self._charter = memory.charter
@@ -97,18 +79,27 @@ class _Chain:
         match link.WhichOneof("link"):
             case "charter":
                 self._adopt(decode(Charter, link.charter))
-            case "receipt":
-                self._follow(decode(Receipt, link.receipt))
+            case "certified":
+                self._follow(decode(Certified, link.certified))
+            case "abandon":
+                self._abandon(decode(Abandon, link.abandon))
             case _:
                 raise MalformedMessage("a link of the chain is empty")
 
     def end(self) -> Followed:
         if not (self._held_was_shown or self._receipts):
-            raise ReceiptRefused(
-                "the enclave does not know the last receipt that this client holds: "
-                f"it was set back to an older state. {self._begun_anew}"
-            )
-        return Followed(Memory.of(self._client, self._charter), self._receipts)
+            raise self._forgotten()
+        return Followed(Memory.of(self._client, self._charter, self._memory.sent), self._receipts)
+
+    def _forgotten(self) -> ReceiptRefused:
+        """The enclave does not know the last receipt. If this client confirmed it, it can prove."""
+        proof, last = self._memory.proposal, self._memory.last
+        if proof is not None and last is not None and proof.number >= last.number:
+            return RolledBack(proof.number, proof)
+        return ReceiptRefused(
+            "the enclave does not know the last receipt that this client holds: "
+            f"it was set back to an older state. {self._set_back}"
+        )
 
     def _adopt(self, charter: Charter) -> None:
         federation = _signed(charter, self._policy)
@@ -117,26 +108,114 @@ class _Chain:
         self._client = self._client.adopt(federation)
         self._charter = charter
 
-    def _follow(self, receipt: Receipt) -> None:
-        if self._held is not None and receipt == self._held:
+    def _follow(self, certified: Certified) -> None:
+        receipt, last = certified.receipt, self._client.last
+        if receipt == self._memory.last:
             self._held_was_shown = True
             return
-        last = self._client.last
         if last is not None and receipt.number == last.number:
             require_same(last, receipt, self._client.receipt_key or b"")
-        if last is None:
-            self._require_joined(receipt)
-        self._client = self._client.follow(receipt)
+        self._client = self._client.follow(certified)
         self._receipts[receipt.number] = receipt
 
-    def _require_joined(self, receipt: Receipt) -> None:
-        """A chain begins where this client has seen it, and nowhere else."""
-        joined = self._joined
-        if joined is None or (receipt.number, receipt.previous) != (joined.number, joined.previous):
-            raise ReceiptRefused("the chain does not go on from the round that this client joined")
+    def _abandon(self, abandon: Abandon) -> None:
+        if abandon == self._memory.last:
+            self._held_was_shown = True
+        elif abandon.number >= self._client.next_number:
+            self._client = self._client.abandon(abandon)
+            self._held_was_shown = True
 
 
-def require_same(held: Receipt, other: Receipt, enclave: bytes) -> None:
+def begin(connection: Connection, client: Client, *, policy: Policy) -> Client:
+    """Where the chain is, as it is proved to a newcomer by the policy alone.
+
+    client: knows the proved enclave's key and its newest federation. Raises ReceiptRefused,
+    OpenError or AttestationRefused.
+    """
+
+    def ask() -> Client:
+        with connection.stream("GetChain", wire.ChainRequest(newest=True)) as links:
+            return begin_with(links, client, policy=policy)
+
+    return connection.attempt(ask)
+
+
+def begin_with(links: Iterable[wire.ChainLink], client: Client, *, policy: Policy) -> Client:
+    """The same with links that another party has brought."""
+    newcomer = _Newcomer(client, policy)
+    for link in links:
+        newcomer.add(link)
+    return newcomer.end()
+
+
+class _Newcomer:
+    """Checks every receipt that is shown against the charter that the one before it names.
+
+    Charters only go forward. So the receipt before one is known to name the same charter, if an
+    earlier one that is proved does.
+    """
+
+    def __init__(self, client: Client, policy: Policy) -> None:
+        self._client = client
+        self._policy = policy
+        self._federations: dict[bytes, Federation] = {}
+        self._ends: list[Receipt | Abandon] = []
+
+    def add(self, link: wire.ChainLink) -> None:
+        match link.WhichOneof("link"):
+            case "charter":
+                federation = _signed(decode(Charter, link.charter), self._policy)
+                self._federations[federation.digest()] = federation
+            case "certified":
+                self._check(decode(Certified, link.certified))
+            case "abandon":
+                abandon = decode(Abandon, link.abandon)
+                check_signature(abandon, self._client.federation.authority)
+                self._end(abandon)
+            case _:
+                raise MalformedMessage("a link of the chain is empty")
+
+    def end(self) -> Client:
+        founding = next(iter(self._federations.values()), self._client.federation)
+        if not self._ends:
+            return replace(self._client, electors=founding)
+        last = self._ends[-1]
+        return replace(self._client, last=last, electors=self._named(last))
+
+    def _check(self, certified: Certified) -> None:
+        receipt, key = certified.receipt, self._client.receipt_key or b""
+        check_signature(receipt, key)
+        require_certified(certified, self._electors(receipt), key)
+        self._end(receipt)
+
+    def _end(self, end: Receipt | Abandon) -> None:
+        self._named(end)
+        if self._ends:
+            before = self._ends[-1]
+            if end.number <= before.number or end.revision < before.revision:
+                raise ReceiptRefused("the chain does not go forward")
+        self._ends.append(end)
+
+    def _electors(self, receipt: Receipt) -> Federation:
+        if receipt.number == 1:
+            founding = next(iter(self._federations.values()), None)
+            if founding is not None and receipt.previous == genesis(founding):
+                return founding
+        elif self._ends:
+            before = self._ends[-1]
+            if digest(before) == receipt.previous or before.federation == receipt.federation:
+                return self._named(before)
+        raise ReceiptRefused(
+            f"nothing that is shown proves who had to confirm round {receipt.number}"
+        )
+
+    def _named(self, end: Receipt | Abandon) -> Federation:
+        if end.federation not in self._federations:
+            raise ReceiptRefused(f"the charter that round {end.number} names is not shown")
+        return self._federations[end.federation]
+
+
+def require_same(held: object, other: Receipt, enclave: bytes) -> None:
     """Raises Fork if the enclave signed another receipt for the same round."""
     if other != held:
         check_signature(other, enclave)
@@ -145,9 +224,11 @@ def require_same(held: Receipt, other: Receipt, enclave: bytes) -> None:
 
 def _signed(charter: Charter, policy: Policy) -> Federation:
     """Checked as a piece of history: its workers and its masking get no update of this client."""
+    pinned = policy.federation
     past = replace(
-        policy.federation,
+        pinned,
         workers=tuple(worker.key for worker in charter.federation.workers),
         maskings=MASKINGS,
+        witnesses=pinned.witnesses if charter.federation.witnesses else (),
     )
     return verify_charter(charter, replace(policy, federation=past))

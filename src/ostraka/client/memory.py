@@ -1,65 +1,146 @@
-"""What a client remembers between runs. Forgetting it would let a host go back to old state."""
+"""What a client remembers between runs: the chain that it follows, and how it voted.
+
+A client that forgets its vote may vote again, and then a host can have two outcomes of one number
+confirmed. So a memory that was lost, or restored from a copy, ends the use of the client's key.
+"""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from ostraka import files
+from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import Key, decode, encode, pack
-from ostraka.errors import ConfigError, Fork, LocalProtocolError, MalformedMessage, StateError
+from ostraka.encoding import Id, decode, encode, pack
+from ostraka.errors import (
+    ConfigError,
+    Fork,
+    LocalProtocolError,
+    MalformedMessage,
+    ReceiptRefused,
+    RolledBack,
+    StateError,
+)
 from ostraka.files import locked
-from ostraka.messages import Charter, Receipt
-from ostraka.protocol.client import Client
+from ostraka.messages import Abandon, Charter, Proposal, Receipt
+from ostraka.protocol.client import Client, Voted
 
 SUFFIX = ".memory"
 LOCKED_S = 10.0  # A change takes a moment.
 
-_OF_0_1 = pack(b"ostraka/client-memory/v1")
+_OLDER = tuple(pack(label) for label in (b"ostraka/client-memory/v1", b"ostraka/client-memory/v2"))
 
-_ADVICE = (
-    "bring it back from a copy. Only if there is none, delete it: this client then trusts the next "
-    "enclave that proves itself, even one that was set back to an older state"
+NEW_KEY = (
+    "A client that may have forgotten how it voted must not vote again: make a new key (ostraka "
+    "client enrol), have the operator enrol it and revoke the old one. Do not bring back a copy"
 )
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The newest charter agreed to, the key that the enclave signs with, and the last receipt."""
+class Sent:
+    """The rounds, all of one number, that an update was sent to."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/client-memory/v2"
+    number: int = 0
+    rounds: tuple[Id, ...] = ()
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        return (self.number, len(self.rounds))
+
+    def and_to(self, number: int, round_id: bytes) -> "Sent":
+        if number < self.number:
+            raise ReceiptRefused(
+                f"an update was sent for round {self.number} already: none is sent for {number}"
+            )
+        before = self.rounds if number == self.number else ()
+        return self if round_id in before else Sent(number, (*before, round_id))
+
+
+NOTHING_SENT = Sent()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a client knows of one federation.
+
+    charter: the newest one agreed to. electors: who confirms the next number (`Client.electors`).
+    receipt_key: of the enclave; empty until the next one proves itself. receipts, abandons: one of
+    them holds what the chain has come to, or neither. voted: the vote of the highest number. sent:
+    where an update went last.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/client-memory/v3"
 
     client: str
     charter: Charter
-    receipt_key: Key
-    receipts: tuple[Receipt, ...]  # the last one, or none yet
+    electors: Federation
+    receipt_key: bytes
+    receipts: tuple[Receipt, ...] = ()
+    abandons: tuple[Abandon, ...] = ()
+    voted: Voted | None = None
+    sent: Sent = NOTHING_SENT
 
     def __post_init__(self) -> None:
-        if len(self.receipts) > 1:
-            raise ConfigError(f"one receipt is remembered; got {len(self.receipts)}")
+        if len(self.receipts) + len(self.abandons) > 1:
+            raise ConfigError("one end of the chain is remembered")
 
     @property
-    def last(self) -> Receipt | None:
-        return self.receipts[0] if self.receipts else None
+    def last(self) -> Receipt | Abandon | None:
+        ends: tuple[Receipt | Abandon, ...] = (*self.receipts, *self.abandons)
+        return ends[0] if ends else None
+
+    @property
+    def federation(self) -> Federation:
+        return self.charter.federation
 
     @classmethod
-    def of(cls, client: Client, charter: Charter) -> "Memory":
+    def of(cls, client: Client, charter: Charter, sent: Sent = NOTHING_SENT) -> "Memory":
         """Of a client that knows its enclave; charter: what its federation was signed in."""
-        if client.receipt_key is None or charter.federation != client.federation:
-            raise LocalProtocolError("a client remembers the enclave and the charter it follows")
-        receipts = (client.last,) if client.last else ()
-        return cls(client.name, charter, client.receipt_key, receipts)
+        if charter.federation != client.federation:
+            raise LocalProtocolError("a client remembers the charter that it follows")
+        last = client.last
+        return cls(
+            client.name,
+            charter,
+            client.electors or client.federation,
+            client.receipt_key or b"",
+            (last,) if isinstance(last, Receipt) else (),
+            (last,) if isinstance(last, Abandon) else (),
+            client.voted,
+            sent,
+        )
 
     @property
     def progress(self) -> tuple[int, int]:
         """Grows with time: the last round, and the revision."""
         return (self.last.number if self.last else 0, self.charter.federation.revision)
 
+    @property
+    def proposal(self) -> Proposal | None:
+        """What was confirmed last."""
+        return self.voted.proposal if self.voted else None
+
     def role(self, identity: Identity) -> Client:
-        return Client(self.client, identity, self.charter.federation, self.receipt_key, self.last)
+        return Client(
+            self.client,
+            identity,
+            self.charter.federation,
+            self.receipt_key or None,
+            self.last,
+            self.electors,
+            self.voted,
+        )
+
+    def newer(self, other: "Memory") -> "Memory":
+        """What two processes of one client know together. Neither forgets a vote."""
+        chain = other if other.progress >= self.progress else self
+        votes = [each.voted for each in (self, other) if each.voted is not None]
+        voted = max(votes, key=lambda each: each.number, default=None)
+        sent = max(self.sent, other.sent, key=lambda each: each.progress)
+        return replace(chain, voted=voted, sent=sent)
 
 
 @dataclass(frozen=True)
@@ -73,6 +154,15 @@ class ForkProof:
 
 
 @dataclass(frozen=True)
+class RollbackProof:
+    """A proposal that an enclave has signed and does not know, or not as the only one."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/rollback-proof/v1"
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True)
 class MemoryFile:
     """One client's memory on disk, durable and whole whenever the process dies.
 
@@ -81,13 +171,21 @@ class MemoryFile:
 
     path: Path
     client: str
+    federation: bytes | None = None  # the id that the policy pins
+
+    @classmethod
+    def beside(cls, key: Path, client: str, federation: bytes | None) -> "MemoryFile":
+        """The memory of one federation: a key may be enrolled in several."""
+        mark = f".{federation.hex()[:16]}" if federation else ""
+        return cls(key.with_suffix(f"{mark}{SUFFIX}"), client, federation)
 
     @property
-    def begun_anew(self) -> str:
+    def set_back(self) -> str:
         """What to do when the enclave is not the one that is remembered."""
         return (
-            f"If its operator really began anew, and you believe that, delete {self.path}: this "
-            "client then trusts the next enclave that proves itself"
+            "Its operator has to bring back its newest state. If that is lost, the authority can "
+            "abandon the round that was open (docs/operations.md); a federation that begins anew "
+            "has a new id, and clients get a new policy for it"
         )
 
     def load(self) -> Memory | None:
@@ -98,42 +196,63 @@ class MemoryFile:
             return None
         except OSError as unreadable:
             raise StateError(self.path, f"cannot be read: {unreadable.strerror}") from None
-        if content.startswith(_OF_0_1):
+        if content.startswith(_OLDER):
             raise StateError(
                 self.path,
-                "is a memory of version 0.1, which this version cannot read. If the federation "
-                "begins anew with this version, move the file away: this client then trusts the "
-                "next enclave that proves itself",
+                "is a memory of an older version, which this version cannot read. A federation "
+                "begins anew with this version: move the file away",
             )
         try:
             memory = decode(Memory, content)
         except MalformedMessage:
             raise StateError(
-                self.path, f"is damaged, and holds this client's memory: {_ADVICE}"
+                self.path, f"is damaged, and holds this client's memory. {NEW_KEY}"
             ) from None
         if memory.client != self.client:
             raise StateError(
                 self.path, f"is the memory of client {memory.client!r}, not of {self.client!r}"
             )
+        if self.federation is not None and memory.federation.id != self.federation:
+            raise StateError(
+                self.path,
+                f"is the memory of the federation {memory.federation.id.hex()}, and the policy "
+                f"names {self.federation.hex()}: each has a memory of its own",
+            )
         return memory
 
-    def save(self, memory: Memory) -> None:
+    def save(self, memory: Memory) -> Memory:
         """Never back to an earlier state: another process of this client may be ahead.
 
-        Raises StateError, or Fork if that process holds another receipt for the same round.
+        Returns what is stored now. Raises StateError, or Fork if that process holds another receipt
+        for the same round.
         """
+
+        def merge(stored: Memory | None) -> Memory:
+            _require_one_chain(stored, memory)
+            return memory if stored is None else stored.newer(memory)
+
+        return self.change(merge)
+
+    def change(self, change: Callable[[Memory | None], Memory]) -> Memory:
+        """Replace what is stored by what `change` makes of it. Durable when this returns."""
         with self._alone():
             stored = self.load()
-            _require_one_chain(stored, memory)
-            if stored is None or stored.progress <= memory.progress:
-                files.write(self.path, [encode(memory)])
+            changed = change(stored)
+            if changed != stored:
+                files.write(self.path, [encode(changed)])
+        return changed
 
-    def prove(self, fork: Fork) -> Path | None:
-        """Keep both receipts beside the memory, each proof under a name of its own."""
-        if not (isinstance(fork.held, Receipt) and isinstance(fork.other, Receipt)):
-            return None
-        proof = encode(ForkProof(fork.held, fork.other))
-        name = f"fork-{fork.held.number}-{hashlib.sha256(proof).hexdigest()[:8]}"
+    def prove(self, error: ReceiptRefused) -> Path | None:
+        """Keep what proves a fork or a rollback beside the memory, under a name of its own."""
+        match error:
+            case Fork(held=Receipt() as held, other=Receipt() as other):
+                kind, number, proof = "fork", held.number, encode(ForkProof(held, other))
+            case RolledBack(proof=Proposal() as proposal):
+                kind, number = "rolled-back", proposal.number
+                proof = encode(RollbackProof(proposal))
+            case _:
+                return None
+        name = f"{kind}-{number}-{hashlib.sha256(proof).hexdigest()[:8]}"
         path = self.path.with_suffix(f".{name}")
         with self._alone():
             files.write(path, [proof])

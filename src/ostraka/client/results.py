@@ -94,7 +94,8 @@ class Model:
         """Of a round that is open."""
         offer, manifest = joined.offer, joined.client.federation.terms.manifest
         simulated = joined.attested.kind == SIMULATION
-        made = joined.client.last
+        last = joined.client.last
+        made = last if isinstance(last, Receipt) else None
         return cls(offer.number, vector, manifest, offer.model, simulated, receipt=made)
 
     @classmethod

@@ -1,17 +1,26 @@
-"""One call of the user: follow the chain, join the open round, get its model."""
+"""One call of the user: follow the chain, confirm what waits, join a round, get its model."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+import grpc
+
 from ostraka.arrays import Float32
-from ostraka.client import attesting
-from ostraka.client.attesting import Verifier
-from ostraka.client.connection import Connection, download
-from ostraka.client.following import catch_up
+from ostraka.client import attesting, following
+from ostraka.client.attesting import Unconfirmed, Verifier
+from ostraka.client.connection import LONG_POLL_S, Connection, Status, download
+from ostraka.client.events import Confirmed, ForkProved, RollbackProved, Waiting
 from ostraka.client.memory import Memory, MemoryFile
 from ostraka.config import Federation
-from ostraka.errors import ReceiptRefused, ServiceError
-from ostraka.messages import Charter, Receipt, RoundOffer
+from ostraka.crypto.identity import check_signature
+from ostraka.encoding import decode, encode
+from ostraka.errors import Fork, LocalProtocolError, ReceiptRefused, RolledBack, ServiceError
+from ostraka.messages import Charter, Proposal, Receipt
 from ostraka.protocol.client import Client, Joined
+from ostraka.transport import ostraka_pb2 as wire
+
+_POLL_S = 0.2  # between two questions, should the other side answer at once
 
 
 @dataclass
@@ -46,22 +55,46 @@ class Session:
         """Of the last receipt that is held; 0 if there is none."""
         return self.memory.progress[0] if self.memory else 0
 
-    def join(self, before: RoundOffer | None = None) -> Joined | None:
+    @contextmanager
+    def proving(self) -> Iterator["Session"]:
+        """Keep the proof of a fork or a rollback that comes up, and show it to the enclave."""
+        try:
+            yield self
+        except (Fork, RolledBack) as refused:
+            self.prove(refused)
+            raise
+
+    def prove(self, refused: Fork | RolledBack) -> None:
+        """Keep a proof beside the memory. An enclave that was set back is shown what it signed."""
+        proof = self.file.prove(refused)
+        if proof is not None:
+            refused.add_note(f"The proof is in {proof}: show it to the other clients.")
+            fork = isinstance(refused, Fork)
+            self.connection.tell(ForkProved(proof) if fork else RollbackProved(proof))
+        if isinstance(refused, RolledBack) and isinstance(refused.proof, Proposal):
+            reminder = wire.RemindRequest(proposal=encode(refused.proof))
+            with suppress(grpc.RpcError):  # It may be another enclave, or none.
+                self.connection.once("Remind", reminder)
+
+    def join(self) -> Joined | None:
         """The open round of an enclave that has proved itself; None if all rounds are over.
 
-        before: the round that was joined before. Raises AttestationRefused, ReceiptRefused or Fork.
+        Raises AttestationRefused, ReceiptRefused, Fork or RolledBack.
         """
-        self.catch_up(before)
-        while (met := attesting.meet(self.connection, self.who)) is not None:
+        self.catch_up()
+        while (met := self._meet()) is not None:
             if met.offer.number > self.last_number + 1 > 1:
                 self.catch_up()  # Rounds were published since.
                 if self.last_number >= met.offer.number:
                     continue  # That round is over by now.
-            self._require_followed(met)
-            joined = self._role(met.charter).join(met.offer, met.attested)
+            self._require_followed(met.attested.receipt_key)
+            role = self._role(met)
+            if role.next_number > met.offer.number:
+                continue  # The same, for a newcomer.
+            joined = role.join(met.offer, met.attested)
             self.remember(joined.client, met.charter)
             return joined
-        self.catch_up(before)
+        self.catch_up()
         return None
 
     def join_with_model(self) -> tuple[Joined, Float32] | None:
@@ -77,28 +110,132 @@ class Session:
                 tried = joined.offer.round_id
         return None
 
-    def catch_up(self, joined: RoundOffer | None = None) -> None:
-        """Follow the chain to its end. Raises ReceiptRefused or Fork.
+    def _meet(self) -> attesting.Met | None:
+        """The open round. An outcome that waits to be confirmed comes first."""
+        while True:
+            try:
+                return attesting.meet(self.connection, self.who)
+            except Unconfirmed:
+                self.attend()
 
-        joined: where the chain begins for a client that holds no receipt.
+    def attend(self) -> None:
+        """Confirm what waits to be confirmed, and follow the chain behind it.
+
+        Returns after one answer of the enclave, which may take a minute if nothing waits.
         """
         if self.memory is None:
+            self.introduce()
+        self.catch_up()
+        number = self.last_number + 1
+        reply = self.ask_outcome(wire.OutcomeRequest(number=number), LONG_POLL_S)
+        match reply.WhichOneof("outcome"):
+            case "certified":
+                self.catch_up()
+            case "proposed" | "void" | "pending":
+                self.connection.patience.sleep(_POLL_S)
+
+    def introduce(self) -> None:
+        """Have the enclave prove itself, without joining a round, and begin with its chain."""
+        met = attesting.prove(self.connection, self.who)
+        self._require_followed(met.receipt_key)
+        self.remember(self._begin(met.charter, met.receipt_key), met.charter)
+
+    def ask_outcome(self, request: wire.OutcomeRequest, seconds: float) -> wire.OutcomeReply:
+        """What has become of a number. A proposal of it is confirmed on the way.
+
+        Raises RolledBack if the enclave says so and proves it.
+        """
+        request.voter = self.who.name
+
+        def ask() -> wire.OutcomeReply:
+            try:
+                reply: wire.OutcomeReply = self.connection.once(
+                    "AwaitOutcome", request, seconds=seconds
+                )
+            except grpc.RpcError as error:
+                if Status.of(error).code is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
+                return wire.OutcomeReply(pending=wire.Pending())
+            return reply
+
+        reply = self.connection.attempt(ask)
+        match reply.WhichOneof("outcome"):
+            case "proposed":
+                self.confirm(decode(Proposal, reply.proposed.proposal))
+            case "rolled_back":
+                raise self._rolled_back(decode(Proposal, reply.rolled_back))
+        return reply
+
+    def confirm(self, proposal: Proposal) -> None:
+        """Vote for a proposal, durably and once, and show the vote.
+
+        If this client has confirmed another one of that number, it shows that instead.
+        """
+        if proposal.number > self.last_number + 1:
+            self.catch_up()
+        try:
+            voted = self.file.change(lambda stored: self._voted(stored, proposal))
+        except RolledBack as copied:
+            self.prove(copied)
             return
-        followed = catch_up(
+        self.memory = voted
+        confirmation = voted.role(self.who.identity).confirmation()
+        self.connection.ask("Confirm", wire.ConfirmRequest(confirmation=encode(confirmation)))
+        self.connection.tell(Confirmed(proposal.number))
+
+    def _voted(self, stored: Memory | None, proposal: Proposal) -> Memory:
+        if stored is None:
+            raise LocalProtocolError("a client votes when it knows the chain")
+        role = stored.role(self.who.identity).vote(proposal)
+        return Memory.of(role, stored.charter, stored.sent)
+
+    def _rolled_back(self, proposal: Proposal) -> RolledBack:
+        """What the enclave says of itself, if it has signed the proof."""
+        if self.memory is not None and self.memory.receipt_key:
+            check_signature(proposal, self.memory.receipt_key)
+        return RolledBack(proposal.number, proposal)
+
+    def catch_up(self) -> None:
+        """Follow the chain to its end. Raises ReceiptRefused, Fork or RolledBack."""
+        if self.memory is None:
+            return
+        followed = following.catch_up(
             self.connection,
             self.memory,
             identity=self.who.identity,
             policy=self.who.policy,
-            joined=joined,
-            begun_anew=self.file.begun_anew,
+            set_back=self.file.set_back,
         )
         self.receipts |= followed.receipts
         self._keep(followed.memory)
 
+    def sending(self, joined: Joined, *, resends: int) -> None:
+        """Write down that an update goes to this round. Raises ServiceError if that is too often.
+
+        A round of the same number may be opened again. Another number never gets this update.
+        """
+        offer = joined.offer
+        most = 1 if joined.client.federation.terms.confirm == "none" else 1 + resends
+
+        def count(stored: Memory | None) -> Memory:
+            if stored is None:
+                raise LocalProtocolError("a client sends when it knows the chain")
+            sent = stored.sent.and_to(offer.number, offer.round_id)
+            if len(sent.rounds) > most:
+                raise ServiceError(
+                    f"round {offer.number} was opened again after this update had been sent "
+                    f"{most} times: ask the operator why, and wait for its receipt"
+                )
+            return Memory.of(stored.role(self.who.identity), stored.charter, sent)
+
+        self.memory = self.file.change(count)
+
     def receipt(self, number: int) -> Receipt | None:
         """Of this round, if it was followed in this session or is the last one."""
         last = self.memory.last if self.memory else None
-        return last if last and last.number == number else self.receipts.get(number)
+        if isinstance(last, Receipt) and last.number == number:
+            return last
+        return self.receipts.get(number)
 
     def model(self, digest: bytes, federation: Federation) -> Float32:
         """A model (d,), not to be written to."""
@@ -114,20 +251,26 @@ class Session:
         if known is not None and known.federation == client.federation:
             self._keep(Memory.of(client, known))
 
-    def _require_followed(self, met: attesting.Met) -> None:
+    def _require_followed(self, receipt_key: bytes) -> None:
         """As the role does, which does not know the file."""
-        if self.memory is not None and self.memory.receipt_key != met.attested.receipt_key:
+        held = self.memory.receipt_key if self.memory else b""
+        if held and held != receipt_key:
             raise ReceiptRefused(
                 "this enclave signs with another key than the one that this client follows. "
-                f"{self.file.begun_anew}"
+                f"{self.file.set_back}"
             )
 
     def _keep(self, memory: Memory) -> None:
         if memory != self.memory:
-            self.file.save(memory)
-            self.memory = memory
+            self.memory = self.file.save(memory)
 
-    def _role(self, charter: Charter) -> Client:
+    def _role(self, met: attesting.Met) -> Client:
         if self.memory is None:
-            return Client(self.who.name, self.who.identity, charter.federation)
-        return self.memory.role(self.who.identity).adopt(charter.federation)
+            return self._begin(met.charter, met.attested.receipt_key)
+        return self.memory.role(self.who.identity).adopt(met.charter.federation)
+
+    def _begin(self, charter: Charter, receipt_key: bytes) -> Client:
+        """A newcomer's place in the chain, which the certificates of its receipts prove."""
+        blank = Client(self.who.name, self.who.identity, charter.federation, receipt_key)
+        self.connection.tell(Waiting("the chain of receipts"))
+        return following.begin(self.connection, blank, policy=self.who.policy)

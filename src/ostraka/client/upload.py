@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from queue import SimpleQueue
 from typing import Any
@@ -34,8 +33,9 @@ from ostraka.errors import (
     ServiceError,
     UpdateRejected,
 )
-from ostraka.messages import Receipt, RoundOffer
+from ostraka.messages import Certified, Proposal, Receipt, RoundOffer
 from ostraka.protocol.client import Joined, Submitted
+from ostraka.protocol.confirm import is_under
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff
 
@@ -120,62 +120,61 @@ _OVER = (
 
 @dataclass(frozen=True)
 class Delivery:
-    """receipt: of the round's number, None if the round is void. begun: see `deliver`.
+    """certified: the receipt of the round's number, None if it is void. begun: see `deliver`.
 
-    whole: all of the upload was sent.
+    left_out: a proposal was shown that proves to be made without this upload.
     """
 
-    receipt: Receipt | None
+    certified: Certified | None
     begun: bool
-    whole: bool
+    left_out: bool
 
 
-def deliver(connection: Connection, submitted: Submitted, begun: set[bytes]) -> Delivery:
+def deliver(session: Session, submitted: Submitted) -> Delivery:
     """Send an upload, on as many streams as it takes, and wait for what becomes of its round.
 
-    begun: ids of rounds whose enclave has taken the header of an upload, of this one or of one
-    before it; this round joins them. Raises UpdateRejected if the enclave refuses the update, and
-    ServiceError.
+    The outcome is confirmed on the way. session.begun: ids of rounds whose enclave has taken the
+    header of an upload, of this one or of one before it; this round joins them. Raises
+    UpdateRejected if the enclave refuses the update, RolledBack, and ServiceError.
     """
-    offer, sending = submitted.joined.offer, _Sending(connection, submitted, begun)
+    offer, connection = submitted.joined.offer, session.connection
+    sending, left_out = _Sending(connection, submitted, session.begun), False
+    request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id, leaf=submitted.leaf)
     while True:
         sending.go_on()
         if sending.done:
             connection.tell(Waiting(f"round {offer.number} to be published"))
-        seconds = LONG_POLL_S if sending.done else _GLANCE_S
-        outcome = connection.attempt(partial(_ask, connection, offer, seconds))
+        outcome = session.ask_outcome(request, LONG_POLL_S if sending.done else _GLANCE_S)
         match outcome.WhichOneof("outcome"):
-            case "receipt":
-                receipt = decode(Receipt, outcome.receipt)
-                return Delivery(_require_number(receipt, offer), sending.begun, sending.done)
+            case "certified":
+                certified = decode(Certified, outcome.certified)
+                _require_number(certified.receipt, offer)
+                return Delivery(certified, sending.begun, left_out)
             case "void":
-                return Delivery(None, sending.begun, sending.done)
-            case "pending" if sending.taken and connection.patience.over:
+                return Delivery(None, sending.begun, left_out)
+            case "pending" | "proposed" if sending.taken and connection.patience.over:
                 raise _unpublished(offer, connection.patience)
+            case "proposed":
+                left_out = not (sending.earlier or _is_included(outcome.proposed, submitted))
+                connection.patience.sleep(_PENDING_S)
             case "pending":
                 connection.patience.sleep(_PENDING_S)
             case _:
                 raise MalformedMessage("the answer about a round's outcome is empty")
 
 
-def _require_number(receipt: Receipt, offer: RoundOffer) -> Receipt:
+def _is_included(proposed: wire.Proposed, submitted: Submitted) -> bool:
+    """Whether the enclave proves that this upload is in the outcome that it proposes."""
+    root = decode(Proposal, proposed.proposal).cohort
+    return proposed.included and is_under(root, submitted.leaf, proposed.path)
+
+
+def _require_number(receipt: Receipt, offer: RoundOffer) -> None:
     if receipt.number != offer.number:
         raise ReceiptRefused(
             f"asked for the receipt of round {offer.number}, the enclave shows that of round "
             f"{receipt.number}"
         )
-    return receipt
-
-
-def _ask(connection: Connection, offer: RoundOffer, seconds: float) -> wire.OutcomeReply:
-    request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id)
-    try:
-        reply: wire.OutcomeReply = connection.once("AwaitOutcome", request, seconds=seconds)
-    except grpc.RpcError as error:
-        if Status.of(error).code is not grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise
-        return wire.OutcomeReply(pending=wire.Pending())
-    return reply
 
 
 def _unpublished(offer: RoundOffer, patience: Patience) -> ServiceError:
@@ -191,6 +190,7 @@ class _Sending:
 
     def __init__(self, connection: Connection, submitted: Submitted, begun: set[bytes]) -> None:
         self.done = False
+        self.earlier = False  # another upload of this client is complete in the round
         self._begun = begun
         self._round_id = submitted.joined.offer.round_id
         self._connection = connection
@@ -236,7 +236,7 @@ class _Sending:
         reason = _rejection(refused.said)
         if refused.status == "ALREADY_EXISTS" or reason is Rejection.DUPLICATE:
             self._connection.tell(AlreadySent(self._upload.round))
-            self._upload.begun = True
+            self._upload.begun = self.earlier = True
         elif reason is not None and reason not in _OVER:
             raise UpdateRejected(self._client, reason) from None
         elif reason is None and refused.said != FINISHED:
@@ -252,36 +252,34 @@ ENDED = "the federation ended without this round"
 
 
 def submit(session: Session, joined: Joined, update: Float32, *, resends: int) -> Outcome:
-    """Seal an update (d,), send it, and wait for the receipt.
+    """Seal an update (d,), send it, confirm its round, and wait for the receipt.
 
-    When its round is void, the update goes under a fresh key to the round that replaces it, once
-    that round's enclave has proved itself; resends: how often, after it had gone out whole. A
-    host that restarts the enclave may have seen an aggregate with this update in it each time.
+    When its round is void, the update goes under a fresh key to the round of the same number that
+    replaces it, once that round's enclave has proved itself; resends: how often. It never goes to
+    another number.
     """
-    backoff, left = Backoff(), resends
+    backoff = Backoff()
     while True:
+        session.sending(joined, resends=resends)
         submitted = joined.seal(update)
-        delivery = deliver(session.connection, submitted, session.begun)
-        left -= delivery.whole
-        receipt = delivery.receipt
-        if receipt is not None and receipt.round_id == joined.offer.round_id:
-            return _published(session, submitted, receipt, begun=delivery.begun)
-        again = _join_again(session, joined, receipt)
+        delivery = deliver(session, submitted)
+        certified = delivery.certified
+        if certified is not None and certified.receipt.round_id == joined.offer.round_id:
+            return _published(session, submitted, certified, delivery)
+        again = _join_again(session, joined, certified)
         if isinstance(again, Outcome):
             return again
-        if left < 0:
-            raise ServiceError(
-                f"round {joined.offer.number} was opened again {resends + 1} times after this "
-                "update had been sent: ask the operator why, before you submit it again"
-            )
         joined = again
         session.connection.tell(Resending(joined.offer.number))
         session.connection.patience.sleep(backoff.next())
 
 
-def _published(session: Session, submitted: Submitted, receipt: Receipt, *, begun: bool) -> Outcome:
-    """The round that was joined is over. begun: see `Upload`."""
-    joined = submitted.joined
+def _published(
+    session: Session, submitted: Submitted, certified: Certified, delivery: Delivery
+) -> Outcome:
+    """The round that was joined is over."""
+    joined, receipt = submitted.joined, certified.receipt
+    begun = delivery.begun and not delivery.left_out
     try:
         model = session.model(receipt.model, joined.client.federation)
     except ServiceError as gone:
@@ -290,23 +288,23 @@ def _published(session: Session, submitted: Submitted, receipt: Receipt, *, begu
         # Later rounds have replaced the model. The chain has the receipt all the same.
         receipt = _require_receipt(session, joined, receipt)
     else:
-        session.remember(submitted.finish(receipt, model))
+        session.remember(submitted.finish(certified, model))
     rejected = {each.client: each.reason for each in receipt.rejected}
     reason = rejected.get(joined.client.name, None if begun else WITHOUT)
     return Outcome(receipt.number, reason is None, reason, receipt)
 
 
-def _join_again(session: Session, joined: Joined, shown: Receipt | None) -> Joined | Outcome:
+def _join_again(session: Session, joined: Joined, certified: Certified | None) -> Joined | Outcome:
     """The round that replaces a void one, or why there is none.
 
-    shown: the receipt of another round of this number, if the enclave has published one.
+    certified: the receipt of another round of this number, if the enclave has published one.
     """
-    number = joined.offer.number
-    session.catch_up(joined.offer)
+    number, shown = joined.offer.number, certified.receipt if certified else None
+    session.catch_up()
     again = None
     if shown is None and session.last_number < number:
-        again = session.join(joined.offer)
-        session.catch_up(joined.offer)  # It may have been published while this client waited.
+        again = session.join()
+        session.catch_up()  # It may have been published while this client waited.
     if shown is not None or session.last_number >= number:
         return Outcome(number, False, WITHOUT, _require_receipt(session, joined, shown))
     if again is None:
@@ -326,7 +324,7 @@ def _require_receipt(session: Session, joined: Joined, shown: Receipt | None) ->
     """The chain's receipt for the round that was joined. Raises Fork if another was shown."""
     number = joined.offer.number
     if session.receipt(number) is None:
-        session.catch_up(joined.offer)
+        session.catch_up()
     held = session.receipt(number)
     if held is None and session.last_number > number:
         raise LocalProtocolError(

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from ostraka import events
 from ostraka.arrays import Float32
+from ostraka.attestation.claims import KeyBinding
 from ostraka.crypto.identity import check_encoded, check_signature
 from ostraka.enclave import hardening
 from ostraka.enclave.engine import Engine, Phase
@@ -202,6 +203,18 @@ class Servicer(EnclaveServicer):
                 introduction=encode(Introduction(current.intake.offer, bound.receipt_key, evidence))
             )
 
+    async def Prove(self, request: wire.ProveRequest, context: Context) -> wire.ProveReply:
+        async with _answering(context):
+            challenge = decode(Challenge, request.challenge)
+            self._authenticate(challenge)
+            self.rate.spend(challenge.client)
+            with self.members.of(challenge.client):
+                key, federation = self.engine.enclave.receipt_key, self.engine.federation
+                bound = KeyBinding(challenge.nonce, key, federation.digest())
+                async with self.quoting:
+                    evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
+            return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
+
     async def Upload(self, requests: AsyncIterator[wire.UploadRequest], context: Context) -> None:
         async with _streaming(context):
             patient = _Patient(requests, self.engine.file.limits.idle_s)
@@ -248,7 +261,8 @@ class Servicer(EnclaveServicer):
 
     def _authenticate(self, challenge: Challenge) -> None:
         federation = self.engine.federation
-        keys = {member.name: member.key for member in federation.clients}
+        enrolled = federation.clients + federation.witnesses + federation.workers
+        keys = {member.name: member.key for member in enrolled}
         if challenge.client not in keys:
             revoked = challenge.client in {member.name for member in federation.revoked}
             self._refused(challenge.client, Rejection.REVOKED if revoked else _NOT_ENROLLED)

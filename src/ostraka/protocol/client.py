@@ -25,7 +25,13 @@ from ostraka.messages import (
     genesis,
     vector_digest,
 )
-from ostraka.protocol.confirm import confirm, is_proved, leaf, require_certified
+from ostraka.protocol.confirm import (
+    confirm,
+    electorates,
+    is_proved,
+    leaf,
+    require_certified,
+)
 
 
 @dataclass(frozen=True)
@@ -125,6 +131,8 @@ class Client:
                 f"{voted.number}"
             )
         self._require_next(proposal)
+        if not any(self.name in each.names for each in electorates(self._electors)):
+            raise ReceiptRefused(f"this client has no vote in round {proposal.number}")
         return replace(self, voted=Voted(proposal.number, proposal))
 
     def vote_for_none(self, number: int) -> "Client":
@@ -154,7 +162,12 @@ class Client:
         )
 
     def begin(self, certified: Certified, electors: Federation) -> "Client":
-        """Begin with a later receipt, as a newcomer. electors: who had to confirm it."""
+        """Begin with a later receipt, as a newcomer. electors: who had to confirm it.
+
+        Raises OpenError or ReceiptRefused, and LocalProtocolError if this client is no newcomer.
+        """
+        if self.last is not None:
+            raise LocalProtocolError(f"this client holds the receipt of round {self.last.number}")
         check_signature(certified.receipt, self._known_key())
         require_certified(certified, electors, self._known_key())
         self._require_federation(certified.receipt.federation)

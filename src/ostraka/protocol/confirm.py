@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ostraka.config import Federation, Member
 from ostraka.crypto.identity import Identity, check_signature
@@ -182,6 +183,7 @@ class Ballot:
         return Certificate(self.proposal, salt, tuple(self.votes.values()))
 
 
+@lru_cache(maxsize=4)  # In one process, every client checks the same certificate.
 def require_certified(certified: Certified, electors: Federation, receipt_key: bytes) -> None:
     """Raises ReceiptRefused, or OpenError, unless this outcome was confirmed by these electors."""
     receipt, certificate = certified.receipt, certified.certificate

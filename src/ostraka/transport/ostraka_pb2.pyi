@@ -28,6 +28,20 @@ class IntroduceReply(_message.Message):
     introduction: bytes
     def __init__(self, introduction: _Optional[bytes] = ...) -> None: ...
 
+class ProveRequest(_message.Message):
+    __slots__ = ("challenge",)
+    CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    challenge: bytes
+    def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
+
+class ProveReply(_message.Message):
+    __slots__ = ("receipt_key", "evidence")
+    RECEIPT_KEY_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    receipt_key: bytes
+    evidence: bytes
+    def __init__(self, receipt_key: _Optional[bytes] = ..., evidence: _Optional[bytes] = ...) -> None: ...
+
 class UploadRequest(_message.Message):
     __slots__ = ("header", "tiles")
     HEADER_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class EnclaveStub:
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.IntroduceRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.IntroduceReply.FromString,
                 _registered_method=True)
+        self.Prove = channel.unary_unary(
+                '/ostraka.v1.Enclave/Prove',
+                request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.SerializeToString,
+                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ProveReply.FromString,
+                _registered_method=True)
         self.Upload = channel.stream_stream(
                 '/ostraka.v1.Enclave/Upload',
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.UploadRequest.SerializeToString,
@@ -104,6 +109,13 @@ class EnclaveServicer:
     def Introduce(self, request, context):
         """Answers a challenge with the open round and the proof of who holds its keys. Waits for a round
         to open, up to the caller's deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prove(self, request, context):
+        """Answers a challenge with proof of the key that signs, for who only confirms or computes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -185,6 +197,11 @@ def add_EnclaveServicer_to_server(servicer, server):
                     servicer.Introduce,
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.IntroduceRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.IntroduceReply.SerializeToString,
+            ),
+            'Prove': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prove,
+                    request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.FromString,
+                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ProveReply.SerializeToString,
             ),
             'Upload': grpc.stream_stream_rpc_method_handler(
                     servicer.Upload,
@@ -286,6 +303,33 @@ class Enclave:
             '/ostraka.v1.Enclave/Introduce',
             ostraka_dot_transport_dot_ostraka__pb2.IntroduceRequest.SerializeToString,
             ostraka_dot_transport_dot_ostraka__pb2.IntroduceReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prove(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostraka.v1.Enclave/Prove',
+            ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.SerializeToString,
+            ostraka_dot_transport_dot_ostraka__pb2.ProveReply.FromString,
             options,
             channel_credentials,
             insecure,
