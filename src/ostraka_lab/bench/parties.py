@@ -310,6 +310,7 @@ class Attempt:
             publication=Publication(1),
             round_id=bytes(32),
             previous=bytes(32),
+            confirmed=True,
             state=parties.state(),
             evidence=IN_PROCESS,
         )

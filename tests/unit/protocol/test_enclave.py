@@ -1,5 +1,7 @@
 """The enclave between rounds. What happens in one is tested in tests/protocol."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,33 +11,42 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, digest
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, TooFewUpdates
-from ostraka.messages import Receipt, UpdateTile, vector_digest
+from ostraka.messages import Certified, Charter, Receipt, UpdateTile, genesis, vector_digest
 from ostraka.protocol.enclave import Enclave
 from ostraka.protocol.enclave.cohort import Standing
 
 IDENTITY = Identity(bytes([200]) * 32)
 MODEL = np.zeros(10, np.float32)
 STATE = ServerState(MODEL)
-TERMS = Terms(Manifest.flat(10), f=2, masking="none", tile=4)
+# Nobody confirms here. Who does, and what that proves, is tested beside it and in tests/protocol.
+TERMS = Terms(Manifest.flat(10), f=2, masking="none", tile=4, confirm="none")
+AUTHORITY = Identity(bytes([201]) * 32)
 FEDERATION = Federation(
-    TERMS, tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)), (), b"a" * 32, b"i" * 32
+    TERMS,
+    tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(7)),
+    (),
+    AUTHORITY.public,
+    b"i" * 32,
 )
+GENESIS = genesis(FEDERATION)
 
 
 def enclave(**changes):
     return Enclave(FEDERATION, IDENTITY, **changes)
 
 
-def receipt(number=1, previous=bytes(32)):
+def receipt(number=1, previous=GENESIS, federation=FEDERATION):
     blank = Receipt(
         number=number,
         round_id=b"r" * 32,
         previous=previous,
-        federation=FEDERATION.digest(),
-        revision=1,
+        federation=federation.digest(),
+        revision=federation.revision,
         evidence="in-process",
+        failure="",
         aggregate=bytes(32),
         model=vector_digest(MODEL),
+        cohort=bytes(32),
         participants=7,
         kept=5,
         rejected=(),
@@ -54,7 +65,7 @@ def receipt(number=1, previous=bytes(32)):
 def test_an_offer_is_signed_and_says_where_the_chain_is():
     first = enclave().open_round().offer
     check_signature(first, enclave().receipt_key)
-    assert (first.number, first.previous) == (1, bytes(32))
+    assert (first.number, first.previous) == (1, GENESIS)
     assert first.federation == FEDERATION.digest()
     later = enclave(head=receipt(8)).open_round().offer
     assert (later.number, later.previous) == (9, digest(receipt(8)))
@@ -73,15 +84,36 @@ def test_randomness_is_an_argument():
     assert offers[0] == offers[1]
 
 
+def follow(party, receipt):
+    party.follow(Certified(receipt, None), STATE)
+
+
 def test_the_chain_goes_on_after_its_own_head():
     party = enclave()
-    party.follow(receipt(), STATE)
-    party.follow(receipt(2, digest(receipt())), STATE)
+    follow(party, receipt())
+    follow(party, receipt(2, digest(receipt())))
     assert party.open_round().offer.number == 3
     for stale in (receipt(), receipt(2, digest(receipt())), receipt(3)):
-        with pytest.raises(LocalProtocolError):
-            party.follow(stale, STATE)
+        with pytest.raises(LocalProtocolError, match="once, after the one it names"):
+            follow(party, stale)
     assert party.open_round().offer.number == 3
+
+
+def test_a_round_that_was_open_when_terms_changed_ends_under_its_own():
+    """A receipt names the terms of its round, and those confirm the next number."""
+    party = enclave()
+    newer = replace(FEDERATION, revision=2)
+    party.adopt(AUTHORITY.sign(Charter(newer, UNSIGNED)))
+    assert party.open_round().offer.previous == GENESIS, "the founding charter stays the first"
+    with pytest.raises(LocalProtocolError, match="another federation"):
+        follow(party, receipt(federation=replace(FEDERATION, revision=3)))
+    follow(party, receipt())
+    assert party._electors == FEDERATION
+    assert party.open_round().offer.federation == newer.digest()
+    with pytest.raises(LocalProtocolError, match="another federation"):
+        follow(party, receipt(2, digest(receipt())))
+    follow(party, receipt(2, digest(receipt()), newer))
+    assert party._electors == newer
 
 
 def test_a_round_without_updates_stays_open():

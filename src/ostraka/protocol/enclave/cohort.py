@@ -28,7 +28,7 @@ class Publication:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The round's fixed facts."""
+    """The round's fixed facts. confirmed: whether anybody has to confirm the outcome."""
 
     federation: Federation
     identity: Identity = field(repr=False)
@@ -36,6 +36,7 @@ class RoundContext:
     publication: Publication
     round_id: bytes
     previous: bytes
+    confirmed: bool
     state: ServerState = field(repr=False)  # before this round
     evidence: str
     cautions: tuple[str, ...] = ()

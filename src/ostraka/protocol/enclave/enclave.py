@@ -22,7 +22,7 @@ from ostraka.messages import (
     genesis,
     vector_digest,
 )
-from ostraka.protocol.confirm import Ballot, require_certified
+from ostraka.protocol.confirm import Ballot, electorates, require_certified
 from ostraka.protocol.enclave.cohort import Publication, RoundContext
 from ostraka.protocol.enclave.intake import Intake
 from ostraka.protocol.enclave.propose import Pending
@@ -79,6 +79,7 @@ class Enclave:
                 publication=self._publication,
                 round_id=self._entropy(_ID_BYTES),
                 previous=self._previous,
+                confirmed=bool(electorates(self._electors)),
                 state=self._state,
                 evidence=self._evidence,
                 cautions=self._cautions,
@@ -92,6 +93,7 @@ class Enclave:
         """
         self.require_adoptable(charter)
         self._federation = charter.federation
+        self._in_force.append(charter.federation)
 
     def require_adoptable(self, charter: Charter) -> None:
         """Raises OpenError where the authority has not signed, ConfigError for what cannot follow
@@ -104,27 +106,32 @@ class Enclave:
     def ballot(self, pending: Pending) -> Ballot:
         """What counts the confirmations of the next number's outcome. It can be asked for again."""
         check_signature(pending.proposal, self.receipt_key)
-        self._require_next(pending.receipt)
+        self._named_by(pending.receipt)
         return Ballot(pending.proposal, self._electors)
 
     def follow(self, certified: Certified, state: ServerState) -> None:
         """Go on after an outcome of this enclave that was confirmed."""
         receipt = certified.receipt
         check_signature(receipt, self.receipt_key)
-        self._require_next(receipt)
+        named = self._named_by(receipt)
         require_certified(certified, self._electors, self.receipt_key)
-        self._continue(receipt, state, self._federation)
+        self._continue(receipt, state, named)
         self._cautions = ()
 
     @property
     def _previous(self) -> bytes:
         return digest(self._head) if self._head else genesis(self._electors)
 
-    def _require_next(self, receipt: Receipt) -> None:
-        """Raises unless this is of the open number, under the federation in force."""
-        expected = (self._publication.number, self._previous, self._federation.digest())
-        if (receipt.number, receipt.previous, receipt.federation) != expected:
+    def _named_by(self, receipt: Receipt) -> Federation:
+        """The federation of the next receipt: the round may have been opened under an older one
+        than the newest. Raises LocalProtocolError unless the receipt is of the open number.
+        """
+        named = [each for each in self._in_force if each.digest() == receipt.federation]
+        if (receipt.number, receipt.previous) != (self._publication.number, self._previous):
             raise LocalProtocolError("a receipt is followed once, after the one it names")
+        if not named:
+            raise LocalProtocolError("this receipt names another federation than its round has")
+        return named[0]
 
     def _continue(
         self, head: Receipt | Abandon | None, state: ServerState, electors: Federation
@@ -134,6 +141,7 @@ class Enclave:
             raise LocalProtocolError("this model is not the one of the last receipt or the charter")
         self._head = head
         self._electors = electors
+        self._in_force = [self._federation]  # since the head; oldest first
         self._state = state
         self._publication = Publication(head.number + 1 if head else 1)
 

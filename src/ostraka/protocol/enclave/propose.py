@@ -170,6 +170,7 @@ def _cautions(cohort: Cohort, by: str) -> tuple[str, ...]:
     terms, context = cohort.terms, cohort.context
     leaky = (_LEAKY,) if terms.masking == "gaussian" and not terms.inside else ()
     unchecked = (_UNCHECKED,) if by == "workers" and not terms.verify else ()
-    unconfirmed = (_UNCONFIRMED,) if terms.confirm == "none" else ()
+    # The head names who confirms this outcome; these terms, who confirms the next.
+    unconfirmed = () if context.confirmed and terms.confirm != "none" else (_UNCONFIRMED,)
     simulated = (_SIMULATED,) if context.evidence == SIMULATION else ()
     return leaky + unchecked + unconfirmed + simulated + context.cautions
