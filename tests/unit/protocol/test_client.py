@@ -9,9 +9,19 @@ from ostraka.crypto import updates
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, digest
-from ostraka.errors import ConfigError, OpenError, ReceiptRefused
-from ostraka.messages import Receipt, RoundOffer, first_model
+from ostraka.errors import ConfigError, LocalProtocolError, OpenError, ReceiptRefused
+from ostraka.messages import (
+    Certificate,
+    Certified,
+    Proposal,
+    Receipt,
+    RoundOffer,
+    Vote,
+    first_model,
+    genesis,
+)
 from ostraka.protocol.client import Client
+from ostraka.protocol.confirm import confirm, outcome_digest
 
 ENCLAVE = Identity(bytes([200]) * 32)
 CLIENTS = [Identity(bytes([seed]) * 32) for seed in range(5)]
@@ -23,18 +33,23 @@ FEDERATION = Federation(
     b"i" * 32,
 )
 KEY = HybridKey()
+SALT = b"s" * 32
 MODEL = first_model(FEDERATION)
 ALICE = Client("client-0", CLIENTS[0], FEDERATION, ENCLAVE.public)
 
 
-def offer(number=1, previous=bytes(32), **changes):
+GENESIS = genesis(FEDERATION)
+
+
+def offer(number=1, previous=GENESIS, **changes):
     blank = RoundOffer(
         number, b"r" * 32, FEDERATION.digest(), previous, MODEL, KEY.public, UNSIGNED
     )
     return ENCLAVE.sign(replace(blank, **changes))
 
 
-def receipt(number=1, previous=bytes(32), **changes):
+def served(number=1, previous=GENESIS, *, voters=5, **changes):
+    """A receipt and its certificate, which the first clients have confirmed."""
     blank = Receipt(
         number=number,
         round_id=b"r" * 32,
@@ -42,8 +57,10 @@ def receipt(number=1, previous=bytes(32), **changes):
         federation=FEDERATION.digest(),
         revision=1,
         evidence="in-process",
+        failure="",
         aggregate=bytes(32),
         model=MODEL,
+        cohort=bytes(32),
         participants=5,
         kept=4,
         rejected=(),
@@ -56,7 +73,22 @@ def receipt(number=1, previous=bytes(32), **changes):
         cautions=(),
         signature=UNSIGNED,
     )
-    return ENCLAVE.sign(replace(blank, **changes))
+    receipt = ENCLAVE.sign(replace(blank, **changes))
+    blank_proposal = Proposal(
+        federation=FEDERATION.id,
+        number=number,
+        previous=previous,
+        outcome=outcome_digest(SALT, receipt),
+        cohort=receipt.cohort,
+        signature=UNSIGNED,
+    )
+    proposal = ENCLAVE.sign(blank_proposal)
+    votes = [
+        confirm(proposal, FEDERATION.id, number, voter=f"client-{row}", identity=CLIENTS[row])
+        for row in range(voters)
+    ]
+    kept = tuple(Vote(vote.voter, vote.signature) for vote in votes)
+    return Certified(receipt, Certificate(proposal, SALT, kept))
 
 
 def join(client, given):
@@ -75,22 +107,63 @@ def test_a_client_checks_the_federation_of_the_offer():
         join(ALICE, offer(federation=bytes(32)))
 
 
-def test_a_newcomer_may_join_at_any_round():
-    assert join(ALICE, offer(number=12, previous=b"p" * 32)).offer.number == 12
+def test_a_newcomer_joins_behind_a_receipt_that_others_confirmed():
+    later = offer(13, digest(served(12, b"p" * 32).receipt))
+    with pytest.raises(ReceiptRefused, match="receipts 1 to 12 are missing"):
+        join(ALICE, later)
+    with pytest.raises(ReceiptRefused, match="has 3 confirmations and needs 4"):
+        ALICE.begin(served(12, b"p" * 32, voters=3), FEDERATION)
+    begun = ALICE.begin(served(12, b"p" * 32, voters=4), FEDERATION)
+    assert join(begun, later).offer.number == 13
+
+
+def test_a_client_that_holds_a_receipt_does_not_begin_with_another():
+    """Or it would take part again in a number that is settled."""
+    held = ALICE.follow(served())
+    for each in (served(), served(2, digest(served().receipt)), served(9, b"p" * 32)):
+        with pytest.raises(LocalProtocolError, match="holds the receipt"):
+            held.begin(each, FEDERATION)
+
+
+def test_a_newcomer_does_not_begin_under_another_federation():
+    with pytest.raises(ReceiptRefused, match="another federation"):
+        ALICE.begin(served(12, b"p" * 32, federation=bytes(32)), FEDERATION)
+    with pytest.raises(ReceiptRefused, match="for another receipt"):
+        ALICE.begin(served(12, b"p" * 32), replace(FEDERATION, id=bytes(32)))
 
 
 def test_a_client_joins_only_the_round_after_the_receipt_that_it_holds():
-    held = receipt(3)
-    client = ALICE.follow(held)
-    join(client, offer(4, digest(held)))
-    for number, previous in ((3, held.previous), (5, digest(held)), (4, bytes(32)), (1, bytes(32))):
+    held = served(3, b"p" * 32)
+    client = ALICE.begin(held, FEDERATION)
+    name = digest(held.receipt)
+    join(client, offer(4, name))
+    for number, previous in (
+        (3, held.receipt.previous),
+        (5, name),
+        (4, bytes(32)),
+        (4, GENESIS),
+        (1, GENESIS),
+    ):
         with pytest.raises(ReceiptRefused):
             join(client, offer(number, previous))
 
 
+def test_the_first_round_follows_the_founding_charter():
+    """The chain names it, so that no two foundations can be mixed up."""
+    join(ALICE, offer())
+    for previous in (bytes(32), genesis(replace(FEDERATION, id=bytes(32)))):
+        with pytest.raises(ReceiptRefused, match="does not continue the chain"):
+            join(ALICE, offer(previous=previous))
+    newer = replace(FEDERATION, revision=2)
+    adopted = ALICE.adopt(newer)
+    assert join(adopted, offer(federation=newer.digest()))
+    with pytest.raises(ReceiptRefused, match="does not continue the chain"):
+        join(adopted, offer(previous=genesis(newer), federation=newer.digest()))
+
+
 def test_following_makes_a_new_client_and_leaves_the_old_one():
-    after = ALICE.follow(receipt())
-    assert after.last == receipt()
+    after = ALICE.follow(served())
+    assert after.last == served().receipt
     assert ALICE.last is None
     assert (after.name, after.identity) == (ALICE.name, ALICE.identity)
 
@@ -122,5 +195,8 @@ def test_an_update_of_another_shape_is_the_client_s_own_mistake():
 def test_the_first_round_starts_from_the_model_that_was_signed():
     with pytest.raises(ReceiptRefused, match="the model that it must start from"):
         join(ALICE, offer(model=bytes(32)))
-    # What a later round starts from, a newcomer cannot know; the proved enclave says it.
-    assert join(ALICE, offer(number=2, model=bytes(32)))
+    held = ALICE.follow(served(model=b"m" * 32))
+    second = offer(2, digest(served(model=b"m" * 32).receipt), model=b"m" * 32)
+    assert join(held, second)
+    with pytest.raises(ReceiptRefused, match="the model that it must start from"):
+        join(held, ENCLAVE.sign(replace(second, model=MODEL)))
