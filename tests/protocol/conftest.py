@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.attestation.claims import in_process
-from ostraka.config import Manifest, Member, Terms
+from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
 from ostraka.crypto.identity import Identity
@@ -24,16 +24,23 @@ from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import Rejection, UpdateRejected
 from ostraka.messages import (
+    Abandon,
     Answer,
+    Certificate,
     Certified,
     ChannelAccept,
+    Confirmation,
+    Proposal,
     Receipt,
     RoundOffer,
     ShareTile,
     UpdateHeader,
     UpdateTile,
+    Vote,
+    vector_digest,
 )
 from ostraka.protocol.client import Client, Joined
+from ostraka.protocol.confirm import Ballot, confirm, outcome_digest
 from ostraka.protocol.enclave import (
     Cohort,
     Dispute,
@@ -142,6 +149,7 @@ class Simulation:
         rows: np.ndarray | None = None,
         seed: int = 0,
         lanes: int = 1,
+        witnesses: int = 0,
         **terms: Any,
     ) -> None:
         self.drawn: list[bytes] = []
@@ -158,11 +166,21 @@ class Simulation:
             Member(name, identity.public)
             for name, identity in zip(self.names, self.identities, strict=True)
         ]
-        local = LocalFederation.found(self.terms, roster, entropy=self.entropy)
+        onlookers = {f"witness-{i}": Identity.generate(self.entropy) for i in range(witnesses)}
+        local = LocalFederation.found(
+            self.terms,
+            roster,
+            witnesses=[Member(name, each.public) for name, each in onlookers.items()],
+            entropy=self.entropy,
+        )
         self.federation, self.enclave = local.federation, local.enclave
         self.authority: Identity = local.authority
         self.workers: list[Any] = list(local.workers.values())
         self.clients = [self.client(row) for row in range(len(rows))]
+        self.witnesses = [
+            Client(name, each, self.federation, self.enclave.receipt_key)
+            for name, each in onlookers.items()
+        ]
         self.states = {0: self.enclave._state}  # the model after each round
 
     def entropy(self, n: int) -> bytes:
@@ -191,15 +209,75 @@ class Simulation:
         head = receipts[-1] if receipts else None
         self.enclave._continue(head, self.states[len(receipts)], self.federation)
 
-    def confirm(self, proposed: Proposed, but: Iterable[int] = ()) -> Certified:
-        """All clients but these confirm an outcome, and the enclave releases it."""
+    def ballot(self, proposed: Proposed, but: Iterable[str] = ()) -> Ballot:
+        """All who have a vote, but these, confirm an outcome."""
         ballot = self.enclave.ballot(proposed.pending)
-        proposal = wire(ballot.proposal)
-        for row in sorted(set(range(len(self.clients))) - set(but)):
-            self.clients[row] = self.clients[row].vote(proposal)
-            ballot.add(wire(self.clients[row].confirmation()))
+        asked = ballot.awaited - set(but)
+        for voters in (self.clients, self.witnesses):
+            for place, voter in enumerate(voters):
+                if voter.name in asked:
+                    voters[place] = voter.vote(wire(ballot.proposal))
+                    ballot.add(wire(voters[place].confirmation()))
+        return ballot
+
+    def confirm(self, proposed: Proposed, but: Iterable[str] = ()) -> Certified:
+        """All who have a vote, but these, confirm an outcome, and the enclave releases it."""
         pending = proposed.pending
-        return wire(Certified(pending.receipt, ballot.certificate(pending.salt)))
+        certificate = self.ballot(proposed, but).certificate(pending.salt)
+        return wire(Certified(pending.receipt, certificate))
+
+    def certify(
+        self, receipt: Receipt, electors: Federation | None = None, *, by: Iterable[str] = ()
+    ) -> Certified:
+        """Any receipt, signed by the enclave and confirmed by these clients, who remember nothing.
+
+        electors: who may confirm it. by: all of them unless given.
+        """
+        electors = electors or self.federation
+        receipt, salt = self.sign(receipt), self.entropy(32)
+        proposal = self.sign(
+            Proposal(
+                electors.id,
+                receipt.number,
+                receipt.previous,
+                outcome_digest(salt, receipt),
+                receipt.cohort,
+                UNSIGNED,
+            )
+        )
+        keys = dict(zip(self.names, self.identities, strict=True))
+        names = tuple(by) or tuple(member.name for member in electors.clients)
+        votes = (
+            confirm(proposal, electors.id, receipt.number, voter=name, identity=keys[name])
+            for name in names
+        )
+        kept = tuple(Vote(vote.voter, vote.signature) for vote in votes)
+        return wire(Certified(receipt, Certificate(proposal, salt, kept)))
+
+    def votes(self, rows: Iterable[int]) -> list[Confirmation]:
+        """What these clients show when the open number is to be abandoned: their vote, or none."""
+        for row in rows:
+            client = self.clients[row]
+            self.clients[row] = client.vote_for_none(client.next_number)
+        return [wire(self.clients[row].confirmation()) for row in rows]
+
+    def abandon(self, votes: Iterable[Confirmation] = (), **changes: Any) -> Abandon:
+        """The authority gives up the open number."""
+        enclave = self.enclave
+        abandon = Abandon(
+            number=enclave._publication.number,
+            previous=enclave._previous,
+            federation=self.federation.digest(),
+            revision=self.federation.revision,
+            model=vector_digest(enclave._state.model),
+            votes=tuple(votes),
+            signature=UNSIGNED,
+        )
+        return wire(self.authority.sign(replace(abandon, **changes)))
+
+    def sign(self, message: Any) -> Any:
+        """By the enclave itself, which then is as false as the message."""
+        return self.enclave._identity.sign(message)
 
     def follow(self, proposed: Proposed) -> Certified:
         """All confirm; the enclave and all clients go on after a round."""
@@ -207,6 +285,7 @@ class Simulation:
         self.states[certified.receipt.number] = proposed.state
         self.enclave.follow(certified, proposed.state)
         self.clients = [client.follow(certified) for client in self.clients]
+        self.witnesses = [witness.follow(certified) for witness in self.witnesses]
         return certified
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from ostraka.errors import Rejection, TooFewUpdates
+from ostraka.errors import ReceiptRefused, Rejection, TooFewUpdates
 
 N, F = 7, 1
 NEEDED = 2 * F + 3
@@ -70,15 +70,19 @@ def test_a_newcomer_takes_part_in_the_next_round(simulate, masking):
     first.send_all(but=[6])
     published = first.finish()
     first.assert_result(published, {}, absent=[6])
-    simulation.follow(published)
+    served = simulation.follow(published)
 
-    # One client that was away holds the receipt, another knows of no round before.
-    simulation.clients[5] = simulation.client(5)
+    # One client that was away holds the receipt. Another knows of no round before: it begins
+    # with the newest receipt, and what others confirmed stands for all receipts before that.
+    newcomer = simulation.client(5)
     second = simulation.open()
+    with pytest.raises(ReceiptRefused, match="missing"):
+        simulation.join(newcomer, second.offer)
+    simulation.clients[5] = newcomer.begin(served, simulation.federation)
     second.send_all(but=[0])
     published = second.finish()
     second.assert_result(published, {}, absent=[0])
-    assert published.receipt.number == 2
+    assert simulation.follow(published).receipt.number == 2
 
 
 def test_who_was_rejected_is_listed_in_the_roster_s_order(simulate, masking):

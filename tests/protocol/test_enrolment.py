@@ -120,28 +120,34 @@ def test_a_newcomer_joins_the_next_round(simulate):
     simulation.names.append("newcomer")
     simulation.identities.append(newcomer)
     simulation.rows = np.vstack([simulation.rows, simulation.rows[:1] * np.float32(1.01)])
-    simulation.clients.append(simulation.client(7))
+    # No number is settled yet, so it begins with the founding charter, as everybody did.
+    founded = replace(simulation.client(7), federation=old)
+    simulation.clients.append(founded.adopt(charter.federation))
     round_ = simulation.open()
     round_.send_all()
-    assert round_.finish().receipt.participants == 8
+    served = simulation.follow(round_.finish())
+    assert served.receipt.participants == 8
+    assert len(served.certificate.votes) == 7, "it confirms from the number after this one on"
+    round_ = simulation.open()
+    round_.send_all()
+    assert len(simulation.follow(round_.finish()).certificate.votes) == 8
 
 
 def test_the_chain_shows_where_the_roster_changed(simulate):
     simulation = simulate(n=8)
-    witness = simulation.client(0)
+    follower = simulation.client(0)
     round_ = simulation.open()
     round_.send_all()
-    first = round_.finish()
-    simulation.follow(first)
+    first = simulation.follow(round_.finish())
     charter = revoke(simulation, 5)
     adopt(simulation, charter)
     round_ = simulation.open()
     round_.send_all(but=[5])
-    second = round_.finish()
-    held = witness.follow(first.receipt)
+    second = simulation.follow(round_.finish())
+    held = follower.follow(first)
     with pytest.raises(ReceiptRefused, match="another federation"):
-        held.follow(second.receipt)
-    assert held.adopt(charter.federation).follow(second.receipt).last == second.receipt
+        held.follow(second)
+    assert held.adopt(charter.federation).follow(second).last == second.receipt
     assert [each.receipt.revision for each in (first, second)] == [1, 2]
 
 
@@ -156,6 +162,10 @@ def bad_revisions(simulation):
         "the one in force": (sign(simulation, old), ConfigError),
         "one under another authority": (
             sign(simulation, replace(newer, authority=simulation.stranger.public)),
+            ConfigError,
+        ),
+        "one of another federation of this authority": (
+            sign(simulation, replace(newer, id=bytes(32))),
             ConfigError,
         ),
         "one that lets a revoked client return": (

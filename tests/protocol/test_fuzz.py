@@ -18,16 +18,28 @@ from ostraka import messages
 from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, Terms
 from ostraka.encoding import decode, encode
-from ostraka.errors import MalformedMessage, OpenError, Rejection, UpdateRejected, WorkerError
+from ostraka.errors import (
+    MalformedMessage,
+    OpenError,
+    ReceiptRefused,
+    Rejection,
+    UpdateRejected,
+    WorkerError,
+)
 from ostraka.messages import (
+    Abandon,
     Answer,
+    Certificate,
+    Certified,
     Challenge,
     ChannelAccept,
     ChannelOffer,
     Charter,
+    Confirmation,
     Evidence,
     Introduction,
     MaskSeed,
+    Proposal,
     Receipt,
     RoundOffer,
     ShareTile,
@@ -51,6 +63,11 @@ KINDS = (
     MaskSeed,
     Answer,
     Receipt,
+    Proposal,
+    Confirmation,
+    Certificate,
+    Certified,
+    Abandon,
 )
 
 
@@ -137,6 +154,10 @@ def change_a_field(rng, message):
             other = pick(rng, ("", "client-0", "client-99", value + "\0"))
         case tuple():
             other = value[1:] if value else ()
+        case None:
+            other = None
+        case _:
+            other = change_a_field(rng, value)
     return replace(message, **{field: other})
 
 
@@ -257,18 +278,56 @@ def test_mutated_round_offers(simulate, rng, count):
     assert attack(Target(round_.offer, take), rng, count) == []
 
 
-def test_mutated_receipts(simulate, rng, count):
-    simulation = simulate(disclose_selection=True)
+def proposed(simulation):
+    """A round of everybody, up to its outcome, and one client that waits for that."""
     round_ = simulation.open()
     submitted = simulation.join(simulation.clients[0], round_.offer).seal(simulation.rows[0])
     round_.send_all()
-    published = round_.finish()
+    return submitted, round_.finish()
 
-    def take(receipt):
-        submitted.finish(receipt, published.state.model)
 
-    assert attack(Target(published.receipt, take), rng, count) == []
-    assert submitted.finish(published.receipt, published.state.model).last == published.receipt
+def test_mutated_receipts(simulate, rng, count):
+    """As they are served: just a quorum, so that no vote can be spared."""
+    simulation = simulate(disclose_selection=True)
+    submitted, outcome = proposed(simulation)
+    served, model = simulation.confirm(outcome, but=["client-2", "client-5"]), outcome.state.model
+    allowed = (MalformedMessage, OpenError, ReceiptRefused)
+
+    def take(certified):
+        submitted.finish(certified, model)
+
+    def take_receipt(receipt):
+        take(replace(served, receipt=receipt))
+
+    assert attack(Target(served.receipt, take_receipt), rng, count) == []
+    assert attack(Target(served, take, allowed), rng, count) == []
+    assert submitted.finish(served, model).last == served.receipt
+
+
+def test_mutated_proposals_and_confirmations(simulate, rng, count):
+    simulation = simulate()
+    _, outcome = proposed(simulation)
+    client, ballot = simulation.clients[3], simulation.enclave.ballot(outcome.pending)
+    assert attack(Target(ballot.proposal, client.vote), rng, count) == []
+    client = client.vote(ballot.proposal)
+    assert attack(Target(ballot.proposal, client.vote), rng, count // 4) == []
+    vote = client.confirmation()
+    assert attack(Target(vote, ballot.add), rng, count) == []
+    assert ballot.votes == {}
+    assert ballot.add(vote)
+    assert attack(Target(vote, ballot.add), rng, count // 4) == []
+
+
+def test_mutated_abandons(simulate, rng, count):
+    simulation = simulate()
+    client = simulation.clients[0]
+    abandon = simulation.abandon(simulation.votes(range(7)))
+
+    def take(each):
+        client.abandon(each, by_owners_word=True)
+
+    assert attack(Target(abandon, take), rng, count) == []
+    assert client.abandon(abandon).last == abandon
 
 
 def test_mutated_messages_between_enclave_and_workers(simulate, offloaded, rng, count):

@@ -7,7 +7,7 @@ from itertools import repeat
 import numpy as np
 import pytest
 
-from ostraka.errors import LocalProtocolError, OpenError, UpdateRejected
+from ostraka.errors import LocalProtocolError, OpenError, ReceiptRefused, UpdateRejected
 from ostraka.protocol.enclave import Inside, Lanes, Offload
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
@@ -50,19 +50,21 @@ def test_an_attempt_is_decoded_once(simulate, offloaded):
         attempt.masking.decode(answers)
 
 
-def test_an_enclave_follows_only_what_it_signed(simulate):
+def test_an_enclave_follows_only_what_it_signed_and_others_confirmed(simulate):
     simulation = simulate()
     round_ = closed(simulation)
     round_.measure()
-    published = round_.average()
-    receipt = published.receipt
+    proposed = round_.average()
+    served, follow = simulation.confirm(proposed), simulation.enclave.follow
     with pytest.raises(OpenError):
-        simulation.enclave.follow(replace(receipt, number=77), published.state)
+        follow(replace(served, receipt=replace(served.receipt, number=77)), proposed.state)
     with pytest.raises(LocalProtocolError, match="model"):
-        simulation.enclave.follow(receipt, simulation.states[0])
-    simulation.enclave.follow(receipt, published.state)
-    with pytest.raises(LocalProtocolError):
-        simulation.enclave.follow(receipt, published.state)
+        follow(served, simulation.states[0])
+    with pytest.raises(ReceiptRefused, match="nobody confirms"):
+        follow(replace(served, certificate=None), proposed.state)
+    follow(served, proposed.state)
+    with pytest.raises(LocalProtocolError, match="once"):
+        follow(served, proposed.state)
 
 
 def test_what_was_made_for_other_terms_is_refused(simulate):

@@ -16,34 +16,29 @@ from ostraka.errors import (
     ReceiptRefused,
     Rejection,
 )
-from ostraka.messages import Receipt
+from ostraka.messages import Receipt, genesis
 
 
-def sign(simulation, message):
-    """By the enclave itself, which then is as false as the message."""
-    return simulation.enclave._identity.sign(message)
-
-
-def play(simulation, *, follow=True):
-    """One round of everybody. Returns its receipt."""
+def play(simulation):
+    """One round of everybody. Returns its receipt and certificate."""
     round_ = simulation.open()
     round_.send_all()
-    published = round_.finish()
-    if follow:
-        simulation.follow(published)
-    return published.receipt
+    return simulation.follow(round_.finish())
 
 
 def test_three_rounds_make_a_chain(simulate, masking):
     simulation = simulate(masking=masking)
     newcomer = simulation.client(0)
-    first, second, third = (play(simulation) for _ in range(3))
+    chain = [play(simulation) for _ in range(3)]
+    first, second, third = (each.receipt for each in chain)
     assert [each.number for each in (first, second, third)] == [1, 2, 3]
-    assert first.previous == bytes(32)
+    assert first.previous == genesis(simulation.federation)
     assert second.previous == digest(first)
     assert third.previous == digest(second)
     assert len({each.round_id for each in (first, second, third)}) == 3
-    assert newcomer.follow(first).follow(second).follow(third).last == third
+    for each in chain:
+        newcomer = newcomer.follow(each)
+    assert newcomer.last == third
     assert all(client.last == third for client in simulation.clients)
 
 
@@ -96,7 +91,7 @@ def test_the_commitment_is_to_the_selection_and_salted(simulate):
         round_ = simulation.open()
         round_.send_all()
         published = round_.finish()
-        salt = simulation.drawn[-1]
+        salt = simulation.drawn[-2]  # The last one is of the proposal.
         names = pack(*(name.encode() for name in published.selected))
         opened = hashlib.sha256(pack(b"ostraka/selection/v1", salt, names)).digest()
         assert published.receipt.commitment == opened
@@ -105,14 +100,14 @@ def test_the_commitment_is_to_the_selection_and_salted(simulate):
 
 
 def test_a_receipt_of_gaussian_masking_is_marked(simulate, masking):
-    receipt = play(simulate(masking=masking))
+    receipt = play(simulate(masking=masking)).receipt
     assert any("polar attack" in caution for caution in receipt.cautions) == (masking == "gaussian")
 
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_receipt_says_if_the_workers_were_not_checked(simulate, masking, verify):
     """Inside the enclave there is nobody to check."""
-    cautions = play(simulate(masking=masking, verify=verify)).cautions
+    cautions = play(simulate(masking=masking, verify=verify)).receipt.cautions
     unchecked = any("not checked" in caution for caution in cautions)
     assert unchecked == (masking != "none" and not verify)
 
@@ -138,66 +133,77 @@ def restarted(simulation, *receipts):
 
 
 STALE = {
-    "the first round again": lambda s, one, two, three: one,
-    "the round that it holds": lambda s, one, two, three: two,
-    "a round after a gap": lambda s, one, two, three: sign(s, replace(three, number=4)),
-    "a round after another chain": lambda s, one, two, three: sign(
-        s, replace(three, previous=digest(one))
+    "the first round again": (lambda one, two, three: one, "not newer"),
+    "the round that it holds": (lambda one, two, three: two, "not newer"),
+    "a round after a gap": (lambda one, two, three: replace(three, number=4), "missing"),
+    "a round after another chain": (
+        lambda one, two, three: replace(three, previous=digest(one)),
+        "does not continue",
     ),
-    "a round after none": lambda s, one, two, three: sign(s, replace(three, previous=bytes(32))),
-    "another federation": lambda s, one, two, three: sign(s, replace(three, federation=bytes(32))),
-    "round zero": lambda s, one, two, three: sign(s, replace(three, number=0)),
+    "a round after none": (
+        lambda one, two, three: replace(three, previous=bytes(32)),
+        "does not continue",
+    ),
+    "another federation": (
+        lambda one, two, three: replace(three, federation=bytes(32)),
+        "another federation",
+    ),
+    "round zero": (lambda one, two, three: replace(three, number=0), "not newer"),
 }
 
 
 @pytest.fixture
 def chain(simulate):
-    """A simulation, the receipts of three rounds, and a client that has followed two of them."""
+    """A simulation, three rounds as they were served, and a client that has followed two."""
     simulation = simulate()
     client = simulation.client(0)
-    receipts = [play(simulation) for _ in range(3)]
-    return simulation, receipts, client.follow(receipts[0]).follow(receipts[1])
+    served = [play(simulation) for _ in range(3)]
+    return simulation, served, client.follow(served[0]).follow(served[1])
 
 
 @pytest.mark.parametrize("what", STALE)
 def test_a_client_refuses_to_follow(chain, what):
-    simulation, receipts, client = chain
-    with pytest.raises(ReceiptRefused):
-        client.follow(STALE[what](simulation, *receipts))
-    assert client.follow(receipts[2]).last == receipts[2]
+    """Even if the enclave signed it and everybody confirmed it."""
+    simulation, served, client = chain
+    change, why = STALE[what]
+    with pytest.raises(ReceiptRefused, match=why):
+        client.follow(simulation.certify(change(*(each.receipt for each in served))))
+    assert client.follow(served[2]).last == served[2].receipt
 
 
 OFFERS = {
     "the first round again": lambda s, one, two: restarted(s),
     "the round that it holds": lambda s, one, two: restarted(s, one),
-    "a round after a gap": lambda s, one, two: sign(s, replace(restarted(s, one, two), number=4)),
-    "a round after another chain": lambda s, one, two: sign(
-        s, replace(restarted(s, one, two), previous=digest(one))
+    "a round after a gap": lambda s, one, two: s.sign(replace(restarted(s, one, two), number=4)),
+    "a round after another chain": lambda s, one, two: s.sign(
+        replace(restarted(s, one, two), previous=digest(one))
     ),
-    "another federation": lambda s, one, two: sign(
-        s, replace(restarted(s, one, two), federation=bytes(32))
+    "another federation": lambda s, one, two: s.sign(
+        replace(restarted(s, one, two), federation=bytes(32))
     ),
-    "another model": lambda s, one, two: sign(s, replace(restarted(s, one, two), model=one.model)),
+    "another model": lambda s, one, two: s.sign(replace(restarted(s, one, two), model=one.model)),
 }
 
 
 @pytest.mark.parametrize("what", OFFERS)
 def test_a_client_refuses_to_join(chain, what):
     simulation, (one, two, _), client = chain
+    one, two = one.receipt, two.receipt
     with pytest.raises(ReceiptRefused):
         simulation.join(client, OFFERS[what](simulation, one, two))
     assert simulation.join(client, restarted(simulation, one, two)).offer.number == 3
 
 
 def test_two_receipts_for_one_round_are_proof_of_a_fork(chain):
+    """Clients that have lost their memory let a second outcome be released."""
     simulation, (one, two, _), client = chain
-    restarted(simulation, one)
-    simulation.clients = [simulation.client(row) for row in range(7)]
-    other = play(simulation, follow=False)
-    assert other.number == two.number
+    simulation.restart(one.receipt)
+    simulation.clients = [simulation.client(row).follow(one) for row in range(7)]
+    other = play(simulation).receipt
+    assert other.number == two.receipt.number
     with pytest.raises(Fork) as caught:
-        client.follow(other)
-    assert (caught.value.held, caught.value.other) == (two, other)
+        client.follow(simulation.certify(other))
+    assert (caught.value.held, caught.value.other) == (two.receipt, other)
 
 
 def test_altered_receipts_do_not_open(chain):
@@ -208,6 +214,8 @@ def test_altered_receipts_do_not_open(chain):
         {"model": bytes(32)},
         {"revision": 2},
         {"evidence": "sgx"},
+        {"failure": "the rule failed"},
+        {"cohort": bytes(32)},
         {"kept": 1},
         {"masking": "exact"},
         {"cautions": ("none",)},
@@ -215,11 +223,10 @@ def test_altered_receipts_do_not_open(chain):
         {"signature": bytes(64)},
     ):
         with pytest.raises(OpenError):
-            client.follow(replace(three, **change))
-    with pytest.raises(OpenError):
-        client.follow(simulation.stranger.sign(three))
-    with pytest.raises(OpenError):
-        client.follow(simulation.identities[0].sign(three))
+            client.follow(replace(three, receipt=replace(three.receipt, **change)))
+    for signer in (simulation.stranger, simulation.identities[0]):
+        with pytest.raises(OpenError):
+            client.follow(replace(three, receipt=signer.sign(three.receipt)))
 
 
 # What a client that takes part in a round refuses as its outcome.
@@ -227,46 +234,49 @@ def test_altered_receipts_do_not_open(chain):
 
 @pytest.fixture
 def submitted(simulate):
+    """A client that waits, and the outcome as it was served, with its model."""
     simulation = simulate()
     round_ = simulation.open()
     waiting = simulation.join(simulation.clients[0], round_.offer).seal(simulation.rows[0])
     round_.send_all()
-    return simulation, waiting, round_.finish()
+    proposed = round_.finish()
+    return simulation, waiting, simulation.confirm(proposed), proposed.state.model
 
 
 def test_a_client_accepts_the_outcome(submitted):
-    _, waiting, published = submitted
-    after = waiting.finish(published.receipt, published.state.model)
-    assert after.last == published.receipt
+    _, waiting, served, model = submitted
+    after = waiting.finish(served, model)
+    assert after.last == served.receipt
     assert after.name == "client-0"
 
 
 def test_a_client_refuses_another_model(submitted):
-    _, waiting, published = submitted
-    wrong = published.state.model.copy()
+    _, waiting, served, model = submitted
+    wrong = model.copy()
     wrong[7] = np.nextafter(wrong[7], np.float32(9))
-    for model in (wrong, wrong[:-1], wrong.astype(np.float64), -published.state.model):
+    for other in (wrong, wrong[:-1], wrong.astype(np.float64), -model):
         with pytest.raises(ReceiptRefused, match="model"):
-            waiting.finish(published.receipt, model)
-    assert waiting.finish(published.receipt, published.state.model).last == published.receipt
+            waiting.finish(served, other)
+    assert waiting.finish(served, model).last == served.receipt
 
 
 def test_a_client_refuses_the_receipt_of_another_round(submitted):
-    simulation, waiting, published = submitted
-    restarted(simulation)
-    other = play(simulation, follow=False)
+    simulation, waiting, _, model = submitted
+    simulation.restart()
+    simulation.clients = [simulation.client(row) for row in range(7)]
+    other = play(simulation)
     with pytest.raises(ReceiptRefused, match="another round"):
-        waiting.finish(other, published.state.model)
+        waiting.finish(other, model)
 
 
 def test_a_client_refuses_a_receipt_that_contradicts_the_offer(submitted):
     """The receipt has the offer's id, and another place in the chain."""
-    simulation, waiting, published = submitted
+    simulation, waiting, served, model = submitted
     for change in ({"number": 7}, {"previous": bytes([1]) * 32}):
         with pytest.raises(ReceiptRefused):
-            waiting.finish(
-                sign(simulation, replace(published.receipt, **change)), published.state.model
-            )
+            waiting.finish(simulation.certify(replace(served.receipt, **change)), model)
+    same = simulation.certify(served.receipt)
+    assert waiting.finish(same, model).last == served.receipt
 
 
 def test_the_enclave_goes_on_after_its_own_last_receipt_only(simulate):

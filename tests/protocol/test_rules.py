@@ -9,8 +9,15 @@ import ostraka
 from ostraka.config import Manifest, Terms
 from ostraka.core import rules
 from ostraka.core.rules import Gram, Options, Weights
-from ostraka.errors import ConfigError, LocalProtocolError, ReceiptRefused, TooFewUpdates
+from ostraka.errors import (
+    ConfigError,
+    LocalProtocolError,
+    ReceiptRefused,
+    RoundFailed,
+    TooFewUpdates,
+)
 from ostraka.protocol import round as specification
+from ostraka.protocol.enclave import decide
 
 ROWS = (1 + 0.1 * np.random.default_rng(0).normal(size=(6, 40))).astype(np.float32)
 
@@ -92,14 +99,15 @@ def test_every_client_checks_the_receipt_before_it_goes_on(monkeypatch):
     assert second.receipt.number == 2
     assert {client.last for client in parties.clients} == {second.receipt}
 
-    follow = parties.federation.follow
+    release = parties.federation.release
 
-    def altered(published):
-        state = replace(published.state, model=published.state.model + 1)
-        return replace(follow(published), state=state)
+    def altered():
+        proposed, certified = release()
+        state = replace(proposed.state, model=proposed.state.model + 1)
+        return replace(proposed, state=state), certified
 
-    monkeypatch.setattr(parties.federation, "follow", altered)
-    with pytest.raises(ReceiptRefused):
+    monkeypatch.setattr(parties.federation, "release", altered)
+    with pytest.raises(ReceiptRefused, match="model"):
         specification.play(parties, ROWS)
 
 
@@ -128,19 +136,29 @@ class Negative(Shortest):
         (Negative(), "at least 0"),
     ],
 )
-def test_a_plan_that_would_show_or_steer_too_much_is_not_carried_out(monkeypatch, rule, why):
+def test_a_plan_that_would_show_or_steer_too_much_is_not_carried_out(
+    monkeypatch, simulate, rule, why
+):
+    """The round is a null step: what a rule does on some rows may depend on any of them."""
     monkeypatch.setitem(rules.RULES, "shortest", rule)
+    round_ = simulate(rows=ROWS, rule="shortest").open()
+    round_.send_all()
+    round_.close()
+    round_.measure()
     with pytest.raises(LocalProtocolError, match=why):
+        decide(round_.cohort, round_.measured)
+    with pytest.raises(RoundFailed, match=r"rule failed on these updates \(LocalProtocolError\)"):
         ostraka.run_round(ROWS, f=1, rule="shortest", masking="none")
 
 
 def test_a_client_refuses_a_receipt_of_another_rule():
     parties = specification.enrol(Terms(Manifest.flat(40), f=1, masking="none"), clients=6)
     first = specification.play(parties, ROWS)
+    (served,) = parties.federation.published
     client = replace(parties.clients[0], last=None)
-    assert client.follow(first.receipt).last == first.receipt
+    assert client.follow(served).last == first.receipt
     identity = parties.federation.enclave._identity
     others = replace(first.receipt, rule="shortest"), replace(first.receipt, masking="exact")
     for other in others:
         with pytest.raises(ReceiptRefused, match="another rule or masking"):
-            client.follow(identity.sign(other))
+            client.follow(replace(served, receipt=identity.sign(other)))

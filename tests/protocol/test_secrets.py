@@ -11,6 +11,7 @@ import pytest
 from ostraka.encoding import encode
 from ostraka.errors import OstrakaError, Rejection
 from ostraka.protocol.client import Submitted
+from ostraka.protocol.enclave import Pending
 
 
 class Secrets:
@@ -58,6 +59,7 @@ def finished(simulate, masking):
     round_.close()
     alive = [vars(simulation), vars(round_), submitted]
     public = [round_.offer.round_id, *(upload for _, upload in round_.cohort.uploads)]
+    public.append(simulation.federation.id)
     if not round_.terms.inside:
         attempt = round_.offload()
         attempt.connect(attempt.accepts())
@@ -67,7 +69,8 @@ def finished(simulate, masking):
         public.append(attempt.offers[0].attempt_id)
     else:
         round_.measure()
-    alive.append(round_.average())
+    proposed = round_.average()
+    alive += [proposed, simulation.enclave.ballot(proposed.pending)]
     return Secrets(simulation, public), alive
 
 
@@ -91,8 +94,12 @@ def test_nothing_that_holds_a_secret_shows_it(simulate, masking):
 
 def test_no_message_holds_a_secret_in_the_clear(simulate, masking):
     secrets, roots = finished(simulate, masking)
-    messages = [each for each in reachable(*roots) if hasattr(each, "LABEL")]
-    assert {"RoundOffer", "Receipt", "UpdateHeader"} <= {type(each).__name__ for each in messages}
+    labelled = [each for each in reachable(*roots) if hasattr(each, "LABEL")]
+    pending = [each for each in labelled if isinstance(each, Pending)]
+    assert len(pending) == 1, "it is sealed before it leaves: it has the salt in it"
+    messages = [each for each in labelled if each not in pending]
+    kinds = {type(each).__name__ for each in messages}
+    assert {"RoundOffer", "Receipt", "UpdateHeader", "Proposal"} <= kinds
     for message in messages:
         secrets.assert_absent(encode(message))
 

@@ -67,6 +67,7 @@ class LocalFederation:
         clients: Sequence[Member],
         *,
         entropy: Entropy,
+        witnesses: Sequence[Member] = (),
         spares: int = 0,
         state: ServerState | None = None,
         evidence: str = IN_PROCESS,
@@ -88,6 +89,7 @@ class LocalFederation:
             authority.public,
             entropy(_ID_BYTES),
             initial=b"" if state is None else vector_digest(state.model),
+            witnesses=tuple(witnesses),
         )
         enclave = Enclave(
             federation, Identity.generate(entropy), state=state, evidence=evidence, entropy=entropy

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -77,6 +78,11 @@ def test_an_error_in_a_lane_reaches_the_driver(lanes):
         lanes.batches(range(9), fail)
 
 
+def settled(receipt):
+    """All but what ML-KEM's own randomness changes: the headers, and so the cohort's root."""
+    return replace(receipt, cohort=bytes(32), signature=bytes(64))
+
+
 @pytest.mark.parametrize("sketch", [None, 20_000])
 @pytest.mark.parametrize("masking", ["none", "gaussian", "exact"])
 @pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
@@ -95,6 +101,6 @@ def test_threads_change_nothing_over_many_tiles_and_groups(masking, sketch):
         for threads in (1, 2, 4)
     )
     for other in others:
-        assert one.receipt == other.receipt
+        assert settled(one.receipt) == settled(other.receipt)
         assert one.aggregate.tobytes() == other.aggregate.tobytes()
         assert one.selected == other.selected

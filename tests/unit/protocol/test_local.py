@@ -7,7 +7,7 @@ import pytest
 
 from ostraka.config import Manifest, Terms
 from ostraka.errors import LocalProtocolError, TooFewUpdates
-from ostraka.messages import Charter, Receipt
+from ostraka.messages import Certified, Charter
 from ostraka.protocol.round import enrol, play
 
 ROWS = (1 + 0.1 * np.random.default_rng(0).normal(size=(6, 40))).astype(np.float32)
@@ -26,8 +26,9 @@ def test_links_are_those_behind_a_receipt_with_each_charter_before_its_first():
     play(parties, ROWS)
     play(parties, ROWS)
     kinds = [type(link) for link in local.links(0)]
-    assert kinds == [Charter, Receipt, Charter, Receipt, Receipt]
-    assert [link.number for link in local.links(2) if isinstance(link, Receipt)] == [3]
+    assert kinds == [Charter, Certified, Charter, Certified, Certified]
+    behind = [link.receipt.number for link in local.links(2) if isinstance(link, Certified)]
+    assert behind == [3]
     assert list(local.links(3)) == local.charters
 
 

@@ -1,5 +1,6 @@
 import hashlib
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -115,6 +116,11 @@ def entropy(seed):
     return SecretStream(bytes([seed]) * 32).bytes
 
 
+def settled(receipt):
+    """All but what ML-KEM's own randomness changes: the headers, and so the cohort's root."""
+    return replace(receipt, cohort=bytes(32), signature=bytes(64))
+
+
 @every_masking
 def test_the_same_entropy_gives_the_same_round(masking):
     rows = updates()
@@ -123,7 +129,7 @@ def test_the_same_entropy_gives_the_same_round(masking):
     )
     assert one.selected == two.selected
     assert one.aggregate.tobytes() == two.aggregate.tobytes()
-    assert one.receipt == two.receipt
+    assert settled(one.receipt) == settled(two.receipt)
     assert one.receipt.round_id != other.receipt.round_id
 
 
@@ -137,7 +143,7 @@ def test_threads_change_nothing(masking):
     for other in others:
         assert one.selected == other.selected
         assert one.aggregate.tobytes() == other.aggregate.tobytes()
-        assert one.receipt == other.receipt
+        assert settled(one.receipt) == settled(other.receipt)
 
 
 def test_without_entropy_every_round_differs():
