@@ -77,9 +77,15 @@ class Evidence:
 
     endorsements: certificates and collateral that came along. They are signed by the platform's
     maker, so it does not matter who carries them; nothing in them is trusted by itself.
+
+    Evidence is no key of a dictionary and no name of anything, and has no hash for that reason:
+    whoever carries a quote can change its bytes so that it verifies as before (its padding, its
+    certificates' armour, the sign of a signature's s). What was verified has names: the code id,
+    the report data, and the keys that it binds.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/evidence/v1"
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
     kind: str
     document: bytes

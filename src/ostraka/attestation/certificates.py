@@ -4,6 +4,7 @@ A chain is followed by hand, because the library's verifier is made for the web 
 instant, where a policy allows for the skew of clocks.
 """
 
+import hashlib
 import re
 import threading
 import warnings
@@ -17,6 +18,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.types import CertificatePublicKeyTypes
 from cryptography.hazmat.primitives.hashes import SHA384
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.utils import CryptographyDeprecationWarning
 
 from ostraka.errors import AttestationRefused, Refusal
@@ -97,6 +99,16 @@ def is_issued_by(child: Certificate, issuer: Certificate) -> bool:
         return isinstance(child.parsed.signature_hash_algorithm, SHA384)
     except (InvalidSignature, *_UNREADABLE):
         return False
+
+
+def key_digest(certificate: Certificate) -> bytes:
+    """Returns SHA-256 of its SubjectPublicKeyInfo, by which a root is pinned.
+
+    A root that is issued again keeps its key, and a certificate's bytes can be changed by others:
+    an ECDSA signature has a second form.
+    """
+    encoded = certificate.public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).digest()
 
 
 def require_valid(chain: Iterable[Certificate], now: int, skew: int) -> None:

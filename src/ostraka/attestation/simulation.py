@@ -15,9 +15,11 @@ from functools import cached_property
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from ostraka.attestation import dcap
+from ostraka.attestation.certificates import from_der, key_digest
 from ostraka.attestation.claims import Claims, Collateral
 from ostraka.attestation.dcap import SgxPolicy
 from ostraka.attestation.policy import toml_line
@@ -46,7 +48,7 @@ _QE_AUTH_DATA = bytes(32)
 
 @dataclass(frozen=True)
 class SimulationPolicy:
-    """Simulated SGX quotes under a private root, which is named here by its SHA-256.
+    """Simulated SGX quotes under a private root, which is named here by `root_key`.
 
     The other fields are those of `SgxPolicy`.
     """
@@ -82,7 +84,7 @@ def verify(
     if not evidence.endorsements:
         raise AttestationRefused(Refusal.ROOT, "the simulated evidence brings no root certificate")
     root = evidence.endorsements[0]
-    digest = hashlib.sha256(root).digest()
+    digest = root_key(root)
     if digest not in policy.root:
         line = toml_line("root", (*policy.root, digest))
         raise AttestationRefused(
@@ -93,6 +95,19 @@ def verify(
     return dcap.verify(
         evidence, policy=policy.for_quotes(), collateral=collateral, now=now, skew=skew, root=root
     )
+
+
+def root_key(certificate: bytes) -> bytes:
+    """Returns the name of a simulated platform: the digest of its root's key.
+
+    Raises AttestationRefused unless the key has signed the certificate.
+    """
+    try:
+        (root,) = from_der((certificate,))
+        root.parsed.verify_directly_issued_by(root.parsed)
+        return key_digest(root)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        raise AttestationRefused(Refusal.ROOT, "the root is no self-signed certificate") from None
 
 
 @dataclass(frozen=True)
@@ -122,7 +137,7 @@ class UnsafeSimulatedPlatform:
     @property
     def root_digest(self) -> bytes:
         """Returns the digest by which a policy names the root."""
-        return hashlib.sha256(self.root_der).digest()
+        return root_key(self.root_der)
 
     def quote(
         self,

@@ -9,7 +9,6 @@ The layout is that of AMD's firmware ABI (document 56860): a report is 0x2A0 byt
 then its signature.
 """
 
-import hashlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -21,12 +20,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec, padding
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA384
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from ostraka.attestation.certificates import (
     Certificate,
     from_der_or_pem,
     is_issued_by,
+    key_digest,
     looks_encoded,
     may_issue,
     require_valid,
@@ -76,7 +75,7 @@ _MODELS = {  # CPUID family, and ranges of models
     "Turin": (_TURIN_FAMILY, (range(0x20),)),
 }
 
-# SHA-256 of each root's SubjectPublicKeyInfo: a root that is issued again keeps its key.
+# Each root's `key_digest`.
 AMD_ROOTS: Mapping[str, bytes] = {
     "Milan": bytes.fromhex("9f056bee44377e29308cb5ffa895bdfb62d18881fa6bed8d6f075b0204089cb9"),
     "Genoa": bytes.fromhex("429a69c9422aa258ee4d8db5fcda9c6470ef15f8cd5a9cebd6cbc7d90b863831"),
@@ -462,7 +461,7 @@ def _chain(signer: Certificate, held: tuple[Certificate, ...]) -> tuple[Certific
 def _require_root(chain: tuple[Certificate, ...], roots: Mapping[str, bytes]) -> str:
     """Returns the product whose root vouches for the signer."""
     *_, root = chain
-    product = next((name for name, key in roots.items() if key == _key_digest(root)), None)
+    product = next((name for name, key in roots.items() if key == key_digest(root)), None)
     if product is None or not _is_issued_by(root, root):
         raise AttestationRefused(Refusal.ROOT, f"they end at {root.name}")
     return product
@@ -480,11 +479,6 @@ def _is_issued_by(child: Certificate, issuer: Certificate) -> bool:
     return is_issued_by(child, issuer) and isinstance(
         child.parsed.signature_algorithm_parameters, padding.PSS
     )
-
-
-def _key_digest(certificate: Certificate) -> bytes:
-    encoded = certificate.public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    return hashlib.sha256(encoded).digest()
 
 
 def _require_product(report: Report, signer: Certificate, product: str) -> None:

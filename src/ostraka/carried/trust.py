@@ -1,13 +1,12 @@
 """What a node accepts as an enclave: what its policy lists or, in a trial, the first it sees."""
 
-import hashlib
 import time
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
 from ostraka.attestation.policy import FederationPolicy, Policy
-from ostraka.attestation.simulation import SimulationPolicy
+from ostraka.attestation.simulation import SimulationPolicy, root_key
 from ostraka.attestation.verify import Circumstances
 from ostraka.carried.messages import Proof
 from ostraka.carried.node_state import Scratch
@@ -78,9 +77,9 @@ class UnsafeFirstSeen:
         )
 
     def _root(self, evidence: Evidence | None) -> tuple[bytes, ...]:
-        """Pin the root certificate of the first evidence."""
+        """Pin the key of the first evidence's root."""
         if self.held is None and evidence is not None and evidence.endorsements:
-            self.scratch[_ROOT] = hashlib.sha256(evidence.endorsements[0]).digest()
+            self.scratch[_ROOT] = root_key(evidence.endorsements[0])
         root = self.scratch.get(_ROOT)
         return (root,) if isinstance(root, bytes) else ()
 

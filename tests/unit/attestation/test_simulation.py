@@ -153,15 +153,19 @@ def test_a_platform_that_comes_back_from_its_seed_is_the_same():
 
 def test_its_root_does_not_change_with_the_release():
     """Policies name it, and collateral of an earlier release must still fit."""
-    digest = "b9773c2a0bdd8344b7cca0d08f3ea6edbce447f66a38a1ba98d695bc54be6f52"
+    digest = "a8a37717493b1f1e639de114e1386b138f4d0847dc8ad5756071c66a66a625ce"
     assert PLATFORM.root_digest.hex() == digest
 
 
-@pytest.mark.parametrize("change", [{"seed": bytes(32)}, {"issued": NOW + 1}, {"lifetime": DAY}])
-def test_another_platform_has_another_root(change):
+def test_another_platform_has_another_root():
+    assert replace(PLATFORM, seed=bytes(32)).root_digest != PLATFORM.root_digest
+
+
+@pytest.mark.parametrize("change", [{"issued": NOW + 1}, {"lifetime": DAY}])
+def test_a_root_that_is_issued_again_keeps_its_name(change):
     other: UnsafeSimulatedPlatform = replace(PLATFORM, **change)
-    assert other.root_digest != PLATFORM.root_digest
-    assert other.root_digest == hashlib.sha256(other.root_der).digest()
+    assert other.root_der != PLATFORM.root_der
+    assert other.root_digest == PLATFORM.root_digest
 
 
 def test_what_is_said_of_a_platform_does_not_change_its_root():

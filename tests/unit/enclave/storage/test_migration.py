@@ -166,6 +166,17 @@ def test_a_predecessor_that_died_may_export_again_to_the_same_request(pair):
     assert pair.new.head == pair.old.head
 
 
+def test_a_request_whose_evidence_is_written_in_another_way_is_the_same_request(pair):
+    """Who carries it can add bytes behind a quote: the state is not lost to its successor."""
+    request = decode(Request, pair.request())
+    pair.export(encode(request))
+    padded = replace(request.evidence, document=request.evidence.document + bytes(9))
+    second = pair.export(encode(replace(request, evidence=padded)))
+    assert second.again
+    pair.take_over(second.bundle)
+    assert pair.new.head == pair.old.head
+
+
 def test_a_successor_may_ask_again_and_has_the_same_key(pair):
     request = pair.request()
     pair.reopen()
