@@ -82,7 +82,10 @@ def test_a_complete_policy_is_read():
     assert parse(COMPLETE, "policy.toml") == Policy(
         evidence=("sgx", "tdx", "snp", "nitro", "simulation"),
         federation=FederationPolicy(
-            bytes([1]) * 32, b(2, 32) + b(3, 32), b(20, 32), maskings=("exact", "gaussian")
+            authority=bytes([1]) * 32,
+            workers=b(2, 32) + b(3, 32),
+            successors=b(20, 32),
+            maskings=("exact", "gaussian"),
         ),
         clock_skew=60,
         unsafe_simulation=True,
