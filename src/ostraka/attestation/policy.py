@@ -88,9 +88,9 @@ def require_listed(
     missing = [name for name in needed if present[name] not in lists[name]]
     if missing:
         detail = _advice(claims, section, lists, missing)
-        if unstated := [waivers[name] for name in missing if name in waivers and not lists[name]]:
-            names = ", ".join(f'"{name}"' for name in unstated)
-            detail += f"\n# or, to accept whatever it is, add to allow: {names}"
+        for name in missing:
+            if name in waivers and not lists[name]:
+                detail += f'\n# or, to accept any {name}, add to allow: "{waivers[name]}"'
         raise AttestationRefused(Refusal.MEASUREMENT, detail)
 
 

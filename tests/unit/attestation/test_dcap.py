@@ -650,9 +650,10 @@ def test_what_is_listed_is_not_waived_as_well(name):
 def test_the_advice_names_what_can_be_waived():
     unstated = str(refusal(tdx(policy=replace(TDX, rtmr0=()))))
     assert f'write under [tdx]: rtmr0 = ["{RTMRS[0].hex()}"]' in unstated
-    assert unstated.endswith('\n# or, to accept whatever it is, add to allow: "any-rtmr0"')
+    assert unstated.endswith('\n# or, to accept any rtmr0, add to allow: "any-rtmr0"')
+    assert str(refusal(tdx(policy=TdxPolicy()))).count("\n# or, to accept any rtmr") == 2
     for policy in (replace(TDX, mrtd=()), replace(TDX, rtmr0=(MRTD,))):
-        assert "whatever" not in str(refusal(tdx(policy=policy)))
+        assert "# or" not in str(refusal(tdx(policy=policy)))
 
 
 @pytest.mark.parametrize(
