@@ -237,6 +237,30 @@ def test_a_real_tdx_quote_verifies_by_the_lines_that_the_refusals_advise(tmp_pat
     assert "UpToDate" in accepted.stdout
 
 
+def test_a_real_snp_report_verifies_by_the_lines_that_the_refusals_advise(tmp_path):
+    """The platform's own TCB is among them: no policy has a lowest one by itself."""
+    snp, policy = VECTORS / "snp", tmp_path / "policy.toml"
+    line = f"attest verify {snp / 'test-report.bin'} --kind snp --policy {policy} --at 2023-11-14"
+    line += f" --endorsement {snp / 'test-vcek.der'}"
+    lines = ['version = 1\nevidence = ["snp"]\n[snp]\nallow = ["smt"]']
+    lines.append(f'certificates = "{snp / "ask_ark_milan.pem"}"')
+    for advised in ("min_tcb", "measurement"):
+        policy.write_text("\n".join(lines))
+        refused = run(line)
+        assert refused.exit_code == 3
+        lines.append(refused.stderr.split("write under [snp]:")[1].strip())
+        assert lines[-1].startswith(f"{advised} = ")
+    policy.write_text("\n".join(lines))
+    accepted = run(line)
+    assert accepted.exit_code == 0, accepted.stderr
+    assert "not checked: the policy names no crl" in accepted.stdout
+
+    policy.write_text("\n".join([*lines, 'crl = "amd.crl"']))
+    missing = run(line)
+    assert missing.exit_code == 2
+    assert "amd.crl, which" in missing.stderr
+
+
 @pytest.mark.parametrize(
     ("kind", "file"),
     [
