@@ -32,7 +32,7 @@ from ostraka_lab.bench.machine import Stopwatch, available_bytes
 from ostraka_lab.bench.parties import EXACT, GAUSSIAN, SKETCH, Workload, sketch_size, terms_of
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.results import spread
-from ostraka_lab.bench.whole_round import AGGREGATE, COLLECT, Played, play, repeated, warm_up
+from ostraka_lab.bench.whole_round import Played, play, repeated, warm_up
 
 NETWORKS = ("mobilenetv1", "mobilenetv2", "efficientnet-b0", "efficientnet-b1")
 MASKINGS = (GAUSSIAN, EXACT, SKETCH)
@@ -44,7 +44,17 @@ BASELINES = {
 
 _BYTES_A_VALUE = 6  # ciphertext, and what is made of it on the way
 _SHARE = 0.7  # of the available memory
-_PARTS = ("offline", "collect", "open", "encode", "encrypt", "decode", "aggregate")
+_PARTS = (
+    "offline",
+    "collect",
+    "open",
+    "encode",
+    "encrypt",
+    "decode",
+    "aggregate",
+    "confirm",
+    "release",
+)
 
 _SHAPE = (3, 32, 32)  # of a picture of CIFAR-10
 _CLASSES = 1000  # as the networks were published
@@ -191,10 +201,10 @@ def epoch(clients: int, dimension: int, masking: str, repeat: int, begin: Begin)
 def headline(clients: int, dimension: int, repeat: int, begin: Begin) -> Figures:
     """Measure how much longer a round takes the enclave with everything inside than with workers.
 
-    A round is collecting (open every key, check every signature), the first pass, and the second,
-    which averages. Inside, the first pass is opening and distances, by the paper's loop over pairs
-    and by BLAS; neither is charged for the checks that Ostraka's own first pass makes. The first
-    pass alone, which finds the outliers, is what the paper compares.
+    A round is collecting (open every key, check every signature), the first pass, the second, which
+    averages, and the clients' confirmations. Inside, the first pass is opening and distances, by
+    the paper's loop over pairs and by BLAS; neither is charged for the checks that Ostraka's own
+    first pass makes. The first pass alone, which finds the outliers, is what the paper compares.
 
     Every repetition runs everything once; figures are medians. Workers' time, offline work and the
     clients' sealing are not counted.
@@ -216,9 +226,7 @@ def headline(clients: int, dimension: int, repeat: int, begin: Begin) -> Figures
             begin(f"with workers, {name}", turn, repeat)
             played[name].append(play(terms[name], repeated(clients, dimension), clients=clients))
     # What both ways have in common, as all rounds together measured it.
-    common = statistics.median(
-        run.cpu_s[COLLECT] + run.cpu_s[AGGREGATE] for runs in played.values() for run in runs
-    )
+    common = statistics.median(run.besides_cpu_s for runs in played.values() for run in runs)
     rounds = {name: statistics.median(runs) + common for name, runs in inside.items()}
     return {
         "clients": clients,
@@ -251,9 +259,7 @@ def _whole_row(name: str, runs: list[Played], rounds: dict[str, float]) -> Figur
 
 def _first_pass_row(runs: list[Played], inside: dict[str, list[float]]) -> Figures:
     """The first pass alone: opening, checks, masks, decoding."""
-    seconds = statistics.median(
-        run.enclave_cpu_s - run.cpu_s[COLLECT] - run.cpu_s[AGGREGATE] for run in runs
-    )
+    seconds = statistics.median(run.first_pass_cpu_s for run in runs)
     ratios = {
         f"detection_over_{base}": statistics.median(inside[base]) / seconds for base in inside
     }

@@ -48,7 +48,7 @@ def test_it_selects_and_averages_as_the_specification_does(options):
     assert 0 < played.inputs_rss <= played.peak_rss
     inside = options.get("masking") == "none"
     assert (played.worker_cpu_s > 0) != inside
-    parts = {"offline", "clients", "collect", "open", "encode", "aggregate"}
+    parts = {"offline", "clients", "collect", "open", "encode", "aggregate", "confirm", "release"}
     assert parts <= set(played.cpu_s)
     assert ({"encrypt", "decode"} <= set(played.cpu_s)) != inside
 
@@ -59,7 +59,9 @@ def test_the_default_is_what_run_round_selects():
 
 def test_the_enclave_is_what_neither_clients_nor_workers_nor_offline_work_took():
     played = play(terms(), UPDATES, clients=CLIENTS, parts=True)
-    parts = {"collect", "open", "encode", "encrypt", "decode", "aggregate"}
+    first_pass = {"open", "encode", "encrypt", "decode"}
+    parts = first_pass | {"collect", "aggregate", "confirm", "release"}
+    assert played.first_pass_cpu_s == pytest.approx(sum(played.cpu_s[part] for part in first_pass))
     assert played.enclave_cpu_s == pytest.approx(sum(played.cpu_s[part] for part in parts))
     workers = [played.cpu_s["worker-1"], played.cpu_s["worker-2"]]
     assert played.worker_cpu_s == pytest.approx(sum(workers))
