@@ -21,7 +21,7 @@ from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, Digest, Id, Key, decode, encode, pack
 from ostraka.errors import ConfigError, MalformedMessage
 from ostraka.files import read_text
-from ostraka.messages import Charter, vector_digest
+from ostraka.messages import Abandon, Charter, vector_digest
 from ostraka.model_file import read_model
 from ostraka.settings import Document
 
@@ -102,6 +102,7 @@ class TermsTable:
     def __post_init__(self) -> None:
         rules.rule(self.rule)  # refuses an unknown name
         _require("f", self.f, 0, _MANY)
+        _require("witness_f", self.witness_f, 0, _MANY)
         _require("leakage_bits", self.leakage_bits, 1e-30, 1e30)
         _require("precision", self.precision, 1e-30, 1)
 
@@ -416,6 +417,26 @@ def load_charter(path: Path) -> Charter:
         return decode(Charter, content)
     except MalformedMessage as malformed:
         raise ConfigError(f"{path} is no charter: {malformed}") from None
+
+
+def abandon_path(federation: Path) -> Path:
+    """Where the Abandon of a federation.toml is, if there is one: beside it."""
+    return federation.with_suffix(".abandon")
+
+
+def abandoned_model_path(federation: Path) -> Path:
+    """Where the model is that goes on behind an Abandon."""
+    return federation.with_suffix(".abandon.safetensors")
+
+
+def load_abandon(path: Path) -> Abandon:
+    """The Abandon in a file. Nothing is verified here. Raises ConfigError."""
+    try:
+        return decode(Abandon, path.read_bytes())
+    except OSError as unreadable:
+        raise ConfigError(f"{path}: {unreadable.strerror}") from None
+    except MalformedMessage as malformed:
+        raise ConfigError(f"{path} is no Abandon: {malformed}") from None
 
 
 def write_charter(path: Path, charter: Charter) -> None:

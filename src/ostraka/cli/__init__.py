@@ -62,6 +62,35 @@ _CLIENT = Group(
         "submit": Command(
             "ostraka.cli.client:submit", "Send an update, and wait for the round's receipt."
         ),
+        "confirm": Command(
+            "ostraka.cli.voting:confirm", "Confirm outcomes until stopped, without taking part."
+        ),
+        "testify": Command(
+            "ostraka.cli.voting:give_testimony",
+            "Say how this client voted in the open round, because the enclave's state was lost.",
+        ),
+        "rejoin": Command(
+            "ostraka.cli.voting:rejoin",
+            "Take part again behind an abandoned round, by your own word.",
+        ),
+    },
+)
+
+_WITNESS = Group(
+    """Confirm outcomes, and see nothing of them.
+
+    \b
+    Examples:
+      ostraka witness enrol --name auditor
+      ostraka witness run --enclave fl:7420 --name auditor --key auditor.key --policy policy.toml
+    """,
+    {
+        "run": Command(
+            "ostraka.cli.voting:run_witness", "Confirm each outcome once, until stopped."
+        ),
+        "enrol": Command(
+            "ostraka.cli.init:enrol_witness", "Make a key, and print the lines that enrol it."
+        ),
     },
 )
 
@@ -97,6 +126,11 @@ COMMANDS: dict[str, Command | Group] = {
     ),
     "worker": _WORKER,
     "client": _CLIENT,
+    "witness": _WITNESS,
+    "abandon": Command(
+        "ostraka.cli.voting:abandon",
+        "Give up the round of an enclave whose state was lost, so that a new one can go on.",
+    ),
     "status": Command(
         "ostraka.cli.status:status",
         "Show where a federation stands: the round, who is in, who was refused and why.",

@@ -98,6 +98,14 @@ def init(
     )
     if simulated:
         click.echo(_SIMULATED, err=True)
+    if clients <= 3 * f:
+        click.echo(_STALLS.format(n=clients, f=f, most=(clients - 1) // 3), err=True)
+
+
+_STALLS = (
+    "warning: outcomes need the confirmation of more than (n + f)/2 clients. With n = {n} and "
+    "f = {f}, f silent clients keep rounds from ending: for that, n > 3f; f = {most} would do"
+)
 
 
 def _contents(simulated: bool) -> str:
@@ -199,6 +207,21 @@ def enrol_worker(*, name: Name, out: KeyFile = None, as_json: Json = False) -> N
       ostraka worker enrol --name worker-1 --out keys/worker-1.key --json
     """
     _enrol("worker", name, out, as_json=as_json)
+
+
+def enrol_witness(*, name: Name, out: KeyFile = None, as_json: Json = False) -> None:
+    """Make a key, and print the lines that enrol it.
+
+    The private key stays in a file that only you can read, and is never written over. The lines
+    are for the operator, who adds them to federation.toml, sets confirm = "both" or "witnesses",
+    raises its revision and signs it. Clients pin the keys of witnesses in their policies as well.
+
+    \b
+    Examples:
+      ostraka witness enrol --name auditor
+      ostraka witness enrol --name auditor --out keys/auditor.key --json
+    """
+    _enrol("witness", name, out, as_json=as_json)
 
 
 def _enrol(table: str, name: str, out: Path | None, *, as_json: bool) -> None:

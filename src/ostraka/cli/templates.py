@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ostraka.attestation.policy import toml_line
 from ostraka.config import Member
 from ostraka.core import rules
+from ostraka.protocol.confirm import Electorate
 
 _COLUMN = 28
 _COMMENTED = re.compile(r"^((?:# )?\w+ = .*  )(# .+)$", re.MULTILINE)
@@ -42,6 +43,7 @@ precision = 0.001  # gaussian only: the largest error of a squared distance
 # tile = 65536  # values that are sealed at a time; chosen by itself unless given
 disclose_selection = false  # true: receipts say whose updates were averaged
 confirm = "clients"  # who confirms outcomes: clients, witnesses, both, or none, which is unsafe
+# witness_f = 0  # how many Byzantine witnesses are tolerated; enrol each as [[witness]]
 # With "clients", rounds go on while more than (n + f)/2 of the n clients answer; f silent ones
 # can be borne only if n > 3f.{few}
 
@@ -167,12 +169,13 @@ def federation_toml(
 
     model: the one line of [model]. working: how many of the workers take part in a round.
     """
-    stalls = len(clients) <= 3 * f
+    electorate = Electorate(tuple(clients), f)
+    few = _FEW.format(n=len(clients), most=electorate.silent) if electorate.silent < f else ""
     head = _FEDERATION.format(
         name=name,
         id=id.hex(),
         authority=authority.hex(),
-        few=_FEW.format(n=len(clients), most=(len(clients) - 1) // 3) if stalls else "",
+        few=few,
         model=model,
         f=f,
         k=len(clients) - f,

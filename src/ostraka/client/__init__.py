@@ -6,6 +6,8 @@ upload        one update, from its sealing to its round's outcome
 attesting     verifies the enclave before anything is sent to it
 following     the chain of charters and receipts
 memory        what is kept between runs
+voting        confirms outcomes between rounds, in a thread or as a witness
+abandoning    goes on after the state of an enclave was lost
 connection    requests, retries, timeouts, and what gRPC's answers mean
 events        what is waited for, and where that is reported
 results       models, outcomes, and named arrays as one vector

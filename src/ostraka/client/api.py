@@ -18,6 +18,7 @@ from ostraka.client.events import Event, Report
 from ostraka.client.memory import MemoryFile
 from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.client.session import Session, Shelf
+from ostraka.client.voting import Voter
 from ostraka.errors import ConfigError, LocalProtocolError, ServiceError
 from ostraka.files import read_identity, read_policy
 from ostraka.messages import Receipt
@@ -40,7 +41,8 @@ class Client:
     after it had gone out whole. on_event: called with what is waited for, in the same thread;
     unless given, that is logged, as "ostraka.client".
 
-    It is for one thread at a time, and keeps no connection and no thread between calls.
+    It is for one thread at a time, and keeps no connection and no thread between calls, except in
+    the block of `confirming`.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Client:
         self._joined: Joined | None = None
         self._finished = False
         self._closed = False
+        self._voter: Voter | None = None
 
     def __repr__(self) -> str:
         return f"Client({self._address!r}, name={self._who.name!r})"
@@ -135,6 +138,21 @@ class Client:
         return outcome
 
     @contextmanager
+    def confirming(self) -> Iterator[None]:
+        """Confirm outcomes in a thread while the block lasts, between calls of this client.
+
+        `fetch` and `submit` confirm by themselves. A client that trains for hours, or that is left
+        out of some rounds, keeps others waiting if it is needed to confirm theirs.
+        """
+        self._voter = Voter(self._address, self._who, self._file, self._tls_ca, self._tell)
+        self._voter.start()
+        try:
+            yield
+        finally:
+            self._voter.stop()
+            self._voter = None
+
+    @contextmanager
     def _session(self) -> Iterator[Session]:
         if self._closed:
             raise LocalProtocolError("this client was closed")
@@ -142,9 +160,22 @@ class Client:
         connection = Connection(
             self._address, tls_ca=self._tls_ca, patience=patience, tell=self._tell
         )
-        session = Session(self._who, connection, self._file, self._shelf, self._begun)
-        with connection, session.proving():
-            yield session
+        with self._alone(), connection:
+            session = Session(self._who, connection, self._file, self._shelf, self._begun)
+            with session.proving():
+                yield session
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let the thread that confirms rest: a call confirms by itself."""
+        if self._voter is None:
+            yield
+            return
+        self._voter.stop()
+        try:
+            yield
+        finally:
+            self._voter.start()
 
     def _require_joined(self) -> Joined:
         if self._joined is not None:

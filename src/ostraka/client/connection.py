@@ -122,6 +122,10 @@ class Connection:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every call that is under way, from any thread."""
         self._channel.close()
 
     def ask(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:

@@ -1,8 +1,8 @@
 """One call of the user: follow the chain, confirm what waits, join a round, get its model."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -44,6 +44,7 @@ class Session:
     file: MemoryFile
     shelf: Shelf
     begun: set[bytes] = field(default_factory=set)
+    note: Callable[[Proposal], None] | None = None  # called before a vote is given
     memory: Memory | None = None
     receipts: dict[int, Receipt] = field(default_factory=dict)
 
@@ -118,27 +119,33 @@ class Session:
             except Unconfirmed:
                 self.attend()
 
-    def attend(self) -> None:
+    def attend(self) -> str:
         """Confirm what waits to be confirmed, and follow the chain behind it.
 
-        Returns after one answer of the enclave, which may take a minute if nothing waits.
+        Returns the kind of the enclave's answer, after up to a minute if nothing waits.
         """
         if self.memory is None:
             self.introduce()
         self.catch_up()
         number = self.last_number + 1
         reply = self.ask_outcome(wire.OutcomeRequest(number=number), LONG_POLL_S)
-        match reply.WhichOneof("outcome"):
-            case "certified":
-                self.catch_up()
-            case "proposed" | "void" | "pending":
-                self.connection.patience.sleep(_POLL_S)
+        kind = reply.WhichOneof("outcome") or ""
+        if kind == "certified":
+            self.catch_up()
+        else:
+            self.connection.patience.sleep(_POLL_S)
+        return kind
 
     def introduce(self) -> None:
         """Have the enclave prove itself, without joining a round, and begin with its chain."""
         met = attesting.prove(self.connection, self.who)
         self._require_followed(met.receipt_key)
-        self.remember(self._begin(met.charter, met.receipt_key), met.charter)
+        if self.memory is None:
+            role = self._begin(met.charter, met.receipt_key)
+        else:
+            held = replace(self.memory.role(self.who.identity), receipt_key=met.receipt_key)
+            role = held.adopt(met.charter.federation)
+        self.remember(role, met.charter)
 
     def ask_outcome(self, request: wire.OutcomeRequest, seconds: float) -> wire.OutcomeReply:
         """What has become of a number. A proposal of it is confirmed on the way.
@@ -187,6 +194,8 @@ class Session:
         if stored is None:
             raise LocalProtocolError("a client votes when it knows the chain")
         role = stored.role(self.who.identity).vote(proposal)
+        if self.note is not None:
+            self.note(proposal)
         return Memory.of(role, stored.charter, stored.sent)
 
     def _rolled_back(self, proposal: Proposal) -> RolledBack:
@@ -208,6 +217,9 @@ class Session:
         )
         self.receipts |= followed.receipts
         self._keep(followed.memory)
+        if not followed.memory.receipt_key:
+            self.introduce()
+            self.catch_up()
 
     def sending(self, joined: Joined, *, resends: int) -> None:
         """Write down that an update goes to this round. Raises ServiceError if that is too often.

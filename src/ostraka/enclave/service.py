@@ -25,8 +25,9 @@ from ostraka.enclave.storage.state import EnclaveState
 from ostraka.enclave.workers import Pool
 from ostraka.errors import ConfigError
 from ostraka.events import Event
-from ostraka.federation_file import FederationFile, charter_path
+from ostraka.federation_file import FederationFile, abandon_path, charter_path
 from ostraka.messages import SIMULATION
+from ostraka.model_file import read_model
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
 _KIB = 2**10
@@ -40,14 +41,23 @@ _CALLS = 4  # calls of one client that wait for a round at a time
 
 
 def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveState:
-    """Open the enclave's sealed state. At the first start, found one under the signed charter."""
+    """Open the enclave's sealed state. At the first start, found one under the signed charter.
+
+    If an Abandon lies beside the charter, it goes on for an enclave that was lost.
+    """
     sealer = Sealer(platform.keys.key(), platform.code_id)
     state = EnclaveState.open(file.state, sealer, keep=file.storage.keep_models)
     if state.fresh:
         charter = federation_file.load_charter(charter_path(path))
         federation_file.require_signed(file, charter)
-        _, first = file.initial_model()
-        state.found(charter, optimiser.start(first, charter.federation.terms.optimiser))
+        abandoned = abandon_path(path)
+        if abandoned.exists():
+            abandon = federation_file.load_abandon(abandoned)
+            _, first = read_model(federation_file.abandoned_model_path(path))
+        else:
+            abandon, (_, first) = None, file.initial_model()
+        start = optimiser.start(first, charter.federation.terms.optimiser)
+        state.found(charter, start, abandon=abandon)
     return state
 
 

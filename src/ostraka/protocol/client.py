@@ -198,16 +198,23 @@ class Client:
         """
         check_signature(abandon, self.federation.authority)
         self._require_federation(abandon.federation)
+        if abandon.number < self.next_number:
+            raise ReceiptRefused(f"this client holds the receipt of round {abandon.number}")
+        if not by_owners_word:
+            self._require_abandoned(abandon)
+        return replace(self, last=abandon, electors=self.federation, receipt_key=None)
+
+    def _require_abandoned(self, abandon: Abandon) -> None:
         self._require_next(abandon)
         start = self.last.model if self.last is not None else first_model(self.federation)
         if abandon.model != start:
             raise ReceiptRefused("what follows an abandoned round starts from the model before it")
-        if not (by_owners_word or is_proved(abandon, self._electors)):
+        if not is_proved(abandon, self._electors):
             raise ReceiptRefused(
                 f"round {abandon.number} was abandoned, and nothing proves that no outcome of it "
-                "was released: this client takes part again only by its owner's word"
+                "was released: this client takes part again only by its owner's word "
+                "(ostraka client rejoin)"
             )
-        return replace(self, last=abandon, electors=self.federation, receipt_key=None)
 
     def _known_key(self) -> bytes:
         if self.receipt_key is None:

@@ -1,0 +1,132 @@
+"""Goes on after the state of an enclave was lost, in files that people carry.
+
+client      Testimony: how it voted in the round that was open, or that it never will
+authority   Abandon: the round is given up; the testimonies prove that nothing was released
+enclave     a new one begins behind it, in an empty folder
+client      follows the proof, or its owner's word
+
+federation.abandon                what the authority has signed
+federation.abandon.safetensors    the model that the next round starts from
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from ostraka import files
+from ostraka.client.memory import Memory, MemoryFile
+from ostraka.config import Federation
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.encoding import UNSIGNED, decode, digest, encode
+from ostraka.errors import ConfigError, MalformedMessage, OpenError, StateError
+from ostraka.messages import Abandon, Charter, Confirmation, first_model, genesis
+from ostraka.protocol.confirm import electorates, is_proved
+
+
+@dataclass(frozen=True)
+class Testimony:
+    """How a client voted in the round after the last receipt that it holds.
+
+    memory: what it knows of the chain; it holds no secret.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/testimony/v1"
+
+    memory: Memory
+    confirmation: Confirmation
+
+    @property
+    def previous(self) -> bytes:
+        last = self.memory.last
+        return digest(last) if last is not None else genesis(self.memory.electors)
+
+    @property
+    def model(self) -> bytes:
+        last = self.memory.last
+        return last.model if last is not None else first_model(self.memory.federation)
+
+
+def testify(file: MemoryFile, identity: Identity) -> Testimony:
+    """Say how this client voted. If it has not, it votes now: for no outcome of that round, ever.
+
+    Raises StateError for a client that knows no federation yet.
+    """
+
+    def vote(stored: Memory | None) -> Memory:
+        if stored is None:
+            raise StateError(file.path, "is missing: this client has taken part in nothing yet")
+        role = stored.role(identity)
+        return Memory.of(role.vote_for_none(role.next_number), stored.charter, stored.sent)
+
+    memory = file.change(vote)
+    return Testimony(memory, memory.role(identity).confirmation())
+
+
+def abandon(
+    charter: Charter, testimonies: Sequence[Testimony], authority: Identity
+) -> tuple[Abandon, bool]:
+    """Give up the round after the last receipt that these clients hold.
+
+    Returns the signed message, and whether it is proved that no outcome was released. Raises
+    ConfigError.
+    """
+    if not testimonies:
+        raise ConfigError("at least one client has to say where the chain is")
+    ahead = max(testimonies, key=lambda each: each.confirmation.number)
+    number = ahead.confirmation.number
+    agreeing = [each for each in testimonies if each.confirmation.number == number]
+    if any(each.previous != ahead.previous for each in agreeing):
+        raise ConfigError(f"these clients hold different receipts before round {number}: a fork")
+    electors = ahead.memory.electors
+    votes = tuple(each.confirmation for each in agreeing if _is_from(each.confirmation, electors))
+    signed = authority.sign(
+        Abandon(
+            number=number,
+            previous=ahead.previous,
+            federation=charter.federation.digest(),
+            revision=charter.federation.revision,
+            model=ahead.model,
+            votes=votes,
+            signature=UNSIGNED,
+        )
+    )
+    return signed, is_proved(signed, electors)
+
+
+def _is_from(confirmation: Confirmation, electors: Federation) -> bool:
+    """Whether one of these voters has signed it."""
+    members = (member for each in electorates(electors) for member in each.voters)
+    key = {member.name: member.key for member in members}.get(confirmation.voter)
+    try:
+        check_signature(confirmation, key or b"")
+    except OpenError:
+        return False
+    return True
+
+
+def accept(file: MemoryFile, identity: Identity, charter: Charter, signed: Abandon) -> Memory:
+    """Go on behind an abandoned round by the owner's word, proved or not. Raises ReceiptRefused."""
+
+    def follow(stored: Memory | None) -> Memory:
+        if stored is None:
+            raise StateError(file.path, "is missing: a newcomer needs nobody's word")
+        role = stored.role(identity).adopt(charter.federation)
+        return Memory.of(role.abandon(signed, by_owners_word=True), charter, stored.sent)
+
+    return file.change(follow)
+
+
+def load_testimony(path: Path) -> Testimony:
+    """The testimony in a file. Nothing is verified here. Raises ConfigError."""
+    try:
+        return decode(Testimony, path.read_bytes())
+    except OSError as unreadable:
+        raise ConfigError(f"{path}: {unreadable.strerror}") from None
+    except MalformedMessage as malformed:
+        raise ConfigError(f"{path} is no testimony: {malformed}") from None
+
+
+def write(path: Path, message: Abandon | Testimony) -> None:
+    """Replace the file in one step."""
+    files.write(path, [encode(message)], mode=0o644)
