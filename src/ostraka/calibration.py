@@ -8,10 +8,15 @@ from pathlib import Path
 
 from ostraka.errors import ConfigError
 
+_LIMB_PRODUCTS = 3  # of float64, that a product of residues takes
+
 
 @dataclass(frozen=True)
 class Costs:
     """Nanoseconds of enclave time: per pair of rows and column, and per value for t = 1, 2, 3.
+
+    Of an even number of workers none makes the Gram matrix of the leading mask. The enclave does,
+    and in residues that is three times the matrix of the rows themselves.
 
     The defaults were measured on a 2-core virtual machine; `ostraka bench calibrate` measures
     yours.
@@ -32,11 +37,13 @@ class Costs:
             raise ConfigError(f"costs are known for 2 to 7 workers; got {workers}")
         inside = self.gram * n**2 * columns * 1e-9
         masked = self.mask[collusion - 1] * n * columns * 1e-9
+        if workers % 2 == 0:
+            masked += _LIMB_PRODUCTS * inside
         return Choice("inside" if inside <= masked else "workers", inside, masked)
 
     def break_even(self, workers: int) -> float:
-        """From how many clients on masks are cheaper."""
-        return self.mask[workers // 2 - 1] / self.gram
+        """From how many clients on masks are cheaper; infinity for an even number of workers."""
+        return self.mask[workers // 2 - 1] / self.gram if workers % 2 else math.inf
 
     def to_json(self) -> str:
         return json.dumps({"gram": self.gram, "mask": self.mask})

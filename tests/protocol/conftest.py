@@ -5,6 +5,7 @@ an Attempt is the part that workers have in it. Whatever crosses a trust boundar
 encoding. Only this file knows the order in which the roles are driven.
 """
 
+import contextlib
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -311,16 +312,12 @@ class Round:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.terms = simulation.terms
-        if not self.terms.inside:
-            self.prepare()
         self.intake = simulation.enclave.open_round()
         self.offer = wire(self.intake.offer)
         self.spool: dict[tuple[tuple[str, bytes], int], bytes] = {}
         self.norms: dict[tuple[str, bytes], float] = {}  # as stated, by upload
         self.senders: dict[bytes, str] = {}  # of uploads
         self.changed: list[UpdateRejected] = []
-        self.prepared: Any
-        self.sealed_noise: list[bytes]
         self.cohort: Cohort
         self.measured: Measured
 
@@ -410,20 +407,18 @@ class Round:
     def offload(self) -> "Attempt":
         return Attempt(self)
 
-    def prepare(self) -> None:
-        """Make what an attempt needs beforehand, again if the last was spent or spoilt."""
-        self.prepared = self.simulation.enclave.prepare()
-        self.sealed_noise = list(self.prepared.make())
-
     def measure(self) -> None:
-        """The first pass, by workers or inside."""
+        """The first pass, by workers or inside; anew without a row that does not open."""
         if self.terms.inside:
             self.measured = Inside(self.cohort, self.simulation.lanes).measure(self.stored())
-        else:
+            return
+        for _ in range(len(self.cohort.rows) + 1):
             attempt = self.offload()
             attempt.connect(attempt.accepts())
-            attempt.encode()
-            self.measured = attempt.decode(attempt.answers())
+            with contextlib.suppress(UpdateRejected):
+                attempt.encode()
+                self.measured = attempt.decode(attempt.answers())
+                return
 
     def average(self) -> Proposed:
         """The second pass, begun again whenever a row is found changed; `changed` lists those."""
@@ -479,8 +474,7 @@ class Attempt:
 
     def __init__(self, round_: Round) -> None:
         self.round = round_
-        self.sealed_noise = round_.sealed_noise
-        self.connecting = Offload(round_.cohort, round_.prepared, None, round_.simulation.lanes)
+        self.connecting = Offload(round_.cohort, None, round_.simulation.lanes)
         self.offers = [wire(offer) for offer in self.connecting.offers]
         self.computing: list[Any] = []
 
@@ -496,17 +490,16 @@ class Attempt:
         self.masking = self.connecting.connect(accepts)
         self.seed = self.masking.seed()
 
-    def shares(self, noise: list[bytes] | None = None) -> Iterator[list[ShareTile]]:
+    def shares(self) -> Iterator[list[ShareTile]]:
         """Mask tile after tile: one share for each worker that gets any."""
-        noise = self.sealed_noise if noise is None else noise
-        for shares in self.masking.encode(self.round.stored(), noise):
+        for shares in self.masking.encode(self.round.stored()):
             yield [wire(share) for share in shares]
 
-    def encode(self, noise: list[bytes] | None = None) -> None:
+    def encode(self) -> None:
         """Mask everything and hand the workers their shares, or the seed."""
         if self.seed is not None:
             self.computing[-1].add_seed(wire(self.seed))
-        for shares in self.shares(noise):
+        for shares in self.shares():
             for computing, share in zip(self.computing, shares, strict=False):
                 computing.add(share)
 
@@ -517,7 +510,7 @@ class Attempt:
         """Answers that contradict what the enclave knows are settled at once: WorkerLied."""
         outcome = self.masking.decode(answers)
         if isinstance(outcome, Dispute):
-            outcome.settle(self.round.stored(), self.sealed_noise)
+            outcome.settle(self.round.stored())
         return outcome
 
     def told(self, worker: int) -> np.ndarray:

@@ -96,8 +96,7 @@ def test_who_was_rejected_is_listed_in_the_roster_s_order(simulate, masking):
     assert [each.client for each in receipt.rejected] == [f"client-{row}" for row in sorted(gone)]
 
 
-def test_noise_serves_any_subset_of_the_rows(simulate):
-    """The same noise, prepared for all, is right for whoever turns up (law 4)."""
+def test_noise_is_right_for_whoever_turns_up(simulate):
     rows = np.random.default_rng(5).normal(size=(9, 60)).astype(np.float32)
     for there in ([0, 1, 2, 3, 4], [4, 5, 6, 7, 8], [0, 2, 4, 6, 8]):
         round_ = simulate(rows=rows, f=1, masking="gaussian").open()

@@ -207,6 +207,6 @@ def test_a_worker_has_one_point_in_an_attempt(simulate):
     round_.close()
     for names in (["worker-1", "worker-1"], ["worker-2", "worker-2"]):
         with pytest.raises(LocalProtocolError):
-            Offload(round_.cohort, round_.prepared, names)
-    offers = Offload(round_.cohort, round_.prepared).offers
+            Offload(round_.cohort, names)
+    offers = Offload(round_.cohort).offers
     assert len({offer.worker for offer in offers}) == len({offer.point for offer in offers}) == 2

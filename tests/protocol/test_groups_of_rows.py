@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostraka.core import field
-from ostraka.errors import MalformedMessage, OpenError, Rejection, WorkerLied
+from ostraka.errors import MalformedMessage, OpenError, Rejection, UpdateRejected, WorkerLied
 
 # A tile this wide makes groups of two rows, however short the update is.
 WIDE = 1 << 16
@@ -55,6 +55,8 @@ def test_a_liar_is_named_where_rows_were_zeroed_on_the_way(simulate, workers, li
     round_.send_all(but=[2, 5])
     round_.close()
     round_.spool[round_.cohort.uploads[7], 1] = b""
+    with pytest.raises(UpdateRejected, match="client-7"):
+        offloaded(round_).encode()
     attempt = offloaded(round_)
     attempt.encode()
     answers = attempt.answers()
@@ -64,7 +66,6 @@ def test_a_liar_is_named_where_rows_were_zeroed_on_the_way(simulate, workers, li
     with pytest.raises(WorkerLied) as caught:
         attempt.decode(answers)
     assert caught.value.workers == (f"worker-{liar + 1}",)
-    round_.prepare()
     round_.measure()
     assert round_.average().rejected == {
         "client-2": Rejection.FALSE_NORM,
@@ -91,7 +92,6 @@ def test_every_mask_and_the_dither_are_streams_of_their_own(simulate, workers):
         half = workers // 2 + 1
         assert keystreams[:half] == keystreams[half:], "what a lane draws depends on its rows only"
         attempts += keystreams[:half]
-        round_.prepare()
     assert len(set(attempts)) == len(attempts)
 
 

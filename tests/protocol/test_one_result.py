@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.errors import LocalProtocolError, OpenError, ReceiptRefused, UpdateRejected
-from ostraka.protocol.enclave import Inside, Lanes, Offload
+from ostraka.protocol.enclave import Inside, Lanes
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
@@ -65,17 +65,6 @@ def test_an_enclave_follows_only_what_it_signed_and_others_confirmed(simulate):
     follow(served, proposed.state)
     with pytest.raises(LocalProtocolError, match="once"):
         follow(served, proposed.state)
-
-
-def test_what_was_made_for_other_terms_is_refused(simulate):
-    gaussian, exact = simulate(masking="gaussian"), simulate(masking="exact")
-    wide = simulate(masking="exact", workers=4)
-    for other in (gaussian, wide):
-        round_ = closed(exact)
-        prepared = other.enclave.prepare()
-        list(prepared.make())
-        with pytest.raises(LocalProtocolError, match="other terms"):
-            Offload(round_.cohort, prepared)
 
 
 class Fickle(list):

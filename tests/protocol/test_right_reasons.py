@@ -59,7 +59,7 @@ def test_a_dispute_over_half_of_the_tiles_blames_no_worker(simulate, offloaded, 
     round_ = simulate(masking=offloaded).open()
     dispute = disputed(round_)
     with pytest.raises(LocalProtocolError, match=f"{tiles} of 4 tiles"):
-        dispute.settle(list(round_.stored())[:tiles], round_.sealed_noise)
+        dispute.settle(list(round_.stored())[:tiles])
 
 
 def test_a_twin_shown_in_a_dispute_blames_no_worker(simulate, offloaded):
@@ -71,7 +71,7 @@ def test_a_twin_shown_in_a_dispute_blames_no_worker(simulate, offloaded):
     twin = forgery.tile(1, -round_.simulation.rows[2][16:32])
     round_.spool[(round_.senders[twin.upload_id], twin.upload_id), 1] = bytes(twin.ciphertext)
     with pytest.raises(OpenError):
-        dispute.settle(round_.stored(), round_.sealed_noise)
+        dispute.settle(round_.stored())
 
 
 def test_every_audit_has_a_challenge_of_its_own(simulate):

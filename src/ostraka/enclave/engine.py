@@ -13,7 +13,6 @@ from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
 from ostraka.enclave import hardening
 from ostraka.enclave.open_round import OpenRound
-from ostraka.enclave.storage.offline import OfflinePool
 from ostraka.enclave.storage.spool import Spool
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.enclave.workers import Pool
@@ -35,13 +34,11 @@ from ostraka.protocol.enclave import Cohort, Enclave
 from ostraka.protocol.host import Host, lanes
 
 _GRACE_S = 5.0  # to wait for workers when a round closes
-_AHEAD = 2  # attempts for which masks are made ahead
 _RETRY_S = 1.0  # after the disk has failed
 _MOST_RETRY_S = 30.0
 _CLOCK_TOLERANCE_S = 5.0
 _REMIND_S = 60.0  # between two words about confirmations that are missing
 _MIB = 2**20
-_SEALED_BYTES = 5  # of one sealed value, rounded up
 
 
 class Phase(StrEnum):
@@ -104,16 +101,10 @@ class Engine:
     async def run(self) -> None:
         """Run all rounds that are left, or until `stopping` is set."""
         Spool.clean(self._folder)
-        offline = self._offline()
-        try:
-            await self._resume()
-            while self.published < self.file.rounds.count and not self.halted.is_set():
-                if self._adopt_if_signed():
-                    offline.stop()
-                    offline = self._offline()
-                await self._round(offline)
-        finally:
-            offline.stop()
+        await self._resume()
+        while self.published < self.file.rounds.count and not self.halted.is_set():
+            self._adopt_if_signed()
+            await self._round()
         if self.forgotten is not None:
             await self._go(Phase.ROLLED_BACK)
             await self.stopping.wait()
@@ -168,7 +159,7 @@ class Engine:
             self.copied = True
             self.tell(events.CopyProved(proposal.number))
 
-    async def _round(self, offline: OfflinePool) -> None:
+    async def _round(self) -> None:
         """Run one round, to a published receipt or to a reason why there is none."""
         try:
             with closing(self._spool()) as spool:
@@ -176,7 +167,7 @@ class Engine:
                     await self._open(spool)
                     cohort = await self._collect()
                     if cohort is not None:
-                        await self._finish(cohort, offline)
+                        await self._finish(cohort)
                 finally:
                     self.current = self.measuring = None
         except (RoundFailed, RemoteProtocolError, StateError, StorageFull) as failed:
@@ -245,7 +236,7 @@ class Engine:
         self.tell(events.RoundClosed(current.number, len(cohort.clients), missing))
         return cohort
 
-    async def _finish(self, cohort: Cohort, offline: OfflinePool) -> None:
+    async def _finish(self, cohort: Cohort) -> None:
         """Measure, average and make durable. Only then is anybody asked to confirm."""
         current, terms = self._open_round(), self.federation.terms
         self.current, self.measuring = None, current.round_id
@@ -254,12 +245,11 @@ class Engine:
         if not terms.inside:
             await self.pool.wait_for(terms.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]
-        with offline.resting(), lanes(self.file.enclave.threads) as lent:
+        with lanes(self.file.enclave.threads) as lent:
             host = Host(
                 lanes=lent,
                 tiles=current.tiles(cohort),
                 workers=self.pool.remote(names, self.file.rounds.measure_s),
-                prepare=offline.take,
                 tell=self._tell_from_thread(),
             )
             with self._stage("measure"):
@@ -350,12 +340,12 @@ class Engine:
         if self.brought is None or charter.federation.revision > self.brought.federation.revision:
             self.brought = charter
 
-    def _adopt_if_signed(self) -> bool:
+    def _adopt_if_signed(self) -> None:
         """Adopt a newer revision, if one was brought or lies beside the federation file."""
         try:
             charter = self._newest()
             if charter is None:
-                return False
+                return
             self.enclave.require_adoptable(charter)
             self.state.adopt(charter)
             self.enclave.adopt(charter)
@@ -363,10 +353,9 @@ class Engine:
             if str(refused) != self.ignored:
                 self.tell(events.FederationIgnored(str(refused)))
             self.ignored = str(refused)
-            return False
+            return
         self.ignored = None
         self.announce()
-        return True
 
     def _newest(self) -> Charter | None:
         """Return the revision to adopt, if any. The operator's own settings are read again, too."""
@@ -379,15 +368,6 @@ class Engine:
         self.file = file
         newer = charter.federation.revision > self.federation.revision
         return charter if newer else None
-
-    def _offline(self) -> OfflinePool:
-        terms = self.federation.terms
-        cheap = terms.inside or (terms.masking == "exact" and terms.workers % 2)
-        updates = len(self.federation.clients) * terms.dimension * _SEALED_BYTES
-        limit = max(0, self.file.storage.spool_mib * _MIB - updates)
-        pool = OfflinePool(self.enclave, self._folder, depth=0 if cheap else _AHEAD, limit=limit)
-        pool.start()
-        return pool
 
     @property
     def _folder(self) -> Path:

@@ -5,18 +5,16 @@ it. What it stores and sends is ciphertext. The workers may be in this process o
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from ostraka import events
 from ostraka.arrays import Buffer
-from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.errors import (
     ConfigError,
     RemoteProtocolError,
-    StorageFull,
     TooFewUpdates,
     UpdateRejected,
     WorkerError,
@@ -28,7 +26,6 @@ from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, Shar
 from ostraka.protocol.enclave import (
     Cohort,
     Dispute,
-    Enclave,
     Inside,
     Lanes,
     Measured,
@@ -58,35 +55,16 @@ class Worker(Protocol):
     def accept(self, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]: ...
 
 
-class Ready(Protocol):
-    """What one attempt needs: secrets in the enclave, and what they seal outside of it."""
-
-    @property
-    def offline(self) -> OfflineNoise | OfflineMask: ...
-    @property
-    def sealed(self) -> Iterable[Buffer]: ...
-
-
-class Prepared:
-    """What was made offline for one attempt: secrets in the enclave, ciphertext outside."""
-
-    def __init__(self, enclave: Enclave) -> None:
-        self.offline = enclave.prepare()
-        self.sealed: Sequence[Buffer] = [block for block in self.offline.make() if block]
-
-
 @dataclass(frozen=True)
 class Host:
     """Drives one closed round to its end, from one step of the enclave to the next.
 
-    prepare: what is made before each attempt, or was made offline and is spent now. tell: takes
-    what an operator may see.
+    tell: takes what an operator may see.
     """
 
     lanes: Lanes
     tiles: Tiles
     workers: Mapping[str, Worker]
-    prepare: Callable[[], Ready]
     tell: Callable[[Event], None]
 
     def measure(self, cohort: Cohort) -> Measured:
@@ -97,11 +75,9 @@ class Host:
             chosen = dict(list(left.items())[:count])
             self.tell(events.AttemptStarted(len(cohort.clients), tuple(chosen)))
             try:
-                return self._offload(cohort, chosen, self.prepare())
-            except StorageFull as full:
-                # There is no room for masks. Inside, none are needed.
-                self.tell(events.StorageFailed(str(full)))
-                break
+                return self._offload(cohort, chosen)
+            except UpdateRejected:
+                continue  # The receipt names the client, and the others get fresh masks.
             except WorkerLied as lie:
                 for name in lie.workers:
                     del left[name]
@@ -131,21 +107,21 @@ class Host:
                 aggregate = combine(cohort, measured, plan, self.tiles(), self.lanes)
                 return propose(cohort, measured, plan, aggregate)
 
-    def _offload(self, cohort: Cohort, workers: dict[str, Worker], prepared: Ready) -> Measured:
+    def _offload(self, cohort: Cohort, workers: dict[str, Worker]) -> Measured:
         """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
-        offload = Offload(cohort, prepared.offline, list(workers), self.lanes)
+        offload = Offload(cohort, list(workers), self.lanes)
         offers = zip(workers.items(), offload.offers, strict=True)
         joined = [_join(name, worker, offer) for (name, worker), offer in offers]
         computing = [each for each, _ in joined]
         masking = offload.connect([accept for _, accept in joined])
         if (seed := masking.seed()) is not None:
             computing[-1].add_seed(seed)
-        for shares in masking.encode(self.tiles(), prepared.sealed):
+        for shares in masking.encode(self.tiles()):
             for worker, share in zip(computing, shares, strict=False):
                 worker.add(share)
         outcome = masking.decode([worker.answer() for worker in computing])
         if isinstance(outcome, Dispute):
-            outcome.settle(self.tiles(), prepared.sealed)
+            outcome.settle(self.tiles())
         return outcome
 
 

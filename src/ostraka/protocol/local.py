@@ -31,7 +31,7 @@ from ostraka.messages import (
 from ostraka.protocol import host
 from ostraka.protocol.confirm import Ballot
 from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Proposed
-from ostraka.protocol.host import Host, Prepared, Ready
+from ostraka.protocol.host import Host
 from ostraka.protocol.worker import Worker
 
 _ID_BYTES = 32
@@ -54,7 +54,6 @@ class LocalFederation:
     lanes: Lanes = field(default_factory=Lanes)
     tell: Callable[[Event], None] = lambda event: None
     published: list[Certified] = field(default_factory=list)
-    _prepared: list[Ready] = field(default_factory=list)
     _intake: Intake | None = None
     _proposed: Proposed | None = None
     _ballot: Ballot | None = None
@@ -118,11 +117,6 @@ class LocalFederation:
         self.enclave.adopt(charter)
         self.charters.append(charter)
 
-    def prepare(self) -> None:
-        """Make offline what the next attempt spends: a mask, or noise."""
-        if not self.terms.inside:
-            self._prepared.append(Prepared(self.enclave))
-
     def open(self) -> RoundOffer:
         """Open the next round. One that was open is given up."""
         self._intake, self._tiles = self.enclave.open_round(), {}
@@ -156,7 +150,6 @@ class LocalFederation:
             lanes=self.lanes,
             tiles=partial(self.tiles, cohort),
             workers=self.workers,
-            prepare=self._ready,
             tell=self.tell,
         )
 
@@ -209,6 +202,3 @@ class LocalFederation:
     def links(self, after: int) -> Iterator[Link]:
         """All charters, and the receipts behind receipt `after`."""
         return chain(self.charters, self.published[after:])
-
-    def _ready(self) -> Ready:
-        return self._prepared.pop() if self._prepared else Prepared(self.enclave)

@@ -128,9 +128,6 @@ def play(parties: Parties, rows: Float32, lent: Lanes | None = None) -> RoundRes
     federation, log = parties.federation, list[Event]()
     federation.lanes, federation.tell = lent or Lanes(), log.append
 
-    # Section 3.2, noise generation: offline, before there are updates; sealed and kept outside.
-    federation.prepare()
-
     # Section 3.1: each client checks the enclave's offer and seals its update to it.
     offer = federation.open()
     submitted = [
@@ -142,7 +139,8 @@ def play(parties: Parties, rows: Float32, lent: Lanes | None = None) -> RoundRes
             federation.take(upload.sealed)
     cohort = federation.close()
 
-    # Section 3.2, encoding to decoding: by workers on masked rows, or inside the enclave.
+    # Section 3.2, noise generation to decoding: by workers on masked rows, or inside the enclave.
+    # Noise is drawn when the cohort is fixed, and not before as in the paper (ADR 12).
     host = federation.host(cohort)
     measured = host.measure(cohort)
 

@@ -12,7 +12,7 @@ from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import Channel, accept_offer
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.offline import mask_tile
+from ostraka.crypto.masks import mask_tile
 from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 

@@ -25,7 +25,6 @@ from ostraka.config import DEFAULT_TILE, Manifest, Terms
 from ostraka.errors import ConfigError
 from ostraka.protocol.enclave import Inside, Lanes, Offload
 from ostraka.protocol.enclave.rows import RowReader
-from ostraka.protocol.host import Prepared
 from ostraka.protocol.round import enrol
 from ostraka_lab.bench import machine
 from ostraka_lab.bench.kernels import REFERENCE, Plan, run_kernels
@@ -136,7 +135,7 @@ def _row(name: str, now: Ratio, old: Ratio, tolerance: float) -> Figures:
 def calibrate(begin: Begin, *, clients: int = 64, tiles: int = 2, repeat: int = 5) -> Costs:
     """Measure the costs: medians over `repeat` runs, each of every way of measuring."""
     begin("sealing updates", 0, repeat + 1)
-    cohorts = [_Cohort(clients, tiles, workers) for workers in (2, 4, 6)]
+    cohorts = [_Cohort(clients, tiles, workers) for workers in (3, 5, 7)]
     first, runs = cohorts[0], []
     for number in range(1, repeat + 1):
         begin(f"run {number}", number, repeat + 1)
@@ -177,7 +176,7 @@ class _Cohort:
         return _cpu(partial(inside.measure, self._federation.tiles(self._cohort)))
 
     def masked(self) -> float:
-        offload = Offload(self._cohort, Prepared(self._federation.enclave).offline)
+        offload = Offload(self._cohort)
         workers = zip(self._federation.workers.values(), offload.offers, strict=True)
         masking = offload.connect([worker.accept(offer)[1] for worker, offer in workers])
 

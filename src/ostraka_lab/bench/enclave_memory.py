@@ -1,20 +1,14 @@
 """How much memory the enclave takes: a whole round, the enclave in a process of its own.
 
 Clients and workers are on this side of a pipe; ciphertext lies in files, as a host would keep it,
-and the enclave reads it tile by tile into buffers of its own. The sealed noise stays behind for the
-stages that spend it again.
+and the enclave reads it tile by tile into buffers of its own.
 """
 
 import multiprocessing
 import signal
-from collections.abc import Iterable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from ostraka.arrays import Buffer
-from ostraka.config import Terms
-from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.encoding import decode, encode
 from ostraka.errors import LocalProtocolError
 from ostraka.messages import (
@@ -30,14 +24,14 @@ from ostraka.messages import (
 from ostraka.protocol.enclave import Enclave, Intake, Lanes
 from ostraka.protocol.host import Host
 from ostraka_lab.bench.machine import PeakMemory
-from ostraka_lab.bench.parties import NOISE, UPDATES, Cast, Layout, cast, read_noise
+from ostraka_lab.bench.parties import UPDATES, Cast, Layout, cast
 from ostraka_lab.bench.whole_round import refuse_surprises
 
 _READY = b"ready"
 
 
 def enclave_peak_bytes(clients: int, dimension: int, *, masking: str, directory: Path) -> int:
-    """Measure the peak of anonymous memory while the enclave makes noise and runs one round."""
+    """Measure the peak of anonymous memory while the enclave runs one round."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(
@@ -74,8 +68,12 @@ def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
         joined, accept = worker.accept(channel)
         computing.append(joined)
         pipe.send_bytes(encode(accept))
+    shared = computing
+    if len(computing) % 2:
+        *shared, last = computing
+        last.add_seed(MaskSeed(channel.attempt_id, pipe.recv_bytes()))
     for index in range(parties.terms.tiling.count):
-        for each in computing:
+        for each in shared:
             each.add(ShareTile(channel.attempt_id, index, pipe.recv_bytes()))
     for each in computing:
         _expect_ready(pipe)
@@ -98,11 +96,6 @@ def _enclave(pipe: Connection, clients: int, dimension: int, masking: str, direc
 
 def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
     enclave = Enclave(parties.federation, parties.enclave)
-    offline = parties.offline()
-    with (directory / NOISE).open("wb") as file:
-        for sealed in offline.make():
-            file.write(sealed)
-
     intake = enclave.open_round()
     pipe.send_bytes(encode(intake.offer))
     rows = len(parties.federation.clients)
@@ -117,26 +110,10 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
         lanes=Lanes(),
         tiles=lambda: updates.read_rows(directory / UPDATES),
         workers={member.name: _PipedWorker(pipe) for member in parties.federation.workers},
-        prepare=lambda: _Ready(offline, parties.terms, rows, directory),
         tell=refuse_surprises,
     )
     cohort = intake.close()
     host.finish(cohort, host.measure(cohort))
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """What was made offline: noise is read from its file, and an exact mask has no blocks."""
-
-    offline: OfflineNoise | OfflineMask
-    terms: Terms
-    rows: int
-    directory: Path
-
-    @property
-    def sealed(self) -> Iterable[Buffer]:
-        noisy = self.terms.masking == "gaussian"
-        return read_noise(self.directory, self.terms, self.rows) if noisy else ()
 
 
 def _accept_tiles(
@@ -163,7 +140,7 @@ class _PipedWorker:
         self._pipe.send_bytes(tile.ciphertext)
 
     def add_seed(self, message: MaskSeed) -> None:
-        raise LocalProtocolError("two workers share no seed")
+        self._pipe.send_bytes(message.ciphertext)
 
     def answer(self) -> Answer:
         self._pipe.send_bytes(_READY)

@@ -21,7 +21,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -43,7 +42,7 @@ from ostraka_lab.bench.parties import (
     terms_of,
 )
 from ostraka_lab.bench.process import Begin, Figures, report
-from ostraka_lab.bench.whole_round import CLIENTS, OFFLINE, Played, play
+from ostraka_lab.bench.whole_round import CLIENTS, Played, play
 
 Details: TypeAlias = dict[str, Any]
 
@@ -244,7 +243,7 @@ def _enter_floor(contest: Contest) -> Entrant:
 
     No private scheme with an enclave can cost less.
     """
-    load = Workload(contest.clients, contest.dimension, Path(), row_of=contest.update)
+    load = Workload(contest.clients, contest.dimension, row_of=contest.update)
     return Entrant(lambda: kernels.floor(load, Stopwatch()))
 
 
@@ -252,7 +251,7 @@ def _enter_ostraka(contest: Contest, *, name: str) -> Entrant:
     """Ostraka: sealed updates in, model out, all roles in one process on clocks of their own.
 
     The whole round is played, and what enclave and workers do in it is reported as its CPU time.
-    Offline work and the clients' sealing are figures beside it.
+    What the clients' sealing takes is a figure beside it.
     """
     terms = terms_of(name, contest.clients, contest.dimension, f=contest.f)
     played: list[Played] = []
@@ -272,7 +271,7 @@ def _details(played: Played) -> Details:
         "cpu_s": played.enclave_cpu_s + played.worker_cpu_s,
         "enclave_cpu_s": played.enclave_cpu_s,
         "worker_cpu_s": played.worker_cpu_s,
-        "offline_cpu_s": played.cpu_s[OFFLINE],
+        "prepare_cpu_s": played.prepare_cpu_s,
         "sealing_cpu_s": played.cpu_s[CLIENTS],
         "wall_s": played.wall_s,
         "peak_rss_mib": played.peak_rss / _MIB,

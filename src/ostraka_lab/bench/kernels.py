@@ -19,14 +19,17 @@ import numpy as np
 
 from ostraka.arrays import Float32, Float64
 from ostraka.core import gaussian, gram
+from ostraka.crypto.masks import mask_tile
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError
 from ostraka.protocol.enclave import Inside
+from ostraka.protocol.enclave.encoders import LeadingGram
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
 from ostraka_lab.bench.machine import Stopwatch, available_bytes
 from ostraka_lab.bench.parties import Attempt, Workload, cast, sketch_size
 from ostraka_lab.bench.process import Begin, Figures, report, run_module
 from ostraka_lab.bench.results import spread
+from ostraka_lab.bench.whole_round import prepared_apart
 
 # All ratios are to this stage, which is always measured.
 REFERENCE = "open"
@@ -144,14 +147,17 @@ def noise_mgs(load: Workload, clock: Stopwatch) -> None:
     clock.extrapolate(part=columns, whole=d)
 
 
-def noise_gram_offline(load: Workload, clock: Stopwatch) -> None:
-    offline = cast(load.clients, load.dimension, masking="exact").offline()
-    with clock:
-        list(offline.make())
+def mask_gram(load: Workload, clock: Stopwatch) -> None:
+    leading, seed = LeadingGram(load.clients, load.tiling), bytes(32)
+    for index in range(load.tiling.count):
+        mask = mask_tile(seed, load.clients, load.tiling, index)
+        with clock:
+            leading.keep(range(load.clients), mask)
+            leading.end_tile()
 
 
 def _masked(clock: Stopwatch, attempt: Attempt) -> None:
-    with clock:
+    with prepared_apart(clock.paused), clock:
         attempt.host(clock).measure(attempt.cohort)
 
 
@@ -201,16 +207,18 @@ STAGES = {
     ),
     "exact_online": Stage(exact_online, "the enclave's first pass with exact masks, and decoding"),
     "exact_sketch": Stage(exact_sketch, "the same on a sketch", sketches=True),
-    "gaussian_online": Stage(gaussian_online, "the same with Gaussian masks, no sketch", extra=8),
+    "gaussian_online": Stage(gaussian_online, "the same with Gaussian masks, no sketch, no noise"),
     "second_pass": Stage(
         second_pass, "the enclave's second pass: open, check, average, sign", sketches=True
     ),
-    "noise_gram_offline": Stage(
-        noise_gram_offline, "offline: the Gram matrix of an exact mask, for two workers", once=True
+    "mask_gram": Stage(
+        mask_gram, "prepare: the Gram matrix of an exact mask, for 2, 4 or 6 workers", once=True
     ),
-    "noise_normals": Stage(noise_normals, "offline: secret normals for Gaussian masks", once=True),
-    "noise_orth": Stage(noise_orth, "offline: orthogonalise them by CholeskyQR"),
-    "noise_mgs": Stage(noise_mgs, "offline: the same by modified Gram-Schmidt", once=True, extra=8),
+    "noise_normals": Stage(
+        noise_normals, "prepare: secret normals for Gaussian masks, once of twice", once=True
+    ),
+    "noise_orth": Stage(noise_orth, "prepare: orthogonalise them by CholeskyQR"),
+    "noise_mgs": Stage(noise_mgs, "prepare: the same by modified Gram-Schmidt", once=True, extra=8),
 }
 
 
@@ -256,8 +264,8 @@ class Plan:
 
     @property
     def disk_bytes(self) -> int:
-        """The disk that the enclave's own process needs: ciphertext of updates and of noise."""
-        return self.clients * self.dimension * 12 if WHOLE_ROUND in self.stages else 0
+        """The disk that the enclave's own process needs: ciphertext of updates."""
+        return self.clients * self.dimension * 4 if WHOLE_ROUND in self.stages else 0
 
     def require_room(self) -> None:
         """Raises ConfigError if this machine is too small."""
@@ -287,7 +295,7 @@ def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
         )
 
     begin("sealing updates", 1, steps)
-    load = Workload(plan.clients, plan.dimension, directory, plan.threads)
+    load = Workload(plan.clients, plan.dimension, plan.threads)
     # The first pass over new memory is slower than all others, and is not counted.
     STAGES[REFERENCE].run(load, Stopwatch())
     clocks: dict[str, list[Stopwatch]] = {name: [] for name in plan.stages}

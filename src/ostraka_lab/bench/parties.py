@@ -12,11 +12,10 @@ exchanging them. Nothing here is secret.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +33,8 @@ from ostraka.config import (
 from ostraka.core import optimiser, rules
 from ostraka.core.optimiser import ServerState
 from ostraka.core.sketch import MIN_SIZE
-from ostraka.crypto.aead import TAG_BYTES, SealedGroups
+from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.offline import OfflineMask, OfflineNoise
-from ostraka.crypto.stream import SecretStream
 from ostraka.crypto.updates import SealedUpdate, TileOpener, stated_norm, tile_context
 from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.messages import IN_PROCESS, RoundOffer
@@ -51,11 +48,12 @@ from ostraka_lab.bench.machine import Stopwatch
 from ostraka_lab.bench.whole_round import ClockedWorker, refuse_surprises
 
 GAUSSIAN, EXACT, SKETCH, SKETCH_INSIDE = "gaussian", "exact", "sketch", "sketch-inside"
-UPDATES, NOISE = "updates", "noise"  # files of ciphertext
+UPDATES = "updates"  # the file of ciphertext
 
 _MASKINGS = {GAUSSIAN: "gaussian", EXACT: "exact", SKETCH: "exact", SKETCH_INSIDE: "none"}
 _COLUMNS = 16_384  # of a sketch
-_UPDATE_BYTES, _NOISE_BYTES = 4, 8  # a value
+_UPDATE_BYTES = 4  # a value
+_WORKERS = {"gaussian": 2, "exact": 3, "none": 2}  # the third makes the Gram matrix of the mask
 
 
 @dataclass(frozen=True)
@@ -83,15 +81,6 @@ class Cast:
         joined = client.join(offer, in_process(offer, self.enclave.public))
         return joined.seal(update(row, self.terms.dimension) if values is None else values).sealed
 
-    def offline(self) -> OfflineNoise | OfflineMask:
-        """Make what the enclave makes before a round. Every call gives the same, under one key.
-
-        Its entropy is replayed, so that what one process has made and sealed, another can spend:
-        nothing but a benchmark may do this.
-        """
-        kind = OfflineNoise if self.terms.masking == "gaussian" else OfflineMask
-        return kind(self.terms, len(self.federation.clients), SecretStream(_seed("noise")).bytes)
-
     def state(self) -> ServerState:
         """The model before the first round: zeros."""
         return optimiser.start(np.zeros(self.terms.dimension, np.float32), self.terms.optimiser)
@@ -104,18 +93,19 @@ class Cast:
 
 
 def cast(clients: int, dimension: int, *, masking: str, sketch: int | None = None) -> Cast:
-    """Make a federation of this size, with two workers. Raises ConfigError if there can be none."""
+    """Make a federation of this size. Raises ConfigError if there can be none."""
     terms = Terms(
         Manifest.flat(dimension),
         f=byzantine(clients),
         masking=masking,
         sketch=sketch,
+        workers=_WORKERS[masking],
         tile=default_tile(clients, dimension),
     )
     federation = Federation(
         terms,
         tuple(_member(f"client-{row}") for row in range(clients)),
-        tuple(_member(f"worker-{number}") for number in (1, 2)),
+        tuple(_member(f"worker-{number}") for number in range(1, terms.workers + 1)),
         _identity("authority").public,
         bytes(32),
     )
@@ -165,6 +155,7 @@ def terms_of(name: str, clients: int, dimension: int, *, f: int | None = None) -
         Manifest.flat(dimension),
         f=byzantine(clients) if f is None else f,
         masking=_MASKINGS[name],
+        workers=_WORKERS[_MASKINGS[name]],
         sketch=None if name in (GAUSSIAN, EXACT) else columns,
         tile=default_tile(clients, dimension),
     )
@@ -179,12 +170,6 @@ def _read_tiles(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
             if file.readinto(buffer[:size]) != size:
                 raise LocalProtocolError(f"{path.name} ends within tile {index}")
             yield buffer[:size]
-
-
-def read_noise(directory: Path, terms: Terms, rows: int) -> Iterator[memoryview]:
-    """Read the sealed tiles of noise for this number of rows."""
-    layout = SealedGroups(terms.columns, rows, _NOISE_BYTES)
-    return _read_tiles(directory / NOISE, map(layout.size, range(terms.columns.count)))
 
 
 class Layout:
@@ -222,7 +207,6 @@ class Workload:
         self,
         clients: int,
         dimension: int,
-        directory: Path,
         threads: int = 1,
         row_of: Callable[[int], Float32] | None = None,
     ) -> None:
@@ -233,7 +217,6 @@ class Workload:
         self.terms = self.parties.terms
         self.tiling = self.terms.tiling
         self.lanes = Lanes(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Lanes()
-        self._directory = directory
         self._tiles: list[list[Buffer]] = [[] for _ in range(self.tiling.count)]
         self.rows: list[Row] = []
         self._seal_updates()
@@ -263,22 +246,8 @@ class Workload:
 
     def attempt(self, masking: str, *, sketch: bool = False) -> "Attempt":
         """Make a round under these terms, before its first pass."""
-        sealed = self.sealed_noise if masking == "gaussian" else ()
-        return Attempt(self, *self._prepared(masking, sketch), sealed)
-
-    @cached_property
-    def sealed_noise(self) -> list[bytes]:
-        """Gaussian noise, which the enclave's own process has made and left behind."""
-        return [bytes(tile) for tile in read_noise(self._directory, self.terms, self.clients)]
-
-    @cache  # noqa: B019 (lives as long as the one workload of a run)
-    def _prepared(self, masking: str, sketch: bool) -> tuple[Cast, OfflineNoise | OfflineMask]:
         columns = sketch_size(self.clients, self.dimension) if sketch else None
-        parties = cast(self.clients, self.dimension, masking=masking, sketch=columns)
-        offline = parties.offline()
-        if isinstance(offline, OfflineMask):
-            list(offline.make())
-        return parties, offline
+        return Attempt(self, cast(self.clients, self.dimension, masking=masking, sketch=columns))
 
     def _seal_updates(self) -> None:
         offer = Enclave(self.parties.federation, self.parties.enclave).open_round().offer
@@ -294,15 +263,9 @@ class Workload:
 
 
 class Attempt:
-    """One round, closed and ready to be measured, and what was made for it offline."""
+    """One round, closed and ready to be measured."""
 
-    def __init__(
-        self,
-        load: Workload,
-        parties: Cast,
-        offline: OfflineNoise | OfflineMask,
-        sealed: Sequence[Buffer],
-    ) -> None:
+    def __init__(self, load: Workload, parties: Cast) -> None:
         context = RoundContext(
             federation=parties.federation,
             identity=parties.enclave,
@@ -315,9 +278,6 @@ class Attempt:
             evidence=IN_PROCESS,
         )
         self.cohort = Cohort(context, tuple(load.rows), Standing(parties.terms, {}))
-        # A copy of what was never spent can be spent: only a benchmark may use a mask twice.
-        self.offline = copy(offline)
-        self.sealed = sealed
         self._load = load
         self._workers = parties.workers()
 
@@ -329,6 +289,5 @@ class Attempt:
             workers={
                 name: ClockedWorker(worker, clock.paused) for name, worker in self._workers.items()
             },
-            prepare=lambda: self,
             tell=refuse_surprises,
         )

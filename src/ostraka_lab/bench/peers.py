@@ -52,7 +52,7 @@ _MEDIANS = (
     "cpu_s",
     "enclave_cpu_s",
     "worker_cpu_s",
-    "offline_cpu_s",
+    "prepare_cpu_s",
     "sealing_cpu_s",
     "wall_s",
     "peak_rss_mib",

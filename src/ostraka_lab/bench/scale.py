@@ -27,7 +27,7 @@ from ostraka_lab.bench.machine import available_bytes
 from ostraka_lab.bench.parties import EXACT, SKETCH, sketch_size, terms_of
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.results import Part, Parts
-from ostraka_lab.bench.whole_round import OFFLINE, Played, play, repeated, warm_up
+from ostraka_lab.bench.whole_round import Played, play, repeated, warm_up
 
 UNCHECKED = "exact-unchecked"
 
@@ -46,8 +46,6 @@ _TERMS: Mapping[tuple[str, str], Sequence[str]] = {
     (SKETCH, "enclave_cpu_s"): ("1", "N", "N d", "N m", "N²"),
     (EXACT, "worker_cpu_s"): ("1", "N d", "N²", "N² m"),
     (SKETCH, "worker_cpu_s"): ("1", "N m", "N²", "N² m"),
-    (EXACT, "offline_cpu_s"): ("1", "N d", "N²", "N² m"),
-    (SKETCH, "offline_cpu_s"): ("1", "N m", "N²", "N² m"),
     (EXACT, "uploaded_bytes"): ("N", "N d"),
     (EXACT, "shared_bytes"): ("N", "N d", "N²"),
     (SKETCH, "shared_bytes"): ("N", "N m", "N²"),
@@ -249,7 +247,6 @@ def _run(played: Played) -> Figures:
     return {
         "enclave_cpu_s": played.enclave_cpu_s,
         "worker_cpu_s": played.worker_cpu_s,
-        "offline_cpu_s": played.cpu_s[OFFLINE],
         "uploaded_bytes": played.traffic.uploads,
         "shared_bytes": played.traffic.shares + played.traffic.answers,
     }

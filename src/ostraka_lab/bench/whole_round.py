@@ -1,7 +1,7 @@
 """One whole round by the real roles and their real driver, with a clock for every party.
 
-Offline work and sealing come first and are on clocks of their own. Then the round itself: sealed
-updates in, confirmed model out.
+Sealing comes first, on a clock of its own. Then the round itself: sealed updates in, confirmed
+model out. What the enclave prepares in it, noise or a mask's Gram matrix, has a clock, too.
 """
 
 import contextlib
@@ -16,23 +16,25 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.config import Manifest, Terms
 from ostraka.crypto.channel import Channel
+from ostraka.crypto.masks import Noise
 from ostraka.crypto.updates import SealedUpdate, TileOpener
 from ostraka.errors import LocalProtocolError
 from ostraka.events import TooFewWorkers
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 from ostraka.protocol.enclave import Lanes, Masking, Proposed
+from ostraka.protocol.enclave.encoders import LeadingGram
 from ostraka.protocol.host import Computing, Worker
 from ostraka.protocol.round import Parties, enrol
 from ostraka_lab.bench.machine import Ledger, forget_peak, peak_bytes, resident_bytes
 
-OFFLINE, CLIENTS = "offline", "clients"
-COLLECT, ENCODE, AGGREGATE = "collect", "encode", "aggregate"
+CLIENTS = "clients"
+COLLECT, PREPARE, ENCODE, AGGREGATE = "collect", "prepare", "encode", "aggregate"
 CONFIRM, RELEASE = "confirm", "release"
 # Only where `parts` is asked for; else they are in ENCODE.
 OPEN, ENCRYPT, DECODE = "open", "encrypt", "decode"
 
 _SMALL = 8192
-_FIRST_PASS = (OPEN, ENCODE, ENCRYPT, DECODE)
+_FIRST_PASS = (PREPARE, OPEN, ENCODE, ENCRYPT, DECODE)
 _BESIDES = (COLLECT, AGGREGATE, CONFIRM, RELEASE)
 
 
@@ -49,7 +51,7 @@ class Traffic:
 class Played:
     """What one round took. cpu_s: by party and part. wall_s, peak_rss: of the round itself.
 
-    inputs_rss: what was resident when it began, with sealed updates and noise.
+    inputs_rss: what was resident when it began, with sealed updates.
     """
 
     cpu_s: dict[str, float]
@@ -62,13 +64,18 @@ class Played:
 
     @property
     def enclave_cpu_s(self) -> float:
-        """The enclave's CPU online: from the first sealed update to the released model."""
+        """The enclave's CPU: from the first sealed update to the released model."""
         return self.first_pass_cpu_s + self.besides_cpu_s
 
     @property
     def first_pass_cpu_s(self) -> float:
         """The enclave's CPU to find the outliers."""
         return sum(self.cpu_s.get(part, 0.0) for part in _FIRST_PASS)
+
+    @property
+    def prepare_cpu_s(self) -> float:
+        """The part of that which noise takes, or the Gram matrix of a mask."""
+        return self.cpu_s.get(PREPARE, 0.0)
 
     @property
     def besides_cpu_s(self) -> float:
@@ -101,9 +108,7 @@ def play(
     parties = enrol(terms, clients=clients)
     federation = parties.federation
     federation.lanes, federation.tell = lanes or Lanes(), refuse_surprises
-    with ledger(OFFLINE):
-        federation.prepare()
-        offer = federation.open()
+    offer = federation.open()
     submitted = []
     for client, update in zip(parties.clients, updates, strict=True):
         with ledger(CLIENTS):
@@ -118,7 +123,11 @@ def play(
             federation.take(each.sealed)
         cohort = federation.close()
     host = replace(federation.host(cohort), workers=_clocked_workers(parties, ledger, traffic))
-    with _told_apart(ledger) if parts else contextlib.nullcontext(), ledger(ENCODE):
+    with (
+        prepared_apart(partial(ledger, PREPARE)),
+        _told_apart(ledger) if parts else contextlib.nullcontext(),
+        ledger(ENCODE),
+    ):
         measured = host.measure(cohort)
     with ledger(AGGREGATE):
         ballot = federation.propose(host.finish(cohort, measured))
@@ -197,22 +206,33 @@ class _ClockedComputing:
 
 
 @contextlib.contextmanager
-def _told_apart(ledger: Ledger) -> Iterator[None]:
-    """Put opening, encrypting and decoding on clocks of their own. For one thread only."""
+def prepared_apart(clock: Clock) -> Iterator[None]:
+    """Put noise, and the Gram matrix of a mask, on a clock of their own."""
     with (
-        _charged(TileOpener, "open_into", ledger, OPEN),
-        _charged(Channel, "seal_share", ledger, ENCRYPT),
-        _charged(Masking, "decode", ledger, DECODE),
+        _charged(Noise, "__init__", clock),
+        _charged(Noise, "tile", clock),
+        _charged(LeadingGram, "end_tile", clock),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _charged(owner: type, method: str, ledger: Ledger, part: str) -> Iterator[None]:
+def _told_apart(ledger: Ledger) -> Iterator[None]:
+    """Put opening, encrypting and decoding on clocks of their own. For one thread only."""
+    with (
+        _charged(TileOpener, "open_into", partial(ledger, OPEN)),
+        _charged(Channel, "seal_share", partial(ledger, ENCRYPT)),
+        _charged(Masking, "decode", partial(ledger, DECODE)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _charged(owner: type, method: str, clock: Clock) -> Iterator[None]:
     original = getattr(owner, method)
 
     def charged(*arguments: Any, **options: Any) -> Any:
-        with ledger(part):
+        with clock():
             return original(*arguments, **options)
 
     setattr(owner, method, charged)

@@ -158,9 +158,12 @@ def calibrate(*, as_json: Json = False) -> None:
     with progress() as step:
         costs = checks.run_calibration(step)
     rows = table("Workers", "masks, ns a value", "cheaper than inside from")
-    for workers, cost in zip((2, 4, 6), costs.mask, strict=True):
-        rows.add_row(f"{workers} or {workers + 1}", f"{cost:.3g}", _clients(costs, workers))
-    inside = f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value."
+    for workers, cost in zip((3, 5, 7), costs.mask, strict=True):
+        rows.add_row(str(workers), f"{cost:.3g}", _clients(costs, workers))
+    inside = (
+        f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value. "
+        "An even number of workers is never cheaper."
+    )
     kept = _keep(costs)
     figures = {"gram": costs.gram, "mask": list(costs.mask), "path": str(calibration.path())}
     show(rows, inside, kept, figures=figures, as_json=as_json)

@@ -23,8 +23,8 @@ _LIMITS = "Measured outside of SGX: paging and transitions are in none of these 
 _DEFINED = (
     "Correct: no attacker is selected, and what is selected is what float64 selects by the same "
     "convention (ByzFL counts one neighbour more). CPU of Ostraka: of the enclave and the workers, "
-    "from sealed updates to the signed model. Offline work and the clients' sealing are not "
-    "counted; the report and JSON have them."
+    "from sealed updates to the signed model. The clients' sealing is not counted; the report and "
+    "JSON have it."
 )
 
 

@@ -1,6 +1,5 @@
 """The enclave's side of exact masking: what it checks, and what it rejects."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ import pytest
 from ostraka.config import Manifest, Terms
 from ostraka.core import field
 from ostraka.core.field import P
-from ostraka.crypto.offline import OfflineMask
 from ostraka.errors import Rejection
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.enclave.encoders import ExactEncoder, FieldAuditor
@@ -24,7 +22,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.terms = Terms(Manifest.flat(D), f=1, tile=D)
-        self.context = SimpleNamespace(entropy=np.random.default_rng(1).bytes)
+        self.entropy = np.random.default_rng(1).bytes
         self.rows, self.lanes, self.group = range(N), Lanes(), N
         self.rejected: dict[int, Rejection] = {}
 
@@ -35,9 +33,7 @@ class Reader:
 def rejected(norms: np.ndarray) -> dict[int, Rejection]:
     """What an encoder rejects that was told these norms of the rows, and measured honestly."""
     reader: Any = Reader()
-    mask = OfflineMask(reader.terms, N)
-    list(mask.make())
-    encoder = ExactEncoder(reader, mask.spend(), np.ones(N), norms)
+    encoder = ExactEncoder(reader, bytes(32), np.ones(N), norms)
     encoder.load(0, range(N), ROWS)
     shares = encoder.shares(0, 0, range(N))
     matrices = [field.gram(share) for share in shares]
@@ -72,9 +68,7 @@ def test_law11_an_auditor_checks_both_columns_of_its_challenge(blind):
 def test_law11_the_columns_of_a_challenge_are_independent():
     """Two equal columns would be one, and a lie would pass with probability 2 / p."""
     reader: Any = Reader()
-    mask = OfflineMask(reader.terms, N)
-    list(mask.make())
-    encoder = ExactEncoder(reader, mask.spend(), np.ones(N), NORMS)
+    encoder = ExactEncoder(reader, bytes(32), np.ones(N), NORMS)
     for challenge in (
         encoder._lanes[0].check._challenge,
         *(auditor._challenge for auditor in encoder.auditors()),

@@ -1,7 +1,6 @@
 """The first pass over a sketch: how much of the spool it holds at a time, and its secrets."""
 
 import operator
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -78,7 +77,7 @@ def test_law12_signs_and_shifts_are_a_function_of_the_enclave_s_entropy():
     folded = []
     for key in (b"a", b"a", b"b"):
         reader = RowReader(cohort, Lanes())
-        reader.context = replace(reader.context, entropy=partial(operator.mul, key))
+        reader.entropy = partial(operator.mul, key)
         folding = Folding(reader)
         folding.fold(spool.tiles(cohort))
         folded.append(folding.rows)

@@ -46,13 +46,3 @@ def test_a_round_that_cannot_stand_is_given_up_by_opening_the_next():
     with pytest.raises(TooFewUpdates):
         local.finish()
     assert play(parties, ROWS).receipt.number == 1
-
-
-def test_what_was_made_offline_is_spent_once():
-    parties = enrol(Terms(Manifest.flat(40), f=1), clients=6)
-    parties.federation.prepare()
-    (made,) = parties.federation._prepared
-    play(parties, ROWS)  # prepares once more, and spends the newest
-    assert parties.federation._prepared == [made]
-    play(parties, ROWS)
-    assert parties.federation._prepared == [made]

@@ -9,7 +9,6 @@ from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity, check_signature
-from ostraka.crypto.offline import OfflineMask, OfflineNoise
 from ostraka.encoding import digest
 from ostraka.errors import LocalProtocolError
 from ostraka.messages import (
@@ -62,12 +61,6 @@ class Enclave:
     def receipt_key(self) -> bytes:
         """The key under which offers and receipts are signed."""
         return self._identity.public
-
-    def prepare(self) -> OfflineNoise | OfflineMask:
-        """What one attempt needs and can be made before its round: noise, or a mask."""
-        terms, rows = self._federation.terms, len(self._federation.clients)
-        kind = OfflineNoise if terms.masking == "gaussian" else OfflineMask
-        return kind(terms, rows, self._entropy)
 
     def open_round(self) -> "Intake":
         """A round under a fresh key and a random id, after the last receipt."""

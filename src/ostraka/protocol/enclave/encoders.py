@@ -1,23 +1,23 @@
 """What a masking scheme does for the first pass: exact masking, and the paper's Gaussian noise."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from dataclasses import field as entry
-from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Buffer, Float32, Float64, UInt32, cut
+from ostraka.arrays import AnyArray, Float32, Float64, UInt32, cut
+from ostraka.config import Tiling
 from ostraka.core import exact, field, gaussian, leakage
 from ostraka.core.exact import Freivalds, Quantised
 from ostraka.core.gaussian import Agreement
 from ostraka.core.gram import add_gram, from_gram, gram_error
 from ostraka.crypto.aead import KEY_BYTES
-from ostraka.crypto.offline import SpentMask, SpentNoise, mask_stream
+from ostraka.crypto.masks import Noise, mask_stream
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
-from ostraka.protocol.enclave.rows import DEVIATIONS, RowReader, Span
+from ostraka.protocol.enclave.rows import DEVIATIONS, RowReader
 
 # The norm of a sketch is random around that of its row. Halved, it stays within the unit ball that
 # law 6 is for: m >= 4,096 columns make a norm of twice the row's a matter of 100 deviations.
@@ -39,13 +39,16 @@ class Encoder(Protocol):
     shares_per_row: int
     answer_has_diagonal: bool
 
+    def begin_tile(self, index: int) -> None:
+        """Make what the rows of this tile have in common."""
+
     def load(self, lane: int, rows: range, values: Float32) -> tuple[AnyArray, Float64]:
         """Scale one tile of some rows (g, b); the result, and its squares in the unit ball (g,).
 
         The result may still be changed, before `shares`.
         """
 
-    def shares(self, lane: int, index: int, rows: range, noise: Buffer) -> Sequence[AnyArray]:
+    def shares(self, lane: int, index: int, rows: range) -> Sequence[AnyArray]:
         """The shares (g, b) of what was loaded, one per point: views of scratch memory."""
 
     def witness(self, lane: int, rows: range) -> None:
@@ -60,7 +63,7 @@ class Encoder(Protocol):
     def decode(self, matrices: Sequence[AnyArray]) -> "Decoded | None":
         """The inner products, or None if the answers contradict the evidence."""
 
-    def audited(self, lane: int, index: int, rows: range, noise: Buffer) -> Sequence[AnyArray]:
+    def audited(self, lane: int, index: int, rows: range) -> Sequence[AnyArray]:
         """The shares again, one per worker: the mask itself for one that was given its seed."""
 
     def auditors(self) -> Sequence["Auditor"]:
@@ -77,26 +80,18 @@ class Auditor(Protocol):
         """How far the matrix is from that of the shares: 0 is agreement, from 1 on it is false."""
 
 
-def tile_by_tile(
-    spans: Iterable[Span | None], noise: Iterable[Buffer] | None
-) -> Iterator[tuple[int, tuple[Span | None, Buffer]]]:
-    """Of each tile that is masked, its number, what to open, and sealed noise if there is any."""
-    return enumerate(zip(spans, noise or repeat(b""), strict=False))
-
-
 class ExactEncoder:
     """Laws 7 to 11. One attempt: fresh masks, dither and challenge."""
 
     value_type: np.dtype[Any] = np.dtype("<u4")
     answer_has_diagonal = True
 
-    def __init__(
-        self, reader: RowReader, mask: SpentMask, factors: Float64, norms: Float64
-    ) -> None:
-        """norms: (n,) of the rows to come, within 2^-10. factors: (n,) to the unit ball."""
-        terms, entropy = reader.terms, reader.context.entropy
+    def __init__(self, reader: RowReader, seed: bytes, factors: Float64, norms: Float64) -> None:
+        """seed: of the leading mask. norms: (n,) of the rows to come, within 2^-10. factors: (n,)
+        to the unit ball.
+        """
+        terms, entropy = reader.terms, reader.entropy
         self._reader = reader
-        self._mask = mask
         self._factors = factors
         self._collusion = terms.workers // 2
         self.shares_per_row = 2 * self._collusion
@@ -104,7 +99,8 @@ class ExactEncoder:
         self._scales = exact.scale(self._steps)
         self._squared_units = (factors / self._scales) ** 2
         self._s, self._v = np.zeros((2, len(norms)), np.int64)
-        mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [mask.seed]
+        self._leading = LeadingGram(len(norms), terms.columns) if terms.workers % 2 == 0 else None
+        mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [seed]
         dither_key = entropy(KEY_BYTES)
         challenge, shape = _challenge(reader), (reader.group, terms.tile)
         self._lanes = [
@@ -115,12 +111,15 @@ class ExactEncoder:
     def __repr__(self) -> str:
         return f"ExactEncoder(t={self._collusion}, <secret>)"
 
+    def begin_tile(self, index: int) -> None:
+        """Rows have no masks in common."""
+
     def load(self, lane: int, rows: range, values: Float32) -> tuple[Float32, Float64]:
         part = slice(rows.start, rows.stop)
         loaded, squares = self._lanes[lane].load(values, self._scales[part])
         return loaded, squares * self._squared_units[part]
 
-    def shares(self, lane: int, index: int, rows: range, noise: Buffer = b"") -> Sequence[UInt32]:
+    def shares(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
         """Laws 7 and 8 for one tile of some rows."""
         return self._lanes[lane].shares(index, rows)
 
@@ -128,6 +127,8 @@ class ExactEncoder:
         scratch, part = self._lanes[lane], slice(rows.start, rows.stop)
         self._s[part] += scratch.s
         self._v[part] += scratch.v
+        if self._leading is not None:
+            self._leading.keep(rows, scratch.leading)
         if self._reader.terms.verify:
             scratch.check.add(rows.start, scratch.q.signed)
 
@@ -136,6 +137,8 @@ class ExactEncoder:
         for other in others:
             first.take(other)
         first.end_block()
+        if self._leading is not None:
+            self._leading.end_tile()
 
     def flaw(self, upper: AnyArray) -> str | None:
         return None if (upper < field.P).all() else "sent numbers that are no residues"
@@ -143,7 +146,8 @@ class ExactEncoder:
     def decode(self, matrices: Sequence[UInt32]) -> "Decoded | None":
         """Laws 9 to 11. The check comes first: any other test before it would be an oracle."""
         shared = dict(zip(exact.points(self._collusion), matrices, strict=False))
-        residues = exact.decode(shared, self._leading(matrices))
+        leading = matrices[-1] if self._leading is None else self._leading.total
+        residues = exact.decode(shared, leading)
         if self._reader.terms.verify and not self._lanes[0].check.accepts(residues):
             return None
         for row in np.flatnonzero(~exact.fits(self._s)).tolist():
@@ -153,18 +157,33 @@ class ExactEncoder:
         deviation = exact.deviation(from_gram(products), steps, self._reader.terms.columns.length)
         return Decoded(products, DEVIATIONS * deviation)
 
-    def audited(self, lane: int, index: int, rows: range, noise: Buffer = b"") -> Sequence[UInt32]:
+    def audited(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
         shares = self.shares(lane, index, rows)
-        leading = [self._lanes[lane].leading] if self._mask.gram is None else []
+        leading = [self._lanes[lane].leading] if self._leading is None else []
         return [*shares, *leading]
 
     def auditors(self) -> Sequence["FieldAuditor"]:
         return [FieldAuditor(_challenge(self._reader)) for _ in range(self._reader.terms.workers)]
 
-    def _leading(self, matrices: Sequence[UInt32]) -> UInt32:
-        """R_t R_t^T: made offline, or the answer of the last worker."""
-        n = len(self._s)
-        return matrices[-1] if self._mask.gram is None else self._mask.gram[:n, :n]
+
+class LeadingGram:
+    """R_t R_t^T (n, n), where no worker makes it: O(n^2) work for every column."""
+
+    def __init__(self, rows: int, columns: Tiling) -> None:
+        self.total = np.zeros((rows, rows), np.uint32)
+        self._words = np.empty((rows, columns.size(0)), np.uint32)
+        self._width = 0
+
+    def __repr__(self) -> str:
+        return "LeadingGram(<secret>)"
+
+    def keep(self, rows: range, mask: UInt32) -> None:
+        """Take what some rows of a tile were masked with (g, b), until the tile ends."""
+        self._width = mask.shape[1]
+        self._words[rows.start : rows.stop, : self._width] = mask
+
+    def end_tile(self) -> None:
+        field.add_gram(self.total, self._words[:, : self._width])
 
 
 class FieldAuditor:
@@ -224,7 +243,7 @@ class _Lane:
 
 
 def _challenge(reader: RowReader) -> UInt32:
-    stream = SecretStream(reader.context.entropy(KEY_BYTES))
+    stream = SecretStream(reader.entropy(KEY_BYTES))
     return stream.uniform((len(reader.rows), 2), field.P)
 
 
@@ -235,17 +254,18 @@ class GaussianEncoder:
     shares_per_row = 2
     answer_has_diagonal = False
 
-    def __init__(self, reader: RowReader, noise: SpentNoise, factors: Float64) -> None:
+    def __init__(self, reader: RowReader, factors: Float64) -> None:
         """factors: (n,) what rows are multiplied by to lie in the unit ball."""
         terms = reader.terms
         self._reader = reader
         self._terms = terms
-        self._noise = noise
+        self._noise = Noise(terms, len(reader.rows), reader.entropy)
+        self._tile = np.empty((0, 0))  # of the noise
         self._step = gaussian.grid_step(terms.sigma)
         self._shrink = _SKETCH_SHRINK if terms.sketch else 1.0
         self._factors = factors[:, None] * self._shrink
-        shape = (4, reader.lanes.count, reader.group, terms.tile)
-        self._values, self._mask, self._plus, self._minus = np.empty(shape)
+        shape = (3, reader.lanes.count, reader.group, terms.tile)
+        self._values, self._plus, self._minus = np.empty(shape)
         self._loaded: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
         self._squares = np.zeros(len(reader.rows))  # of the rows as they are masked
         weights = _weights(reader)
@@ -253,6 +273,10 @@ class GaussianEncoder:
 
     def __repr__(self) -> str:
         return "GaussianEncoder(<secret>)"
+
+    def begin_tile(self, index: int) -> None:
+        """Noise is orthogonal across all rows, so it is made for all of them."""
+        self._tile = self._noise.tile(index)
 
     def load(self, lane: int, rows: range, values: Float32) -> tuple[Float64, Float64]:
         scaled = cut(self._values[lane], *values.shape)
@@ -264,14 +288,11 @@ class GaussianEncoder:
         self._squares[rows.start : rows.stop] += squares
         return scaled, squares
 
-    def shares(self, lane: int, index: int, rows: range, noise: Buffer) -> tuple[Float64, Float64]:
+    def shares(self, lane: int, index: int, rows: range) -> tuple[Float64, Float64]:
         """W + R and W - R."""
-        scaled = self._loaded[lane]
-        mask, plus, minus = (
-            cut(space[lane], *scaled.shape) for space in (self._mask, self._plus, self._minus)
-        )
-        self._noise.open_into(index, rows, noise, mask)
-        gaussian.encode(scaled, mask, step=self._step, plus=plus, minus=minus)
+        scaled, noise = self._loaded[lane], self._tile[rows.start : rows.stop]
+        plus, minus = (cut(space[lane], *scaled.shape) for space in (self._plus, self._minus))
+        gaussian.encode(scaled, noise, step=self._step, plus=plus, minus=minus)
         return plus, minus
 
     def witness(self, lane: int, rows: range) -> None:
@@ -302,8 +323,8 @@ class GaussianEncoder:
         unit = self._shrink**2
         return Decoded(products / unit, np.array(error / unit))
 
-    def audited(self, lane: int, index: int, rows: range, noise: Buffer) -> tuple[Float64, Float64]:
-        return self.shares(lane, index, rows, noise)
+    def audited(self, lane: int, index: int, rows: range) -> tuple[Float64, Float64]:
+        return self.shares(lane, index, rows)
 
     def auditors(self) -> Sequence["FloatAuditor"]:
         columns, n = self._terms.columns, len(self._reader.rows)
@@ -331,5 +352,5 @@ class FloatAuditor:
 
 
 def _weights(reader: RowReader) -> Float64:
-    stream = SecretStream(reader.context.entropy(KEY_BYTES))
+    stream = SecretStream(reader.entropy(KEY_BYTES))
     return stream.normal((2, len(reader.rows)))

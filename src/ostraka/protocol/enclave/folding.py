@@ -24,7 +24,7 @@ class Folding:
     def __init__(self, reader: RowReader) -> None:
         norms = np.maximum(reader.norms, 2.0**-149)
         self._reader = reader
-        self._stream = SecretStream(reader.context.entropy(KEY_BYTES))
+        self._stream = SecretStream(reader.entropy(KEY_BYTES))
         shape = (len(reader.rows), reader.terms.columns.length)
         self.rows: Float32 = np.zeros(shape, np.float32)
         # Rows whose squares leave the range of float32 are folded at a scale of their own.

@@ -17,10 +17,9 @@ import numpy as np
 from ostraka.arrays import AnyArray, Buffer
 from ostraka.config import Member
 from ostraka.core.gram import from_upper
-from ostraka.crypto.aead import SealedGroups
+from ostraka.crypto.aead import KEY_BYTES, SealedGroups
 from ostraka.crypto.channel import Channel, PendingChannel
 from ostraka.crypto.hpke import HybridKey
-from ostraka.crypto.offline import OfflineMask, OfflineNoise, SpentMask, SpentNoise
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, OpenError, WorkerError, WorkerLied
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
@@ -30,7 +29,6 @@ from ostraka.protocol.enclave.encoders import (
     Encoder,
     ExactEncoder,
     GaussianEncoder,
-    tile_by_tile,
 )
 from ostraka.protocol.enclave.folding import Folding
 from ostraka.protocol.enclave.lanes import Lanes
@@ -42,23 +40,22 @@ _ID_BYTES = 32
 class Offload:
     """Begins an attempt with workers: fresh ids, keys and masks, and a channel offered to each.
 
+    Cohort and workers are fixed by now, and all secrets come from the reader's one draw. A copy of
+    the process made before has other masks; one made after it masks the same rows with the same.
+
     workers: enrolled names, as many as the terms say (None: the first ones).
     """
 
     def __init__(
         self,
         cohort: Cohort,
-        offline: OfflineNoise | OfflineMask,
         workers: Sequence[str] | None = None,
         lanes: Lanes | None = None,
     ) -> None:
-        kind = OfflineNoise if cohort.terms.masking == "gaussian" else OfflineMask
-        if type(offline) is not kind or not offline.serves(cohort.terms, len(cohort.rows)):
-            raise LocalProtocolError("what was made offline is for other terms, or for fewer rows")
-        self._reader = RowReader(cohort, lanes or Lanes())
-        self._offline = offline
         self._workers = _enrolled(cohort, workers)
-        self._attempt = cohort.context.entropy(_ID_BYTES)
+        self._reader = RowReader(cohort, lanes or Lanes(), masked=True)
+        self._attempt = self._reader.entropy(_ID_BYTES)
+        self._connected = False
         self._pending = tuple(
             self._offer(point, worker.key) for point, worker in enumerate(self._workers)
         )
@@ -70,10 +67,13 @@ class Offload:
 
     def connect(self, accepts: Sequence[ChannelAccept]) -> "Masking":
         """Raises WorkerError unless every chosen worker accepted its own offer."""
+        if self._connected:
+            raise LocalProtocolError("this attempt is under way; another takes fresh masks")
         each = zip(self._pending, self._workers, accepts, strict=True)
         channels = tuple(self._finish(*one) for one in each)
+        self._connected = True
         names = tuple(worker.name for worker in self._workers)
-        return Masking(self._attempt, self._reader, self._offline, channels, names)
+        return Masking(self._attempt, self._reader, channels, names)
 
     def _finish(self, pending: PendingChannel, worker: Member, accept: ChannelAccept) -> Channel:
         try:
@@ -83,7 +83,7 @@ class Offload:
 
     def _offer(self, point: int, worker: bytes) -> PendingChannel:
         context = self._reader.context
-        key, terms = HybridKey(context.entropy), context.terms
+        key, terms = HybridKey(self._reader.entropy), context.terms
         blank = ChannelOffer(
             federation=context.federation.digest(),
             round_id=context.round_id,
@@ -117,15 +117,16 @@ class Masking:
         self,
         attempt: bytes,
         reader: RowReader,
-        offline: OfflineNoise | OfflineMask,
         channels: tuple[Channel, ...],
         names: tuple[str, ...],
     ) -> None:
         self._attempt = attempt
         self._reader = reader
         self._columns = reader.terms.columns
-        self._spent = offline.spend()
-        self._layout = SealedGroups(self._columns, len(reader.rows), self._spent.value_bytes)
+        self._gaussian = reader.terms.masking == "gaussian"
+        self._seed = reader.entropy(KEY_BYTES)
+        kind = GaussianEncoder if self._gaussian else ExactEncoder
+        self._layout = SealedGroups(self._columns, len(reader.rows), kind.value_type.itemsize)
         self._channels = channels
         self._names = names
         self._folding = Folding(reader) if reader.terms.sketch else None
@@ -135,18 +136,16 @@ class Masking:
 
     def seed(self) -> MaskSeed | None:
         """What the last of an odd number of workers gets, instead of shares."""
-        if not isinstance(self._spent, SpentMask) or self._spent.gram is not None:
+        if self._gaussian or len(self._channels) % 2 == 0:
             return None
-        return MaskSeed(self._attempt, self._channels[-1].seal_seed(self._spent.seed))
+        return MaskSeed(self._attempt, self._channels[-1].seal_seed(self._seed))
 
-    def encode(
-        self, tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None = None
-    ) -> Iterator[tuple[ShareTile, ...]]:
+    def encode(self, tiles: Iterable[Sequence[Buffer]]) -> Iterator[tuple[ShareTile, ...]]:
         """Open every tile of every row, mask what is to be measured, and seal it to the workers.
 
         tiles: per tile, one ciphertext a row, in memory that is not used again during the pass.
-        noise: the sealed noise of each tile, for Gaussian masking. Yields one share tile per
-        worker: views of reused memory, to be sent before the next ones are taken.
+        Yields one share tile per worker: views of reused memory, to be sent before the next ones
+        are taken. Raises UpdateRejected as `RowReader.open` does.
         """
         if self._encoder is not None:
             raise LocalProtocolError("this attempt has masked its rows; a mask serves once")
@@ -154,8 +153,8 @@ class Masking:
         self._encoder = self._make_encoder()
         largest = self._layout.size(0)
         sealed = [memoryview(bytearray(largest)) for _ in range(self._encoder.shares_per_row)]
-        for index, (span, sealed_noise) in tile_by_tile(spans, noise):
-            yield self._encode_tile(self._encoder, index, span, sealed_noise, sealed)
+        for index, span in enumerate(spans):
+            yield self._encode_tile(self._encoder, index, span, sealed)
 
     def decode(self, answers: Sequence[Answer]) -> "Measured | Dispute":
         """What was measured; or a dispute, if the answers contradict the evidence.
@@ -188,17 +187,12 @@ class Masking:
         factors, norms = self._reader.factors, self._reader.norms
         if self._folding is not None:
             factors, norms = np.ones_like(factors), self._folding.norms()
-        if isinstance(self._spent, SpentNoise):
-            return GaussianEncoder(self._reader, self._spent, factors)
-        return ExactEncoder(self._reader, self._spent, factors, norms)
+        if self._gaussian:
+            return GaussianEncoder(self._reader, factors)
+        return ExactEncoder(self._reader, self._seed, factors, norms)
 
     def _encode_tile(
-        self,
-        encoder: Encoder,
-        index: int,
-        span: Span | None,
-        noise: Buffer,
-        sealed: list[memoryview],
+        self, encoder: Encoder, index: int, span: Span | None, sealed: list[memoryview]
     ) -> tuple[ShareTile, ...]:
         def encode_group(lane: int, rows: range) -> None:
             if span is not None:
@@ -206,12 +200,13 @@ class Masking:
                 self._reader.account(index, rows, raw, *encoder.load(lane, rows, raw))
             elif self._folding is not None:
                 encoder.load(lane, rows, self._folding.columns(index, rows))
-            shares = encoder.shares(lane, index, rows, noise)
+            shares = encoder.shares(lane, index, rows)
             encoder.witness(lane, rows)
             part = self._layout.part(index, rows)
             for channel, share, out in zip(self._channels, shares, sealed, strict=False):
                 channel.seal_share(index, rows.start, share, out[part])
 
+        encoder.begin_tile(index)
         self._reader.each_group(encode_group)
         encoder.end_tile()
         self._encoded += 1
@@ -258,17 +253,15 @@ class Dispute:
         self._matrices = matrices
         self._names = names
 
-    def settle(
-        self, tiles: Iterable[Sequence[Buffer]], noise: Iterable[Buffer] | None = None
-    ) -> NoReturn:
-        """Raises WorkerLied, naming who did. tiles, noise: as `Masking.encode` was given them.
+    def settle(self, tiles: Iterable[Sequence[Buffer]]) -> NoReturn:
+        """Raises WorkerLied, naming who did. tiles: as `Masking.encode` was given them.
 
         Or OpenError, if the host does not hold the same bytes any more; or LocalProtocolError, if
         every answer is true by itself, which would be this enclave's own fault.
         """
         auditors, read = self._encoder.auditors(), 0
-        for index, (span, sealed_noise) in tile_by_tile(self._masked(tiles), noise):
-            blocks = self._shares_again(index, span, sealed_noise)
+        for index, span in enumerate(self._masked(tiles)):
+            blocks = self._shares_again(index, span)
             for auditor, block in zip(auditors, blocks, strict=True):
                 auditor.add(block)
             read += 1
@@ -293,7 +286,7 @@ class Dispute:
             return spans(tiles, self._reader.terms, len(self._reader.rows))
         return repeat(None, self._reader.terms.columns.count)
 
-    def _shares_again(self, index: int, span: Span | None, noise: Buffer) -> list[AnyArray]:
+    def _shares_again(self, index: int, span: Span | None) -> list[AnyArray]:
         """What each worker was given in tile `index`: (n, b) a worker."""
         shape = (len(self._reader.rows), self._reader.terms.columns.size(index))
         blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
@@ -303,9 +296,10 @@ class Dispute:
                 self._encoder.load(lane, rows, self._reader.reopen(lane, span, rows))
             elif self._folding is not None:
                 self._encoder.load(lane, rows, self._folding.columns(index, rows))
-            shares = self._encoder.audited(lane, index, rows, noise)
+            shares = self._encoder.audited(lane, index, rows)
             for block, share in zip(blocks, shares, strict=True):
                 block[rows.start : rows.stop] = share
 
+        self._encoder.begin_tile(index)
         self._reader.each_group(derive)
         return blocks

@@ -11,8 +11,9 @@ from ostraka.config import Terms
 from ostraka.core import sketch
 from ostraka.core.gram import from_gram
 from ostraka.core.rules import Gram
-from ostraka.crypto.aead import TAG_BYTES, Fingerprints
-from ostraka.errors import LocalProtocolError, OpenError, Rejection
+from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, Fingerprints
+from ostraka.crypto.stream import SecretStream
+from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
 from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.lanes import Lanes
 
@@ -81,11 +82,16 @@ class RowReader:
     """The first pass over one cohort, a group of rows at a time.
 
     A row that proves to be bad is read as zeros from then on and deleted from the matrix at the
-    end: nothing is rerun, and no other row is affected.
+    end: nothing is rerun, and no other row is affected. Only a tile that does not open ends the
+    pass where rows are `masked`, since it is the host that decides which tiles do. A copy of this
+    process that was shown the true tile would else mask it with the mask that is on zeros here.
+
+    entropy: all secrets of the pass, from one draw.
     """
 
-    def __init__(self, cohort: Cohort, lanes: Lanes) -> None:
+    def __init__(self, cohort: Cohort, lanes: Lanes, *, masked: bool = False) -> None:
         rows = cohort.rows
+        self.entropy = SecretStream(cohort.context.entropy(KEY_BYTES)).bytes
         self.context = cohort.context
         self.terms = cohort.terms
         self.rows = rows
@@ -97,11 +103,12 @@ class RowReader:
         # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
         # scales short rows with the federation, and long ones down to the sphere.
         self.factors = 1.0 / np.maximum(self.clip, self.norms)
+        self._masked = masked
         self._standing = cohort.standing
         self._stated = self.norms * self.factors
         self._squares = np.zeros(len(rows))
         self._zero_from = np.full(len(rows), self.terms.spans.count)
-        self._fingerprints = Fingerprints(cohort.context.entropy)
+        self._fingerprints = Fingerprints(self.entropy)
         self._read = 0
         shape = (lanes.count, self.batch, self.terms.spans.tile)
         self._raw = np.empty(shape, np.float32)
@@ -126,6 +133,7 @@ class RowReader:
         """A span of some rows as they were sent: (g, b), a view of the lane's scratch memory.
 
         They are authentic. They are neither finite nor short until `account` has judged them.
+        Raises UpdateRejected if rows are masked and a tile does not open: measure anew without it.
         """
         raw = cut(self._raw[lane], len(rows), self.terms.spans.size(span.index))
         rejected, keep = self._standing.rejected, self._fingerprints.keep
@@ -138,9 +146,11 @@ class RowReader:
             try:
                 keep(row, span.index, out, span.open_row(row, member.opener.open_into, out))
             except OpenError:
-                out.fill(0)
-                self._zero(row, span.index)
                 self.reject(row, Rejection.UNOPENABLE_TILE)
+                if self._masked:
+                    raise UpdateRejected(member.client, Rejection.UNOPENABLE_TILE) from None
+                self._zero(row, span.index)
+                out.fill(0)
         return raw
 
     def account(

@@ -51,10 +51,10 @@ _TARGET_COLUMNS = (
 )
 _COUNTED = (
     "What is counted: the CPU of the enclave, or of the enclave and all workers together, from the "
-    "first sealed update to the released model. What is not counted: work that is done offline "
-    "before the round, and the clients' sealing; the section on peers shows both. Where a round on "
-    "a sketch is compared with one inside the enclave, the gain is that of sketch and off-loading "
-    "together. ostraka-sketch-inside, in the section on peers, is the sketch without workers."
+    "first sealed update to the released model. What is not counted: the clients' sealing, which "
+    "the section on peers shows. Where a round on a sketch is compared with one inside the "
+    "enclave, the gain is that of sketch and off-loading together. ostraka-sketch-inside, in the "
+    "section on peers, is the sketch without workers."
 )
 
 _CHECK_COLUMNS = (

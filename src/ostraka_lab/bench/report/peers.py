@@ -13,11 +13,11 @@ _COSTS = (
     Column("Name"),
     Column("CPU", number=True),
     Column("of the enclave", number=True),
+    Column("of that, noise", number=True),
     Column("wall", number=True),
     Column("spread", number=True),
     Column("× floor", number=True),
     Column("peak memory", number=True),
-    Column("not counted: offline", number=True),
     Column("not counted: clients' sealing", number=True),
 )
 _CHOICES = (
@@ -53,7 +53,7 @@ def key_figures(figures: Figures) -> list[KeyFigure]:
             share = sketch["cpu_s"] / rows[peer]["cpu_s"]
             note = (
                 f"enclave and workers, exact masks on a sketch, over {peer} in the clear; "
-                "without the clients' sealing and offline work"
+                "without the clients' sealing"
             )
             found.append(KeyFigure("CPU of a private round", format.times(share), note))
     if sketch and floor:
@@ -71,13 +71,12 @@ _TERMS = (
     "Flower and ByzFL get whole weights, as Flower's clients send them: Flower as replies of nodes "
     "to aggregate_train, ByzFL as one tensor or array. blas-clear gets differences. Timed is "
     "aggregation alone, on inputs that lie in memory. Ostraka gets sealed updates: opening, "
-    "checking, masking, the workers, decoding, averaging and signing are in its CPU time. Work "
-    "that is done offline before the round and the clients' sealing are not: they have columns of "
-    "their own. Every run is a process of its own, and peak memory is that of the process with its "
-    "inputs. A selection is "
-    "correct if it holds no attacker and is what float64 selects by the same convention: Flower "
-    "and Ostraka sum the n - f - 2 nearest, ByzFL n - f - 1. The floor selects nothing. On "
-    "differences: whether the same code is correct if it is given updates instead of weights."
+    "checking, masking, the workers, decoding, averaging and signing are in its CPU time. The "
+    "clients' sealing is not: it has a column of its own. Every run is a process of its own, and "
+    "peak memory is that of the process with its inputs. A selection is correct if it holds no "
+    "attacker and is what float64 selects by the same convention: Flower and Ostraka sum the "
+    "n - f - 2 nearest, ByzFL n - f - 1. The floor selects nothing. On differences: whether the "
+    "same code is correct if it is given updates instead of weights."
 )
 
 
@@ -99,11 +98,11 @@ def _cost(row: Figures) -> list[str]:
         row["name"],
         format.seconds(row["cpu_s"]),
         format.seconds(row["enclave_cpu_s"]),
+        format.seconds(row["prepare_cpu_s"]),
         format.seconds(row["wall_s"]),
         format.percent(row["cpu_spread"]),
         format.times(row["x_floor"]),
         format.size(row["peak_rss_mib"], "MiB"),
-        format.seconds(row["offline_cpu_s"]),
         format.seconds(row["sealing_cpu_s"]),
     ]
 
@@ -135,8 +134,8 @@ def _plot(figures: Figures) -> Plot:
         axes.set_xlabel("CPU seconds")
 
     caption = (
-        "Blue is the enclave, light blue the workers; offline work and sealing are not drawn. Red "
-        "selected the wrong clients. Grey did not, or made no selection."
+        "Blue is the enclave, light blue the workers; sealing is not drawn. Red selected the wrong "
+        "clients. Grey did not, or made no selection."
     )
     return Plot("CPU of one aggregation", caption, paint, height=1 + 0.28 * len(rows))
 
@@ -161,7 +160,6 @@ def _ratios(figures: Figures) -> Table:
     ]
     columns = [Column("CPU of"), *(Column(f"/ {name}", number=True) for name in others)]
     caption = (
-        "Ratios in this run: below 1 is less CPU than the peer. Offline work and the clients' "
-        "sealing are not counted"
+        "Ratios in this run: below 1 is less CPU than the peer. The clients' sealing is not counted"
     )
     return Table(columns, cells, caption=caption)

@@ -139,7 +139,7 @@ def _splits(figures: Figures) -> Table:
 
 
 def _cells(figures: Figures) -> Table:
-    costs = ("enclave_cpu_s", "worker_cpu_s", "offline_cpu_s")
+    costs = ("enclave_cpu_s", "worker_cpu_s")
     columns = [
         Column("Clients", number=True),
         Column("values", number=True),

@@ -247,7 +247,7 @@ def test_a_spool_that_is_closed_within_a_write_harms_no_other_file(tmp_path, mon
 
 def test_leftovers_are_deleted_and_nothing_else(tmp_path):
     Spool(tmp_path, terms=terms(), rows=ROWS, limit=PLENTY)
-    SpoolFile(tmp_path, "offline")
+    SpoolFile(tmp_path, "another")
     for name in ("model-00000001.sealed", "spool.bin", "spool-notes.txt"):
         (tmp_path / name).touch()
     assert Spool.clean(tmp_path) == 2

@@ -23,7 +23,6 @@ def fake_cell(clients, dimension, repeat):
         return {
             "enclave_cpu_s": (2e-9 * clients * dimension + 1e-3) * (1 + 0.01 * turn),
             "worker_cpu_s": 1e-9 * clients**2 * dimension,
-            "offline_cpu_s": 1e-9 * clients**2 * dimension,
             "uploaded_bytes": 4 * clients * dimension,
             "shared_bytes": 8 * clients * dimension,
         }

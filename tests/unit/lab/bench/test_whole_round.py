@@ -48,25 +48,26 @@ def test_it_selects_and_averages_as_the_specification_does(options):
     assert 0 < played.inputs_rss <= played.peak_rss
     inside = options.get("masking") == "none"
     assert (played.worker_cpu_s > 0) != inside
-    parts = {"offline", "clients", "collect", "open", "encode", "aggregate", "confirm", "release"}
+    parts = {"clients", "collect", "open", "encode", "aggregate", "confirm", "release"}
     assert parts <= set(played.cpu_s)
     assert ({"encrypt", "decode"} <= set(played.cpu_s)) != inside
+    assert (played.prepare_cpu_s > 0) == (not inside and options.get("workers", 2) % 2 == 0)
 
 
 def test_the_default_is_what_run_round_selects():
     assert play(terms(), UPDATES, clients=CLIENTS).selected == run_round(UPDATES, f=1).selected
 
 
-def test_the_enclave_is_what_neither_clients_nor_workers_nor_offline_work_took():
+def test_the_enclave_is_what_neither_clients_nor_workers_took():
     played = play(terms(), UPDATES, clients=CLIENTS, parts=True)
-    first_pass = {"open", "encode", "encrypt", "decode"}
+    first_pass = {"open", "prepare", "encode", "encrypt", "decode"}
     parts = first_pass | {"collect", "aggregate", "confirm", "release"}
     assert played.first_pass_cpu_s == pytest.approx(sum(played.cpu_s[part] for part in first_pass))
     assert played.enclave_cpu_s == pytest.approx(sum(played.cpu_s[part] for part in parts))
     workers = [played.cpu_s["worker-1"], played.cpu_s["worker-2"]]
     assert played.worker_cpu_s == pytest.approx(sum(workers))
     assert played.slowest_worker_s == max(workers)
-    assert set(played.cpu_s) == parts | {"offline", "clients", "worker-1", "worker-2"}
+    assert set(played.cpu_s) == parts | {"clients", "worker-1", "worker-2"}
 
 
 def test_a_worker_is_charged_for_its_kernel_and_nobody_else_is(monkeypatch):

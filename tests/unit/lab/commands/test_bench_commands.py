@@ -29,7 +29,7 @@ PEER_FIGURES = {
             "x_floor": None,
             "cpu_spread": 0.0,
             "peak_rss_mib": 100.0,
-            "offline_cpu_s": 0.1,
+            "prepare_cpu_s": 0.1,
             "sealing_cpu_s": 0.1,
             "correct": True,
             "attackers_kept": 0,
@@ -38,7 +38,7 @@ PEER_FIGURES = {
         dict.fromkeys(
             (
                 *("cpu_s", "enclave_cpu_s", "wall_s", "x_floor", "cpu_spread", "peak_rss_mib"),
-                *("offline_cpu_s", "sealing_cpu_s", "correct", "attackers_kept"),
+                *("prepare_cpu_s", "sealing_cpu_s", "correct", "attackers_kept"),
             )
         )
         | {"name": "flower", "absent": "absent: pip install 'ostraka[flower]'"},

@@ -16,7 +16,7 @@ PEER: Figures = {
     "cpu_s": 2.0,
     "enclave_cpu_s": None,
     "worker_cpu_s": None,
-    "offline_cpu_s": None,
+    "prepare_cpu_s": None,
     "sealing_cpu_s": None,
     "wall_s": 2.5,
     "peak_rss_mib": 1700.0,
@@ -67,6 +67,7 @@ PAPER = COMMON | {
                     "enclave_cpu_s": 0.5,
                     "spread": 0.1,
                     "detection_cpu_s": 0.375,
+                    "prepare_cpu_s": 0.5,
                     "slowest_worker_s": 0.25,
                     **OVER,
                 }
@@ -104,7 +105,7 @@ PAPER = COMMON | {
             "network": "mobilenetv2",
             "masking": "exact",
             "clients": 64,
-            "seconds": {"training": 9.0, "communication": 7.0, "offline": 1.0, "open": 0.1},
+            "seconds": {"training": 9.0, "communication": 7.0, "prepare": 1.0, "open": 0.1},
             "training_steps": 25,
             "training_steps_timed": 4,
         }
@@ -121,7 +122,7 @@ PAPER = COMMON | {
 COSTS = {
     "enclave_cpu_s": 1.0,
     "worker_cpu_s": 2.0,
-    "offline_cpu_s": 3.0,
+    "prepare_cpu_s": 3.0,
     "uploaded_bytes": 4e9,
     "shared_bytes": 8e9,
 }
@@ -270,7 +271,7 @@ def test_a_gain_on_a_sketch_is_not_credited_to_off_loading():
 def test_what_is_not_counted_is_said():
     text = render(describe({"peers": PEERS}))
     assert "all roles" not in text
-    assert "without the clients&#x27; sealing and offline work" in text
+    assert "without the clients&#x27; sealing" in text
 
 
 def test_who_is_absent_is_in_no_ratio():
