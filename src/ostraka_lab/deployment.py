@@ -17,13 +17,15 @@ from ostraka.cli import federation_folder
 from ostraka.cli.federation_folder import AUTHORITY, FEDERATION, KEYS, Plan
 from ostraka.errors import LocalProtocolError, RoundFailed
 from ostraka.files import read_identity
+from ostraka.protocol.confirm import electorates
 from ostraka_lab.children import Child, Children, Logged
 
 Setting = str | int | float | bool
 
 _PUBLIC = 0o644
 _NAMED = 3  # the most awaited clients that a line of progress names
-_MOST_SKIPPED = 3  # rounds in a row that may be given up before the run is
+_MOST_SKIPPED = 3  # rounds in a row that may be given up, or change nothing, before the run ends
+_STAGES = ("measure", "average", "hold", "confirm", "publish")  # of the enclave
 
 # A round ends as soon as all have sent. These limits are there so that a run never hangs.
 _SETTINGS: dict[str, Setting] = {
@@ -47,6 +49,12 @@ class Deployment:
     @property
     def config(self) -> Path:
         return self.root / FEDERATION
+
+    @property
+    def quorum(self) -> int:
+        """How many clients have to confirm an outcome."""
+        charter = federation_file.load_charter(federation_file.charter_path(self.config))
+        return max((each.quorum for each in electorates(charter.federation)), default=0)
 
     def start_enclave(self) -> Child:
         """Start the enclave. Its service answers when it has logged that it started."""
@@ -160,8 +168,9 @@ class Progress:
     _joined: set[str] = field(default_factory=set)
     _trained: set[str] = field(default_factory=set)
     _arrived: set[str] = field(default_factory=set)
-    _closed: bool = False
+    _doing_now: str = ""  # by the enclave, once the round is closed
     _skipped: int = 0
+    _null_steps: int = 0
 
     @property
     def ready(self) -> bool:
@@ -201,15 +210,23 @@ class Progress:
             case "UploadCompleted" | "UploadRefused":
                 self._arrived.add(event["client"])
             case "RoundClosed":
-                self._closed = True
+                self._doing_now = "measuring"
                 self._at(event["number"]).closed = _time(event)
                 self._at(event["number"]).missing = tuple(event["missing"])
+            case "RoundProposed":
+                self._doing_now = f"waiting for {event['needed']} clients to confirm"
+            case "ConfirmationsAwaited":
+                silent = ", ".join(event["silent"][:_NAMED])
+                self._doing_now = f"{event['missing']} confirmations missing, waiting for {silent}"
+            case "NullStep":
+                self._count_null_step(event)
             case "RoundTimed":
-                names = ("measure", "average", "publish")
-                self._at(event["number"]).enclave = {name: event[f"{name}_s"] for name in names}
+                self._at(event["number"]).enclave = {name: event[f"{name}_s"] for name in _STAGES}
             case "RoundPublished":
                 self._at(event["number"]).published = _time(event)
                 self.published = event["number"]
+                if event["kept"]:
+                    self._null_steps = 0
                 self._begin_round()
             case "RoundSkipped":
                 self._skip(event)
@@ -224,8 +241,8 @@ class Progress:
         return f"round {self.current} of {self.rounds}: {self._doing()}"
 
     def _doing(self) -> str:
-        if self._closed:
-            return "measuring"
+        if self._doing_now:
+            return self._doing_now
         present = [name for name in self.clients if name not in self.gone]
         awaited = [name for name in present if name not in self._arrived]
         text = f"{len(self._trained)} trained, {len(self._arrived)} of {len(self.clients)} in"
@@ -236,7 +253,7 @@ class Progress:
         return text
 
     def _begin_round(self) -> None:
-        self._trained, self._arrived, self._closed, self._skipped = set(), set(), False, 0
+        self._trained, self._arrived, self._doing_now, self._skipped = set(), set(), "", 0
 
     def _skip(self, event: Logged) -> None:
         skipped = self._skipped + 1
@@ -246,6 +263,11 @@ class Progress:
             raise RoundFailed(
                 f"round {event['number']} was given up {skipped} times: {event['why']}"
             )
+
+    def _count_null_step(self, event: Logged) -> None:
+        self._null_steps += 1
+        if self._null_steps >= _MOST_SKIPPED:
+            raise RoundFailed(f"the last {self._null_steps} rounds changed nothing: {event['why']}")
 
     def _at(self, number: int) -> RoundTimes:
         return self.times.setdefault(number, RoundTimes())

@@ -123,6 +123,9 @@ class _Run:
         self._records = Records(folder.rounds)
         self._board = Board(folder.board)
         self._judge = Judge(task)
+        # Below that, no round can be measured, or none is confirmed.
+        least = rules.rule(rules.DEFAULT).least(self._experiment.tolerated)
+        self._needed = max(least, deployment.quorum)
         self._clients: dict[Child, tuple[int, ...]] = {}
         self._listening: list[tuple[Child, Callable[[Logged], None]]] = []
 
@@ -252,10 +255,11 @@ class _Run:
                 self._board.leave(client)
         gone, over = self._progress.gone, self._progress.published >= self._experiment.rounds
         left = self._experiment.clients - len(gone)
-        needed = rules.rule(rules.DEFAULT).least(self._experiment.tolerated)
-        if left < needed and not over:
+        if left < self._needed and not over:
             reasons = "".join(f"\n  {name}: {why}" for name, why in gone.items())
-            raise ServiceError(f"{left} clients are left, and a round needs {needed}:{reasons}")
+            raise ServiceError(
+                f"{left} clients are left, and a round needs {self._needed}:{reasons}"
+            )
 
 
 def _ignore(what: str, done: int, of: int) -> None:

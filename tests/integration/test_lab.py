@@ -92,7 +92,8 @@ def test_the_demo_shows_one_learning_and_the_other_not(tmp_path):
     assert figures["simulated"] is True
     assert figures["accuracy"] > 0.6
     assert figures["baseline_accuracy"] < 0.3
-    assert set(figures["stages_s"]) == {"train", "send", "measure", "average", "publish"}
+    enclave = {"measure", "average", "hold", "confirm", "publish"}
+    assert set(figures["stages_s"]) == {"train", "send"} | enclave
     assert "<svg" in Path(figures["report"]).read_text()
     assert len(read(folder)) == 4
     assert len((folder / "baseline.jsonl").read_text().splitlines()) == 4
@@ -132,6 +133,15 @@ def test_three_of_twelve_attack_and_none_is_ever_selected(tmp_path, seed):
     assert figures["baseline_accuracy"] < 0.3
     assert figures["accuracy"] > 0.9
     assert figures["byzantine_selected"] == 0
+
+
+@pytest.mark.slow
+def test_attackers_confirm_even_if_their_updates_are_refused(tmp_path):
+    """Seven of the nine have to confirm, and three of them never get an update in."""
+    arguments = ("--clients", "9", "--byzantine", "3", "--attack", "nan", "--rounds", "2")
+    figures = train(tmp_path / "run", *arguments, *ONE_PROCESS)
+    assert figures["rounds"] == 2
+    assert [sorted(row.rejected) for row in read(tmp_path / "run")] == [[7, 8, 9]] * 2
 
 
 def published(folder: Path) -> int:

@@ -5,7 +5,8 @@ import pytest
 from ostraka import federation_file
 from ostraka.cli.federation_folder import Plan
 from ostraka.errors import ConfigError, LocalProtocolError, RoundFailed
-from ostraka_lab.deployment import Progress, found
+from ostraka_lab.children import Children
+from ostraka_lab.deployment import Deployment, Progress, found
 
 PLAN = Plan(clients=5, f=1, dimension=50)
 
@@ -33,7 +34,14 @@ def test_what_is_in_a_folder_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+def test_the_quorum_is_that_of_the_signed_terms(tmp_path):
+    address = found(tmp_path / "demo", Plan(clients=9, f=3, dimension=50))
+    with Children(tmp_path / "logs") as children:
+        assert Deployment(tmp_path / "demo", address, children).quorum == 7
+
+
 SECONDS = iter(range(10_000))
+TIMED = {"measure_s": 0.5, "average_s": 0.2, "hold_s": 0.01, "confirm_s": 0.3, "publish_s": 0.1}
 CLIENTS = tuple(f"client-{i}" for i in range(1, 6))
 
 
@@ -41,6 +49,10 @@ def event(name, **fields):
     second = next(SECONDS)
     time = f"2026-01-01T00:{second // 60:02d}:{second % 60:02d}.000+00:00"
     return {"event": name, "simulated": True, "time": time, **fields}
+
+
+def published(number, kept=4):
+    return event("RoundPublished", number=number, participants=5, kept=kept)
 
 
 def trained(client, number):
@@ -76,19 +88,30 @@ def test_a_run_as_it_is_told():
         ),
         (
             "enclave",
-            event("RoundTimed", number=1, measure_s=0.5, average_s=0.2, publish_s=0.1),
-            "round 1 of 2: measuring",
+            event("RoundProposed", number=1, needed=4),
+            "round 1 of 2: waiting for 4 clients to confirm",
         ),
-        ("enclave", event("RoundPublished", number=1), "round 2 of 2: 0 trained, 0 of 5 in"),
-        ("enclave", event("RoundPublished", number=2), "finishing"),
+        (
+            "enclave",
+            event("ConfirmationsAwaited", number=1, missing=1, silent=["client-5"]),
+            "round 1 of 2: 1 confirmations missing, waiting for client-5",
+        ),
+        (
+            "enclave",
+            event("RoundTimed", number=1, **TIMED),
+            "round 1 of 2: 1 confirmations missing, waiting for client-5",
+        ),
+        ("enclave", published(1), "round 2 of 2: 0 trained, 0 of 5 in"),
+        ("enclave", published(2), "finishing"),
     ]
     for who, said, shown in story:
         getattr(progress, f"hear_{who}")(said)
         assert str(progress) == shown, said
     first = progress.timed(1)
     assert first.missing == ("client-5",)
-    assert first.stages == {"train": 1, "send": 4, "measure": 0.5, "average": 0.2, "publish": 0.1}
-    assert first.wall == 7
+    in_the_enclave = {name.removesuffix("_s"): seconds for name, seconds in TIMED.items()}
+    assert first.stages == {"train": 1, "send": 4} | in_the_enclave
+    assert first.wall == 9
     assert progress.gone == {"client-5": "no memory"}
 
 
@@ -118,5 +141,23 @@ def test_a_round_that_is_published_after_all_makes_up_for_it():
     for number in range(1, 5):
         progress.hear_enclave(event("RoundSkipped", number=number, why="no quorum"))
         progress.hear_enclave(event("RoundSkipped", number=number, why="no quorum"))
-        progress.hear_enclave(event("RoundPublished", number=number))
+        progress.hear_enclave(published(number))
     assert progress.published == 4
+
+
+def test_null_steps_in_a_row_end_the_run():
+    progress = Progress(CLIENTS, workers=0, rounds=9)
+    numbers = iter(range(1, 9))
+
+    def null_step():
+        number = next(numbers)
+        progress.hear_enclave(event("NullStep", number=number, why="too far apart"))
+        progress.hear_enclave(published(number, kept=0))
+
+    null_step()
+    null_step()
+    progress.hear_enclave(published(next(numbers)))
+    null_step()
+    null_step()
+    with pytest.raises(RoundFailed, match="the last 3 rounds changed nothing: too far apart"):
+        null_step()
