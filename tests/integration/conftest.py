@@ -29,15 +29,14 @@ from ostraka import federation_file
 from ostraka.cli import federation_folder
 from ostraka.cli.federation_folder import Plan
 from ostraka.client import connection, upload
-from ostraka.client.memory import SUFFIX, MemoryFile
+from ostraka.client.memory import MemoryFile
 from ostraka.client.results import Model, Outcome
 from ostraka.config import Tiling
 from ostraka.core.gram import NumpyKernel, Sum, Values
 from ostraka.encoding import decode
 from ostraka.files import read_identity
-from ostraka.messages import Charter, Receipt
+from ostraka.messages import Certified, Charter, Receipt, genesis
 from ostraka.protocol.client import Client as Role
-from ostraka.protocol.enclave.enclave import GENESIS
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -177,6 +176,11 @@ class Deployment:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def federation_id(self) -> bytes:
+        charter = federation_file.load_charter(federation_file.charter_path(self.config))
+        return charter.federation.id
 
     def key(self, name: str) -> Path:
         return self.root / "keys" / f"{name}.key"
@@ -478,9 +482,10 @@ class Stage:
             if link.WhichOneof("link") == "charter":
                 client = client.adopt(decode(Charter, link.charter).federation)
             else:
-                receipts.append(decode(Receipt, link.receipt))
-                client = client.follow(receipts[-1])
-        assert receipts[0].previous == GENESIS
+                certified = decode(Certified, link.certified)
+                client = client.follow(certified)
+                receipts.append(certified.receipt)
+        assert receipts[0].previous == genesis(first)
         return receipts
 
     def check(self, *, rejected: dict[int, dict[str, str]] | None = None) -> list[Receipt]:
@@ -521,7 +526,8 @@ class Stage:
 
     def _enclave_key(self) -> bytes:
         """As a client remembers it, which took it from evidence."""
-        memory = MemoryFile(self.deployment.key("client-2").with_suffix(SUFFIX), "client-2").load()
+        key = self.deployment.key("client-2")
+        memory = MemoryFile.beside(key, "client-2", self.deployment.federation_id).load()
         assert memory is not None
         return memory.receipt_key
 
