@@ -84,14 +84,15 @@ class Session:
         """
         self.catch_up()
         while (met := self._meet()) is not None:
-            if met.offer.number > self.last_number + 1 > 1:
+            if met.offer.number > self.last_number + 1:
                 self.catch_up()  # Rounds were published since.
                 if self.last_number >= met.offer.number:
                     continue  # That round is over by now.
             self._require_followed(met.attested.receipt_key)
-            role = self._role(met)
-            if role.next_number > met.offer.number:
-                continue  # The same, for a newcomer.
+            newcomer, role = self.memory is None, self._role(met)
+            if newcomer and role.next_number > met.offer.number:
+                self.remember(role, met.charter)
+                continue  # The same.
             joined = role.join(met.offer, met.attested)
             self.remember(joined.client, met.charter)
             return joined

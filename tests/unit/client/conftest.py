@@ -15,35 +15,46 @@ import numpy as np
 import pytest
 
 import ostraka
-from ostraka.attestation.claims import in_process
+from ostraka.attestation.claims import KeyBinding, in_process
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
-from ostraka.client import connection, upload
+from ostraka.client import connection, session, upload
+from ostraka.client.connection import UNCONFIRMED
+from ostraka.client.memory import MemoryFile
 from ostraka.config import Federation, Manifest, Member, Tensor, Terms
 from ostraka.core.optimiser import FEDAVG, ServerState, start
 from ostraka.crypto import updates
 from ostraka.crypto.identity import Identity, check_signature
-from ostraka.encoding import UNSIGNED, decode, encode
-from ostraka.errors import UpdateRejected
+from ostraka.encoding import UNSIGNED, decode, digest, encode
+from ostraka.errors import OpenError, UpdateRejected
 from ostraka.files import write_identity
 from ostraka.messages import (
     SIMULATION,
+    Abandon,
+    Certified,
     Challenge,
     Charter,
+    Confirmation,
     Evidence,
     Introduction,
+    Link,
+    Proposal,
     Receipt,
     UpdateHeader,
     UpdateTile,
+    milestones,
     vector_digest,
 )
 from ostraka.protocol.client import Client as Role
-from ostraka.protocol.enclave import Enclave, Inside, combine, decide, publish
+from ostraka.protocol.confirm import Ballot, confirm, path_to
+from ostraka.protocol.enclave import Enclave, Inside, Proposed, combine, decide, propose
+from ostraka.transport import chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 
 PATIENCE_S = 60.0  # for what comes in the end, however slow the machine is
 SERVICE = threading.local()  # has `seals` while the service seals for others
 AUTHORITY, ENCLAVE = Identity(b"a" * 32), Identity(b"e" * 32)
+ID = b"i" * 32
 SEEDS = {name: bytes([at]) * 32 for at, name in enumerate(("alice", "bob", "carol", "dave"), 1)}
 PEOPLE = {name: Identity(seed) for name, seed in SEEDS.items()}
 MANIFEST = Manifest((Tensor("weight", (4, 3)), Tensor("bias", (5,))))
@@ -58,6 +69,7 @@ evidence = ["simulation"]
 unsafe_simulation = true
 [federation]
 authority = "{authority}"
+id = "{id}"
 maskings = ["none"]
 [simulation]
 root = ["{root}"]
@@ -80,23 +92,37 @@ def first_state(seed: int = 0) -> ServerState:
     return start(np.random.default_rng(seed).normal(size=D).astype("<f4"), FEDAVG)
 
 
+def number_of(link: Link) -> int:
+    """Of a link that ends a number; 0 for a charter."""
+    if isinstance(link, Charter):
+        return 0
+    return link.number if isinstance(link, Abandon) else link.receipt.number
+
+
 class Service(EnclaveServicer):
     """One federation. `lies` replace answers; `failures` come before any; both by method name.
 
-    arrived: every message of every upload, stream by stream. auto: a round is published as soon as
-    alice's update is complete.
+    arrived: every message of every upload, stream by stream. auto: an outcome is proposed as soon
+    as alice's update is complete, and these confirm it: one vote is left to her.
     """
+
+    auto_voters = ("bob", "carol")
 
     def __init__(self, identity: Identity = ENCLAVE, first: ServerState | None = None) -> None:
         self.state = first or first_state()
         self.identity = identity
-        self.links: list[Charter | Receipt] = [make_charter()]
+        self.links: list[Link] = [make_charter()]
         self.code, self.platform, self.debug = CODE, PLATFORM, False
         self.lies: dict[str, Callable[[Any], Any]] = {}
         self.failures: dict[str, list[tuple[grpc.StatusCode, str]]] = defaultdict(list)
         self.breaks: list[int] = []  # after so many tiles, stream by stream
         self.arrived: list[list[Any]] = []
         self.calls: list[str] = []
+        self.confirmations: list[Confirmation] = []  # that were shown over the wire
+        self.reminders: list[Proposal] = []
+        self.forgotten: Proposal | None = None
+        self.pending: Proposed | None = None
+        self.ballot: Ballot | None = None
         self.auto, self.finished, self.largest = True, False, 2**22
         self.moved = threading.Condition()
         self.restart()
@@ -104,38 +130,71 @@ class Service(EnclaveServicer):
     # What happens to an enclave.
 
     @property
+    def certified(self) -> list[Certified]:
+        return [each for each in self.links if isinstance(each, Certified)]
+
+    @property
     def receipts(self) -> list[Receipt]:
-        return [each for each in self.links if isinstance(each, Receipt)]
+        return [each.receipt for each in self.certified]
 
     @property
     def charter(self) -> Charter:
         return [each for each in self.links if isinstance(each, Charter)][-1]
 
     @property
-    def head(self) -> Receipt | None:
-        return self.receipts[-1] if self.receipts else None
+    def head(self) -> Receipt | Abandon | None:
+        ends = [each for each in self.links if not isinstance(each, Charter)]
+        if not ends:
+            return None
+        return ends[-1].receipt if isinstance(ends[-1], Certified) else ends[-1]
+
+    @property
+    def electors(self) -> Federation:
+        """Of the charter that the head names."""
+        charters = [each.federation for each in self.links if isinstance(each, Charter)]
+        if self.head is None:
+            return charters[0]
+        return next(each for each in charters if each.digest() == self.head.federation)
 
     def restart(self) -> None:
-        """The open round is lost, and opened again under fresh keys."""
+        """An open round is lost, and opened again under fresh keys; a pending one goes on."""
         with self.moved:
             self.enclave = Enclave(
                 self.charter.federation,
                 self.identity,
                 head=self.head,
+                electors=self.electors,
                 state=self.state,
                 evidence=SIMULATION,
             )
             self.intake = self.enclave.open_round()
             self.spool: dict[tuple[tuple[str, bytes], int], bytes] = {}
+            if self.pending is not None:
+                self.ballot = self.enclave.ballot(self.pending.pending)
             self.moved.notify_all()
+
+    def back(self, links: list[Link], state: ServerState) -> None:
+        """The host restores an older state, whatever is pending now."""
+        self.links, self.state = list(links), state
+        self.pending = self.ballot = self.forgotten = None
+        self.restart()
 
     def publish(self, value: float = 0.0) -> Receipt:
         """With an update of so many everywhere for everybody who has not sent one."""
-        for name in PEOPLE.keys() - self.intake.complete:
-            self._send(name, self.intake.offer, value)
+        self.fill(value)
         return self.close()
 
+    def fill(self, value: float = 0.0) -> None:
+        for name in PEOPLE.keys() - self.intake.complete:
+            self._send(name, self.intake.offer, value)
+
     def close(self) -> Receipt:
+        """Propose an outcome, which all but alice confirm."""
+        self.propose()
+        return self.release()
+
+    def propose(self, *voters: str) -> Proposal:
+        """Close the round, and have these confirm what comes of it."""
         cohort = self.intake.close()
 
         def tiles():
@@ -145,19 +204,43 @@ class Service(EnclaveServicer):
         measured = Inside(cohort).measure(tiles())
         plan = decide(cohort, measured)
         aggregate = combine(cohort, measured, plan, tiles())
-        published = publish(cohort, measured, plan, aggregate)
         with self.moved:
-            self.links.append(published.receipt)
-            self.state = published.state
+            self.pending = propose(cohort, measured, plan, aggregate)
+            self.ballot = self.enclave.ballot(self.pending.pending)
+            for voter in voters:
+                self.vote(voter)
+            self.moved.notify_all()
+        return self.pending.pending.proposal
+
+    def vote(self, voter: str) -> None:
+        """Have another one confirm what is pending."""
+        assert self.ballot is not None
+        proposal = self.ballot.proposal
+        self.ballot.add(confirm(proposal, ID, proposal.number, voter=voter, identity=PEOPLE[voter]))
+
+    def release(self) -> Receipt:
+        """Publish what is pending, confirmed by all but alice if not by enough yet."""
+        with self.moved:
+            assert self.pending is not None
+            assert self.ballot is not None
+            for voter in sorted(self.ballot.awaited - {"alice"}):
+                if not self.ballot.confirmed:
+                    self.vote(voter)
+            pending = self.pending.pending
+            certificate = self.ballot.certificate(pending.salt)
+            self.links.append(Certified(pending.receipt, certificate))
+            self.state = self.pending.state
+            self.pending = self.ballot = None
             self.restart()
-        return published.receipt
+        return pending.receipt
 
     def adopt(self, new: Charter) -> None:
         self.links.append(new)
         self.restart()
 
     def _send(self, name: str, offer: Any, value: float) -> None:
-        role = Role(name, PEOPLE[name], self.charter.federation)
+        role = Role(name, PEOPLE[name], self.charter.federation, last=self.head)
+        role = replace(role, electors=self.electors)
         joined = role.join(offer, in_process(offer, self.identity.public))
         SERVICE.seals = True
         sealed = joined.seal(np.full(D, value, "<f4")).sealed
@@ -188,6 +271,8 @@ class Service(EnclaveServicer):
         self._begin("Introduce", context)
         if self.finished:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "finished")
+        if self.ballot is not None or self.forgotten is not None:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, UNCONFIRMED)
         challenge = decode(Challenge, request.challenge)
         check_signature(challenge, PEOPLE[challenge.client].public)
         answer = self._tell("Introduce", self.introduction(challenge.nonce))
@@ -200,22 +285,31 @@ class Service(EnclaveServicer):
         evidence = Evidence(SIMULATION, quote, (self.platform.root_der,))
         return Introduction(self.intake.offer, bound.receipt_key, evidence)
 
+    def Prove(self, request, context):  # noqa: N802
+        self._begin("Prove", context)
+        challenge = decode(Challenge, request.challenge)
+        check_signature(challenge, PEOPLE[challenge.client].public)
+        key = self.identity.public
+        bound = KeyBinding(challenge.nonce, key, self.charter.federation.digest())
+        quote = self.platform.quote(bound.report_data(), mrenclave=self.code, debug=self.debug)
+        evidence = Evidence(SIMULATION, quote, (self.platform.root_der,))
+        reply = wire.ProveReply(receipt_key=key, evidence=encode(evidence))
+        return self._tell("Prove", reply)
+
     def GetChain(self, request, context):  # noqa: N802
         self._begin("GetChain", context)
-        links, number = [], 0
-        for each in self.links:
-            number = each.number if isinstance(each, Receipt) else number
-            if number > request.after or isinstance(each, Charter):
-                links.append(each)
+        shown = set(map(digest, milestones(self.certified))) if request.newest else None
+        links = [
+            each
+            for each in self.links
+            if isinstance(each, Charter)
+            or (number_of(each) > request.after and (shown is None or digest(each) in shown))
+        ]
         for each in self._tell("GetChain", links):
             if isinstance(each, bytes):
-                yield wire.ChainLink(receipt=each)
-            elif isinstance(each, Receipt):
-                yield wire.ChainLink(receipt=encode(each))
-            elif isinstance(each, Charter):
-                yield wire.ChainLink(charter=encode(each))
+                yield wire.ChainLink(certified=each)
             else:
-                yield wire.ChainLink()
+                yield wire.ChainLink() if each is None else chain_link(each)
 
     def GetModel(self, request, context):  # noqa: N802
         self._begin("GetModel", context)
@@ -235,11 +329,51 @@ class Service(EnclaveServicer):
             return self._tell("AwaitOutcome", self._outcome(request))
 
     def _outcome(self, request):
-        if request.number <= len(self.receipts):
-            return wire.OutcomeReply(receipt=encode(self.receipts[request.number - 1]))
-        if request.round_id == self.intake.offer.round_id:
+        if self.forgotten is not None:
+            return wire.OutcomeReply(rolled_back=encode(self.forgotten))
+        for each in self.certified:
+            if each.receipt.number == request.number:
+                return wire.OutcomeReply(certified=encode(each))
+        ballot = self.ballot
+        if ballot is not None and ballot.proposal.number == request.number:
+            if request.voter and request.voter not in ballot.awaited:
+                return wire.OutcomeReply(pending=wire.Pending())
+            return wire.OutcomeReply(proposed=self._proposed(request.leaf))
+        if request.round_id in (b"", self.intake.offer.round_id):
             return wire.OutcomeReply(pending=wire.Pending())
         return wire.OutcomeReply(void=wire.Void())
+
+    def _proposed(self, leaf):
+        path = path_to(self.pending.pending.leaves, leaf)
+        proposal = encode(self.ballot.proposal)
+        return wire.Proposed(proposal=proposal, path=path or (), included=path is not None)
+
+    def Confirm(self, request, context):  # noqa: N802
+        self._begin("Confirm", context)
+        confirmation = decode(Confirmation, request.confirmation)
+        with self.moved:
+            self.confirmations.append(confirmation)
+            head = self.head
+            if head is None or confirmation.number > head.number:
+                try:
+                    if self.ballot is None:
+                        raise OpenError("Confirmation")
+                    self.ballot.add(confirmation)
+                except OpenError as refused:
+                    context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refused))
+                if self.ballot.confirmed:
+                    self.release()
+        return self._tell("Confirm", wire.ConfirmReply())
+
+    def Remind(self, request, context):  # noqa: N802
+        self._begin("Remind", context)
+        proposal = decode(Proposal, request.proposal)
+        check_signature(proposal, self.identity.public)
+        self.reminders.append(proposal)
+        settled = self.head.number if self.head else 0
+        if proposal.number > max(settled, self.ballot.proposal.number if self.ballot else 0):
+            self.forgotten = proposal
+        return wire.RemindReply()
 
     def Upload(self, requests, context):  # noqa: N802
         stream: list[Any] = []
@@ -268,7 +402,8 @@ class Service(EnclaveServicer):
                 self.take(header.client, stream[-1])
         if header.client in self.intake.complete:
             if self.auto:
-                self.publish()
+                self.fill()
+                self.propose(*self.auto_voters)
             yield self._tell("Complete", wire.UploadReply(complete=wire.Complete()))
 
 
@@ -321,6 +456,7 @@ def _hurry(monkeypatch):
     monkeypatch.setattr(connection, "FIRST_WAIT_S", 0.01)
     monkeypatch.setattr(connection, "LONGEST_WAIT_S", 0.2)
     monkeypatch.setattr(upload, "_PENDING_S", 0.01)
+    monkeypatch.setattr(session, "_POLL_S", 0.01)
 
 
 @pytest.fixture
@@ -384,6 +520,7 @@ def _same(seed: bytes, _: int) -> bytes:
 def write_policy(folder: Path, **changes: str) -> None:
     values = {
         "authority": AUTHORITY.public.hex(),
+        "id": ID.hex(),
         "root": PLATFORM.root_digest.hex(),
         "code": CODE.hex(),
         **changes,
@@ -401,6 +538,12 @@ def charter() -> Callable[..., Charter]:
 def told() -> list[Any]:
     """The events of alice."""
     return []
+
+
+@pytest.fixture
+def kept(folder) -> MemoryFile:
+    """Where alice's memory of this federation is, unless she asks for another place."""
+    return MemoryFile(folder / f"alice.{ID.hex()[:16]}.memory", "alice", ID)
 
 
 @pytest.fixture

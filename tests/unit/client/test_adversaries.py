@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
-from ostraka.client.events import ForkProved
-from ostraka.client.memory import ForkProof
+from ostraka.client.events import ForkProved, RollbackProved
+from ostraka.client.memory import ForkProof, RollbackProof
 from ostraka.config import Member
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity
@@ -22,10 +22,11 @@ from ostraka.errors import (
     ReceiptRefused,
     Refusal,
     Rejection,
+    RolledBack,
     ServiceError,
     UpdateRejected,
 )
-from ostraka.messages import Evidence, Receipt
+from ostraka.messages import Certified, Evidence
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
@@ -178,45 +179,72 @@ def test_after_the_first_round_another_enclave_is_refused_whatever_it_proves(
     alice.fetch()
     service.identity = MALLORY
     service.restart()
-    with pytest.raises(ReceiptRefused, match=r"another key.*delete .*alice\.memory"):
+    with pytest.raises(ReceiptRefused, match=r"another key.*newest state.*abandon"):
         alice.fetch()
     assert sealed == []
 
 
 # What a service shows of its chain to a client that holds the receipt of round 2.
 def cut(links):
-    return [each for each in links if not isinstance(each, Receipt)]
+    return [each for each in links if not isinstance(each, Certified)]
 
 
-def without_first(links):
+def without_third(links):
     """Round 3 is left out, and round 4 shown."""
-    return [each for each in links if not (isinstance(each, Receipt) and each.number == 3)]
+    return [each for each in links if not (isinstance(each, Certified) and number(each) == 3)]
+
+
+def number(certified):
+    return certified.receipt.number
 
 
 def changed(**fields):
-    def change(links):
-        return [replace(each, **fields) if isinstance(each, Receipt) else each for each in links]
+    return in_receipts(lambda receipt: replace(receipt, **fields))
 
-    return change
+
+def in_receipts(change):
+    return in_links(lambda each: replace(each, receipt=change(each.receipt)))
+
+
+def in_links(change):
+    return lambda links: [change(each) if isinstance(each, Certified) else each for each in links]
+
+
+def in_votes(change):
+    """Other votes in every certificate."""
+
+    def each(certified):
+        votes = change(certified.certificate.votes)
+        return replace(certified, certificate=replace(certified.certificate, votes=votes))
+
+    return in_links(each)
 
 
 def shorter(links):
-    return [each for each in links if isinstance(each, Receipt) and each.number > 3]
+    return [each for each in links if isinstance(each, Certified) and number(each) > 3]
 
 
 CHAINS = {
-    "a chain without the receipt that is held": (cut, ReceiptRefused),
-    "a chain with a gap": (without_first, ReceiptRefused),
+    "a chain without the receipt that is held": (cut, RolledBack),
+    "a chain with a gap": (without_third, ReceiptRefused),
     "a chain that begins too late": (shorter, ReceiptRefused),
     "receipts with another model": (changed(model=bytes(32)), OpenError),
     "receipts that hide who was rejected": (changed(participants=9), OpenError),
     "noise for a receipt": (lambda links: [b"\xff" * 99], MalformedMessage),
     "a link of no kind": (lambda links: [None], MalformedMessage),
-    "receipts that somebody else signed": (
-        lambda links: [MALLORY.sign(each) for each in links if isinstance(each, Receipt)],
+    "receipts that somebody else signed": (in_receipts(MALLORY.sign), OpenError),
+    "older receipts once more": (lambda links: [*links, *links], ReceiptRefused),
+    "no certificate": (in_links(lambda each: replace(each, certificate=None)), ReceiptRefused),
+    "a vote too few": (in_votes(lambda votes: votes[1:]), ReceiptRefused),
+    "a client counted twice": (in_votes(lambda votes: (*votes[1:], votes[-1])), ReceiptRefused),
+    "a vote in another's name": (
+        in_votes(lambda votes: (replace(votes[-1], voter="alice"), *votes[:-1])),
         OpenError,
     ),
-    "older receipts once more": (lambda links: [*links, *links], ReceiptRefused),
+    "a vote of a stranger": (
+        in_votes(lambda votes: (replace(votes[0], voter="mallory"), *votes[1:])),
+        ReceiptRefused,
+    ),
 }
 
 
@@ -259,9 +287,10 @@ def test_a_chain_that_does_not_go_on_is_not_followed(sentence, alice, service, s
 
 def set_back(service, to):
     """The host restores old state: real keys, real evidence, a shorter chain."""
-    kept = [each for each in service.links if not (isinstance(each, Receipt) and each.number > to)]
-    service.links, service.state = kept, service.past[to]
-    service.restart()
+    kept = [
+        each for each in service.links if not (isinstance(each, Certified) and number(each) > to)
+    ]
+    service.back(kept, service.past[to])
 
 
 @pytest.fixture
@@ -276,23 +305,57 @@ def past(alice, service):
 
 @pytest.mark.parametrize("to", [0, 1])
 @pytest.mark.usefixtures("past")
-def test_an_enclave_that_was_set_back_is_refused(to, alice, connect, service, sealed):
-    set_back(service, to)
+def test_an_enclave_that_was_set_back_is_refused_and_shown_what_it_signed(  # noqa: PLR0917
+    to, alice, connect, service, sealed, kept, told
+):
     before = len(sealed)
-    with pytest.raises(ReceiptRefused, match="set back to an older state"):
-        alice.fetch()
-    named = r"set back to an older state.*began anew.*delete .*alice\.memory"
-    with connect() as again, pytest.raises(ReceiptRefused, match=named):
-        again.fetch()
+    confirmed = service.certified[1].certificate.proposal
+    set_back(service, to)
+    for who in (alice, connect()):
+        with who, pytest.raises(RolledBack, match="bring back its newest state") as caught:
+            who.fetch()
+        assert caught.value.proof == confirmed
+    (proof,) = kept.path.parent.glob("alice.*.rolled-back-2-*")
+    assert decode(RollbackProof, proof.read_bytes()) == RollbackProof(confirmed)
+    assert str(proof) in caught.value.__notes__[0]
+    assert told.count(RollbackProved(proof)) == 2
+    assert service.reminders == [confirmed] * 2
     assert len(sealed) == before
 
 
-def test_an_enclave_that_was_set_back_cannot_hide_behind_a_recorded_chain(past, alice, service):
-    recorded = list(service.links)
+def test_a_client_without_a_vote_refuses_an_enclave_that_was_set_back_too(alice, service, folder):
+    """It has only followed the chain, and can prove nothing."""
+    alice.fetch()
+    first = service.links[:1], service.state
+    service.publish()
+    alice.fetch()
+    service.back(*first)
+    with pytest.raises(ReceiptRefused, match=r"set back to an older state.*newest state") as caught:
+        alice.fetch()
+    assert not isinstance(caught.value, RolledBack)
+    assert not list(folder.glob("alice.*.rolled-back*"))
+
+
+def test_an_enclave_that_was_set_back_cannot_hide_behind_a_recorded_chain(
+    past, alice, service, sealed
+):
+    recorded, before = list(service.links), len(sealed)
     set_back(service, 1)
     service.lies["GetChain"] = lambda _: recorded[-1:]
     with pytest.raises(ReceiptRefused, match="not newer"):
         alice.fetch()
+    assert len(sealed) == before
+
+
+def test_a_newcomer_is_not_shown_a_chain_that_is_ahead_of_its_enclave(connect, service, sealed):
+    first = service.links[:1], service.state
+    service.publish()
+    recorded = list(service.links)
+    service.back(*first)
+    service.lies["GetChain"] = lambda _: recorded
+    with connect() as client, pytest.raises(ReceiptRefused, match="not newer than round 1"):
+        client.fetch()
+    assert sealed == []
 
 
 def test_two_receipts_for_one_round_are_a_fork_and_both_are_kept(
@@ -305,13 +368,13 @@ def test_two_receipts_for_one_round_are_a_fork_and_both_are_kept(
     with pytest.raises(Fork) as caught:
         alice.fetch()
     assert (caught.value.held, caught.value.other) == (held, other)
-    (proof,) = folder.glob("alice.fork-2-*")
+    (proof,) = folder.glob("alice.*.fork-2-*")
     assert decode(ForkProof, proof.read_bytes()) == ForkProof(held, other)
     assert str(proof) in caught.value.__notes__[0]
     assert ForkProved(proof) in told
     with pytest.raises(Fork):
         alice.fetch()
-    assert len(list(folder.glob("alice.fork-*"))) == 1
+    assert len(list(folder.glob("alice.*.fork-*"))) == 1
 
 
 def test_a_fork_is_proved_across_a_change_of_terms(past, alice, service, charter):
@@ -319,19 +382,19 @@ def test_a_fork_is_proved_across_a_change_of_terms(past, alice, service, charter
     service.adopt(charter(revision=2))
     alice.fetch()  # agreed to revision 2, on top of the receipt of round 2
     set_back(service, 1)
-    service.links = [each for each in service.links if each != charter(revision=2)]
-    service.restart()
+    service.back([each for each in service.links if each != charter(revision=2)], service.state)
     service.publish(value=5.0)
     with pytest.raises(Fork):
         alice.fetch()
 
 
 def test_a_host_cannot_frame_an_enclave_for_a_fork(past, alice, service, folder):
-    forged = MALLORY.sign(replace(service.head, model=bytes(32)))
+    last = service.certified[-1]
+    forged = replace(last, receipt=MALLORY.sign(replace(last.receipt, model=bytes(32))))
     service.lies["GetChain"] = lambda _: [forged]
     with pytest.raises(OpenError):
         alice.fetch()
-    assert not list(folder.glob("alice.fork-*"))
+    assert not list(folder.glob("alice.*.fork-*"))
 
 
 def test_terms_that_were_replaced_do_not_return(alice, service, charter):
@@ -357,13 +420,16 @@ def outcome(**changes):
     """The true receipt with other fields, which nobody has signed."""
 
     def change(honest):
-        if honest.WhichOneof("outcome") != "receipt":
+        if honest.WhichOneof("outcome") != "certified":
             return honest
-        return wire.OutcomeReply(
-            receipt=encode(replace(decode(Receipt, honest.receipt), **changes))
-        )
+        true = decode(Certified, honest.certified)
+        return certified(replace(true, receipt=replace(true.receipt, **changes)))
 
     return change
+
+
+def certified(shown):
+    return wire.OutcomeReply(certified=encode(shown))
 
 
 def asked_for(*ranges):
@@ -382,7 +448,7 @@ AFTER = {
     ),
     "noise for a receipt": (
         "AwaitOutcome",
-        lambda _: wire.OutcomeReply(receipt=b"noise"),
+        lambda _: wire.OutcomeReply(certified=b"noise"),
         MalformedMessage,
     ),
     "nothing for an outcome": ("AwaitOutcome", lambda _: wire.OutcomeReply(), MalformedMessage),
@@ -421,9 +487,9 @@ def test_no_false_outcome_is_taken_for_true(sentence, alice, connect, service):
 
 
 def test_the_receipt_of_the_last_round_does_not_do_for_this_one(past, alice, service):
-    old = service.head
+    old = service.certified[-1]
     alice.fetch()
-    service.lies["AwaitOutcome"] = lambda _: wire.OutcomeReply(receipt=encode(old))
+    service.lies["AwaitOutcome"] = lambda _: certified(old)
     with pytest.raises(ReceiptRefused, match="asked for the receipt of round 3"):
         alice.submit(UPDATE)
 
@@ -431,16 +497,16 @@ def test_the_receipt_of_the_last_round_does_not_do_for_this_one(past, alice, ser
 def test_a_receipt_that_differs_from_the_chain_s_is_a_fork(alice, service, folder):
     """The enclave was set back during the round, and both of its lives published it."""
     alice.fetch()
-    first = service.state
-    one = service.publish(value=1.0)
-    service.links, service.state = service.links[:1], first
-    service.restart()
+    first = service.links[:1], service.state
+    service.publish(value=1.0)
+    one = service.certified[-1]
+    service.back(*first)
     two = service.publish(value=2.0)
-    service.lies["AwaitOutcome"] = lambda _: wire.OutcomeReply(receipt=encode(one))
+    service.lies["AwaitOutcome"] = lambda _: certified(one)
     with pytest.raises(Fork) as caught:
         alice.submit(UPDATE)
-    assert {caught.value.held, caught.value.other} == {one, two}
-    assert list(folder.glob("alice.fork-1-*"))
+    assert {caught.value.held, caught.value.other} == {one.receipt, two}
+    assert list(folder.glob("alice.*.fork-1-*"))
 
 
 def void(service):
@@ -474,19 +540,19 @@ def test_a_void_round_cannot_move_an_update_to_another_model(alice, service, sea
     assert len(sealed) == 1
 
 
-def test_a_newcomer_s_chain_begins_with_the_round_that_it_joined(connect, service, folder):
+def test_a_newcomer_holds_the_receipt_before_the_round_that_it_joined(connect, service, folder):
     """The enclave is set back to its start, and lives through two other rounds."""
-    first = service.state
-    service.publish()
+    first = service.links[:1], service.state
+    one = service.publish()
     with connect() as client:
         assert client.fetch().round == 2
-        service.links, service.state = service.links[:1], first
-        service.restart()
-        service.publish(value=1.0)
+        service.back(*first)
+        two = service.publish(value=1.0)
         service.publish(value=1.0)
         for _ in range(2):
-            with pytest.raises(ReceiptRefused, match="from the round that this client joined"):
+            with pytest.raises(Fork) as caught:
                 client.submit(UPDATE)
+            assert (caught.value.held, caught.value.other) == (one, two)
 
 
 def test_a_void_round_cannot_be_skipped_without_its_receipt(alice, service, sealed):
@@ -494,7 +560,7 @@ def test_a_void_round_cannot_be_skipped_without_its_receipt(alice, service, seal
     service.publish()
     void(service)
     service.lies["GetChain"] = lambda links: []
-    with pytest.raises(ReceiptRefused, match="the receipt of round 1 is not shown"):
+    with pytest.raises(ReceiptRefused, match="receipts 1 to 1 are missing"):
         alice.submit(UPDATE)
     assert len(sealed) == 1
 

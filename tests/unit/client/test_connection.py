@@ -114,6 +114,7 @@ def test_what_is_waited_for_is_logged_unless_somebody_else_is_told(connect, serv
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("WARNING", "attempt 1 failed (stopping): trying again"),
         ("INFO", "waiting for an open round"),
+        ("INFO", "waiting for the chain of receipts"),
     ]
     caplog.clear()
     with connect() as client:

@@ -110,7 +110,7 @@ def test_an_update_is_not_sent_again_without_end(alice, service, sealed):
         return wire.OutcomeReply(void=wire.Void())
 
     service.lies["AwaitOutcome"] = void
-    with pytest.raises(ServiceError, match="opened again 3 times"):
+    with pytest.raises(ServiceError, match="sent 3 times"):
         alice.submit(UPDATE)
     assert len(sealed) == 3
 

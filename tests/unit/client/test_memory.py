@@ -27,32 +27,35 @@ def file(tmp_path):
 
 @pytest.fixture
 def memory(charter):
-    return Memory("alice", charter(), b"e" * 32, ())
+    return Memory("alice", charter(), charter().federation, b"e" * 32)
 
 
-def receipt(number):
+def receipt(number, **changes):
     zero = bytes(32)
-    return Receipt(
-        number,
-        zero,
-        zero,
-        zero,
-        1,
-        "simulation",
-        zero,
-        zero,
-        3,
-        3,
-        (),
-        zero,
-        False,
-        (),
-        "multi-krum",
-        "none",
-        "inside",
-        (),
-        UNSIGNED,
+    plain = Receipt(
+        number=number,
+        round_id=zero,
+        previous=zero,
+        federation=zero,
+        revision=1,
+        evidence="simulation",
+        failure="",
+        aggregate=zero,
+        model=zero,
+        cohort=zero,
+        participants=3,
+        kept=3,
+        rejected=(),
+        commitment=zero,
+        disclosed=False,
+        selected=(),
+        rule="multi-krum",
+        masking="none",
+        distances="inside",
+        cautions=(),
+        signature=UNSIGNED,
     )
+    return replace(plain, **changes)
 
 
 def test_what_is_kept_comes_back(file, memory):
@@ -123,10 +126,10 @@ def test_where_there_are_no_locks_it_is_kept_without(file, memory, monkeypatch):
     assert file.load() == memory
 
 
-def test_one_receipt_is_remembered(memory):
+def test_one_end_of_the_chain_is_remembered(memory):
     with pytest.raises(MalformedMessage):
         decode(Memory, encode(memory)[:-1])
-    with pytest.raises(ValueError, match="one receipt"):
+    with pytest.raises(ValueError, match="one end of the chain"):
         replace(memory, receipts=(receipt(1), receipt(2)))
 
 
@@ -139,10 +142,11 @@ def test_one_receipt_is_remembered(memory):
         lambda content: b"\xff" + content[1:],
     ],
 )
-def test_a_damaged_file_is_never_taken_for_no_file(spoil, file, memory, connect):
+def test_a_damaged_file_is_never_taken_for_no_file(spoil, kept, memory, connect):
+    file = kept
     file.save(memory)
     file.path.write_bytes(spoil(file.path.read_bytes()))
-    with pytest.raises(StateError, match=r"alice\.memory: is damaged.*from a copy"):
+    with pytest.raises(StateError, match=r"\.memory: is damaged.*a new key.*revoke the old"):
         file.load()
     with pytest.raises(StateError, match="damaged"):
         file.save(memory)
@@ -171,44 +175,44 @@ def test_a_full_disk_is_told(file, memory, monkeypatch):
         file.save(memory)
 
 
-def test_a_damaged_memory_is_told_even_between_two_calls(alice, folder):
+def test_a_damaged_memory_is_told_even_between_two_calls(alice, kept):
     alice.fetch()
-    (folder / "alice.memory").write_bytes(b"noise")
+    kept.path.write_bytes(b"noise")
     with pytest.raises(StateError, match="damaged"):
         alice.submit(np.ones(D))
 
 
-def test_it_lies_beside_the_key_or_where_it_is_asked_for(connect, folder):
+def test_it_lies_beside_the_key_or_where_it_is_asked_for(connect, folder, kept):
     with connect() as client:
         client.fetch()
-    assert (folder / "alice.memory").exists()
+    assert kept.path.exists()
     elsewhere = folder / "elsewhere"
     with connect(memory=elsewhere) as client:
         client.fetch()
         client.submit(np.ones(D))
-    kept = MemoryFile(elsewhere, "alice").load()
-    assert kept is not None
-    assert kept.last is not None
-    assert kept.last.number == 1
+    stored = MemoryFile(elsewhere, "alice").load()
+    assert stored is not None
+    assert stored.last is not None
+    assert stored.last.number == 1
 
 
-def test_the_enclave_is_remembered_before_anything_is_sealed_for_it(connect, folder, service):
+def test_the_enclave_is_remembered_before_anything_is_sealed_for_it(connect, kept, service):
     with connect() as client:
         client.fetch()
-    kept = MemoryFile(folder / "alice.memory", "alice").load()
-    assert kept is not None
-    assert (kept.receipt_key, kept.last) == (service.identity.public, None)
+    stored = kept.load()
+    assert stored is not None
+    assert (stored.receipt_key, stored.last) == (service.identity.public, None)
 
 
-def test_the_receipt_is_remembered_before_the_outcome_is_told(alice, folder, service):
+def test_the_receipt_is_remembered_before_the_outcome_is_told(alice, kept, service):
     alice.fetch()
     outcome = alice.submit(np.ones(D))
-    kept = MemoryFile(folder / "alice.memory", "alice").load()
-    assert kept is not None
-    assert kept.last == outcome.receipt == service.head
+    stored = kept.load()
+    assert stored is not None
+    assert stored.last == outcome.receipt == service.head
 
 
-def test_two_processes_of_one_client_do_not_undo_each_other(connect, folder, service):
+def test_two_processes_of_one_client_do_not_undo_each_other(connect, kept, service):
     with connect() as one, connect() as two:
         one.fetch()
         two.fetch()
@@ -221,6 +225,6 @@ def test_two_processes_of_one_client_do_not_undo_each_other(connect, folder, ser
         two.fetch()
         with pytest.raises(LocalProtocolError, match="one at a time"):
             one.submit(np.ones(D))
-    kept = MemoryFile(folder / "alice.memory", "alice").load()
-    assert kept is not None
-    assert kept.last == service.receipts[2]
+    stored = kept.load()
+    assert stored is not None
+    assert stored.last == service.receipts[2]
