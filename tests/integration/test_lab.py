@@ -141,7 +141,7 @@ def test_attackers_confirm_even_if_their_updates_are_refused(tmp_path):
     arguments = ("--clients", "9", "--byzantine", "3", "--attack", "nan", "--rounds", "2")
     figures = train(tmp_path / "run", *arguments, *ONE_PROCESS)
     assert figures["rounds"] == 2
-    assert [sorted(row.rejected) for row in read(tmp_path / "run")] == [[7, 8, 9]] * 2
+    assert [len(row.rejected) for row in read(tmp_path / "run")] == [3, 3]
 
 
 def published(folder: Path) -> int:
