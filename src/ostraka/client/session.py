@@ -47,6 +47,7 @@ class Session:
     note: Callable[[Proposal], None] | None = None  # called before a vote is given
     memory: Memory | None = None
     receipts: dict[int, Receipt] = field(default_factory=dict)
+    refused: list[Proposal] = field(default_factory=list)  # others of a number were confirmed
 
     def __post_init__(self) -> None:
         self.memory = self.file.load()
@@ -177,14 +178,17 @@ class Session:
     def confirm(self, proposal: Proposal) -> None:
         """Vote for a proposal, durably and once, and show the vote.
 
-        If this client has confirmed another one of that number, it shows that instead.
+        If this client has confirmed another one of that number, it shows that instead, and waits:
+        others may confirm this one.
         """
         if proposal.number > self.last_number + 1:
             self.catch_up()
         try:
             voted = self.file.change(lambda stored: self._voted(stored, proposal))
         except RolledBack as copied:
-            self.prove(copied)
+            if proposal not in self.refused:
+                self.refused.append(proposal)
+                self.prove(copied)
             return
         self.memory = voted
         confirmation = voted.role(self.who.identity).confirmation()
