@@ -161,7 +161,7 @@ def copies(deploy, tmp_path):
             f=0,
             masking="none",
             dimension=DIMENSION,
-            settings={"quorum": 3, "deadline_s": 600, "grace_s": 0.5, "count": 5},
+            settings={"quorum": 3, "deadline_s": 600, "grace_s": 2, "count": 5},
         )
         founding = first.enclave()
         founding.wait_for("RoundOpened")
