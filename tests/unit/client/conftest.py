@@ -344,6 +344,8 @@ class Service(EnclaveServicer):
         return wire.OutcomeReply(void=wire.Void())
 
     def _proposed(self, leaf):
+        assert self.pending is not None
+        assert self.ballot is not None
         path = path_to(self.pending.pending.leaves, leaf)
         proposal = encode(self.ballot.proposal)
         return wire.Proposed(proposal=proposal, path=path or (), included=path is not None)
@@ -359,10 +361,10 @@ class Service(EnclaveServicer):
                     if self.ballot is None:
                         raise OpenError("Confirmation")
                     self.ballot.add(confirmation)
+                    if self.ballot.confirmed:
+                        self.release()
                 except OpenError as refused:
                     context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refused))
-                if self.ballot.confirmed:
-                    self.release()
         return self._tell("Confirm", wire.ConfirmReply())
 
     def Remind(self, request, context):  # noqa: N802

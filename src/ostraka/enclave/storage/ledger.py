@@ -220,6 +220,11 @@ class History:
         return self.head.number if self.head else 0
 
     @property
+    def stored(self) -> int:
+        """The number under which the last state is stored: 0 before the first receipt."""
+        return self.number if self.published else 0
+
+    @property
     def electors(self) -> Federation:
         """The federation that the head names: whose voters confirm the next number."""
         return self._federations[self.head.federation] if self.head else self.charters[0].federation

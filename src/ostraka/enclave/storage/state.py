@@ -232,18 +232,19 @@ class EnclaveState:
         # Always a new one, and never read back: a host could lay another ledger's seed here, found
         # a ledger of its own over it, and have that one hand the seed to code of its choice.
         seed = entropy(_SEED_BYTES)
+        identity, content = Identity(seed), models.to_bytes(state)
+        record = Founded(identity.public, charter, models.content_digest(content), abandon)
+        self._check(record)
         self._seed.write(seed)
-        identity = Identity(seed)
-        content = models.to_bytes(state)
-        self._models.save(abandon.number if abandon else 0, content)
-        self._append(Founded(identity.public, charter, models.content_digest(content), abandon))
+        self._models.save(0, content)
+        self._append(record)
         self._identity, self._last = identity, state
 
     def inherit(self, estate: Estate, origin: bytes) -> None:
         """Go on where the enclave of code id `origin` stopped. Raises StateError, OpenError."""
         self.require_fresh()
         history = estate.verify(origin)
-        self._models.save(history.number, estate.state)
+        self._models.save(history.stored, estate.state)
         self._seed.write(estate.seed)
         self._append(estate.record(origin))
         self._identity = Identity(estate.seed)
@@ -369,7 +370,7 @@ class EnclaveState:
             self._require_no_models()
             return
         self._identity = Identity(self._read_seed())
-        self._last = self._models.load(self._history.number, self._history.state or b"")
+        self._last = self._models.load(self._history.stored, self._history.state or b"")
         self._resume()
         self.migration.discard()  # A hand-over that was under way is complete.
 
@@ -377,13 +378,25 @@ class EnclaveState:
         """Go on with an outcome that was pending when the process ended."""
         if not self._held.exists():
             return
-        held = decode(_Held, self._held.read())
+        try:
+            held = decode(_Held, self._held.read())
+        except MalformedMessage as unknown:
+            raise StateError(
+                self._held.path, f"is of another version ({unknown}): use the release that wrote it"
+            ) from None
         number = held.pending.receipt.number
         if number <= self._history.number:
             self._held.discard()  # It was published, and the process ended just then.
             return
+        try:
+            self._check(Published(Certified(held.pending.receipt, None), held.state))
+        except LocalProtocolError as misplaced:
+            raise StateError(
+                self._held.path,
+                f"is of another time than the ledger ({misplaced}): bring back the whole folder as "
+                "it was",
+            ) from None
         self.pending = held.pending, self._models.load(number, held.state)
-        self._check(Published(Certified(held.pending.receipt, None), held.state))
 
     def _require_this_version(self) -> None:
         """Raises StateError for what version 0.1 has sealed, before anything is read or changed."""

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from ostraka.encoding import digest
+from ostraka.encoding import digest, encode
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
 
@@ -124,8 +124,17 @@ def found(life, state):
     state.found(life.charter(), life.state_of(0))
 
 
-def publish(life, state):
-    life.publish(state)
+def found_after_abandon(life, state):
+    state.found(life.charter(), life.state_of(3), abandon=life.abandon(life.charter()))
+
+
+def hold(life, state):
+    life.hold(state)
+
+
+def release(life, state):
+    """What is pending, which is the same outcome after every death."""
+    life.release(state)
 
 
 def adopt(life, state):
@@ -133,7 +142,7 @@ def adopt(life, state):
 
 
 def skip(life, state):
-    state.skip(len(state.receipts()) + 1, "the quorum was missed")
+    state.skip(len(state.published()) + 1, "the quorum was missed")
 
 
 def hand_over(life, state):
@@ -154,6 +163,12 @@ def two_rounds(life, folder):
         life.publish(state, 2)
 
 
+def a_pending_round(life, folder):
+    two_rounds(life, folder)
+    with life.open(folder, keep=1) as state:
+        life.hold(state)
+
+
 def a_request(life, folder):
     with life.founded("old") as old:
         life.publish(old, 2)
@@ -169,13 +184,17 @@ def went_on(life, state):
             inherit(life, state)
         else:
             found(life, state)
+    if state.pending is not None:
+        life.release(state)
     if state.handed_over_to is None:
         life.publish(state)
 
 
 ACTIONS = {
     "founding": (nothing, found),
-    "publishing": (two_rounds, publish),
+    "founding after an abandoned round": (nothing, found_after_abandon),
+    "holding an outcome": (two_rounds, hold),
+    "publishing an outcome": (a_pending_round, release),
     "adopting a revision": (two_rounds, adopt),
     "skipping a round": (two_rounds, skip),
     "handing over": (two_rounds, hand_over),
@@ -193,6 +212,7 @@ def summary(state):
         len(state.charters),
         state.handed_over_to,
         state.handed_over_from,
+        state.pending and (encode(state.pending[0]), state.pending[1].model.tobytes()),
     )
 
 
@@ -282,7 +302,8 @@ def test_a_failing_disk_at_any_step_does_no_harm(life, action, monkeypatch):
 
 
 LOOP = """
-import importlib.util, sys
+import importlib.util, os, sys
+from ostraka.encoding import digest
 from pathlib import Path
 from typing import Any
 spec = importlib.util.spec_from_file_location("life", sys.argv[1])
@@ -293,18 +314,24 @@ life = life.Life(Path(sys.argv[2]))
 state = life.open()
 if state.fresh:
     state.found(life.charter(), life.state_of(0))
+if state.pending is not None:
+    life.release(state)
 while True:
-    life.publish(state)
-    print(state.head.number, flush=True)
+    pending = life.hold(state, commitment=os.urandom(32))
+    print("held", pending.receipt.number, digest(pending).hex(), flush=True)
+    life.release(state)
+    print("published", pending.receipt.number, digest(pending).hex(), flush=True)
 """
 
 
 def test_kill_9_of_a_real_process(life):
+    """Each outcome has a commitment of its own: what was held is published, and no other."""
     conftest = Path(__file__).with_name("conftest.py")
     assert importlib.util.spec_from_file_location("life", conftest) is not None
     chance = random.Random(5)
-    told = 0
-    for _ in range(3):
+    last = 0
+    for _ in range(4):
+        told: list[str] = []
         process = subprocess.Popen(
             [sys.executable, "-c", LOOP, str(conftest), str(life.root)],
             stdout=subprocess.PIPE,
@@ -312,12 +339,20 @@ def test_kill_9_of_a_real_process(life):
         )
         with process:
             assert process.stdout is not None
-            for line in itertools.islice(process.stdout, chance.randrange(5, 40)):
-                told = int(line)
+            told += itertools.islice(process.stdout, chance.randrange(5, 40))
             process.send_signal(signal.SIGKILL)
-            told = max([told, *(int(line) for line in process.stdout if line.endswith("\n"))])
+            told += [line for line in process.stdout if line.endswith("\n")]
+        held = {int(line.split()[1]): line.split()[2] for line in told}
         with life.open() as state:
-            assert state.head.number in (told, told + 1)
+            published = max([last, *(int(line.split()[1]) for line in told if line[0] == "p")])
+            assert state.head.number in (published, published + 1)
             expected = life.state_of(state.head.number).model
             assert (state.last_state.model == expected).all()
-            told = state.head.number
+            if state.head.number < max(held):
+                assert digest(state.pending[0]).hex() == held[state.head.number + 1]
+            for each in state.published(min(held)):
+                proposal = each.certificate.proposal
+                pending = life.pending(state, each.receipt)
+                assert pending.proposal == proposal
+                assert digest(pending).hex() == held[each.receipt.number]
+            last = state.head.number

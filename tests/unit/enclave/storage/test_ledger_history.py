@@ -30,12 +30,12 @@ def state(life):
 def story(life, state):
     """Two rounds, a revision between them, and a round that was given up."""
     told: list[Record] = [Founded(state.receipt_key, life.charter(), bytes(32))]
-    first = life.receipt(state, life.state_of(1))
-    told.append(Published(first, DIGEST))
-    state.publish(first, life.state_of(1))
+    life.hold(state)
+    told.append(Published(life.release(state), DIGEST))
     state.adopt(life.charter(2))
     told += [Adopted(life.charter(2)), Skipped(2, "the quorum was missed")]
-    told.append(Published(life.receipt(state, life.state_of(2)), bytes(32)))
+    life.hold(state)
+    told.append(Published(life.release(state), bytes(32)))
     return told
 
 
@@ -50,8 +50,8 @@ def test_the_records_add_up(story, state, life):
     history = tell(*story)
     assert history.receipt_key == state.receipt_key
     assert history.charters == [life.charter(), life.charter(2)]
-    assert [receipt.number for receipt in history.receipts] == [1, 2]
-    assert history.head == history.receipts[-1]
+    assert [each.receipt.number for each in history.published] == [1, 2]
+    assert history.head == history.published[-1].receipt
     assert history.number == 2
     assert history.federation.revision == 2
     assert history.state == bytes(32)
@@ -60,8 +60,9 @@ def test_the_records_add_up(story, state, life):
 
 
 def test_a_round_may_end_under_the_revision_under_which_it_began(story, life, state):
-    early = replace(story[-1].receipt, federation=life.charter().federation.digest())
-    assert tell(*story[:-1], Published(early, DIGEST)).number == 2
+    last = story[-1].certified
+    early = replace(last.receipt, federation=life.charter().federation.digest())
+    assert tell(*story[:-1], Published(replace(last, receipt=early), DIGEST)).number == 2
 
 
 def test_a_life_goes_on_after_a_hand_over(story):
@@ -80,7 +81,7 @@ def test_a_life_goes_on_after_many_hand_overs(story):
     told = story
     for _ in range(20):
         told = [TakenOver(b"o" * 32, tuple(encode(each) for each in (*told, END)))]
-    assert tell(*told).receipts == tell(*story).receipts
+    assert tell(*told).published == tell(*story).published
 
 
 REFUSED = {
@@ -99,7 +100,7 @@ REFUSED = {
     "a round twice": (lambda told: (told[0], told[1], told[1]), "does not follow"),
     "a round left out": (lambda told: (told[0], *told[2:3], told[4]), "does not follow"),
     "another round before it": (
-        lambda told: (*told[:4], replace(told[4], receipt=_after(told[4].receipt, b"x" * 32))),
+        lambda told: (*told[:4], replace(told[4], certified=_after(told[4].certified, b"x" * 32))),
         "does not follow",
     ),
     "a federation that was never adopted": (lambda told: (*told[:2], told[4]), "never adopted"),
@@ -111,8 +112,8 @@ REFUSED = {
 }
 
 
-def _after(receipt, previous):
-    return replace(receipt, previous=previous)
+def _after(certified, previous):
+    return replace(certified, receipt=replace(certified.receipt, previous=previous))
 
 
 @pytest.mark.parametrize("what", REFUSED)
@@ -145,7 +146,7 @@ def test_a_revision_keeps_the_authority_and_the_model(story, life):
 def test_a_revision_keeps_the_revoked(story, life):
     history = tell(*story)
     federation = life.charter(3).federation
-    gone = replace(federation, revoked=(Member("d", b"d" * 32),))
+    gone = replace(federation, revoked=(Member("e", b"e" * 32),))
     history.admit(Adopted(replace(life.charter(3), federation=gone)))
     with pytest.raises(LocalProtocolError, match="stays revoked"):
         history.admit(Adopted(life.charter(4)))
@@ -158,8 +159,9 @@ def test_a_history_that_cannot_be_read_is_malformed():
 
 def test_signatures_are_verified(story, life):
     stranger = Identity(b"x" * 32)
-    receipt = stranger.sign(story[1].receipt)
+    first = story[1].certified
+    forged = replace(first, receipt=stranger.sign(first.receipt))
     with pytest.raises(OpenError):
-        tell(story[0], Published(receipt, DIGEST)).verify()
+        tell(story[0], Published(forged, DIGEST)).verify()
     with pytest.raises(OpenError):
         tell(replace(story[0], charter=life.charter(authority=stranger))).verify()

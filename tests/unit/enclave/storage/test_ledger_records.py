@@ -13,17 +13,21 @@ from ostraka.enclave.storage.ledger import (
 )
 from ostraka.encoding import encode, pack
 from ostraka.errors import MalformedMessage
+from ostraka.messages import Certified
 
 
 @pytest.fixture
 def every_kind(life):
     state = life.founded()
-    receipt = life.receipt(state, life.state_of(1))
+    pending = life.pending(state, life.receipt(state, life.state_of(1)))
+    abandon = life.abandon(life.charter())
     return [
         Founded(state.receipt_key, life.charter(), bytes(32)),
+        Founded(state.receipt_key, life.charter(), bytes(32), abandon),
         TakenOver(bytes(32), (b"one", b"two", b"")),
         Adopted(life.charter(2)),
-        Published(receipt, bytes(32)),
+        Published(life.certified(pending, state.electors), bytes(32)),
+        Published(Certified(pending.receipt, None), bytes(32)),
         Skipped(7, "the quorum was missed"),
         HandedOver(b"t" * 32, b"k" * 32),
     ]

@@ -26,6 +26,7 @@ from ostraka.errors import (
     LocalProtocolError,
     MalformedMessage,
     OpenError,
+    ReceiptRefused,
     Refusal,
     StateError,
 )
@@ -119,7 +120,7 @@ def test_the_successor_goes_on_with_the_next_round(pair, life):
         origin=code_id(OLD), receipt_key=pair.old.receipt_key, rounds=2, revision=2
     )
     for _ in range(2):
-        assert pair.new.receipts() == pair.old.receipts()
+        assert pair.new.published() == pair.old.published()
         assert pair.new.charters == pair.old.charters
         assert np.array_equal(pair.new.last_state.model, pair.old.last_state.model)
         assert np.array_equal(pair.new.last_state.moments, pair.old.last_state.moments)
@@ -206,7 +207,7 @@ def test_the_state_can_move_on_again(pair, life):
         pair.new, request, provider=provider(NEW), policy=both, circumstances=CIRCUMSTANCES
     )
     pair.take_over(exported.bundle, third, provider=provider(EVIL), policy=both)
-    assert third.receipts() == pair.new.receipts()
+    assert third.published() == pair.new.published()
     assert third.handed_over_from == code_id(NEW)
 
 
@@ -299,6 +300,18 @@ def test_a_successor_that_is_not_listed_is_named(life):
     (line,) = follows(pair.old.receipt_key, NEW)
     with pytest.raises(AttestationRefused, match=f"a revision that lists {line.hex()}"):
         pair.export()
+
+
+def test_nothing_leaves_while_an_outcome_waits_to_be_confirmed(pair):
+    """Its proposal was shown by this enclave: the successor would not know of it."""
+    request = pair.request()
+    pending = pair.life.hold(pair.old)
+    with pytest.raises(StateError, match="waits to be confirmed"):
+        pair.export(request)
+    assert pair.old.handed_over_to is None
+    pair.life.release(pair.old)
+    pair.take_over(pair.export(request).bundle)
+    assert pair.new.head == pending.receipt
 
 
 UNFIT = {
@@ -432,9 +445,31 @@ def with_record(pair, index, change):
 
 def forged_receipt(pair):
     def change(record):
-        return replace(record, receipt=replace(record.receipt, signature=bytes(64)))
+        receipt = replace(record.certified.receipt, signature=bytes(64))
+        return replace(record, certified=replace(record.certified, receipt=receipt))
 
     return with_record(pair, 2, change)
+
+
+def votes(change):
+    """Other votes in the certificate of the last receipt."""
+
+    def bundle(pair):
+        def edit(record):
+            certificate = record.certified.certificate
+            certificate = replace(certificate, votes=change(certificate.votes))
+            return replace(record, certified=replace(record.certified, certificate=certificate))
+
+        return with_record(pair, 2, edit)
+
+    return bundle
+
+
+def unconfirmed(pair):
+    def edit(record):
+        return replace(record, certified=replace(record.certified, certificate=None))
+
+    return with_record(pair, 2, edit)
 
 
 def forged_charter(pair):
@@ -515,6 +550,17 @@ BUNDLES = {
         "field",
     ),
     "a receipt that the identity has not signed": (forged_receipt, OpenError, "Receipt"),
+    "a receipt that nobody has confirmed": (unconfirmed, ReceiptRefused, "nobody confirms"),
+    "a receipt that too few have confirmed": (
+        votes(lambda each: each[:1]),
+        ReceiptRefused,
+        "1 confirmations and needs 2",
+    ),
+    "a receipt with a vote counted twice": (
+        votes(lambda each: (each[0], each[0])),
+        ReceiptRefused,
+        "counts a voter twice",
+    ),
     "a charter that the authority has not signed": (forged_charter, OpenError, "Charter"),
     "a model that is not the last receipt's": (model_without_receipt, OpenError, "model"),
 }

@@ -31,7 +31,7 @@ def test_a_new_folder_is_fresh_until_something_is_founded(life):
     state = life.open()
     assert state.fresh
     assert state.head is None
-    assert state.receipts() == state.charters == ()
+    assert state.published() == state.charters == ()
     for use in ("receipt_key", "federation", "last_state"):
         with pytest.raises(LocalProtocolError, match="nothing was founded"):
             getattr(state, use)
@@ -54,14 +54,14 @@ def test_what_was_written_is_there_after_a_restart(life):
         state.skip(3, "the quorum was missed")
         state.adopt(life.charter(2))
         life.publish(state)
-        key, receipts = state.receipt_key, state.receipts()
+        key, published = state.receipt_key, state.published()
     with life.open() as state:
         assert state.receipt_key == key
-        assert state.receipts() == receipts
-        assert state.head == receipts[-1]
-        assert [receipt.number for receipt in state.receipts(2)] == [2, 3]
-        assert state.receipts(4) == ()
-        assert state.receipts(0) == receipts
+        assert state.published() == published
+        assert state.head == published[-1].receipt
+        assert [each.receipt.number for each in state.published(2)] == [2, 3]
+        assert state.published(4) == ()
+        assert state.published(0) == published
         assert state.charters == (life.charter(), life.charter(2))
         assert state.federation.revision == 2
         assert np.array_equal(state.last_state.model, life.state_of(3).model)
@@ -85,7 +85,7 @@ def test_the_enclave_goes_on_from_the_last_published_model(life):
 
 def joins(life, state, last):
     """Whether a client that holds this receipt takes part in the enclave's next round."""
-    client = Client("a", Identity(bytes(32)), state.federation, state.receipt_key, last)
+    client = Client("b", Identity(b"b" * 32), state.federation, state.receipt_key, last)
     offer = state.start(evidence="simulation").open_round().offer
     client.join(offer, in_process(offer, state.receipt_key))
 
@@ -147,10 +147,10 @@ def test_a_state_that_does_not_open_can_be_opened_again(life):
 
 def test_a_closed_state_takes_nothing_more(life):
     state = life.founded()
-    receipt = life.receipt(state, life.state_of(1))
+    pending = life.pending(state, life.receipt(state, life.state_of(1)))
     state.close()
     for use in (
-        lambda: state.publish(receipt, life.state_of(1)),
+        lambda: state.hold(pending, life.state_of(1)),
         lambda: state.adopt(life.charter(2)),
         lambda: state.skip(1, ""),
         lambda: state.hand_over(SUCCESSOR, bytes(32), seal),
@@ -163,6 +163,17 @@ def test_a_closed_state_takes_nothing_more(life):
     with pytest.raises(LocalProtocolError, match="closed"):
         fresh.found(life.charter(), life.state_of(0))
     assert files(fresh.folder) == ["lock"]
+
+
+def test_a_closed_state_publishes_nothing(life):
+    state = life.founded()
+    life.hold(state)
+    state.close()
+    with pytest.raises(LocalProtocolError, match="closed"):
+        life.release(state)
+    with life.open() as state:
+        assert state.head is None
+        life.release(state)
 
 
 def test_a_state_is_founded_once(life):
@@ -207,24 +218,25 @@ PUBLICATIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("what", PUBLICATIONS)
-def test_what_does_not_follow_is_not_published(life, what):
+def test_what_does_not_follow_is_not_held(life, what):
     changes, error, message = PUBLICATIONS[what]
     state = life.founded()
     life.publish(state)
     before = files(state.folder)
     with pytest.raises(error, match=message):
-        state.publish(life.receipt(state, life.state_of(2), **changes), life.state_of(2))
+        life.hold(state, **changes)
+    assert state.pending is None
     assert files(state.folder) == before
     life.publish(state)
     assert state.head.number == 2
 
 
-def test_only_the_enclave_s_own_receipt_is_published(life):
+def test_only_the_enclave_s_own_receipt_is_held(life):
     state = life.founded()
     receipt = Identity(b"x" * 32).sign(life.receipt(state, life.state_of(1)))
     with pytest.raises(OpenError):
-        state.publish(receipt, life.state_of(1))
-    assert state.head is None
+        state.hold(life.pending(state, receipt), life.state_of(1))
+    assert state.pending is None
 
 
 def test_only_a_newer_revision_of_the_authority_is_adopted(life):
@@ -250,7 +262,8 @@ def restore_model(life, state):
     shutil.copytree(state.folder, life.root / "copy")
     other = life.open("copy")
     model = life.state_of(9)
-    other.publish(life.receipt(other, model), model)
+    other.hold(life.pending(other, life.receipt(other, model)), model)
+    life.release(other)
     life.publish(state)
     shutil.copy(other.folder / "model-00000003.sealed", state.folder)
 
@@ -499,7 +512,7 @@ def test_an_heir_goes_on_with_everything(life):
         new.inherit(life.estate(old, SUCCESSOR), b"o" * 32)
     with life.open("new", life.sealer("heir")) as new:
         assert new.receipt_key == old.receipt_key
-        assert new.receipts() == old.receipts()
+        assert new.published() == old.published()
         assert new.charters == old.charters
         assert new.handed_over_from == b"o" * 32
         assert new.handed_over_to is None
@@ -511,7 +524,7 @@ def test_an_heir_goes_on_with_everything(life):
         assert new.head.number == 5
         third = life.open("third", life.sealer("third"))
         third.inherit(life.estate(new, SUCCESSOR), b"h" * 32)
-        assert third.receipts() == new.receipts()
+        assert third.published() == new.published()
 
 
 def test_an_heir_has_nothing_of_its_own(life):
