@@ -281,6 +281,8 @@ class Federation:
         self._require_electors()
         if self.revision < 1:
             raise ConfigError(f"revisions count from 1; got {self.revision}")
+        if self.expires is not None and self.expires < 1:
+            raise ConfigError(f"expires counts seconds since 1970; got {self.expires}")
         if len(self.initial) not in (0, _DIGEST_BYTES):
             raise ConfigError("initial is a SHA-256, or empty for a model of zeros")
         rules.require_enough(terms.rule, n, terms.f)

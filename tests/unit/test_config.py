@@ -24,6 +24,7 @@ from ostraka.core.leakage import bound_bits
 from ostraka.core.optimiser import Optimiser
 from ostraka.encoding import decode, encode, pack, unpack
 from ostraka.errors import ConfigError, MalformedMessage
+from ostraka.protocol.confirm import electorates
 
 
 def members(n, *, kind="client", first=0):
@@ -41,6 +42,14 @@ def terms(d=100, **changes):
 def federation(n=7, enrolled=0, **changes):
     return Federation(
         terms(**changes), members(n), members(enrolled, kind="worker", first=100), AUTHORITY, ID
+    )
+
+
+def witnessed(count, n=7, **changes):
+    return replace(
+        federation(n, **{**changes, "confirm": "clients"}),
+        terms=terms(**changes),
+        witnesses=members(count, kind="witness", first=200),
     )
 
 
@@ -97,6 +106,41 @@ IMPOSSIBLE = {
     "the least leakage budget": (lambda: terms(masking="gaussian", leakage_bits=5e-324), "bits"),
     "a leakage budget near it": (lambda: terms(masking="gaussian", leakage_bits=1e-318), "bits"),
     "a precision below zero": (lambda: terms(masking="gaussian", precision=-1.0), "precision"),
+    "an id that is too short": (lambda: replace(federation(), id=b"i" * 31), "got 31"),
+    "no id": (lambda: replace(federation(), id=b""), "got 0"),
+    "an expiry before all time": (lambda: replace(federation(), expires=0), "got 0"),
+    "confirmation by nobody known": (lambda: terms(confirm="auditors"), "'auditors'"),
+    "Byzantine witnesses below zero": (lambda: terms(witness_f=-1), "witness_f=-1"),
+    "witnesses to confirm, and none": (
+        lambda: federation(confirm="witnesses"),
+        "more witnesses than witness_f = 0; 0 are",
+    ),
+    "no more witnesses than may be Byzantine": (
+        lambda: witnessed(2, confirm="both", witness_f=2),
+        "'both' needs more witnesses than witness_f = 2; 2 are",
+    ),
+    "witnesses whom nobody asks": (
+        lambda: witnessed(2),
+        "2 witnesses are enrolled, and confirm = 'clients'",
+    ),
+    "witnesses where nobody confirms": (lambda: witnessed(1, confirm="none"), "confirm = 'none'"),
+    "a witness that is also a client": (
+        lambda: replace(
+            witnessed(1, confirm="both"), witnesses=(Member("witness-0", bytes([3]) * 32),)
+        ),
+        "own key",
+    ),
+    "a witness with a worker's name": (
+        lambda: Federation(
+            terms(confirm="both"),
+            members(7),
+            members(1, kind="worker", first=100),
+            AUTHORITY,
+            ID,
+            witnesses=(Member("worker-0", b"w" * 32),),
+        ),
+        "own name",
+    ),
     "two clients of one name": (
         lambda: Federation(
             terms(), (*members(5), replace(members(6)[5], name="client-0")), (), AUTHORITY, ID
@@ -155,6 +199,8 @@ CHANGES = {
     "sketch": 4_096,
     "verify": False,
     "optimiser": Optimiser(learning_rate=0.5),
+    "confirm": "none",
+    "witness_f": 1,
 }
 
 
@@ -191,8 +237,34 @@ def test_the_digest_binds_who_decides_and_who_is_out():
         replace(base, revoked=(Member("mallory", b"m" * 32),)),
         replace(base, successors=(b"s" * 32,)),
         replace(base, initial=b"i" * 32),
+        replace(base, id=b"j" * 32),
+        replace(base, expires=2**31),
+        replace(base, expires=2**31 + 1),
     )
-    assert len({each.digest() for each in (base, *others)}) == 6
+    assert len({each.digest() for each in (base, *others)}) == 9
+
+
+def test_the_digest_binds_the_witnesses():
+    base = witnessed(3, confirm="both")
+    others = (
+        replace(base, witnesses=base.witnesses[::-1]),
+        replace(base, witnesses=base.witnesses[:2]),
+        replace(base, witnesses=(*base.witnesses[:2], Member("witness-2", b"k" * 32))),
+        replace(base, terms=replace(base.terms, confirm="witnesses")),
+    )
+    assert len({each.digest() for each in (base, *others)}) == 5
+
+
+@given(n=st.integers(3, 40), f=st.integers(0, 18))
+def test_clients_of_any_federation_can_agree_and_f_may_be_silent_iff_n_is_above_3f(n, f):
+    """Whatever exists can have a quorum; only above 3f it has one without f clients."""
+    try:
+        (clients,) = electorates(federation(n, f=f))
+    except ConfigError:
+        assert n < 2 * f + 3
+        return
+    assert 0 <= clients.silent == n - clients.quorum
+    assert (clients.silent >= f) == (n > 3 * f)
 
 
 def test_a_revoked_key_never_returns():
@@ -202,6 +274,8 @@ def test_a_revoked_key_never_returns():
             replace(base, revoked=(former,))
     with pytest.raises(ConfigError, match="count from 1"):
         replace(base, revision=0)
+    with pytest.raises(ConfigError, match="occurs twice"):
+        replace(witnessed(1, confirm="both"), revoked=(members(1, kind="witness", first=200)[0],))
 
 
 def test_what_cannot_follow_a_revision():
@@ -211,6 +285,7 @@ def test_what_cannot_follow_a_revision():
     for change, why in (
         ({"revision": 1}, "does not replace"),
         ({"authority": b"b" * 32}, "does not replace"),
+        ({"id": b"j" * 32}, f"of the federation {'6a' * 32}, not of {'69' * 32}"),
         ({"initial": b"i" * 32}, "another model"),
         ({"terms": replace(base.terms, manifest=Manifest.flat(51))}, "another model"),
         ({"terms": replace(base.terms, optimiser=Optimiser("sgd"))}, "kind of optimiser"),
@@ -251,6 +326,8 @@ def test_the_manifest_says_what_coordinates_mean():
         lambda: federation(7, clip_norm=0.5, tile=3),
         lambda: federation(7, clip_norm=1),
         lambda: federation(7, 2, masking="gaussian", leakage_bits=1, precision=1),
+        lambda: replace(witnessed(3, confirm="both", witness_f=2), expires=2**40),
+        lambda: witnessed(1, confirm="witnesses"),
     ],
 )
 def test_a_federation_survives_its_encoding(make):

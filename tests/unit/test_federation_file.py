@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from ostraka import federation_file
-from ostraka.cli.templates import federation_toml
+from ostraka.cli.templates import federation_toml, member_lines
 from ostraka.config import Manifest, Member, Tensor
 from ostraka.core import rules
 from ostraka.core.optimiser import Optimiser
@@ -38,6 +38,7 @@ from ostraka.federation_file import (
 from ostraka.messages import Charter, first_model, vector_digest
 
 AUTHORITY = Identity(bytes([9]) * 32)
+ID = b"i" * 32
 
 
 def members(table, n):
@@ -47,6 +48,7 @@ def members(table, n):
 def template(clients=5, workers=2, f=1, **changes):
     values = {"name": "test", "model": "dimension = 100", "masking": "exact", **changes}
     return federation_toml(
+        id=ID,
         authority=AUTHORITY.public,
         f=f,
         working=max(2, workers),
@@ -95,11 +97,13 @@ def test_what_the_template_leaves_out_can_be_put_in(read):
 
 
 def test_the_federation_is_what_the_file_says(read):
-    text = changed(template(), revision=7, successors=f'["{"ab" * 32}"]', kind='"sgd"')
+    changes = {"revision": 7, "successors": f'["{"ab" * 32}"]', "expires": 2**31, "kind": '"sgd"'}
+    text = changed(template(), **changes)
     federation = read(text).federation()
     assert federation.clients == tuple(members("client", 5))
     assert federation.workers == tuple(members("worker", 2))
-    assert federation.authority == AUTHORITY.public
+    assert (federation.authority, federation.id) == (AUTHORITY.public, ID)
+    assert federation.expires == 2**31
     assert (federation.revision, federation.successors) == (7, (b"\xab" * 32,))
     assert federation.terms.optimiser == Optimiser("sgd")
     assert federation.terms.manifest == Manifest.flat(100)
@@ -119,6 +123,8 @@ TERMS = {
     "precision": "0.002",
     "tile": "512",
     "disclose_selection": "true",
+    "confirm": '"none"',
+    "witness_f": "1",
 }
 
 
@@ -152,6 +158,41 @@ def test_the_revoked_take_no_part_and_are_remembered(read):
     assert "client-2" not in [each.name for each in federation.clients]
     assert [each.name for each in federation.workers] == ["worker-2", "worker-3"]
     assert federation.revoked == (members("client", 6)[1], members("worker", 3)[0])
+
+
+def with_witnesses(text, n, **changes):
+    lines = (member_lines("witness", each) for each in members("auditor", n))
+    return changed(text, **changes) + "\n" + "\n".join(lines)
+
+
+def test_witnesses_are_enrolled_and_revoked_like_clients(read):
+    text = with_witnesses(template(), 3, confirm='"both"', witness_f=1)
+    federation = read(text).federation()
+    assert federation.witnesses == tuple(members("auditor", 3))
+    assert (federation.terms.confirm, federation.terms.witness_f) == ("both", 1)
+    federation = read(revoke(text, "auditor-2")).federation()
+    assert [each.name for each in federation.witnesses] == ["auditor-1", "auditor-3"]
+    assert federation.revoked == (members("auditor", 3)[1],)
+
+
+def test_witnesses_that_cannot_confirm_are_refused_with_the_line(read):
+    both = with_witnesses(template(), 1, confirm='"both"', witness_f=1)
+    with pytest.raises(ConfigError, match="needs more witnesses than witness_f = 1") as refused:
+        read(both)
+    line = line_of(both, 'confirm = "both"')
+    assert f"line {line}: " in str(refused.value)
+    unasked = with_witnesses(template(), 1)
+    with pytest.raises(ConfigError, match="1 witnesses are enrolled, and confirm = 'clients'"):
+        read(unasked)
+    twice = with_witnesses(template(), 1, confirm='"both"').replace("auditor-1", "client-2")
+    with pytest.raises(ConfigError, match="client 'client-2' has the same name"):
+        read(twice)
+
+
+def test_a_file_of_an_earlier_version_lacks_the_id(read):
+    text = re.sub(r"(?m)^id = .*\n", "", template())
+    with pytest.raises(ConfigError, match=r"federation\.id"):
+        read(text)
 
 
 def test_the_initial_model_without_a_file_is_zero(read):
@@ -274,6 +315,11 @@ REFUSED = {
     "revision zero": ({"revision": 0}, "revision", "revision is 1 to"),
     "no name": ({"name": '""'}, "name", "name is 1 to 64"),
     "a successor that is none": ({"successors": '["ab"]'}, "successors", "64 hex digits; got 2"),
+    "a short id": ({"id": '"ab"'}, "id", "64 hex digits; got 2"),
+    "an expiry before all time": ({"expires": 0}, "expires", "expires is 1 to"),
+    "confirmation by nobody known": ({"confirm": '"us"'}, "confirm", "confirm is one of clients"),
+    "witnesses to confirm, and none": ({"confirm": '"witnesses"'}, "confirm", "0 are enrolled"),
+    "Byzantine witnesses below zero": ({"witness_f": -1}, "witness_f", "witness_f is 0 to"),
     "a short authority": ({"authority": '"ab"'}, "authority", "64 hex digits; got 2"),
     "no dimension": ({"dimension": 0}, "dimension", "an update has 1 to"),
     "too small a message": (
