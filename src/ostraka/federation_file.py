@@ -358,6 +358,13 @@ def load(path: Path) -> FederationFile:
             "version 0.1's [rules] is [terms] now: rename the table, and sign the file again "
             f"(`ostraka sign {path} --key KEY`)",
         )
+    about = document.values.get("federation")
+    if isinstance(about, dict) and "id" not in about:
+        raise document.error(
+            "federation",
+            "federation.id is missing: 32 random bytes in hex, drawn once (`openssl rand -hex 32`) "
+            "and never changed; every policy pins it",
+        )
     layout = document.read(_Layout)
     _require_distinct(document, layout)
     with document.blame("model.initial" if layout.model.initial else "model.dimension"):

@@ -189,9 +189,10 @@ def test_witnesses_that_cannot_confirm_are_refused_with_the_line(read):
         read(twice)
 
 
-def test_a_file_of_an_earlier_version_lacks_the_id(read):
+def test_a_file_of_an_earlier_version_is_told_to_draw_an_id(read):
     text = re.sub(r"(?m)^id = .*\n", "", template())
-    with pytest.raises(ConfigError, match=r"federation\.id"):
+    line = line_of(text, "[federation]")
+    with pytest.raises(ConfigError, match=rf"line {line}: federation\.id is missing: .*rand -hex"):
         read(text)
 
 

@@ -61,9 +61,12 @@ def test_its_federation_file_is_refused_with_the_line_and_the_new_table(old):
         federation_file.load(path)
 
 
-def test_its_federation_file_is_read_when_the_table_is_renamed(old):
+def test_its_federation_file_is_read_when_the_table_is_renamed_and_it_has_an_id(old):
     path = old / "federation.toml"
     path.write_text(path.read_text().replace("[rules]", "[terms]"))
+    with refused(ConfigError, old, r"federation\.id is missing: 32 random bytes"):
+        federation_file.load(path)
+    path.write_text(path.read_text().replace("revision = 1", f'revision = 1\nid = "{"ab" * 32}"'))
     assert len(federation_file.load(path).federation().clients) == 3
 
 
@@ -106,19 +109,22 @@ def test_an_enclave_does_not_start_on_its_state(old, tmp_path, monkeypatch, caps
 
 
 def test_its_client_s_memory_is_refused(old):
-    message = r"client-1\.memory: is a memory of version 0\.1, which this version cannot read"
+    message = r"client-1\.memory: is a memory of an older version, which this version cannot read"
     with refused(StateError, old, message):
         MemoryFile(old / "client-1.memory", "client-1").load()
 
 
 def test_a_client_does_not_begin_on_its_memory(old, tmp_path):
-    create(tmp_path / "new", Plan(clients=3, f=0, dimension=3), now=int(time.time()) - 60)
-    shutil.copy(old / "client-1.memory", tmp_path / "new" / "keys" / "client-1.memory")
-    with refused(StateError, tmp_path / "new", r"is a memory of version 0\.1"):
+    plan = Plan(clients=3, f=0, dimension=3)
+    made = create(tmp_path / "new", plan, now=int(time.time()) - 60)
+    key = tmp_path / "new" / "keys" / "client-1.key"
+    memory = MemoryFile.beside(key, "client-1", made.about.id)
+    shutil.copy(old / "client-1.memory", memory.path)
+    with refused(StateError, tmp_path / "new", "is a memory of an older version"):
         ostraka.Client(
             "127.0.0.1:1",
             name="client-1",
-            key=tmp_path / "new" / "keys" / "client-1.key",
+            key=key,
             policy=tmp_path / "new" / "policy.toml",
             unsafe_simulation=True,
         ).fetch()
