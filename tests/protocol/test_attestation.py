@@ -100,7 +100,8 @@ class Meeting:
 
     def join(self) -> Any:
         """The client's whole way to a round. Nothing is sealed before its last line."""
-        federation = verify_charter(self.charter or signed(self.federation), self.accepted())
+        charter = self.charter or signed(self.federation)
+        federation = verify_charter(charter, self.accepted(), self.now)
         introduction = self.introduce()
         said = self.collateral
         if said == b"the platform's own":
@@ -144,6 +145,19 @@ def test_a_client_joins_an_enclave_that_has_proved_itself():
     assert joined.seal(np.zeros(20, np.float32)).sealed.header.client == "client-0"
 
 
+WITNESSES = [Identity(bytes([i]) * 32) for i in range(201, 204)]
+
+
+def witnessed(*identities: Identity, confirm: str = "both") -> Federation:
+    terms = replace(FEDERATION.terms, confirm=confirm)
+    return replace(FEDERATION, terms=terms, witnesses=members("witness", list(identities)))
+
+
+def confirmed_by(*identities: Identity, **changes: Any) -> Policy:
+    pinned = tuple(each.public for each in identities)
+    return replace(POLICY, federation=replace(POLICY.federation, witnesses=pinned, **changes))
+
+
 OTHER_KEY = HybridKey().public
 OTHER_TERMS = replace(FEDERATION, terms=replace(FEDERATION.terms, f=0))
 
@@ -176,6 +190,18 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
         Meeting(policy=replace(POLICY, federation=FederationPolicy())),
         Refusal.AUTHORITY,
     ),
+    "another federation of the same authority": (
+        Meeting(federation=replace(FEDERATION, id=b"j" * 32)),
+        Refusal.FEDERATION,
+    ),
+    "a policy that names no federation": (
+        Meeting(policy=replace(POLICY, federation=FederationPolicy(AUTHORITY.public))),
+        Refusal.FEDERATION,
+    ),
+    "a charter that has expired": (
+        Meeting(federation=replace(FEDERATION, expires=NOW - 301)),
+        Refusal.EXPIRED,
+    ),
     "a roster with another worker key": (
         Meeting(federation=with_workers(WORKERS[0], WORKERS[2])),
         Refusal.WORKERS,
@@ -199,6 +225,34 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
             )
         ),
         Refusal.MASKING,
+    ),
+    # Who confirms.
+    "outcomes that nobody confirms": (
+        Meeting(federation=replace(FEDERATION, terms=replace(FEDERATION.terms, confirm="none"))),
+        Refusal.CONFIRM,
+    ),
+    "outcomes that others confirm than the policy allows": (
+        Meeting(
+            federation=witnessed(WITNESSES[0], confirm="witnesses"),
+            policy=confirmed_by(WITNESSES[0], confirms=("clients", "both")),
+        ),
+        Refusal.CONFIRM,
+    ),
+    "a policy that allows nobody to confirm": (
+        Meeting(policy=confirmed_by(confirms=())),
+        Refusal.CONFIRM,
+    ),
+    "a witness that the policy does not pin": (
+        Meeting(federation=witnessed(WITNESSES[0])),
+        Refusal.WITNESSES,
+    ),
+    "one witness more than the policy pins": (
+        Meeting(federation=witnessed(*WITNESSES), policy=confirmed_by(*WITNESSES[:2])),
+        Refusal.WITNESSES,
+    ),
+    "a federation without the witnesses that the policy pins": (
+        Meeting(policy=confirmed_by(*WITNESSES)),
+        Refusal.WITNESSES,
     ),
     # What it is proved by.
     "an empty policy": (Meeting(policy=replace(POLICY, evidence=())), Refusal.KIND),
@@ -369,6 +423,24 @@ def test_an_error_about_code_says_which_line_would_trust_it():
     assert f'mrenclave = ["{MRENCLAVE.hex()}"]' in str(caught.value)
 
 
+def test_a_refusal_says_which_line_would_trust_the_federation_or_its_witness():
+    nameless = replace(POLICY, federation=replace(POLICY.federation, id=None))
+    with pytest.raises(AttestationRefused, match=f'add: id = "{ID.hex()}"'):
+        Meeting(policy=nameless).join()
+    with pytest.raises(AttestationRefused) as caught:
+        Meeting(federation=witnessed(WITNESSES[0])).join()
+    assert f"'witness-0'; to trust it, add {WITNESSES[0].public.hex()} to" in str(caught.value)
+
+
+def test_an_expired_charter_is_still_a_piece_of_history():
+    """It is refused for the round of today, and followed as a link of the chain."""
+    charter = signed(replace(FEDERATION, expires=NOW - DAY))
+    assert verify_charter(charter, POLICY) == charter.federation
+    with pytest.raises(AttestationRefused):
+        verify_charter(charter, POLICY, NOW)
+    verify_charter(charter, POLICY, NOW - DAY)
+
+
 ALLOWED = {
     "a platform that needs hardening, if that is allowed": Meeting(
         platform=platform(status="SWHardeningNeeded"), listed={"allow": ("SWHardeningNeeded",)}
@@ -381,6 +453,17 @@ ALLOWED = {
         listed={"mrenclave": (), "mrsigner": (MRSIGNER,), "isv_prod_id": 1, "min_isv_svn": 4},
     ),
     "a clock that is a little off": Meeting(now=NOW + 20 * DAY + 200),
+    "a charter in its last moments": Meeting(federation=replace(FEDERATION, expires=NOW - 300)),
+    "witnesses that are pinned": Meeting(
+        federation=witnessed(*WITNESSES[:2]), policy=confirmed_by(*WITNESSES)
+    ),
+    "witnesses alone": Meeting(
+        federation=witnessed(WITNESSES[1], confirm="witnesses"), policy=confirmed_by(*WITNESSES)
+    ),
+    "nobody to confirm, if that is asked for": Meeting(
+        federation=replace(FEDERATION, terms=replace(FEDERATION.terms, confirm="none")),
+        policy=confirmed_by(confirms=("none",)),
+    ),
 }
 
 

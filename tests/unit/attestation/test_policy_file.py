@@ -30,9 +30,12 @@ unsafe_simulation = true
 
 [federation]
 authority = "{hexed(1, 32)}"
+id = "{hexed(21, 32)}"
 workers = ["{hexed(2, 32)}", "{hexed(3, 32)}"]
 successors = ["{hexed(20, 32)}"]
 maskings = ["exact", "gaussian"]
+witnesses = ["{hexed(22, 32)}", "{hexed(23, 32)}"]
+confirms = ["both", "none"]
 
 [sgx]
 mrenclave = ["{hexed(4, 32)}"]
@@ -83,9 +86,12 @@ def test_a_complete_policy_is_read():
         evidence=("sgx", "tdx", "snp", "nitro", "simulation"),
         federation=FederationPolicy(
             authority=bytes([1]) * 32,
+            id=bytes([21]) * 32,
             workers=b(2, 32) + b(3, 32),
             successors=b(20, 32),
             maskings=("exact", "gaussian"),
+            witnesses=b(22, 32) + b(23, 32),
+            confirms=("both", "none"),
         ),
         clock_skew=60,
         unsafe_simulation=True,
@@ -124,6 +130,8 @@ def test_the_shortest_policy_is_the_empty_one_and_that_refuses_all():
     assert policy.federation.successors == ()
     assert not policy.unsafe_simulation
     assert "gaussian" not in policy.federation.maskings
+    assert (policy.federation.id, policy.federation.witnesses) == (None, ())
+    assert "none" not in policy.federation.confirms
 
 
 def test_every_named_allowance_can_be_written():
@@ -161,6 +169,18 @@ REFUSED = {
     "an empty authority": (
         V + '[federation]\nauthority = ""',
         "p.toml, line 3: federation.authority is 64 hex digits; got 0",
+    ),
+    "an id of another length": (
+        V + f'[federation]\nid = "{hexed(1, 31)}"',
+        "p.toml, line 3: federation.id is 64 hex digits; got 62",
+    ),
+    "a witness's key of another length": (
+        V + f'[federation]\nwitnesses = [\n "{hexed(1, 32)}",\n "{hexed(1, 33)}",\n]',
+        "p.toml, line 5: federation.witnesses[1] is 64 hex digits; got 66",
+    ),
+    "confirmation by nobody known": (
+        V + '[federation]\nconfirms = ["clients", "auditors"]',
+        "p.toml, line 3: federation.confirms has clients, witnesses, both, none; got 'auditors'",
     ),
     "a worker's key of another length": (
         V + f'[federation]\nworkers = [\n "{hexed(1, 32)}",\n "{hexed(1, 33)}",\n]',

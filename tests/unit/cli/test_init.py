@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ostraka import federation_file
+from ostraka.attestation import policy_file
 from ostraka.cli import app
 from ostraka.crypto.identity import check_signature
 from ostraka.files import read_identity, write_identity
@@ -74,6 +75,30 @@ def test_init_without_simulation_warns_of_nothing(tmp_path, monkeypatch):
     assert result.stderr == ""
     assert "unsafe" not in result.stdout
     assert last_line_only(run("init other --no-simulation --json"))["measurement"] is None
+
+
+def test_init_warns_if_f_silent_clients_would_keep_rounds_from_ending(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "silent" not in run("init enough --clients 13 --f 4").stderr
+    result = run("init few --clients 13 --f 5 --dimension 100")
+    assert result.exit_code == 0
+    assert "warning: outcomes need the confirmation of more than (n + f)/2 clients" in result.stderr
+    assert "f = 4 would do" in result.stderr
+    # Ten of 13 have to confirm, so three may be silent, and not the four that f = 4 would allow.
+    assert "With 13 clients, 3 may be silent." in (tmp_path / "few/federation.toml").read_text()
+    assert "may be silent." not in (tmp_path / "enough/federation.toml").read_text()
+
+
+def test_every_federation_has_an_id_of_its_own_and_its_policy_pins_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ids = set()
+    for name in ("one", "two"):
+        assert run(f"init {name} --clients 3 --f 0 --dimension 9").exit_code == 0
+        made = federation_file.load(tmp_path / name / "federation.toml").federation().id
+        policy = policy_file.parse((tmp_path / name / "policy.toml").read_text(), "policy.toml")
+        assert policy.federation.id == made
+        ids.add(made)
+    assert len(ids) == 2
 
 
 MISTAKES = {
