@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ostraka.arrays import Float32
+from ostraka.attestation.claims import KeyBinding
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
-from ostraka.carried.messages import Hello, Proof
-from ostraka.carried.relay import Head, PublishedModel
+from ostraka.carried.messages import Hello, KeyProof, Proof
+from ostraka.carried.relay import Head, Outcome, PublishedModel
+from ostraka.client.attesting import Unconfirmed
 from ostraka.config import Manifest, Member, Terms, default_tile
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
@@ -22,8 +24,16 @@ from ostraka.crypto.updates import SealedUpdate
 from ostraka.enclave import measurement
 from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError
-from ostraka.events import Event
-from ostraka.messages import SIMULATION, Introduction, RoundOffer
+from ostraka.events import CopyProved, Event
+from ostraka.messages import (
+    SIMULATION,
+    Confirmation,
+    Introduction,
+    Proposal,
+    chain,
+    milestones,
+)
+from ostraka.protocol.confirm import path_to
 from ostraka.protocol.local import WORKER, LocalFederation
 from ostraka.transport import chain_link
 
@@ -40,6 +50,7 @@ class FoundingTerms:
     masking: str = "exact"
     workers: int = 2
     disclose_selection: bool = False
+    confirm: str = "clients"
 
     def __post_init__(self) -> None:
         self.terms(Manifest.flat(1), clients=1)  # refuses numbers that cannot work
@@ -53,6 +64,7 @@ class FoundingTerms:
             workers=self.workers,
             tile=default_tile(clients, manifest.dimension),
             disclose_selection=self.disclose_selection,
+            confirm=self.confirm,
         )
 
 
@@ -80,15 +92,18 @@ class UnsafeInProcessEnclave:
         self._manifest: Manifest | None = None
         self._state: ServerState | None = None
         self._federation: LocalFederation | None = None
+        self._proposed = False
 
     def start(self, manifest: Manifest, model: Float32) -> Head:
         if self._manifest is None or self._state is None:
             self._manifest, self._state = manifest, optimiser.start(model, optimiser.FEDAVG)
-        number = len(self._federation.receipts) if self._federation else 0
+        number = len(self._federation.published) if self._federation else 0
         terms = self._terms.terms(self._manifest, clients=1)
         return Head.at(number, terms, self._state.model)
 
     def open(self, hellos: Sequence[Hello]) -> None:
+        if self._proposed:
+            raise Unconfirmed("an outcome waits to be confirmed")
         members = _members(hellos)
         if self._federation is None:
             self._federation = self._found(members)
@@ -97,17 +112,21 @@ class UnsafeInProcessEnclave:
         self._federation.open()
 
     def introduce(self, hello: Hello, *, seconds: float | None = None) -> Proof:
+        self._require_enrolled(hello)
         federation, intake = self._founded, self._founded.intake
-        keys = {member.name: member.key for member in federation.federation.clients}
-        challenge = hello.challenge
-        if challenge.client not in keys:
-            raise NotEnrolled(challenge.client)
-        check_signature(challenge, keys[challenge.client])
-        bound = intake.binding(challenge.nonce)
+        bound = intake.binding(hello.challenge.nonce)
         evidence = self._provider.evidence(bound.report_data())
         introduction = Introduction(intake.offer, bound.receipt_key, evidence)
-        links = () if hello.after is None else self.links(hello.after)
+        links = self.links(hello.after)
         return Proof(federation.charters[-1], introduction, links, self._collateral)
+
+    def prove(self, hello: Hello, *, seconds: float | None = None) -> KeyProof:
+        self._require_enrolled(hello)
+        founded = self._founded
+        key = founded.enclave.receipt_key
+        bound = KeyBinding(hello.challenge.nonce, key, founded.federation.digest())
+        evidence = self._provider.evidence(bound.report_data())
+        return KeyProof(founded.charters[-1], key, evidence, self._collateral)
 
     def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
         intake = self._founded.intake
@@ -116,14 +135,36 @@ class UnsafeInProcessEnclave:
             intake.require_opens(sealed.header.client, tile)
             self._founded.store(sealed.header.client, tile)
 
-    def finish(self, offer: RoundOffer, *, seconds: float) -> PublishedModel:
-        """Run the whole round."""
-        published = self._founded.finish()
-        self._state = published.state
-        return PublishedModel(published.receipt, published.state.model)
+    def outcome(self, *, seconds: float) -> Outcome:
+        """Run all steps of the round, once, and release its outcome when it is confirmed."""
+        founded = self._founded
+        if not self._proposed:
+            founded.finish()
+            self._proposed = True
+        if not founded.ballot.confirmed:
+            return founded.ballot
+        proposed, certified = founded.release()
+        self._state, self._proposed = proposed.state, False
+        return PublishedModel(certified.receipt, proposed.state.model)
 
-    def links(self, after: int) -> tuple[bytes, ...]:
-        return tuple(chain_link(each).SerializeToString() for each in self._founded.links(after))
+    def path(self, leaf: bytes, *, seconds: float | None = None) -> tuple[bytes, ...] | None:
+        return path_to(self._founded.proposed.pending.leaves, leaf)
+
+    def confirm(self, confirmation: Confirmation, *, seconds: float | None = None) -> None:
+        self._founded.confirm(confirmation)
+
+    def remind(self, proposal: Proposal, *, seconds: float | None = None) -> None:
+        check_signature(proposal, self._founded.enclave.receipt_key)
+        self._tell(CopyProved(proposal.number))
+
+    def links(self, after: int | None) -> tuple[bytes, ...]:
+        founded = self._founded
+        links = (
+            chain(founded.charters, milestones(founded.published))
+            if after is None
+            else founded.links(after)
+        )
+        return tuple(chain_link(each).SerializeToString() for each in links)
 
     def close(self) -> None:
         """Do nothing: the enclave ends with its process."""
@@ -150,6 +191,14 @@ class UnsafeInProcessEnclave:
             clients = current.clients + new
             tile = default_tile(len(clients), current.terms.dimension)
             self._founded.revise(replace(current.terms, tile=tile), clients)
+
+    def _require_enrolled(self, hello: Hello) -> None:
+        """Raises NotEnrolled or OpenError."""
+        keys = {member.name: member.key for member in self._founded.federation.clients}
+        challenge = hello.challenge
+        if challenge.client not in keys:
+            raise NotEnrolled(challenge.client)
+        check_signature(challenge, keys[challenge.client])
 
     @property
     def _founded(self) -> LocalFederation:

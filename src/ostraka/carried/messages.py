@@ -5,7 +5,12 @@ host's side                              node
   <----- Hello: a signed challenge ---------
   ------ Proof, beside the model ---------->    verifies both, and lets the app train
   <----- SealedReply: update and Hello -----    the next round needs no ASK
+  ------ Poll: a Proposal ----------------->    writes down its one vote of this number
+  <----- Confirmation ----------------------
   ------ Links, beside a model ------------>    verifies the model, and lets the app evaluate
+
+All nodes on the roster are polled, whether they have sent an update or not. A node that has voted
+answers a Proof of the same number, and a Poll with another Proposal, with the Proposal of its vote.
 """
 
 from dataclasses import dataclass
@@ -18,7 +23,15 @@ from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import Key, decode, encode, pack, unpack
 from ostraka.errors import MalformedMessage
-from ostraka.messages import Challenge, Charter, Introduction, UpdateHeader, UpdateTile
+from ostraka.messages import (
+    Challenge,
+    Charter,
+    Evidence,
+    Introduction,
+    Proposal,
+    UpdateHeader,
+    UpdateTile,
+)
 from ostraka.transport import ostraka_pb2 as wire
 
 ASK = pack(b"ostraka/carried-ask/v1")
@@ -34,7 +47,7 @@ class Hello:
     """A node asks the enclave to prove itself.
 
     key: the node's public key, for an enclave that enrols every node. after: the number of the last
-    receipt that the node need not be shown; None if it has never met the enclave.
+    receipt that the node need not be shown; None if it has no place in the chain yet.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/carried-hello/v1"
@@ -48,8 +61,9 @@ class Hello:
 class Proof:
     """Everything that a node checks before it trains, except the model.
 
-    links: the chain since the receipt that the node holds, as the enclave's service sends it.
-    collateral: of a simulated platform only; for any other, a node has its own.
+    links: the chain since the receipt that the node holds, as the enclave's service sends it; for a
+    newcomer, what proves the newest receipt. collateral: of a simulated platform only; for any
+    other, a node has its own.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/carried-proof/v1"
@@ -58,6 +72,35 @@ class Proof:
     introduction: Introduction
     links: tuple[bytes, ...]
     collateral: bytes = b""
+
+
+@dataclass(frozen=True)
+class KeyProof:
+    """Proves to a node without an open round which key signs proposals (`claims.KeyBinding`)."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/carried-key-proof/v1"
+
+    charter: Charter
+    receipt_key: Key
+    evidence: Evidence
+    collateral: bytes = b""
+
+
+@dataclass(frozen=True)
+class Poll:
+    """Asks a node to confirm an outcome.
+
+    links: as in a Proof. included, path: whether an update of this node takes part, and what leads
+    from it to the cohort's root. enclave: for a node that has no place in the chain yet.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/carried-poll/v1"
+
+    proposal: Proposal
+    links: tuple[bytes, ...]
+    included: bool = False
+    path: tuple[bytes, ...] = ()
+    enclave: KeyProof | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +153,16 @@ def read_hello(data: bytes) -> Hello:
     if len(hello.challenge.client) > _LONGEST_NAME:
         raise MalformedMessage(f"a client's name has at most {_LONGEST_NAME} characters")
     return hello
+
+
+def is_poll(data: bytes) -> bool:
+    """Tell whether this claims to be a Poll."""
+    return data.startswith(pack(Poll.LABEL))
+
+
+def is_reminder(data: bytes) -> bool:
+    """Tell whether this claims to be a Proposal, of a vote that was cast before."""
+    return data.startswith(pack(Proposal.LABEL))
 
 
 def read_links(links: tuple[bytes, ...]) -> list[wire.ChainLink]:

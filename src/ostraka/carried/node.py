@@ -1,35 +1,53 @@
-"""A node's side: it challenges the enclave, verifies it, joins its round, and seals an update."""
+"""A node's side: it verifies the enclave, joins its round, seals an update, and confirms."""
 
+import math
 import os
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ostraka.arrays import Float32
-from ostraka.attestation.claims import NONCE_BYTES, Attested
-from ostraka.attestation.verify import verify, verify_charter
-from ostraka.carried.messages import Hello, Links, Proof, SealedReply, read_links
+from ostraka.attestation.claims import NONCE_BYTES, KeyBinding
+from ostraka.attestation.policy import Policy
+from ostraka.attestation.verify import require_bound, verify, verify_charter, verify_evidence
+from ostraka.carried.messages import (
+    Hello,
+    KeyProof,
+    Links,
+    Poll,
+    Proof,
+    SealedReply,
+    read_links,
+)
 from ostraka.carried.node_state import FileNotebook, Joins, Notebook, Notes, RunNotebook, Scratch
 from ostraka.carried.trust import Listed, Standards, UnsafeFirstSeen
-from ostraka.client import memory as client_memory
 from ostraka.client.attesting import Verifier, require_enrolled
-from ostraka.client.following import follow
+from ostraka.client.following import begin_with, follow
 from ostraka.client.memory import Memory, MemoryFile
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
-from ostraka.errors import AttestationRefused, Fork, ReceiptRefused, Refusal
+from ostraka.errors import (
+    AttestationRefused,
+    Fork,
+    LocalProtocolError,
+    ReceiptRefused,
+    Refusal,
+    RolledBack,
+)
 from ostraka.files import read_identity, read_policy
-from ostraka.messages import Challenge, Receipt
+from ostraka.messages import Abandon, Certified, Challenge, Charter, Evidence, Proposal
 from ostraka.protocol.client import Client, Joined
+from ostraka.protocol.confirm import is_under
 from ostraka.transport import ostraka_pb2 as wire
 
 DEFAULT_RESENDS = 8
 
-_MOST_LINKS = 4096  # receipts and charters since the round that a node took part in last
-_NONCE, _SEED = "nonce", "seed"
-_SEED_BYTES = 32
+_MOST_LINKS = 4096  # receipts and charters since the last one that a node holds
+_NONCE, _SEED, _LEAVES = "nonce", "seed", "leaves"
+_SEED_BYTES, _NUMBER_BYTES, _LEAF_BYTES = 32, 8, 32
 
 
 @dataclass(frozen=True)
@@ -45,12 +63,21 @@ class Participation:
 
 
 @dataclass(frozen=True)
+class Voted:
+    """A vote. message: the Confirmation. left_out: nothing shows that this node's update counts."""
+
+    message: bytes = field(repr=False)
+    number: int
+    left_out: bool
+
+
+@dataclass(frozen=True)
 class Node:
     """A client of a carried federation.
 
     standards: what it accepts as an enclave. notebook: what it remembers. scratch: what the
     framework keeps for it during a run. resends: how often it seals again for a round that was
-    opened again.
+    opened again, and how often for the same opening.
     """
 
     name: str
@@ -67,35 +94,37 @@ class Node:
     def join(self, message: bytes) -> Participation:
         """Join the round of an enclave that proves itself, and keep what was learned.
 
-        message: a Proof. Raises AttestationRefused, ReceiptRefused, Fork, OpenError,
+        message: a Proof. Raises AttestationRefused, ReceiptRefused, Fork, RolledBack, OpenError,
         MalformedMessage, and ServiceError if this node is not enrolled.
         """
         proof = decode(Proof, message)
         nonce = self._take_nonce()
 
         # 1. Terms and roster are signed by the authority, and this node is on the roster.
-        policy = self.standards.policy(proof.charter, proof.introduction.evidence)
-        federation = verify_charter(proof.charter, policy)
-        require_enrolled(federation, self.name, self.identity)
+        policy, federation = self._agreed(proof.charter, proof.introduction.evidence)
 
-        # 2. The chain goes on from the receipt that this node holds.
-        with self._following(proof.links) as notes:
-            # 3. The platform vouches for the code, the keys and the terms, for this challenge.
-            attested = verify(
-                proof.introduction,
-                nonce=nonce,
-                federation=federation,
-                policy=policy,
-                circumstances=self.standards.circumstances(proof),
-            )
+        # 2. The platform vouches for the code, the keys and the terms, for this challenge.
+        attested = verify(
+            proof.introduction,
+            nonce=nonce,
+            federation=federation,
+            policy=policy,
+            circumstances=self.standards.circumstances(
+                proof.introduction.evidence, proof.collateral
+            ),
+        )
+
+        with self._alone() as notes:
+            # 3. The chain goes on from the receipt that this node holds, or proves the newest one.
+            role = self._placed(notes, proof.charter, attested.receipt_key, proof.links)
 
             # 4. The round is the next one of that chain.
-            role = self._role(notes.memory, federation, attested)
             joined = role.join(proof.introduction.offer, attested)
 
             # 5. The round was not opened too often, for one more look at this node's update.
             self._counted(notes.joins, joined, nonce)
-            self.notebook.remember(Memory.of(joined.client, proof.charter))
+            kept = self.notebook.remember(Memory.of(joined.client, proof.charter))
+            self._sending(kept, joined)
         return Participation(joined, nonce)
 
     def seal(self, part: Participation, update: Float32) -> bytes:
@@ -104,26 +133,48 @@ class Node:
         Runs in parallel have joined by the same notes, so what `join` has checked is checked again.
         Raises ReceiptRefused, or AttestationRefused if the nonce was used in the meantime.
         """
-        client = part.joined.client
-        with self.notebook.alone():
-            notes = self.notebook.load()
-            held = notes.memory and (notes.memory.receipt_key, notes.memory.last)
-            if held != (client.receipt_key, client.last):
+        client, joined = part.joined.client, part.joined
+        with self._alone() as notes:
+            known = notes.memory
+            held = known and (known.receipt_key, known.last, known.voted)
+            if held != (client.receipt_key, client.last, client.voted):
                 raise ReceiptRefused("another run of this node has gone on since this round began")
-            self.notebook.count(self._counted(notes.joins, part.joined, part.nonce))
-        sealed = part.joined.seal(update).sealed
-        return SealedReply(sealed, self._challenge()).to_bytes()
+            counted = self._counted(notes.joins, joined, part.nonce)
+            self.notebook.change(lambda stored: self._sending(stored, joined))
+            self.notebook.count(counted)
+        submitted = joined.seal(update)
+        self._keep_leaf(joined.offer.number, submitted.leaf)
+        return SealedReply(submitted.sealed, self._challenge()).to_bytes()
+
+    def confirm(self, message: bytes) -> Voted:
+        """Vote for an outcome, durably and once, and return the vote.
+
+        message: a Poll. Raises as `join` does, and RolledBack if this node has confirmed another
+        outcome of that number: what it says then is `reminder`.
+        """
+        poll = decode(Poll, message)
+        proposal = poll.proposal
+        with self._alone() as notes:
+            if notes.memory is None:
+                self._meet(notes, poll.enclave, poll.links)
+            else:
+                self.notebook.remember(self._followed(notes, notes.memory, poll.links))
+            voted = self.notebook.change(lambda stored: self._voting(stored, proposal))
+        confirmation = voted.role(self.identity).confirmation()
+        return Voted(encode(confirmation), proposal.number, self._is_left_out(poll))
 
     def published_model(self, message: bytes) -> tuple[Federation, bytes]:
         """Return the digest of the model after the last round, and the federation it belongs to.
 
         message: Links. Raises as `join` does, and ReceiptRefused if this node holds no receipt.
         """
-        with self._following(decode(Links, message).links) as notes:
-            if notes.memory is None or notes.memory.last is None:
+        links = decode(Links, message).links
+        with self._alone() as notes:
+            followed = notes.memory and self._followed(notes, notes.memory, links)
+            if followed is None or followed.last is None:
                 raise ReceiptRefused("this node holds no receipt that would vouch for a model")
-            self.notebook.remember(notes.memory)
-        return notes.memory.charter.federation, notes.memory.last.model
+            self.notebook.remember(followed)
+        return followed.federation, followed.last.model
 
     def _challenge(self) -> Hello:
         blank = Challenge(os.urandom(NONCE_BYTES), self.name, UNSIGNED)
@@ -138,51 +189,95 @@ class Node:
             raise _answered_before()
         return nonce
 
+    def _agreed(self, charter: Charter, evidence: Evidence) -> tuple[Policy, Federation]:
+        policy = self.standards.policy(charter, evidence)
+        federation = verify_charter(charter, policy, int(time.time()))
+        require_enrolled(federation, self.name, self.identity)
+        return policy, federation
+
     @contextmanager
-    def _following(self, links: tuple[bytes, ...]) -> Iterator[Notes]:
-        """Follow these links, and keep other runs of this node waiting in the meantime."""
+    def _alone(self) -> Iterator[Notes]:
+        """Load the notes, and keep other runs of this node waiting. Keep proofs that come up."""
         with self.notebook.alone():
             try:
-                yield self._followed(self.notebook.load(), links)
-            except Fork as fork:
-                self.notebook.prove(fork)
+                yield self.notebook.load()
+            except (Fork, RolledBack) as refused:
+                self.notebook.prove(refused)
                 raise
 
-    def _followed(self, notes: Notes, links: tuple[bytes, ...]) -> Notes:
-        if notes.memory is None or notes.after is None:
-            return notes  # The node has sealed for no round of this enclave yet.
+    def _meet(self, notes: Notes, proof: KeyProof | None, links: tuple[bytes, ...]) -> None:
+        """Begin with the chain of an enclave that proves which key is its own."""
+        if proof is None:
+            raise ReceiptRefused("no enclave has proved itself to this node yet")
+        nonce = self._take_nonce()
+        policy, federation = self._agreed(proof.charter, proof.evidence)
+        circumstances = self.standards.circumstances(proof.evidence, proof.collateral)
+        claims = verify_evidence(proof.evidence, policy, circumstances)
+        require_bound(claims, KeyBinding(nonce, proof.receipt_key, federation.digest()))
+        role = self._placed(notes, proof.charter, proof.receipt_key, links)
+        self.notebook.remember(Memory.of(role, proof.charter))
+
+    def _placed(
+        self, notes: Notes, charter: Charter, receipt_key: bytes, links: tuple[bytes, ...]
+    ) -> Client:
+        """Where this node is in the chain of the enclave that has proved this key."""
+        memory = notes.memory
+        if memory is None:
+            _require_short(links)
+            blank = Client(self.name, self.identity, charter.federation, receipt_key)
+            return begin_with(read_links(links), blank, policy=self.standards.policy(charter))
+        if memory.receipt_key and memory.receipt_key != receipt_key:
+            raise self._advised(
+                ReceiptRefused(
+                    "this enclave signs with another key than the one that this node follows"
+                )
+            )
+        followed = self._followed(notes, memory, links)
+        return followed.role(self.identity).adopt(charter.federation)
+
+    def _followed(self, notes: Notes, memory: Memory, links: tuple[bytes, ...]) -> Memory:
         _require_short(links)
         try:
-            followed = follow(
-                _since(notes.after, read_links(links)),
-                notes.memory,
+            return follow(
+                _since(notes.after or 0, read_links(links)),
+                memory,
                 identity=self.identity,
-                policy=self.standards.policy(notes.memory.charter),
-                joined=notes.joins.offer,
-            )
-        except Fork:
+                policy=self.standards.policy(memory.charter),
+            ).memory
+        except (Fork, RolledBack):
             raise
         except ReceiptRefused as refused:
-            refused.add_note(self.notebook.begun_anew)  # It names a file, so it stays here.
-            raise
-        return replace(notes, memory=followed.memory)
+            raise self._advised(refused) from None
+
+    def _advised(self, refused: ReceiptRefused) -> ReceiptRefused:
+        refused.add_note(self.notebook.set_back)  # It is for the node's owner, so it stays here.
+        return refused
+
+    def _voting(self, stored: Memory | None, proposal: Proposal) -> Memory:
+        if stored is None:
+            raise LocalProtocolError("a node votes when it knows the chain")
+        return Memory.of(stored.role(self.identity).vote(proposal), stored.charter, stored.sent)
 
     def _counted(self, joins: Joins, joined: Joined, nonce: bytes) -> Joins:
-        """Count one more update for the joined round. Raises if that is one too many."""
-        offer, last = joined.offer, joined.client.last
-        if nonce in joins.nonces:
+        """Count one more update for this opening. Raises if that is one too many."""
+        offer = joined.offer
+        if joins.has(nonce):
             raise _answered_before()
-        if last is None and joins.offer is not None and offer.number != joins.offer.number:
-            raise ReceiptRefused(
-                f"round {offer.number} is open, but the receipt of round {joins.offer.number} "
-                "was never shown"
-            )
-        after = joins.and_then(offer, held=last.number if last else 0, nonce=nonce)
-        if after.reopened > self.resends:
-            raise self._too_often(f"round {offer.number} was opened again {after.reopened} times")
-        if after.repeated > self.resends:
-            raise self._too_often(f"round {offer.number} was asked for {after.repeated} times more")
-        return after
+        times = joins.times(offer.round_id)
+        if times > self.resends:
+            raise self._too_often(f"round {offer.number} was asked for {times} times more")
+        return joins.and_then(nonce, offer.round_id)
+
+    def _sending(self, stored: Memory | None, joined: Joined) -> Memory:
+        """Count the opening of the round. Raises if it is one too many."""
+        if stored is None:
+            raise LocalProtocolError("a node seals when it knows the chain")
+        offer, terms = joined.offer, joined.client.federation.terms
+        sent = stored.sent.and_to(offer.number, offer.round_id)
+        again = len(sent.rounds) - 1
+        if again > (0 if terms.confirm == "none" else self.resends):
+            raise self._too_often(f"round {offer.number} was opened again {again} times")
+        return replace(stored, sent=sent)
 
     def _too_often(self, what: str) -> ReceiptRefused:
         refused = ReceiptRefused(
@@ -191,16 +286,31 @@ class Node:
         refused.add_note(self.notebook.counted)
         return refused
 
-    def _role(self, memory: Memory | None, federation: Federation, attested: Attested) -> Client:
-        if memory is None:
-            return Client(self.name, self.identity, federation)
-        if memory.receipt_key != attested.receipt_key:
-            refused = ReceiptRefused(
-                "this enclave signs with another key than the one that this node follows"
-            )
-            refused.add_note(self.notebook.begun_anew)
-            raise refused
-        return memory.role(self.identity).adopt(federation)
+    def _keep_leaf(self, number: int, leaf: bytes) -> None:
+        """Keep what finds this upload in the cohort, beside others of the same number."""
+        self.scratch[_LEAVES] = number.to_bytes(_NUMBER_BYTES, "big") + b"".join(
+            (*self._leaves(number), leaf)
+        )
+
+    def _leaves(self, number: int) -> list[bytes]:
+        kept = self.scratch.get(_LEAVES)
+        if not isinstance(kept, bytes) or kept[:_NUMBER_BYTES] != number.to_bytes(
+            _NUMBER_BYTES, "big"
+        ):
+            return []
+        return [kept[at : at + _LEAF_BYTES] for at in range(_NUMBER_BYTES, len(kept), _LEAF_BYTES)]
+
+    def _is_left_out(self, poll: Poll) -> bool:
+        leaves, root = self._leaves(poll.proposal.number), poll.proposal.cohort
+        found = poll.included and any(is_under(root, leaf, poll.path) for leaf in leaves)
+        return bool(leaves) and not found
+
+
+def reminder(copied: RolledBack) -> bytes:
+    """What a node says that finds its enclave copied or set back: the proposal of its vote."""
+    if not isinstance(copied.proof, Proposal):
+        raise copied
+    return encode(copied.proof)
 
 
 def enrolled_node(
@@ -225,7 +335,12 @@ def enrolled_node(
         policy_file=policy,
         unsafe_simulation=unsafe_simulation,
     )
-    file = MemoryFile(memory or key.with_suffix(client_memory.SUFFIX), who.name)
+    federation = who.policy.federation.id
+    file = (
+        MemoryFile(memory, who.name, federation)
+        if memory
+        else MemoryFile.beside(key, who.name, federation)
+    )
     return Node(who.name, who.identity, Listed(who), FileNotebook(file), scratch, resends)
 
 
@@ -253,10 +368,19 @@ def _require_short(links: tuple[bytes, ...]) -> None:
 
 
 def _since(after: int, links: Iterable[wire.ChainLink]) -> Iterator[wire.ChainLink]:
-    """Leave out receipts that this node has followed before, which it may be shown again."""
+    """Leave out what this node has followed before, which it may be shown again."""
     for link in links:
-        if not link.receipt or decode(Receipt, link.receipt).number > after:
+        if _number(link) > after:
             yield link
+
+
+def _number(link: wire.ChainLink) -> float:
+    match link.WhichOneof("link"):
+        case "certified":
+            return decode(Certified, link.certified).receipt.number
+        case "abandon":
+            return decode(Abandon, link.abandon).number
+    return math.inf  # A charter has none. Older ones are passed over by their revisions.
 
 
 def _answered_before() -> AttestationRefused:

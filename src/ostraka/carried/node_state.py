@@ -1,17 +1,16 @@
 """What a node remembers: in files beside its key, or for simulated nodes as long as the run."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from ostraka import files
-from ostraka.client.memory import LOCKED_S, Memory, MemoryFile
+from ostraka.client.memory import LOCKED_S, NEW_KEY, Memory, MemoryFile
 from ostraka.encoding import Id, decode, encode, pack
-from ostraka.errors import Fork, MalformedMessage, StateError
+from ostraka.errors import Fork, MalformedMessage, RolledBack, StateError
 from ostraka.files import locked
-from ostraka.messages import RoundOffer
 
 SUFFIX = ".joins"
 
@@ -19,46 +18,36 @@ Scratch: TypeAlias = MutableMapping[str, Any]
 """Bytes by name, which the framework keeps at the node from one message to the next of a run."""
 
 _MEMORY, _JOINS = "memory", "joins"
-_NONCES = 256  # used ones that are kept
+_KEPT = 256  # joins
 _OF_0_1 = pack(b"ostraka/flower-joins/v1")
 
 
 @dataclass(frozen=True)
+class Join:
+    """An update was sealed for this round, after the enclave had answered this challenge."""
+
+    nonce: Id
+    round_id: Id
+
+
+@dataclass(frozen=True)
 class Joins:
-    """The round that an update was sealed for last, and the updates since the last receipt.
+    """The updates that were sealed last. No challenge is good for two of them."""
 
-    held: the number of that receipt, 0 before there is one. All updates since then are for one
-    place in the chain, no matter how a host numbers the rounds that it opens there. rounds: the
-    ids of their rounds. nonces: of the challenges that were used last.
-    """
+    LABEL: ClassVar[bytes] = b"ostraka/carried-joins/v2"
 
-    LABEL: ClassVar[bytes] = b"ostraka/carried-joins/v1"
+    last: tuple[Join, ...] = ()
 
-    offers: tuple[RoundOffer, ...] = ()  # of the last round, or empty
-    held: int = 0
-    rounds: tuple[Id, ...] = ()
-    nonces: tuple[Id, ...] = ()
+    def has(self, nonce: bytes) -> bool:
+        """Whether this challenge was used before."""
+        return any(each.nonce == nonce for each in self.last)
 
-    @property
-    def offer(self) -> RoundOffer | None:
-        """The offer of the round that an update was sealed for last."""
-        return self.offers[-1] if self.offers else None
+    def times(self, round_id: bytes) -> int:
+        """How often an update was sealed for this opening of a round."""
+        return sum(each.round_id == round_id for each in self.last)
 
-    @property
-    def reopened(self) -> int:
-        """How often the round was opened again after an update had been sealed for it."""
-        return len(set(self.rounds)) - 1
-
-    @property
-    def repeated(self) -> int:
-        """How often an update was sealed again for the same open round."""
-        return self.rounds.count(self.rounds[-1]) - 1
-
-    def and_then(self, offer: RoundOffer, *, held: int, nonce: bytes) -> "Joins":
-        """Count one more update, for this offer."""
-        before = self.rounds if held == self.held else ()
-        nonces = (*self.nonces, nonce)[-_NONCES:]
-        return Joins((offer,), held, (*before, offer.round_id), nonces)
+    def and_then(self, nonce: bytes, round_id: bytes) -> "Joins":
+        return Joins((*self.last, Join(nonce, round_id))[-_KEPT:])
 
 
 @dataclass(frozen=True)
@@ -71,26 +60,30 @@ class Notes:
     @property
     def after(self) -> int | None:
         """The last receipt that need not be shown; None if the node has no place in the chain."""
-        first = (self.memory.last if self.memory else None) or self.joins.offer
-        return None if first is None else first.number - 1
+        if self.memory is None:
+            return None
+        return self.memory.last.number - 1 if self.memory.last else 0
 
 
 class Notebook(Protocol):
     """Where a node keeps its notes. What is written is durable when the call returns.
 
-    alone: while it lasts, no other run of this node reads or writes. begun_anew, counted: what the
-    node's owner alone is told if the enclave is another one, or if it asks too often.
+    alone: while it lasts, no other run of this node joins, seals or votes. set_back, counted: what
+    the node's owner alone is told if the enclave is another one, or if it asks too often.
     """
 
     @property
-    def begun_anew(self) -> str: ...
+    def set_back(self) -> str: ...
     @property
     def counted(self) -> str: ...
     def alone(self) -> AbstractContextManager[None]: ...
     def load(self) -> Notes: ...
-    def remember(self, memory: Memory) -> None: ...
+    def remember(self, memory: Memory) -> Memory:
+        """Keep what was learned, and return what is known now. No vote is forgotten."""
+
+    def change(self, change: Callable[[Memory | None], Memory]) -> Memory: ...
     def count(self, joins: Joins) -> None: ...
-    def prove(self, fork: Fork) -> None: ...
+    def prove(self, refused: Fork | RolledBack) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -100,7 +93,7 @@ class RunNotebook:
     scratch: Scratch = field(repr=False)
 
     @property
-    def begun_anew(self) -> str:
+    def set_back(self) -> str:
         return "Start a new run"
 
     @property
@@ -112,20 +105,26 @@ class RunNotebook:
         return nullcontext()
 
     def load(self) -> Notes:
-        memory, joins = self.scratch.get(_MEMORY), self.scratch.get(_JOINS)
-        return Notes(
-            decode(Memory, memory) if isinstance(memory, bytes) else None,
-            decode(Joins, joins) if isinstance(joins, bytes) else Joins(),
-        )
+        joins = self.scratch.get(_JOINS)
+        return Notes(self._memory(), decode(Joins, joins) if isinstance(joins, bytes) else Joins())
 
-    def remember(self, memory: Memory) -> None:
-        self.scratch[_MEMORY] = encode(memory)
+    def remember(self, memory: Memory) -> Memory:
+        return self.change(lambda stored: stored.newer(memory) if stored else memory)
+
+    def change(self, change: Callable[[Memory | None], Memory]) -> Memory:
+        changed = change(self._memory())
+        self.scratch[_MEMORY] = encode(changed)
+        return changed
 
     def count(self, joins: Joins) -> None:
         self.scratch[_JOINS] = encode(joins)
 
-    def prove(self, fork: Fork) -> None:
+    def prove(self, refused: Fork | RolledBack) -> None:
         """Keep nothing: a simulated enclave's proof is worth nothing."""
+
+    def _memory(self) -> Memory | None:
+        memory = self.scratch.get(_MEMORY)
+        return decode(Memory, memory) if isinstance(memory, bytes) else None
 
 
 @dataclass(frozen=True)
@@ -135,12 +134,12 @@ class FileNotebook:
     file: MemoryFile
 
     @property
-    def begun_anew(self) -> str:
-        return self.file.begun_anew
+    def set_back(self) -> str:
+        return self.file.set_back
 
     @property
     def counted(self) -> str:
-        return f"Updates are counted in {self._path}. Delete it only if you know why"
+        return f"Updates are counted in {self.file.path} and {self._path}"
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -154,13 +153,19 @@ class FileNotebook:
             raise StateError(self._path, f"cannot be locked: {failed.strerror}") from None
 
     def load(self) -> Notes:
-        """Read both files; no notes if the memory was deleted to begin anew. Raises StateError."""
+        """Read both files. Raises StateError, also if there is a memory no more."""
         memory, joins = self.file.load(), self._joins()
-        return Notes(memory, joins) if memory else Notes()
+        if memory is None and joins.last:
+            raise StateError(self.file.path, f"is gone, and held this client's memory. {NEW_KEY}")
+        return Notes(memory, joins)
 
-    def remember(self, memory: Memory) -> None:
+    def remember(self, memory: Memory) -> Memory:
         """Raises StateError, or Fork if a client with the same key has followed another chain."""
-        self.file.save(memory)
+        return self.file.save(memory)
+
+    def change(self, change: Callable[[Memory | None], Memory]) -> Memory:
+        """Raises StateError."""
+        return self.file.change(change)
 
     def count(self, joins: Joins) -> None:
         """Raises StateError."""
@@ -169,9 +174,9 @@ class FileNotebook:
         except OSError as failed:
             raise StateError(self._path, f"cannot be written: {failed.strerror}") from None
 
-    def prove(self, fork: Fork) -> None:
-        """Keep both receipts. Raises StateError."""
-        self.file.prove(fork)
+    def prove(self, refused: Fork | RolledBack) -> None:
+        """Keep both receipts, or the proposal. Raises StateError."""
+        self.file.prove(refused)
 
     def _joins(self) -> Joins:
         try:
@@ -189,7 +194,9 @@ class FileNotebook:
         try:
             return decode(Joins, content)
         except MalformedMessage:
-            raise StateError(self._path, "is damaged: restore it from a copy") from None
+            raise StateError(
+                self._path, f"is damaged, and is part of this client's memory. {NEW_KEY}"
+            ) from None
 
     @property
     def _path(self) -> Path:

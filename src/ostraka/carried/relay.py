@@ -9,16 +9,36 @@ the log says why.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from ostraka.arrays import Float32
-from ostraka.carried.messages import ASK, Hello, Links, Proof, SealedReply, read_hello
+from ostraka.carried.messages import (
+    ASK,
+    Hello,
+    KeyProof,
+    Links,
+    Poll,
+    Proof,
+    SealedReply,
+    is_reminder,
+    read_hello,
+)
+from ostraka.client.attesting import Unconfirmed
 from ostraka.client.connection import Patience
 from ostraka.config import Manifest, Terms
+from ostraka.crypto.identity import check_signature
 from ostraka.crypto.updates import SealedUpdate
-from ostraka.encoding import encode
-from ostraka.errors import MalformedMessage, OstrakaError, ServiceError, printable
-from ostraka.messages import Receipt, RoundOffer
+from ostraka.encoding import decode, encode
+from ostraka.errors import (
+    MalformedMessage,
+    OpenError,
+    OstrakaError,
+    RolledBack,
+    ServiceError,
+    printable,
+)
+from ostraka.messages import Confirmation, Proposal, Receipt, RoundOffer
+from ostraka.protocol.confirm import Ballot, electorates, leaf
 
 LOG = logging.getLogger("ostraka.carried")
 
@@ -85,6 +105,10 @@ class PublishedModel:
     model: Float32 = field(repr=False)
 
 
+Outcome: TypeAlias = PublishedModel | Ballot | None
+"""What has become of a round. A Ballot: it is not confirmed yet. None: nothing, and it is over."""
+
+
 class CarriedEnclave(Protocol):
     """An enclave as the relay reaches it. Every refusal raises an OstrakaError.
 
@@ -96,39 +120,76 @@ class CarriedEnclave(Protocol):
         """Return where the federation is. The app's model is its first one if it has none yet."""
 
     def open(self, hellos: Sequence[Hello]) -> None:
-        """Open a round for these nodes. Raises ConfigError if they are too few."""
+        """Open a round for these nodes. Raises Unconfirmed, or ConfigError if they are too few."""
 
     def introduce(self, hello: Hello, *, seconds: float | None = None) -> Proof:
-        """Answer a node's challenge. Raises Finished."""
+        """Answer a node's challenge. Raises Finished or Unconfirmed."""
 
     def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
         """Hand over an update, unread."""
 
-    def finish(self, offer: RoundOffer, *, seconds: float) -> PublishedModel | None:
-        """Return what the round has published, checked; None if it published nothing."""
+    def outcome(self, *, seconds: float) -> Outcome:
+        """Return what has become of the open round, or of the one that waits to be confirmed.
 
-    def links(self, after: int) -> tuple[bytes, ...]:
-        """Return the chain of charters and receipts after the receipt of this number."""
+        A published one is checked. Once enough nodes have confirmed, this waits for publication.
+        """
+
+    def prove(self, hello: Hello, *, seconds: float | None = None) -> KeyProof:
+        """Answer a node's challenge without a round."""
+
+    def path(self, leaf: bytes, *, seconds: float | None = None) -> tuple[bytes, ...] | None:
+        """Return what leads from an upload to the root of the pending cohort; None if it is out."""
+
+    def confirm(self, confirmation: Confirmation, *, seconds: float | None = None) -> None:
+        """Hand over a vote, which the ballot counts."""
+
+    def remind(self, proposal: Proposal, *, seconds: float | None = None) -> None:
+        """Show the enclave a proposal that it has signed and a node has confirmed."""
+
+    def links(self, after: int | None) -> tuple[bytes, ...]:
+        """Return the chain after the receipt of this number; None for what a newcomer needs."""
 
     def close(self) -> None:
         """Close connections until the next call."""
 
 
 @dataclass
+class _Peer:
+    """A node as the relay knows it.
+
+    name: as it claims. after: the last receipt that it need not be shown, None if it has no place
+    in the chain. hello: a challenge of it that nothing has answered yet. met: the enclave has
+    answered one. leaves: of its uploads for the round that is not published yet.
+    """
+
+    name: str = ""
+    after: int | None = None
+    hello: Hello | None = None
+    met: bool = False
+    leaves: list[bytes] = field(default_factory=list)
+
+    @property
+    def can_be_polled(self) -> bool:
+        """Otherwise it has to be greeted first."""
+        return self.after is not None or self.hello is not None
+
+
+@dataclass
 class Relay:
     """Carries rounds between nodes and an enclave.
 
-    finished: the federation has no rounds left. after: the last receipt that each node knew.
+    finished: the federation has no rounds left. waiting: an outcome waits to be confirmed, and no
+    round opens before that; `finish` asks for it again.
     """
 
     enclave: CarriedEnclave
     log: logging.Logger = LOG
     finished: bool = False
-    after: dict[int, int] = field(default_factory=dict)
+    waiting: bool = False
     _offer: RoundOffer | None = None
     _terms: Terms | None = None  # of that round
     _clients: dict[int, str] = field(default_factory=dict)  # names of the nodes that were asked
-    _hellos: dict[int, Hello] = field(default_factory=dict)  # from the nodes' last replies
+    _peers: dict[int, _Peer] = field(default_factory=dict)
 
     def open(
         self,
@@ -139,25 +200,34 @@ class Relay:
         seconds: float,
         grace: float | None = None,
     ) -> dict[int, bytes]:
-        """Open a round and return the proof for each node that takes part; none if too few do.
+        """Open a round and return the proof for each node that takes part.
 
-        seconds: how long nodes have to answer. grace: how long once `least` of them have answered
-        that took part before. Raises OstrakaError.
+        There is none if too few do, or if an outcome waits to be confirmed. seconds: how long nodes
+        have to answer. grace: how long once `least` of them have answered that took part before.
+        Raises OstrakaError.
         """
         self._offer, self._clients = None, {}
-        hellos = {node: self._hellos.pop(node) for node in nodes if node in self._hellos}
-        unknown = [node for node in nodes if node not in hellos]
-        enough = Enough(least - len(hellos), grace, self._is_known_hello)
-        hellos |= self._greet(carrier, unknown, seconds, enough)
+        if self.waiting:
+            return {}
+        unknown = [node for node in nodes if self._peer(node).hello is None]
+        enough = Enough(least - len(nodes) + len(unknown), grace, self._is_known_hello)
+        self._greet(carrier, unknown, seconds, enough)
+        hellos = {node: hello for node in nodes if (hello := self._peer(node).hello) is not None}
         if not hellos:
             return {}
-        self.enclave.open(list(hellos.values()))
         try:
+            self.enclave.open(list(hellos.values()))
             proofs = self._in_turn(hellos, self._introduce, enough=least)
         except Finished as over:
             self.finished = True
             self.log.info("%s", over)
             return {}
+        except Unconfirmed:
+            self.waiting, self._offer = True, None
+            self.log.info("an outcome waits to be confirmed: nodes are asked before a round opens")
+            return {}
+        for node in hellos:
+            self._peers[node].hello = None
         if not self._enough(len(proofs), least):
             self._offer = None
             return {}
@@ -172,25 +242,53 @@ class Relay:
         return True
 
     def finish(
-        self, replies: Mapping[int, bytes], *, least: int, seconds: float
+        self,
+        carrier: Carrier,
+        nodes: Sequence[int],
+        replies: Mapping[int, bytes],
+        *,
+        least: int,
+        seconds: float,
+        confirm_seconds: float,
     ) -> PublishedModel | None:
-        """Hand over the replies, and return what the enclave publishes.
+        """Hand over the replies, have the outcome confirmed, and return what the enclave publishes.
 
-        None if it publishes nothing. Too few replies are not waited for, since more will come with
-        the framework's next round. Raises OstrakaError.
+        nodes: all that are connected; confirm_seconds: how long they have to confirm. None if
+        nothing is published. Then an outcome that waits to be confirmed goes on waiting, and the
+        framework's next round asks again. Too few replies are not waited for either: more will come
+        with that round. Raises OstrakaError.
         """
-        if self._offer is None:
+        if self._offer is None and not self.waiting:
             return None
-        if not self._enough(len(self._in_turn(replies, self._deliver)), least):
+        if self._offer is not None and not self._enough(
+            len(self._in_turn(replies, self._deliver)), least
+        ):
             return None
-        published = self.enclave.finish(self._offer, seconds=seconds)
-        if published is None:
-            self.log.error("the enclave has given up round %d, or opened it again", self.number)
-        return published
+        outcome = self.enclave.outcome(seconds=seconds)
+        if isinstance(outcome, Ballot):
+            self._poll(carrier, nodes, outcome, confirm_seconds)
+            outcome = self.enclave.outcome(seconds=seconds)
+        self.waiting = isinstance(outcome, Ballot)
+        match outcome:
+            case PublishedModel():
+                for peer in self._peers.values():
+                    peer.leaves.clear()
+                return outcome
+            case Ballot():
+                self.log.error(
+                    "round %d is not published: %d more confirmations are needed, and these have "
+                    "not confirmed it: %s. They are asked again in the next round",
+                    outcome.proposal.number,
+                    outcome.missing,
+                    printable(", ".join(sorted(outcome.awaited)), _SHOWN),
+                )
+            case None:
+                self.log.error("the enclave has given up round %d, or opened it again", self.number)
+        return None
 
     def links(self, node: int) -> bytes | None:
-        """Return what proves the last model to a node; None if the node has never taken part."""
-        after = self.after.get(node)
+        """Return what proves the last model to a node; None if the node holds no receipt."""
+        after = self._peer(node).after
         return None if after is None else encode(Links(self.enclave.links(after)))
 
     @property
@@ -198,18 +296,23 @@ class Relay:
         """The number of the open round, 0 if none is open."""
         return self._offer.number if self._offer else 0
 
+    def _peer(self, node: int) -> _Peer:
+        return self._peers.setdefault(node, _Peer())
+
     def _greet(
         self, carrier: Carrier, nodes: Sequence[int], seconds: float, enough: Enough
-    ) -> dict[int, Hello]:
+    ) -> None:
         for node in nodes:
             carrier.send(node, ASK)
-        hellos: dict[int, Hello] = {}
         for node, reply in carrier.receive(seconds=seconds, enough=enough).items():
             try:
-                hellos[node] = read_hello(reply)
+                self._heard(node, read_hello(reply))
             except MalformedMessage as refused:
                 left_out(self.log, node, str(refused))
-        return hellos
+
+    def _heard(self, node: int, hello: Hello) -> None:
+        peer = self._peer(node)
+        peer.name, peer.after, peer.hello = hello.challenge.client, hello.after, hello
 
     def _is_known_hello(self, node: int, reply: bytes) -> bool:
         """Tell whether this is the Hello of a node that the enclave has answered before.
@@ -220,7 +323,7 @@ class Relay:
             read_hello(reply)
         except MalformedMessage:
             return False
-        return node in self.after
+        return self._peer(node).met
 
     def _introduce(self, node: int, hello: Hello, seconds: float) -> bytes:
         """Get the proof for a node. If two nodes claim one name, the enclave tells who is right."""
@@ -233,13 +336,94 @@ class Relay:
             raise MalformedMessage("the round was opened again while nodes were asked")
         self._offer, self._terms = offer, proof.charter.federation.terms
         self._clients[node] = name
-        self.after[node] = offer.number - 1 if hello.after is None else hello.after
+        self._peer(node).met = True
         return encode(proof)
 
     def _deliver(self, node: int, reply: bytes, seconds: float) -> None:
+        self._pass_on_reminder(reply, seconds)
         read = self._read(node, reply)
-        self._hellos[node] = read.hello
+        self._heard(node, read.hello)
         self.enclave.deliver(read.sealed, seconds=seconds)
+        self._peer(node).leaves.append(leaf(read.sealed.header))
+
+    def _poll(self, carrier: Carrier, nodes: Sequence[int], ballot: Ballot, seconds: float) -> None:
+        """Ask nodes for their votes: those that are known and then, if need be, the others."""
+        self._ask_for_votes(carrier, nodes, ballot, seconds)
+        if not needed(ballot):
+            return
+        others = [node for node in nodes if not self._peer(node).can_be_polled]
+        enough = Enough(needed(ballot), 0.0, lambda node, reply: _is_voter(ballot, reply))
+        self._greet(carrier, others, seconds, enough)
+        self._ask_for_votes(carrier, others, ballot, seconds)
+        if needed(ballot):
+            for peer in self._peers.values():
+                if peer.name in ballot.awaited:
+                    peer.after = peer.hello = None  # It may have begun anew: it is greeted again.
+
+    def _ask_for_votes(
+        self, carrier: Carrier, nodes: Sequence[int], ballot: Ballot, seconds: float
+    ) -> None:
+        peers = {node: self._peer(node) for node in nodes}
+        asked = {
+            node: peer
+            for node, peer in peers.items()
+            if peer.can_be_polled and peer.name in ballot.awaited
+        }
+        polls = self._in_turn(
+            asked, lambda node, peer, left: self._poll_for(peer, ballot.proposal, left)
+        )
+        for node, poll in polls.items():
+            carrier.send(node, poll)
+        self.enclave.close()  # Nodes take their time, and may be processes of this one.
+        counted: set[str] = set()
+        enough = Enough(
+            needed(ballot), 0.0, lambda node, reply: self._is_vote(node, reply, ballot, counted)
+        )
+        replies = carrier.receive(seconds=seconds, enough=enough)
+        self._in_turn(replies, lambda node, reply, left: self._take_vote(node, reply, ballot, left))
+
+    def _poll_for(self, peer: _Peer, proposal: Proposal, seconds: float) -> bytes:
+        hello, proof = peer.hello, None
+        if peer.after is None and hello is not None:
+            proof = self.enclave.prove(hello, seconds=seconds)
+            peer.hello = None
+        paths = (self.enclave.path(each, seconds=seconds) for each in reversed(peer.leaves))
+        path = next((path for path in paths if path is not None), None)
+        links = self.enclave.links(peer.after)
+        return encode(Poll(proposal, links, path is not None, path or (), proof))
+
+    def _take_vote(self, node: int, reply: bytes, ballot: Ballot, seconds: float) -> None:
+        self._pass_on_reminder(reply, seconds)
+        self.enclave.confirm(self._vote(node, reply, ballot), seconds=seconds)
+        peer, number = self._peer(node), ballot.proposal.number
+        peer.after, peer.met = max(0, number - 2), True  # It holds the receipt before this round.
+
+    def _pass_on_reminder(self, reply: bytes, seconds: float) -> None:
+        """Show the enclave what a node has confirmed before. Raises RolledBack if there is such."""
+        if is_reminder(reply):
+            proposal = decode(Proposal, reply)
+            self.enclave.remind(proposal, seconds=seconds)
+            raise RolledBack(proposal.number, proposal)
+
+    def _vote(self, node: int, reply: bytes, ballot: Ballot) -> Confirmation:
+        """Read a node's own vote. Raises MalformedMessage or OpenError."""
+        vote, name = decode(Confirmation, reply), self._peer(node).name
+        if vote.voter != name:
+            raise MalformedMessage(
+                f"it answers with a vote of client {vote.voter!r}, and it was asked as {name!r}"
+            )
+        Ballot(ballot.proposal, ballot.electors).add(vote)
+        return vote
+
+    def _is_vote(self, node: int, reply: bytes, ballot: Ballot, counted: set[str]) -> bool:
+        """Tell whether this is a vote that `_take_vote` would count, and that was not counted."""
+        try:
+            voter = self._vote(node, reply, ballot).voter
+        except OstrakaError:
+            return False
+        new = voter not in counted
+        counted.add(voter)
+        return new
 
     def _read(self, node: int, reply: bytes) -> SealedReply:
         """Read an update of the right client and size, still sealed. Raises MalformedMessage."""
@@ -263,7 +447,7 @@ class Relay:
 
         First every node has a brief turn. Those for which the enclave did not answer have another
         one, for which they share one budget, and none once enough are done: no node can use up the
-        time of the others. Raises Finished.
+        time of the others. Raises Finished or Unconfirmed.
         """
         done: dict[int, _R] = {}
         unanswered: dict[int, OstrakaError] = {}
@@ -271,7 +455,7 @@ class Relay:
         def attempt(node: int, seconds: float) -> None:
             try:
                 done[node] = step(node, work[node], seconds)
-            except Finished:
+            except (Finished, Unconfirmed):
                 raise
             except OstrakaError as refused:
                 if _is_unanswered(refused):
@@ -303,3 +487,24 @@ def left_out(log: logging.Logger, node: int, why: str) -> None:
 
 def _is_unanswered(refused: OstrakaError) -> bool:
     return isinstance(refused, ServiceError) and not refused.status
+
+
+def needed(ballot: Ballot) -> int:
+    """How many more clients have to confirm, at the least. Witnesses are no nodes."""
+    clients = {member.name for member in ballot.electors.clients}
+    return sum(
+        max(0, each.quorum - len(ballot.votes.keys() & each.names))
+        for each in electorates(ballot.electors)
+        if each.names <= clients
+    )
+
+
+def _is_voter(ballot: Ballot, reply: bytes) -> bool:
+    """Tell whether this is the Hello of a client that has not confirmed yet."""
+    keys = {member.name: member.key for member in ballot.electors.clients}
+    try:
+        challenge = read_hello(reply).challenge
+        check_signature(challenge, keys.get(challenge.client, b""))
+    except (MalformedMessage, OpenError):
+        return False
+    return challenge.client in ballot.awaited

@@ -8,11 +8,10 @@ from typing import Protocol
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.attestation.simulation import SimulationPolicy, root_key
 from ostraka.attestation.verify import Circumstances
-from ostraka.carried.messages import Proof
 from ostraka.carried.node_state import Scratch
 from ostraka.client import attesting
 from ostraka.client.attesting import Verifier
-from ostraka.config import MASKINGS
+from ostraka.config import CONFIRMS, MASKINGS
 from ostraka.enclave import measurement
 from ostraka.messages import SIMULATION, Charter, Evidence
 
@@ -22,11 +21,12 @@ _ROOT = "root"
 class Standards(Protocol):
     """A policy, and the circumstances in which to verify evidence by it.
 
-    Both raise AttestationRefused or ConfigError.
+    collateral: what came with the evidence, of a simulated platform only. Both raise
+    AttestationRefused or ConfigError.
     """
 
     def policy(self, charter: Charter, evidence: Evidence | None = None) -> Policy: ...
-    def circumstances(self, proof: Proof) -> Circumstances: ...
+    def circumstances(self, evidence: Evidence, collateral: bytes) -> Circumstances: ...
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Listed:
     def policy(self, charter: Charter, evidence: Evidence | None = None) -> Policy:
         return self.who.policy
 
-    def circumstances(self, proof: Proof) -> Circumstances:
-        return attesting.circumstances(self.who, proof.introduction.evidence)
+    def circumstances(self, evidence: Evidence, collateral: bytes) -> Circumstances:
+        return attesting.circumstances(self.who, evidence)
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,10 @@ class UnsafeFirstSeen:
         first = (self.held or charter).federation
         federation = FederationPolicy(
             authority=first.authority,
+            id=first.id,
             workers=tuple(worker.key for worker in first.workers),
             maskings=MASKINGS,
+            confirms=CONFIRMS,
         )
         simulation = SimulationPolicy(root=self._root(evidence), mrenclave=(_own_code(),))
         return Policy(
@@ -69,10 +71,10 @@ class UnsafeFirstSeen:
             tees=(simulation,),
         )
 
-    def circumstances(self, proof: Proof) -> Circumstances:
+    def circumstances(self, evidence: Evidence, collateral: bytes) -> Circumstances:
         return Circumstances(
             now=int(time.time()),
-            collateral={"collateral": proof.collateral},
+            collateral={"collateral": collateral},
             unsafe_simulation=True,
         )
 

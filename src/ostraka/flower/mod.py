@@ -16,14 +16,15 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
 from ostraka.arrays import AnyArray, Float32
-from ostraka.carried.messages import ASK
-from ostraka.carried.node import DEFAULT_RESENDS, Node
+from ostraka.carried.messages import ASK, is_poll
+from ostraka.carried.node import DEFAULT_RESENDS, Node, reminder
 from ostraka.config import Federation, Manifest
 from ostraka.errors import (
     ConfigError,
     MalformedMessage,
     OstrakaError,
     RemoteProtocolError,
+    RolledBack,
     ServiceError,
 )
 from ostraka.flower import records
@@ -92,10 +93,17 @@ def _answer(
     if carried == ASK:
         return Message(RecordDict({RECORD: message_record(node.greet())}), reply_to=message)
     app = _App(message, context, call_next)
-    if category == MessageType.TRAIN:
-        content = _train(app, node, carried, disclose_metrics=options.disclose_metrics)
-    else:
+    if category == MessageType.EVALUATE:
         content = _evaluate(app, node, carried, disclose_metrics=options.disclose_metrics)
+        return Message(content, reply_to=message)
+    try:
+        if is_poll(carried):
+            content = _confirm(node, carried)
+        else:
+            content = _train(app, node, carried, disclose_metrics=options.disclose_metrics)
+    except RolledBack as copied:
+        LOG.error("%s", copied)
+        content = RecordDict({RECORD: message_record(reminder(copied))})
     return Message(content, reply_to=message)
 
 
@@ -141,6 +149,15 @@ class _App:
     def _local(self) -> Arrays:
         kept = self.context.state.get(_LOCAL)
         return records.read_arrays(kept) if isinstance(kept, ArrayRecord) else {}
+
+
+def _confirm(node: Node, carried: bytes) -> RecordDict:
+    """Return the node's one vote for an outcome. The app has no part in it."""
+    voted = node.confirm(carried)
+    LOG.info("confirmed the outcome of round %d", voted.number)
+    if voted.left_out:
+        LOG.warning("nothing shows that this node's update counts in round %d", voted.number)
+    return RecordDict({RECORD: message_record(voted.message)})
 
 
 def _train(app: _App, node: Node, carried: bytes, *, disclose_metrics: bool) -> RecordDict:

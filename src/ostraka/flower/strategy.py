@@ -1,7 +1,7 @@
 """The strategy, in the ServerApp. It is on the host's side, and so trusted with nothing.
 
-It carries challenges, proofs and sealed updates between the nodes and the enclave, and gives Flower
-the model that the enclave has published.
+It carries challenges, proofs, sealed updates and confirmations between the nodes and the enclave,
+and gives Flower the model that the enclave has published.
 """
 
 import time
@@ -41,6 +41,7 @@ class _Run:
     template: records.Template
     head: Head
     timeout: float
+    courier: Courier
 
     @property
     def since(self) -> int:
@@ -60,12 +61,16 @@ class PrivateMultiKrum(FedAvg):
     metrics that nodes disclose, unless `weighted_by_key` names the claim to weigh them by. A round
     needs 2f + 3 nodes, which is the minimum for training and the default number to wait for.
 
+    An outcome is published when more than (n + f)/2 of the n enrolled nodes have confirmed it, so
+    all connected nodes are asked for that, and not only those that have trained.
+
     straggler_grace: how many seconds the other nodes have once 2f + 3 have replied; None to wait
     for all of them, up to the `timeout` of `start`. challenge_timeout: how many seconds nodes have
-    to answer before they train; the grace shortens that too, once enough nodes have answered that
-    took part before. outcome_timeout: how many seconds the enclave has to publish once it has all
-    replies. tls_ca: certificates that vouch for the enclave's service. masking, disclose_selection:
-    terms of an enclave in this process.
+    to answer before they train, and to confirm; the grace shortens the former too, once enough
+    nodes have answered that took part before. outcome_timeout: how many seconds the enclave has to
+    propose an outcome once it has all replies, and to publish it once it is confirmed. tls_ca:
+    certificates that vouch for the enclave's service. masking, disclose_selection: terms of an
+    enclave in this process.
 
     `receipts` are those of the rounds that this strategy has seen published.
     """
@@ -167,14 +172,15 @@ class PrivateMultiKrum(FedAvg):
         initial_arrays: the app's model. Once the enclave has a model, training goes on from that
         one. Results are under the numbers of the enclave's rounds.
         """
-        run = self._begin(initial_arrays, timeout)
+        courier = Courier(grid)
+        run = self._begin(initial_arrays, timeout, courier)
         first = run.template.record(run.head.manifest, run.head.model)
         left = max(0, num_rounds - run.since)
         if run.since:
             LOG.info("going on after round %d: %d rounds are left", run.since, left)
         try:
             result = super().start(
-                Courier(grid),
+                courier,
                 first,
                 left,
                 timeout,
@@ -191,7 +197,7 @@ class PrivateMultiKrum(FedAvg):
     ) -> Iterable[Message]:
         """Ask nodes for their challenges, and send each of them a proof and the model."""
         run, courier = self._running, _courier(grid)
-        if self.fraction_train == 0 or run.relay.finished:
+        if self.fraction_train == 0 or run.relay.finished or run.relay.waiting:
             return []
         least = max(self.min_train_nodes, run.head.least)
         nodes = self._sample(courier, self.fraction_train, least)
@@ -222,7 +228,12 @@ class PrivateMultiKrum(FedAvg):
         run = self._running
         try:
             published = run.relay.finish(
-                read_replies(replies), least=run.head.least, seconds=self.outcome_timeout
+                run.courier,
+                list(run.courier.get_node_ids()),
+                read_replies(replies),
+                least=run.head.least,
+                seconds=self.outcome_timeout,
+                confirm_seconds=self.challenge_timeout,
             )
         except OstrakaError as failed:
             LOG.error("the round was not published: %s", failed)
@@ -265,7 +276,7 @@ class PrivateMultiKrum(FedAvg):
             LOG.error("metrics of %d nodes are dropped: %r", len(usable), unfit)
             return None
 
-    def _begin(self, initial: ArrayRecord, timeout: float) -> _Run:
+    def _begin(self, initial: ArrayRecord, timeout: float, courier: Courier) -> _Run:
         """Ask where the enclave is. Raises ConfigError if the app does not fit it."""
         arrays = records.read_arrays(initial)
         manifest = records.manifest_of(arrays)
@@ -281,7 +292,7 @@ class PrivateMultiKrum(FedAvg):
                 f"the federation's terms have k = {head.k or 'all but f'}, and this strategy was "
                 f"given num_nodes_to_select = {self.num_nodes_to_select}"
             )
-        self._run = _Run(Relay(self._enclave, LOG), template, head, timeout)
+        self._run = _Run(Relay(self._enclave, LOG), template, head, timeout, courier)
         return self._run
 
     @property
@@ -325,6 +336,12 @@ class PrivateMultiKrum(FedAvg):
         self.receipts.append(receipt)
         for each in receipt.rejected:
             LOG.warning("client %s was rejected by the enclave: %s", each.client, each.reason)
+        if receipt.failure:
+            LOG.warning(
+                "round %d is a null step, and the model stays as it was: %s",
+                receipt.number,
+                receipt.failure,
+            )
         LOG.info(
             "round %d is published: %d updates, of which %d were kept%s",
             receipt.number,

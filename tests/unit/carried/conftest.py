@@ -1,6 +1,7 @@
 """`carried(n=7)` gives a federation that the smallest possible framework carries."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 
 from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
-from ostraka.carried.messages import ASK
+from ostraka.carried.messages import ASK, is_poll
 from ostraka.carried.node import Node, unsafe_simulated_node
 from ostraka.carried.relay import Enough, Head, PublishedModel, Relay
 from ostraka.config import Manifest
+from ostraka.errors import OstrakaError
 
 D = 66
 
@@ -22,13 +24,24 @@ class LocalCarrier:
 
     nodes: dict[int, Callable[[bytes], bytes]] = field(default_factory=dict)
     outbox: dict[int, bytes] = field(default_factory=dict)
+    sent: list[tuple[int, bytes]] = field(default_factory=list)
 
     def send(self, node: int, message: bytes) -> None:
         self.outbox[node] = message
+        self.sent.append((node, message))
 
     def receive(self, *, seconds: float, enough: Enough) -> dict[int, bytes]:
-        sent, self.outbox = self.outbox, {}
-        return {node: self.nodes[node](message) for node, message in sent.items()}
+        """Return replies until enough of them count. A node that refuses is left out."""
+        outbox, self.outbox = self.outbox, {}
+        replies: dict[int, bytes] = {}
+        counted = 0
+        for node, message in outbox.items():
+            if enough.grace == 0 and counted >= enough.replies:
+                break
+            with suppress(OstrakaError):
+                replies[node] = self.nodes[node](message)
+                counted += enough.counts(node, replies[node])
+        return replies
 
 
 @dataclass
@@ -53,6 +66,8 @@ class CarriedFederation:
             node = self.node(number)
             if message == ASK:
                 return node.greet()
+            if is_poll(message):
+                return node.confirm(message).message
             update = np.full(D, number, "<f4")
             return node.seal(node.join(message), update)
 
@@ -68,15 +83,25 @@ class CarriedFederation:
         """Return the sealed replies to these proofs."""
         return {node: self.carrier.nodes[node](proof) for node, proof in proofs.items()}
 
+    def finish(self, replies: Mapping[int, bytes]) -> PublishedModel | None:
+        """Hand over the replies, and ask all nodes to confirm."""
+        return self.relay.finish(
+            self.carrier,
+            list(self.carrier.nodes),
+            replies,
+            least=self.head.least,
+            seconds=60,
+            confirm_seconds=60,
+        )
+
     def run_round(self) -> PublishedModel | None:
-        replies = self.train(self.open())
-        return self.relay.finish(replies, least=self.head.least, seconds=60)
+        return self.finish(self.train(self.open()))
 
 
 @pytest.fixture
 def carried() -> Callable[..., CarriedFederation]:
-    def make(n: int = 7, f: int = 1) -> CarriedFederation:
-        enclave = UnsafeInProcessEnclave(FoundingTerms(f, disclose_selection=True))
+    def make(n: int = 7, f: int = 1, **terms: Any) -> CarriedFederation:
+        enclave = UnsafeInProcessEnclave(FoundingTerms(f, disclose_selection=True, **terms))
         head = enclave.start(Manifest.flat(D), np.zeros(D, "<f4"))
         federation = CarriedFederation(enclave, Relay(enclave), head)
         for number in range(n):

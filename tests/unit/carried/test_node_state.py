@@ -10,28 +10,12 @@ from ostraka.encoding import pack
 from ostraka.errors import Fork, StateError
 
 
-def offer_of(federation):
-    federation.enclave.open([])
-    return federation.enclave._founded.intake.offer
-
-
-def test_what_counts_as_opened_again(carried):
-    federation = carried()
-    federation.run_round()
-    first, second = offer_of(federation), offer_of(federation)
-    once = Joins().and_then(first, held=1, nonce=bytes(32))
-    assert (once.reopened, once.repeated) == (0, 0)
-    same = once.and_then(first, held=1, nonce=b"a" * 32)
-    assert (same.reopened, same.repeated) == (0, 1)
-    again = same.and_then(second, held=1, nonce=b"b" * 32)
-    assert (again.reopened, again.repeated) == (1, 0)
-    renumbered = again.and_then(
-        replace(second, number=9, round_id=b"c" * 32), held=1, nonce=b"c" * 32
-    )
-    assert renumbered.reopened == 2
-    after = again.and_then(offer_of(federation), held=2, nonce=b"d" * 32)
-    assert (after.reopened, after.repeated) == (0, 0)
-    assert len(after.nonces) == 4
+def test_no_challenge_is_good_twice_and_openings_are_counted_one_by_one():
+    once = Joins().and_then(bytes(32), b"r" * 32)
+    assert once.has(bytes(32))
+    assert not once.has(b"a" * 32)
+    again = once.and_then(b"a" * 32, b"r" * 32)
+    assert (again.times(b"r" * 32), again.times(b"s" * 32)) == (2, 0)
 
 
 def notes_of(federation):
@@ -46,24 +30,34 @@ def test_files_of_two_clients_are_never_one(tmp_path):
     assert len(names) == 2
 
 
-def test_notes_come_back_from_files_and_end_with_the_memory(carried, tmp_path):
+def test_notes_come_back_from_files(carried, tmp_path):
+    notes = notes_of(carried())
+    notebook = FileNotebook(MemoryFile(tmp_path / "a.memory", notes.memory.client))
+    notebook.remember(notes.memory)
+    notebook.count(notes.joins)
+    assert notebook.load() == notes
+    assert (notes.memory.voted.number, notes.memory.sent.number) == (2, 2)
+
+
+def test_a_node_whose_memory_is_gone_needs_a_new_key(carried, tmp_path):
+    """It may have voted, and must not vote again. What it has sealed shows that it had one."""
     notes = notes_of(carried())
     file = MemoryFile(tmp_path / "a.memory", notes.memory.client)
     notebook = FileNotebook(file)
     notebook.remember(notes.memory)
     notebook.count(notes.joins)
-    assert notebook.load() == notes
     file.path.unlink()
-    assert notebook.load().after is None
+    with pytest.raises(StateError, match=r"a\.memory: is gone.*make a new key"):
+        notebook.load()
 
 
-@pytest.mark.parametrize("content", [b"", b"rubbish", pack(b"ostraka/carried-joins/v1")])
+@pytest.mark.parametrize("content", [b"", b"rubbish", pack(b"ostraka/carried-joins/v2")])
 def test_damaged_counts_are_refused_and_left_as_they_are(content, carried, tmp_path):
     notes = notes_of(carried())
     notebook = FileNotebook(MemoryFile(tmp_path / "a.memory", notes.memory.client))
     notebook.remember(notes.memory)
     notebook._path.write_bytes(content)
-    with pytest.raises(StateError, match=r"a\.memory\.joins: is damaged.*from a copy"):
+    with pytest.raises(StateError, match=r"a\.memory\.joins: is damaged.*make a new key"):
         notebook.load()
     assert notebook._path.read_bytes() == content
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ostraka.carried.messages import Hello, SealedReply
+from ostraka.carried.messages import Hello, SealedReply, is_poll
 from ostraka.carried.node import unsafe_simulated_node
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
@@ -37,8 +37,9 @@ def test_two_rounds_are_published(carried):
 def test_the_first_round_asks_and_the_next_goes_by_the_replies(carried):
     federation = carried()
     federation.run_round()
-    federation.carrier.send = None  # so that asking again would raise
+    federation.carrier.sent.clear()
     assert federation.run_round().receipt.participants == 7
+    assert all(is_poll(message) for _, message in federation.carrier.sent)
 
 
 def test_a_node_that_replies_with_rubbish_is_left_out(carried, caplog):
@@ -55,7 +56,7 @@ def test_an_update_that_does_not_open_is_refused_when_it_is_delivered(carried, c
     tile = replace(read.sealed.tiles[0], ciphertext=bytes(len(read.sealed.tiles[0].ciphertext)))
     sealed = replace(read.sealed, tiles=(tile, *read.sealed.tiles[1:]))
     replies[3] = replace(read, sealed=sealed).to_bytes()
-    published = federation.relay.finish(replies, least=federation.head.least, seconds=60)
+    published = federation.finish(replies)
     assert published.receipt.participants == 6
     assert "node 3 is left out" in caplog.text
 
@@ -85,7 +86,7 @@ def test_nothing_is_sealed_for_a_round_that_another_run_has_left_behind(carried)
     scratch = dict(federation.scratch[1])
     late = unsafe_simulated_node("node-1", scratch)
     part = late.join(proofs[1])
-    federation.relay.finish(federation.train(proofs), least=federation.head.least, seconds=60)
+    federation.finish(federation.train(proofs))
     federation.run_round()
     scratch["memory"] = federation.scratch[1]["memory"]  # as in a file that both runs share
     with pytest.raises(ReceiptRefused, match="another run of this node has gone on"):

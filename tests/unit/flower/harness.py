@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
-from ostraka.carried.messages import ASK, Hello, SealedReply, read_hello
+from ostraka.carried.messages import ASK, Hello, SealedReply, is_poll, read_hello
 from ostraka.flower import UNSAFE_SIMULATION, PrivateMultiKrum, sealing_mod
 from ostraka.flower.records import RECORD, message_record, read_message
 from ostraka.messages import Receipt
@@ -141,6 +141,11 @@ def is_sealed(reply: Message) -> bool:
     return SealedReply.LABEL in read_message(reply.content)[:64]
 
 
+def polls(message: Message) -> bool:
+    """Tell whether this asks a node to confirm an outcome."""
+    return RECORD in message.content and is_poll(read_message(message.content))
+
+
 def record_of(arrays: dict[str, np.ndarray]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
 
@@ -155,6 +160,7 @@ class Federation:
     trained: dict[int, int] = field(default_factory=dict)
     honest = staticmethod(honest)
     is_sealed = staticmethod(is_sealed)
+    polls = staticmethod(polls)
     question = staticmethod(question)
 
     @property

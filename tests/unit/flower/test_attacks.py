@@ -16,11 +16,11 @@ from ostraka.carried.messages import Hello, Proof, SealedReply
 from ostraka.client import connection
 from ostraka.core import optimiser
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import UNSIGNED, encode
+from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import ServiceError
 from ostraka.flower import UNSAFE_SIMULATION, records, sealing_mod
 from ostraka.flower.records import RECORD, message_record, read_message
-from ostraka.messages import SIMULATION, Challenge, Introduction
+from ostraka.messages import SIMULATION, Challenge, Introduction, Proposal
 from ostraka.protocol import enclave as roles
 
 
@@ -34,7 +34,7 @@ class Rollback:
     def __init__(self, federation):
         self.federation, self.enclave = federation, federation.strategy._enclave
         self.founded = self.enclave._federation
-        self.now = (self.enclave._state, self.founded.receipts[0])
+        self.now = (self.enclave._state, self.founded.published[0].receipt)
         first = records.vector_of(federation.model, self.enclave._manifest)
         self.before = (optimiser.start(first, optimiser.FEDAVG), None)
 
@@ -64,16 +64,32 @@ class Rollback:
 
 
 def test_a_host_that_alternates_between_two_states_gets_no_more_updates(flower, said):
-    """A node without a receipt has nothing but its own count to go by."""
+    """A node that has not voted has nothing but its own count to go by."""
     federation = flower(mods=impatient)
+    federation.grid.down = lambda node, message: (
+        None if node == 6 and federation.polls(message) else message
+    )
     federation.start(1)
     host = Rollback(federation)
     replies = []
     for _ in range(4):
         replies += [host.ask(6, *host.now), host.ask(6, *host.before)]
     assert sum(map(federation.is_sealed, replies)) == 2  # and one before
-    assert any("the receipt of round 1 was never shown" in line for line in said)
+    assert any("receipts 1 to 1 are missing" in line for line in said)
     assert any("was opened again 3 times" in line for line in said)
+
+
+def test_a_node_that_has_voted_seals_nothing_more_for_that_round(flower, said):
+    """It shows what the enclave has signed, whatever state the host restores."""
+    federation = flower()
+    federation.start(1)
+    host = Rollback(federation)
+    reply = host.ask(6, *host.before)
+    shown = decode(Proposal, read_message(reply.content))
+    certificate = host.founded.published[0].certificate
+    assert shown == certificate.proposal
+    assert federation.trained[6] == 1
+    assert any("its state was copied, or set back" in line for line in said)
 
 
 def test_an_app_that_fails_does_not_use_up_what_its_node_may_send(flower):

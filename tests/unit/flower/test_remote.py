@@ -5,6 +5,7 @@ The nodes have keys and a policy from `ostraka init`, and a memory in a file.
 
 import asyncio
 import copy
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -321,7 +322,7 @@ def test_a_node_that_has_sent_enough_names_the_file_and_only_to_its_owner(remote
     assert first == "sealed"
     assert "ask the operator why" in second
     assert ".joins" not in second
-    assert any("client-2.memory.joins" in line for line in said)
+    assert any(re.search(r"client-2\.[0-9a-f]{16}\.memory\.joins", line) for line in said)
 
 
 @SIX_OF_SEVEN
@@ -359,7 +360,7 @@ def test_a_brief_introduction_has_no_more_time_for_the_chain(remote, monkeypatch
     monkeypatch.setattr(Connection, "stream", noted)
     enclave.introduce(replace(hello, after=0), seconds=7)
     enclave.close()
-    assert budgets == [("GetChain", 7)]
+    assert set(budgets) == {("GetChain", 7)}
 
 
 def test_what_is_too_large_for_the_service_is_not_sent_again(remote):

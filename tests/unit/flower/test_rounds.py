@@ -119,7 +119,9 @@ def test_only_the_first_round_has_to_ask(flower):
     federation = flower()
     federation.start(3)
     asked = [node for node, message, _ in federation.grid.log if "arrays" not in message.content]
-    assert sorted(asked) == list(range(7))
+    polled = [node for node, message, _ in federation.grid.log if federation.polls(message)]
+    assert sorted(asked) == sorted([*range(7), *polled])
+    assert sorted(polled) == sorted([*range(7)] * 3)
 
 
 def test_the_app_sees_an_ordinary_message(flower):

@@ -199,7 +199,7 @@ TAMPERING = {
         "another challenge, another key or another federation",
         {1, 2, 3, 4, 5, 6},
     ),
-    "cuts the chain": (cut_chain, "it was set back to an older state", {1}),
+    "cuts the chain": (cut_chain, "or set back to an older one", {1}),
     "shows an older chain": (older_chain, "receipts 2 to 2 are missing", {1}),
     "pads the chain": (padded_chain, "and a node follows 4096", {1}),
     "brings an enclave of its own": (
