@@ -269,7 +269,7 @@ class Receipt:
 class Proposal:
     """The enclave asks whether it may publish an outcome, and shows nothing of it.
 
-    previous: of the receipt before, or `genesis`. outcome: of the receipt, under a salt, since a
+    federation: the federation id. previous: of the receipt before, or `genesis`. outcome: of the receipt, under a salt, since a
     host that guesses an aggregate could test its guess against a bare digest. cohort: the root of
     the tree of all signed headers that take part.
     """
