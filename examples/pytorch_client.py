@@ -3,8 +3,8 @@
     python pytorch_client.py --write-model first.safetensors
     ostraka init digits --clients 5 --f 1 --model first.safetensors
     ostraka enclave run --config digits/federation.toml --unsafe-simulation
-    ostraka worker run --enclave 127.0.0.1:7420 --name worker-1 --key digits/keys/worker-1.key
-    ostraka worker run --enclave 127.0.0.1:7420 --name worker-2 --key digits/keys/worker-2.key
+    ostraka worker run --enclave 127.0.0.1:7420 --name worker-1 --key digits/keys/worker-1.key \
+        --policy digits/policy.toml --unsafe-simulation    # and worker-2
 
 and then, for each of the five clients,
 

@@ -153,12 +153,17 @@ class UpdateTile:
 
 @dataclass(frozen=True)
 class WorkerHello:
-    """A worker offers its service. The nonce is the enclave's, so that it cannot be replayed."""
+    """A worker offers its service. The nonce is the enclave's, so that it cannot be replayed.
 
-    LABEL: ClassVar[bytes] = b"ostraka/worker-hello/v1"
+    challenge: the worker's own nonce, which the enclave's evidence has to be about.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/worker-hello/v2"
 
     nonce: Id
+    federation: Id
     worker: str
+    challenge: Id
     signature: Signature
 
 

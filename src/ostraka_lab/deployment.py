@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ostraka import federation_file, files
 from ostraka.cli import federation_folder
-from ostraka.cli.federation_folder import AUTHORITY, FEDERATION, KEYS, Plan
+from ostraka.cli.federation_folder import AUTHORITY, FEDERATION, KEYS, POLICY, Plan
 from ostraka.errors import LocalProtocolError, RoundFailed
 from ostraka.files import read_identity
 from ostraka.protocol.confirm import electorates
@@ -65,7 +65,8 @@ class Deployment:
         name = f"worker-{number}"
         arguments = ("worker", "run", "--enclave", self.address, "--name", name)
         key = str(self.root / KEYS / f"{name}.key")
-        more = ("--key", key, "--device", "cpu", "--log-json")
+        policy = ("--policy", str(self.root / POLICY), "--unsafe-simulation")
+        more = ("--key", key, *policy, "--device", "cpu", "--log-json")
         return self.children.start(name, "ostraka", *arguments, *more, serves=True)
 
     def start_client(self, name: str, module: str, *arguments: str) -> Child:

@@ -40,7 +40,7 @@ from ostraka.protocol.client import Client as Role
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
-from ostraka.worker import EnclavePin, Staff, WorkerService
+from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
 
 PATIENCE_S = 300.0  # after which a test that waits has failed
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
@@ -231,6 +231,7 @@ class Deployment:
             name,
             *("-m", "ostraka", "worker", "run", "--enclave", self.address, "--name", name),
             *("--key", str(self.key(name)), "--device", "cpu", "--log-json"),
+            *("--policy", str(self.root / "policy.toml"), "--unsafe-simulation"),
         )
 
     def workers(self) -> list[Process]:
@@ -435,7 +436,8 @@ class Stage:
     def start_worker(self, number: int, gates: dict[int, Gate] | None = None) -> None:
         """A worker as a thread. It comes back quickly, so that no test waits for it."""
         name, root = f"worker-{number}", self.deployment
-        pin = EnclavePin.beside(root.key(name))
+        policy = Verifier.of(root.root / "policy.toml", unsafe_simulation=True)
+        pin = EnclavePin.chosen(root.key(name), receipt_key=None, verifier=policy)
         staff = Staff(name, read_identity(root.key(name)), HeldKernel(gates or {}), pin)
         service = WorkerService(root.address, staff, backoff=Backoff(0.1, 0.5))
         thread = threading.Thread(target=service.run, name=name, daemon=True)

@@ -78,7 +78,7 @@ import sys, time
 from pathlib import Path
 from ostraka.core.gram import NumpyKernel
 from ostraka.files import read_identity
-from ostraka.worker import EnclavePin, Staff, WorkerService
+from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
 
 address, name, key, tile = sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4])
 
@@ -100,7 +100,9 @@ class Held(NumpyKernel):
             print("held", flush=True)
             time.sleep(600)
 
-WorkerService(address, Staff(name, read_identity(key), Held(), EnclavePin.beside(key))).run()
+policy = Verifier.of(key.parent.parent / "policy.toml", unsafe_simulation=True)
+pin = EnclavePin.chosen(key, receipt_key=None, verifier=policy)
+WorkerService(address, Staff(name, read_identity(key), Held(), pin)).run()
 """
 
 

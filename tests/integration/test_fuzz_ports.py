@@ -141,12 +141,16 @@ async def converse(channel, talk):
     return await call.code(), str(await call.details())
 
 
+def worker_hello(nonce, federation):
+    return WorkerHello(nonce, federation, "worker-1", bytes(32), UNSIGNED)
+
+
 async def work_badly(channel, identity, genuine, rng):
     """An enrolled worker that has proved itself, and then says anything at all."""
     call = channel.stream_stream(f"{SERVICE}/Work")(timeout=PATIENCE_S)
     with suppress(*ENDED):
         welcome = wire.EnclaveSays.FromString(await call.read()).welcome
-        hello = identity.sign(WorkerHello(welcome.nonce, "worker-1", UNSIGNED))
+        hello = identity.sign(worker_hello(welcome.nonce, welcome.federation))
         await call.write(wire.WorkerSays(hello=encode(hello)).SerializeToString())
         for message in genuine["Work"][1:]:
             await call.write(mutate(rng, message))
@@ -346,7 +350,7 @@ def conversations(deployment):
         *(wire.UploadRequest(tiles=wire.Tiles(tile=[encode(tile)])) for tile in sealed.tiles),
     ]
     work = [
-        wire.WorkerSays(hello=encode(WorkerHello(bytes(32), "worker-1", UNSIGNED))),
+        wire.WorkerSays(hello=encode(worker_hello(bytes(32), bytes(32)))),
         wire.WorkerSays(accept=encode(ChannelAccept(bytes(32), bytes(1200), UNSIGNED))),
         wire.WorkerSays(answer=encode(Answer(bytes(32), bytes(500)))),
         wire.WorkerSays(sorry="no"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from ostraka.core.field import P
 from ostraka.core.gram import NumpyKernel
 from ostraka.files import read_identity
-from ostraka.worker import EnclavePin, Staff, WorkerService
+from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
 
 class Liar(NumpyKernel):
     def begin(self, rows, values):
@@ -35,7 +35,9 @@ class Liar(NumpyKernel):
         return total
 
 address, name, key = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-WorkerService(address, Staff(name, read_identity(key), Liar(), EnclavePin.beside(key))).run()
+policy = Verifier.of(key.parent.parent / "policy.toml", unsafe_simulation=True)
+pin = EnclavePin.chosen(key, receipt_key=None, verifier=policy)
+WorkerService(address, Staff(name, read_identity(key), Liar(), pin)).run()
 """
 
 # The enclave's service on a wall clock that is wrong by what a file says.

@@ -16,7 +16,7 @@ import typer
 from ostraka import logs
 from ostraka.errors import INTERRUPTED, ConfigError
 from ostraka.files import read_identity
-from ostraka.worker import EnclavePin, Staff, WorkerService, kernel_for
+from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService, kernel_for
 
 _LOG = logging.getLogger("ostraka.worker")
 # Libraries read these when they are loaded, and never again.
@@ -52,10 +52,16 @@ def run(
     enclave: Annotated[str, typer.Option(help="HOST:PORT of the enclave's service.")],
     name: Annotated[str, typer.Option(help="This worker's name on the roster.")],
     key: Annotated[Path, typer.Option(help="This worker's key file.")],
-    receipt_key: Annotated[
-        str | None,
-        typer.Option(help="The enclave's receipt key, in hex; the first one unless given."),
+    policy: Annotated[
+        Path | None, typer.Option(help="What an enclave has to prove: a policy file.")
     ] = None,
+    receipt_key: Annotated[
+        str | None, typer.Option(help="The receipt key of the one enclave to serve, in hex.")
+    ] = None,
+    unsafe_simulation: Annotated[
+        bool,
+        typer.Option("--unsafe-simulation", help="Accept a simulated enclave if the policy does."),
+    ] = False,
     device: Annotated[
         str, typer.Option(help="cpu, torch-cpu, cuda, cuda:N, or auto: a GPU if there is one.")
     ] = "auto",
@@ -70,20 +76,21 @@ def run(
     """Serve an enclave until stopped.
 
     The worker dials the enclave, so it may sit behind NAT, and dials again when the connection is
-    lost. It sees masked rows only. Without --receipt-key it remembers the first enclave that gives
-    it work, in a file beside the key, and serves no other after that. SIGTERM ends it with exit
-    code 0, Ctrl-C with 130.
+    lost. It sees masked rows only. It serves an enclave that proves to be what --policy asks for,
+    or the one with this --receipt-key. The first that was proved is remembered in a file beside the
+    key, and no other is served after that; with both options, --receipt-key names the next. SIGTERM
+    ends it with exit code 0, Ctrl-C with 130.
 
     \b
     Examples:
-      ostraka worker run --enclave 10.0.0.5:7420 --name worker-1 --key keys/worker-1.key
-      ostraka worker run --enclave fl.example:7420 --name w2 --key w2.key --tls-ca ca.pem --log-json
-      ostraka worker run --enclave 10.0.0.5:7420 --name w2 --key w2.key --device cpu --threads 4
+      ostraka worker run --enclave fl.example:7420 --name w1 --key w1.key --policy policy.toml
+      ostraka worker run --enclave 10.0.0.5:7420 --name w2 --key w2.key --receipt-key 5f1c...
     """
     _limit_threads(threads)
     logs.setup(json=log_json)
     identity = read_identity(key)
-    pin = EnclavePin.beside(key) if receipt_key is None else EnclavePin.given(receipt_key)
+    verifier = Verifier.of(policy, unsafe_simulation=unsafe_simulation) if policy else None
+    pin = EnclavePin.chosen(key, receipt_key=receipt_key, verifier=verifier)
     kernel, chosen = kernel_for(device)
     service = WorkerService(enclave, Staff(name, identity, kernel, pin), tls_ca=tls_ca)
     logs.event(_LOG, WorkerStarted(name, identity.public.hex(), enclave, chosen))

@@ -230,8 +230,10 @@ class Servicer(EnclaveServicer):
     async def Work(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> None:
         async with _streaming(context):
             with self._stranger(context):
-                name = await self._greet(requests, context)
+                hello = await self._greet(requests, context)
+            name = hello.worker
             self.rate.spend(name)
+            await context.write(await self._proof(hello))
             async with self.newest.of(name):
                 connection = Connection(name)
                 with self.engine.pool.joined(connection):
@@ -375,10 +377,16 @@ class Servicer(EnclaveServicer):
         beginning = (state.abandon,) if state.abandon and state.abandon.number > after else ()
         yield from map(chain_link, chain(charters, (*beginning, *published)))
 
-    async def _greet(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> str:
-        """Return the name of a worker that has proved its identity. Raises OpenError."""
+    async def _greet(
+        self, requests: AsyncIterator[wire.WorkerSays], context: Context
+    ) -> WorkerHello:
+        """Return the hello of a worker that has proved its identity. Raises OpenError."""
         nonce = os.urandom(_NONCE_BYTES)
-        welcome = wire.Welcome(nonce=nonce, receipt_key=self.engine.enclave.receipt_key)
+        welcome = wire.Welcome(
+            nonce=nonce,
+            receipt_key=self.engine.enclave.receipt_key,
+            federation=self.engine.federation.id,
+        )
         async with asyncio.timeout(self.engine.file.limits.idle_s):
             await context.write(wire.EnclaveSays(welcome=welcome))
             first = await anext(requests, None)
@@ -393,13 +401,25 @@ class Servicer(EnclaveServicer):
                 name = printable(hello.worker, _SHOWN)
                 self.engine.tell(events.WorkerRefused(name, "not enrolled with this key"))
             raise
-        return hello.worker
+        return hello
 
     def _check_hello(self, hello: WorkerHello, nonce: bytes) -> None:
-        keys = {member.name: member.key for member in self.engine.federation.workers}
-        if hello.worker not in keys or hello.nonce != nonce:
+        federation = self.engine.federation
+        keys = {member.name: member.key for member in federation.workers}
+        expected = (nonce, federation.id)
+        if hello.worker not in keys or (hello.nonce, hello.federation) != expected:
             raise OpenError("WorkerHello")
         check_signature(hello, keys[hello.worker])
+
+    async def _proof(self, hello: WorkerHello) -> wire.EnclaveSays:
+        """Tell a worker that it is admitted, and prove to it whom it serves."""
+        charter = self.engine.state.charters[-1]
+        key = self.engine.enclave.receipt_key
+        bound = KeyBinding(hello.challenge, key, charter.federation.digest())
+        async with self.quoting:
+            evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
+        proof = wire.Proof(charter=encode(charter), evidence=encode(evidence))
+        return wire.EnclaveSays(proof=proof)
 
 
 def _over(engine: Engine) -> bool:

@@ -189,28 +189,40 @@ class WorkerSays(_message.Message):
     def __init__(self, hello: _Optional[bytes] = ..., accept: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., sorry: _Optional[str] = ...) -> None: ...
 
 class EnclaveSays(_message.Message):
-    __slots__ = ("welcome", "offer", "share", "seed", "over", "share_piece")
+    __slots__ = ("welcome", "offer", "share", "seed", "over", "share_piece", "proof")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     SHARE_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
     SHARE_PIECE_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     offer: bytes
     share: bytes
     seed: bytes
     over: Over
     share_piece: bytes
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ..., share_piece: _Optional[bytes] = ...) -> None: ...
+    proof: Proof
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ..., share_piece: _Optional[bytes] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("nonce", "receipt_key")
+    __slots__ = ("nonce", "receipt_key", "federation")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_KEY_FIELD_NUMBER: _ClassVar[int]
+    FEDERATION_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     receipt_key: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., receipt_key: _Optional[bytes] = ...) -> None: ...
+    federation: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., receipt_key: _Optional[bytes] = ..., federation: _Optional[bytes] = ...) -> None: ...
+
+class Proof(_message.Message):
+    __slots__ = ("charter", "evidence")
+    CHARTER_FIELD_NUMBER: _ClassVar[int]
+    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    charter: bytes
+    evidence: bytes
+    def __init__(self, charter: _Optional[bytes] = ..., evidence: _Optional[bytes] = ...) -> None: ...
 
 class Over(_message.Message):
     __slots__ = ("attempt_id",)

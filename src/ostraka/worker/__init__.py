@@ -1,8 +1,8 @@
 """A worker's service: it dials the enclave, serves it, and dials again when it is gone."""
 
 from ostraka.worker.backends import kernel_for
-from ostraka.worker.pin import EnclavePin
+from ostraka.worker.pin import EnclavePin, Verifier
 from ostraka.worker.service import WorkerService
 from ostraka.worker.session import Staff
 
-__all__ = ["EnclavePin", "Staff", "WorkerService", "kernel_for"]
+__all__ = ["EnclavePin", "Staff", "Verifier", "WorkerService", "kernel_for"]

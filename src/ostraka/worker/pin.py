@@ -1,15 +1,27 @@
 """The one enclave that a worker serves, known by its receipt key, which signs its offers.
 
-The operator gives the key, or the worker remembers that of the first enclave that signs an offer,
-in a file beside its own key. From then on it serves no other: an impostor gets no work done, and
-the operator is told.
+The operator gives the key, or a policy. Whoever answers under another key gets no work done, and
+whoever is judged by a policy has to prove itself on every connection. The key that was proved first
+is kept in a file beside the worker's own: another takes its place only by the operator's word.
 """
 
 import re
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostraka import files
+from ostraka.attestation.claims import KeyBinding
+from ostraka.attestation.policy import Policy
+from ostraka.attestation.verify import (
+    Circumstances,
+    require_bound,
+    verify_charter,
+    verify_evidence,
+)
 from ostraka.errors import ConfigError, MalformedMessage, RemoteProtocolError
+from ostraka.messages import Charter, Evidence
+from ostraka.transport import collateral
 
 _KEY_BYTES = 32
 _LABEL = "ostraka-enclave-key-v1"
@@ -17,32 +29,66 @@ _LINE = re.compile(rf"{_LABEL} ([0-9a-f]{{{2 * _KEY_BYTES}}})")
 _PUBLIC = 0o644
 
 
+@dataclass(frozen=True)
+class Verifier:
+    """What a worker accepts as an enclave. file: of the policy, which names collateral from there.
+
+    unsafe_simulation: the operator asked for simulated enclaves.
+    """
+
+    policy: Policy = field(repr=False)
+    file: Path
+    unsafe_simulation: bool = False
+
+    @classmethod
+    def of(cls, file: Path, *, unsafe_simulation: bool = False) -> "Verifier":
+        """Reads a policy file. Raises ConfigError."""
+        return cls(files.read_policy(file), file, unsafe_simulation)
+
+    def verify(
+        self, charter: Charter, evidence: Evidence, *, nonce: bytes, receipt_key: bytes
+    ) -> None:
+        """Raises AttestationRefused unless an enclave that the policy accepts holds this key.
+
+        Raises ConfigError for a file that the policy names and that cannot be read.
+        """
+        now = int(time.time())
+        federation = verify_charter(charter, self.policy, now)
+        found = collateral.for_evidence(evidence, self.policy, beside=self.file)
+        circumstances = Circumstances(now, found, self.unsafe_simulation)
+        claims = verify_evidence(evidence, self.policy, circumstances)
+        require_bound(claims, KeyBinding(nonce, receipt_key, federation.digest()))
+
+
 class EnclavePin:
     """key: the receipt key, or None until one is remembered. file: where to remember it."""
 
-    def __init__(self, key: bytes | None, file: Path | None = None) -> None:
-        if key is not None and len(key) != _KEY_BYTES:
-            raise ConfigError(f"a receipt key has {_KEY_BYTES} bytes; got {len(key)}")
+    def __init__(
+        self, key: bytes | None, *, file: Path | None = None, verifier: Verifier | None = None
+    ) -> None:
+        if key is None and verifier is None:
+            raise ConfigError(
+                "a worker serves no enclave that it does not know: pass --policy with the policy "
+                "that an enclave has to meet, or --receipt-key with the key of the one to serve"
+            )
         self._key = key
         self._file = file
+        self._kept = _read(file) if file is not None and file.exists() else None
+        self.verifier = verifier
 
     @classmethod
-    def given(cls, key: str) -> "EnclavePin":
-        """Pins a key, which is in hex as the enclave's service prints it. Raises ConfigError."""
-        try:
-            return cls(bytes.fromhex(key))
-        except ValueError:
-            raise ConfigError(f"a receipt key is {2 * _KEY_BYTES} hex digits") from None
+    def chosen(
+        cls, worker_key: Path, *, receipt_key: str | None, verifier: Verifier | None
+    ) -> "EnclavePin":
+        """Pins the key that is given in hex, or kept beside the worker's own. Raises ConfigError.
 
-    @classmethod
-    def beside(cls, worker_key: Path) -> "EnclavePin":
-        """Pins the key remembered beside the worker's own, if there is one. Raises ConfigError."""
-        file = worker_key.with_name(f"{worker_key.name}.enclave")
-        return cls(_read(file) if file.exists() else None, file)
-
-    @property
-    def first_use(self) -> bool:
-        return self._key is None
+        A key is kept there only if a verifier has judged it.
+        """
+        given = None if receipt_key is None else _parse(receipt_key)
+        beside = worker_key.with_name(f"{worker_key.name}.enclave")
+        pin = cls(given, file=None if verifier is None else beside, verifier=verifier)
+        pin._key = given or pin._kept
+        return pin
 
     def check(self, shown: bytes) -> bytes:
         """Returns the key to check offers by. Raises RemoteProtocolError for another enclave's."""
@@ -51,21 +97,31 @@ class EnclavePin:
         if self._key is not None and shown != self._key:
             raise RemoteProtocolError(
                 f"another enclave answers: its receipt key is {shown.hex()}, but this worker "
-                f"serves only {self._key.hex()}. {self._advice()}"
+                f"serves only {self._key.hex()}. If the federation has a new enclave, start the "
+                "worker with its --receipt-key"
             )
         return shown
 
-    def remember(self, key: bytes) -> None:
-        """Pins this key from now on. Raises OSError if it cannot be written to the file."""
+    def remember(self, key: bytes) -> bool:
+        """Pins this key from now on, and tells whether that is news. Raises OSError if it cannot
+        be written to the file."""
         self._key = key
-        if self._file is not None:
-            text = f"# The enclave that this worker serves.\n{_LABEL} {key.hex()}\n"
-            files.write(self._file, [text.encode()], mode=_PUBLIC)
+        if self._file is None or self._kept == key:
+            return False
+        self._kept = key
+        text = f"# The enclave that this worker serves.\n{_LABEL} {key.hex()}\n"
+        files.write(self._file, [text.encode()], mode=_PUBLIC)
+        return True
 
-    def _advice(self) -> str:
-        if self._file is None:
-            return "If the federation has a new enclave, start the worker with its --receipt-key"
-        return f"If the federation has a new enclave, delete {self._file} and start the worker anew"
+
+def _parse(key: str) -> bytes:
+    try:
+        raw = bytes.fromhex(key)
+    except ValueError:
+        raw = b""
+    if len(raw) != _KEY_BYTES:
+        raise ConfigError(f"a receipt key is {2 * _KEY_BYTES} hex digits")
+    return raw
 
 
 def _read(file: Path) -> bytes:
@@ -77,7 +133,6 @@ def _read(file: Path) -> bytes:
     match = _LINE.fullmatch(lines[0]) if len(lines) == 1 else None
     if match is None:
         raise ConfigError(
-            f"{file} does not hold the key of an enclave: delete it to trust the next one, "
-            "or pass --receipt-key"
+            f"{file} does not hold the key of an enclave: delete it to let the policy decide anew"
         )
     return bytes.fromhex(match[1])

@@ -1,17 +1,15 @@
 """A worker's connection to its enclave: one stream after another, until the worker is stopped.
 
-The enclave does not say that it has admitted a worker: it speaks when it has work, and ends the
-stream of an unknown worker at once. So a worker counts as connected at the enclave's first message,
-or when the stream has lasted.
+A stream begins with the enclave's welcome, the worker's hello and the enclave's proof, which says
+that the worker is admitted. Offers of work follow.
 """
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Lock, Timer
+from threading import Event, Lock
 from typing import Any
 
 import grpc
@@ -35,32 +33,6 @@ _STABLE_S = 2.0
 _UNWANTED_FIRST_S, _UNWANTED_CAP_S = 1.0, 300.0
 _ALONE_S = 2 * _UNWANTED_CAP_S
 _LOG = logging.getLogger("ostraka.worker")
-
-
-class Admission:
-    """Calls `say` once the enclave has admitted this worker.
-
-    after_s: the stream of a worker that is not admitted ends before that many seconds.
-    """
-
-    def __init__(self, say: Callable[[], None], *, after_s: float) -> None:
-        self._say = say
-        self._once = Lock()
-        self._timer = Timer(after_s, self.take)
-        self._timer.daemon = True
-
-    def expect(self) -> None:
-        """Starts to wait. The worker has said who it is."""
-        self._timer.start()
-
-    def take(self) -> None:
-        """Counts the worker as admitted. The enclave has spoken, or the stream has lasted."""
-        if self._once.acquire(blocking=False):
-            self._say()
-
-    def give_up(self) -> None:
-        """Stops waiting. The stream has ended."""
-        self._timer.cancel()
 
 
 @dataclass(frozen=True)
@@ -152,34 +124,31 @@ class WorkerService:
                     call.cancel()  # An enclave that does not read would fill the memory.
 
             session = Session(self._staff, say)
-            admission = Admission(self._connected, after_s=_STABLE_S)
             self._hold(call)
             try:
-                self._converse(call, session, admission)
+                self._converse(call, session)
                 why, unwanted = self._replaced(), True
             except grpc.RpcError as ended:
                 why, unwanted = self._reason(ended)
             except RemoteProtocolError as refused:
                 why, unwanted = str(refused), False
             finally:
-                admission.give_up()
                 session.close()
                 outbox.put(None)
                 call.cancel()
                 self._hold(None)
             return _End(why, unwanted, session.served)
 
-    def _converse(self, call: Any, session: Session, admission: Admission) -> None:
+    def _converse(self, call: Any, session: Session) -> None:
         for number, says in enumerate(call):
-            if number:
-                admission.take()
-                session.hear(says)
-            else:
-                session.greet(says)
-                admission.expect()
-
-    def _connected(self) -> None:
-        logs.event(_LOG, Connected(self._address, self._staff.name))
+            match number:
+                case 0:
+                    session.greet(says)
+                case 1:
+                    session.admit(says)
+                    logs.event(_LOG, Connected(self._address, self._staff.name))
+                case _:
+                    session.hear(says)
 
     def _reason(self, ended: grpc.RpcError) -> tuple[str, bool]:
         """Returns why a stream ended, and whether the enclave does not want this worker."""

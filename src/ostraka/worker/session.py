@@ -4,6 +4,7 @@ An attempt lasts from its offer to the worker's answer, or until it is over.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,15 @@ from ostraka.core.gram import Kernel, Sum, Values
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import MalformedMessage, OstrakaError
-from ostraka.messages import Answer, ChannelOffer, MaskSeed, ShareTile, WorkerHello
+from ostraka.messages import (
+    Answer,
+    ChannelOffer,
+    Charter,
+    Evidence,
+    MaskSeed,
+    ShareTile,
+    WorkerHello,
+)
 from ostraka.protocol.worker import Worker
 from ostraka.transport.ostraka_pb2 import EnclaveSays, WorkerSays
 from ostraka.worker.pin import EnclavePin
@@ -169,6 +178,7 @@ class Session:
         self._staff = staff
         self._say = say
         self._receipt_key = b""
+        self._challenge = os.urandom(_NONCE_BYTES)
         self._pieces = bytearray()  # of the ciphertext of a share tile that is not complete
         self._lock = Lock()
         self._attempt: Attempt | None = None
@@ -178,11 +188,29 @@ class Session:
         """Answers the first message of a stream. Raises RemoteProtocolError, which ends it."""
         if says.WhichOneof("what") != "welcome":
             raise MalformedMessage("the enclave did not begin with its welcome")
-        if len(says.welcome.nonce) != _NONCE_BYTES:
-            raise MalformedMessage(f"a nonce has {_NONCE_BYTES} bytes")
+        nonce, federation = says.welcome.nonce, says.welcome.federation
+        if not len(nonce) == len(federation) == _NONCE_BYTES:
+            raise MalformedMessage(f"a nonce and a federation's id have {_NONCE_BYTES} bytes each")
         self._receipt_key = self._staff.pin.check(says.welcome.receipt_key)
-        hello = WorkerHello(says.welcome.nonce, self._staff.name, UNSIGNED)
+        hello = WorkerHello(nonce, federation, self._staff.name, self._challenge, UNSIGNED)
         self._say(WorkerSays(hello=encode(self._staff.identity.sign(hello))))
+
+    def admit(self, says: EnclaveSays) -> None:
+        """Verifies the second message, by which the enclave takes this worker and proves itself.
+
+        Raises RemoteProtocolError, which ends the stream, and ConfigError.
+        """
+        if says.WhichOneof("what") != "proof":
+            raise MalformedMessage("the enclave did not prove what it is")
+        if (verifier := self._staff.pin.verifier) is not None:
+            charter, evidence = says.proof.charter, says.proof.evidence
+            verifier.verify(
+                decode(Charter, charter),
+                decode(Evidence, evidence),
+                nonce=self._challenge,
+                receipt_key=self._receipt_key,
+            )
+            self._remember_enclave()
 
     def hear(self, says: EnclaveSays) -> None:
         """Does what the enclave says. No message makes it raise."""
@@ -214,7 +242,6 @@ class Session:
         staff = self._staff
         attempt = Attempt(offer, staff.identity, self._receipt_key, staff.kernel)
         self._drop_quietly(self._attempt, "replaced by a new offer")
-        self._remember_enclave()
         self.served = True
         with self._lock:
             self._attempt = attempt
@@ -314,16 +341,12 @@ class Session:
             self._say(WorkerSays(sorry=why[:_LONGEST_SORRY]))
 
     def _remember_enclave(self) -> None:
-        pin = self._staff.pin
-        if not pin.first_use:
-            return
         key = self._receipt_key.hex()
         try:
-            pin.remember(self._receipt_key)
+            if self._staff.pin.remember(self._receipt_key):
+                logs.event(_LOG, EnclaveRemembered(key))
         except OSError as failed:
             logs.event(_LOG, EnclaveNotKept(key, str(failed)), logging.WARNING)
-        else:
-            logs.event(_LOG, EnclaveRemembered(key))
 
 
 def _short(offer: ChannelOffer) -> str:

@@ -48,6 +48,7 @@ MISTAKES = {
     "a key file that is not there": (["--key", "nope.key"], "nope.key: make it first"),
     "a key that is no hex": (["--receipt-key", "xyz"], "64 hex digits"),
     "a key that is too short": (["--receipt-key", "00"], "64 hex digits"),
+    "a policy that is not there": (["--policy", "absent.toml"], "absent.toml"),
     "a device that is not there": (["--device", "abacus"], "abacus"),
     "certificates that are not there": (["--tls-ca", "absent.pem"], "absent.pem"),
     "no threads": (["--threads", "0"], "--threads"),
@@ -57,9 +58,18 @@ MISTAKES = {
 @pytest.mark.parametrize(("mistake", "message"), MISTAKES.values(), ids=MISTAKES.keys())
 def test_mistakes_are_explained_and_exit_with_2(key, mistake, message):
     usual = ["--enclave", "127.0.0.1:1", "--name", "me", "--key", key, "--device", "cpu"]
-    result = run("run", *usual, *mistake)
+    known = ["--receipt-key", "00" * 32]
+    result = run("run", *usual, *known, *mistake)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_without_a_policy_or_a_key_no_enclave_is_served_and_both_ways_are_told(key):
+    result = run("run", "--enclave", "127.0.0.1:1", "--name", "me", "--key", key)
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "--policy" in said
+    assert "--receipt-key" in said
 
 
 def test_a_key_that_others_can_read_is_refused(key):

@@ -22,7 +22,7 @@ from ostraka.messages import Answer, ChannelAccept, ChannelOffer, ShareTile, Wor
 from ostraka.protocol.worker import Worker
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
-from ostraka.worker import EnclavePin, Staff, WorkerService
+from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
 
@@ -54,8 +54,14 @@ class Hand:
         return next(self.call)
 
     def hello(self, **lies: Any) -> None:
-        blank = WorkerHello(self.welcome.nonce, self.name, UNSIGNED)
+        nonce, federation = self.welcome.nonce, self.welcome.federation
+        blank = WorkerHello(nonce, federation, self.name, bytes(32), UNSIGNED)
         self.say(hello=encode(self.identity.sign(replace(blank, **lies))))
+
+    def join(self) -> Any:
+        """Be admitted. Gives the proof."""
+        self.hello()
+        return self.hear().proof
 
     def accept(self) -> Any:
         """Take the next offer as an honest worker does. Gives what computes."""
@@ -99,7 +105,9 @@ class Shop:
     def hire(self, *names: str) -> None:
         """Honest workers."""
         for name in names:
-            staff = Staff(name, self.service.identity(name), NumpyKernel(), EnclavePin(None))
+            verifier = Verifier.of(self.service.root / "policy.toml", unsafe_simulation=True)
+            pin = EnclavePin(None, verifier=verifier)
+            staff = Staff(name, self.service.identity(name), NumpyKernel(), pin)
             worker = WorkerService(f"127.0.0.1:{self.service.port}", staff)
             thread = threading.Thread(target=worker.run)
             thread.start()
@@ -143,13 +151,19 @@ def shop(start, speaker, caplog) -> Iterator[Callable[..., Shop]]:
     assert [each.message for each in ours] == []
 
 
+def unsigned(hand: Hand) -> WorkerHello:
+    welcome = hand.welcome
+    return WorkerHello(welcome.nonce, welcome.federation, "worker-1", bytes(32), UNSIGNED)
+
+
 HELLOS: dict[str, tuple[Callable[[Hand], None], grpc.StatusCode]] = {
     "for another nonce": (lambda hand: hand.hello(nonce=bytes(32)), DENIED),
+    "for another federation": (lambda hand: hand.hello(federation=bytes(32)), DENIED),
     "in another worker's name": (lambda hand: hand.hello(worker="worker-2"), DENIED),
     "in a client's name": (lambda hand: hand.hello(worker="client-1"), DENIED),
     "in nobody's name": (lambda hand: hand.hello(worker=""), DENIED),
     "that is not signed": (
-        lambda hand: hand.say(hello=encode(WorkerHello(hand.welcome.nonce, "worker-1", UNSIGNED))),
+        lambda hand: hand.say(hello=encode(unsigned(hand))),
         DENIED,
     ),
     "of any bytes": (lambda hand: hand.say(hello=RNG.bytes(200)), INVALID),
@@ -277,7 +291,7 @@ def test_a_round_is_finished_without_a_worker_that(shop, fault):
     here = shop(measure_s=seconds)
     here.hire("worker-2", "worker-3")
     hand = here.hand()
-    hand.hello()
+    hand.join()
     here.await_workers("worker-1")
     thread = threading.Thread(target=fault, args=(hand,))
     thread.start()
@@ -297,7 +311,7 @@ def test_without_workers_that_answer_the_enclave_measures_by_itself(shop):
     here = shop()
     hands = [here.hand(name) for name in ("worker-1", "worker-2")]
     for hand in hands:
-        hand.hello()
+        hand.join()
     here.await_workers("worker-1", "worker-2")
     thread = threading.Thread(target=apologise, args=(hands[0],))
     thread.start()
@@ -311,11 +325,11 @@ def test_without_workers_that_answer_the_enclave_measures_by_itself(shop):
 def test_of_two_streams_of_one_worker_the_newer_one_counts(shop):
     here = shop()
     older = here.hand()
-    older.hello()
+    older.join()
     here.await_workers("worker-1")
     here.hire("worker-2")
     newer = here.hand()
-    newer.hello()
+    newer.join()
     assert older.code() == LATE
     here.service.wait_for("WorkerJoined", 3)
 

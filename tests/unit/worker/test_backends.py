@@ -95,6 +95,7 @@ def test_the_command_serves_with_a_registered_kernel(monkeypatch, tmp_path):
     monkeypatch.setattr(worker, "WorkerService", Service)
     write_identity(tmp_path / "me.key", "me")
     options = ["--enclave", "127.0.0.1:1", "--name", "me", "--key", str(tmp_path / "me.key")]
+    options += ["--receipt-key", "00" * 32]
     result = CliRunner().invoke(app, ["worker", "run", *options, "--device", "abacus"])
     assert result.exit_code == 0, result.output
     assert [type(staff.kernel) for staff in staffs] == [Abacus]

@@ -40,9 +40,9 @@ from ostraka.messages import (
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.round import enrol, play
 from ostraka.transport.dial import Backoff
-from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Welcome, WorkerSays
+from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Proof, Welcome, WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
-from ostraka.worker import EnclavePin, Staff, WorkerService, backends, kernel_for, service
+from ostraka.worker import EnclavePin, Staff, WorkerService, backends, kernel_for
 from ostraka.worker.service import LARGEST_MESSAGE, _End
 from ostraka.worker.session import Session
 
@@ -95,7 +95,7 @@ class Servicer(EnclaveServicer):
     """Greets workers, checks who they are, and hands their streams to the test."""
 
     def __init__(self, receipt_key, workers):
-        self.welcome = {"nonce": b"n" * 32, "receipt_key": receipt_key}
+        self.welcome = {"nonce": b"n" * 32, "receipt_key": receipt_key, "federation": b"f" * 32}
         self.workers = workers
         self.links: queue.Queue[Link] = queue.Queue()
         self.refused = threading.Semaphore(0)  # streams that ended before a hello
@@ -112,6 +112,7 @@ class Servicer(EnclaveServicer):
         hello = decode(WorkerHello, first.hello)
         assert hello.nonce == self.welcome["nonce"]
         check_signature(hello, self.workers[hello.worker].public)
+        yield EnclaveSays(proof=Proof())
         link = Link(hello.worker)
         threading.Thread(target=self._listen, args=(requests, link), daemon=True).start()
         self.links.put(link)
@@ -343,57 +344,6 @@ def test_an_offer_that_another_has_signed_is_not_taken():
         Attempt(2).join(link).finish(link)
 
 
-def test_the_first_enclave_that_gives_work_is_remembered(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    key = tmp_path / "me.key"
-    file = tmp_path / "me.key.enclave"
-    with connected(pin=EnclavePin.beside(key)) as link:
-        link.say(offer=encode(Attempt(1, signer=IMPOSTOR).offer))
-        link.hear("sorry")
-        assert not file.exists()  # A key that has signed nothing is not worth remembering.
-        Attempt(2).join(link).finish(link)
-        assert ENCLAVE.public.hex() in file.read_text()
-    assert logged(caplog, "EnclaveRemembered") == [{"key": ENCLAVE.public.hex()}]
-    again = EnclavePin.beside(key)
-    assert not again.first_use
-    again.check(ENCLAVE.public)
-    with pytest.raises(RemoteProtocolError, match=f"delete {file}"):
-        again.check(IMPOSTOR.public)
-
-
-def test_what_cannot_be_written_down_is_remembered_until_the_end(tmp_path, caplog):
-    caplog.set_level(logging.INFO)
-    pin = EnclavePin.beside(tmp_path / "absent" / "me.key")
-    with connected(pin=pin) as link:
-        Attempt().join(link).finish(link)
-    with pytest.raises(RemoteProtocolError):
-        pin.check(IMPOSTOR.public)
-    (kept,) = logged(caplog, "EnclaveNotKept")
-    assert "No such file" in kept["why"]
-    assert logged(caplog, "EnclaveRemembered") == []
-
-
-@pytest.mark.parametrize("content", ["", "x", "ostraka-enclave-key-v1 00", "a\nb\n", b"\xff"])
-def test_a_spoilt_memory_is_an_error_and_no_first_use(tmp_path, content):
-    file = tmp_path / "me.key.enclave"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ConfigError, match="delete it"):
-        EnclavePin.beside(tmp_path / "me.key")
-
-
-@pytest.mark.parametrize("key", ["", "zz", "00" * 31, "00" * 33])
-def test_a_pinned_key_is_32_bytes_of_hex(key):
-    with pytest.raises(ConfigError):
-        EnclavePin.given(key)
-
-
-def test_a_pinned_key_is_not_written_anywhere():
-    pin = EnclavePin.given(ENCLAVE.public.hex())
-    assert not pin.first_use
-    with pytest.raises(RemoteProtocolError, match="--receipt-key"):
-        pin.check(IMPOSTOR.public)
-
-
 class Doorkeeper(Servicer):
     """Ends every stream after the hello, with a status or without."""
 
@@ -418,9 +368,8 @@ SHOWN_OUT = {
 
 
 @pytest.mark.parametrize(("code", "why"), SHOWN_OUT.values(), ids=SHOWN_OUT.keys())
-def test_who_is_shown_out_was_never_connected_and_is_told_why(code, why, caplog, monkeypatch):
+def test_who_is_shown_out_was_never_connected_and_is_told_why(code, why, caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(service, "_STABLE_S", WAIT)
     door = Doorkeeper(code)
     with serving(door) as address, working(address, "me", ME):
         assert door.came.acquire(timeout=WAIT)
@@ -429,9 +378,8 @@ def test_who_is_shown_out_was_never_connected_and_is_told_why(code, why, caplog,
     assert why in logged(caplog, "Disconnected")[0]["why"]
 
 
-def test_a_stream_that_lasts_is_a_connection_before_there_is_work(monkeypatch, caplog):
+def test_who_is_admitted_is_connected_before_there_is_work(caplog):
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(service, "_STABLE_S", 0.01)
     with connected() as link:
         until = time.monotonic() + WAIT
         while not logged(caplog, "Connected"):
@@ -444,15 +392,18 @@ def test_a_stream_that_lasts_is_a_connection_before_there_is_work(monkeypatch, c
 @pytest.mark.parametrize(("unwanted", "served"), [(True, False), (False, False), (True, True)])
 def test_whom_the_enclave_does_not_want_waits_for_minutes(unwanted, served):
     """Even if each stream lasts as long as another process of the same name waits."""
-    here = WorkerService("127.0.0.1:1", Staff("me", ME, NumpyKernel(), EnclavePin(None)))
+    here = WorkerService("127.0.0.1:1", Staff("me", ME, NumpyKernel(), EnclavePin(ENCLAVE.public)))
     pauses = [here._pause(_End("", unwanted, served), lasted=250.0) for _ in range(12)]
     assert (pauses[-1] >= 150) == (unwanted and not served)
     assert here._pause(_End("", unwanted, served), lasted=3600.0) <= 1
 
 
+WELCOME = {"nonce": b"n" * 32, "receipt_key": ENCLAVE.public, "federation": b"f" * 32}
 BAD_WELCOMES = {
-    "a short nonce": {"nonce": b"n" * 31, "receipt_key": ENCLAVE.public},
-    "no key": {"nonce": b"n" * 32},
+    "a short nonce": WELCOME | {"nonce": b"n" * 31},
+    "a long id": WELCOME | {"federation": b"f" * 33},
+    "no key": WELCOME | {"receipt_key": b""},
+    "another key": WELCOME | {"receipt_key": IMPOSTOR.public},
     "nothing": {},
 }
 
@@ -460,7 +411,7 @@ BAD_WELCOMES = {
 @pytest.mark.parametrize("welcome", BAD_WELCOMES.values(), ids=BAD_WELCOMES.keys())
 def test_a_bad_welcome_gets_no_signature(welcome):
     said: list[WorkerSays] = []
-    session = Session(Staff("me", ME, NumpyKernel(), EnclavePin(None)), said.append)
+    session = Session(Staff("me", ME, NumpyKernel(), EnclavePin(ENCLAVE.public)), said.append)
     with pytest.raises(RemoteProtocolError):
         session.greet(EnclaveSays(welcome=Welcome(**welcome)))
     with pytest.raises(RemoteProtocolError):
@@ -496,9 +447,8 @@ BAD_IN_AN_ATTEMPT = {
     "a seed that does not open": lambda a: EnclaveSays(
         seed=encode(replace(a.seed(), ciphertext=bytes(48)))
     ),
-    "a second welcome": lambda a: EnclaveSays(
-        welcome=Welcome(nonce=bytes(32), receipt_key=ENCLAVE.public)
-    ),
+    "a second welcome": lambda a: EnclaveSays(welcome=Welcome()),
+    "a second proof": lambda a: EnclaveSays(proof=Proof()),
 }
 
 
@@ -686,7 +636,8 @@ def test_one_line_for_each_attempt_with_its_size_and_nothing_of_its_content(capl
 def test_no_bytes_end_a_session(messages):
     said: list[WorkerSays] = []
     session = Session(Staff("me", ME, NumpyKernel(), EnclavePin(ENCLAVE.public)), said.append)
-    session.greet(EnclaveSays(welcome=Welcome(nonce=bytes(32), receipt_key=ENCLAVE.public)))
+    session.greet(EnclaveSays(welcome=Welcome(**WELCOME)))
+    session.admit(EnclaveSays(proof=Proof()))
     for message in messages:
         session.hear(message)
     assert all(each.WhichOneof("what") == "sorry" for each in said[1:])
@@ -755,7 +706,9 @@ def test_stopping_ends_what_is_being_computed():
 
 
 def test_a_service_that_was_stopped_before_it_ran_does_nothing():
-    service = WorkerService("127.0.0.1:1", Staff("me", ME, NumpyKernel(), EnclavePin(None)))
+    service = WorkerService(
+        "127.0.0.1:1", Staff("me", ME, NumpyKernel(), EnclavePin(ENCLAVE.public))
+    )
     service.stop()
     service.run()
 
@@ -765,7 +718,7 @@ def test_a_service_that_was_stopped_before_it_ran_does_nothing():
     [("localhost", None, "HOST:PORT"), ("localhost:1", "absent.pem", "absent.pem")],
 )
 def test_what_can_never_work_is_an_error(tmp_path, address, ca, message):
-    staff = Staff("me", ME, NumpyKernel(), EnclavePin(None))
+    staff = Staff("me", ME, NumpyKernel(), EnclavePin(ENCLAVE.public))
     service = WorkerService(address, staff, tls_ca=tmp_path / ca if ca else None)
     with pytest.raises(ConfigError, match=message):
         service.run()
@@ -782,6 +735,7 @@ def test_a_process_serves_and_ends_as_it_is_told(tmp_path, number, code):
     servicer = Servicer(ENCLAVE.public, {"me": me})
     with serving(servicer) as address:
         options = ["--enclave", address, "--name", "me", "--key", str(key), "--device", "cpu"]
+        options += ["--receipt-key", ENCLAVE.public.hex()]
         process = subprocess.Popen(
             [sys.executable, "-c", program, *options, "--log-json", "--threads", "1"],
             stderr=subprocess.PIPE,
