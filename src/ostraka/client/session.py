@@ -232,7 +232,12 @@ class Session:
         A round of the same number may be opened again. Another number never gets this update.
         """
         offer = joined.offer
-        most = 1 if joined.client.federation.terms.confirm == "none" else 1 + resends
+        client = joined.client
+        asked = {
+            client.federation.terms.confirm,
+            (client.electors or client.federation).terms.confirm,
+        }
+        most = 1 if "none" in asked else 1 + resends
 
         def count(stored: Memory | None) -> Memory:
             if stored is None:
