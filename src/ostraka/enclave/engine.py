@@ -185,7 +185,6 @@ class Engine:
         )
 
     async def _open(self, spool: Spool) -> None:
-        self.stages.clear()
         intake = self.enclave.open_round()
         self.current = OpenRound(intake, spool, self.federation)
         self.deadline = time.monotonic() + self.file.rounds.deadline_s
@@ -239,6 +238,7 @@ class Engine:
     async def _finish(self, cohort: Cohort) -> None:
         """Measure, average and make durable. Only then is anybody asked to confirm."""
         current, terms = self._open_round(), self.federation.terms
+        self.stages.clear()
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
         hardening.give_back()

@@ -25,10 +25,11 @@ from ostraka.crypto.updates import SealedUpdate
 from ostraka.enclave.platform.choose import unsafe_simulated
 from ostraka.enclave.service import serve
 from ostraka.encoding import UNSIGNED, decode, encode
-from ostraka.events import Event
+from ostraka.events import Event, RoundProposed
 from ostraka.files import read_identity
-from ostraka.messages import Challenge, Charter, Introduction, Receipt
+from ostraka.messages import Certified, Challenge, Charter, Introduction, Proposal, Receipt
 from ostraka.protocol.client import Client, Joined
+from ostraka.protocol.confirm import confirm
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -39,17 +40,23 @@ PARTS = 8  # messages of an upload, at most: a limit of seconds is a wide one fo
 
 @dataclass
 class Running:
-    """A federation's folder, and its enclave's service while it runs."""
+    """A federation's folder, and its enclave's service while it runs.
+
+    voters: who confirms each proposal as soon as it is made; everybody unless given.
+    """
 
     root: Path
     plan: Plan
     port: int
+    voters: tuple[str, ...] | None = None
+    voted: dict[int, Proposal] = field(default_factory=dict)  # by number, one each
     events: list[Event] = field(default_factory=list)
     _thread: threading.Thread | None = None
     _loop: asyncio.AbstractEventLoop | None = None
     _task: "asyncio.Task[None] | None" = None
     _failed: list[BaseException] = field(default_factory=list)
     _news: threading.Condition = field(default_factory=threading.Condition)
+    _voting: list[threading.Thread] = field(default_factory=list)
 
     @property
     def config(self) -> Path:
@@ -102,6 +109,33 @@ class Running:
         with self._news:
             self.events.append(event)
             self._news.notify_all()
+        if isinstance(event, RoundProposed):
+            self._voting.append(threading.Thread(target=self._vote, args=(event.number,)))
+            self._voting[-1].start()
+
+    def _vote(self, number: int) -> None:
+        """Each voter has one vote for a number, whatever the service proposes."""
+        with self.channel() as channel, suppress(grpc.RpcError):
+            stub: Any = EnclaveStub(channel)
+            request = wire.OutcomeRequest(number=number)
+            reply = stub.AwaitOutcome(request, timeout=PATIENCE_S)
+            if reply.WhichOneof("outcome") == "proposed":
+                proposal = decode(Proposal, reply.proposed.proposal)
+                if self.voted.setdefault(number, proposal) == proposal:
+                    self.confirm(stub, proposal)
+
+    def confirm(self, stub: Any, proposal: Proposal) -> None:
+        everybody = [f"client-{at}" for at in range(1, self.plan.clients + 1)]
+        for name in everybody if self.voters is None else self.voters:
+            vote = confirm(
+                proposal,
+                proposal.federation,
+                proposal.number,
+                voter=name,
+                identity=self.identity(name),
+            )
+            with suppress(grpc.RpcError):  # It may have no vote any more, or not yet.
+                stub.Confirm(wire.ConfirmRequest(confirmation=encode(vote)), timeout=PATIENCE_S)
 
     def named(self, name: str) -> list[Any]:
         return [event for event in self.events if type(event).__name__ == name]
@@ -126,6 +160,8 @@ class Running:
             self._thread.join(PATIENCE_S)
             assert not self._thread.is_alive()
             self._thread = None
+        while self._voting:
+            self._voting.pop().join(PATIENCE_S)
 
     def channel(self) -> grpc.Channel:
         return dial(f"127.0.0.1:{self.port}")
@@ -155,10 +191,27 @@ class Speaker:
         attested = Attested(
             told.offer.key, told.receipt_key, told.offer.federation, told.evidence.kind, bytes(32)
         )
-        before = self.client or Client(self.name, self.identity, federation)
-        joined = before.adopt(federation).join(told.offer, attested)
+        joined = self.follow_chain(told.receipt_key).adopt(federation).join(told.offer, attested)
         self.client = joined.client
         return joined
+
+    def follow_chain(self, receipt_key: bytes) -> Client:
+        """All charters and receipts, one by one."""
+        after = self.client.last.number if self.client and self.client.last else 0
+        client = self.client
+        for link in self.stub.GetChain(wire.ChainRequest(after=after)):
+            if link.WhichOneof("link") == "charter":
+                federation = decode(Charter, link.charter).federation
+                if client is None:
+                    client = Client(self.name, self.identity, federation, receipt_key)
+                elif federation.revision > client.federation.revision:
+                    client = client.adopt(federation)
+            else:
+                assert client is not None
+                client = client.follow(decode(Certified, link.certified))
+        assert client is not None
+        self.client = client
+        return client
 
     def upload(self, sealed: SealedUpdate, tiles: Any = None) -> list[wire.UploadReply]:
         given = list(sealed.tiles if tiles is None else tiles)
@@ -179,17 +232,25 @@ class Speaker:
         return joined
 
     def outcome(self, joined: Joined) -> wire.OutcomeReply:
+        """Once it is settled: others confirm."""
         offer = joined.offer
-        request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id)
-        while True:
-            reply = self.stub.AwaitOutcome(request, timeout=PATIENCE_S)
-            if reply.WhichOneof("outcome") != "pending":
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
+            reply = self.ask(offer.number, offer.round_id)
+            if reply.WhichOneof("outcome") not in {"pending", "proposed"}:
                 return reply
+            time.sleep(0.01)
+        raise AssertionError(f"round {offer.number} is not settled: {self.service.events[-20:]}")
+
+    def ask(self, number: int, round_id: bytes = b"", leaf: bytes = b"") -> wire.OutcomeReply:
+        """What can be said of a number now."""
+        request = wire.OutcomeRequest(number=number, round_id=round_id, leaf=leaf, voter=self.name)
+        return self.stub.AwaitOutcome(request, timeout=PATIENCE_S)
 
     def follow(self, joined: Joined) -> Receipt:
-        receipt = decode(Receipt, self.outcome(joined).receipt)
-        self.client = joined.client.follow(receipt)
-        return receipt
+        certified = decode(Certified, self.outcome(joined).certified)
+        self.client = joined.client.follow(certified)
+        return certified.receipt
 
     def model(self, digest: bytes) -> np.ndarray:
         parts = self.stub.GetModel(wire.ModelRequest(digest=digest))
@@ -200,7 +261,13 @@ class Speaker:
 def starting(folders: Path) -> Iterator[Callable[..., Running]]:
     services: list[Running] = []
 
-    def make(*, run: bool = True, settings: dict[str, Any] | None = None, **plan: Any) -> Running:
+    def make(
+        *,
+        run: bool = True,
+        settings: dict[str, Any] | None = None,
+        voters: tuple[str, ...] | None = None,
+        **plan: Any,
+    ) -> Running:
         asked: dict[str, Any] = {
             "clients": 5,
             "f": 1,
@@ -211,7 +278,8 @@ def starting(folders: Path) -> Iterator[Callable[..., Running]]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        service = Running(folders / f"federation-{len(services)}", Plan(**asked), port)
+        root = folders / f"federation-{len(services)}"
+        service = Running(root, Plan(**asked), port, voters)
         federation_folder.create(service.root, service.plan, now=int(time.time()) - 60)
         service.set(listen=f"127.0.0.1:{port}", **(settings or {}))
         service.sign()

@@ -152,7 +152,7 @@ def test_after_a_crash_the_service_goes_on_after_the_last_published_round(start,
     assert (offer.number, offer.previous, offer.model) == (2, digest(first), first.model)
     assert offer.key != joined.offer.key
     links = list(again.stub.GetChain(wire.ChainRequest(after=0)))
-    assert [link.WhichOneof("link") for link in links] == ["charter", "receipt"]
+    assert [link.WhichOneof("link") for link in links] == ["charter", "certified"]
     _, second = play(service, speaker, updates)
     assert (second.number, second.previous) == (2, digest(first))
 
@@ -212,7 +212,7 @@ def test_a_signed_revision_is_adopted_before_the_next_round(start, speaker):
     _, third = play(service, speaker, updates, but=[5])
     assert (third.revision, third.participants) == (2, 5)
     links = speaker(service, 1).stub.GetChain(wire.ChainRequest(after=1))
-    assert [link.WhichOneof("link") for link in links] == ["receipt", "charter", "receipt"]
+    assert [link.WhichOneof("link") for link in links] == ["certified", "charter", "certified"]
 
 
 def test_an_edit_that_nobody_signed_changes_nothing(start, speaker):

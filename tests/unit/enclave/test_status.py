@@ -124,7 +124,7 @@ def test_a_round_as_it_goes_on(federation, speaker):
     service.wait_for("RoundOpened", 2)
     after = status_of(service, speaker)
     assert (after["round"], after["published"], after["arrived"]) == (2, 1, [])
-    assert set(after["stages_s"]) == {"measure", "average", "publish"}
+    assert set(after["stages_s"]) == {"measure", "average", "hold", "confirm", "publish"}
     shown = values(scrape(port))
     assert shown["ostraka_rounds_published"] == 1
     assert shown["ostraka_simulated"] == 1
