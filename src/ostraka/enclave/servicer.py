@@ -39,6 +39,7 @@ from ostraka.errors import (
     printable,
 )
 from ostraka.messages import (
+    Certified,
     Challenge,
     Charter,
     Confirmation,
@@ -128,6 +129,7 @@ class Servicer(EnclaveServicer):
     quoting: asyncio.Lock = field(default_factory=asyncio.Lock)
     hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
     hashed: tuple[Float32, bytes] | None = None
+    encoded: tuple[Certified, bytes] | None = None
 
     # What anybody may ask.
 
@@ -359,10 +361,23 @@ class Servicer(EnclaveServicer):
         engine = self.engine
         try:
             async with asyncio.timeout(_LONG_POLL_S), engine.moved:
-                await engine.moved.wait_for(lambda: _outcome(engine, request) is not None)
+                reply = await engine.moved.wait_for(lambda: self._outcome_now(request))
         except TimeoutError:
-            return wire.OutcomeReply(pending=wire.Pending())
-        return _outcome(engine, request) or wire.OutcomeReply(pending=wire.Pending())
+            reply = None
+        return reply or wire.OutcomeReply(pending=wire.Pending())
+
+    def _outcome_now(self, request: wire.OutcomeRequest) -> wire.OutcomeReply | None:
+        """Return what can be said of a number now; None if the caller has to wait."""
+        certified = self.engine.certified(request.number)
+        if certified is None or self.engine.forgotten is not None:
+            return _unpublished(self.engine, request)
+        return wire.OutcomeReply(certified=self._encoded(certified))
+
+    def _encoded(self, certified: Certified) -> bytes:
+        """Return the bytes, made once: a certificate has many votes, and everybody asks for it."""
+        if self.encoded is None or self.encoded[0] is not certified:
+            self.encoded = certified, encode(certified)
+        return self.encoded[1]
 
     def _links(self, request: wire.ChainRequest) -> Iterator[wire.ChainLink]:
         """Yield the chain behind receipt `after`, without the charters that were before it."""
@@ -426,18 +441,15 @@ def _over(engine: Engine) -> bool:
     return engine.phase in (Phase.FINISHED, Phase.STOPPED)
 
 
-def _outcome(engine: Engine, request: wire.OutcomeRequest) -> wire.OutcomeReply | None:
-    """Return what can be said of a number now; None if the caller has to wait."""
+def _unpublished(engine: Engine, request: wire.OutcomeRequest) -> wire.OutcomeReply | None:
+    """Return what can be said of a number without a receipt; None if the caller has to wait."""
     if engine.forgotten is not None:
         return wire.OutcomeReply(rolled_back=encode(engine.forgotten))
-    certified = engine.certified(request.number)
-    if certified is not None:
-        return wire.OutcomeReply(certified=encode(certified))
     if request.number <= engine.published:
         return wire.OutcomeReply(void=wire.Void())  # It was abandoned, and not by this enclave.
     ballot = engine.ballot
     if ballot is not None and ballot.proposal.number == request.number:
-        asked = not request.voter or request.voter in ballot.awaited
+        asked = not request.voter or ballot.awaits(request.voter)
         return wire.OutcomeReply(proposed=_proposed(engine, request.leaf)) if asked else None
     if not request.round_id:
         return wire.OutcomeReply(void=wire.Void()) if _over(engine) else None

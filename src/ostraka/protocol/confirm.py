@@ -8,7 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from ostraka.config import Federation, Member
 from ostraka.crypto.identity import Identity, check_signature
@@ -45,7 +45,7 @@ class Electorate:
         """The least number of voters that is more than (n + f)/2."""
         return (len(self.voters) + self.f) // 2 + 1
 
-    @property
+    @cached_property
     def names(self) -> frozenset[str]:
         return frozenset(member.name for member in self.voters)
 
@@ -80,22 +80,19 @@ def leaf(header: UpdateHeader) -> bytes:
 
 def cohort_root(leaves: Sequence[bytes]) -> bytes:
     """The root of the tree over these leaves, in order."""
-    level = list(leaves) or [bytes(_HASH_BYTES)]
-    while len(level) > 1:
-        level = _above(level)
-    return level[0]
+    return _tree(tuple(leaves) or (bytes(_HASH_BYTES),))[-1][0]
 
 
 def path_to(leaves: Sequence[bytes], wanted: bytes) -> tuple[bytes, ...] | None:
     """What proves that a leaf is under the root: its neighbours, each behind its side."""
     if wanted not in leaves:
         return None
-    level, place, path = list(leaves), list(leaves).index(wanted), []
-    while len(level) > 1:
+    place, path = list(leaves).index(wanted), []
+    for level in _tree(tuple(leaves))[:-1]:
         beside = place ^ 1
         if beside < len(level):
             path.append((_LEFT if beside < place else _RIGHT) + level[beside])
-        level, place = _above(level), place // 2
+        place //= 2
     return tuple(path)
 
 
@@ -109,10 +106,19 @@ def is_under(root: bytes, leaf: bytes, path: Sequence[bytes]) -> bool:
     return leaf == root
 
 
-def _above(level: list[bytes]) -> list[bytes]:
+@lru_cache(maxsize=2)  # Every client asks for a path in the same tree.
+def _tree(leaves: tuple[bytes, ...]) -> list[tuple[bytes, ...]]:
+    """All levels of the tree, from the leaves to the root."""
+    levels = [leaves]
+    while len(levels[-1]) > 1:
+        levels.append(_above(levels[-1]))
+    return levels
+
+
+def _above(level: tuple[bytes, ...]) -> tuple[bytes, ...]:
     """One level up. A node without a neighbour moves up as it is."""
     pairs = [_join(*level[at : at + 2]) for at in range(0, len(level) - 1, 2)]
-    return pairs + level[len(pairs) * 2 :]
+    return (*pairs, *level[len(pairs) * 2 :])
 
 
 def _join(left: bytes, right: bytes) -> bytes:
@@ -173,6 +179,10 @@ class Ballot:
     def awaited(self) -> frozenset[str]:
         """The voters that have not confirmed."""
         return frozenset(self._keys) - self.votes.keys()
+
+    def awaits(self, voter: str) -> bool:
+        """Whether this voter has a vote, and has not confirmed."""
+        return voter in self._keys and voter not in self.votes
 
     def certificate(self, salt: bytes) -> Certificate | None:
         """What proves the outcome; None if nobody is asked. Raises ReceiptRefused before that."""

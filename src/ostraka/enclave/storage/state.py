@@ -106,6 +106,7 @@ class EnclaveState:
         self._identity: Identity | None = None
         self._last: ServerState | None = None
         self.pending: tuple[Pending, ServerState] | None = None  # waits to be confirmed
+        self._pending_digest = b""  # of its state, as it is on disk
 
     @classmethod
     def open(
@@ -292,8 +293,9 @@ class EnclaveState:
         self._check(Published(Certified(receipt, None), bytes(32)))
         content = models.to_bytes(state)
         self._models.save(receipt.number, content)
-        self._held.write(encode(self._padded(pending, models.content_digest(content))))
-        self.pending = pending, state
+        held = models.content_digest(content)
+        self._held.write(encode(self._padded(pending, held)))
+        self.pending, self._pending_digest = (pending, state), held
 
     def publish(self, certified: Certified) -> None:
         """Make the pending outcome the next of the chain, durably. Only then may it be told.
@@ -304,7 +306,7 @@ class EnclaveState:
         if certified.receipt != pending.receipt:
             raise LocalProtocolError("this receipt is not the one that is pending")
         number = certified.receipt.number
-        self._append(Published(certified, models.content_digest(models.to_bytes(state))))
+        self._append(Published(certified, self._pending_digest))
         self._last, self.pending = state, None
         self._held.discard()
         self._models.prune(number)
@@ -397,6 +399,7 @@ class EnclaveState:
                 "it was",
             ) from None
         self.pending = held.pending, self._models.load(number, held.state)
+        self._pending_digest = held.state
 
     def _require_this_version(self) -> None:
         """Raises StateError for what version 0.1 has sealed, before anything is read or changed."""
