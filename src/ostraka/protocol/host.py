@@ -10,8 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+import numpy as np
+
 from ostraka import events
 from ostraka.arrays import Buffer
+from ostraka.core.rules import Plan, Weights
 from ostraka.errors import (
     ConfigError,
     RemoteProtocolError,
@@ -93,18 +96,16 @@ class Host:
     def finish(self, cohort: Cohort, measured: Measured) -> Proposed:
         """Decide, combine and propose; anew without a client whose bytes have changed since.
 
-        Whatever the rows lead to is an outcome. If the rule fails on them, that is one, too.
+        Whatever the rows lead to is an outcome. If the rule fails on them, that is one, too, and
+        all rows are read a second time all the same: else whoever sees the disk would see it, and
+        could end the process before the outcome is held.
         """
         while True:
-            try:
-                plan = decide(cohort, measured)
-            except TooFewUpdates as few:
-                return propose_null_step(cohort, measured, str(few))
-            except Exception as bug:  # noqa: BLE001 (a trace in the log would tell of the rows)
-                why = f"the rule failed on these updates ({type(bug).__name__})"
-                return propose_null_step(cohort, measured, why)
+            plan, failure = _plan(cohort, measured)
             with contextlib.suppress(UpdateRejected):  # The receipt names the client.
                 aggregate = combine(cohort, measured, plan, self.tiles(), self.lanes)
+                if failure:
+                    return propose_null_step(cohort, measured, failure)
                 return propose(cohort, measured, plan, aggregate)
 
     def _offload(self, cohort: Cohort, workers: dict[str, Worker]) -> Measured:
@@ -123,6 +124,17 @@ class Host:
         if isinstance(outcome, Dispute):
             outcome.settle(self.tiles())
         return outcome
+
+
+def _plan(cohort: Cohort, measured: Measured) -> tuple[Plan, str]:
+    """The plan, or one without weights, and why the rule has made none."""
+    nothing = Weights(np.zeros(len(cohort.rows)))
+    try:
+        return decide(cohort, measured), ""
+    except TooFewUpdates as few:
+        return nothing, str(few)
+    except Exception as bug:  # noqa: BLE001 (a trace in the log would tell of the rows)
+        return nothing, f"the rule failed on these updates ({type(bug).__name__})"
 
 
 def _join(name: str, worker: Worker, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:
