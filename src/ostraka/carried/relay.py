@@ -275,6 +275,7 @@ class Relay:
                     peer.leaves.clear()
                 return outcome
             case Ballot():
+                self._offer = None
                 self.log.error(
                     "round %d is not published: %d more confirmations are needed, and these have "
                     "not confirmed it: %s. They are asked again in the next round",

@@ -26,10 +26,12 @@ from ostraka.carried.messages import SealedReply, read_hello
 from ostraka.carried.remote import RemoteEnclave
 from ostraka.cli.federation_folder import Plan, create
 from ostraka.client.connection import Connection
+from ostraka.client.memory import Memory, MemoryFile
 from ostraka.enclave import service
 from ostraka.enclave.platform.choose import unsafe_simulated
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError, ServiceError
+from ostraka.files import read_policy
 from ostraka.flower import PrivateMultiKrum, records, sealing_mod
 from ostraka.flower.records import RECORD, message_record, read_message
 from ostraka.messages import Challenge
@@ -93,7 +95,12 @@ SIX_OF_SEVEN = pytest.mark.parametrize("grace_s", [0.2], ids=["six of seven"])
 
 
 @pytest.fixture
-def federation_folder(tmp_path, grace_s) -> Path:
+def quorum() -> int:
+    return 6
+
+
+@pytest.fixture
+def federation_folder(tmp_path, grace_s, quorum) -> Path:
     model = {
         "weight": np.linspace(-1, 1, 60, dtype="<f4").reshape(6, 10),
         "bias": np.zeros(6, "<f4"),
@@ -105,8 +112,9 @@ def federation_folder(tmp_path, grace_s) -> Path:
     text = (root / "federation.toml").read_text()
     text = text.replace('listen = "127.0.0.1:7420"', 'listen = "127.0.0.1:0"')
     text = text.replace("# grace_s = 30 ", f"grace_s = {grace_s} ")
-    text = text.replace("# quorum = ", "quorum = 6  # not ").replace("count = 10", "count = 5")
-    assert "\nquorum = 6" in text
+    text = text.replace("# quorum = ", f"quorum = {quorum}  # not ")
+    text = text.replace("count = 10", "count = 5")
+    assert f"\nquorum = {quorum}" in text
     (root / "federation.toml").write_text(text)
     return root
 
@@ -139,6 +147,15 @@ def remote(flower, federation_folder, serving):
     federation = flower(mods=lambda node: [sealing_mod()])
     for node in federation.grid.apps:
         federation.grid.contexts[node] = Context(1, node, node_config(node), RecordDict(), {})
+
+    def memory(node: int) -> Memory:
+        key = federation_folder / f"keys/client-{node + 1}.key"
+        policy = read_policy(federation_folder / "policy.toml")
+        held = MemoryFile.beside(key, key.stem, policy.federation.id).load()
+        assert held is not None
+        return held
+
+    federation.memory = memory
     federation.strategy = strategy(service)
     federation.service = service
     federation.node_config = node_config
@@ -171,6 +188,47 @@ def test_a_run_resumes_after_serverapp_and_enclave_were_restarted(remote, servin
     assert [receipt.number for receipt in remote.receipts] == [3, 4]
     assert "going on after round 2: 2 rounds are left" in said
     np.testing.assert_allclose(result.arrays["bias"].numpy(), 4, atol=0.4)
+
+
+def test_an_outcome_that_waits_is_confirmed_after_all_were_restarted(remote, serving, said):
+    """The pending outcome is published, bit for bit, and nobody trains for it again."""
+    remote.grid.down = lambda node, message: (
+        None if node in (1, 2, 3) and remote.polls(message) else message
+    )
+    remote.start(1)
+    assert remote.receipts == []
+    assert any("1 more confirmations are needed" in line for line in said)
+    assert any("client-2, client-3, client-4" in line for line in said)
+    remote.service.stop()
+    remote.strategy = strategy(serving())
+    for node, context in remote.grid.contexts.items():
+        remote.grid.contexts[node] = Context(2, node, context.node_config, RecordDict(), {})
+    remote.grid.down = lambda node, message: message
+    result = remote.start(1)
+    assert [(each.number, each.participants) for each in remote.receipts] == [(1, 7)]
+    assert set(remote.trained.values()) == {1}
+    np.testing.assert_allclose(result.arrays["bias"].numpy(), 1, atol=0.2)
+    remote.start(2)
+    assert [receipt.number for receipt in remote.receipts] == [1, 2]
+
+
+@pytest.mark.parametrize(("quorum", "grace_s"), [(5, 0.2)], ids=["five of seven"])
+def test_nodes_that_were_never_sampled_meet_the_enclave_to_confirm(remote):
+    """Five of seven train, and one of them does not confirm: so others are asked."""
+    remote.strategy = strategy(remote.service, fraction_train=5 / 7, min_available_nodes=7)
+    silent = []
+
+    def down(node, message):
+        if remote.polls(message) and (not silent or node in silent):
+            silent.append(node)
+            return None
+        return message
+
+    remote.grid.down = down
+    remote.start(2)
+    assert [receipt.participants for receipt in remote.receipts] == [5, 5]
+    met = [node for node in remote.grid.apps if node not in silent]
+    assert all(remote.memory(node).voted.number == 2 for node in met[:4])
 
 
 def test_a_stranger_is_left_out_with_the_reason(remote, federation_folder, said):
