@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature
@@ -12,6 +13,7 @@ from ostraka.encoding import UNSIGNED, SignedMessage, encode, pack, unpack
 from ostraka.errors import MalformedMessage, OpenError
 
 _SEED = 32
+_REMEMBERED = 1024
 
 AnySigned = TypeVar("AnySigned", bound=SignedMessage)
 
@@ -38,7 +40,7 @@ class Identity:
 def check_signature(message: SignedMessage, public: bytes) -> None:
     """Raises OpenError unless the holder of `public` signed exactly this message."""
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(message.signature, _signed_bytes(message))
+        _verify(public, message.signature, _signed_bytes(message))
     except (InvalidSignature, ValueError):
         raise OpenError(type(message).__name__) from None
 
@@ -55,9 +57,15 @@ def check_encoded(kind: type[SignedMessage], data: bytes, public: bytes) -> None
         case _:
             raise MalformedMessage(f"not a {kind.__name__}")
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
+        _verify(public, signature, signed)
     except (InvalidSignature, ValueError):
         raise OpenError(kind.__name__) from None
+
+
+@lru_cache(_REMEMBERED)  # A ballot and its certificate have the same votes.
+def _verify(public: bytes, signature: bytes, signed: bytes) -> None:
+    """Raises InvalidSignature or ValueError. Only what verifies is remembered, by all its bytes."""
+    Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
 
 
 def _signed_bytes(message: SignedMessage) -> bytes:

@@ -27,6 +27,19 @@ def test_a_signature_is_filled_in_and_nothing_else():
     check_signature(signed, ALICE.public)
 
 
+def test_what_has_verified_once_counts_for_no_other_key_or_signature():
+    signed = ALICE.sign(OFFER)
+    check_signature(signed, ALICE.public)
+    check_signature(signed, ALICE.public)
+    with pytest.raises(OpenError):
+        check_signature(signed, BOB.public)
+    with pytest.raises(OpenError):
+        check_signature(BOB.sign(OFFER), ALICE.public)
+    for _ in range(2):  # What was refused stays refused.
+        with pytest.raises(OpenError):
+            check_signature(replace(signed, signature=bytes(64)), ALICE.public)
+
+
 def test_signing_again_replaces_the_signature():
     assert ALICE.sign(BOB.sign(OFFER)) == ALICE.sign(OFFER)
 
