@@ -32,7 +32,7 @@ from ostraka.enclave.platform.simulated import KEY_FILE, PLATFORM_FILE
 from ostraka.enclave.service import serve
 from ostraka.events import Event, ServiceStarted
 from ostraka.files import read_identity
-from ostraka.worker import EnclavePin, Staff, WorkerService, kernel_for
+from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService, kernel_for
 from ostraka_lab.deployment import found
 
 PACKAGES = tuple(Path(package.__path__[0]) for package in (ostraka, ostraka_lab))
@@ -156,7 +156,8 @@ def _worker(root: Path, address: str, name: str) -> Iterator[None]:
     """A worker, in a thread. Ends with the block."""
     key = root / "keys" / f"{name}.key"
     kernel, _ = kernel_for("cpu")
-    staff = Staff(name, read_identity(key), kernel, EnclavePin.beside(key))
+    verifier = Verifier.of(root / "policy.toml", unsafe_simulation=True)
+    staff = Staff(name, read_identity(key), kernel, EnclavePin(None, verifier=verifier))
     service = WorkerService(address, staff)
     thread = threading.Thread(target=service.run)
     thread.start()

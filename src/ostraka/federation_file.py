@@ -141,8 +141,8 @@ class Rounds:
 class Storage:
     """[storage]: what the enclave keeps on disk.
 
-    folder: its own, for sealed state and the spool. spool_mib: the most that sealed updates and
-    masks take. keep_models: how many past models stay.
+    folder: its own, for sealed state and the spool. spool_mib: the most that sealed updates
+    take. keep_models: how many past models stay.
     """
 
     folder: str = "state"

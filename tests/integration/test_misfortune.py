@@ -223,15 +223,6 @@ def test_a_disk_that_is_full_for_a_while_delays_the_round(stage):
 
 
 @pytest.mark.slow
-def test_without_room_for_masks_distances_are_measured_inside(stage):
-    play = stage(masking="gaussian", settings={"spool_mib": 1})
-    start_all(play)
-    (receipt,) = play.check()
-    assert receipt.distances == "inside"
-    assert "spool_mib" in play.told("StorageFailed")[0]["what"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("held", "reason"),
     [

@@ -66,7 +66,7 @@ epsilon = 0.001
 
 [storage]
 folder = "state"  # sealed state and the spool
-spool_mib = 4096  # the most that sealed updates and masks take
+spool_mib = 4096  # the most that sealed updates take
 keep_models = 3  # past models that stay
 
 [limits]
