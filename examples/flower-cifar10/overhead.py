@@ -39,11 +39,12 @@ def main():
         times = read(log)
     plain, private = (statistics.median(taken[kind]) for kind in ("plain", "private"))
     epochs = {kind: statistics.median(times[f"{kind} epoch"]) for kind in taken}
-    # A node's first round has a challenge and a training, every other only a training.
+    # A node's first round has a challenge, and every round has a training and a confirmation.
     sealing = (sum(times["private node"]) - sum(times["private epoch"])) / len(
         times["private epoch"]
     )
-    # In the median: the first round of the private app waits for challenges.
+    # In the median: the first round of the private app waits for challenges. All of its rounds wait
+    # for nodes to confirm.
     server = {
         kind: sum(
             statistics.median(times[f"{kind} {step}"])
