@@ -54,6 +54,7 @@ from ostraka.protocol.enclave import (
     decide,
     propose,
 )
+from ostraka.protocol.host import Host
 from ostraka.protocol.local import LocalFederation
 
 MASKINGS = ("none", "gaussian", "exact")
@@ -403,6 +404,11 @@ class Round:
         """What the host shows: tile by tile, the ciphertext of every row."""
         for index in range(self.terms.tiling.count):
             yield [self.spool[upload, index] for upload in self.cohort.uploads]
+
+    def host(self) -> Host:
+        """The real driver of the steps behind the intake, with no worker."""
+        lanes = self.simulation.lanes
+        return Host(lanes, tiles=self.stored, workers={}, tell=lambda event: None)
 
     def offload(self) -> "Attempt":
         return Attempt(self)
