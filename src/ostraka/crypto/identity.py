@@ -40,7 +40,7 @@ class Identity:
 def check_signature(message: SignedMessage, public: bytes) -> None:
     """Raises OpenError unless the holder of `public` signed exactly this message."""
     try:
-        _verify(public, message.signature, _signed_bytes(message))
+        verify(public, message.signature, _signed_bytes(message))
     except (InvalidSignature, ValueError):
         raise OpenError(type(message).__name__) from None
 
@@ -57,13 +57,13 @@ def check_encoded(kind: type[SignedMessage], data: bytes, public: bytes) -> None
         case _:
             raise MalformedMessage(f"not a {kind.__name__}")
     try:
-        _verify(public, signature, signed)
+        verify(public, signature, signed)
     except (InvalidSignature, ValueError):
         raise OpenError(kind.__name__) from None
 
 
 @lru_cache(_REMEMBERED)  # A ballot and its certificate have the same votes.
-def _verify(public: bytes, signature: bytes, signed: bytes) -> None:
+def verify(public: bytes, signature: bytes, signed: bytes) -> None:
     """Raises InvalidSignature or ValueError. Only what verifies is remembered, by all its bytes."""
     Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
 

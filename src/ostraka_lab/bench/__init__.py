@@ -5,6 +5,7 @@ Benchmarks:
     paper       the paper's figures and its headline; `paper_measurements` has each measurement
     scale       how cost grows with clients and values; `fit` has fits and forecasts
     leakage     what one worker learns, by attacking; `leave_out` has what the host learns
+    confirmations  what confirming an outcome takes, step by step
     kernels     the stages of a round, timed side by side
     check       has anything become slower? And the costs that `distances="auto"` needs
 

@@ -49,6 +49,9 @@ BENCH = Group(
         "leakage": _command(
             "bench_leakage:leakage", "Attack to see what one worker learns, and what the host does."
         ),
+        "confirm": _command(
+            "bench_confirm:confirm", "Measure what it takes to confirm an outcome."
+        ),
         "check": _command("bench:check", "Fail if a stage has become slower."),
         "kernels": _command("bench:kernels", "Measure the CPU time of each stage of a round."),
         "calibrate": _command("bench:calibrate", 'Measure this machine for distances="auto".'),

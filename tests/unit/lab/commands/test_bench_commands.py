@@ -341,3 +341,13 @@ def test_every_command_has_json_and_a_folder():
     ):
         names = command.__annotations__
         assert {"as_json", "out"} <= set(names)
+
+
+def test_confirm_shows_every_step_in_words(run):
+    result = run("bench confirm --clients 7 --receipts 2 --repeat 1")
+    assert result.exit_code == 0, result.output
+    assert "7 clients, of whom 5 must confirm" in result.stdout
+    assert "The newcomer's chain has 2 receipts." in " ".join(result.stdout.split())
+    figures = run("bench confirm --clients 7 --receipts 2 --repeat 1 --json")
+    assert "newcomer" in json.loads(figures.stdout.splitlines()[-1])["steps"]
+    assert run("bench confirm --repeat 0").exit_code == 2
