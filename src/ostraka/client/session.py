@@ -192,7 +192,13 @@ class Session:
             return
         self.memory = voted
         confirmation = voted.role(self.who.identity).confirmation()
-        self.connection.ask("Confirm", wire.ConfirmRequest(confirmation=encode(confirmation)))
+        request = wire.ConfirmRequest(confirmation=encode(confirmation))
+        try:
+            self.connection.ask("Confirm", request)
+        except ServiceError as refused:
+            if refused.status != "PERMISSION_DENIED":
+                raise
+            return  # It has ended or restarted since it showed the proposal, and will ask again.
         self.connection.tell(Confirmed(proposal.number))
 
     def _voted(self, stored: Memory | None, proposal: Proposal) -> Memory:

@@ -71,6 +71,7 @@ unsafe_simulation = true
 authority = "{authority}"
 id = "{id}"
 maskings = ["none"]
+confirms = ["clients", "none"]
 [simulation]
 root = ["{root}"]
 mrenclave = ["{code}"]
@@ -102,8 +103,9 @@ def number_of(link: Link) -> int:
 class Service(EnclaveServicer):
     """One federation. `lies` replace answers; `failures` come before any; both by method name.
 
-    arrived: every message of every upload, stream by stream. auto: an outcome is proposed as soon
-    as alice's update is complete, and these confirm it: one vote is left to her.
+    watch: called when a method is. arrived: every message of every upload, stream by stream. auto:
+    an outcome is proposed as soon as alice's update is complete, and two others confirm it, so that
+    one vote is left to her.
     """
 
     auto_voters = ("bob", "carol")
@@ -114,6 +116,7 @@ class Service(EnclaveServicer):
         self.links: list[Link] = [make_charter()]
         self.code, self.platform, self.debug = CODE, PLATFORM, False
         self.lies: dict[str, Callable[[Any], Any]] = {}
+        self.watch: dict[str, Callable[[], None]] = {}
         self.failures: dict[str, list[tuple[grpc.StatusCode, str]]] = defaultdict(list)
         self.breaks: list[int] = []  # after so many tiles, stream by stream
         self.arrived: list[list[Any]] = []
@@ -216,7 +219,8 @@ class Service(EnclaveServicer):
         """Have another one confirm what is pending."""
         assert self.ballot is not None
         proposal = self.ballot.proposal
-        self.ballot.add(confirm(proposal, ID, proposal.number, voter=voter, identity=PEOPLE[voter]))
+        who, federation = PEOPLE[voter], proposal.federation
+        self.ballot.add(confirm(proposal, federation, proposal.number, voter=voter, identity=who))
 
     def release(self) -> Receipt:
         """Publish what is pending, confirmed by all but alice if not by enough yet."""
@@ -257,6 +261,7 @@ class Service(EnclaveServicer):
 
     def _begin(self, method: str, context: grpc.ServicerContext) -> None:
         self.calls.append(method)
+        self.watch.get(method, lambda: None)()
         if self.failures[method]:
             context.abort(*self.failures[method].pop(0))
 
@@ -519,7 +524,18 @@ def _same(seed: bytes, _: int) -> bytes:
     return seed
 
 
-def write_policy(folder: Path, **changes: str) -> None:
+@pytest.fixture
+def other_policy(folder) -> Callable[..., Path]:
+    """other_policy(id="...") is the policy of another federation of the same authority."""
+
+    def write(**changes: str) -> Path:
+        write_policy(folder, "other.toml", **changes)
+        return folder / "other.toml"
+
+    return write
+
+
+def write_policy(folder: Path, name: str = "policy.toml", **changes: str) -> None:
     values = {
         "authority": AUTHORITY.public.hex(),
         "id": ID.hex(),
@@ -527,7 +543,7 @@ def write_policy(folder: Path, **changes: str) -> None:
         "code": CODE.hex(),
         **changes,
     }
-    (folder / "policy.toml").write_text(POLICY.format(**values))
+    (folder / name).write_text(POLICY.format(**values))
 
 
 @pytest.fixture
