@@ -91,7 +91,7 @@ class Poll:
     """Asks a node to confirm an outcome.
 
     links: as in a Proof. included, path: whether an update of this node takes part, and what leads
-    from it to the cohort's root. enclave: for a node that has no place in the chain yet.
+    from it to the cohort's root. enclave: for a node that may not know its key.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/carried-poll/v1"

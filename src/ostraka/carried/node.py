@@ -116,7 +116,7 @@ class Node:
 
         with self._alone() as notes:
             # 3. The chain goes on from the receipt that this node holds, or proves the newest one.
-            role = self._placed(notes, proof.charter, attested.receipt_key, proof.links)
+            role = self._placed(notes.memory, proof.charter, attested.receipt_key, proof.links)
 
             # 4. The round is the next one of that chain.
             joined = role.join(proof.introduction.offer, attested)
@@ -155,10 +155,10 @@ class Node:
         poll = decode(Poll, message)
         proposal = poll.proposal
         with self._alone() as notes:
-            if notes.memory is None:
-                self._meet(notes, poll.enclave, poll.links)
-            else:
-                self.notebook.remember(self._followed(notes, notes.memory, poll.links))
+            known = notes.memory and self._followed(notes.memory, poll.links)
+            if known is None or not known.receipt_key:
+                known = self._met(known, poll.enclave, poll.links)
+            self.notebook.remember(known)
             voted = self.notebook.change(lambda stored: self._voting(stored, proposal))
         confirmation = voted.role(self.identity).confirmation()
         return Voted(encode(confirmation), proposal.number, self._is_left_out(poll))
@@ -170,7 +170,7 @@ class Node:
         """
         links = decode(Links, message).links
         with self._alone() as notes:
-            followed = notes.memory and self._followed(notes, notes.memory, links)
+            followed = notes.memory and self._followed(notes.memory, links)
             if followed is None or followed.last is None:
                 raise ReceiptRefused("this node holds no receipt that would vouch for a model")
             self.notebook.remember(followed)
@@ -205,8 +205,10 @@ class Node:
                 self.notebook.prove(refused)
                 raise
 
-    def _meet(self, notes: Notes, proof: KeyProof | None, links: tuple[bytes, ...]) -> None:
-        """Begin with the chain of an enclave that proves which key is its own."""
+    def _met(
+        self, memory: Memory | None, proof: KeyProof | None, links: tuple[bytes, ...]
+    ) -> Memory:
+        """Follow the chain of an enclave that proves which key is its own."""
         if proof is None:
             raise ReceiptRefused("no enclave has proved itself to this node yet")
         nonce = self._take_nonce()
@@ -214,32 +216,37 @@ class Node:
         circumstances = self.standards.circumstances(proof.evidence, proof.collateral)
         claims = verify_evidence(proof.evidence, policy, circumstances)
         require_bound(claims, KeyBinding(nonce, proof.receipt_key, federation.digest()))
-        role = self._placed(notes, proof.charter, proof.receipt_key, links)
-        self.notebook.remember(Memory.of(role, proof.charter))
+        role = self._placed(memory, proof.charter, proof.receipt_key, links)
+        return Memory.of(role, proof.charter)
 
     def _placed(
-        self, notes: Notes, charter: Charter, receipt_key: bytes, links: tuple[bytes, ...]
+        self,
+        memory: Memory | None,
+        charter: Charter,
+        receipt_key: bytes,
+        links: tuple[bytes, ...],
     ) -> Client:
         """Where this node is in the chain of the enclave that has proved this key."""
-        memory = notes.memory
         if memory is None:
             _require_short(links)
             blank = Client(self.name, self.identity, charter.federation, receipt_key)
             return begin_with(read_links(links), blank, policy=self.standards.policy(charter))
-        if memory.receipt_key and memory.receipt_key != receipt_key:
+        followed = self._followed(memory, links)
+        if not followed.receipt_key:  # Behind an Abandon, this enclave goes on.
+            followed = self._followed(replace(followed, receipt_key=receipt_key), links)
+        if followed.receipt_key != receipt_key:
             raise self._advised(
                 ReceiptRefused(
                     "this enclave signs with another key than the one that this node follows"
                 )
             )
-        followed = self._followed(notes, memory, links)
         return followed.role(self.identity).adopt(charter.federation)
 
-    def _followed(self, notes: Notes, memory: Memory, links: tuple[bytes, ...]) -> Memory:
+    def _followed(self, memory: Memory, links: tuple[bytes, ...]) -> Memory:
         _require_short(links)
         try:
             return follow(
-                _since(notes.after or 0, read_links(links)),
+                _since(Notes(memory).after or 0, read_links(links)),
                 memory,
                 identity=self.identity,
                 policy=self.standards.policy(memory.charter),
@@ -272,10 +279,12 @@ class Node:
         """Count the opening of the round. Raises if it is one too many."""
         if stored is None:
             raise LocalProtocolError("a node seals when it knows the chain")
-        offer, terms = joined.offer, joined.client.federation.terms
+        offer, client = joined.offer, joined.client
+        asked = (client.federation, client.electors or client.federation)
+        unconfirmed = any(each.terms.confirm == "none" for each in asked)
         sent = stored.sent.and_to(offer.number, offer.round_id)
         again = len(sent.rounds) - 1
-        if again > (0 if terms.confirm == "none" else self.resends):
+        if again > (0 if unconfirmed else self.resends):
             raise self._too_often(f"round {offer.number} was opened again {again} times")
         return replace(stored, sent=sent)
 

@@ -158,8 +158,9 @@ class _Peer:
     """A node as the relay knows it.
 
     name: as it claims. after: the last receipt that it need not be shown, None if it has no place
-    in the chain. hello: a challenge of it that nothing has answered yet. met: the enclave has
-    answered one. leaves: of its uploads for the round that is not published yet.
+    in the chain. hello: a challenge of it that nothing has answered yet. met: it has sent an update
+    or a vote, so it knows the enclave. leaves: of its uploads for the round that is not published
+    yet.
     """
 
     name: str = ""
@@ -171,7 +172,7 @@ class _Peer:
     @property
     def can_be_polled(self) -> bool:
         """Otherwise it has to be greeted first."""
-        return self.after is not None or self.hello is not None
+        return self.met or self.hello is not None
 
 
 @dataclass
@@ -316,7 +317,7 @@ class Relay:
         peer.name, peer.after, peer.hello = hello.challenge.client, hello.after, hello
 
     def _is_known_hello(self, node: int, reply: bytes) -> bool:
-        """Tell whether this is the Hello of a node that the enclave has answered before.
+        """Tell whether this is the Hello of a node that has taken part before.
 
         Otherwise strangers, who reply at once and are refused later, could cut off the others.
         """
@@ -337,7 +338,6 @@ class Relay:
             raise MalformedMessage("the round was opened again while nodes were asked")
         self._offer, self._terms = offer, proof.charter.federation.terms
         self._clients[node] = name
-        self._peer(node).met = True
         return encode(proof)
 
     def _deliver(self, node: int, reply: bytes, seconds: float) -> None:
@@ -345,7 +345,9 @@ class Relay:
         read = self._read(node, reply)
         self._heard(node, read.hello)
         self.enclave.deliver(read.sealed, seconds=seconds)
-        self._peer(node).leaves.append(leaf(read.sealed.header))
+        peer = self._peer(node)
+        peer.leaves.append(leaf(read.sealed.header))
+        peer.met = True
 
     def _poll(self, carrier: Carrier, nodes: Sequence[int], ballot: Ballot, seconds: float) -> None:
         """Ask nodes for their votes: those that are known and then, if need be, the others."""
@@ -359,7 +361,8 @@ class Relay:
         if needed(ballot):
             for peer in self._peers.values():
                 if peer.name in ballot.awaited:
-                    peer.after = peer.hello = None  # It may have begun anew: it is greeted again.
+                    # It may have begun anew: it is greeted again, and shown who the enclave is.
+                    peer.after, peer.hello, peer.met = None, None, False
 
     def _ask_for_votes(
         self, carrier: Carrier, nodes: Sequence[int], ballot: Ballot, seconds: float
@@ -385,7 +388,7 @@ class Relay:
 
     def _poll_for(self, peer: _Peer, proposal: Proposal, seconds: float) -> bytes:
         hello, proof = peer.hello, None
-        if peer.after is None and hello is not None:
+        if hello is not None and not peer.met:
             proof = self.enclave.prove(hello, seconds=seconds)
             peer.hello = None
         paths = (self.enclave.path(each, seconds=seconds) for each in reversed(peer.leaves))

@@ -11,20 +11,21 @@ import numpy as np
 import pytest
 
 from ostraka.carried.in_process import UnsafeInProcessEnclave
-from ostraka.carried.messages import ASK, Poll, is_poll
+from ostraka.carried.messages import ASK, Links, Poll, is_poll
 from ostraka.carried.node import Node, reminder
 from ostraka.carried.node_state import FileNotebook
 from ostraka.carried.relay import Relay
 from ostraka.carried.trust import UnsafeFirstSeen
-from ostraka.client.memory import MemoryFile
+from ostraka.client.memory import Memory, MemoryFile
 from ostraka.core import rules
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import AttestationRefused, OpenError, ReceiptRefused, RolledBack
 from ostraka.events import CopyProved
-from ostraka.messages import SIMULATION, Confirmation
+from ostraka.messages import SIMULATION, Abandon, Confirmation, chain
 from ostraka.protocol import enclave as roles
 from ostraka.protocol.local import LocalFederation
+from ostraka.transport import chain_link
 
 
 def silence(federation, *nodes):
@@ -335,25 +336,24 @@ def test_a_node_that_is_killed_between_its_vote_and_its_answer_has_voted(carried
     federation.enclave.confirm(decode(Confirmation, node.confirm(poll).message))
 
 
-def copy_of(federation, tell):
-    """The enclave as it was before its first round, from a copy of its state."""
-    founded = federation.enclave._founded
-    copied = UnsafeInProcessEnclave(federation.enclave._terms, tell=tell)
-    copied._manifest, copied._state = federation.enclave._manifest, federation.enclave._state
-    copied._provider, copied._collateral = (
-        federation.enclave._provider,
-        federation.enclave._collateral,
-    )
+def copy_of(federation, *, identity=None, head=None, tell=None):
+    """Another enclave of this federation, with a copy of its state."""
+    mine = federation.enclave
+    founded = mine._founded
+    other = UnsafeInProcessEnclave(mine._terms, tell=tell)
+    other._manifest, other._state = mine._manifest, mine._state
+    other._provider, other._collateral = mine._provider, mine._collateral
     role = roles.Enclave(
         founded.federation,
-        founded.enclave._identity,
-        state=federation.enclave._state,
+        identity or founded.enclave._identity,
+        head=head,
+        state=mine._state,
         evidence=SIMULATION,
     )
-    copied._federation = LocalFederation(
+    other._federation = LocalFederation(
         founded.authority, role, founded.workers, list(founded.charters)
     )
-    return copied
+    return other
 
 
 def test_of_two_copies_of_an_enclave_one_publishes(carried, caplog):
@@ -361,7 +361,7 @@ def test_of_two_copies_of_an_enclave_one_publishes(carried, caplog):
     events = []
     federation = carried()
     first = federation.train(federation.open())
-    first_relay, copied = federation.relay, copy_of(federation, events.append)
+    first_relay, copied = federation.relay, copy_of(federation, tell=events.append)
     federation.relay = Relay(copied)
     without_victim = [node for node in federation.carrier.nodes if node != 3]
     proofs = federation.relay.open(federation.carrier, without_victim, least=5, seconds=60)
@@ -378,6 +378,46 @@ def test_of_two_copies_of_an_enclave_one_publishes(carried, caplog):
     assert len(copied._founded.ballot.votes) == 2  # The first needed five votes of seven.
     assert CopyProved(1) in events
     assert any("its state was copied" in line for line in caplog.messages)
+
+
+def after_an_abandon(federation):
+    """A new enclave with a new key goes on: round 2 is given up, and nobody will confirm it."""
+    founded = federation.enclave._founded
+    votes = []
+    for number in federation.scratch:
+        node = federation.node(number)
+        stored = node.notebook.load().memory
+        followed = decode(Links, federation.relay.links(number)).links
+        role = node._followed(stored, followed).role(node.identity).vote_for_none(2)
+        node.notebook.remember(Memory.of(role, stored.charter, stored.sent))
+        votes.append(role.confirmation())
+    (first,) = founded.published
+    agreed, last = founded.federation, first.receipt
+    abandon = founded.authority.sign(
+        Abandon(
+            2, digest(last), agreed.digest(), agreed.revision, last.model, tuple(votes), UNSIGNED
+        )
+    )
+    new = copy_of(federation, identity=Identity.generate(), head=abandon)
+    new.links = lambda after: tuple(
+        chain_link(each).SerializeToString()
+        for each in chain(
+            new._founded.charters, ((first, abandon)[after or 0 :] + tuple(new._founded.published))
+        )
+    )
+    federation.enclave, federation.relay = new, Relay(new)
+
+
+def test_nodes_go_on_with_a_new_enclave_after_an_abandon(carried):
+    """Also one that is not sampled: it has to be shown the new key before it confirms."""
+    federation = carried(masking="none")
+    federation.run_round()
+    after_an_abandon(federation)
+    proofs = federation.open()
+    replies = federation.train({node: proofs[node] for node in range(5)})
+    silence(federation, 0, 1)
+    assert federation.finish(replies).receipt.number == 3
+    assert {"node-5", "node-6"} <= voters(federation)
 
 
 def telling(federation, node):
