@@ -331,7 +331,8 @@ def test_a_stop_while_collecting_gives_the_round_up(stage, number):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_while_measuring_finishes_the_round_first(stage, number):
+def test_a_stop_while_measuring_makes_the_outcome_durable_first(stage, number):
+    """It is confirmed and published after the next start: nothing is measured twice."""
     play = stage(rounds=2)
     gate = play.gate()
     start_all(play, gates={play.tiles: gate})
@@ -339,10 +340,37 @@ def test_a_stop_while_measuring_finishes_the_round_first(stage, number):
     play.enclave.child.send_signal(number)
     gate.open()
     assert play.enclave.child.wait(60) == 0
-    assert [event["number"] for event in play.told("RoundPublished")] == [1]
+    assert [event["number"] for event in play.told("RoundProposed")] == [1]
+    assert not play.told("RoundPublished")
     assert not play.told("RoundSkipped")
+    assert (play.state / "pending.sealed").exists()
+    measured = len(attempts(play))
     play.start_enclave()
     play.check()
+    assert [event["number"] for event in play.told("RoundPublished")] == [1, 2]
+    assert len(attempts(play)) == measured + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_confirming_keeps_the_outcome(stage, number):
+    play = stage()
+    play.start_enclave()
+    for worker in (1, 2):
+        play.start_worker(worker)
+    obstacle = play.state / "ledger" / "00000001.sealed"
+    obstacle.mkdir()  # All confirm, and the record of it cannot be written.
+    play.start_clients()
+    play.wait_for("StorageFailed")
+    play.enclave.child.send_signal(number)
+    assert play.enclave.child.wait(60) == 0
+    assert not play.told("RoundPublished")
+    assert not play.told("RoundSkipped")
+    obstacle.rmdir()
+    play.start_enclave()
+    play.check()
+    assert len(play.told("RoundProposed")) == 2
+    assert len(attempts(play)) == 1
 
 
 @pytest.mark.slow

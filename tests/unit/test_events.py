@@ -13,7 +13,7 @@ SAFE = {
     *("client", "reason", "why", "clients", "workers", "worker", "what"),
     *("number", "participants", "kept", "arrived", "missing", "quorum", "extensions_left"),
     *("address", "evidence", "code_id", "sealing_key", "next_round", "deadline_s", "seconds"),
-    *("measure_s", "average_s", "publish_s"),
+    *("measure_s", "average_s", "hold_s", "confirm_s", "publish_s", "silent"),
     *("revision", "revoked", "connected", "needed"),
 }
 

@@ -139,6 +139,7 @@ def deliver(session: Session, submitted: Submitted) -> Delivery:
     """
     offer, connection = submitted.joined.offer, session.connection
     sending, left_out = _Sending(connection, submitted, session.begun), False
+    shown = False
     request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id, leaf=submitted.leaf)
     while True:
         sending.go_on()
@@ -156,7 +157,9 @@ def deliver(session: Session, submitted: Submitted) -> Delivery:
                 raise _unpublished(offer, connection.patience)
             case "proposed":
                 left_out = not (sending.earlier or _is_included(outcome.proposed, submitted))
-                connection.patience.sleep(_PENDING_S)
+                if shown:  # After the first, the next answer waits until enough have confirmed.
+                    connection.patience.sleep(_PENDING_S)
+                shown = True
             case "pending":
                 connection.patience.sleep(_PENDING_S)
             case _:
@@ -266,7 +269,7 @@ def submit(session: Session, joined: Joined, update: Float32, *, resends: int) -
         certified = delivery.certified
         if certified is not None and certified.receipt.round_id == joined.offer.round_id:
             return _published(session, submitted, certified, delivery)
-        again = _join_again(session, joined, certified)
+        again = _join_again(session, joined, delivery)
         if isinstance(again, Outcome):
             return again
         joined = again
@@ -279,7 +282,6 @@ def _published(
 ) -> Outcome:
     """The round that was joined is over."""
     joined, receipt = submitted.joined, certified.receipt
-    begun = delivery.begun and not delivery.left_out
     try:
         model = session.model(receipt.model, joined.client.federation)
     except ServiceError as gone:
@@ -289,16 +291,24 @@ def _published(
         receipt = _require_receipt(session, joined, receipt)
     else:
         session.remember(submitted.finish(certified, model))
-    rejected = {each.client: each.reason for each in receipt.rejected}
-    reason = rejected.get(joined.client.name, None if begun else WITHOUT)
+    return _ended(joined, receipt, delivery)
+
+
+def _ended(joined: Joined, receipt: Receipt, delivery: Delivery) -> Outcome:
+    """What the receipt of its number says of an upload."""
+    there = receipt.round_id == joined.offer.round_id
+    rejected = {each.client: each.reason for each in receipt.rejected if there}
+    took_part = there and delivery.begun and not delivery.left_out
+    reason = rejected.get(joined.client.name, None if took_part else WITHOUT)
     return Outcome(receipt.number, reason is None, reason, receipt)
 
 
-def _join_again(session: Session, joined: Joined, certified: Certified | None) -> Joined | Outcome:
+def _join_again(session: Session, joined: Joined, delivery: Delivery) -> Joined | Outcome:
     """The round that replaces a void one, or why there is none.
 
-    certified: the receipt of another round of this number, if the enclave has published one.
+    delivery: with the receipt of another round of this number, if the enclave has published one.
     """
+    certified = delivery.certified
     number, shown = joined.offer.number, certified.receipt if certified else None
     session.catch_up()
     again = None
@@ -306,7 +316,7 @@ def _join_again(session: Session, joined: Joined, certified: Certified | None) -
         again = session.join()
         session.catch_up()  # It may have been published while this client waited.
     if shown is not None or session.last_number >= number:
-        return Outcome(number, False, WITHOUT, _require_receipt(session, joined, shown))
+        return _ended(joined, _require_receipt(session, joined, shown), delivery)
     if again is None:
         return Outcome(number, False, ENDED, None)
     if again.offer.number != number:

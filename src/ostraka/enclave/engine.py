@@ -171,7 +171,8 @@ class Engine:
                 finally:
                     self.current = self.measuring = None
         except (RoundFailed, RemoteProtocolError, StateError, StorageFull) as failed:
-            self._skip(str(failed))
+            if self.state.pending is None:  # Otherwise it goes on when the service starts again.
+                self._skip(str(failed))
             await _first_of(self.stopping, seconds=_RETRY_S)
         finally:
             await self._go(self.phase)

@@ -454,6 +454,8 @@ def _unpublished(engine: Engine, request: wire.OutcomeRequest) -> wire.OutcomeRe
     if not request.round_id:
         return wire.OutcomeReply(void=wire.Void()) if _over(engine) else None
     here = engine.current.round_id if engine.current is not None else engine.measuring
+    if engine.state.pending is not None:  # Before and after the time in which it is proposed.
+        here = engine.state.pending[0].receipt.round_id
     return None if here == request.round_id else wire.OutcomeReply(void=wire.Void())
 
 

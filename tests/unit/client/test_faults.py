@@ -344,6 +344,22 @@ def test_a_round_that_is_published_while_this_client_joins_again(alice, service,
     assert len(sealed) == 1
 
 
+def test_a_round_that_is_called_void_and_published_all_the_same(alice, service, sealed):
+    """The update is in it, whatever the service said in between."""
+    alice.fetch()
+
+    def void_once(honest):
+        if honest.WhichOneof("outcome") == "certified":
+            service.lies.clear()
+            return wire.OutcomeReply(void=wire.Void())
+        return honest
+
+    service.lies["AwaitOutcome"] = void_once
+    outcome = alice.submit(UPDATE)
+    assert (outcome.accepted, outcome.receipt) == (True, service.head)
+    assert len(sealed) == 1
+
+
 def test_a_federation_that_ends_without_the_round(alice, service):
     alice.fetch()
     service.restart()

@@ -1,5 +1,6 @@
 """Nothing of an outcome leaves before enough clients have confirmed it, and then only that one."""
 
+import asyncio
 import shutil
 import socket
 import time
@@ -211,6 +212,29 @@ def test_after_a_crash_the_same_outcome_is_proposed_and_published(quiet, speaker
     assert certified.certificate.proposal == proposal
     offer = again.join().offer
     assert (offer.number, offer.previous) == (2, digest(certified.receipt))
+
+
+def test_a_pending_round_is_never_called_void(quiet, speaker, monkeypatch):
+    """Neither while the service stops, nor while it starts: the updates that it took count."""
+    _, joined, proposal = pending(quiet, speaker)
+    round_id = joined[0].offer.round_id
+    waited, real = [], engine.Engine._resume
+
+    async def slow(self):
+        waited.append(await asyncio.to_thread(speaker(quiet, 1).ask, 1, round_id))
+        await real(self)
+
+    monkeypatch.setattr(engine.Engine, "_resume", slow)
+    quiet.crash()
+    quiet.events.clear()
+    quiet.start()
+    quiet.wait_for("RoundProposed")
+    assert [each.WhichOneof("outcome") for each in waited] == ["pending"]
+    one = speaker(quiet, 1)
+    assert one.ask(1, b"x" * 32).WhichOneof("outcome") == "proposed"
+    for number in range(1, QUORUM + 1):
+        vote(speaker(quiet, number), proposal)
+    quiet.wait_for("RoundPublished")
 
 
 def test_a_crash_between_the_votes_and_the_ledger_publishes_the_same(quiet, speaker, monkeypatch):
@@ -452,6 +476,7 @@ def test_a_state_from_before_a_round_that_was_published_is_stopped(two, speaker)
     service, copy, first = two
     for number in range(1, QUORUM + 1):
         vote(speaker(service, number), first)
+    service.wait_for("RoundOpened", 2)
     _, _, second = pending(service, speaker, number=2, count=2)
     remind(speaker(copy, 1), second)
     assert copy.wait_for("RolledBack").number == 2
