@@ -64,10 +64,23 @@ class UploadCompleted:
 
 @dataclass(frozen=True)
 class UploadRefused:
-    """An upload was refused. The name is a claim unless the reason says more."""
+    """An upload was refused.
+
+    address: who sent it in the client's name, unless it was the client itself. Whoever it was may
+    have replayed what the client sent before.
+    """
 
     client: str
     why: str
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class AddressCrowded:
+    """All places of strangers were taken, and this address, which has most, gave one up."""
+
+    address: str
+    places: int
 
 
 @dataclass(frozen=True)
@@ -270,6 +283,7 @@ Event: TypeAlias = (
     | UploadStarted
     | UploadCompleted
     | UploadRefused
+    | AddressCrowded
     | QuorumMissed
     | RoundClosed
     | RoundSkipped
@@ -306,6 +320,7 @@ WARNINGS = (
     NullStep,
     ClientRejected,
     UploadRefused,
+    AddressCrowded,
     WorkerLeft,
     WorkerRefused,
     WorkerFailed,

@@ -160,9 +160,10 @@ class Storage:
 class Limits:
     """[limits]: so that no peer can starve the others.
 
-    connections: open at a time. uploads: clients that send at a time; others wait. message_kib: the
-    largest single message. idle_s: a silent connection is closed after this. upload_s: the time for
-    one client's upload. requests_per_minute: from one peer.
+    connections: of strangers, open at a time; those of enrolled parties are not counted. uploads:
+    clients that send at a time; others wait. message_kib: the largest single message. idle_s: a
+    silent connection is closed after this. upload_s: the time for one client's upload.
+    requests_per_minute: from one peer.
     """
 
     connections: int = 1024

@@ -168,6 +168,21 @@ class WorkerHello:
 
 
 @dataclass(frozen=True)
+class ClientHello:
+    """A client or a witness proves that a connection is its own: the nonce is the connection's.
+
+    What else it sends may be carried by others, and replayed; who is here cannot be.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/client-hello/v1"
+
+    federation: Id
+    nonce: Id
+    client: str
+    signature: Signature
+
+
+@dataclass(frozen=True)
 class ChannelOffer:
     """The enclave asks one worker to take part in one attempt, under an ephemeral key."""
 

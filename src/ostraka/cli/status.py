@@ -7,18 +7,29 @@ from typing import Annotated, Any
 import grpc
 import typer
 
+from ostraka import federation_file
 from ostraka.cli.output import Json, show, table
-from ostraka.errors import ServiceError
+from ostraka.errors import ConfigError, ServiceError
+from ostraka.files import read_private
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2 import StatusRequest
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
+TOKEN_FILE = "status.token"  # as the service names it # noqa: S105
+
 _PATIENCE_S = 10.0
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 (looked up, not bound)
 
 
 def status(
     *,
-    address: Annotated[str, typer.Option("--enclave", help="HOST:PORT of the service.")],
+    config: Annotated[
+        Path | None,
+        typer.Option(help="The service's federation.toml, on its machine: shows names as well."),
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option("--enclave", help="HOST:PORT of the service.")
+    ] = None,
     tls_ca: Annotated[
         Path | None, typer.Option(help="PEM file with the certificate authority of the service.")
     ] = None,
@@ -26,14 +37,22 @@ def status(
 ) -> None:
     """Show where a federation stands: the round, who is in, who was refused and why.
 
+    Strangers are shown numbers. The operator reads a token in the service's state folder.
+
     \b
     Examples:
-      ostraka status --enclave 127.0.0.1:7420
+      ostraka status --config federation.toml
       ostraka status --enclave 127.0.0.1:7420 --json
     """
+    file = federation_file.load(config) if config else None
+    if address is None:
+        if file is None:
+            raise ConfigError("give --config, --enclave, or both")
+        address = _reachable(file.enclave.listen)
+    request = StatusRequest(token=_token(file.state) if file else "")
     with dial(address, tls_ca=tls_ca) as channel:
         try:
-            reply = EnclaveStub(channel).GetStatus(StatusRequest(), timeout=_PATIENCE_S)
+            reply = EnclaveStub(channel).GetStatus(request, timeout=_PATIENCE_S)
         except grpc.RpcError as failed:
             raise ServiceError(f"{address} does not answer: {failed.details()}") from None
     figures: dict[str, Any] = json.loads(reply.json)
@@ -41,6 +60,19 @@ def status(
     for name, value in figures.items():
         shown.add_row(name.replace("_", " "), _words(value))
     show(shown, figures=figures, as_json=as_json)
+
+
+def _reachable(listen: str) -> str:
+    """Return where a service of this machine is reached that listens there."""
+    host, _, port = listen.rpartition(":")
+    return f"{_LOOPBACK.get(host, host)}:{port}"
+
+
+def _token(state: Path) -> str:
+    try:
+        return read_private(state / TOKEN_FILE)
+    except ConfigError as unreadable:
+        raise ConfigError(f"{unreadable}: is the service running, and as this user?") from None
 
 
 def _words(value: Any) -> str:

@@ -70,7 +70,7 @@ spool_mib = 4096  # the most that sealed updates take
 keep_models = 3  # past models that stay
 
 [limits]
-connections = 1024  # open at a time
+connections = 1024  # of strangers, open at a time
 uploads = 64  # clients that send at a time; others wait
 message_kib = 4096  # the largest single message
 idle_s = 60  # seconds after which a silent connection is closed

@@ -158,7 +158,11 @@ class Client:
             raise LocalProtocolError("this client was closed")
         patience = Patience(self._timeout)
         connection = Connection(
-            self._address, tls_ca=self._tls_ca, patience=patience, tell=self._tell
+            self._address,
+            tls_ca=self._tls_ca,
+            patience=patience,
+            tell=self._tell,
+            greeting=self._who.greeting,
         )
         with self._alone(), connection:
             session = Session(self._who, connection, self._file, self._shelf, self._begun)

@@ -14,7 +14,7 @@ from ostraka.attestation.verify import (
     verify_charter,
     verify_evidence,
 )
-from ostraka.client.connection import FINISHED, LONG_POLL_S, UNCONFIRMED, Connection
+from ostraka.client.connection import FINISHED, LONG_POLL_S, UNCONFIRMED, Connection, Greeting
 from ostraka.client.events import Waiting
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
@@ -37,6 +37,12 @@ class Verifier:
     policy: Policy = field(repr=False)
     policy_file: Path
     unsafe_simulation: bool
+
+    @property
+    def greeting(self) -> Greeting | None:
+        """What proves a connection; None with a policy that names no federation."""
+        federation = self.policy.federation.id
+        return Greeting(self.name, self.identity, federation) if federation else None
 
 
 class Unconfirmed(ServiceError):

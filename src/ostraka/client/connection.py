@@ -3,7 +3,8 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,8 +15,12 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.client.events import Event, Reconnecting
 from ostraka.config import Federation
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ReceiptRefused, ServiceError, printable
+from ostraka.messages import ClientHello
 from ostraka.protocol.client import require_model
+from ostraka.transport import PROVED
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -52,6 +57,7 @@ TRANSFER_S = 3600.0  # for a stream; a peer that is gone is noticed sooner, by i
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 
+_NONCE_BYTES = 32
 _LARGEST = 8 * 2**20
 _SHOWN = 200  # characters of what the other side says
 _ODD_ANSWERS = 5  # in a row, until they count as final
@@ -64,7 +70,12 @@ _AGAIN = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.ABORTED,
     grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.UNAUTHENTICATED,
 )
+# The connection was lost, or is another one than this side believes.
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
+# A greeting that is not taken: the client is not enrolled, or its service knows no greetings.
+_REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNIMPLEMENTED)
 _TOO_LARGE = "larger than max"  # gRPC's words; other limits of a service pass
 # A service that dies can look like this. So can one that always fails, so patience is limited.
 _ODD = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS)
@@ -92,11 +103,40 @@ class Status:
         return self.said or self.code.name.lower().replace("_", " ")
 
 
+@dataclass(frozen=True)
+class Greeting:
+    """How a client proves that a connection is its own, which keeps a place there for it.
+
+    federation: its id.
+    """
+
+    name: str
+    identity: Identity = field(repr=False)
+    federation: bytes
+
+    def hello(self, nonce: bytes) -> bytes:
+        """Raises ServiceError for a nonce that is none."""
+        if len(nonce) != _NONCE_BYTES:
+            raise ServiceError(f"a connection's nonce has {_NONCE_BYTES} bytes; got {len(nonce)}")
+        hello = ClientHello(self.federation, nonce, self.name, UNSIGNED)
+        return encode(self.identity.sign(hello))
+
+
+class _Claiming:
+    """The calls of a stub, which say that their connection was proved."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def __getattr__(self, method: str) -> Any:
+        return partial(getattr(self._stub, method), metadata=((PROVED, "1"),))
+
+
 class Connection:
     """A channel to the enclave's service, for one call of the user.
 
     It is not kept open between calls: training takes long, and may fork processes meanwhile, which
-    open channels do not survive.
+    open channels do not survive. greeting: None for a party that is not enrolled.
     """
 
     def __init__(
@@ -106,12 +146,47 @@ class Connection:
         tls_ca: Path | None,
         patience: Patience,
         tell: Callable[[Event], None],
+        greeting: Greeting | None = None,
     ) -> None:
         self._address = address
         self.patience = patience
         self.tell = tell
         self._channel = dial(address, tls_ca=tls_ca, largest=_LARGEST)
-        self.stub: Any = EnclaveStub(self._channel)
+        self._greeting = greeting
+        self._plain: Any = EnclaveStub(self._channel)
+        self._stub: Any = None  # after the greeting
+
+    @property
+    def stub(self) -> Any:
+        """The calls of the service. Greets it first; raises grpc.RpcError if that fails."""
+        if self._stub is None:
+            self._stub = self._greet()
+        return self._stub
+
+    def _greet(self) -> Any:
+        """The calls that are right from here on.
+
+        A service that does not take the greeting takes the calls of strangers. They are answered
+        with what is wrong, in the words for it.
+        """
+        if self._greeting is None:
+            return self._plain
+        try:
+            nonce = self._greet_with(b"")
+            self._greet_with(self._greeting.hello(nonce))
+        except grpc.RpcError as error:
+            if error.code() not in _REFUSED:
+                raise
+            return self._plain
+        return _Claiming(self._plain)
+
+    def _greet_with(self, hello: bytes) -> bytes:
+        request = wire.GreetRequest(hello=hello)
+        reply = self._plain.Greet(request, timeout=self.patience.limit(REQUEST_S))
+        return bytes(reply.nonce)
+
+    def _lost(self) -> None:
+        self._stub = None
 
     def __enter__(self) -> "Connection":
         return self
@@ -156,16 +231,23 @@ class Connection:
                 retries.after(error)
 
     def retries(self) -> "Retries":
-        return Retries(self._address, self.patience, self.tell)
+        return Retries(self._address, self.patience, self.tell, self._lost)
 
 
 class Retries:
     """Decides whether to try again, and waits before that."""
 
-    def __init__(self, address: str, patience: Patience, tell: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        patience: Patience,
+        tell: Callable[[Event], None],
+        lost: Callable[[], None],
+    ) -> None:
         self._address = address
         self._patience = patience
         self._tell = tell
+        self._lost = lost
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         self._attempts = self._odd = 0
 
@@ -178,6 +260,8 @@ class Retries:
     def after(self, error: grpc.RpcError) -> None:
         """Wait for the next attempt. Raises ServiceError if there should be none."""
         status = Status.of(error)
+        if status.code in _LOST:
+            self._lost()
         self._odd = self._odd + 1 if status.code in _ODD else 0
         if status.code not in _AGAIN and not 0 < self._odd <= _ODD_ANSWERS:
             raise self._refused(status) from None

@@ -147,6 +147,7 @@ class Voter:
             tls_ca=self.tls_ca,
             patience=_UntilStopped(self._stopped),
             tell=self.tell,
+            greeting=self.who.greeting,
         )
         with self._lock:
             self._connection = connection

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import Any
 
 from ostraka import events, federation_file, files, logs
@@ -92,13 +94,18 @@ def run(machine: Machine, *, log_json: bool) -> None:
     path = machine.config.resolve()
     state = federation_file.load(path).state  # Its mistakes are told before those of the machine.
     platform = machine.platform
-    for measure in _harden(path.parent, state, machine.unsafe_simulation):
-        logs.event(_LOG, Hardened(measure))
 
     def tell(event: Event) -> None:
         logs.event(_LOG, event, _level(event))
 
-    asyncio.run(serve(path, platform, tell))
+    sockets = Path(mkdtemp(prefix="ostraka-"))
+    try:
+        for measure in _harden(path.parent, [state, sockets], machine.unsafe_simulation):
+            logs.event(_LOG, Hardened(measure))
+        asyncio.run(serve(path, platform, tell, sockets=sockets))
+    finally:
+        # A process that may write nowhere else cannot remove the folder itself, only what is in it.
+        rmtree(sockets, ignore_errors=True)
 
 
 def _level(event: Event) -> int:
@@ -107,12 +114,13 @@ def _level(event: Event) -> int:
     return logging.WARNING if isinstance(event, events.WARNINGS) else logging.INFO
 
 
-def _harden(folder: Path, state: Path, simulation: bool) -> list[str]:
+def _harden(folder: Path, write: list[Path], simulation: bool) -> list[str]:
     """In a TEE its devices are needed, wherever they are; elsewhere only these folders."""
     if not simulation:
         return hardening.harden()
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return hardening.harden(read=[folder], write=[state])
+    for each in write:
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return hardening.harden(read=[folder], write=write)
 
 
 def evidence(machine: Machine, *, out: Path) -> Report:

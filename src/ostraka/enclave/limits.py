@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, ip_address, ip_network
 from itertools import islice
 from typing import Any
-from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -108,25 +107,38 @@ class Turns:
 
 
 class Newest:
-    """Keeps only the newest stream of each name. The older one ends before the new one begins."""
+    """Keeps only the newest stream of each name. The older one ends before the new one begins.
+
+    A stream that its party has proved to be its own is ended by another such one only: what others
+    send in the party's name may be a replay.
+    """
 
     def __init__(self) -> None:
         self._streams: dict[str, asyncio.Timeout] = {}
+        self._proved: set[str] = set()  # names whose newest stream is their own
         self._locks: dict[str, asyncio.Lock] = {}
 
     @asynccontextmanager
-    async def of(self, name: str) -> AsyncIterator[None]:
-        """Hold the name for the block, which ends with TimeoutError when a newer stream comes."""
+    async def of(self, name: str, *, proved: bool) -> AsyncIterator[None]:
+        """Hold the name for the block, which ends with TimeoutError when a newer stream comes.
+
+        Raises TooMany for a stream that may not end the one before it.
+        """
+        if name in self._proved and not proved:
+            raise TooMany("its client is on another connection")
         async with asyncio.timeout(None) as mine:
             if (older := self._streams.get(name)) is not None:
                 _end_by(older, 0.0)
             self._streams[name] = mine
+            if proved:
+                self._proved.add(name)
             try:
                 async with self._locks.setdefault(name, asyncio.Lock()):
                     yield
             finally:
                 if self._streams.get(name) is mine:
                     del self._streams[name]
+                    self._proved.discard(name)
 
 
 def _end_by(limit: asyncio.Timeout, when: float) -> None:
@@ -176,9 +188,8 @@ class Punctual(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "malformed request")
 
 
-def neighbourhood(peer: str) -> str:
-    """Return what counts as one address of a gRPC peer: an IPv4 address or an IPv6 network."""
-    host = unquote(peer).partition(":")[2].rpartition(":")[0].strip("[]")
+def neighbourhood(host: str) -> str:
+    """Return what counts as one address: an IPv4 address, or an IPv6 network."""
     try:
         address = ip_address(host)
     except ValueError:

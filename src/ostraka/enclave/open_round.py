@@ -8,7 +8,7 @@ from functools import partial
 from ostraka.config import Federation
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.enclave.storage.spool import Spool
-from ostraka.errors import OpenError
+from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.messages import UpdateHeader, UpdateTile
 from ostraka.protocol.enclave import Cohort, Intake
 from ostraka.protocol.host import Tiles
@@ -25,6 +25,7 @@ class OpenRound:
     bytes_in: int = 0
     _rows: dict[str, int] = field(init=False)
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
+    _own: set[str] = field(default_factory=set)  # whose uploads they began themselves
 
     def __post_init__(self) -> None:
         self._rows = {member.name: row for row, member in enumerate(self.federation.clients)}
@@ -52,18 +53,23 @@ class OpenRound:
         spoilt = min(len(self.intake.spoilt), self.federation.terms.f)
         return len(self.intake.complete) + spoilt
 
-    def begin(self, header: UpdateHeader) -> frozenset[int]:
+    def begin(self, header: UpdateHeader, *, own: bool) -> frozenset[int]:
         """Start an upload, or go on with it. Return the tiles that are missing.
 
         An upload goes on under the header that it began with, and no other: a header of one client
-        must not reach another client's upload.
+        must not reach another client's upload. own: the client itself brings it. What others bring
+        may be a header that never arrived, and does not replace the client's own upload.
         """
         if self._headers.get(header.client) != header:
+            if header.client in self._own and not own:
+                raise UpdateRejected(header.client, Rejection.DUPLICATE)
             try:
                 self.intake.accept(header)
             finally:
                 self.changed.set()
             self._headers[header.client] = header
+            if own:
+                self._own.add(header.client)
         return self.intake.missing(header.client, header.upload_id) or frozenset()
 
     async def take(self, header: UpdateHeader, tiles: Sequence[UpdateTile]) -> None:

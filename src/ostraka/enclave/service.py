@@ -5,8 +5,9 @@ import logging
 import math
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 import grpc.aio
@@ -17,9 +18,10 @@ from ostraka.core import optimiser
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave import hardening
 from ostraka.enclave.engine import Engine, Phase
-from ostraka.enclave.limits import Punctual, Rate, Share, Turns
+from ostraka.enclave.front import Front
+from ostraka.enclave.limits import Punctual, Rate, Share, TooMany, Turns
 from ostraka.enclave.platform.choose import Platform
-from ostraka.enclave.servicer import Servicer
+from ostraka.enclave.servicer import Allowance, Servicer
 from ostraka.enclave.status import Status
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.enclave.workers import Pool
@@ -37,7 +39,10 @@ _FOREVER_S = 1e9
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
 _STREAMS = 16  # calls on one connection at a time; a client needs two
-_CALLS = 4  # calls of one client that wait for a round at a time
+_CALLS = 8  # calls of one enrolled party at a time
+_STRANGERS_CALLS = 32  # calls of one address at a time
+_RELAYED = 8  # requests a minute from one address for each client, for whom it may be a relay
+_GOSSIP = 10  # addresses a minute that are told to have too many connections
 
 
 def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveState:
@@ -61,8 +66,17 @@ def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveS
     return state
 
 
-async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) -> None:
-    """Run the federation's rounds until they are done, or a signal asks to stop."""
+async def serve(
+    path: Path,
+    platform: Platform,
+    log: Callable[[Event], None],
+    *,
+    sockets: Path | None = None,
+) -> None:
+    """Run the federation's rounds until they are done, or a signal asks to stop.
+
+    sockets: an empty folder that only this process reaches; a temporary one unless given.
+    """
     # gRPC would log every mistake of a peer with a trace, and so let peers fill the log.
     logging.getLogger("grpc").setLevel(logging.CRITICAL)
     hardening.keep_little()
@@ -83,9 +97,15 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
             tell=tell,
         )
         status.engine = engine
+        status.keep_token(state.folder)
         _stop_on_signals(engine)
-        with _metrics(file, status):
-            server, address = await _start(engine, platform, status)
+        with _metrics(file, status), ExitStack() as stack:
+            if sockets is None:
+                sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
+            front = stack.enter_context(_front(engine, sockets))
+            server = await _start(engine, platform, status, front)
+            port = front.listen(file.enclave.listen)
+            address = f"{file.enclave.listen.rpartition(':')[0]}:{port}"
             tell(
                 events.ServiceStarted(
                     address=address,
@@ -102,42 +122,64 @@ async def serve(path: Path, platform: Platform, log: Callable[[Event], None]) ->
             try:
                 while not await _ended_first(server, rounds):
                     await server.stop(None)
-                    server, _ = await _start(engine, platform, status)
+                    server = await _start(engine, platform, status, front)
                     tell(events.ServerRestarted())
                 await rounds
                 tell(events.Stopping(str(engine.phase)))
             finally:
                 rounds.cancel()
                 engine.pool.close()  # A worker's stream would last until it is cut off.
+                front.stop_listening()
                 await server.stop(_STOP_S)
+                await front.drained()
                 await asyncio.gather(rounds, return_exceptions=True)
 
 
-async def _start(engine: Engine, platform: Platform, status: Status) -> tuple[grpc.aio.Server, str]:
+def _front(engine: Engine, sockets: Path) -> Front:
+    """Return the door. Of an address that has too many connections it is told once a minute."""
+    limits = engine.file.limits
+    once, some = Rate(1), Rate(_GOSSIP)
+
+    def crowded(address: str) -> None:
+        with suppress(TooMany):
+            once.spend(address)
+            some.spend("")
+            engine.tell(events.AddressCrowded(address, limits.connections))
+
+    return Front(limits.connections, folder=sockets, idle_s=limits.idle_s, crowded=crowded)
+
+
+async def _start(
+    engine: Engine, platform: Platform, status: Status, front: Front
+) -> grpc.aio.Server:
+    """Start the server behind the door."""
     file, limits = engine.file, engine.file.limits
+    relayed = max(limits.requests_per_minute, _RELAYED * len(file.clients))
     server = grpc.aio.server(options=_options(file), interceptors=[Punctual(limits.idle_s)])
     servicer = Servicer(
         engine=engine,
         provider=platform.provider,
         status=status,
-        uploads=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
-        downloads=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
-        rate=Rate(limits.requests_per_minute),
-        strangers=Share(max(1, limits.connections // 2)),
-        members=Share(_CALLS),
+        door=front,
+        enrolled=_allowance(file, calls=_CALLS, rate=limits.requests_per_minute),
+        strangers=_allowance(file, calls=_STRANGERS_CALLS, rate=relayed),
         gossip=Rate(limits.requests_per_minute),
     )
     add_EnclaveServicer_to_server(servicer, server)
-    host = file.enclave.listen.rpartition(":")[0]
-    try:
-        port = _bind(server, file)
-    except RuntimeError:
-        raise ConfigError(
-            f"cannot listen on {file.enclave.listen}: is another service there, or is the address "
-            "not this machine's?"
-        ) from None
+    address = front.back_address()
+    front.pass_on_to(address, _bind(server, file, address))
     await server.start()
-    return server, f"{host}:{port}"
+    return server
+
+
+def _allowance(file: FederationFile, *, calls: int, rate: int) -> Allowance:
+    limits = file.limits
+    return Allowance(
+        calls=Share(calls),
+        rate=Rate(rate),
+        uploads=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
+        downloads=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
+    )
 
 
 @contextmanager
@@ -159,26 +201,25 @@ def _metrics(file: FederationFile, status: Status) -> Iterator[None]:
         thread.join()
 
 
-def _bind(server: grpc.aio.Server, file: FederationFile) -> int:
+def _bind(server: grpc.aio.Server, file: FederationFile, address: str) -> int:
     tls = file.tls()
     if tls is None:
-        return server.add_insecure_port(file.enclave.listen)
+        return server.add_insecure_port(address)
     key, certificate = tls
     credentials = grpc.ssl_server_credentials([(key, certificate)])
-    return server.add_secure_port(file.enclave.listen, credentials)
+    return server.add_secure_port(address, credentials)
 
 
 def _options(file: FederationFile) -> list[tuple[str, int]]:
     """Return gRPC's settings. The largest message is a batch of tiles or a worker's answer.
 
-    Connections are limited and calls are not: a peer that does not read its answer keeps its call
-    open, and others must not have to wait for that.
+    The door limits connections. Calls are limited by caller: a peer that does not read its answer
+    keeps its call open, and others must not have to wait for that.
     """
     n, limits = len(file.clients), file.limits
     largest = max(limits.message_kib * _KIB, n * (n + 1) // 2 * _VALUE_BYTES + _KIB)
     idle_ms = math.ceil(1000 * limits.idle_s)
     return [
-        ("grpc.max_allowed_incoming_connections", limits.connections),
         ("grpc.max_concurrent_streams", _STREAMS),
         ("grpc.max_connection_idle_ms", idle_ms),
         ("grpc.server_handshake_timeout_ms", idle_ms),

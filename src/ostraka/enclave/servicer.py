@@ -1,10 +1,20 @@
-"""Answers clients and workers. A bad message affects only the peer that sent it."""
+"""Answers clients and workers. A bad message affects only the peer that sent it.
+
+A caller is an enrolled party that has proved that its connection is its own, or an address. What a
+message says of its sender charges nobody: signed messages can be replayed by anyone.
+"""
 
 import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,11 +25,13 @@ from google.protobuf.message import DecodeError
 
 from ostraka import events
 from ostraka.arrays import Float32
-from ostraka.attestation.claims import KeyBinding
+from ostraka.attestation.claims import Binding, KeyBinding
+from ostraka.config import Federation, Member
 from ostraka.crypto.identity import check_encoded, check_signature
 from ostraka.enclave import hardening
 from ostraka.enclave.engine import Engine, Phase
-from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns, neighbourhood
+from ostraka.enclave.front import Front
+from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns
 from ostraka.enclave.open_round import OpenRound
 from ostraka.enclave.platform.interface import EvidenceProvider
 from ostraka.enclave.status import Status
@@ -42,7 +54,9 @@ from ostraka.messages import (
     Certified,
     Challenge,
     Charter,
+    ClientHello,
     Confirmation,
+    Evidence,
     Introduction,
     Proposal,
     UpdateHeader,
@@ -53,13 +67,14 @@ from ostraka.messages import (
     vector_digest,
 )
 from ostraka.protocol.confirm import path_to
-from ostraka.transport import chain_link
+from ostraka.transport import PROVED, chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
 _PART = 2**18  # of a model, in bytes
 _NONCE_BYTES = 32
+_HELLOS = 8  # on one connection
 _TIDIED = 64  # uploads, after which memory is given back
 _SHOWN = 64  # characters of a claimed name
 _NOT_ENROLLED = "not enrolled"
@@ -69,9 +84,15 @@ _LOG = logging.getLogger("ostraka.enclave")
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
+
+class NotProved(Exception):
+    """The caller believes that its connection is proved to be its own, and it is not."""
+
+
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (MalformedMessage, grpc.StatusCode.INVALID_ARGUMENT),
     (DecodeError, grpc.StatusCode.INVALID_ARGUMENT),
+    (NotProved, grpc.StatusCode.UNAUTHENTICATED),
     (OpenError, grpc.StatusCode.PERMISSION_DENIED),
     (UpdateRejected, grpc.StatusCode.FAILED_PRECONDITION),
     (TooMany, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -112,6 +133,35 @@ async def _streaming(context: Context) -> AsyncIterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Allowance:
+    """What one kind of callers has for itself, so that the other kind cannot take it.
+
+    calls: that one caller has open. rate: of what costs us more than an answer.
+    """
+
+    calls: Share
+    rate: Rate
+    uploads: Turns
+    downloads: Turns
+
+
+@dataclass(frozen=True)
+class Caller:
+    """party: the enrolled party whose connection it is; None for a stranger."""
+
+    address: str
+    party: Member | None
+
+    @property
+    def name(self) -> str:
+        """What the caller is charged under."""
+        return self.party.name if self.party else self.address
+
+    def is_called(self, name: str) -> bool:
+        return self.party is not None and self.party.name == name
+
+
 @dataclass
 class Servicer(EnclaveServicer):
     """One instance serves all connections, on one event loop."""
@@ -119,33 +169,45 @@ class Servicer(EnclaveServicer):
     engine: Engine
     provider: EvidenceProvider
     status: Status
-    uploads: Turns
-    downloads: Turns
-    rate: Rate  # for each enrolled party
-    strangers: Share  # of each address, for calls that anybody may make
-    members: Share  # of each client, for its challenges
+    door: Front
+    enrolled: Allowance
+    strangers: Allowance
     gossip: Rate  # of what is told of strangers
     newest: Newest = field(default_factory=Newest)
     quoting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    quoting_for_strangers: asyncio.Lock = field(default_factory=asyncio.Lock)
     hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
     hashed: tuple[Float32, bytes] | None = None
     encoded: tuple[Certified, bytes] | None = None
+    roster: tuple[Federation, frozenset[Member]] | None = None
 
     # What anybody may ask.
 
+    async def Greet(self, request: wire.GreetRequest, context: Context) -> wire.GreetReply:
+        # No place and no rate of the address is asked for: others may have used them up.
+        async with _answering(context):
+            visitor = self.door.visitor(context.peer())
+            if request.hello:
+                visitor.hellos += 1
+                if visitor.hellos > _HELLOS:
+                    raise TooMany(f"more than {_HELLOS} greetings on one connection")
+                party = self._verified(decode(ClientHello, request.hello), visitor.nonce)
+                self.door.prove(visitor, party)
+            return wire.GreetReply(nonce=visitor.nonce)
+
     async def GetCharter(self, request: wire.CharterRequest, context: Context) -> wire.CharterReply:
         async with _answering(context):
-            with self._stranger(context):
+            with self._place(context):
                 return wire.CharterReply(charter=encode(self.engine.state.charters[-1]))
 
     async def GetChain(self, request: wire.ChainRequest, context: Context) -> None:
         async with _streaming(context):
-            with self._stranger(context):
+            with self._place(context):
                 await self._send(self._links(request), context)
 
     async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
         async with _streaming(context):
-            with self._stranger(context):
+            with self._place(context):
                 model = self.engine.state.last_state.model
                 if request.digest != await self._digest_of(model):
                     await context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
@@ -155,18 +217,20 @@ class Servicer(EnclaveServicer):
         self, request: wire.OutcomeRequest, context: Context
     ) -> wire.OutcomeReply:
         async with _answering(context):
-            with self._stranger(context):
+            with self._place(context):
                 return await self._outcome(request)
 
     async def Confirm(self, request: wire.ConfirmRequest, context: Context) -> wire.ConfirmReply:
         async with _answering(context):
-            with self._stranger(context):
+            with self._place(context):
+                self._charge(context)
                 self.engine.confirm(decode(Confirmation, request.confirmation))
                 return wire.ConfirmReply()
 
     async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
         async with _answering(context):
-            with self._stranger(context):
+            with self._place(context):
+                self._charge(context)
                 self.engine.remind(decode(Proposal, request.proposal))
                 async with self.engine.moved:
                     self.engine.moved.notify_all()
@@ -174,12 +238,14 @@ class Servicer(EnclaveServicer):
 
     async def GetStatus(self, request: wire.StatusRequest, context: Context) -> wire.StatusReply:
         async with _answering(context):
-            with self._stranger(context):
-                return wire.StatusReply(json=self.status.as_json())
+            with self._place(context):
+                party = self._caller(context).party
+                names = party is not None or self.status.is_operator(request.token)
+                return wire.StatusReply(json=self.status.as_json(names=names))
 
     async def Adopt(self, request: wire.AdoptRequest, context: Context) -> wire.AdoptReply:
         async with _answering(context):
-            with self._stranger(context):
+            with self._place(context):
                 check_encoded(Charter, request.charter, self.engine.federation.authority)
                 try:
                     self.engine.bring(decode(Charter, request.charter))
@@ -193,50 +259,52 @@ class Servicer(EnclaveServicer):
         self, request: wire.IntroduceRequest, context: Context
     ) -> wire.IntroduceReply:
         async with _answering(context):
-            challenge = decode(Challenge, request.challenge)
-            self._authenticate(challenge)
-            self.rate.spend(challenge.client)
-            with self.members.of(challenge.client):
+            with self._place(context):
+                self._charge(context)
+                challenge = decode(Challenge, request.challenge)
+                self._authenticate(challenge, self.engine.federation.clients, self._caller(context))
                 current = await self._wait_for_round(context)
                 bound = current.intake.binding(challenge.nonce)
-                async with self.quoting:
-                    evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
+                evidence = await self._evidence(bound, self._caller(context))
             return wire.IntroduceReply(
                 introduction=encode(Introduction(current.intake.offer, bound.receipt_key, evidence))
             )
 
     async def Prove(self, request: wire.ProveRequest, context: Context) -> wire.ProveReply:
         async with _answering(context):
-            challenge = decode(Challenge, request.challenge)
-            self._authenticate(challenge)
-            self.rate.spend(challenge.client)
-            with self.members.of(challenge.client):
+            with self._place(context):
+                self._charge(context)
+                challenge = decode(Challenge, request.challenge)
                 key, federation = self.engine.enclave.receipt_key, self.engine.federation
+                enrolled = federation.clients + federation.witnesses + federation.workers
+                self._authenticate(challenge, enrolled, self._caller(context))
                 bound = KeyBinding(challenge.nonce, key, federation.digest())
-                async with self.quoting:
-                    evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
+                evidence = await self._evidence(bound, self._caller(context))
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
 
     async def Upload(self, requests: AsyncIterator[wire.UploadRequest], context: Context) -> None:
         async with _streaming(context):
             patient = _Patient(requests, self.engine.file.limits.idle_s)
-            with self._stranger(context):
+            caller = self._caller(context)
+            with self._place(context):
+                self._charge(context)
                 header = await self._read_header(patient, context)
-            async with self.newest.of(header.client):
-                with self._refusals(header.client):
-                    async with self.uploads.turn():
+            async with self.newest.of(header.client, proved=caller.is_called(header.client)):
+                with self._refusals(header.client, caller):
+                    async with self._allowance(caller).uploads.turn():
                         await self._receive(header, patient, context)
 
     # What enrolled workers do.
 
     async def Work(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> None:
         async with _streaming(context):
-            with self._stranger(context):
-                hello = await self._greet(requests, context)
-            name = hello.worker
-            self.rate.spend(name)
-            await context.write(await self._proof(hello))
-            async with self.newest.of(name):
+            with self._place(context):
+                hello, member = await self._meet_worker(requests, context)
+            self.door.prove(self.door.visitor(context.peer()), member)
+            self._charge(context)
+            await context.write(await self._proof(hello, self._caller(context)))
+            name = member.name
+            async with self.newest.of(name, proved=True):
                 connection = Connection(name)
                 with self.engine.pool.joined(connection):
                     self.engine.tell(events.WorkerJoined(name))
@@ -247,14 +315,61 @@ class Servicer(EnclaveServicer):
 
     # The steps of the above.
 
-    def _stranger(self, context: Context) -> AbstractContextManager[None]:
-        """Limit the calls without a key that one address has open at a time."""
-        return self.strangers.of(neighbourhood(context.peer()))
+    def _caller(self, context: Context) -> Caller:
+        """Return who calls. Raises NotProved if the caller would be surprised by that."""
+        visitor = self.door.visitor(context.peer())
+        party = visitor.party if visitor.party in self._members() else None
+        if party is None and PROVED in dict(context.invocation_metadata() or ()):
+            raise NotProved("this connection has not been proved to be yours: greet again")
+        return Caller(visitor.address, party)
+
+    def _members(self) -> frozenset[Member]:
+        """Return everybody who is enrolled now."""
+        federation = self.engine.federation
+        if self.roster is None or self.roster[0] is not federation:
+            everybody = (*federation.clients, *federation.witnesses, *federation.workers)
+            self.roster = (federation, frozenset(everybody))
+        return self.roster[1]
+
+    def _allowance(self, caller: Caller) -> Allowance:
+        return self.enrolled if caller.party else self.strangers
+
+    def _place(self, context: Context) -> AbstractContextManager[None]:
+        """Limit the calls that one caller has open at a time."""
+        caller = self._caller(context)
+        return self._allowance(caller).calls.of(caller.name)
+
+    def _charge(self, context: Context) -> None:
+        """Limit what one caller asks for in a minute. Raises TooMany."""
+        caller = self._caller(context)
+        self._allowance(caller).rate.spend(caller.name)
+
+    def _verified(self, hello: ClientHello, nonce: bytes) -> Member:
+        """Return who has signed the connection's nonce. Raises OpenError or NotProved."""
+        federation = self.engine.federation
+        members = {each.name: each for each in (*federation.clients, *federation.witnesses)}
+        if hello.client not in members:
+            raise NotEnrolled(hello.client)
+        check_signature(hello, members[hello.client].key)
+        if (hello.federation, hello.nonce) != (federation.id, nonce):
+            raise NotProved("signed for another federation or connection")
+        return members[hello.client]
+
+    async def _evidence(self, bound: Binding | KeyBinding, caller: Caller) -> Evidence:
+        """Ask the platform. One stranger at a time is in line with the enrolled."""
+        async with AsyncExitStack() as line:
+            if caller.party is None:
+                await line.enter_async_context(self.quoting_for_strangers)
+            await line.enter_async_context(self.quoting)
+            return await asyncio.to_thread(self.provider.evidence, bound.report_data())
 
     async def _send(self, replies: Iterable[Any], context: Context) -> None:
-        async with self.downloads.turn():
+        """Send these. Raises TimeoutError if the peer does not take one of them in time."""
+        idle_s = self.engine.file.limits.idle_s
+        async with self._allowance(self._caller(context)).downloads.turn():
             for reply in replies:
-                await context.write(reply)
+                async with asyncio.timeout(idle_s):
+                    await context.write(reply)
 
     async def _digest_of(self, model: Float32) -> bytes:
         """Return the digest, computed once a model: it takes time, and strangers may ask."""
@@ -263,18 +378,20 @@ class Servicer(EnclaveServicer):
                 self.hashed = (model, await asyncio.to_thread(vector_digest, model))
             return self.hashed[1]
 
-    def _authenticate(self, challenge: Challenge) -> None:
+    def _authenticate(
+        self, challenge: Challenge, enrolled: tuple[Member, ...], caller: Caller
+    ) -> None:
         federation = self.engine.federation
-        enrolled = federation.clients + federation.witnesses + federation.workers
         keys = {member.name: member.key for member in enrolled}
         if challenge.client not in keys:
             revoked = challenge.client in {member.name for member in federation.revoked}
-            self._refused(challenge.client, Rejection.REVOKED if revoked else _NOT_ENROLLED)
+            why = Rejection.REVOKED if revoked else _NOT_ENROLLED
+            self._refused(challenge.client, why, caller)
             raise NotEnrolled(challenge.client)
         try:
             check_signature(challenge, keys[challenge.client])
         except OpenError:
-            self._refused(challenge.client, _ANOTHER_KEY)
+            self._refused(challenge.client, _ANOTHER_KEY, caller)
             raise
 
     async def _wait_for_round(self, context: Context) -> OpenRound:
@@ -303,47 +420,48 @@ class Servicer(EnclaveServicer):
         raise AssertionError  # abort has raised
 
     async def _read_header(self, requests: "_Patient", context: Context) -> UpdateHeader:
-        """Return the header of an upload, which is its first message."""
+        """Return the header of an upload: its first message, signed for the open round."""
         first = await requests.next()
         if first is None or first.WhichOneof("part") != "header":
             raise MalformedMessage("an upload begins with its header")
         header = decode(UpdateHeader, first.header)
-        members = {member.name: member.key for member in self.engine.federation.clients}
-        if header.client in members:
-            check_signature(header, members[header.client])
-            self.rate.spend(header.client)
-        else:
-            current = await self._current(context)
-            with self._refusals(header.client):
-                current.begin(header)
+        current = await self._current(context)
+        with self._refusals(header.client, self._caller(context)):
+            current.intake.require_current(header)
         return header
 
     @contextmanager
-    def _refusals(self, client: str) -> Iterator[None]:
+    def _refusals(self, client: str, caller: Caller) -> Iterator[None]:
         """Tell the operator who was refused, and why."""
         try:
             yield
         except NotEnrolled as stranger:
-            self._refused(stranger.name, _NOT_ENROLLED)
+            self._refused(stranger.name, _NOT_ENROLLED, caller)
             raise
         except UpdateRejected as rejected:
-            self._refused(client, rejected.reason)
+            own = rejected.reason.provable  # It can be nobody else's fault, whoever brought it.
+            self._refused(client, rejected.reason, caller, own=own)
             raise
         except (OstrakaError, DecodeError, TimeoutError) as failed:
-            self._refused(client, str(failed) or "too slow")
+            self._refused(client, str(failed) or "too slow", caller)
             raise
 
-    def _refused(self, client: str, why: str) -> None:
-        """Tell of a refusal. Strangers are told of rarely, so that they cannot fill the log."""
+    def _refused(self, client: str, why: str, caller: Caller, *, own: bool = False) -> None:
+        """Tell of a refusal: of the client's own doing, or of what an address sends in its name.
+
+        Of strangers it is told rarely, so that they cannot fill the log.
+        """
+        address = "" if own or caller.is_called(client) else caller.name
         with suppress(TooMany):
-            if client not in {member.name for member in self.engine.federation.clients}:
+            if address:
                 self.gossip.spend("")
-            self.engine.tell(events.UploadRefused(printable(client, _SHOWN), why))
+            self.engine.tell(events.UploadRefused(printable(client, _SHOWN), why, address))
 
     async def _receive(self, header: UpdateHeader, requests: "_Patient", context: Context) -> None:
         """Receive one upload, or the rest of it."""
         current = await self._current(context)
-        missing = current.begin(header)
+        own = self._caller(context).is_called(header.client)
+        missing = current.begin(header, own=own)
         self.engine.tell(events.UploadStarted(header.client, len(missing)))
         await context.write(wire.UploadReply(missing=wire.Missing(range=_ranges(missing))))
         while header.client not in current.intake.complete:
@@ -392,10 +510,10 @@ class Servicer(EnclaveServicer):
         beginning = (state.abandon,) if state.abandon and state.abandon.number > after else ()
         yield from map(chain_link, chain(charters, (*beginning, *published)))
 
-    async def _greet(
+    async def _meet_worker(
         self, requests: AsyncIterator[wire.WorkerSays], context: Context
-    ) -> WorkerHello:
-        """Return the hello of a worker that has proved its identity. Raises OpenError."""
+    ) -> tuple[WorkerHello, Member]:
+        """Return a worker that has proved its identity, and its hello. Raises OpenError."""
         nonce = os.urandom(_NONCE_BYTES)
         welcome = wire.Welcome(
             nonce=nonce,
@@ -409,30 +527,29 @@ class Servicer(EnclaveServicer):
             raise MalformedMessage("a worker begins with its hello")
         hello = decode(WorkerHello, first.hello)
         try:
-            self._check_hello(hello, nonce)
+            return hello, self._worker(hello, nonce)
         except OpenError:
             with suppress(TooMany):
                 self.gossip.spend("")
                 name = printable(hello.worker, _SHOWN)
                 self.engine.tell(events.WorkerRefused(name, "not enrolled with this key"))
             raise
-        return hello
 
-    def _check_hello(self, hello: WorkerHello, nonce: bytes) -> None:
+    def _worker(self, hello: WorkerHello, nonce: bytes) -> Member:
         federation = self.engine.federation
-        keys = {member.name: member.key for member in federation.workers}
+        workers = {member.name: member for member in federation.workers}
         expected = (nonce, federation.id)
-        if hello.worker not in keys or (hello.nonce, hello.federation) != expected:
+        if hello.worker not in workers or (hello.nonce, hello.federation) != expected:
             raise OpenError("WorkerHello")
-        check_signature(hello, keys[hello.worker])
+        check_signature(hello, workers[hello.worker].key)
+        return workers[hello.worker]
 
-    async def _proof(self, hello: WorkerHello) -> wire.EnclaveSays:
+    async def _proof(self, hello: WorkerHello, caller: Caller) -> wire.EnclaveSays:
         """Tell a worker that it is admitted, and prove to it whom it serves."""
         charter = self.engine.state.charters[-1]
         key = self.engine.enclave.receipt_key
         bound = KeyBinding(hello.challenge, key, charter.federation.digest())
-        async with self.quoting:
-            evidence = await asyncio.to_thread(self.provider.evidence, bound.report_data())
+        evidence = await self._evidence(bound, caller)
         proof = wire.Proof(charter=encode(charter), evidence=encode(evidence))
         return wire.EnclaveSays(proof=proof)
 

@@ -1,20 +1,37 @@
-"""The status and the metrics that an operator may see: no update, no distance, no score."""
+"""The status and the metrics: no update, no distance, no score; and to strangers no name.
 
+The operator shows a token that is in the state folder, which only the service's user can read.
+"""
+
+import hmac
 import json
+import secrets
 import time
 from collections import Counter as Count
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ostraka import events
+from ostraka import events, files
 from ostraka.enclave.engine import Engine
 from ostraka.events import Event
 from ostraka.messages import Receipt
 
+TOKEN_FILE = "status.token"  # in the state folder # noqa: S105
+
+_TOKEN_BYTES = 32
 _MOST_STRANGERS = 100  # names that are shown although they are on no roster
+
+
+# Fields that name parties.
+_NAMED = ("arrived", "awaited", "rejected", "workers", "selected")
+
+
+def _number(parties: Any) -> int | None:
+    return None if parties is None else len(parties)
 
 
 def _disclosed(head: object) -> list[str] | None:
@@ -31,8 +48,10 @@ class Status:
     engine: Engine | None = None
     arrived: set[str] = field(default_factory=set)  # in this round or the last one
     rejected: dict[str, str] = field(default_factory=dict)  # the same
+    stages: dict[str, float] = field(default_factory=dict)  # seconds, of the last round
     counts: Count[str] = field(default_factory=Count)
     started: float = field(default_factory=time.monotonic)
+    token: str = field(default_factory=lambda: secrets.token_hex(_TOKEN_BYTES), repr=False)
 
     def __post_init__(self) -> None:
         self._events = Counter(
@@ -68,14 +87,26 @@ class Status:
                 self.rejected.pop(client, None)  # It was refused before, and has corrected that.
             case events.ClientRejected(client, reason):
                 self.rejected[client] = str(reason)
-            case events.UploadRefused(client, why) if self._has_room_for(client):
+            case events.UploadRefused(client, why, address) if self._is_shown(client, address):
                 self.rejected[client] = str(why)
             case events.RoundPublished():
-                for stage, seconds in self._engine().stages.items():
+                self.stages = dict(self._engine().stages)
+                for stage, seconds in self.stages.items():
                     self._stages.labels(stage).set(seconds)
 
-    def as_json(self) -> str:
-        return json.dumps(self.as_dict())
+    def keep_token(self, folder: Path) -> None:
+        """Write the token where the operator finds it. It is another one after each start."""
+        files.write(folder / TOKEN_FILE, [self.token.encode()])
+
+    def is_operator(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode(), self.token.encode())
+
+    def as_json(self, *, names: bool) -> str:
+        """names: show who is who. Otherwise lists of parties are numbers."""
+        shown = self.as_dict()
+        if not names:
+            shown |= {each: _number(shown[each]) for each in _NAMED}
+        return json.dumps(shown)
 
     def as_dict(self) -> dict[str, Any]:
         engine = self._engine()
@@ -94,7 +125,7 @@ class Status:
             "awaited": sorted(current.awaited) if current else [],
             "rejected": dict(self.rejected),
             "workers": sorted(self._pool()),
-            "stages_s": dict(engine.stages),
+            "stages_s": self.stages,
             "selected": _disclosed(head),
             "masking": engine.federation.terms.masking,
             "evidence": self.evidence,
@@ -109,10 +140,15 @@ class Status:
             raise AssertionError("the status is asked for after the engine is there")
         return self.engine
 
-    def _has_room_for(self, name: str) -> bool:
-        """Strangers can claim any number of names, and must not crowd out the enrolled."""
+    def _is_shown(self, name: str, address: str) -> bool:
+        """Strangers can claim any number of names, and must not crowd out the enrolled.
+
+        What an address sends in the name of an enrolled client says nothing about that client.
+        """
         enrolled = {member.name for member in self._engine().federation.clients}
-        return name in enrolled or len(self.rejected.keys() - enrolled) < _MOST_STRANGERS
+        if name in enrolled:
+            return not address
+        return len(self.rejected.keys() - enrolled) < _MOST_STRANGERS
 
     def _pool(self) -> dict[str, Any]:
         return dict(self._engine().pool.connected)

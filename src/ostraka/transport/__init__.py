@@ -4,6 +4,8 @@ from ostraka.encoding import encode
 from ostraka.messages import Abandon, Charter, Link
 from ostraka.transport import ostraka_pb2 as wire
 
+PROVED = "ostraka-proved"  # a caller's metadata, on a connection that it has proved to be its own
+
 
 def chain_link(link: Link) -> wire.ChainLink:
     """A link of the chain, as it is sent."""

@@ -34,6 +34,11 @@ class EnclaveStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Greet = channel.unary_unary(
+                '/ostraka.v1.Enclave/Greet',
+                request_serializer=ostraka_dot_transport_dot_ostraka__pb2.GreetRequest.SerializeToString,
+                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.GreetReply.FromString,
+                _registered_method=True)
         self.GetCharter = channel.unary_unary(
                 '/ostraka.v1.Enclave/GetCharter',
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.CharterRequest.SerializeToString,
@@ -98,6 +103,14 @@ class EnclaveStub:
 
 class EnclaveServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Greet(self, request, context):
+        """A client or a witness proves that this connection is its own: first it asks for the
+        connection's nonce, without a hello, and then it signs that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def GetCharter(self, request, context):
         """The terms and roster in force, signed by the federation's authority.
@@ -188,6 +201,11 @@ class EnclaveServicer:
 
 def add_EnclaveServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Greet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Greet,
+                    request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.GreetRequest.FromString,
+                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.GreetReply.SerializeToString,
+            ),
             'GetCharter': grpc.unary_unary_rpc_method_handler(
                     servicer.GetCharter,
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.CharterRequest.FromString,
@@ -258,6 +276,33 @@ def add_EnclaveServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Enclave:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Greet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/ostraka.v1.Enclave/Greet',
+            ostraka_dot_transport_dot_ostraka__pb2.GreetRequest.SerializeToString,
+            ostraka_dot_transport_dot_ostraka__pb2.GreetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetCharter(request,

@@ -268,6 +268,10 @@ class Service(EnclaveServicer):
     def _tell(self, method: str, honest: Any) -> Any:
         return self.lies.get(method, lambda answer: answer)(honest)
 
+    def Greet(self, request, context):  # noqa: N802
+        """Take every greeting. Calls that are counted begin behind it."""
+        return wire.GreetReply(nonce=bytes(32))
+
     def GetCharter(self, request, context):  # noqa: N802
         self._begin("GetCharter", context)
         return wire.CharterReply(charter=self._tell("GetCharter", encode(self.charter)))

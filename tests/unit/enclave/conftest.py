@@ -27,7 +27,15 @@ from ostraka.enclave.service import serve
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.events import Event, RoundProposed
 from ostraka.files import read_identity
-from ostraka.messages import Certified, Challenge, Charter, Introduction, Proposal, Receipt
+from ostraka.messages import (
+    Certified,
+    Challenge,
+    Charter,
+    ClientHello,
+    Introduction,
+    Proposal,
+    Receipt,
+)
 from ostraka.protocol.client import Client, Joined
 from ostraka.protocol.confirm import confirm
 from ostraka.transport import ostraka_pb2 as wire
@@ -177,6 +185,14 @@ class Speaker:
     stub: Any
     client: Client | None = None
 
+    def greet(self, **lies: Any) -> None:
+        """Prove that this connection is the client's own."""
+        nonce = self.stub.Greet(wire.GreetRequest(), timeout=PATIENCE_S).nonce
+        federation = self.charter().federation.id
+        hello = ClientHello(federation, nonce, self.name, UNSIGNED)
+        signed = self.identity.sign(replace(hello, **lies))
+        self.stub.Greet(wire.GreetRequest(hello=encode(signed)), timeout=PATIENCE_S)
+
     def charter(self) -> Charter:
         return decode(Charter, self.stub.GetCharter(wire.CharterRequest()).charter)
 
@@ -311,12 +327,18 @@ def start_once(tmp_path_factory) -> Iterator[Callable[..., Running]]:
 def speaking() -> Iterator[Callable[[Running, int | str], Speaker]]:
     channels: list[grpc.Channel] = []
 
-    def make(service: Running, who: int | str, identity: Identity | None = None) -> Speaker:
+    def make(
+        service: Running, who: int | str, identity: Identity | None = None, *, greets: bool = True
+    ) -> Speaker:
         name = f"client-{who}" if isinstance(who, int) else who
         channel = service.channel()
         channels.append(channel)
         identity = identity or service.identity(name)
-        return Speaker(service, name, identity, EnclaveStub(channel))
+        speaker = Speaker(service, name, identity, EnclaveStub(channel))
+        if greets:
+            with suppress(grpc.RpcError):  # It may be a stranger to the service.
+                speaker.greet()
+        return speaker
 
     yield make
     for channel in channels:

@@ -212,7 +212,7 @@ def test_grpc_keeps_its_internals_to_itself_unless_it_is_asked():
 
 
 def test_what_hardens_the_enclave_is_logged_as_events(machine, monkeypatch, capsys):
-    async def nothing(*_):
+    async def nothing(*_, **__):
         pass
 
     monkeypatch.setattr(commands, "serve", nothing)

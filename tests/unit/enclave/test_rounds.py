@@ -284,10 +284,11 @@ def test_a_charter_that_nobody_signed_is_not_even_read(start, speaker, monkeypat
     charter = speaker(service, 1).charter()
     unsigned = encode(replace(charter, signature=UNSIGNED))
     read: list[object] = []
+    bringer = speaker(service, 1)
     monkeypatch.setattr("ostraka.enclave.servicer.decode", lambda *a: read.append(a))
     for raw in (unsigned, b"", b"rubbish", encode(charter)[:-1]):
         with pytest.raises(grpc.RpcError):
-            speaker(service, 1).stub.Adopt(wire.AdoptRequest(charter=raw))
+            bringer.stub.Adopt(wire.AdoptRequest(charter=raw))
     assert not read
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from ostraka import events
+from ostraka import events, federation_file
 from ostraka.cli import app
 from ostraka.enclave.status import Status
 from ostraka.encoding import encode
@@ -150,6 +150,11 @@ def test_who_was_refused_and_why(federation, speaker):
     with pytest.raises(grpc.RpcError):
         speaker(service, 3).send(updates[2])
     seen = status_of(service, speaker)
+    # What another one sends in the name of client 1 says nothing of client 1.
+    assert seen["rejected"].keys() == {"mallory\\x1b[31m", "client-3"}
+    with pytest.raises(grpc.RpcError):
+        speaker(service, 1).upload(sealed, [])
+    seen = status_of(service, speaker)
     assert seen["rejected"].keys() == {"mallory\\x1b[31m", "client-1", "client-3"}
     assert seen["rejected"]["mallory\\x1b[31m"] == "not enrolled"
     assert "before it was complete" in seen["rejected"]["client-1"]
@@ -212,10 +217,49 @@ def test_the_selection_is_seen_only_where_the_terms_disclose_it(federation, spea
     assert "client-" not in scrape(port)
 
 
+def test_strangers_see_numbers_and_no_names(federation, speaker):
+    service, _ = federation(disclose_selection=True)
+    play(service, speaker, rows())
+    service.wait_for("RoundOpened", 2)
+    speaker(service, 2).send(rows()[1])
+    stranger = speaker(service, 1, greets=False)
+    for token in ("", "0" * 64, "\u00e9"):
+        told = stranger.stub.GetStatus(wire.StatusRequest(token=token)).json
+        assert "client-" not in told
+        assert "worker-" not in told
+        seen = json.loads(told)
+        assert seen.keys() == STATUS
+        assert (seen["arrived"], seen["awaited"], seen["rejected"]) == (1, N - 1, 0)
+        assert (seen["workers"], seen["selected"]) == (0, N - F)
+    token = (federation_file.load(service.config).state / "status.token").read_text()
+    assert json.loads(stranger.stub.GetStatus(wire.StatusRequest(token=token)).json)["arrived"] == [
+        "client-2"
+    ]
+
+
+def test_the_operator_s_token_is_private_and_lasts_for_one_run(federation):
+    service, _ = federation()
+    kept = federation_file.load(service.config).state / "status.token"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    before = kept.read_text()
+    service.crash()
+    service.events.clear()
+    service.start()
+    assert kept.read_text() != before
+
+
+def test_the_command_asks_for_a_service(federation):
+    shown = CliRunner().invoke(app, ["status"])
+    assert shown.exit_code
+    assert "--config" in shown.output
+
+
 def test_the_command_shows_the_same(federation, speaker):
     service, _ = federation()
     speaker(service, 2).send(rows()[1])
-    command = ["status", "--enclave", f"127.0.0.1:{service.port}"]
+    shown = CliRunner().invoke(app, ["status", "--enclave", f"127.0.0.1:{service.port}"])
+    assert re.search(r"arrived +1\b", shown.output)
+    command = ["status", "--config", str(service.config)]
     plain = CliRunner().invoke(app, command)
     assert plain.exit_code == 0, plain.output
     assert re.search(r"arrived +client-2", plain.output)

@@ -72,7 +72,7 @@ class Intake:
 
         A header that its own client has spoilt is remembered until that client sends a good one.
         """
-        self._authenticate(header)
+        self.require_current(header)
         self._require_fresh(header)
         try:
             row = self._read(header)
@@ -82,6 +82,17 @@ class Intake:
         self._liars.pop(header.client, None)
         self._begun[header.client].add(header.upload_id)
         self._uploads[header.client] = _Upload(row, set(range(header.tiles)))
+
+    def require_current(self, header: UpdateHeader) -> None:
+        """Raises OpenError or UpdateRejected unless the client signed this for this very round."""
+        self._authenticate(header)
+        for expected, got, reason in (
+            (self._digest, header.federation, Rejection.FOREIGN_FEDERATION),
+            (self._context.round_id, header.round_id, Rejection.FOREIGN_ROUND),
+            (self._key_hash, header.round_key, Rejection.FOREIGN_KEY),
+        ):
+            if got != expected:
+                raise UpdateRejected(header.client, reason)
 
     def accept_tile(self, client: str, tile: UpdateTile) -> None:
         """Count in a tile of this client. It is authenticated when the round is measured."""
@@ -159,15 +170,8 @@ class Intake:
             raise UpdateRejected(name, Rejection.REVOKED)
 
     def _require_fresh(self, header: UpdateHeader) -> None:
-        """Raises unless this is a new upload for this round, by a client that has none complete."""
+        """Raises unless this is a new upload, by a client that has none complete."""
         client = header.client
-        for expected, got, reason in (
-            (self._digest, header.federation, Rejection.FOREIGN_FEDERATION),
-            (self._context.round_id, header.round_id, Rejection.FOREIGN_ROUND),
-            (self._key_hash, header.round_key, Rejection.FOREIGN_KEY),
-        ):
-            if got != expected:
-                raise UpdateRejected(client, reason)
         if self._closed:
             raise UpdateRejected(client, Rejection.LATE)
         upload = self._uploads.get(client)

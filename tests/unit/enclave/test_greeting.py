@@ -1,0 +1,226 @@
+"""What a client signed can be replayed by anyone. It costs its sender, and keeps nobody out."""
+
+import queue
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from ostraka.client.connection import Connection, Greeting, Patience
+from ostraka.crypto.identity import Identity
+from ostraka.encoding import UNSIGNED, encode
+from ostraka.messages import Challenge, ClientHello
+from ostraka.transport import PROVED
+from ostraka.transport import ostraka_pb2 as wire
+
+RNG = np.random.default_rng(0)
+N, D = 5, 100
+PATIENCE_S = 60.0
+DENIED = grpc.StatusCode.PERMISSION_DENIED
+EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
+LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+REFUSED = grpc.StatusCode.FAILED_PRECONDITION
+UNPROVED = grpc.StatusCode.UNAUTHENTICATED
+
+
+def rows() -> np.ndarray:
+    return RNG.normal(size=(N, D)).astype(np.float32)
+
+
+def code_of(call: Any, *arguments: Any, **named: Any) -> grpc.StatusCode:
+    """How a call ends. Streams are read to their end."""
+    try:
+        reply = call(*arguments, **named)
+        if isinstance(reply, Iterator):
+            list(reply)
+    except grpc.RpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+def replay(stub: Any, header: Any) -> grpc.StatusCode:
+    part = wire.UploadRequest(header=encode(header))
+    return code_of(stub.Upload, iter([part]), timeout=PATIENCE_S)
+
+
+class Upload:
+    """An upload under way, which says what it is told to."""
+
+    def __init__(self, stub: Any, sealed: Any) -> None:
+        self._sealed = sealed
+        self._parts: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._parts.put(wire.UploadRequest(header=encode(sealed.header)))
+        self._call = stub.Upload(iter(self._parts.get, None), timeout=PATIENCE_S)
+        assert next(self._call).WhichOneof("answer") == "missing"
+
+    def finish(self) -> str:
+        tiles = [encode(tile) for tile in self._sealed.tiles]
+        self._parts.put(wire.UploadRequest(tiles=wire.Tiles(tile=tiles)))
+        try:
+            return str(next(self._call).WhichOneof("answer"))
+        finally:
+            self._parts.put(None)
+
+    def end(self) -> grpc.StatusCode:
+        with suppress(grpc.RpcError):
+            list(self._call)
+        self._parts.put(None)
+        return self._call.code()
+
+
+@pytest.fixture
+def service(start):
+    running = start(clients=N, dimension=D, settings={"deadline_s": 600, "requests_per_minute": 6})
+    running.wait_for("RoundOpened")
+    return running
+
+
+@pytest.fixture
+def stranger(service, speaker):
+    """A connection that nobody has proved to be its own, from the same address as all clients."""
+    return speaker(service, 1, greets=False).stub
+
+
+def test_a_replayed_challenge_does_not_keep_its_client_out(service, speaker, stranger):
+    identity = service.identity("client-1")
+    old = identity.sign(Challenge(b"n" * 32, "client-1", UNSIGNED))
+    request = wire.IntroduceRequest(challenge=encode(old))
+    codes = {code_of(stranger.Introduce, request, timeout=PATIENCE_S) for _ in range(8 * N + 2)}
+    assert codes == {grpc.StatusCode.OK, EXHAUSTED}  # The address has had what it may have.
+    for number in range(1, N + 1):
+        assert speaker(service, number).send(rows()[number - 1])
+
+
+def test_a_header_of_an_old_round_does_not_end_its_client_s_stream(service, speaker, stranger):
+    updates = rows()
+    clients = [speaker(service, number) for number in range(1, N + 1)]
+    joined = [client.join() for client in clients]
+    sealed = [each.seal(row).sealed for each, row in zip(joined, updates, strict=True)]
+    for client, each in zip(clients, sealed, strict=True):
+        client.upload(each)
+    for client, each in zip(clients, joined, strict=True):
+        client.follow(each)
+    service.wait_for("RoundOpened", 2)
+
+    upload = Upload(clients[0].stub, clients[0].join().seal(updates[0]).sealed)
+    assert replay(stranger, sealed[0].header) == REFUSED
+    assert {replay(stranger, sealed[0].header) for _ in range(8 * N + 2)} == {REFUSED, EXHAUSTED}
+    assert upload.finish() == "complete"
+    told = service.named("UploadRefused")
+    assert {(each.client, each.address) for each in told} == {("client-1", "127.0.0.1")}
+    assert len(told) <= 6  # as often as strangers are told of
+
+
+def test_a_header_of_this_round_does_not_end_its_client_s_stream(service, speaker, stranger):
+    client = speaker(service, 1)
+    sealed = client.join().seal(rows()[0]).sealed
+    upload = Upload(client.stub, sealed)
+    assert {replay(stranger, sealed.header) for _ in range(10)} == {EXHAUSTED}
+    other = speaker(service, 2)  # Another client's connection is not client 1's either.
+    assert replay(other.stub, sealed.header) == EXHAUSTED
+    assert upload.finish() == "complete"
+
+
+def test_its_client_ends_a_stream_that_somebody_else_began(service, speaker, stranger):
+    client = speaker(service, 1)
+    sealed = client.join().seal(rows()[0]).sealed
+    replayed = Upload(stranger, sealed)
+    assert Upload(client.stub, sealed).finish() == "complete"
+    assert replayed.end() == LATE
+
+
+def test_a_header_that_was_held_back_does_not_replace_its_client_s_upload(
+    service, speaker, stranger
+):
+    """On a stream of its own the client would find its upload gone, as if it were complete."""
+    client = speaker(service, 1)
+    joined = client.join()
+    held_back, sealed = (joined.seal(rows()[0]).sealed for _ in range(2))
+    with pytest.raises(grpc.RpcError, match="before it was complete"):
+        client.upload(sealed, sealed.tiles[:0])
+    assert replay(stranger, held_back.header) == REFUSED
+    answers = [each.WhichOneof("answer") for each in client.upload(sealed)]
+    assert answers == ["missing", "complete"]
+
+
+def test_a_relay_that_never_greets_delivers_for_all(service, speaker):
+    updates = rows()
+    relay = [speaker(service, number, greets=False) for number in range(1, N + 1)]
+    joined = [each.send(row) for each, row in zip(relay, updates, strict=True)]
+    assert relay[0].follow(joined[0]).participants == N
+
+
+# Greetings.
+
+WRONG_HELLOS: dict[str, tuple[dict[str, Any], grpc.StatusCode]] = {
+    "of another connection": ({"nonce": bytes(32)}, UNPROVED),
+    "of another federation": ({"federation": bytes(32)}, UNPROVED),
+    "of another client": ({"client": "client-2"}, DENIED),
+    "of a worker": ({"client": "worker-1"}, DENIED),
+    "of nobody who is enrolled": ({"client": "mallory"}, DENIED),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_HELLOS)
+def test_a_wrong_hello_proves_nothing(service, speaker, what):
+    lies, code = WRONG_HELLOS[what]
+    client = speaker(service, 1, greets=False)
+    with pytest.raises(grpc.RpcError) as caught:
+        client.greet(**lies)
+    assert caught.value.code() == code
+    claim = ((PROVED, "1"),)
+    assert code_of(client.stub.GetStatus, wire.StatusRequest(), metadata=claim) == UNPROVED
+    client.greet()
+    assert code_of(client.stub.GetStatus, wire.StatusRequest(), metadata=claim).name == "OK"
+
+
+def test_a_hello_proves_its_own_connection_only(service, speaker):
+    client, other = (speaker(service, 1, greets=False) for _ in range(2))
+    nonce = client.stub.Greet(wire.GreetRequest()).nonce
+    assert nonce != other.stub.Greet(wire.GreetRequest()).nonce
+    hello = ClientHello(client.charter().federation.id, nonce, "client-1", UNSIGNED)
+    request = wire.GreetRequest(hello=encode(client.identity.sign(hello)))
+    assert code_of(other.stub.Greet, request) == UNPROVED
+    assert code_of(client.stub.Greet, request) == grpc.StatusCode.OK
+
+
+def connect(service: Any, **changed: Any) -> Connection:
+    """As a client of this package connects."""
+    federation = changed.pop("federation")
+    greeting = Greeting("client-1", service.identity("client-1"), federation)
+    return Connection(
+        f"127.0.0.1:{service.port}",
+        tls_ca=None,
+        patience=Patience(PATIENCE_S),
+        tell=lambda event: None,
+        greeting=replace(greeting, **changed),
+    )
+
+
+def sees_names(connection: Connection) -> bool:
+    return "client-2" in connection.ask("GetStatus", wire.StatusRequest()).json
+
+
+def test_a_client_greets_once_and_again_on_a_new_connection(service, speaker):
+    federation = speaker(service, 1).charter().federation.id
+    with connect(service, federation=federation) as connection:
+        assert sees_names(connection)
+        proved = connection.stub
+        assert sees_names(connection)
+        assert connection.stub is proved
+        service.crash()
+        service.events.clear()
+        service.start()
+        assert sees_names(connection)
+        assert connection.stub is not proved
+
+
+def test_a_client_whose_greeting_is_refused_is_a_stranger(service, speaker):
+    federation = speaker(service, 1).charter().federation.id
+    for lies in ({"name": "mallory"}, {"identity": Identity.generate()}):
+        with connect(service, federation=federation, **lies) as connection:
+            assert not sees_names(connection)
