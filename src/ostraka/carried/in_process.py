@@ -157,7 +157,7 @@ class UnsafeInProcessEnclave:
         check_signature(proposal, self._founded.enclave.receipt_key)
         self._tell(CopyProved(proposal.number))
 
-    def links(self, after: int | None) -> tuple[bytes, ...]:
+    def links(self, after: int | None, *, seconds: float | None = None) -> tuple[bytes, ...]:
         founded = self._founded
         links = (
             chain(founded.charters, milestones(founded.published))

@@ -146,7 +146,7 @@ class CarriedEnclave(Protocol):
     def remind(self, proposal: Proposal, *, seconds: float | None = None) -> None:
         """Show the enclave a proposal that it has signed and a node has confirmed."""
 
-    def links(self, after: int | None) -> tuple[bytes, ...]:
+    def links(self, after: int | None, *, seconds: float | None = None) -> tuple[bytes, ...]:
         """Return the chain after the receipt of this number; None for what a newcomer needs."""
 
     def close(self) -> None:
@@ -285,7 +285,8 @@ class Relay:
                     printable(", ".join(sorted(outcome.awaited)), _SHOWN),
                 )
             case None:
-                self.log.error("the enclave has given up round %d, or opened it again", self.number)
+                what = f"round {self.number}" if self.number else "the round that waited"
+                self.log.error("the enclave has given up %s, or opened it again", what)
         return None
 
     def links(self, node: int) -> bytes | None:
@@ -341,7 +342,7 @@ class Relay:
         return encode(proof)
 
     def _deliver(self, node: int, reply: bytes, seconds: float) -> None:
-        self._pass_on_reminder(reply, seconds)
+        self._pass_on_reminder(reply, self.number, seconds)
         read = self._read(node, reply)
         self._heard(node, read.hello)
         self.enclave.deliver(read.sealed, seconds=seconds)
@@ -355,7 +356,9 @@ class Relay:
         if not needed(ballot):
             return
         others = [node for node in nodes if not self._peer(node).can_be_polled]
-        enough = Enough(needed(ballot), 0.0, lambda node, reply: _is_voter(ballot, reply))
+        # As many as are needed if f of them are quick to greet and do not vote then.
+        wanted = needed(ballot) + ballot.electors.terms.f
+        enough = Enough(wanted, 0.0, lambda node, reply: _is_voter(ballot, reply))
         self._greet(carrier, others, seconds, enough)
         self._ask_for_votes(carrier, others, ballot, seconds)
         if needed(ballot):
@@ -393,21 +396,27 @@ class Relay:
             peer.hello = None
         paths = (self.enclave.path(each, seconds=seconds) for each in reversed(peer.leaves))
         path = next((path for path in paths if path is not None), None)
-        links = self.enclave.links(peer.after)
+        links = self.enclave.links(peer.after, seconds=seconds)
         return encode(Poll(proposal, links, path is not None, path or (), proof))
 
     def _take_vote(self, node: int, reply: bytes, ballot: Ballot, seconds: float) -> None:
-        self._pass_on_reminder(reply, seconds)
+        number = ballot.proposal.number
+        if reply != encode(ballot.proposal):
+            self._pass_on_reminder(reply, number, seconds)
         self.enclave.confirm(self._vote(node, reply, ballot), seconds=seconds)
-        peer, number = self._peer(node), ballot.proposal.number
+        peer = self._peer(node)
         peer.after, peer.met = max(0, number - 2), True  # It holds the receipt before this round.
 
-    def _pass_on_reminder(self, reply: bytes, seconds: float) -> None:
-        """Show the enclave what a node has confirmed before. Raises RolledBack if there is such."""
+    def _pass_on_reminder(self, reply: bytes, number: int, seconds: float) -> None:
+        """Show the enclave what a node has confirmed before, of this number or a later one.
+
+        Raises RolledBack if the enclave has signed that.
+        """
         if is_reminder(reply):
             proposal = decode(Proposal, reply)
-            self.enclave.remind(proposal, seconds=seconds)
-            raise RolledBack(proposal.number, proposal)
+            if proposal.number >= number:
+                self.enclave.remind(proposal, seconds=seconds)
+                raise RolledBack(proposal.number, proposal)
 
     def _vote(self, node: int, reply: bytes, ballot: Ballot) -> Confirmation:
         """Read a node's own vote. Raises MalformedMessage or OpenError."""

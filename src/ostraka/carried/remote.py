@@ -177,8 +177,8 @@ class RemoteEnclave:
     def remind(self, proposal: Proposal, *, seconds: float | None = None) -> None:
         self._connected(seconds).ask("Remind", wire.RemindRequest(proposal=encode(proposal)))
 
-    def links(self, after: int | None) -> tuple[bytes, ...]:
-        return self._links_by(self._connected(), after)
+    def links(self, after: int | None, *, seconds: float | None = None) -> tuple[bytes, ...]:
+        return self._links_by(self._connected(seconds), after)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.carried.messages import ASK, Hello, Links, Proof, SealedReply, read_hello, read_links
+from ostraka.carried.messages import (
+    ASK,
+    Hello,
+    Links,
+    Poll,
+    Proof,
+    SealedReply,
+    is_poll,
+    read_hello,
+    read_links,
+)
 from ostraka.config import Manifest
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode, pack
@@ -18,6 +28,7 @@ from ostraka.messages import Challenge
 READERS = {
     "Hello": read_hello,
     "Proof": lambda data: decode(Proof, data),
+    "Poll": lambda data: decode(Poll, data),
     "Links": lambda data: decode(Links, data),
     "SealedReply": SealedReply.from_bytes,
     "ChainLink": lambda data: read_links((data,)),
@@ -37,10 +48,17 @@ def test_any_fields_under_the_right_label_are_read_or_malformed(fields):
         SealedReply.from_bytes(pack(SealedReply.LABEL, *fields))
 
 
-@pytest.mark.parametrize("what", ["Hello", "Proof", "Links", "SealedReply"])
+@pytest.mark.parametrize("what", ["Hello", "Proof", "Poll", "Links", "SealedReply"])
 def test_the_question_is_no(what):
     with pytest.raises(MalformedMessage):
         READERS[what](ASK)
+
+
+def test_what_claims_to_be_a_poll_may_still_be_none():
+    assert is_poll(pack(Poll.LABEL, b"rubbish"))
+    assert not is_poll(ASK)
+    with pytest.raises(MalformedMessage):
+        decode(Poll, pack(Poll.LABEL, b"rubbish"))
 
 
 def test_a_name_that_is_too_long_is_malformed():

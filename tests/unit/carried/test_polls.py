@@ -12,7 +12,7 @@ import pytest
 
 from ostraka.carried.in_process import UnsafeInProcessEnclave
 from ostraka.carried.messages import ASK, Links, Poll, is_poll
-from ostraka.carried.node import Node, reminder
+from ostraka.carried.node import Node, reminder, unsafe_simulated_node
 from ostraka.carried.node_state import FileNotebook
 from ostraka.carried.relay import Relay
 from ostraka.carried.trust import UnsafeFirstSeen
@@ -77,6 +77,16 @@ def test_a_node_that_never_met_the_enclave_has_it_proved_and_votes(carried):
     assert asked == [5, 6]
     assert voters(federation) == {f"node-{node}" for node in range(2, 7)}
     assert federation.run_round().receipt.participants == 7
+
+
+def test_nodes_that_greet_first_and_do_not_vote_keep_no_others_from_it(carried):
+    """Two votes are missing, and three nodes can give them, of which the first one does not."""
+    federation = carried(n=8)
+    proofs = federation.open()
+    replies = federation.train({node: proofs[node] for node in range(5)})
+    silence(federation, 0, 1, 5)
+    assert federation.finish(replies).receipt.participants == 5
+    assert {"node-6", "node-7"} <= voters(federation)
 
 
 def test_a_newcomer_in_a_later_round_begins_with_the_newest_receipt(carried):
@@ -146,11 +156,15 @@ VOTES = {
     "a vote of a stranger": lambda f: confirmation(f, 3, "mallory"),
     "a vote for another outcome": lambda f: confirmation(f, 3, "node-3", proposal=b"p" * 32),
     "a vote for none": lambda f: confirmation(f, 3, "node-3", proposal=bytes(32)),
-    "a vote for another number": lambda f: confirmation(f, 3, "node-3", number=2),
+    "a vote for another number": lambda f: confirmation(f, 3, "node-3", number=3),
     "a vote in another federation": lambda f: confirmation(f, 3, "node-3", federation=b"f" * 32),
     "another key's vote": lambda f: confirmation(f, 4, "node-3"),
     "a proposal of its own": lambda f: encode(
         Identity.generate().sign(f.enclave._founded.ballot.proposal)
+    ),
+    "the proposal that it was shown": lambda f: encode(f.enclave._founded.ballot.proposal),
+    "the proposal of the round before": lambda f: encode(
+        f.enclave._founded.published[0].certificate.proposal
     ),
     "rubbish": lambda f: b"\x1b[2J rubbish",
     "nothing": lambda f: b"",
@@ -161,6 +175,7 @@ VOTES = {
 def test_a_byzantine_node_changes_nothing_with(what, carried, caplog):
     """Two more are silent, so that any vote that counted by mistake would make up the quorum."""
     federation = carried()
+    federation.run_round()
     honest = federation.carrier.nodes[3]
     federation.carrier.nodes[3] = lambda message: (
         VOTES[what](federation) if is_poll(message) else honest(message)
@@ -168,6 +183,7 @@ def test_a_byzantine_node_changes_nothing_with(what, carried, caplog):
     again = silence(federation, 0, 1)
     assert federation.run_round() is None
     assert any(line.startswith("node 3 is left out") for line in caplog.messages)
+    assert not any("its state was copied" in line for line in caplog.messages)
     assert federation.enclave._founded.ballot.votes.keys() == {
         f"node-{node}" for node in (2, 4, 5, 6)
     }
@@ -218,6 +234,18 @@ def test_asked_about_another_outcome_a_node_shows_its_first_vote(carried):
         federation.node(1).confirm(another_outcome(federation, poll))
     assert reminder(copied.value) == encode(decode(Poll, poll).proposal)
     assert federation.node(1).confirm(poll) == voted  # The same bytes each time.
+
+
+def test_nothing_is_sealed_once_another_run_of_the_node_has_voted(carried):
+    federation = carried()
+    proofs = federation.open()
+    scratch = dict(federation.scratch[1])
+    late = unsafe_simulated_node("node-1", scratch)
+    part = late.join(proofs[1])
+    federation.finish(federation.train(proofs))
+    scratch["memory"] = federation.scratch[1]["memory"]  # as in a file that both runs share
+    with pytest.raises(ReceiptRefused, match="another run of this node has gone on"):
+        late.seal(part, np.zeros(66, "<f4"))
 
 
 def with_poll(**changes):
@@ -399,7 +427,7 @@ def after_an_abandon(federation):
         )
     )
     new = copy_of(federation, identity=Identity.generate(), head=abandon)
-    new.links = lambda after: tuple(
+    new.links = lambda after, seconds=None: tuple(
         chain_link(each).SerializeToString()
         for each in chain(
             new._founded.charters, ((first, abandon)[after or 0 :] + tuple(new._founded.published))
