@@ -1,6 +1,5 @@
 """Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`."""
 
-import hashlib
 import math
 from dataclasses import dataclass, field
 
@@ -11,12 +10,12 @@ from ostraka.crypto import updates
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.hpke import HybridKey, fingerprint
 from ostraka.crypto.identity import check_signature
-from ostraka.encoding import UNSIGNED, encode
+from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError, Rejection, UpdateRejected
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile, vector_digest
+from ostraka.protocol.confirm import leaf
 from ostraka.protocol.enclave.cohort import Cohort, RoundContext, Row, Standing
 
-_LEAF = b"\0"  # of the tree over the cohort's signed headers
 _VALUE_BYTES = 4
 _SMALLEST_NORM = 2.0**-149  # of a float32 vector that is not zero
 _MOST_UPLOADS = 64  # of one client in one round, each replacing an incomplete one
@@ -193,7 +192,7 @@ class Intake:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
         if not _possible_norm(norm, terms.dimension):
             raise UpdateRejected(header.client, Rejection.BAD_NORM)
-        return Row(header.client, header.upload_id, header_leaf(header), opener, norm)
+        return Row(header.client, header.upload_id, leaf(header), opener, norm)
 
     def _fits(self, tile: UpdateTile) -> bool:
         size = self._rest if tile.index == self._last else self._whole
@@ -201,11 +200,6 @@ class Intake:
 
     def _sealed_size(self, index: int) -> int:
         return self._context.terms.tiling.size(index) * _VALUE_BYTES + TAG_BYTES
-
-
-def header_leaf(header: UpdateHeader) -> bytes:
-    """The digest that stands for this signed header in the cohort's tree."""
-    return hashlib.sha256(_LEAF + encode(header)).digest()
 
 
 def _possible_norm(norm: float, d: int) -> bool:
