@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 from ostraka import federation_file
-from ostraka.encoding import UNSIGNED, digest, encode
-from ostraka.messages import Charter, vector_digest
+from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.client.following import begin_with
+from ostraka.encoding import UNSIGNED, decode, digest, encode
+from ostraka.errors import ReceiptRefused
+from ostraka.messages import Certified, Charter, vector_digest
+from ostraka.protocol.client import Client
 from ostraka.transport import ostraka_pb2 as wire
 
 RNG = np.random.default_rng(0)
@@ -317,3 +321,36 @@ def test_a_revision_can_be_brought_over_the_wire(start, speaker):
     assert second.revision == 1  # Round 2 was open by then.
     _, third = play(service, speaker, updates, but=[5])
     assert (third.revision, third.participants) == (2, 5)
+
+
+def test_a_newcomer_is_shown_what_proves_the_newest_receipt_and_no_more(start, speaker):
+    """Six rounds, and another roster from the fourth on."""
+    service = start(clients=6, settings={"count": 9})
+    updates = rows(6)
+    for _ in range(2):
+        play(service, speaker, updates)
+    federation = federation_file.load(service.config).federation()
+    newer = replace(
+        federation, revision=2, clients=federation.clients[:-1], revoked=federation.clients[-1:]
+    )
+    stub = speaker(service, 1).stub
+    charter = service.identity("authority").sign(Charter(newer, UNSIGNED))
+    stub.Adopt(wire.AdoptRequest(charter=encode(charter)))
+    play(service, speaker, updates)  # Round 3 was open by then.
+    for _ in range(3):
+        play(service, speaker, updates, but=[5])
+    links = list(stub.GetChain(wire.ChainRequest(newest=True)))
+    shown = [decode(Certified, each.certified).receipt for each in links if each.certified]
+    assert [(each.number, each.revision) for each in shown] == [(1, 1), (3, 1), (4, 2), (6, 2)]
+    assert [each.WhichOneof("link") for each in links].count("charter") == 2
+    told = speaker(service, 1).introduce()
+    blank = Client("client-1", service.identity("client-1"), newer, told.receipt_key)
+    pinned = FederationPolicy(
+        authority=federation.authority, id=federation.id, maskings=(federation.terms.masking,)
+    )
+    begun = begin_with(links, blank, policy=Policy(federation=pinned))
+    assert begun.last == shown[-1]
+    assert begun.electors == newer
+    for at in range(len(links) - 1):
+        with pytest.raises(ReceiptRefused):
+            begin_with(links[:at] + links[at + 1 :], blank, policy=Policy(federation=pinned))

@@ -267,8 +267,8 @@ OUTCOMES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("clients", [3, 100])
 def test_the_file_has_one_size_whatever_the_outcome(life, clients):
     """Its host sees the size long before anybody has confirmed."""
-    everybody = [f"{number:0100}-ä" for number in range(clients)]
-    members = tuple(Member(name, name[90:].encode()[:32].ljust(32)) for name in everybody)
+    everybody = [f"{number:0400}-ä" for number in range(clients)]
+    members = tuple(Member(name, name.encode()[-32:]) for name in everybody)
     sizes = {}
     for at, (what, changes) in enumerate(OUTCOMES.items()):
         charter = life.charter(tile=64)
