@@ -39,9 +39,9 @@ from ostraka.crypto.updates import SealedUpdate, TileOpener, stated_norm, tile_c
 from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.messages import IN_PROCESS, RoundOffer
 from ostraka.protocol.client import Client
+from ostraka.protocol.confirm import leaf
 from ostraka.protocol.enclave import Cohort, Enclave, Lanes
 from ostraka.protocol.enclave.cohort import Publication, RoundContext, Row, Standing
-from ostraka.protocol.enclave.intake import header_leaf
 from ostraka.protocol.host import Host
 from ostraka.protocol.worker import Worker
 from ostraka_lab.bench.machine import Stopwatch
@@ -258,8 +258,7 @@ class Workload:
                 self._tiles[tile.index].append(tile.ciphertext)
             header, norm = upload.header, stated_norm(values)
             opener = TileOpener(_upload_key(row), tile_context(header))
-            leaf = header_leaf(header)
-            self.rows.append(Row(header.client, header.upload_id, leaf, opener, norm))
+            self.rows.append(Row(header.client, header.upload_id, leaf(header), opener, norm))
 
 
 class Attempt:
