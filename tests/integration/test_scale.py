@@ -27,7 +27,14 @@ from ostraka.attestation.claims import Attested
 from ostraka.config import default_tile
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.files import read_identity
-from ostraka.messages import Certified, Challenge, Charter, Introduction, Proposal
+from ostraka.messages import (
+    Certified,
+    Challenge,
+    Charter,
+    ClientHello,
+    Introduction,
+    Proposal,
+)
 from ostraka.protocol.client import Client
 from ostraka.protocol.confirm import is_under
 from ostraka.transport import ostraka_pb2 as wire
@@ -59,7 +66,14 @@ class Sender:
         self.name = name
         self.identity = read_identity(root / "keys" / f"{name}.key")
 
+    async def greet(self, federation):
+        """Prove that the connection is this client's."""
+        nonce = (await self.stub.Greet(wire.GreetRequest())).nonce
+        hello = self.identity.sign(ClientHello(federation.id, nonce, self.name, UNSIGNED))
+        await self.stub.Greet(wire.GreetRequest(hello=encode(hello)))
+
     async def join(self, federation):
+        await self.greet(federation)
         challenge = self.identity.sign(Challenge(os.urandom(32), self.name, UNSIGNED))
         reply = await self.stub.Introduce(wire.IntroduceRequest(challenge=encode(challenge)))
         told = decode(Introduction, reply.introduction)
