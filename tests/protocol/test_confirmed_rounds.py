@@ -739,44 +739,6 @@ def test_a_witness_has_one_vote_as_a_client_has(simulate):
     assert caught.value.proof == first
 
 
-# Newcomers.
-
-
-def test_a_newcomer_begins_with_the_newest_receipt_and_who_confirmed_it(simulate):
-    simulation = simulate(n=7, f=1)
-    newcomer = simulation.client(0)
-    served = [simulation.follow(outcome(simulation)) for _ in range(3)]
-    with pytest.raises(ReceiptRefused, match="receipts 1 to 2 are missing"):
-        newcomer.follow(served[2])
-    begun = newcomer.begin(served[2], simulation.federation)
-    assert begun.last == served[2].receipt
-    fourth = outcome(simulation)
-    begun = begun.vote(fourth.pending.proposal)
-    assert begun.follow(simulation.follow(fourth)).last.number == 4
-
-
-def test_a_newcomer_refuses_what_too_few_or_others_have_confirmed(simulate):
-    simulation = simulate(n=7, f=1)
-    newcomer = simulation.client(0)
-    served = simulation.follow(outcome(simulation))
-    few = replace(simulation.federation, clients=simulation.federation.clients[:5])
-    for forged, electors, why in (
-        (simulation.certify(served.receipt, by=simulation.names[:4]), None, "has 4 confirmations"),
-        (Certified(served.receipt, None), None, "nobody confirms"),
-        (served, few, "'client-5' has no vote"),
-    ):
-        with pytest.raises(ReceiptRefused, match=why):
-            newcomer.begin(forged, electors or simulation.federation)
-    with pytest.raises(OpenError):
-        newcomer.begin(
-            replace(served, receipt=simulation.stranger.sign(served.receipt)),
-            simulation.federation,
-        )
-    with pytest.raises(ReceiptRefused, match="proved itself"):
-        replace(newcomer, receipt_key=None).begin(served, simulation.federation)
-    assert newcomer.begin(served, simulation.federation).last == served.receipt
-
-
 # When the enclave's state is lost.
 
 

@@ -1,6 +1,7 @@
 """Drop-outs and newcomers cost nothing: every pattern of a small federation."""
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def test_a_newcomer_takes_part_in_the_next_round(simulate, masking):
     second = simulation.open()
     with pytest.raises(ReceiptRefused, match="missing"):
         simulation.join(newcomer, second.offer)
-    simulation.clients[5] = newcomer.begin(served, simulation.federation)
+    simulation.clients[5] = replace(newcomer, last=served.receipt)
     second.send_all(but=[0])
     published = second.finish()
     second.assert_result(published, {}, absent=[0])

@@ -161,18 +161,6 @@ class Client:
             identity=self.identity,
         )
 
-    def begin(self, certified: Certified, electors: Federation) -> "Client":
-        """Begin with a later receipt, as a newcomer. electors: who had to confirm it.
-
-        Raises OpenError or ReceiptRefused, and LocalProtocolError if this client is no newcomer.
-        """
-        if self.last is not None:
-            raise LocalProtocolError(f"this client holds the receipt of round {self.last.number}")
-        check_signature(certified.receipt, self._known_key())
-        require_certified(certified, electors, self._known_key())
-        self._require_federation(certified.receipt.federation)
-        return replace(self, last=certified.receipt, electors=self.federation)
-
     def follow(self, certified: Certified) -> "Client":
         """Accept the next receipt of the chain. Raises OpenError or ReceiptRefused."""
         receipt, key = certified.receipt, self._known_key()

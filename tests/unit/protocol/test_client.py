@@ -9,7 +9,7 @@ from ostraka.crypto import updates
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, digest
-from ostraka.errors import ConfigError, LocalProtocolError, OpenError, ReceiptRefused
+from ostraka.errors import ConfigError, OpenError, ReceiptRefused
 from ostraka.messages import (
     Certificate,
     Certified,
@@ -107,34 +107,9 @@ def test_a_client_checks_the_federation_of_the_offer():
         join(ALICE, offer(federation=bytes(32)))
 
 
-def test_a_newcomer_joins_behind_a_receipt_that_others_confirmed():
-    later = offer(13, digest(served(12, b"p" * 32).receipt))
-    with pytest.raises(ReceiptRefused, match="receipts 1 to 12 are missing"):
-        join(ALICE, later)
-    with pytest.raises(ReceiptRefused, match="has 3 confirmations and needs 4"):
-        ALICE.begin(served(12, b"p" * 32, voters=3), FEDERATION)
-    begun = ALICE.begin(served(12, b"p" * 32, voters=4), FEDERATION)
-    assert join(begun, later).offer.number == 13
-
-
-def test_a_client_that_holds_a_receipt_does_not_begin_with_another():
-    """Or it would take part again in a number that is settled."""
-    held = ALICE.follow(served())
-    for each in (served(), served(2, digest(served().receipt)), served(9, b"p" * 32)):
-        with pytest.raises(LocalProtocolError, match="holds the receipt"):
-            held.begin(each, FEDERATION)
-
-
-def test_a_newcomer_does_not_begin_under_another_federation():
-    with pytest.raises(ReceiptRefused, match="another federation"):
-        ALICE.begin(served(12, b"p" * 32, federation=bytes(32)), FEDERATION)
-    with pytest.raises(ReceiptRefused, match="for another receipt"):
-        ALICE.begin(served(12, b"p" * 32), replace(FEDERATION, id=bytes(32)))
-
-
 def test_a_client_joins_only_the_round_after_the_receipt_that_it_holds():
     held = served(3, b"p" * 32)
-    client = ALICE.begin(held, FEDERATION)
+    client = replace(ALICE, last=held.receipt)
     name = digest(held.receipt)
     join(client, offer(4, name))
     for number, previous in (
