@@ -250,14 +250,15 @@ class Relay:
         *,
         least: int,
         seconds: float,
-        confirm_seconds: float,
+        greet_seconds: float,
     ) -> PublishedModel | None:
         """Hand over the replies, have the outcome confirmed, and return what the enclave publishes.
 
-        nodes: all that are connected; confirm_seconds: how long they have to confirm. None if
-        nothing is published. Then an outcome that waits to be confirmed goes on waiting, and the
-        framework's next round asks again. Too few replies are not waited for either: more will come
-        with that round. Raises OstrakaError.
+        nodes: all that are connected. seconds: how long the enclave has to propose, nodes to
+        confirm, and the enclave to publish. greet_seconds: how long nodes that are not known yet
+        have to answer. None if nothing is published. Then an outcome that waits to be confirmed
+        goes on waiting, and the framework's next round asks again. Too few replies are not waited
+        for either: more will come with that round. Raises OstrakaError.
         """
         if self._offer is None and not self.waiting:
             return None
@@ -267,7 +268,7 @@ class Relay:
             return None
         outcome = self.enclave.outcome(seconds=seconds)
         if isinstance(outcome, Ballot):
-            self._poll(carrier, nodes, outcome, confirm_seconds)
+            self._poll(carrier, nodes, outcome, seconds=seconds, greet_seconds=greet_seconds)
             outcome = self.enclave.outcome(seconds=seconds)
         self.waiting = isinstance(outcome, Ballot)
         match outcome:
@@ -350,7 +351,15 @@ class Relay:
         peer.leaves.append(leaf(read.sealed.header))
         peer.met = True
 
-    def _poll(self, carrier: Carrier, nodes: Sequence[int], ballot: Ballot, seconds: float) -> None:
+    def _poll(
+        self,
+        carrier: Carrier,
+        nodes: Sequence[int],
+        ballot: Ballot,
+        *,
+        seconds: float,
+        greet_seconds: float,
+    ) -> None:
         """Ask nodes for their votes: those that are known and then, if need be, the others."""
         self._ask_for_votes(carrier, nodes, ballot, seconds)
         if not needed(ballot):
@@ -359,7 +368,7 @@ class Relay:
         # As many as are needed if f of them are quick to greet and do not vote then.
         wanted = needed(ballot) + ballot.electors.terms.f
         enough = Enough(wanted, 0.0, lambda node, reply: _is_voter(ballot, reply))
-        self._greet(carrier, others, seconds, enough)
+        self._greet(carrier, others, greet_seconds, enough)
         self._ask_for_votes(carrier, others, ballot, seconds)
         if needed(ballot):
             for peer in self._peers.values():

@@ -66,9 +66,9 @@ class PrivateMultiKrum(FedAvg):
 
     straggler_grace: how many seconds the other nodes have once 2f + 3 have replied; None to wait
     for all of them, up to the `timeout` of `start`. challenge_timeout: how many seconds nodes have
-    to answer before they train, and to confirm; the grace shortens the former too, once enough
-    nodes have answered that took part before. outcome_timeout: how many seconds the enclave has to
-    propose an outcome once it has all replies, and to publish it once it is confirmed. tls_ca:
+    to answer before they train; the grace shortens that too, once enough nodes have answered that
+    took part before. outcome_timeout: how many seconds the enclave has to propose an outcome once
+    it has all replies, nodes have to confirm it, and the enclave has to publish it then. tls_ca:
     certificates that vouch for the enclave's service. masking, disclose_selection: terms of an
     enclave in this process.
 
@@ -233,7 +233,7 @@ class PrivateMultiKrum(FedAvg):
                 read_replies(replies),
                 least=run.head.least,
                 seconds=self.outcome_timeout,
-                confirm_seconds=self.challenge_timeout,
+                greet_seconds=self.challenge_timeout,
             )
         except OstrakaError as failed:
             LOG.error("the round was not published: %s", failed)

@@ -20,7 +20,6 @@ from ostraka.attestation.dcap import SgxPolicy, TdxPolicy
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.simulation import SimulationPolicy, UnsafeSimulatedPlatform
 from ostraka.attestation.verify import Circumstances, verify, verify_evidence
-from ostraka.carried.messages import Proof
 from ostraka.carried.trust import UnsafeFirstSeen
 from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.crypto.identity import Identity
@@ -154,8 +153,8 @@ def test_a_node_that_trusts_the_first_it_sees_knows_it_again_in_another_form():
         shown = introduction(document, root)
         standards = UnsafeFirstSeen(scratch, held)
         policy = standards.policy(charter, shown.evidence)
-        proof = Proof(charter, shown, (), PLATFORM.collateral())
-        at = Circumstances(NOW, standards.circumstances(proof).collateral, unsafe_simulation=True)
+        brought = standards.circumstances(shown.evidence, PLATFORM.collateral())
+        at = Circumstances(NOW, brought.collateral, unsafe_simulation=True)
         assert verify_evidence(shown.evidence, policy, at).measurement("mrenclave") == code
     assert scratch == {"root": PLATFORM.root_digest}
 

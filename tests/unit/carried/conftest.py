@@ -91,7 +91,7 @@ class CarriedFederation:
             replies,
             least=self.head.least,
             seconds=60,
-            confirm_seconds=60,
+            greet_seconds=60,
         )
 
     def run_round(self) -> PublishedModel | None:

@@ -222,7 +222,11 @@ def make(
         FoundingTerms(f, disclose_selection=True, **(terms or {})), newcomers=newcomers
     )
     made = PrivateMultiKrum(
-        enclave=enclave, num_malicious_nodes=f, challenge_timeout=LOST_S, **strategy
+        enclave=enclave,
+        num_malicious_nodes=f,
+        challenge_timeout=LOST_S,
+        outcome_timeout=LOST_S,
+        **strategy,
     )
     first = {
         "weight": np.linspace(-1, 1, 60, dtype="<f4").reshape(6, 10),
