@@ -150,12 +150,13 @@ class Engine:
             raise OpenError("Proposal")
         if proposal.number <= self.published:
             return
-        if self.ballot is None or proposal.number > self.ballot.proposal.number:
+        pending = self.state.pending[0].proposal if self.state.pending is not None else None
+        if pending is None or proposal.number > pending.number:
             if self.forgotten is None:
                 self.tell(events.RolledBack(proposal.number))
             self.forgotten = proposal
             self.halted.set()
-        elif proposal != self.ballot.proposal and not self.copied:
+        elif proposal != pending and not self.copied:
             self.copied = True
             self.tell(events.CopyProved(proposal.number))
 

@@ -214,14 +214,19 @@ def test_after_a_crash_the_same_outcome_is_proposed_and_published(quiet, speaker
     assert (offer.number, offer.previous) == (2, digest(certified.receipt))
 
 
-def test_a_pending_round_is_never_called_void(quiet, speaker, monkeypatch):
+def test_a_pending_round_is_never_called_void_or_unknown(quiet, speaker, monkeypatch):
     """Neither while the service stops, nor while it starts: the updates that it took count."""
     _, joined, proposal = pending(quiet, speaker)
     round_id = joined[0].offer.round_id
     waited, real = [], engine.Engine._resume
 
+    def ask():
+        one = speaker(quiet, 1)
+        waited.append(one.ask(1, round_id))
+        remind(one, proposal)
+
     async def slow(self):
-        waited.append(await asyncio.to_thread(speaker(quiet, 1).ask, 1, round_id))
+        await asyncio.to_thread(ask)
         await real(self)
 
     monkeypatch.setattr(engine.Engine, "_resume", slow)
@@ -230,6 +235,7 @@ def test_a_pending_round_is_never_called_void(quiet, speaker, monkeypatch):
     quiet.start()
     quiet.wait_for("RoundProposed")
     assert [each.WhichOneof("outcome") for each in waited] == ["pending"]
+    assert not quiet.named("RolledBack")  # It knows that proposal, before it shows it again.
     one = speaker(quiet, 1)
     assert one.ask(1, b"x" * 32).WhichOneof("outcome") == "proposed"
     for number in range(1, QUORUM + 1):
