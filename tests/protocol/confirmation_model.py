@@ -16,7 +16,8 @@ What must hold, in every state that can be reached:
 There are two machines, over the same rules (`Setting`):
 
 - `Copies` has it all: two copies with their durable images, proposals, votes on their way, clients
-  that follow the chain, write down and sign. It is what to read first. It grows too fast for n > 3.
+  that follow the chain, write down and sign. It is what to read first. It grows too fast for five
+  clients.
 - `Votes` keeps only what cannot be taken back: the votes that were signed, the outcomes that were
   released, the numbers that were abandoned. It reaches n = 5. Why that loses nothing:
 
@@ -35,7 +36,7 @@ What both leave out, since nothing in the protocol depends on it:
 
 - Whose updates are in an outcome. One client is watched. An outcome has its update or not, which
   also makes two outcomes of a number differ. Its update of a number can be had for any opening of
-  that number, because it is sent again on request.
+  that number, because it is sent again on request. Where it is not enrolled, take another's.
 - Failures: a null step is an outcome like any other.
 - `RolledBack`: a copy that is shown a proposal that it does not know stops. The host does not show
   it.
@@ -60,7 +61,11 @@ VIOLATIONS = (FORK, TWICE, UNDONE)
 
 
 class Broken(Enum):
-    """One mistake each. All but the last two must break a property; the search has to find it."""
+    """One mistake each, which the search has to find, except for the last two.
+
+    An owner's word is allowed by the protocol; tests say when it is safe. A pending outcome that is
+    not durable breaks no property: it costs an honest host the number, once it crashes.
+    """
 
     NOTHING = "the protocol as it is"
     QUORUM_LOWERED = "one vote fewer is enough"
@@ -189,6 +194,7 @@ class Setting:
         return (self.n(charter) + self.f) // 2 + 1 - lowered
 
     def enrolled(self, kind: str, charter: int) -> bool:
+        """Whether a client of this kind is on a charter's roster."""
         return kind not in (("join",), ("leave",))[charter]
 
     def rulers(self, parent: Result | None) -> tuple[int, ...]:
@@ -214,14 +220,14 @@ class Setting:
         )
 
     def free_votes(self) -> int:
+        """The votes that every proposal has."""
         return 0 if self.silent else self.byzantine
 
     # The chain.
 
     def follows(self, abandon: Abandon) -> bool:
         """Whether honest clients go on from it."""
-        words = (Broken.UNPROVEN_TAKEN, Broken.OWNERS_WORD)
-        return abandon.proven or self.broken in words
+        return abandon.proven or self.broken in (Broken.UNPROVEN_TAKEN, Broken.OWNERS_WORD)
 
     def results(self, public: Public, number: int) -> list[Result | None]:
         """The results of a number that a client can be convinced of; normally one at most."""
@@ -557,7 +563,7 @@ class Copies:
     def _copy_steps(
         self, copy: Copy, state: CopiesState
     ) -> Iterator[tuple[Words, Copy, CopiesState]]:
-        yield from self._restarts(state)
+        yield from self._restarts(copy, state)
         if copy.pending is None:
             yield from self._proposes(copy, state)
         else:
@@ -567,11 +573,14 @@ class Copies:
                 image = copy.image._replace(head=abandon, pending=None)
                 yield ("obeys an", abandon), started(image), self._sealed(state, image)
 
-    def _restarts(self, state: CopiesState) -> Iterator[tuple[Words, Copy, CopiesState]]:
+    def _restarts(
+        self, copy: Copy, state: CopiesState
+    ) -> Iterator[tuple[Words, Copy, CopiesState]]:
         """A crash, a rollback and a clone: the host starts a copy from an image."""
         for image in state.images:
-            words = "crashes, and is started from the image", image
-            yield words, started(image), state
+            if copy != started(image):
+                words = "crashes, and is started from the image", image
+                yield words, started(image), state
 
     def _proposes(
         self, copy: Copy, state: CopiesState
@@ -649,26 +658,37 @@ class Found(NamedTuple):
         return "\n".join([f"{self.violation}, found after {self.states} states:", *lines])
 
 
-def search(machine: Machine[S], forbidden: Iterable[str] = VIOLATIONS) -> Found:
-    """Visit every state, the nearest first, until one shows something forbidden."""
-    origins: Origins[S] = {machine.start(): None}
-    waiting = deque(origins)
-    verdicts: dict[Public, str | None] = {}
+def discover(machine: Machine[S], origins: Origins[S]) -> Iterator[S]:
+    """Every state, the nearest first. `origins` is empty, and is filled on the way."""
+    start = machine.start()
+    origins[start] = None
+    yield start
+    waiting = deque([start])
     while waiting:
         state = waiting.popleft()
         for words, after in machine.steps(state):
-            if after in origins:
-                continue
-            origins[after] = words, state
-            waiting.append(after)
-            public = machine.public(after)
-            if public not in verdicts:
-                shown = machine.setting.violations(public)
-                verdicts[public] = next((v for v in shown if v in forbidden), None)
-            if verdicts[public]:
-                trace = way_to(after, origins)
-                return Found(len(origins), verdicts[public], trace, any(map(finished, verdicts)))
-    return Found(len(origins), None, [], any(map(finished, verdicts)))
+            if after not in origins:
+                origins[after] = words, state
+                waiting.append(after)
+                yield after
+
+
+def search(machine: Machine[S], forbidden: Iterable[str] = VIOLATIONS) -> Found:
+    """Visit every state, the nearest first, until one shows something forbidden."""
+    origins: Origins[S] = {}
+    verdicts: dict[Public, str | None] = {}
+    trace: list[str] = []
+    violation = None
+    for state in discover(machine, origins):
+        public = machine.public(state)
+        if public not in verdicts:
+            shown = machine.setting.violations(public)
+            verdicts[public] = next((found for found in shown if found in forbidden), None)
+        violation = verdicts[public]
+        if violation:
+            trace = way_to(state, origins)
+            break
+    return Found(len(origins), violation, trace, finishes=any(map(finished, verdicts)))
 
 
 def finished(public: Public) -> bool:
@@ -685,28 +705,17 @@ def way_to(state: S, origins: Origins[S]) -> list[str]:
     return words[::-1]
 
 
-def graph(machine: Machine[S]) -> tuple[Origins[S], dict[S, list[S]]]:
-    """Every state, and from which states each can be reached in one step."""
-    origins: Origins[S] = {machine.start(): None}
-    sources: dict[S, list[S]] = {machine.start(): []}
-    waiting = deque(origins)
-    while waiting:
-        state = waiting.popleft()
-        for words, after in machine.steps(state):
-            if after not in origins:
-                origins[after] = words, state
-                waiting.append(after)
-            sources.setdefault(after, []).append(state)
-    return origins, sources
-
-
 def dead_end(machine: Machine[S]) -> list[str] | None:
     """The shortest way into a state from which the numbers can no longer all be released."""
-    origins, sources = graph(machine)
+    origins: Origins[S] = {}
+    sources: dict[S, list[S]] = {}
+    for state in discover(machine, origins):
+        for _, after in machine.steps(state):
+            sources.setdefault(after, []).append(state)
     alive = {state for state in origins if finished(machine.public(state))}
     waiting = list(alive)
     while waiting:
-        fresh = set(sources[waiting.pop()]) - alive
+        fresh = set(sources.get(waiting.pop(), ())) - alive
         alive |= fresh
         waiting.extend(fresh)
     dead = next((state for state in origins if state not in alive), None)
