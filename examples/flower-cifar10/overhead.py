@@ -70,7 +70,7 @@ def main():
     print(f"one to the other:                 {private / plain:.2f}")
     print(f"a local epoch, in each:           {epochs['plain']:.3f} s, {epochs['private']:.3f} s")
     print(f"in the strategy itself, in each:  {server['plain']:.3f} s, {server['private']:.3f} s")
-    print(f"verifying and sealing at a node:  {sealing:.3f} s")
+    print(f"verifying, sealing, confirming:   {sealing:.3f} s at a node")
     print(f"which is, of its local epoch:     {sealing / epochs['private']:.1%}")
     print(json.dumps(figures))
 
