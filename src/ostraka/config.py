@@ -307,7 +307,7 @@ class Federation:
             raise ConfigError(
                 f"the terms ask for {terms.workers} workers; {len(self.workers)} are enrolled"
             )
-        _require_distinct(self.clients + self.workers + self.witnesses + self.revoked)
+        _require_distinct(self.everyone)
 
     def _require_electors(self) -> None:
         """Raises ConfigError unless those who confirm could ever agree."""
@@ -323,6 +323,11 @@ class Federation:
                 f"{count} witnesses are enrolled, and confirm = {confirm!r} asks none: "
                 'write confirm = "both" or "witnesses"'
             )
+
+    @property
+    def everyone(self) -> tuple[Member, ...]:
+        """All members that were ever enrolled, as far as this revision says."""
+        return self.clients + self.workers + self.witnesses + self.revoked
 
     def digest(self) -> bytes:
         return self._digest

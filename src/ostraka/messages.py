@@ -289,9 +289,9 @@ class Receipt:
 class Proposal:
     """The enclave asks whether it may publish an outcome, and shows nothing of it.
 
-    federation: the federation id. previous: of the receipt before, or `genesis`. outcome: of the receipt, under a salt, since a
-    host that guesses an aggregate could test its guess against a bare digest. cohort: the root of
-    the tree of all signed headers that take part.
+    federation: the federation id. previous: of the receipt before, or `genesis`. outcome: of the
+    receipt, under a salt, since a host that guesses an aggregate could test its guess against a
+    bare digest. cohort: the root of the tree of all signed headers that take part.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/proposal/v1"
@@ -353,20 +353,29 @@ class Certified:
 class Abandon:
     """The authority gives up a number whose enclave is lost. A new enclave goes on after it.
 
-    It takes the place of the number's receipt. previous: as there. federation: the digest of the
-    revision that is in force. model: what the next number starts from. votes: proof that no
-    proposal of this number was or will be confirmed; without that it counts as a release.
+    It takes the place of the number's receipt. previous: as there. electors: the federation whose
+    voters were asked about this number, and who are asked about the next: it brings no new charter,
+    else two of them could. model: what the next number starts from. votes: proof that no proposal
+    of this number was or will be confirmed; without that it counts as a release.
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/abandon/v1"
 
     number: int
     previous: Digest
-    federation: Digest
-    revision: int
+    electors: Federation
     model: Digest
     votes: tuple[Confirmation, ...]
     signature: Signature
+
+    @property
+    def federation(self) -> bytes:
+        """The digest of the federation that it names, as a receipt has it."""
+        return self.electors.digest()
+
+    @property
+    def revision(self) -> int:
+        return self.electors.revision
 
 
 def genesis(federation: Federation) -> bytes:

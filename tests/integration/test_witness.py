@@ -221,12 +221,12 @@ def test_without_proof_a_client_goes_on_by_its_owner_s_word_only(lost, tmp_path)
     deployment.enclave()
     with connect(deployment, "client-2") as client, pytest.raises(OstrakaError, match="owner's"):
         client.fetch()
-    beside = deployment.config.with_suffix(".abandon"), deployment.config.with_suffix(".charter")
+    beside = deployment.config.with_suffix(".abandon")
     for number in range(1, CLIENTS + 1):
         name = f"client-{number}"
         command(
             deployment,
-            *("client", "rejoin", *map(str, beside), "--name", name),
+            *("client", "rejoin", str(beside), "--name", name),
             *("--key", str(deployment.key(name)), "--policy", str(deployment.policy)),
         )
         memory = MemoryFile.beside(deployment.key(name), name, deployment.federation_id).load()

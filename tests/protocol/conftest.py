@@ -269,8 +269,7 @@ class Simulation:
         abandon = Abandon(
             number=enclave._publication.number,
             previous=enclave._previous,
-            federation=self.federation.digest(),
-            revision=self.federation.revision,
+            electors=enclave._electors,
             model=vector_digest(enclave._state.model),
             votes=tuple(votes),
             signature=UNSIGNED,

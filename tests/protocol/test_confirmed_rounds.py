@@ -855,10 +855,15 @@ FALSE = {
     "that nobody signed": (lambda s, a: replace(a, signature=UNSIGNED), OpenError, "open"),
     "that a stranger signed": (lambda s, a: s.stranger.sign(a), OpenError, "open"),
     "that the enclave signed": (lambda s, a: s.sign(a), OpenError, "open"),
-    "under another federation": (
-        lambda s, a: s.authority.sign(replace(a, federation=bytes(32))),
+    "of another federation": (
+        lambda s, a: s.authority.sign(replace(a, electors=replace(a.electors, id=bytes(32)))),
         ReceiptRefused,
         "another federation",
+    ),
+    "with another charter": (
+        lambda s, a: s.authority.sign(replace(a, electors=replace(a.electors, revision=2))),
+        ReceiptRefused,
+        "no new charter",
     ),
     "after another chain": (
         lambda s, a: s.authority.sign(replace(a, previous=bytes(32))),

@@ -6,6 +6,7 @@ MalformedMessage or OpenError.
 
 import contextlib
 import dataclasses
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from ostraka.messages import (
     ChannelAccept,
     ChannelOffer,
     Charter,
+    ClientHello,
     Confirmation,
     Evidence,
     Introduction,
@@ -56,6 +58,7 @@ KINDS = (
     Introduction,
     UpdateHeader,
     UpdateTile,
+    ClientHello,
     WorkerHello,
     ChannelOffer,
     ChannelAccept,
@@ -150,6 +153,8 @@ def change_a_field(rng, message):
             other = rng.bytes(len(value))
         case int():
             other = pick(rng, (0, 1, value + 1, 2**31, 2**63, 2**64 - 1))
+        case float():
+            other = pick(rng, (0.0, 1.0, value + 1))
         case str():
             other = pick(rng, ("", "client-0", "client-99", value + "\0"))
         case tuple():
@@ -167,7 +172,8 @@ def mutate(rng, message):
     changed = original
     while changed == original:
         if rng.random() < 0.4:
-            changed = encode(change_a_field(rng, message))
+            with suppress(ConfigError):  # Some numbers cannot be in any message.
+                changed = encode(change_a_field(rng, message))
         else:
             changed = pick(rng, BYTES)(rng, original)
     return changed

@@ -172,7 +172,6 @@ def abandon(
 
 def rejoin(
     abandoned: Annotated[Path, typer.Argument(metavar="ABANDON", help="federation.abandon")],
-    charter: Annotated[Path, typer.Argument(metavar="CHARTER", help="federation.charter")],
     *,
     name: Name,
     key: Key,
@@ -188,11 +187,11 @@ def rejoin(
 
     \\b
     Examples:
-      ostraka client rejoin f.abandon f.charter --name a --key a.key --policy p.toml
+      ostraka client rejoin federation.abandon --name a --key a.key --policy p.toml
     """
     who, file = _who(name, key, policy, memory, unsafe_simulation=False)
     signed = federation_file.load_abandon(abandoned)
-    abandoning.accept(file, who.identity, federation_file.load_charter(charter), signed)
+    abandoning.accept(file, who.identity, signed)
     show(
         f"Client {name!r} goes on behind round {signed.number}.",
         figures={"round": signed.number},

@@ -9,6 +9,7 @@ federation.abandon                what the authority has signed
 federation.abandon.safetensors    the model that the next round starts from
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,53 +67,60 @@ def testify(file: MemoryFile, identity: Identity) -> Testimony:
 def abandon(
     charter: Charter, testimonies: Sequence[Testimony], authority: Identity
 ) -> tuple[Abandon, bool]:
-    """Give up the round after the last receipt that these clients hold.
+    """Give up the round after the last receipt that most of these clients hold.
 
-    Returns the signed message, and whether it is proved that no outcome was released. Raises
-    ConfigError.
+    charter: the newest. Returns the signed message, and whether it is proved that no outcome was
+    released. Raises ConfigError.
     """
-    if not testimonies:
-        raise ConfigError("at least one client has to say where the chain is")
-    ahead = max(testimonies, key=lambda each: each.confirmation.number)
-    number = ahead.confirmation.number
-    agreeing = [each for each in testimonies if each.confirmation.number == number]
-    if any(each.previous != ahead.previous for each in agreeing):
-        raise ConfigError(f"these clients hold different receipts before round {number}: a fork")
-    electors = ahead.memory.electors
-    votes = tuple(each.confirmation for each in agreeing if _is_from(each.confirmation, electors))
+    ours = [each for each in testimonies if _is_of(each, charter.federation)]
+    if not ours:
+        raise ConfigError("at least one client of this federation has to say where the chain is")
+    places = Counter((each.confirmation.number, each.previous) for each in ours)
+    most = max(places, key=lambda place: (places[place], place))
+    agreeing = [each for each in ours if (each.confirmation.number, each.previous) == most]
+    first = agreeing[0]
     signed = authority.sign(
         Abandon(
-            number=number,
-            previous=ahead.previous,
-            federation=charter.federation.digest(),
-            revision=charter.federation.revision,
-            model=ahead.model,
-            votes=votes,
+            number=first.confirmation.number,
+            previous=first.previous,
+            electors=first.memory.electors,
+            model=first.model,
+            votes=tuple(each.confirmation for each in agreeing),
             signature=UNSIGNED,
         )
     )
-    return signed, is_proved(signed, electors)
+    proved = is_proved(signed, signed.electors)
+    if not proved and charter.federation.revision > signed.revision:
+        raise ConfigError(
+            f"{len(agreeing)} votes do not prove that nothing of round {signed.number} was "
+            f"released, and revision {charter.federation.revision} may have been announced in it: "
+            "bring the testimonies of more clients, or begin a new federation, with a new id"
+        )
+    return signed, proved
 
 
-def _is_from(confirmation: Confirmation, electors: Federation) -> bool:
-    """Whether one of these voters has signed it."""
-    members = (member for each in electorates(electors) for member in each.voters)
-    key = {member.name: member.key for member in members}.get(confirmation.voter)
+def _is_of(testimony: Testimony, federation: Federation) -> bool:
+    """Whether a voter of this federation has signed it, about itself."""
+    memory, vote = testimony.memory, testimony.confirmation
+    members = (member for each in electorates(memory.electors) for member in each.voters)
+    key = {member.name: member.key for member in members}.get(vote.voter)
+    enrolled = key in {member.key for member in federation.everyone}
     try:
-        check_signature(confirmation, key or b"")
+        check_signature(vote, key or b"")
     except OpenError:
         return False
-    return True
+    ids = {memory.federation.id, memory.electors.id, vote.federation}
+    return enrolled and memory.client == vote.voter and ids == {federation.id}
 
 
-def accept(file: MemoryFile, identity: Identity, charter: Charter, signed: Abandon) -> Memory:
+def accept(file: MemoryFile, identity: Identity, signed: Abandon) -> Memory:
     """Go on behind an abandoned round by the owner's word, proved or not. Raises ReceiptRefused."""
 
     def follow(stored: Memory | None) -> Memory:
         if stored is None:
             raise StateError(file.path, "is missing: a newcomer needs nobody's word")
-        role = stored.role(identity).adopt(charter.federation)
-        return Memory.of(role.abandon(signed, by_owners_word=True), charter, stored.sent)
+        role = stored.role(identity).abandon(signed, by_owners_word=True)
+        return Memory.of(role, stored.charter, stored.sent)
 
     return file.change(follow)
 

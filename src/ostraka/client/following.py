@@ -171,9 +171,7 @@ class _Newcomer:
             case "certified":
                 self._check(decode(Certified, link.certified))
             case "abandon":
-                abandon = decode(Abandon, link.abandon)
-                check_signature(abandon, self._client.federation.authority)
-                self._end(abandon)
+                self._begin_behind(decode(Abandon, link.abandon))
             case _:
                 raise MalformedMessage("a link of the chain is empty")
 
@@ -189,6 +187,14 @@ class _Newcomer:
         check_signature(receipt, key)
         require_certified(certified, self._electors(receipt), key)
         self._end(receipt)
+
+    def _begin_behind(self, abandon: Abandon) -> None:
+        """The authority says where the chain goes on, and whose voters confirm what follows."""
+        check_signature(abandon, self._client.federation.authority)
+        if abandon.electors.id != self._client.federation.id:
+            raise ReceiptRefused("the abandoned round is of another federation")
+        self._federations[abandon.federation] = abandon.electors
+        self._end(abandon)
 
     def _end(self, end: Receipt | Abandon) -> None:
         self._named(end)

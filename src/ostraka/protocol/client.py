@@ -182,18 +182,28 @@ class Client:
         since this client has one vote for each number, whoever asks for it.
 
         Without proof, an outcome of that number may have been released. An update that is trained
-        from the same model again may be the same update, so the owner has to agree.
+        from the same model again may be the same update, so the owner has to agree. Nobody can if
+        a newer charter was signed: that outcome may have named it, and its voters may go on.
         """
         check_signature(abandon, self.federation.authority)
-        self._require_federation(abandon.federation)
+        if abandon.electors.id != self.federation.id:
+            raise ReceiptRefused("the abandoned round is of another federation")
         if abandon.number < self.next_number:
             raise ReceiptRefused(f"this client holds the receipt of round {abandon.number}")
         if not by_owners_word:
             self._require_abandoned(abandon)
-        return replace(self, last=abandon, electors=self.federation, receipt_key=None)
+        elif self.federation.revision > abandon.revision and not is_proved(abandon, self._electors):
+            raise ReceiptRefused(
+                f"round {abandon.number} was abandoned without proof, and revision "
+                f"{self.federation.revision} may have been announced in it: the federation has to "
+                "begin anew, under a new id"
+            )
+        return replace(self, last=abandon, electors=abandon.electors, receipt_key=None)
 
     def _require_abandoned(self, abandon: Abandon) -> None:
         self._require_next(abandon)
+        if abandon.electors != self._electors:
+            raise ReceiptRefused("an abandoned round brings no new charter")
         start = self.last.model if self.last is not None else first_model(self.federation)
         if abandon.model != start:
             raise ReceiptRefused("what follows an abandoned round starts from the model before it")

@@ -422,9 +422,7 @@ def after_an_abandon(federation):
     (first,) = founded.published
     agreed, last = founded.federation, first.receipt
     abandon = founded.authority.sign(
-        Abandon(
-            2, digest(last), agreed.digest(), agreed.revision, last.model, tuple(votes), UNSIGNED
-        )
+        Abandon(2, digest(last), agreed, last.model, tuple(votes), UNSIGNED)
     )
     new = copy_of(federation, identity=Identity.generate(), head=abandon)
     new.links = lambda after, seconds=None: tuple(

@@ -593,7 +593,7 @@ SILENT, NONE = "silent", "none"
 
 
 def abandon(votes, number=1):
-    blank = Abandon(number, bytes(32), bytes(32), 1, bytes(32), tuple(votes), UNSIGNED)
+    blank = Abandon(number, bytes(32), SEVEN, bytes(32), tuple(votes), UNSIGNED)
     return AUTHORITY.sign(blank)
 
 

@@ -239,6 +239,8 @@ class History:
         match record:
             case Founded(receipt_key, charter, state, abandon):
                 self.receipt_key, self.state, self.abandon = receipt_key, state, abandon
+                if abandon is not None:
+                    self._federations[abandon.federation] = abandon.electors
                 self._agree(charter)
             case TakenOver(origin, history):
                 self._continue(_handed_over(history), origin)
@@ -305,10 +307,13 @@ class History:
 
 
 def _require_in_force(charter: Charter, abandon: Abandon) -> None:
-    if abandon.federation != charter.federation.digest():
-        raise LocalProtocolError(
-            f"round {abandon.number} was abandoned under another revision than the one signed here"
-        )
+    """Raises LocalProtocolError unless this charter can follow the one of an abandoned round."""
+    if charter.federation == abandon.electors:
+        return
+    try:
+        charter.federation.require_follows(abandon.electors)
+    except ConfigError as unfit:
+        raise LocalProtocolError(f"behind an abandoned round: {unfit}") from None
 
 
 def _handed_over(history: tuple[bytes, ...]) -> History:

@@ -143,8 +143,7 @@ class Life:
         plain = Abandon(
             number=number,
             previous=b"p" * 32,
-            federation=charter.federation.digest(),
-            revision=charter.federation.revision,
+            electors=charter.federation,
             model=vector_digest(self.state_of(number).model),
             votes=(),
             signature=UNSIGNED,
