@@ -20,6 +20,7 @@ from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, Terms
 from ostraka.encoding import decode, encode
 from ostraka.errors import (
+    ConfigError,
     MalformedMessage,
     OpenError,
     ReceiptRefused,
