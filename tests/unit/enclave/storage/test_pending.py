@@ -267,7 +267,7 @@ OUTCOMES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("clients", [3, 100])
 def test_the_file_has_one_size_whatever_the_outcome(life, clients):
     """Its host sees the size long before anybody has confirmed."""
-    everybody = [f"{number:0400}-ä" for number in range(clients)]
+    everybody = [f"{number:0600}-ä" for number in range(clients)]
     members = tuple(Member(name, name.encode()[-32:]) for name in everybody)
     sizes = {}
     for at, (what, changes) in enumerate(OUTCOMES.items()):
@@ -335,6 +335,20 @@ def test_an_enclave_that_is_founded_after_an_abandoned_round_goes_on_behind_it(l
         assert (new.abandon, new.head) == (abandon, state.head)
 
 
+def test_a_revision_behind_an_abandoned_round_waits_for_a_receipt_to_announce_it(life):
+    """The voters of the round that was abandoned confirm the next one, too."""
+    old, new = life.charter(), life.charter(2)
+    with life.open() as state:
+        state.found(new, life.state_of(3), abandon=life.abandon(old))
+        assert state.federation == new.federation
+        assert state.electors == old.federation
+        life.hold(state)
+    with life.open() as state:
+        assert state.electors == old.federation
+        assert life.release(state).receipt.revision == 2
+        assert state.electors == new.federation
+
+
 def test_an_enclave_that_was_lost_is_followed_once_it_was_abandoned(life):
     """A client that waits for round 1, of an enclave that nobody has any more."""
     charter = life.charter()
@@ -362,11 +376,11 @@ FOUNDATIONS = {
         OpenError,
         "Abandon",
     ),
-    "an Abandon under another revision": (
+    "an Abandon under a later revision": (
         lambda life, charter: life.abandon(life.charter(7)),
         3,
         LocalProtocolError,
-        "another revision",
+        "behind an abandoned round: revision 2 does not replace revision 7",
     ),
     "another model than the Abandon names": (
         lambda life, charter: life.abandon(charter),
