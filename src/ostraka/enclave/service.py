@@ -104,7 +104,11 @@ async def serve(
                 sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
             front = stack.enter_context(_front(engine, sockets))
             server = await _start(engine, platform, status, front)
-            port = front.listen(file.enclave.listen)
+            try:
+                port = front.listen(file.enclave.listen)
+            except ConfigError:
+                await server.stop(None)
+                raise
             address = f"{file.enclave.listen.rpartition(':')[0]}:{port}"
             tell(
                 events.ServiceStarted(
