@@ -125,6 +125,8 @@ class Running:
         """Each voter has one vote for a number, whatever the service proposes."""
         with self.channel() as channel, suppress(grpc.RpcError):
             stub: Any = EnclaveStub(channel)
+            with suppress(grpc.RpcError):
+                Speaker(self, "client-1", self.identity("client-1"), stub).greet()
             request = wire.OutcomeRequest(number=number)
             reply = stub.AwaitOutcome(request, timeout=PATIENCE_S)
             if reply.WhichOneof("outcome") == "proposed":
@@ -188,7 +190,8 @@ class Speaker:
     def greet(self, **lies: Any) -> None:
         """Prove that this connection is the client's own."""
         nonce = self.stub.Greet(wire.GreetRequest(), timeout=PATIENCE_S).nonce
-        federation = self.charter().federation.id
+        path = federation_file.charter_path(self.service.config)
+        federation = federation_file.load_charter(path).federation.id
         hello = ClientHello(federation, nonce, self.name, UNSIGNED)
         signed = self.identity.sign(replace(hello, **lies))
         self.stub.Greet(wire.GreetRequest(hello=encode(signed)), timeout=PATIENCE_S)
@@ -355,3 +358,49 @@ def speaker() -> Iterator[Callable[[Running, int | str], Speaker]]:
 def speaker_once() -> Iterator[Callable[[Running, int | str], Speaker]]:
     with speaking() as make:
         yield make
+
+
+@contextmanager
+def coming_from(port: int, source: str = "127.0.0.2") -> Iterator[int]:
+    """A port that leads to the service. To the service, its users come from this address."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    sockets: list[socket.socket] = [listening]
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(2**16):
+                sink.sendall(data)
+        except OSError:
+            pass
+        for each in (source, sink):
+            _shut(each)
+
+    def accept() -> None:
+        while True:
+            try:
+                near, _ = listening.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", port), source_address=(source, 0))
+            sockets.extend((near, far))
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=pump, args=pair, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        for each in sockets:
+            _shut(each)
+            each.close()
+
+
+def _shut(each: socket.socket) -> None:
+    with suppress(OSError):
+        each.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def other_address() -> Callable[..., Any]:
+    """other_address(port, source) is a context with a port that leads to the service."""
+    return coming_from

@@ -634,47 +634,7 @@ def test_chains_from_rounds_that_there_are_not(scene):
         assert [each.WhichOneof("link") for each in chain] == ["charter"]
 
 
-@contextmanager
-def other_address(port: int) -> Iterator[int]:
-    """A port that leads to the service. To the service, its users come from 127.0.0.2."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    sockets: list[socket.socket] = [listening]
-
-    def pump(source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(2**16):
-                sink.sendall(data)
-        except OSError:
-            pass
-        for each in (source, sink):
-            with_shutdown(each)
-
-    def accept() -> None:
-        while True:
-            try:
-                near, _ = listening.accept()
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.2", 0))
-            sockets.extend((near, far))
-            for pair in ((near, far), (far, near)):
-                threading.Thread(target=pump, args=pair, daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield listening.getsockname()[1]
-    finally:
-        for each in sockets:
-            with_shutdown(each)
-            each.close()
-
-
-def with_shutdown(each: socket.socket) -> None:
-    with suppress(OSError):
-        each.shutdown(socket.SHUT_RDWR)
-
-
-def test_one_address_cannot_take_all_the_places_of_strangers(scene):
+def test_one_address_cannot_take_all_the_places_of_strangers(scene, other_address):
     """Here a hostile client, who knows the round's id, waits for its outcome again and again."""
     here = scene()
     round_id = here.client(1).join().offer.round_id
