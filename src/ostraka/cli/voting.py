@@ -46,7 +46,7 @@ def run_witness(
     key, the memory and the record on a disk that is not restored from copies; who loses them needs
     a new key. SIGTERM ends it with exit code 0, Ctrl-C with 130.
 
-    \\b
+    \b
     Examples:
       ostraka witness run --enclave fl:7420 --name auditor --key auditor.key --policy policy.toml
     """
@@ -70,7 +70,7 @@ def confirm(
     `submit` and `fetch` confirm by themselves. Run this beside a client that trains for a long
     time, or that does not take part in every round, so that others need not wait for it.
 
-    \\b
+    \b
     Examples:
       ostraka client confirm --enclave fl:7420 --name a --key a.key --policy p.toml
     """
@@ -93,7 +93,7 @@ def give_testimony(
     round any more. The authority proves with such testimonies that nothing of the round was
     released (ostraka abandon).
 
-    \\b
+    \b
     Examples:
       ostraka client testify --name a --key a.key --policy p.toml --out a.testimony
     """
@@ -135,7 +135,7 @@ def abandon(
     outcome of the open round can have been confirmed. Then start an enclave with an empty folder
     for state: it goes on with the number behind, from the model before.
 
-    \\b
+    \b
     Examples:
       ostraka abandon federation.toml *.testimony --key keys/authority.key --model last.st
     """
@@ -185,7 +185,7 @@ def rejoin(
     is trained from the same model may be the same as one that was released before: two aggregates
     with it may show it.
 
-    \\b
+    \b
     Examples:
       ostraka client rejoin federation.abandon --name a --key a.key --policy p.toml
     """

@@ -54,6 +54,8 @@ def test_the_commands_of_this_release_are_there():
     expected = {
         *("init", "sign", "status", "leakage", "worker run", "worker enrol"),
         *("client enrol", "client fetch", "client submit"),
+        *("client confirm", "client testify", "client rejoin"),
+        *("witness enrol", "witness run", "abandon"),
         *("attest show", "attest verify", "attest measure"),
         *("demo", "train", "compare", "data get", "data list"),
         *("bench paper", "bench peers", "bench scale", "bench leakage", "bench check"),

@@ -190,7 +190,7 @@ def test_commands_are_completed_without_loading_them():
     ("words", "offered"),
     [
         (["cl"], {"client"}),
-        (["client", ""], {"enrol", "fetch", "submit"}),
+        (["client", ""], {"enrol", "fetch", "submit", "confirm", "testify", "rejoin"}),
         (["client", "f"], {"fetch"}),
         (["bench", "ca"], {"calibrate"}),
         (["data", ""], {"get", "list"}),

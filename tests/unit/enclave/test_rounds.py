@@ -323,6 +323,18 @@ def test_a_revision_can_be_brought_over_the_wire(start, speaker):
     assert (third.revision, third.participants) == (2, 5)
 
 
+def test_a_charter_of_another_federation_is_not_adopted(start, speaker):
+    """The same authority has signed it, and any stranger can bring it."""
+    service = start()
+    old = federation_file.load(service.config).federation()
+    other = replace(old, id=b"o" * 32, revision=2)
+    charter = service.identity("authority").sign(Charter(other, UNSIGNED))
+    with pytest.raises(grpc.RpcError) as caught:
+        speaker(service, 1).stub.Adopt(wire.AdoptRequest(charter=encode(charter)))
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "a revision of the federation" in caught.value.details()
+
+
 def test_a_newcomer_is_shown_what_proves_the_newest_receipt_and_no_more(start, speaker):
     """Six rounds, and another roster from the fourth on."""
     service = start(clients=6, settings={"count": 9})
