@@ -20,9 +20,19 @@ import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
 from ostraka.attestation.claims import Attested
-from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.files import read_identity
-from ostraka.messages import Answer, Challenge, ChannelAccept, Charter, Introduction, WorkerHello
+from ostraka.messages import (
+    Answer,
+    Challenge,
+    ChannelAccept,
+    Charter,
+    ClientHello,
+    Confirmation,
+    Introduction,
+    Proposal,
+    WorkerHello,
+)
 from ostraka.protocol.client import Client
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -355,9 +365,19 @@ def conversations(deployment):
         wire.WorkerSays(answer=encode(Answer(bytes(32), bytes(500)))),
         wire.WorkerSays(sorry="no"),
     ]
+    federation, offer = client.federation, told.offer
+    proposal = identity.sign(
+        Proposal(federation.id, 1, offer.previous, b"o" * 32, b"c" * 32, UNSIGNED)
+    )
+    vote = identity.sign(Confirmation(federation.id, 1, digest(proposal), HOSTILE, UNSIGNED))
+    hello = identity.sign(ClientHello(federation.id, bytes(32), HOSTILE, UNSIGNED))
     said: dict[str, list[Any]] = {
         "GetCharter": [wire.CharterRequest()],
+        "Greet": [wire.GreetRequest(hello=encode(hello))],
         "Introduce": [introduce],
+        "Prove": [wire.ProveRequest(challenge=encode(challenge))],
+        "Confirm": [wire.ConfirmRequest(confirmation=encode(vote))],
+        "Remind": [wire.RemindRequest(proposal=encode(proposal))],
         "Upload": upload,
         "AwaitOutcome": [wire.OutcomeRequest(number=1, round_id=told.offer.round_id)],
         "GetChain": [wire.ChainRequest(after=1)],
