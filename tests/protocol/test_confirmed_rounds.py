@@ -1,5 +1,6 @@
 """Of each number at most one outcome is released, whatever a host copies, restores or withholds."""
 
+import sys
 from dataclasses import replace
 from itertools import product
 
@@ -30,7 +31,7 @@ from ostraka.protocol.confirm import (
     outcome_digest,
     path_to,
 )
-from ostraka.protocol.enclave import Enclave, Pending
+from ostraka.protocol.enclave import Enclave, Pending, propose_null_step
 from ostraka.protocol.enclave.cohort import Publication
 from ostraka.protocol.enclave.propose import NO_AGGREGATE
 
@@ -737,6 +738,46 @@ def test_a_witness_has_one_vote_as_a_client_has(simulate):
     with pytest.raises(RolledBack) as caught:
         voted.vote(second)
     assert caught.value.proof == first
+
+
+def test_a_client_that_was_shown_a_newer_charter_by_a_copy_follows_the_true_chain(simulate):
+    """A copy adopts it and opens the round; the true enclave has an outcome pending without it."""
+    simulation = simulate(n=7, f=1)
+    pending = outcome(simulation)
+    newer = replace(simulation.federation, revision=2)
+    client = simulation.clients[0].adopt(newer)
+    certified = simulation.confirm(pending, but=[0])
+    followed = client.follow(certified)
+    assert (followed.last, followed.electors) == (certified.receipt, simulation.federation)
+    assert followed.federation == newer
+
+
+def test_a_null_step_does_what_any_other_outcome_does(simulate, monkeypatch):
+    """Else the time before it is held would tell."""
+    done: list[str] = []
+    step = sys.modules[Pending.__module__]
+    for owner, name in ((step.optimiser, "advance"), (step, "vector_digest")):
+        real = getattr(owner, name)
+
+        def counted(*given, real=real, name=name):
+            done.append(name)
+            return real(*given)
+
+        monkeypatch.setattr(owner, name, counted)
+    counts = []
+    for spoil in (False, True):
+        done.clear()
+        simulation = simulate(n=7, f=1)
+        round_ = simulation.open()
+        round_.send_all()
+        round_.close()
+        round_.measure()
+        if spoil:
+            propose_null_step(round_.cohort, round_.measured, "why")
+        else:
+            round_.average()
+        counts.append(sorted(done))
+    assert counts[0] == counts[1]
 
 
 # When the enclave's state is lost.

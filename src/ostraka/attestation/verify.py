@@ -80,11 +80,12 @@ def verify_charter(charter: Charter, policy: Policy, now: int | None = None) -> 
         raise AttestationRefused(Refusal.MASKING, f"{federation.terms.masking}; allowed: {allowed}")
 
     # 7. Outcomes are confirmed by whom the policy allows, and by the witnesses that it pins.
-    _require_confirmed(federation, pinned)
+    require_confirmed(federation, pinned)
     return federation
 
 
-def _require_confirmed(federation: Federation, pinned: FederationPolicy) -> None:
+def require_confirmed(federation: Federation, pinned: FederationPolicy) -> None:
+    """Raises AttestationRefused unless the policy allows that these confirm outcomes."""
     confirm = federation.terms.confirm
     if confirm not in pinned.confirms:
         allowed = ", ".join(pinned.confirms) or "none at all"

@@ -52,7 +52,7 @@ _CLIENT = Group(
     Examples:
       ostraka client enrol --name hospital-a
       ostraka client fetch --enclave fl:7420 --name a --key a.key --policy p.toml --out m.st
-      ostraka client submit new.st --enclave fl:7420 --name a --key a.key --policy p.toml
+      ostraka client submit w.st --enclave fl:7420 --name a --key a.key --policy p.toml --base m.st
     """,
     {
         "enrol": Command(

@@ -104,18 +104,24 @@ def submit(
 ) -> None:
     """Send an update, and wait for the round's receipt.
 
-    UPDATE is the difference from the open round's model. With --base it holds the weights after
-    training, and the difference from that model is sent. An interrupted upload goes on where it
-    stopped, and an enclave that restarts gets the update again, once it has proved itself.
+    UPDATE is the difference from the model of the round that --round names. With --base it holds
+    the weights after training, and the difference from that model is sent. An interrupted upload
+    goes on where it stopped, and an enclave that restarts gets the update again, once it has proved
+    itself.
 
     The exit code is 0 if the update took part in the round, 1 if it did not, and 3 if the enclave
     or its receipts are refused.
 
     \b
     Examples:
-      ostraka client submit new.st --enclave fl:7420 --name a --key a.key --policy p.toml
+      ostraka client submit w.st --enclave fl:7420 --name a --key a.key --policy p.toml --base m.st
       ostraka client submit d.npy --enclave fl:7420 --name a --key a.key --policy p.toml --round 3
     """
+    if base is None and for_round is None:
+        raise ConfigError(
+            "say which round the update is for, by --round (`ostraka client fetch` prints it) or "
+            "by --base: an update that is sent for a second round can be read from two aggregates"
+        )
     given, start = _read(update), None if base is None else _read(base)
     with _events() as tell:
         client = Client(
@@ -214,6 +220,9 @@ def _fetched(out: Path, model: Model) -> str:
 
 
 def _submitted(outcome: Outcome) -> str:
+    if outcome.receipt is not None and outcome.receipt.failure:
+        why = outcome.receipt.failure
+        return f"Round {outcome.round} is a null step, and the model is as it was: {why}"
     if outcome.accepted:
         return f"Round {outcome.round} is published; the update took part in it."
     return f"The update took no part in round {outcome.round}: {outcome.reason}."
@@ -236,6 +245,7 @@ def _outcome_figures(outcome: Outcome, model: Model) -> dict[str, Any]:
         "round": outcome.round,
         "accepted": outcome.accepted,
         "reason": outcome.reason,
+        "null_step": receipt.failure or None if receipt else None,
         "model": receipt.model.hex() if receipt else None,
         "participants": receipt.participants if receipt else None,
         "kept": receipt.kept if receipt else None,

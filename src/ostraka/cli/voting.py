@@ -23,6 +23,8 @@ from ostraka.messages import NO_PROPOSAL, vector_digest
 from ostraka.model_file import read_model, write_model
 
 Name = Annotated[str, typer.Option(help="This party's name on the roster.")]
+_VOTES = ".votes"
+
 FederationToml = Annotated[Path, typer.Argument(help="The federation.toml.")]
 
 
@@ -51,7 +53,7 @@ def run_witness(
       ostraka witness run --enclave fl:7420 --name auditor --key auditor.key --policy policy.toml
     """
     who, file = _who(name, key, policy, memory, unsafe_simulation=unsafe_simulation)
-    lines = Record(record or key.with_suffix(".votes"))
+    lines = Record(record or key.with_suffix(_VOTES))
     _run(Voter(enclave, who, file, tls_ca, _Lines(), record=lines))
 
 
@@ -98,7 +100,10 @@ def give_testimony(
       ostraka client testify --name a --key a.key --policy p.toml --out a.testimony
     """
     who, file = _who(name, key, policy, memory, unsafe_simulation=False)
-    testimony = abandoning.testify(file, who.identity)
+    record = Record(key.with_suffix(_VOTES))
+    testimony = abandoning.give_testimony(
+        file, who.identity, record if record.path.exists() else None
+    )
     abandoning.write(out, testimony)
     vote = testimony.confirmation
     none = vote.proposal == NO_PROPOSAL
@@ -191,7 +196,7 @@ def rejoin(
     """
     who, file = _who(name, key, policy, memory, unsafe_simulation=False)
     signed = federation_file.load_abandon(abandoned)
-    abandoning.accept(file, who.identity, signed)
+    abandoning.accept(file, who.identity, signed, who.policy)
     show(
         f"Client {name!r} goes on behind round {signed.number}.",
         figures={"round": signed.number},

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import ClassVar
 
 from ostraka import files
+from ostraka.attestation.policy import Policy
+from ostraka.attestation.verify import require_confirmed
 from ostraka.client.memory import Memory, MemoryFile
+from ostraka.client.voting import Record
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, decode, digest, encode
@@ -48,17 +51,23 @@ class Testimony:
         return last.model if last is not None else first_model(self.memory.federation)
 
 
-def testify(file: MemoryFile, identity: Identity) -> Testimony:
+def give_testimony(file: MemoryFile, identity: Identity, record: Record | None = None) -> Testimony:
     """Say how this client voted. If it has not, it votes now: for no outcome of that round, ever.
 
-    Raises StateError for a client that knows no federation yet.
+    record: of a witness. Raises StateError for a client that knows no federation yet, or whose
+    record says otherwise.
     """
 
     def vote(stored: Memory | None) -> Memory:
         if stored is None:
             raise StateError(file.path, "is missing: this client has taken part in nothing yet")
         role = stored.role(identity)
-        return Memory.of(role.vote_for_none(role.next_number), stored.charter, stored.sent)
+        role = role.vote_for_none(role.next_number)
+        voted = Memory.of(role, stored.charter, stored.sent)
+        if record is not None:
+            vote = role.confirmation()
+            record.add(vote.number, vote.proposal, Testimony(voted, vote).previous)
+        return voted
 
     memory = file.change(vote)
     return Testimony(memory, memory.role(identity).confirmation())
@@ -72,12 +81,19 @@ def abandon(
     charter: the newest. Returns the signed message, and whether it is proved that no outcome was
     released. Raises ConfigError.
     """
-    ours = [each for each in testimonies if _is_of(each, charter.federation)]
+    ours = {
+        each.confirmation.voter: each for each in testimonies if _is_of(each, charter.federation)
+    }
     if not ours:
         raise ConfigError("at least one client of this federation has to say where the chain is")
-    places = Counter((each.confirmation.number, each.previous) for each in ours)
-    most = max(places, key=lambda place: (places[place], place))
-    agreeing = [each for each in ours if (each.confirmation.number, each.previous) == most]
+    places = Counter((each.confirmation.number, each.previous) for each in ours.values())
+    (most, count), *others = places.most_common()
+    if others and others[0][1] == count:
+        raise ConfigError(
+            "as many clients say that the chain is at one place as at another: bring the "
+            "testimonies of more"
+        )
+    agreeing = [each for each in ours.values() if (each.confirmation.number, each.previous) == most]
     first = agreeing[0]
     signed = authority.sign(
         Abandon(
@@ -100,8 +116,13 @@ def abandon(
 
 
 def _is_of(testimony: Testimony, federation: Federation) -> bool:
-    """Whether a voter of this federation has signed it, about itself."""
+    """Whether a voter of this federation has signed it, about itself.
+
+    Who is asked to confirm follows from the receipt that it holds, and not from its word.
+    """
     memory, vote = testimony.memory, testimony.confirmation
+    if memory.last is not None and memory.last.federation != memory.electors.digest():
+        return False
     members = (member for each in electorates(memory.electors) for member in each.voters)
     key = {member.name: member.key for member in members}.get(vote.voter)
     enrolled = key in {member.key for member in federation.everyone}
@@ -113,8 +134,12 @@ def _is_of(testimony: Testimony, federation: Federation) -> bool:
     return enrolled and memory.client == vote.voter and ids == {federation.id}
 
 
-def accept(file: MemoryFile, identity: Identity, signed: Abandon) -> Memory:
-    """Go on behind an abandoned round by the owner's word, proved or not. Raises ReceiptRefused."""
+def accept(file: MemoryFile, identity: Identity, signed: Abandon, policy: Policy) -> Memory:
+    """Go on behind an abandoned round by the owner's word, proved or not.
+
+    Raises ReceiptRefused, or AttestationRefused if the policy allows no such voters.
+    """
+    require_confirmed(signed.electors, policy.federation)
 
     def follow(stored: Memory | None) -> Memory:
         if stored is None:

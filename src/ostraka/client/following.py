@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from ostraka.attestation.policy import Policy
-from ostraka.attestation.verify import verify_charter
+from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.attestation.verify import require_confirmed, verify_charter
 from ostraka.client.connection import Connection
 from ostraka.client.memory import Memory
 from ostraka.config import MASKINGS, Federation
@@ -193,6 +193,7 @@ class _Newcomer:
         check_signature(abandon, self._client.federation.authority)
         if abandon.electors.id != self._client.federation.id:
             raise ReceiptRefused("the abandoned round is of another federation")
+        require_confirmed(abandon.electors, _past(abandon.electors, self._policy))
         self._federations[abandon.federation] = abandon.electors
         self._end(abandon)
 
@@ -232,11 +233,16 @@ def require_same(held: object, other: Receipt, enclave: bytes) -> None:
 
 def _signed(charter: Charter, policy: Policy) -> Federation:
     """Checked as a piece of history: its workers and its masking get no update of this client."""
-    pinned = policy.federation
-    past = replace(
-        pinned,
-        workers=tuple(worker.key for worker in charter.federation.workers),
-        maskings=MASKINGS,
-        witnesses=pinned.witnesses if charter.federation.witnesses else (),
-    )
+    past = _past(charter.federation, policy)
     return verify_charter(charter, replace(policy, federation=past))
+
+
+def _past(federation: Federation, policy: Policy) -> FederationPolicy:
+    """What the policy says, as it holds for a federation of the past."""
+    pinned = policy.federation
+    return replace(
+        pinned,
+        workers=tuple(worker.key for worker in federation.workers),
+        maskings=MASKINGS,
+        witnesses=pinned.witnesses if federation.witnesses else (),
+    )

@@ -60,6 +60,7 @@ class Sent:
 
 
 NOTHING_SENT = Sent()
+_MARKED = b"This client has confirmed outcomes. Without its memory its key must not be used.\n"
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,7 @@ class MemoryFile:
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
+            self._require_no_vote()
             return None
         except OSError as unreadable:
             raise StateError(self.path, f"cannot be read: {unreadable.strerror}") from None
@@ -240,7 +242,18 @@ class MemoryFile:
             changed = change(stored)
             if changed != stored:
                 files.write(self.path, [encode(changed)])
+            if changed.voted is not None and not self._mark.exists():
+                files.write(self._mark, [_MARKED])
         return changed
+
+    @property
+    def _mark(self) -> Path:
+        """Says that this client has voted, should its memory be lost."""
+        return self.path.with_name(f"{self.path.name}.voted")
+
+    def _require_no_vote(self) -> None:
+        if self._mark.exists():
+            raise StateError(self.path, f"is missing, and this client has voted. {NEW_KEY}")
 
     def prove(self, error: ReceiptRefused) -> Path | None:
         """Keep what proves a fork or a rollback beside the memory, under a name of its own."""
@@ -276,7 +289,10 @@ class MemoryFile:
 
 
 def _require_one_chain(stored: Memory | None, memory: Memory) -> None:
-    """Raises Fork. Both receipts were verified when they were followed."""
+    """Raises Fork, or ReceiptRefused. Both receipts were verified when they were followed."""
+    keys = {each.receipt_key for each in (stored, memory) if each and each.receipt_key}
+    if len(keys) > 1:
+        raise ReceiptRefused("another process of this client follows another enclave")
     held = stored.last if stored and stored.receipt_key == memory.receipt_key else None
     other = memory.last
     if held and other and held.number == other.number and held != other:

@@ -47,6 +47,7 @@ class Session:
     note: Callable[[Proposal], None] | None = None  # called before a vote is given
     memory: Memory | None = None
     receipts: dict[int, Receipt] = field(default_factory=dict)
+    shown_key: bytes = b""  # of an enclave that has proved itself behind an Abandon
     refused: list[Proposal] = field(default_factory=list)  # others of a number were confirmed
 
     def __post_init__(self) -> None:
@@ -139,15 +140,17 @@ class Session:
         return kind
 
     def introduce(self) -> None:
-        """Have the enclave prove itself, without joining a round, and begin with its chain."""
+        """Have the enclave prove itself, without joining a round, and begin with its chain.
+
+        Behind an Abandon its key is kept only once it has signed something that continues it: the
+        enclave that was given up proves itself as well as its successor.
+        """
         met = attesting.prove(self.connection, self.who)
         self._require_followed(met.receipt_key)
         if self.memory is None:
-            role = self._begin(met.charter, met.receipt_key)
+            self.remember(self._begin(met.charter, met.receipt_key), met.charter)
         else:
-            held = replace(self.memory.role(self.who.identity), receipt_key=met.receipt_key)
-            role = held.adopt(met.charter.federation)
-        self.remember(role, met.charter)
+            self.shown_key = met.receipt_key
 
     def ask_outcome(self, request: wire.OutcomeRequest, seconds: float) -> wire.OutcomeReply:
         """What has become of a number. A proposal of it is confirmed on the way.
@@ -204,7 +207,8 @@ class Session:
     def _voted(self, stored: Memory | None, proposal: Proposal) -> Memory:
         if stored is None:
             raise LocalProtocolError("a client votes when it knows the chain")
-        role = stored.role(self.who.identity).vote(proposal)
+        known = replace(stored, receipt_key=stored.receipt_key or self.shown_key)
+        role = known.role(self.who.identity).vote(proposal)
         if self.note is not None:
             self.note(proposal)
         return Memory.of(role, stored.charter, stored.sent)
@@ -213,22 +217,28 @@ class Session:
         """What the enclave says of itself, if it has signed the proof."""
         if self.memory is not None and self.memory.receipt_key:
             check_signature(proposal, self.memory.receipt_key)
+        if proposal.number <= self.last_number:
+            raise ReceiptRefused("the enclave says that it was set back, and cannot prove it")
         return RolledBack(proposal.number, proposal)
 
     def catch_up(self) -> None:
         """Follow the chain to its end. Raises ReceiptRefused, Fork or RolledBack."""
         if self.memory is None:
             return
+        held = self.memory
         followed = following.catch_up(
             self.connection,
-            self.memory,
+            replace(held, receipt_key=held.receipt_key or self.shown_key),
             identity=self.who.identity,
             policy=self.who.policy,
             set_back=self.file.set_back,
         )
         self.receipts |= followed.receipts
-        self._keep(followed.memory)
-        if not followed.memory.receipt_key:
+        if followed.memory.last == held.last:  # Nothing that the shown key has signed.
+            self._keep(replace(followed.memory, receipt_key=held.receipt_key))
+        else:
+            self._keep(followed.memory)
+        if not (self.memory.receipt_key or self.shown_key):
             self.introduce()
             self.catch_up()
 

@@ -11,6 +11,7 @@ from threading import Lock, Thread
 
 import grpc
 
+from ostraka import files
 from ostraka.client.attesting import Verifier
 from ostraka.client.connection import Connection, Patience
 from ostraka.client.events import Event, Reconnecting
@@ -52,16 +53,19 @@ class Record:
 
     def note(self, proposal: Proposal) -> None:
         """Write a vote down, durably. Raises StateError for a second one of its number."""
-        voted = digest(proposal).hex()
+        self.add(proposal.number, digest(proposal), proposal.previous)
+
+    def add(self, number: int, voted: bytes, previous: bytes) -> None:
+        """The same for any vote, also for none."""
         for line in self._lines():
-            number, before = line.split()[:2]
-            if int(number) == proposal.number and before == voted:
+            earlier, before = line.split()[:2]
+            if int(earlier) == number and before == voted.hex():
                 return
-            if int(number) >= proposal.number:
+            if int(earlier) >= number:
                 raise StateError(
-                    self.path, f"has a vote for round {number} already, {before}. {NEW_KEY}"
+                    self.path, f"has a vote for round {earlier} already, {before}. {NEW_KEY}"
                 )
-        line = f"{proposal.number} {voted} {proposal.previous.hex()}\n"
+        line = f"{number} {voted.hex()} {previous.hex()}\n"
         with self.path.open("a", encoding="ascii") as file:
             file.write(line)
             file.flush()
@@ -77,7 +81,7 @@ class Record:
         # A line without its end was never finished, and its vote was never given.
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            self.path.write_text(whole, "ascii")
+            files.write(self.path, [whole.encode()])
         lines = whole.splitlines()
         if any(len(line.split()) != 3 or not line.split()[0].isdigit() for line in lines):
             raise StateError(self.path, f"is damaged, and holds a witness's votes. {NEW_KEY}")

@@ -14,6 +14,7 @@ from ostraka.errors import MalformedMessage, OpenError
 
 _SEED = 32
 _REMEMBERED = 1024
+_SHORT = 512  # bytes; a confirmation is shorter
 
 AnySigned = TypeVar("AnySigned", bound=SignedMessage)
 
@@ -62,10 +63,24 @@ def check_encoded(kind: type[SignedMessage], data: bytes, public: bytes) -> None
         raise OpenError(kind.__name__) from None
 
 
-@lru_cache(_REMEMBERED)  # A ballot and its certificate have the same votes.
 def verify(public: bytes, signature: bytes, signed: bytes) -> None:
-    """Raises InvalidSignature or ValueError. Only what verifies is remembered, by all its bytes."""
+    """Raises InvalidSignature or ValueError. Short messages that verify are remembered.
+
+    A ballot and its certificate have the same votes. Long messages would fill the memory.
+    """
+    (_remembered if len(signed) <= _SHORT else _verify)(public, signature, signed)
+
+
+def _verify(public: bytes, signature: bytes, signed: bytes) -> None:
     Ed25519PublicKey.from_public_bytes(public).verify(signature, signed)
+
+
+_remembered = lru_cache(_REMEMBERED)(_verify)  # by all bytes; what raises is not remembered
+
+
+def forget() -> None:
+    """Verify everything anew, as a process does that has just begun."""
+    _remembered.cache_clear()
 
 
 def _signed_bytes(message: SignedMessage) -> bytes:

@@ -99,7 +99,7 @@ class Meter:
     ) -> T:
         """Measure a step. fresh: as in a process that has verified nothing before."""
         if fresh:
-            identity.verify.cache_clear()
+            identity.forget()
             require_certified.cache_clear()
         result, cost = measured(work)
         size = sent(result) if sent else 0

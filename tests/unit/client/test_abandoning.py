@@ -5,19 +5,30 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.client import abandoning
 from ostraka.client.memory import Memory, MemoryFile
+from ostraka.client.voting import Record
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import decode, digest, encode
-from ostraka.errors import ConfigError, OpenError, ReceiptRefused, RolledBack, StateError
+from ostraka.errors import (
+    AttestationRefused,
+    ConfigError,
+    OpenError,
+    ReceiptRefused,
+    RolledBack,
+    StateError,
+)
 from ostraka.messages import NO_PROPOSAL
 from ostraka.protocol.client import Voted
+from ostraka.protocol.confirm import confirm
 
 D = 17
 ID = b"i" * 32
 NAMES = ("alice", "bob", "carol", "dave")
 PEOPLE = {name: Identity(bytes([at]) * 32) for at, name in enumerate(NAMES, 1)}
 AUTHORITY, HEIR, MALLORY = Identity(b"a" * 32), Identity(b"h" * 32), Identity(b"m" * 32)
+POLICY = Policy(federation=FederationPolicy(AUTHORITY.public, ID))
 
 
 @pytest.fixture
@@ -35,7 +46,7 @@ def memories(folder, service, charter):
 
 
 def told_by(memories, *names):
-    return [abandoning.testify(memories[name], PEOPLE[name]) for name in names]
+    return [abandoning.give_testimony(memories[name], PEOPLE[name]) for name in names]
 
 
 def vote(memories, service, name, value=0.0):
@@ -83,7 +94,7 @@ def test_a_client_that_has_voted_shows_its_vote(memories, service):
 def test_a_client_without_a_memory_has_nothing_to_say(folder):
     file = MemoryFile(folder / "nobody.memory", "alice", ID)
     with pytest.raises(StateError, match="taken part in nothing"):
-        abandoning.testify(file, PEOPLE["alice"])
+        abandoning.give_testimony(file, PEOPLE["alice"])
 
 
 # Who has confirmed, who says that it never will, and whether that proves it: 3 of 4 are a quorum.
@@ -178,7 +189,7 @@ def test_nobody_else_abandons_a_round(memories, charter):
     told = told_by(memories, *NAMES)
     signed, _ = abandoning.abandon(charter(), told, MALLORY)
     with pytest.raises(OpenError):
-        abandoning.accept(memories["alice"], PEOPLE["alice"], signed)
+        abandoning.accept(memories["alice"], PEOPLE["alice"], signed, POLICY)
     assert memories["alice"].load().last.number == 1
 
 
@@ -194,7 +205,7 @@ def test_clients_go_on_with_another_enclave_behind_it(memories, service, charter
         if not proved:
             with pytest.raises(ReceiptRefused, match="only by its owner's word"):
                 alice.fetch()
-            abandoning.accept(memories["alice"], PEOPLE["alice"], signed)
+            abandoning.accept(memories["alice"], PEOPLE["alice"], signed, POLICY)
         assert alice.fetch().round == 3
         assert alice.submit(np.ones(D)).accepted
     kept = memories["alice"].load()
@@ -210,9 +221,66 @@ def test_the_old_enclave_that_comes_back_is_not_followed_behind_it(
     old = list(service.links), service.state
     told = told_by(memories, *NAMES)
     signed, _ = abandoning.abandon(charter(), told, AUTHORITY)
-    abandoning.accept(memories["alice"], PEOPLE["alice"], signed)
+    abandoning.accept(memories["alice"], PEOPLE["alice"], signed, POLICY)
     service.back(*old)
     with connect() as alice, pytest.raises(ReceiptRefused) as caught:
         alice.fetch()
     assert not isinstance(caught.value, RolledBack)
     assert service.confirmations == []
+
+
+def test_who_confirms_next_follows_from_the_receipt_and_not_from_a_testimony(memories, charter):
+    """A liar that is listed first says that it alone confirms, as a witness."""
+    told = told_by(memories, *NAMES)
+    federation = charter().federation
+    liar = next(each for each in federation.clients if each.name == "alice")
+    mine = replace(
+        federation,
+        terms=replace(federation.terms, confirm="witnesses"),
+        clients=tuple(each for each in federation.clients if each != liar),
+        witnesses=(liar,),
+    )
+    lie = replace(told[0], memory=replace(told[0].memory, electors=mine))
+    signed, proved = abandoning.abandon(charter(), [lie, *told[1:]], AUTHORITY)
+    assert signed.electors == federation
+    assert "alice" not in {vote.voter for vote in signed.votes}
+    assert proved
+    with pytest.raises(ConfigError, match="at least one client"):
+        abandoning.abandon(charter(), [lie], AUTHORITY)
+
+
+def test_a_voter_has_one_testimony_and_a_draw_decides_nothing(memories, charter):
+    told = told_by(memories, *NAMES)
+    stored = told[0].memory
+    elsewhere = replace(stored, receipts=(replace(stored.last, number=41),))
+    vote = confirm(None, ID, 42, voter="alice", identity=PEOPLE["alice"])
+    lie = abandoning.Testimony(elsewhere, vote)
+    signed, _ = abandoning.abandon(charter(), [*told[1:], *[lie] * 7], AUTHORITY)
+    assert signed.number == 2
+    with pytest.raises(ConfigError, match="as many clients"):
+        abandoning.abandon(charter(), [told[1], lie], AUTHORITY)
+
+
+def test_an_owner_s_word_does_not_go_beyond_the_policy(memories, charter):
+    (told,) = told_by(memories, "alice")
+    electors = told.memory.electors
+    nobody = replace(electors, terms=replace(electors.terms, confirm="none"))
+    signed, _ = abandoning.abandon(charter(), [told], AUTHORITY)
+    signed = AUTHORITY.sign(replace(signed, electors=nobody))
+    with pytest.raises(AttestationRefused, match="confirm"):
+        abandoning.accept(memories["alice"], PEOPLE["alice"], signed, POLICY)
+
+
+def test_a_witness_s_record_is_heard_before_it_testifies(memories, folder, service):
+    record = Record(folder / "alice.votes")
+    before = vote(memories, service, "bob")
+    record.note(before)
+    with pytest.raises(StateError, match="has a vote for round 2 already"):
+        abandoning.give_testimony(memories["alice"], PEOPLE["alice"], record)
+    assert memories["alice"].load().voted is None
+    told = abandoning.give_testimony(memories["bob"], PEOPLE["bob"], record)
+    assert told.confirmation.proposal == digest(before)
+    silent = Record(folder / "carol.votes")
+    abandoning.give_testimony(memories["carol"], PEOPLE["carol"], silent)
+    with pytest.raises(StateError, match="has a vote for round 2 already"):
+        silent.note(before)

@@ -58,12 +58,13 @@ def test_fetch_as_json(run, folder, service):
 def test_submit_a_difference(run, folder, service):
     before = service.state.model
     save_file({"weight": np.full((4, 3), 4, "f4"), "bias": np.zeros(5, "f4")}, folder / "update.st")
-    result = run("submit", folder / "update.st", "--json")
+    result = run("submit", folder / "update.st", "--json", "--round", 1)
     assert result.exit_code == 0
     assert figures(result) == {
         "round": 1,
         "accepted": True,
         "reason": None,
+        "null_step": None,
         "model": vector_digest(service.state.model).hex(),
         "participants": 4,
         "kept": 4,
@@ -104,7 +105,7 @@ def test_an_update_that_took_no_part_is_a_failure(run, folder, service, when):
     service.breaks = [2] + [0] * 1000
     for name in ("bob", "carol", "dave"):
         service._send(name, service.intake.offer, 0.0)
-    result = run("submit", folder / "update.npy", "--json")
+    result = run("submit", folder / "update.npy", "--json", "--round", 1)
     assert result.exit_code == 1
     assert figures(result)["reason"] == "incomplete when the round closed"
 
@@ -122,7 +123,7 @@ def test_a_refused_enclave_ends_in_3_without_a_file(run, folder, service):
 def test_refused_receipts_end_in_3(run, folder, service):
     np.save(folder / "update.npy", np.ones(D))
     first = service.state
-    run("submit", folder / "update.npy")
+    run("submit", folder / "update.npy", "--round", 1)
     service.links, service.state = service.links[:1], first
     service.restart()
     assert run("fetch", "--out", folder / "m").exit_code == 3
@@ -135,7 +136,7 @@ def test_refused_receipts_end_in_3(run, folder, service):
 def test_what_happens_on_the_way_is_told_on_stderr(run, folder, service):
     np.save(folder / "update.npy", np.ones(D))
     service.breaks = [2]
-    result = run("submit", folder / "update.npy", "--json")
+    result = run("submit", folder / "update.npy", "--json", "--round", 1)
     assert figures(result)["accepted"]
     assert "attempt 1 failed (Socket closed)" in result.stderr
     assert "sending 3 of 5 tiles" in result.stderr
@@ -145,7 +146,7 @@ def test_what_is_waited_for_is_told_once_on_stderr(run, folder, service, when):
     np.save(folder / "update.npy", np.ones(D))
     service.auto = False
     when(lambda: service.calls.count("AwaitOutcome") >= 3, service.publish)
-    lines = run("submit", folder / "update.npy").stderr.splitlines()
+    lines = run("submit", folder / "update.npy", "--round", 1).stderr.splitlines()
     assert lines.count("waiting for an open round") == 1
     assert lines.count("waiting for round 1 to be published") == 1
 
@@ -154,7 +155,7 @@ def test_what_is_waited_for_is_told_once_on_stderr(run, folder, service, when):
 def test_a_file_that_holds_no_update_is_told_before_anybody_is_asked(name, run, folder, service):
     if "noise" in name:
         (folder / name).write_bytes(b"noise")
-    result = run("submit", folder / name)
+    result = run("submit", folder / name, "--round", 1)
     assert result.exit_code == 2
     assert f"{name} cannot be read as" in result.stderr
     assert service.calls == []
@@ -162,7 +163,7 @@ def test_a_file_that_holds_no_update_is_told_before_anybody_is_asked(name, run, 
 
 def test_a_pickle_is_not_loaded(run, folder, service):
     np.save(folder / "update.npy", np.array([{}]), allow_pickle=True)
-    result = run("submit", folder / "update.npy")
+    result = run("submit", folder / "update.npy", "--round", 1)
     assert result.exit_code == 2
     assert service.calls == []
 
@@ -175,10 +176,10 @@ def test_a_model_that_cannot_be_written_is_told(run, folder):
 
 def test_the_last_model_when_all_rounds_are_over(run, folder, service):
     np.save(folder / "update.npy", np.ones(D))
-    run("submit", folder / "update.npy")
+    run("submit", folder / "update.npy", "--round", 1)
     service.finished = True
     result = run("fetch", "--out", folder / "m", "--json")
     assert (figures(result)["round"], figures(result)["finished"]) == (1, True)
-    result = run("submit", folder / "update.npy")
+    result = run("submit", folder / "update.npy", "--round", 1)
     assert result.exit_code == 1
     assert "finished" in result.stderr

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ostraka import files
 from ostraka.client.api import DEFAULT_RESENDS
+from ostraka.client.connection import UNCONFIRMED
 from ostraka.client.events import AlreadySent, Confirmed, RollbackProved
 from ostraka.client.memory import Memory, MemoryFile, RollbackProof, Sent
 from ostraka.crypto.identity import Identity
@@ -280,6 +281,39 @@ def test_a_host_cannot_invent_a_rollback(alice, service, folder):
     assert not list(folder.glob("alice.*.rolled-back*"))
     service.lies.clear()
     assert alice.fetch().round == 2
+
+
+def test_an_old_proposal_of_the_chain_is_no_proof_of_a_rollback(alice, service, folder):
+    alice.fetch()
+    waits(service)
+    old = service.ballot.proposal
+    service.vote("bob")
+    service.vote("carol")
+    alice.fetch()
+    service.auto = False
+    service.failures["Introduce"] = [(grpc.StatusCode.FAILED_PRECONDITION, UNCONFIRMED)]
+    service.lies["AwaitOutcome"] = lambda _: wire.OutcomeReply(rolled_back=encode(old))
+    with pytest.raises(ReceiptRefused, match="cannot prove it"):
+        alice.fetch()
+    assert not list(folder.glob("alice.*.rolled-back*"))
+
+
+def test_a_client_that_has_voted_and_lost_its_memory_does_not_vote_again(connect, service, kept):
+    waits(service)
+    with connect(timeout=2) as client, pytest.raises(ServiceError):
+        client.fetch()
+    assert len(service.confirmations) == 1
+    kept.path.unlink()
+    with pytest.raises(StateError, match="this client has voted"):
+        connect()
+
+
+def test_two_processes_do_not_follow_two_enclaves(kept, charter):
+    memory = Memory("alice", charter(), charter().federation, b"e" * 32)
+    kept.save(memory)
+    with pytest.raises(ReceiptRefused, match="another enclave"):
+        kept.save(replace(memory, receipt_key=b"o" * 32))
+    assert kept.load() == memory
 
 
 # How often, and to which rounds, an update goes.

@@ -91,14 +91,17 @@ def propose_null_step(cohort: Cohort, measured: Measured, failure: str) -> Propo
     """Sign that the rule could not stand: an outcome like any other, that changes no model.
 
     If the number were free again instead, a host could ask it as often as it likes, each time with
-    other rows, whether the rule stands on them.
+    other rows, whether the rule stands on them. So it takes as long as any other, too: the same
+    work is done for nothing.
     """
     context = cohort.context
     context.publication.claim()
+    nothing = np.zeros(context.terms.dimension, np.float32)
+    optimiser.advance(context.state, nothing, context.terms.optimiser)
+    vector_digest(nothing)
     receipt = _receipt(
         cohort, context.state, aggregate=NO_AGGREGATE, failure=failure, by=measured.by
     )
-    nothing = np.zeros(context.terms.dimension, np.float32)
     return Proposed(_pending(cohort, receipt), context.state, nothing, rejected=_rejected(cohort))
 
 
