@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def _close(connection: socket.socket) -> None:
 class Victims:
     """The clients, each behind a router of its own."""
 
-    deployment: object
+    deployment: Any
     routers: dict[str, Router] = field(default_factory=dict)
     closed: threading.Event = field(default_factory=threading.Event)
 
@@ -133,8 +134,8 @@ class Victims:
 class Copy:
     """One of several enclaves that were started from the same state."""
 
-    deployment: object
-    process: object
+    deployment: Any
+    process: Any
     seen: int = 0
 
     def wait_for(self, event: str) -> None:

@@ -176,6 +176,11 @@ def watched(deploy) -> Watched:
     )
 
 
+def _proposal(published: Certified) -> bytes:
+    assert published.certificate is not None
+    return encode(published.certificate.proposal)
+
+
 def _finish(watched: Watched, clients: list) -> list[Certified]:
     """Everybody comes to the end: two rounds, each published once, with everybody in it."""
     for each in clients:
@@ -196,7 +201,7 @@ def test_a_pending_outcome_is_published_as_it_was(watched, tmp_path, point):
     watched.enclave()
     chain = _finish(watched, clients)
     assert encode(chain[0].receipt) == encode(pending)  # bit for bit
-    assert votes <= {encode(chain[0].certificate.proposal)}
+    assert votes <= {_proposal(chain[0])}
 
 
 @pytest.mark.slow
@@ -219,7 +224,7 @@ def test_a_published_outcome_is_not_published_again(watched, tmp_path, point):
     assert watched.pending(tmp_path) is None
     watched.enclave()
     chain = _finish(watched, clients)
-    assert votes == {encode(chain[0].certificate.proposal)}
+    assert votes == {_proposal(chain[0])}
 
 
 @pytest.mark.slow
@@ -230,8 +235,8 @@ def test_clients_that_die_vote_the_same_again(watched, point):
         assert each.child.wait(300) == -9
     votes = watched.votes()
     chain = _finish(watched, watched.clients())
-    assert votes <= {encode(chain[0].certificate.proposal), *_second(chain)}
+    assert votes <= {_proposal(chain[0]), *_second(chain)}
 
 
 def _second(chain: list[Certified]) -> set[bytes]:
-    return {encode(each.certificate.proposal) for each in chain}
+    return {_proposal(each) for each in chain}

@@ -96,7 +96,8 @@ class Sender:
 
         Gives the answer's bytes, and how many bytes each part of confirming took.
         """
-        offer, taken = joined.offer, Counter()
+        offer = joined.offer
+        taken: Counter[str] = Counter()
         request = wire.OutcomeRequest(
             number=offer.number, round_id=offer.round_id, leaf=leaf, voter=self.name
         )
@@ -159,6 +160,7 @@ async def send_all(address, root, n, f, at_a_time):
     np.save(root / "model.npy", model)
     for sender in senders:
         await sender.channel.close()
+    assert certified.certificate is not None
     taken["votes"] = len(certified.certificate.votes)
     say("confirmed", json.dumps(taken))
     say("receipt", receipt.participants, receipt.kept, len(receipt.rejected))
@@ -205,7 +207,7 @@ class Watch(threading.Thread):
     def __init__(self, process):
         super().__init__(daemon=True)
         self._process = process
-        self._noted = []
+        self._noted: list[tuple[float, float]] = []
         self._done = threading.Event()
 
     def run(self):
@@ -218,7 +220,8 @@ class Watch(threading.Thread):
 
     def cpu_at(self, moment):
         """What the process had used by then, on a line between the notes before and after."""
-        return float(np.interp(moment, *zip(*self._noted, strict=True)))
+        moments, used = zip(*self._noted, strict=True)
+        return float(np.interp(moment, moments, used))
 
 
 @dataclass

@@ -20,7 +20,7 @@ from ostraka.errors import (
     RolledBack,
     TooFewUpdates,
 )
-from ostraka.messages import NO_PROPOSAL, Certified, Charter, vector_digest
+from ostraka.messages import NO_PROPOSAL, Certified, Charter, Proposal, vector_digest
 from ostraka.protocol.client import Client, Voted
 from ostraka.protocol.confirm import (
     Ballot,
@@ -79,6 +79,7 @@ def test_a_client_confirms_one_proposal_of_a_number_and_shows_it_to_whoever_asks
     with pytest.raises(RolledBack) as caught:
         voted.vote(second)
     assert (caught.value.number, caught.value.proof) == (1, first)
+    assert isinstance(caught.value.proof, Proposal)
     check_signature(caught.value.proof, simulation.enclave.receipt_key)
     assert voted.confirmation().proposal == digest(first)
 
@@ -537,7 +538,8 @@ def test_a_null_step_reads_what_any_round_reads(simulate, failing):
     for error in (None, Secret()):
         failing.error = error
         round_ = closed(simulate(rule="failing"))
-        host, passes = round_.host(), []
+        host = round_.host()
+        passes: list[list[int]] = []
 
         def stored(round_=round_, passes=passes):
             for tiles in round_.stored():
@@ -552,6 +554,13 @@ def test_a_null_step_reads_what_any_round_reads(simulate, failing):
 
 
 # What is shown before the release.
+
+
+def path_in(pending: Pending, wanted: bytes) -> tuple[bytes, ...]:
+    """The path to a leaf that is in the tree."""
+    path = path_to(pending.leaves, wanted)
+    assert path is not None
+    return path
 
 
 def copied(round_):
@@ -600,7 +609,7 @@ def test_nothing_of_the_outcome_shows_before_it_is_released(simulate, masking, d
     proposed = round_.finish()
     pending, receipt = proposed.pending, proposed.receipt
     ballot = simulation.enclave.ballot(pending)
-    paths = [path_to(pending.leaves, each) for each in pending.leaves]
+    paths = [path_in(pending, each) for each in pending.leaves]
     shown = b"".join(
         (
             encode(ballot.proposal),
@@ -650,7 +659,7 @@ def test_every_client_finds_its_header_in_the_proposal_and_an_absent_one_does_no
     assert root == pending.receipt.cohort == cohort_root(leaves)
     for row in (0, 1, 2, 3, 5, 6):
         assert waiting[row].leaf == leaf(waiting[row].sealed.header)
-        assert is_under(root, waiting[row].leaf, path_to(pending.leaves, waiting[row].leaf))
+        assert is_under(root, waiting[row].leaf, path_in(pending, waiting[row].leaf))
     assert path_to(pending.leaves, waiting[4].leaf) is None
 
 
@@ -865,8 +874,8 @@ def test_votes_for_a_proposal_prove_its_end_while_they_are_no_quorum(simulate, c
 
 def test_without_proof_a_client_goes_on_by_its_owner_s_word_alone(simulate):
     simulation = lost(simulate(n=7, f=1))
-    for votes in ([], simulation.votes(range(3))):
-        abandon = simulation.abandon(votes)
+    for count in (0, 3):
+        abandon = simulation.abandon(simulation.votes(range(count)))
         client = simulation.clients[6]
         with pytest.raises(ReceiptRefused, match="only by its owner's word"):
             client.abandon(abandon)

@@ -6,6 +6,8 @@ its bytes could be made to miss, to fill up, or to keep out what it holds.
 
 import struct
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -163,14 +165,13 @@ def test_a_node_that_trusts_the_first_it_sees_knows_it_again_in_another_form():
 @pytest.mark.parametrize("kind", ["sgx", "tdx"])
 def test_a_recorded_quote_has_other_forms_too(vector, kind, form):
     quote = vector(f"dcap/{kind}_quote")
-    allowed = {
+    allowed: dict[str, SgxPolicy | TdxPolicy] = {
         "sgx": SgxPolicy(allow=("ConfigurationAndSWHardeningNeeded",)),
         "tdx": TdxPolicy(allow=dcap.PROPERTIES),
     }
     measured = dcap.read(Evidence(kind, quote, ())).measurements
-    policy = type(allowed[kind])(
-        allow=allowed[kind].allow, **{name: (value,) for name, value in measured}
-    )
+    listed: dict[str, Any] = {name: (value,) for name, value in measured}
+    policy = replace(allowed[kind], **listed)
 
     def claims(document: bytes):
         return dcap.verify(

@@ -9,6 +9,7 @@ import warnings
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -219,7 +220,13 @@ def table(*entries, guid=b"\xca" * 16):
 
 
 def verify(document=None, endorsements=None, **changes):
-    settings = {"collateral": {}, "policy": POLICY, "now": NOW, "skew": SKEW, "roots": PINS}
+    settings: dict[str, Any] = {
+        "collateral": {},
+        "policy": POLICY,
+        "now": NOW,
+        "skew": SKEW,
+        "roots": PINS,
+    }
     document = report() if document is None else document
     endorsements = der(*CHAIN) if endorsements is None else endorsements
     return snp.verify(Evidence("snp", document, endorsements), **(settings | changes))
@@ -1162,7 +1169,9 @@ def test_amd_numbers_no_chip_and_its_root_alone_may_sign_lists(name):
     signer, intermediate, root = from_der(machine(name)[1])
     assert signer.serial == 0
     assert intermediate.serial != root.serial != 0
+    assert root.usage is not None
     assert root.usage.crl_sign
+    assert intermediate.usage is not None
     assert not intermediate.usage.crl_sign
 
 

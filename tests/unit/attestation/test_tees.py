@@ -69,7 +69,7 @@ def test_a_new_tee_is_one_row(tmp_path):
     beside = tmp_path / "policy.toml"
     assert collateral.for_evidence(evidence, policy(source="said"), beside=beside) == AT.collateral
     both = collateral.for_evidence(evidence, policy(source="said", other="said"), beside=beside)
-    assert both == AT.collateral | {"other": b"said by the maker"}
+    assert both == {**AT.collateral, "other": b"said by the maker"}
     assert collateral.for_evidence(evidence, policy(), beside=beside) == {}
 
 

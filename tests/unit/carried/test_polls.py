@@ -21,7 +21,7 @@ from ostraka.core import rules
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import AttestationRefused, OpenError, ReceiptRefused, RolledBack
-from ostraka.events import CopyProved
+from ostraka.events import CopyProved, Event
 from ostraka.messages import SIMULATION, Abandon, Confirmation, chain
 from ostraka.protocol import enclave as roles
 from ostraka.protocol.local import LocalFederation
@@ -355,7 +355,10 @@ def test_a_node_that_is_killed_between_its_vote_and_its_answer_has_voted(carried
         [sys.executable, "-c", DIES], input=json.dumps(given).encode(), check=False
     )
     assert child.returncode == -signal.SIGKILL
-    assert file.load().voted.proposal == decode(Poll, poll).proposal
+    left = file.load()
+    assert left is not None
+    assert left.voted is not None
+    assert left.voted.proposal == decode(Poll, poll).proposal
     standards = UnsafeFirstSeen(scratch, memory.charter)
     node = Node("node-1", Identity(scratch["seed"]), standards, FileNotebook(file), scratch)
     with pytest.raises(RolledBack):
@@ -386,7 +389,7 @@ def copy_of(federation, *, identity=None, head=None, tell=None):
 
 def test_of_two_copies_of_an_enclave_one_publishes(carried, caplog):
     """Else the host subtracts two aggregates and has the update of the node that it leaves out."""
-    events = []
+    events: list[Event] = []
     federation = carried()
     first = federation.train(federation.open())
     first_relay, copied = federation.relay, copy_of(federation, tell=events.append)

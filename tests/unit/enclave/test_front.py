@@ -230,11 +230,20 @@ def test_bytes_pass_both_ways_and_each_side_ends_for_itself(tmp_path, way):
     up, down = os.urandom(12 * 2**20), os.urandom(8 * 2**20)
     with door(tmp_path) as (port, behind, _):
         near, far, _ = connected(port, behind)
+
+        def send() -> None:
+            near.sendall(up)
+            near.shutdown(1)
+
+        def answer() -> None:
+            far.sendall(down)
+            far.close()
+
         with near, far:
-            sending = threading.Thread(target=lambda: (near.sendall(up), near.shutdown(1)))
+            sending = threading.Thread(target=send)
             sending.start()
             assert everything(far) == hashlib.sha256(up).digest()
-            answering = threading.Thread(target=lambda: (far.sendall(down), far.close()))
+            answering = threading.Thread(target=answer)
             answering.start()
             assert everything(near) == hashlib.sha256(down).digest()
             sending.join()

@@ -332,7 +332,7 @@ def test_a_charter_of_another_federation_is_not_adopted(start, speaker):
     with pytest.raises(grpc.RpcError) as caught:
         speaker(service, 1).stub.Adopt(wire.AdoptRequest(charter=encode(charter)))
     assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
-    assert "a revision of the federation" in caught.value.details()
+    assert "a revision of the federation" in str(caught.value.details())
 
 
 def test_a_newcomer_is_shown_what_proves_the_newest_receipt_and_no_more(start, speaker):

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
 
-from flwr.app import RecordDict
+from flwr.app import Message, RecordDict
 
 from ostraka.carried.messages import Poll
 from ostraka.core import rules
@@ -89,7 +89,7 @@ def is_vote(reply):
 
 def swapped(federation):
     """A SuperLink that exchanges the votes of nodes 1 and 2."""
-    first = {}
+    first: dict[int, Message] = {}
 
     def up(node, reply):
         if node not in (1, 2) or not reply.has_content() or not is_vote(reply):

@@ -216,7 +216,7 @@ def test_an_outcome_that_waits_is_confirmed_after_all_were_restarted(remote, ser
 def test_nodes_that_were_never_sampled_meet_the_enclave_to_confirm(remote):
     """Five of seven train, and one of them does not confirm: so others are asked."""
     remote.strategy = strategy(remote.service, fraction_train=5 / 7, min_available_nodes=7)
-    silent = []
+    silent: list[int] = []
 
     def down(node, message):
         if remote.polls(message) and (not silent or node in silent):

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import replace
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -166,26 +167,33 @@ LEAVES = st.lists(st.integers(0, 99), min_size=1, max_size=70, unique=True).map(
 )
 
 
+def found(leaves: list[bytes], wanted: bytes) -> tuple[bytes, ...]:
+    """The path to a leaf that is in the tree."""
+    path = path_to(leaves, wanted)
+    assert path is not None
+    return path
+
+
 @given(LEAVES)
 def test_every_leaf_has_a_path_and_nothing_else_has(leaves):
     root = cohort_root(leaves)
     for each in leaves:
-        path = path_to(leaves, each)
+        path = found(leaves, each)
         assert is_under(root, each, path)
         assert len(path) <= (len(leaves) - 1).bit_length()
     for place, each in enumerate(leaves):
         other = leaves[place - 1]
-        assert is_under(root, other, path_to(leaves, each)) == (other == each)
+        assert is_under(root, other, found(leaves, each)) == (other == each)
     absent = hashlib.sha256(root).digest()
     assert path_to(leaves, absent) is None
-    assert not any(is_under(root, absent, path_to(leaves, each)) for each in leaves)
+    assert not any(is_under(root, absent, found(leaves, each)) for each in leaves)
 
 
 @given(LEAVES, st.data())
 def test_a_forged_path_leads_elsewhere(leaves, data):
     root = cohort_root(leaves)
     each = data.draw(st.sampled_from(leaves))
-    path = path_to(leaves, each)
+    path = found(leaves, each)
     if path:
         at = data.draw(st.integers(0, len(path) - 1))
         byte, bit = data.draw(st.integers(1, 32)), data.draw(st.integers(0, 7))
@@ -220,7 +228,7 @@ def test_the_root_binds_every_leaf_its_place_and_their_number(leaves, data):
 
 def test_paths_of_odd_lengths_are_refused_and_do_not_raise():
     leaves = [bytes([i]) * 32 for i in range(5)]
-    root, path = cohort_root(leaves), path_to(leaves, leaves[0])
+    root, path = cohort_root(leaves), found(leaves, leaves[0])
     for forged in ((b"",), (path[0][:-1], *path[1:]), (path[0] + b"\0", *path[1:]), (b"x",) * 9):
         assert not is_under(root, leaves[0], forged)
     assert not is_under(root, leaves[0], path * 100), "nobody makes a client hash without end"
@@ -263,7 +271,12 @@ def test_the_commitment_is_to_the_whole_receipt_and_salted():
         hashlib.sha256(pack(b"ostraka/outcome/v1", SALT, encode(receipt()))).digest()
     )
     seen = {outcome_digest(salt, receipt()) for salt in (SALT, bytes(32), b"u" * 32)}
-    changed = [{"model": bytes(32)}, {"failure": "x"}, {"kept": 5}, {"selected": ("client-1",)}]
+    changed: list[dict[str, Any]] = [
+        {"model": bytes(32)},
+        {"failure": "x"},
+        {"kept": 5},
+        {"selected": ("client-1",)},
+    ]
     seen |= {outcome_digest(SALT, receipt(**change)) for change in changed}
     assert len(seen) == 7
 
@@ -330,7 +343,9 @@ def test_votes_that_come_late_are_in_the_certificate_too():
     ballot = Ballot(proposal(), SEVEN)
     for name in names("client", 7):
         ballot.add(vote(name))
-    assert {each.voter for each in ballot.certificate(SALT).votes} == set(names("client", 7))
+    certificate = ballot.certificate(SALT)
+    assert certificate is not None
+    assert {each.voter for each in certificate.votes} == set(names("client", 7))
     assert ballot.missing == 0
 
 
@@ -643,7 +658,7 @@ def test_an_abandoned_number_is_proved_iff_no_secret_votes_could_have_released_i
     """Witnesses, since there may be any number of them and of liars among them."""
     electors = federation(3, 0, witnesses=n, confirm="witnesses", witness_f=f)
     (voters,) = electorates(electors)
-    ways = (SILENT, NONE, (0,), (1,), (0, 1))
+    ways: tuple[str | tuple[int, ...], ...] = (SILENT, NONE, (0,), (1,), (0, 1))
     cast = {(i, way): shows(f"witness-{i}", way) for i in range(n) for way in ways}
     outcomes = set()
     for shown in product(ways, repeat=n):
