@@ -460,6 +460,24 @@ def test_a_chip_s_certificate_has_the_serial_number_zero_and_nobody_is_warned():
     assert refused.value.reason == Refusal.REVOKED
 
 
+def sequence(content):
+    size = len(content).to_bytes(2, "big").lstrip(b"\0")
+    long = bytes([0x80 + len(size)]) if len(content) >= 0x80 else b""
+    return b"\x30" + long + size + content
+
+
+def without_an_end(crl):
+    """The same list, which does not say when the next one comes."""
+    parsed = x509.load_der_x509_crl(crl)
+    body, start = parsed.tbs_certlist_bytes, parsed.last_update_utc
+    head, tail = body.split(f"{start:%y%m%d%H%M%SZ}".encode())
+    header = 2 + max(0, body[1] - 0x80)
+    other = sequence(head[header:] + f"{start:%y%m%d%H%M%SZ}".encode() + tail[2 + tail[1] :])
+    signature = rsa_key("ARK").sign(other, PSS, SHA384())
+    rest = crl[crl.index(body) + len(body) :].replace(parsed.signature, signature)
+    return sequence(other + rest)
+
+
 def renumbered(crl):
     """The same list, for the serial number 0 in place of 0x55."""
     parsed = x509.load_der_x509_crl(crl)
@@ -990,6 +1008,11 @@ REFUSED = {
         lambda: listed(revoked(start=SKEW + 1)),
         Refusal.VALIDITY,
         "the revocation list of 'CN=ARK' is valid from",
+    ),
+    "a list without an end": (
+        lambda: listed(without_an_end(revoked())),
+        Refusal.VALIDITY,
+        "an unsaid day",
     ),
     "an old list beside a new one": (
         lambda: listed(revoked(form="PEM") + revoked(end=-SKEW - 1, form="PEM")),

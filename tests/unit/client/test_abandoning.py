@@ -9,6 +9,7 @@ from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.client import abandoning
 from ostraka.client.memory import Memory, MemoryFile
 from ostraka.client.voting import Record
+from ostraka.config import Member
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import decode, digest, encode
 from ostraka.errors import (
@@ -247,6 +248,39 @@ def test_who_confirms_next_follows_from_the_receipt_and_not_from_a_testimony(mem
     assert proved
     with pytest.raises(ConfigError, match="at least one client"):
         abandoning.abandon(charter(), [lie], AUTHORITY)
+
+
+def by_mallory(told):
+    """It holds no receipt, so nothing contradicts the roster that it made up."""
+    ours = told.memory.federation
+    theirs = replace(ours, clients=(Member("mallory", MALLORY.public), *ours.clients[1:]))
+    memory = replace(told.memory, client="mallory", electors=theirs, receipts=())
+    return abandoning.Testimony(memory, confirm(None, ID, 1, voter="mallory", identity=MALLORY))
+
+
+def with_memory(told, **changes):
+    return replace(told, memory=replace(told.memory, **changes))
+
+
+STRANGE = {
+    "of a stranger": by_mallory,
+    "of another client's memory": lambda told: with_memory(told, client="bob"),
+    "a vote of another federation": lambda told: replace(
+        told, confirmation=confirm(None, b"o" * 32, 2, voter="alice", identity=PEOPLE["alice"])
+    ),
+    "under another federation": lambda told: with_memory(
+        told, electors=replace(told.memory.electors, id=b"o" * 32), receipts=()
+    ),
+}
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_testimony_is_of_a_voter_of_this_federation_about_itself(what, memories, charter):
+    told = told_by(memories, *NAMES)
+    with pytest.raises(ConfigError, match="at least one client of this federation"):
+        abandoning.abandon(charter(), [STRANGE[what](told[0])], AUTHORITY)
+    signed, _ = abandoning.abandon(charter(), [STRANGE[what](told[0]), *told[1:]], AUTHORITY)
+    assert {vote.voter for vote in signed.votes} == {"bob", "carol", "dave"}
 
 
 def test_a_voter_has_one_testimony_and_a_draw_decides_nothing(memories, charter):

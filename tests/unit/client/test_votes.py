@@ -15,6 +15,7 @@ from ostraka.client.api import DEFAULT_RESENDS
 from ostraka.client.connection import UNCONFIRMED
 from ostraka.client.events import AlreadySent, Confirmed, RollbackProved
 from ostraka.client.memory import Memory, MemoryFile, RollbackProof, Sent
+from ostraka.client.upload import WITHOUT
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, digest, encode, pack
 from ostraka.errors import (
@@ -63,6 +64,42 @@ def test_an_outcome_is_confirmed_on_the_way_to_its_receipt(alice, service, kept,
     assert "alice" in {each.voter for each in certificate.votes}
     assert voted(kept) == Voted(1, certificate.proposal)
     assert told.count(Confirmed(1)) == 1
+
+
+def shown_as(change):
+    """Change what is said of alice's upload, and leave the proposal as it was signed."""
+
+    def lie(outcome):
+        if outcome.WhichOneof("outcome") == "proposed":
+            change(outcome.proposed)
+        return outcome
+
+    return lie
+
+
+UNPROVED = {
+    "out": lambda proposed: proposed.ClearField("included"),
+    "in, without a path": lambda proposed: proposed.ClearField("path"),
+    "in, by another's path": lambda proposed: proposed.path.__setitem__(0, bytes(32)),
+}
+
+
+@pytest.mark.parametrize("what", UNPROVED)
+def test_an_update_counts_only_if_the_proposal_proves_it(what, alice, service):
+    alice.fetch()
+    service.lies["AwaitOutcome"] = shown_as(UNPROVED[what])
+    outcome = alice.submit(UPDATE)
+    assert (outcome.accepted, outcome.reason) == (False, WITHOUT)
+    assert outcome.receipt == service.head
+
+
+def test_an_earlier_upload_of_the_client_counts_as_its_own(alice, service, when):
+    """The proposal has another leaf than that of what alice sends now."""
+    alice.fetch()
+    service.auto = False
+    service.failures["Upload"] = [(grpc.StatusCode.ALREADY_EXISTS, "complete")]
+    when(lambda: "AwaitOutcome" in service.calls, lambda: waits(service, "bob", "carol"))
+    assert alice.submit(UPDATE).accepted
 
 
 def test_the_vote_is_on_the_disk_before_it_is_shown(alice, service, kept):

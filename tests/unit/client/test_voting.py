@@ -1,5 +1,6 @@
 """Confirming between rounds: in a thread of a client, and with a record that people can read."""
 
+import os
 import re
 import time
 
@@ -43,6 +44,13 @@ def test_a_vote_that_contradicts_the_record_is_not_given(record, other):
     with pytest.raises(StateError, match=r"vote for round 3 already.*make a new key"):
         record.note(other)
     assert lines(record) == before
+
+
+def test_a_vote_is_on_the_disk_when_it_is_noted(record, monkeypatch):
+    durable = []
+    monkeypatch.setattr(os, "fsync", lambda _: durable.append(record.path.read_text()))
+    record.note(proposal(1))
+    assert durable == [record.path.read_text()]
 
 
 def test_a_line_that_was_never_finished_was_never_shown(record):

@@ -4,10 +4,16 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ostraka.crypto.identity import Identity, check_encoded, check_signature
+from ostraka.crypto.identity import (
+    Identity,
+    _remembered,
+    check_encoded,
+    check_signature,
+    forget,
+)
 from ostraka.encoding import UNSIGNED, Signature, encode, pack
 from ostraka.errors import MalformedMessage, OpenError
-from ostraka.messages import RoundOffer
+from ostraka.messages import Challenge, RoundOffer
 
 ALICE, BOB = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
 OFFER = RoundOffer(
@@ -38,6 +44,17 @@ def test_what_has_verified_once_counts_for_no_other_key_or_signature():
     for _ in range(2):  # What was refused stays refused.
         with pytest.raises(OpenError):
             check_signature(replace(signed, signature=bytes(64)), ALICE.public)
+
+
+def test_only_short_messages_that_verify_are_remembered():
+    forget()
+    short = Challenge(b"n" * 32, "alice", UNSIGNED)
+    check_signature(ALICE.sign(OFFER), ALICE.public)
+    with pytest.raises(OpenError):
+        check_signature(BOB.sign(short), ALICE.public)
+    assert _remembered.cache_info().currsize == 0
+    check_signature(ALICE.sign(short), ALICE.public)
+    assert _remembered.cache_info().currsize == 1
 
 
 def test_signing_again_replaces_the_signature():

@@ -490,6 +490,24 @@ def test_a_state_from_before_a_round_that_was_published_is_stopped(two, speaker)
     assert vector_digest(speaker(copy, 1).model(FIRST)) == FIRST
 
 
+def test_an_enclave_that_was_set_back_says_so_of_what_it_has_published_too(quiet, start, speaker):
+    _, _, first = pending(quiet, speaker)
+    for number in range(1, QUORUM + 1):
+        vote(speaker(quiet, number), first)
+    quiet.wait_for("RoundOpened", 2)
+    quiet.crash()
+    copy = clone(quiet, start)
+    quiet.events.clear()
+    quiet.start()
+    _, _, second = pending(quiet, speaker, number=2)
+    copy.start()
+    copy.wait_for("RoundOpened")
+    one = speaker(copy, 1)
+    assert one.ask(1).certified
+    remind(one, second)
+    assert decode(Proposal, one.ask(1).rolled_back) == second
+
+
 def test_whoever_waits_is_told_at_once_that_the_enclave_was_set_back(two, speaker, monkeypatch):
     monkeypatch.setattr(servicer, "_LONG_POLL_S", 60.0)
     _, copy, proposal = two

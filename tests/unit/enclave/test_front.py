@@ -72,12 +72,12 @@ def test_the_enrolled_are_not_counted_and_not_displaced():
 
 
 def test_a_party_keeps_a_few_places_and_its_oldest_becomes_a_stranger():
-    guests = Guests(places=3, each=2)
-    visitors = strangers(guests, "here", 3)
+    guests = Guests(places=4, each=2)
+    visitors = strangers(guests, "here", 4)
     for each in visitors:
         guests.prove(each, CLIENT)
-    assert [each.party for each in visitors] == [None, CLIENT, CLIENT]
-    assert guests.count == 1
+    assert [each.party for each in visitors] == [None, None, CLIENT, CLIENT]
+    assert guests.count == 2
 
 
 # Floods.
@@ -323,6 +323,24 @@ def test_a_visitor_is_known_by_its_true_address_until_it_leaves(tmp_path, way):
         while run(lambda it: it.visitor(peer)).party is not None:
             assert time.monotonic() < until
         assert run(lambda it: it.visitor(peer)).address == "unknown"
+
+
+def test_a_connection_is_of_whoever_has_proved_it_last_and_of_nobody_once_it_is_gone(tmp_path):
+    with door(tmp_path) as (port, behind, run):
+        near, far, name = connected(port, behind)
+        peer = f"unix:{name}" if isinstance(name, str) else f"ipv4:{name[0]}:{name[1]}"
+        visitor = run(lambda it: it.visitor(peer))
+        renewed = Member(CLIENT.name, b"k" * 32)
+        for party in (CLIENT, renewed):
+            run(lambda it, party=party: it.prove(visitor, party))
+            assert visitor.party == party
+        near.close()
+        assert far.recv(1) == b""
+        far.close()
+        while run(lambda it: it.visitor(peer)) is visitor:
+            time.sleep(0.01)
+        run(lambda it: it.prove(visitor, CLIENT))
+        assert visitor.party == renewed
 
 
 def test_what_a_displaced_connection_left_in_a_pipe_reaches_nobody_else():

@@ -154,6 +154,31 @@ def test_a_relay_that_never_greets_delivers_for_all(service, speaker):
     assert relay[0].follow(joined[0]).participants == N
 
 
+COSTLY = {
+    "Confirm": wire.ConfirmRequest,
+    "Remind": wire.RemindRequest,
+    "Prove": wire.ProveRequest,
+    "Introduce": wire.IntroduceRequest,
+}
+
+
+@pytest.mark.parametrize("what", COSTLY)
+def test_whatever_takes_a_signature_to_check_is_charged(service, stranger, what):
+    call, request = getattr(stranger, what), COSTLY[what]()
+    codes = [code_of(call, request, timeout=PATIENCE_S) for _ in range(8 * N + 2)]
+    assert codes[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert codes[-1] == EXHAUSTED
+
+
+def test_what_a_client_does_wrong_itself_is_told_in_its_name(service, speaker, stranger):
+    client = speaker(service, 1)
+    header = replace(client.join().seal(rows()[0]).sealed.header, round_id=bytes(32))
+    for stub in (client.stub, stranger):
+        assert replay(stub, client.identity.sign(header)) == REFUSED
+    told = service.named("UploadRefused")
+    assert [each.address for each in told] == ["", "127.0.0.1"]
+
+
 # Greetings.
 
 WRONG_HELLOS: dict[str, tuple[dict[str, Any], grpc.StatusCode]] = {
@@ -186,6 +211,21 @@ def test_a_hello_proves_its_own_connection_only(service, speaker):
     request = wire.GreetRequest(hello=encode(client.identity.sign(hello)))
     assert code_of(other.stub.Greet, request) == UNPROVED
     assert code_of(client.stub.Greet, request) == grpc.StatusCode.OK
+
+
+def test_a_connection_is_heard_a_few_times_only(service, speaker):
+    """Greetings are charged to nobody, and each takes a signature to check."""
+    client = speaker(service, 1, greets=False)
+    nonce = client.stub.Greet(wire.GreetRequest()).nonce
+    hello = ClientHello(client.charter().federation.id, nonce, "client-1", UNSIGNED)
+    codes = [
+        code_of(client.stub.Greet, wire.GreetRequest(hello=encode(each)))
+        for each in [hello] * 8 + [client.identity.sign(hello)]
+    ]
+    assert codes == [DENIED] * 8 + [EXHAUSTED]
+    other = speaker(service, 1, greets=False)
+    other.greet()
+    assert "client-2" in other.stub.GetStatus(wire.StatusRequest()).json
 
 
 def connect(service: Any, **changed: Any) -> Connection:

@@ -200,6 +200,8 @@ def test_a_signed_revision_is_adopted_before_the_next_round(start, speaker):
     service = start(clients=6, settings={"count": 5})
     updates = rows(6)
     play(service, speaker, updates)
+    leaver = speaker(service, 6)
+    assert "client-1" in leaver.stub.GetStatus(wire.StatusRequest()).json
     text = service.config.read_text().replace("revision = 1", "revision = 2")
     revoked = text.replace('name = "client-6"\n', 'name = "client-6"\nrevoked = "left us"\n')
     service.config.write_text(revoked)
@@ -213,6 +215,7 @@ def test_a_signed_revision_is_adopted_before_the_next_round(start, speaker):
     assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
     assert service.named("UploadRefused")[-1].client == "client-6"
     assert "revoked" in service.named("UploadRefused")[-1].why
+    assert "client-1" not in leaver.stub.GetStatus(wire.StatusRequest()).json
     _, third = play(service, speaker, updates, but=[5])
     assert (third.revision, third.participants) == (2, 5)
     links = speaker(service, 1).stub.GetChain(wire.ChainRequest(after=1))

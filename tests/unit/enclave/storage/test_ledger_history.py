@@ -15,7 +15,7 @@ from ostraka.enclave.storage.ledger import (
     TakenOver,
 )
 from ostraka.encoding import encode
-from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError
+from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError, ReceiptRefused
 
 DIGEST = b"s" * 32
 END = HandedOver(b"t" * 32, b"k" * 32)
@@ -155,6 +155,21 @@ def test_a_revision_keeps_the_revoked(story, life):
 def test_a_history_that_cannot_be_read_is_malformed():
     with pytest.raises(MalformedMessage):
         tell(TakenOver(DIGEST, (b"nothing",)))
+
+
+def test_each_receipt_is_confirmed_by_those_that_the_one_before_it_names(life, state):
+    life.hold(state)
+    told: list[Record] = [
+        Founded(state.receipt_key, life.charter(), bytes(32)),
+        Published(life.release(state), DIGEST),
+        Adopted(life.charter(2, confirm="none")),
+    ]
+    state.adopt(life.charter(2, confirm="none"))
+    life.hold(state)
+    second = life.release(state)
+    tell(*told, Published(second, DIGEST)).verify()
+    with pytest.raises(ReceiptRefused):
+        tell(*told, Published(replace(second, certificate=None), DIGEST)).verify()
 
 
 def test_signatures_are_verified(story, life):
