@@ -47,7 +47,7 @@ def test_a_node_whose_memory_is_gone_needs_a_new_key(carried, tmp_path):
     notebook.remember(notes.memory)
     notebook.count(notes.joins)
     file.path.unlink()
-    with pytest.raises(StateError, match=r"a\.memory: is gone.*make a new key"):
+    with pytest.raises(StateError, match=r"a\.memory: is missing.*make a new key"):
         notebook.load()
 
 
