@@ -24,6 +24,7 @@ from ostraka.errors import (
     TooFewUpdates,
     UpdateRejected,
     WorkerError,
+    WorkerLied,
 )
 
 ME, OTHER = 2, 4
@@ -766,6 +767,21 @@ def test_a_bad_answer_is_refused_and_leaves_no_trace(attempt, what):
         attempt.decode([BAD_ANSWERS[what](mine, others[0]), *others])
     assert caught.value.worker == "worker-1"
     finish(attempt)
+
+
+def test_answers_are_decoded_once(attempt):
+    """Under one challenge, a second answer could be fitted to what became of the first."""
+    attempt.connect(attempt.accepts())
+    attempt.encode()
+    answers = attempt.answers()
+    with pytest.raises(WorkerLied):
+        attempt.decode([attempt.lie(0, attempt.told(0)[::-1]), *answers[1:]])
+    with pytest.raises(LocalProtocolError, match="another takes fresh masks"):
+        attempt.decode(answers)
+
+
+def test_every_attempt_has_an_id_of_its_own(attempt):
+    assert another(attempt).offers[0].attempt_id != attempt.offers[0].attempt_id
 
 
 Lie = Callable[[np.ndarray], np.ndarray]

@@ -80,6 +80,20 @@ def test_a_proof_is_good_for_one_update(carried):
         federation.carrier.nodes[1](proofs[1])
 
 
+def test_a_challenge_is_answered_once_even_if_the_framework_brings_it_back(carried):
+    federation = carried()
+    proofs = federation.open()
+    before = dict(federation.scratch[1])
+    federation.node(1).join(proofs[1])
+    with pytest.raises(AttestationRefused, match="answered before"):
+        federation.node(1).join(proofs[1])
+    federation.scratch[1]["nonce"] = before["nonce"]
+    federation.train(proofs)
+    federation.scratch[1]["nonce"] = before["nonce"]
+    with pytest.raises(AttestationRefused, match="answered before"):
+        federation.node(1).join(proofs[1])
+
+
 def test_nothing_is_sealed_for_a_round_that_another_run_has_left_behind(carried):
     federation = carried()
     proofs = federation.open()

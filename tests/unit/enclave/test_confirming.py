@@ -5,6 +5,8 @@ import shutil
 import socket
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -506,6 +508,15 @@ def test_an_enclave_that_was_set_back_says_so_of_what_it_has_published_too(quiet
     assert one.ask(1).certified
     remind(one, second)
     assert decode(Proposal, one.ask(1).rolled_back) == second
+
+
+@pytest.mark.parametrize("round_id", [b"", b"r" * 32])
+def test_a_number_that_was_abandoned_is_void_and_nobody_waits_for_it(round_id):
+    behind: Any = SimpleNamespace(forgotten=None, published=2, ballot=None)
+    request = wire.OutcomeRequest(number=2, round_id=round_id)
+    reply = servicer._unpublished(behind, request)
+    assert reply is not None
+    assert reply.WhichOneof("outcome") == "void"
 
 
 def test_whoever_waits_is_told_at_once_that_the_enclave_was_set_back(two, speaker, monkeypatch):
