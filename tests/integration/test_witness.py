@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import ostraka
 from ostraka.client.memory import MemoryFile
@@ -199,11 +200,18 @@ def give_testimony(deployment, name: str, out: Path) -> Path:
     return out
 
 
-def abandon(deployment, model: Path, *testimonies: Path, more: tuple = (), code: int = 0) -> str:
+def abandon(
+    deployment,
+    model: Path,
+    *testimonies: Path,
+    by: str = "authority",
+    more: tuple = (),
+    code: int = 0,
+) -> str:
     return command(
         deployment,
         *("abandon", str(deployment.config), *map(str, testimonies), *more),
-        *("--key", str(deployment.key("authority")), "--model", str(model)),
+        *("--key", str(deployment.key(by)), "--model", str(model)),
         code=code,
     )
 
@@ -214,6 +222,13 @@ def test_a_lost_federation_goes_on_with_proof(lost, tmp_path):
     names = [f"client-{number}" for number in range(1, CLIENTS + 1)]
     told = [give_testimony(deployment, name, tmp_path / f"{name}.testimony") for name in names]
     assert "do not prove" in abandon(deployment, model, told[0], code=2)
+    other = tmp_path / "other.safetensors"
+    save_file({name: each + 1 for name, each in load_file(model).items()}, other)
+    assert "is not the model before round 2" in abandon(deployment, other, *told, code=2)
+    assert "not the key of the authority" in abandon(
+        deployment, model, *told, by="client-1", code=2
+    )
+    assert not deployment.config.with_suffix(".abandon").exists()
     assert "with proof" in abandon(deployment, model, *told)
     deployment.enclave()
     join_all(all_take_part(deployment, rounds=1))

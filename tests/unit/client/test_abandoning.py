@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.cli import app
 from ostraka.client import abandoning
 from ostraka.client.memory import Memory, MemoryFile
 from ostraka.client.voting import Record
@@ -318,3 +320,13 @@ def test_a_witness_s_record_is_heard_before_it_testifies(memories, folder, servi
     abandoning.give_testimony(memories["carol"], PEOPLE["carol"], silent)
     with pytest.raises(StateError, match="has a vote for round 2 already"):
         silent.note(before)
+
+
+def test_the_command_hears_the_record_beside_the_key(memories, folder, service):
+    before = vote(memories, service, "bob")
+    Record(folder / "alice.votes").note(before)
+    for name, code in (("alice", 1), ("bob", 0)):
+        key, out = folder / f"{name}.key", folder / f"{name}.testimony"
+        options = ["--name", name, "--key", key, "--policy", folder / "policy.toml", "--out", out]
+        result = CliRunner().invoke(app, ["client", "testify", *map(str, options)])
+        assert (result.exit_code, out.exists()) == (code, code == 0), result.output

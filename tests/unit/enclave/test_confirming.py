@@ -17,6 +17,7 @@ from ostraka.crypto.identity import Identity
 from ostraka.enclave import engine, servicer
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import decode, digest, encode
+from ostraka.errors import OpenError
 from ostraka.messages import NO_PROPOSAL, Certified, Confirmation, Proposal, vector_digest
 from ostraka.protocol.confirm import confirm, is_under, leaf
 from ostraka.protocol.host import Host
@@ -490,6 +491,29 @@ def test_a_state_from_before_a_round_that_was_published_is_stopped(two, speaker)
     assert copy.wait_for("RolledBack").number == 2
     assert decode(Proposal, speaker(copy, 1).ask(1).rolled_back) == second
     assert vector_digest(speaker(copy, 1).model(FIRST)) == FIRST
+
+
+def test_an_outcome_that_is_pending_does_not_hide_that_there_was_a_later_one(two, speaker):
+    service, copy, first = two
+    for number in range(1, QUORUM + 1):
+        vote(speaker(service, number), first)
+    service.wait_for("RoundOpened", 2)
+    _, _, second = pending(service, speaker, number=2, count=2)
+    pending(copy, speaker)
+    remind(speaker(copy, 1), second)
+    assert copy.wait_for("RolledBack").number == 2
+    assert decode(Proposal, speaker(copy, 1).ask(1).rolled_back) == second
+    assert not copy.named("CopyProved")
+
+
+def test_what_it_signed_for_another_federation_is_no_reminder():
+    here: Any = SimpleNamespace(
+        enclave=SimpleNamespace(receipt_key=MALLORY.public),
+        federation=SimpleNamespace(id=b"i" * 32),
+    )
+    proposal = Proposal(b"o" * 32, 1, bytes(32), bytes(32), bytes(32), bytes(64))
+    with pytest.raises(OpenError):
+        engine.Engine.remind(here, MALLORY.sign(proposal))
 
 
 def test_an_enclave_that_was_set_back_says_so_of_what_it_has_published_too(quiet, start, speaker):

@@ -1,9 +1,11 @@
 """What a client signed can be replayed by anyone. It costs its sender, and keeps nobody out."""
 
+import asyncio
 import queue
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 
 from ostraka.client.connection import Connection, Greeting, Patience
+from ostraka.config import Member
 from ostraka.crypto.identity import Identity
+from ostraka.enclave.servicer import Caller, Servicer
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.messages import Challenge, ClientHello
 from ostraka.transport import PROVED
@@ -168,6 +172,30 @@ def test_whatever_takes_a_signature_to_check_is_charged(service, stranger, what)
     codes = [code_of(call, request, timeout=PATIENCE_S) for _ in range(8 * N + 2)]
     assert codes[0] == grpc.StatusCode.INVALID_ARGUMENT
     assert codes[-1] == EXHAUSTED
+
+
+def test_one_stranger_at_a_time_is_in_line_for_evidence_with_the_enrolled():
+    order: list[bytes] = []
+    provider = SimpleNamespace(evidence=order.append)
+
+    async def main() -> None:
+        here: Any = SimpleNamespace(
+            provider=provider, quoting=asyncio.Lock(), quoting_for_strangers=asyncio.Lock()
+        )
+
+        def ask(name: bytes, party: Member | None) -> asyncio.Task[Any]:
+            bound: Any = SimpleNamespace(report_data=lambda: name)
+            return asyncio.create_task(Servicer._evidence(here, bound, Caller("here", party)))
+
+        async with here.quoting:
+            asked = [ask(b"stranger", None) for _ in range(5)]
+            await asyncio.sleep(0.01)
+            asked.append(ask(b"client", Member("client-1", bytes(32))))
+            await asyncio.sleep(0.01)
+        await asyncio.gather(*asked)
+
+    asyncio.run(main())
+    assert order.index(b"client") == 1
 
 
 def test_what_a_client_does_wrong_itself_is_told_in_its_name(service, speaker, stranger):
