@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import socket
+import threading
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from ostraka.crypto.identity import Identity
 from ostraka.enclave import engine, servicer
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import decode, digest, encode
-from ostraka.errors import OpenError
+from ostraka.errors import OpenError, StateError
 from ostraka.messages import NO_PROPOSAL, Certified, Confirmation, Proposal, vector_digest
 from ostraka.protocol.confirm import confirm, is_under, leaf
 from ostraka.protocol.host import Host
@@ -305,6 +306,23 @@ def test_a_disk_that_fails_keeps_the_outcome_back(quiet, speaker, monkeypatch):
 
 
 # A rule that cannot stand.
+
+
+def test_a_pending_round_is_not_skipped_when_it_cannot_be_published(quiet, speaker, monkeypatch):
+    speakers, _, proposal = pending(quiet, speaker)
+    tried = threading.Event()
+
+    def refuse(self: EnclaveState, certified: Certified) -> None:
+        tried.set()
+        raise StateError(self.folder, "does not take it")
+
+    monkeypatch.setattr(EnclaveState, "publish", refuse)
+    for each in speakers[:QUORUM]:
+        vote(each, proposal)
+    assert tried.wait(60)
+    time.sleep(0.3)
+    quiet.crash()
+    assert not quiet.named("RoundSkipped")
 
 
 def test_a_rule_that_cannot_stand_makes_a_null_step_that_is_confirmed_like_any_other(
