@@ -119,7 +119,7 @@ class Refusal(StrEnum):
     FEDERATION = "this is another federation than the one that the policy names"
     EXPIRED = "the charter has expired: a newer revision of terms and roster is withheld, or is due"
     WITNESSES = "the witnesses are not those that the policy pins"
-    CONFIRM = "the policy does not allow outcomes that nobody, or only these, confirm"
+    CONFIRM = "the policy's `confirms` does not list who confirms outcomes here"
     MASKING = "the policy does not allow this masking"
     KIND = "the policy does not allow this kind of evidence"
     SIMULATION_POLICY = "simulated evidence, and the policy does not allow it"

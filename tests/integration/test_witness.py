@@ -187,7 +187,7 @@ def lost(deploy, tmp_path):
         *("--out", str(model), "--unsafe-simulation"),
     )
     enclave.kill()
-    shutil.rmtree(deployment.root / "state")
+    shutil.move(deployment.root / "state", tmp_path / "found-again")
     return deployment, model
 
 
@@ -230,6 +230,11 @@ def test_a_lost_federation_goes_on_with_proof(lost, tmp_path):
     )
     assert not deployment.config.with_suffix(".abandon").exists()
     assert "with proof" in abandon(deployment, model, *told)
+    shutil.copytree(tmp_path / "found-again", deployment.root / "state")
+    old = deployment.enclave(wait=False)
+    old.wait_for("round 2 was abandoned since")
+    assert old.child.wait(300) == 1
+    shutil.rmtree(deployment.root / "state")
     deployment.enclave()
     join_all(all_take_part(deployment, rounds=1))
     gone, published = chain(deployment)

@@ -104,7 +104,8 @@ def init(
 
 _STALLS = (
     "warning: outcomes need the confirmation of more than (n + f)/2 clients. With n = {n} and "
-    "f = {f}, f silent clients keep rounds from ending: for that, n > 3f; f = {most} would do"
+    "f = {f}, rounds stand still if f clients are silent. They go on if n > 3f: take f = {most}, "
+    "or more clients"
 )
 
 

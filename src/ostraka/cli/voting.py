@@ -186,9 +186,10 @@ def rejoin(
 ) -> None:
     """Take part again behind an abandoned round, by your own word.
 
-    Only needed if nothing proves that no outcome of that round was released. Then an update that
-    is trained from the same model may be the same as one that was released before: two aggregates
-    with it may show it.
+    Needed if nothing proves that no outcome of that round was released: then an update that is
+    trained from the same model may be the same as one that was released before, and two aggregates
+    with it may show it. Also needed by a client that was away before that round, and so cannot
+    check by itself who confirms what follows.
 
     \b
     Examples:

@@ -166,14 +166,14 @@ def require_enrolled(federation: Federation, name: str, identity: Identity) -> N
     """Raises ServiceError, which says what is wrong better than the other side would."""
     revision = f"revision {federation.revision} of the federation"
     if name in {member.name for member in federation.revoked}:
-        raise ServiceError(f"client {name!r} is revoked in {revision}: ask its operator why")
+        raise ServiceError(f"{name!r} is revoked in {revision}: ask its operator why")
     keys = {member.name: member.key for member in federation.clients + federation.witnesses}
     if name not in keys:
         raise ServiceError(
-            f"client {name!r} is not enrolled in {revision}: its operator has to add it "
-            "(ostraka client enrol prints the lines)"
+            f"{name!r} is not enrolled in {revision}: its operator has to add it (ostraka client "
+            "enrol, or ostraka witness enrol, prints the lines)"
         )
     if keys[name] != identity.public:
         raise ServiceError(
-            f"client {name!r} is enrolled with another key in {revision}: {keys[name].hex()}"
+            f"{name!r} is enrolled with another key in {revision}: {keys[name].hex()}"
         )

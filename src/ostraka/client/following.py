@@ -11,7 +11,7 @@ from ostraka.config import MASKINGS, Federation
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import decode, digest
 from ostraka.errors import Fork, MalformedMessage, ReceiptRefused, RolledBack
-from ostraka.messages import Abandon, Certified, Charter, Receipt, genesis
+from ostraka.messages import Abandon, Certified, Charter, Proposal, Receipt, genesis
 from ostraka.protocol.client import Client
 from ostraka.protocol.confirm import require_certified
 from ostraka.transport import ostraka_pb2 as wire
@@ -23,6 +23,7 @@ class Followed:
 
     memory: Memory
     receipts: dict[int, Receipt]
+    copied: Proposal | None = None  # what this client confirmed, where others confirmed another
 
 
 def catch_up(
@@ -74,6 +75,7 @@ class _Chain:
         self._client = memory.role(identity)
         self._charter = memory.charter
         self._receipts: dict[int, Receipt] = {}
+        self._copied: Proposal | None = None
 
     def add(self, link: wire.ChainLink) -> None:
         match link.WhichOneof("link"):
@@ -89,7 +91,9 @@ class _Chain:
     def end(self) -> Followed:
         if not (self._held_was_shown or self._receipts):
             raise self._forgotten()
-        return Followed(Memory.of(self._client, self._charter, self._memory.sent), self._receipts)
+        return Followed(
+            Memory.of(self._client, self._charter, self._memory.sent), self._receipts, self._copied
+        )
 
     def _forgotten(self) -> ReceiptRefused:
         """The enclave does not know the last receipt. If this client confirmed it, it can prove."""
@@ -119,6 +123,9 @@ class _Chain:
             require_same(last, receipt, self._client.receipt_key or b"")
         self._client = self._client.follow(certified)
         self._receipts[receipt.number] = receipt
+        mine, theirs = self._memory.proposal, certified.certificate
+        if mine is not None and theirs is not None and mine.number == receipt.number:
+            self._copied = mine if mine != theirs.proposal else None
 
     def _abandon(self, abandon: Abandon) -> None:
         if abandon == self._memory.last:

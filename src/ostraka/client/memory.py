@@ -60,7 +60,7 @@ class Sent:
 
 
 NOTHING_SENT = Sent()
-_MARKED = b"This client has confirmed outcomes. Without its memory its key must not be used.\n"
+_MARK = b"%d is the last round that this client has voted in; its memory must know of that.\n"
 
 
 @dataclass(frozen=True)
@@ -191,10 +191,14 @@ class MemoryFile:
 
     def load(self) -> Memory | None:
         """None if there is none yet. Raises StateError."""
+        marked = self._marked()  # first: another process may write both in the meantime
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
-            self._require_no_vote()
+            if marked:
+                raise StateError(
+                    self.path, f"is missing, and this client has voted. {NEW_KEY}"
+                ) from None
             return None
         except OSError as unreadable:
             raise StateError(self.path, f"cannot be read: {unreadable.strerror}") from None
@@ -220,6 +224,8 @@ class MemoryFile:
                 f"is the memory of the federation {memory.federation.id.hex()}, and the policy "
                 f"names {self.federation.hex()}: each has a memory of its own",
             )
+        if marked > (memory.voted.number if memory.voted else 0):
+            raise StateError(self.path, f"is an older copy: this client has voted since. {NEW_KEY}")
         return memory
 
     def save(self, memory: Memory) -> Memory:
@@ -242,18 +248,23 @@ class MemoryFile:
             changed = change(stored)
             if changed != stored:
                 files.write(self.path, [encode(changed)])
-            if changed.voted is not None and not self._mark.exists():
-                files.write(self._mark, [_MARKED])
+            if changed.voted is not None and changed.voted.number > self._marked():
+                files.write(self._mark, [_MARK % changed.voted.number])
         return changed
 
     @property
     def _mark(self) -> Path:
-        """Says that this client has voted, should its memory be lost."""
+        """Says for which number this client has voted last, should its memory be lost."""
         return self.path.with_name(f"{self.path.name}.voted")
 
-    def _require_no_vote(self) -> None:
-        if self._mark.exists():
-            raise StateError(self.path, f"is missing, and this client has voted. {NEW_KEY}")
+    def _marked(self) -> int:
+        """That number; 0 if there is no mark."""
+        try:
+            return int(self._mark.read_bytes().split()[0])
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, IndexError):
+            raise StateError(self._mark, f"cannot be read. {NEW_KEY}") from None
 
     def prove(self, error: ReceiptRefused) -> Path | None:
         """Keep what proves a fork or a rollback beside the memory, under a name of its own."""

@@ -234,6 +234,8 @@ class Session:
             set_back=self.file.set_back,
         )
         self.receipts |= followed.receipts
+        if followed.copied is not None:
+            self.prove(RolledBack(followed.copied.number, followed.copied))
         if followed.memory.last == held.last:  # Nothing that the shown key has signed.
             self._keep(replace(followed.memory, receipt_key=held.receipt_key))
         else:

@@ -120,6 +120,10 @@ class Engine:
         for each in electorates(self.state.electors):
             if each.silent < each.f:
                 self.tell(events.Cautioned(_too_few(each)))
+        if terms.confirm == "none":
+            self.tell(events.Cautioned("confirm = none: who copies the enclave can read an update"))
+        if self.federation.expires is not None and time.time() > self.federation.expires:
+            self.tell(events.Cautioned("the charter has expired: clients join no round under it"))
         if not (terms.verify or terms.inside):
             self.tell(events.Cautioned("verify = false: a worker that lies is not noticed"))
 

@@ -25,10 +25,10 @@ from ostraka.enclave.servicer import Allowance, Servicer
 from ostraka.enclave.status import Status
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.enclave.workers import Pool
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, StateError
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile, abandon_path, charter_path
-from ostraka.messages import SIMULATION
+from ostraka.messages import SIMULATION, Abandon
 from ostraka.model_file import read_model
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
@@ -63,7 +63,20 @@ def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveS
             abandon, (_, first) = None, file.initial_model()
         start = optimiser.start(first, charter.federation.terms.optimiser)
         state.found(charter, start, abandon=abandon)
+    elif abandon_path(path).exists():
+        _require_behind(state, federation_file.load_abandon(abandon_path(path)))
     return state
+
+
+def _require_behind(state: EnclaveState, abandon: Abandon) -> None:
+    """Raises StateError for a state that was given up: nobody confirms its number any more."""
+    number = state.head.number if state.head else 0
+    if state.abandon != abandon and number < abandon.number:
+        raise StateError(
+            state.folder,
+            f"is at round {number}, and round {abandon.number} was abandoned since: give the "
+            "enclave an empty folder, or move federation.abandon away if it is of another time",
+        )
 
 
 async def serve(

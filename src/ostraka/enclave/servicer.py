@@ -351,8 +351,10 @@ class Servicer(EnclaveServicer):
         if hello.client not in members:
             raise NotEnrolled(hello.client)
         check_signature(hello, members[hello.client].key)
-        if (hello.federation, hello.nonce) != (federation.id, nonce):
-            raise NotProved("signed for another federation or connection")
+        if hello.federation != federation.id:
+            raise OpenError("ClientHello")  # Its policy will tell it so, when it sees the charter.
+        if hello.nonce != nonce:
+            raise NotProved("signed for another connection")
         return members[hello.client]
 
     async def _evidence(self, bound: Binding | KeyBinding, caller: Caller) -> Evidence:

@@ -201,6 +201,12 @@ class Client:
         return replace(self, last=abandon, electors=abandon.electors, receipt_key=None)
 
     def _require_abandoned(self, abandon: Abandon) -> None:
+        if abandon.number > self.next_number:
+            raise ReceiptRefused(
+                f"round {abandon.number} was abandoned. The receipts {self.next_number} to "
+                f"{abandon.number - 1} are missing, so this client cannot check who confirms what "
+                "follows: it takes part again only by its owner's word (ostraka client rejoin)"
+            )
         self._require_next(abandon)
         if abandon.electors != self._electors:
             raise ReceiptRefused("an abandoned round brings no new charter")

@@ -83,7 +83,7 @@ def test_init_warns_if_f_silent_clients_would_keep_rounds_from_ending(tmp_path, 
     result = run("init few --clients 13 --f 5 --dimension 100")
     assert result.exit_code == 0
     assert "warning: outcomes need the confirmation of more than (n + f)/2 clients" in result.stderr
-    assert "f = 4 would do" in result.stderr
+    assert "take f = 4" in result.stderr
     # Ten of 13 have to confirm, so three may be silent, and not the four that f = 4 would allow.
     assert "With 13 clients, 3 may be silent." in (tmp_path / "few/federation.toml").read_text()
     assert "may be silent." not in (tmp_path / "enough/federation.toml").read_text()

@@ -262,6 +262,8 @@ def test_what_enough_others_have_confirmed_is_followed_all_the_same(split, conne
         assert client.fetch().round == 2
     assert kept.load().last == service.head
     assert {each.proposal for each in service.confirmations} == {digest(split)}
+    # Two proposals of one number prove the copy, and the proof is kept.
+    assert list(kept.path.parent.glob("alice.*.rolled-back-1-*"))
 
 
 def test_a_round_of_a_number_that_was_confirmed_is_not_joined(split, connect, service, sealed):
@@ -342,6 +344,22 @@ def test_a_client_that_has_voted_and_lost_its_memory_does_not_vote_again(connect
     assert len(service.confirmations) == 1
     kept.path.unlink()
     with pytest.raises(StateError, match="this client has voted"):
+        connect()
+
+
+def test_an_older_copy_of_the_memory_is_noticed(connect, service, kept):
+    waits(service)
+    with connect(timeout=2) as client, pytest.raises(ServiceError):
+        client.fetch()
+    stored = kept.load()
+    assert stored is not None
+    kept.path.write_bytes(encode(replace(stored, voted=None)))
+    with pytest.raises(StateError, match="older copy"):
+        connect()
+    kept.path.write_bytes(encode(stored))
+    assert kept.load() == stored
+    kept.path.with_name(kept.path.name + ".voted").write_bytes(b"rubbish")
+    with pytest.raises(StateError, match="cannot be read"):
         connect()
 
 

@@ -363,8 +363,13 @@ def test_a_round_that_never_closes_is_skipped_and_proposes_nothing(start, speake
 
 
 def test_where_nobody_confirms_the_receipt_says_so(start, speaker):
-    service = start(settings={"confirm": "none"}, voters=())
+    service = start(settings={"confirm": "none", "expires": 1}, voters=())
     speakers, joined = send(service, speaker)
+    told = {each.what for each in service.named("Cautioned")}
+    assert {what.partition(":")[0] for what in told} >= {
+        "confirm = none",
+        "the charter has expired",
+    }
     service.wait_for("RoundPublished")
     assert not service.named("RoundProposed")
     (certified,) = chain(speakers[0])

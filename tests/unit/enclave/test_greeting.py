@@ -211,7 +211,7 @@ def test_what_a_client_does_wrong_itself_is_told_in_its_name(service, speaker, s
 
 WRONG_HELLOS: dict[str, tuple[dict[str, Any], grpc.StatusCode]] = {
     "of another connection": ({"nonce": bytes(32)}, UNPROVED),
-    "of another federation": ({"federation": bytes(32)}, UNPROVED),
+    "of another federation": ({"federation": bytes(32)}, DENIED),
     "of another client": ({"client": "client-2"}, DENIED),
     "of a worker": ({"client": "worker-1"}, DENIED),
     "of nobody who is enrolled": ({"client": "mallory"}, DENIED),
