@@ -38,6 +38,13 @@ def _disclosed(head: object) -> list[str] | None:
     return list(head.selected) if isinstance(head, Receipt) and head.disclosed else None
 
 
+def _awaited(engine: Engine) -> frozenset[str]:
+    """Whose updates may still come, or whose confirmations."""
+    if engine.current is not None:
+        return engine.current.awaited
+    return engine.ballot.awaited if engine.ballot is not None else frozenset()
+
+
 @dataclass
 class Status:
     """Notes events, and reads the engine when the status is asked for."""
@@ -122,7 +129,7 @@ class Status:
             if current
             else None,
             "arrived": sorted(self.arrived),
-            "awaited": sorted(current.awaited) if current else [],
+            "awaited": sorted(_awaited(engine)),
             "rejected": dict(self.rejected),
             "workers": sorted(self._pool()),
             "stages_s": self.stages,

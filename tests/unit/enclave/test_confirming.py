@@ -1,6 +1,7 @@
 """Nothing of an outcome leaves before enough clients have confirmed it, and then only that one."""
 
 import asyncio
+import json
 import shutil
 import socket
 import threading
@@ -573,6 +574,15 @@ def test_whoever_waits_is_told_at_once_that_the_enclave_was_set_back(two, speake
     waiting = one.stub.AwaitOutcome.future(wire.OutcomeRequest(number=1), timeout=60)
     remind(one, proposal)
     assert waiting.result().WhichOneof("outcome") == "rolled_back"
+
+
+def test_the_status_names_who_has_not_confirmed(quiet, speaker):
+    pending(quiet, speaker)
+    enrolled = speaker(quiet, 1)
+    enrolled.greet()
+    shown = json.loads(enrolled.stub.GetStatus(wire.StatusRequest()).json)
+    assert shown["phase"] == "confirming"
+    assert shown["awaited"] == [f"client-{number}" for number in range(1, 6)]
 
 
 def test_silent_voters_are_named(quiet, speaker, monkeypatch):
