@@ -18,7 +18,7 @@ from ostraka.core import leakage, rules
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import UNSIGNED, Digest, Id, Key, decode, encode, pack
+from ostraka.encoding import UNSIGNED, AnyMessage, Digest, Id, Key, decode, encode, pack
 from ostraka.errors import ConfigError, MalformedMessage
 from ostraka.files import read_text
 from ostraka.messages import Abandon, Charter, vector_digest
@@ -439,12 +439,17 @@ def abandoned_model_path(federation: Path) -> Path:
 
 def load_abandon(path: Path) -> Abandon:
     """The Abandon in a file. Nothing is verified here. Raises ConfigError."""
+    return read_message(Abandon, path)
+
+
+def read_message(kind: type[AnyMessage], path: Path) -> AnyMessage:
+    """The message of this kind in a file. Nothing is verified here. Raises ConfigError."""
     try:
-        return decode(Abandon, path.read_bytes())
+        return decode(kind, path.read_bytes())
     except OSError as unreadable:
         raise ConfigError(f"{path}: {unreadable.strerror}") from None
     except MalformedMessage as malformed:
-        raise ConfigError(f"{path} is no Abandon: {malformed}") from None
+        raise ConfigError(f"{path} is no {kind.__name__}: {malformed}") from None
 
 
 def write_charter(path: Path, charter: Charter) -> None:

@@ -12,6 +12,7 @@ from ostraka.cli.client import Enclave, Key, Memory, Policy, Simulation, TlsCa
 from ostraka.cli.output import Json, show
 from ostraka.cli.worker import stopped_by_signals
 from ostraka.client import abandoning
+from ostraka.client.abandoning import Testimony
 from ostraka.client.attesting import Verifier
 from ostraka.client.events import Confirmed, Event, Report
 from ostraka.client.memory import MemoryFile
@@ -150,7 +151,7 @@ def abandon(
     authority = read_identity(key)
     if authority.public != charter.federation.authority:
         raise ConfigError(f"{key} is not the key of the authority that {federation} names")
-    told = [abandoning.load_testimony(path) for path in testimonies]
+    told = [federation_file.read_message(Testimony, path) for path in testimonies]
     signed, proved = abandoning.abandon(charter, told, authority)
     manifest, vector = read_model(model)
     if vector_digest(vector) != signed.model:

@@ -22,8 +22,8 @@ from ostraka.client.memory import Memory, MemoryFile
 from ostraka.client.voting import Record
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity, check_signature
-from ostraka.encoding import UNSIGNED, decode, digest, encode
-from ostraka.errors import ConfigError, MalformedMessage, OpenError, StateError
+from ostraka.encoding import UNSIGNED, digest, encode
+from ostraka.errors import ConfigError, OpenError, StateError
 from ostraka.messages import Abandon, Charter, Confirmation, first_model, genesis
 from ostraka.protocol.confirm import electorates, is_proved
 
@@ -148,16 +148,6 @@ def accept(file: MemoryFile, identity: Identity, signed: Abandon, policy: Policy
         return Memory.of(role, stored.charter, stored.sent)
 
     return file.change(follow)
-
-
-def load_testimony(path: Path) -> Testimony:
-    """The testimony in a file. Nothing is verified here. Raises ConfigError."""
-    try:
-        return decode(Testimony, path.read_bytes())
-    except OSError as unreadable:
-        raise ConfigError(f"{path}: {unreadable.strerror}") from None
-    except MalformedMessage as malformed:
-        raise ConfigError(f"{path} is no testimony: {malformed}") from None
 
 
 def write(path: Path, message: Abandon | Testimony) -> None:

@@ -74,6 +74,11 @@ class Client:
     def _previous(self) -> bytes:
         return digest(self.last) if self.last is not None else genesis(self._electors)
 
+    @property
+    def _start(self) -> bytes:
+        """The digest of the model that the next number starts from."""
+        return self.last.model if self.last is not None else first_model(self.federation)
+
     def adopt(self, federation: Federation) -> "Client":
         """Agree to a newer revision, whose charter was verified. Raises ReceiptRefused."""
         if federation == self.federation:
@@ -107,8 +112,7 @@ class Client:
             raise ReceiptRefused("the offer's key is not the one that the enclave has proved")
         self._require_next(offer)
         self._require_no_vote(offer.number)
-        start = self.last.model if self.last is not None else first_model(self.federation)
-        if offer.model != start:
+        if offer.model != self._start:
             raise ReceiptRefused("the round does not start from the model that it must start from")
         return Joined(client, offer, attested)
 
@@ -210,8 +214,7 @@ class Client:
         self._require_next(abandon)
         if abandon.electors != self._electors:
             raise ReceiptRefused("an abandoned round brings no new charter")
-        start = self.last.model if self.last is not None else first_model(self.federation)
-        if abandon.model != start:
+        if abandon.model != self._start:
             raise ReceiptRefused("what follows an abandoned round starts from the model before it")
         if not is_proved(abandon, self._electors):
             raise ReceiptRefused(
