@@ -31,6 +31,8 @@ MASKINGS = ("exact", "gaussian", "none")
 DISTANCES = ("workers", "inside")
 CONFIRMS = ("clients", "witnesses", "both", "none")
 MIN_WORKERS, MAX_WORKERS = 2, 7
+DEFAULT_MOMENTUM = 0.9
+_NO_OPTIONS = rules.Options()
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,10 @@ class Tiling:
 class Terms:
     """What every round of a federation keeps to.
 
-    At most f clients are Byzantine. `rule` names the aggregation rule; k is an option of it: how
-    many updates are averaged (None: all but f). Long updates are scaled down to `clip_norm` (None:
-    see `clipping_norm`).
+    At most f clients are Byzantine. `pre` names pre-aggregations, in their order, `rule` the
+    aggregation rule after them, and `options` holds what they take. Long updates are scaled down to
+    `clip_norm` (None: see `clipping_norm`). `client_momentum` is what every client keeps of its
+    last updates in the next one, from 0 to below 1.
 
     Distances are measured by `workers` workers on masked rows, of which half may collude, or inside
     the enclave; with a `sketch`, on that many columns into which the enclave folds each row.
@@ -119,15 +122,19 @@ class Terms:
     `confirm` says whose confirmations an outcome needs before anything of it leaves the enclave:
     clients', witnesses', of whom at most `witness_f` are Byzantine, or both. With "none", a host
     that copies the enclave's state can read an update.
+
+    `disclose_values` allows rules whose aggregate holds single values of single clients.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/terms/v3"
+    LABEL: ClassVar[bytes] = b"ostraka/terms/v4"
 
     manifest: Manifest
     f: int
     masking: str = "exact"
     rule: str = rules.DEFAULT
-    k: int | None = None
+    pre: tuple[str, ...] = rules.DEFAULT_PRE
+    options: rules.Options = _NO_OPTIONS
+    client_momentum: float = DEFAULT_MOMENTUM
     clip_norm: float | None = None
     distances: str = "workers"
     workers: int = 2
@@ -137,6 +144,7 @@ class Terms:
     precision: float = 1e-3
     tile: int = DEFAULT_TILE
     disclose_selection: bool = False
+    disclose_values: bool = False
     optimiser: Optimiser = FEDAVG
     confirm: str = "clients"
     witness_f: int = 0
@@ -149,14 +157,11 @@ class Terms:
             )
         if self.confirm not in CONFIRMS:
             raise ConfigError(f"confirm is one of {', '.join(CONFIRMS)}; got {self.confirm!r}")
-        rules.rule(self.rule)  # refuses an unknown name
         if self.masking not in MASKINGS:
             raise ConfigError(f"masking is one of {', '.join(MASKINGS)}; got {self.masking!r}")
-        if self.k is not None and self.k < self.f + 2:
-            raise ConfigError(
-                f"k >= f + 2, or f colluders can isolate one honest update; "
-                f"got k={self.k}, f={self.f}"
-            )
+        if not 0 <= self.client_momentum < 1:
+            raise ConfigError(f"0 <= client_momentum < 1; got {self.client_momentum}")
+        self._check_rule()
         largest = 2.0**128 * math.sqrt(self.dimension)  # no float32 update is longer
         if self.clip_norm is not None and not 2.0**-126 <= self.clip_norm <= largest:
             raise ConfigError(f"clip_norm must be 2^-126 to {largest:.2g}; got {self.clip_norm}")
@@ -171,6 +176,17 @@ class Terms:
             sketch.check(self.sketch, self.dimension)
         if not self.inside:
             self._check_workers()
+
+    def _check_rule(self) -> None:
+        composition, k = self.composition, self.options.k
+        if (composition.name, composition.pre) != (self.rule, self.pre):
+            raise ConfigError(f"signed terms name {composition.plain} just so, not by an alias")
+        if k is not None and k < self.f + 2:
+            raise ConfigError(
+                f"k >= f + 2, or f colluders can isolate one honest update; got k={k}, f={self.f}"
+            )
+        if self.sketch is not None:
+            composition.require_sketch(self.sketch)
 
     def _check_workers(self) -> None:
         if not MIN_WORKERS <= self.workers <= MAX_WORKERS:
@@ -230,14 +246,14 @@ class Terms:
             return self.clip_norm
         return power_of_two_above(4 * float(np.median(stated)))
 
-    @property
-    def options(self) -> rules.Options:
-        """The options of the rule."""
-        return rules.Options(k=self.k)
+    @cached_property
+    def composition(self) -> rules.Composition:
+        """The pre-aggregations and the rule, with their options."""
+        return rules.compose(self.rule, self.pre, self.options)
 
     def least(self, f: int) -> int:
         """How many updates the rule needs when f of them may be Byzantine."""
-        return rules.rule(self.rule).least(f)
+        return self.composition.least(f)
 
 
 @dataclass(frozen=True)
@@ -285,9 +301,12 @@ class Federation:
             raise ConfigError(f"expires counts seconds since 1970; got {self.expires}")
         if len(self.initial) not in (0, _DIGEST_BYTES):
             raise ConfigError("initial is a SHA-256, or empty for a model of zeros")
-        rules.require_enough(terms.rule, n, terms.f)
-        if terms.k is not None and terms.k > n - terms.f:
-            raise ConfigError(f"k <= n - f; got k={terms.k}, n={n}, f={terms.f}")
+        rules.require_enough(terms.composition, n, terms.f)
+        k, root = terms.options.k, terms.options.root
+        if k is not None and k > n - terms.f:
+            raise ConfigError(f"k <= n - f; got k={k}, n={n}, f={terms.f}")
+        if root and root not in {each.name for each in self.clients}:
+            raise ConfigError(f"root is {root!r}, and no client of that name is enrolled")
         if n * terms.tile > MAX_TILE_VALUES:
             raise ConfigError(
                 f"clients x tile <= {MAX_TILE_VALUES}; got {n} x {terms.tile}: "

@@ -20,7 +20,8 @@ OstrakaError
 ├── StateError               sealed state that cannot be used: says which file and what to do
 ├── StorageFull              the disk or its limit is full: nothing was lost
 └── RoundFailed              the round cannot be completed, and nothing was published
-    └── TooFewUpdates        fewer valid updates than the rule needs
+    ├── TooFewUpdates        fewer valid updates than the rule needs
+    └── TooFewWeighed        fewer clients than f + 2 would have a weight in the aggregate
 """
 
 from collections import Counter
@@ -235,6 +236,15 @@ class TooFewUpdates(RoundFailed):
             f"Rejected: {why}"
         )
         self.rejected = rejected
+
+
+class TooFewWeighed(RoundFailed):
+    """Fewer than f + 2 clients would have a weight: f colluders could see one honest update."""
+
+    def __init__(self, weighed: int, f: int) -> None:
+        super().__init__(
+            f"the rule weighs {weighed} updates; it takes f + 2 = {f + 2} to hide each of them"
+        )
 
 
 class LeakyMasking(UserWarning):

@@ -6,14 +6,21 @@ may change without a new revision.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
 
 from ostraka import files, settings
 from ostraka.arrays import Float32
-from ostraka.config import Federation, Manifest, Member, Terms, default_tile
+from ostraka.config import (
+    DEFAULT_MOMENTUM,
+    Federation,
+    Manifest,
+    Member,
+    Terms,
+    default_tile,
+)
 from ostraka.core import leakage, rules
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.aead import TAG_BYTES
@@ -85,7 +92,17 @@ class TermsTable:
 
     f: int
     rule: str = rules.DEFAULT
+    pre: tuple[str, ...] | None = None
     k: int | None = None
+    neighbours: int | None = None
+    root: str = ""
+    bucket: int = 2
+    radius: float | None = None
+    centre: str = "last"
+    iterations: int | None = None
+    smoothing: float | None = None
+    beta: float | None = None
+    client_momentum: float = DEFAULT_MOMENTUM
     masking: str = "exact"
     distances: str = "workers"
     workers: int = 2
@@ -96,15 +113,23 @@ class TermsTable:
     precision: float = 1e-3
     tile: int | None = None
     disclose_selection: bool = False
+    disclose_values: bool = False
     confirm: str = "clients"
     witness_f: int = 0
 
     def __post_init__(self) -> None:
-        rules.rule(self.rule)  # refuses an unknown name
+        _ = self.composition  # refuses what cannot work
         _require("f", self.f, 0, _MANY)
         _require("witness_f", self.witness_f, 0, _MANY)
         _require("leakage_bits", self.leakage_bits, 1e-30, 1e30)
         _require("precision", self.precision, 1e-30, 1)
+
+    @property
+    def composition(self) -> rules.Composition:
+        """The rule, what comes before it, and their options."""
+        options = {each.name: getattr(self, each.name) for each in fields(rules.Options)}
+        pre = rules.usual_pre(self.rule) if self.pre is None else self.pre
+        return rules.compose(self.rule, pre, rules.Options(**options))
 
 
 @dataclass(frozen=True)
@@ -278,7 +303,7 @@ class FederationFile:
     @property
     def quorum(self) -> int:
         chosen = self.rounds.quorum
-        return rules.rule(self.terms.rule).least(self.terms.f) if chosen is None else chosen
+        return self.terms.composition.least(self.terms.f) if chosen is None else chosen
 
     def federation(self, signed: Federation | None = None) -> Federation:
         """What the authority signs, and what evidence is bound to.
@@ -308,13 +333,15 @@ class FederationFile:
         return signed.terms.tile if signed else default_tile(clients, self.manifest.dimension)
 
     def _signed_terms(self, clients: int, signed: Federation | None) -> Terms:
-        terms = self.terms
+        terms, composition = self.terms, self.terms.composition
         return Terms(
             manifest=self.manifest,
             f=terms.f,
             masking=terms.masking,
-            rule=terms.rule,
-            k=terms.k,
+            rule=composition.name,
+            pre=composition.pre,
+            options=composition.options,
+            client_momentum=terms.client_momentum,
             clip_norm=terms.clip_norm,
             distances=terms.distances,
             workers=terms.workers,
@@ -324,6 +351,7 @@ class FederationFile:
             precision=terms.precision,
             tile=self._tile(clients, signed),
             disclose_selection=terms.disclose_selection,
+            disclose_values=terms.disclose_values,
             optimiser=self.optimiser,
             confirm=terms.confirm,
             witness_f=terms.witness_f,
@@ -523,11 +551,12 @@ def _require_distinct(document: Document, layout: _Layout) -> None:
 
 
 def _require_quorum(document: Document, file: FederationFile, clients: int) -> None:
-    least = rules.rule(file.terms.rule).least(file.terms.f)
+    least = file.terms.composition.least(file.terms.f)
     if not least <= file.quorum <= clients:
         raise document.error(
             "rounds.quorum",
-            f"rounds.quorum is {least}, the least for {file.terms.rule} and f={file.terms.f}, "
+            f"rounds.quorum is {least}, the least for {file.terms.composition} and "
+            f"f={file.terms.f}, "
             f"to {clients}, the number of clients; got {file.quorum}",
         )
 

@@ -260,7 +260,7 @@ class Receipt:
     step, which leaves the model as it was; empty if it is none. cohort: as in the proposal.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/receipt/v3"
+    LABEL: ClassVar[bytes] = b"ostraka/receipt/v4"
 
     number: int
     round_id: Id
@@ -278,7 +278,8 @@ class Receipt:
     commitment: Digest
     disclosed: bool
     selected: tuple[str, ...]  # empty unless disclosed
-    rule: str
+    rule: str  # the composition, with its options
+    note: str  # what the rule says of how it came to its weights; usually nothing
     masking: str
     distances: str
     cautions: tuple[str, ...]

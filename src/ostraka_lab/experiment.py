@@ -101,7 +101,7 @@ class Experiment:
                 f"byzantine must be below the number of clients, {self.clients}; "
                 f"got {self.byzantine}"
             )
-        rules.require_enough(rules.DEFAULT, self.clients, self.tolerated)
+        rules.require_enough(rules.compose(rules.PAPER), self.clients, self.tolerated)
         least, most = self.tolerated + 2, self.clients - self.tolerated
         if self.k is not None and not least <= self.k <= most:
             raise ConfigError(f"k must be from f + 2 = {least} to n - f = {most}; got {self.k}")

@@ -124,7 +124,7 @@ class _Run:
         self._board = Board(folder.board)
         self._judge = Judge(task)
         # Below that, no round can be measured, or none is confirmed.
-        least = rules.rule(rules.DEFAULT).least(self._experiment.tolerated)
+        least = rules.compose(rules.PAPER).least(self._experiment.tolerated)
         self._needed = max(least, deployment.quorum)
         self._clients: dict[Child, tuple[int, ...]] = {}
         self._listening: list[tuple[Child, Callable[[Logged], None]]] = []

@@ -17,7 +17,7 @@ from ostraka.carried.messages import Hello, KeyProof, Proof
 from ostraka.carried.relay import Head, Outcome, PublishedModel
 from ostraka.client.attesting import Unconfirmed
 from ostraka.config import Manifest, Member, Terms, default_tile
-from ostraka.core import optimiser
+from ostraka.core import optimiser, rules
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import check_signature
 from ostraka.crypto.updates import SealedUpdate
@@ -59,7 +59,9 @@ class FoundingTerms:
         return Terms(
             manifest,
             f=self.f,
-            k=self.k,
+            rule=rules.PAPER,
+            pre=(),
+            options=rules.Options(k=self.k),
             masking=self.masking,
             workers=self.workers,
             tile=default_tile(clients, manifest.dimension),

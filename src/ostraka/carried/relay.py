@@ -94,7 +94,7 @@ class Head:
 
     @classmethod
     def at(cls, number: int, terms: Terms, model: Float32) -> "Head":
-        return cls(number, terms.manifest, model, terms.f, terms.k, terms.least(terms.f))
+        return cls(number, terms.manifest, model, terms.f, terms.options.k, terms.least(terms.f))
 
 
 @dataclass(frozen=True)

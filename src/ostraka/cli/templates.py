@@ -182,7 +182,7 @@ def federation_toml(
         masking=masking,
         workers=working,
         rule=rules.DEFAULT,
-        quorum=rules.rule(rules.DEFAULT).least(f),
+        quorum=rules.compose(rules.DEFAULT, rules.DEFAULT_PRE).least(f),
     )
     enrolled = [member_lines("client", each) for each in clients]
     enrolled += [member_lines("worker", each) for each in workers]

@@ -171,7 +171,7 @@ class Client:
         check_signature(receipt, key)
         named = self._named_by(receipt)
         terms = named.terms
-        if (receipt.rule, receipt.masking) != (terms.rule, terms.masking):
+        if (receipt.rule, receipt.masking) != (str(terms.composition), terms.masking):
             raise ReceiptRefused("the receipt names another rule or masking than the terms")
         if self.last is not None and receipt.number == self.last.number and receipt != self.last:
             raise Fork(self.last, receipt)

@@ -19,6 +19,7 @@ from ostraka.errors import (
     ConfigError,
     RemoteProtocolError,
     TooFewUpdates,
+    TooFewWeighed,
     UpdateRejected,
     WorkerError,
     WorkerGone,
@@ -128,10 +129,10 @@ class Host:
 
 def _plan(cohort: Cohort, measured: Measured) -> tuple[Plan, str]:
     """The plan, or one without weights, and why the rule has made none."""
-    nothing = Weights(np.zeros(len(cohort.rows)))
+    nothing = Weights.of(np.zeros(len(cohort.rows)))
     try:
         return decide(cohort, measured), ""
-    except TooFewUpdates as few:
+    except (TooFewUpdates, TooFewWeighed) as few:
         return nothing, str(few)
     except Exception as bug:  # noqa: BLE001 (a trace in the log would tell of the rows)
         return nothing, f"the rule failed on these updates ({type(bug).__name__})"

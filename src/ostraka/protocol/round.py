@@ -8,6 +8,7 @@ import contextlib
 import operator
 import os
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,8 +76,8 @@ def run_round(
     updates: npt.ArrayLike,
     *,
     f: int,
-    k: int | None = None,
     rule: str = rules.DEFAULT,
+    pre: Sequence[str] | None = None,
     masking: str = "exact",
     sketch: int | None = None,
     workers: int = 2,
@@ -84,12 +85,16 @@ def run_round(
     verify: bool = True,
     distances: str = "workers",
     threads: int = 1,
+    disclose_values: bool = False,
     entropy: Entropy | None = None,
+    **options: float | str | None,
 ) -> RoundResult:
     """Aggregate updates (n, d) of which f may be Byzantine.
 
-    rule: the aggregation rule. k: how many to average (None: n - f). masking: "exact", the paper's
-    "gaussian", or "none" for distances inside the enclave. sketch: fold rows to this many columns
+    rule: the aggregation rule. pre: pre-aggregations before it (None: arc and nnm before the
+    default rule, nothing before others). options: what they take, such as k (`rules.Options`); root
+    is "client-0" for the first row. masking: "exact", the paper's "gaussian", or "none" for
+    distances inside the enclave. sketch: fold rows to this many columns
     first. workers: 2 to 7, of which half may collude. clip_norm: longer rows are scaled down to it
     (None: 4 x the median norm, rounded up to a power of two). verify: check the workers. distances:
     "workers", "inside", or "auto" for the cheaper. entropy: a source of secret bytes, called with a
@@ -97,17 +102,22 @@ def run_round(
     """
     rows = _as_rows(updates)
     n, d = rows.shape
+    composition = rules.compose(
+        rule, rules.usual_pre(rule) if pre is None else tuple(pre), rules.read_options(options)
+    )
     log: list[Event] = []
     terms = Terms(
         Manifest.flat(d),
         f=_whole("f", f),
-        rule=rule,
-        k=None if k is None else _whole("k", k),
+        rule=composition.name,
+        pre=composition.pre,
+        options=composition.options,
         masking=masking,
         sketch=None if sketch is None else _whole("sketch", sketch),
         workers=_whole("workers", workers),
         clip_norm=None if clip_norm is None else float(clip_norm),
         verify=bool(verify),
+        disclose_values=disclose_values,
         distances="workers" if distances == "auto" else distances,
         tile=default_tile(n, d),
     )

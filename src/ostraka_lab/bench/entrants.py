@@ -75,7 +75,7 @@ class Contest:
     centred: bool = False
 
     def __post_init__(self) -> None:
-        rules.require_enough(rules.DEFAULT, self.clients, 1)
+        rules.require_enough(rules.compose(rules.PAPER), self.clients, 1)
         if self.dimension < _ROOM * self.clients:
             raise ConfigError(
                 f"updates need at least {_ROOM} values per client, {_ROOM * self.clients} here; "

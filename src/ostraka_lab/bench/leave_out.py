@@ -28,7 +28,7 @@ from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.experiment import NO_ATTACK, Experiment, Task
 
 MEAN = "mean"
-_RULES = (MEAN, rules.DEFAULT)
+_RULES = (MEAN, rules.PAPER)
 _QUARTILES = (25, 50, 75)
 
 
@@ -57,7 +57,7 @@ class Plan:
                 f"got {self.rounds} and {self.warm_up}"
             )
         for each in self.federations():
-            rules.require_enough(rules.DEFAULT, each.clients - 1, each.f)
+            rules.require_enough(rules.compose(rules.PAPER), each.clients - 1, each.f)
             _ = self.experiment(each)
 
     def to_json(self) -> str:

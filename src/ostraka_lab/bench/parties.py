@@ -120,7 +120,7 @@ def sketch_size(clients: int, dimension: int) -> int | None:
 
 def byzantine(clients: int) -> int:
     """The f to plan for: a fifth of the clients, or as many as the default rule allows."""
-    least = rules.rule(rules.DEFAULT).least
+    least = rules.compose(rules.PAPER).least
     return max((f for f in range(clients // 5 + 1) if least(f) <= clients), default=0)
 
 

@@ -1,45 +1,169 @@
-"""Aggregation rules, one file a family. A new rule is a file, and a line in the table below."""
+"""Aggregation rules and pre-aggregations, one file a family.
 
-from ostraka.core.rules.krum import MultiKrum, krum_scores, multi_krum
-from ostraka.core.rules.seam import Gram, Options, Plan, Rule, Weights
+A new one is a file, and a line in a table below.
+"""
+
+import operator
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from types import NoneType
+from typing import Any, TypeVar, get_args
+
+from ostraka.core.rules.averaging import Cge, Mean
+from ostraka.core.rules.centres import GeometricMedian
+from ostraka.core.rules.composition import Composition, limited
+from ostraka.core.rules.krum import Krum, MultiKrum, krum_scores, multi_krum
+from ostraka.core.rules.pre import Arc, Bucketing, Clip, NearestNeighbourMixing
+from ostraka.core.rules.seam import (
+    Columnwise,
+    Gram,
+    Mixing,
+    Options,
+    Part,
+    Plan,
+    PreAggregation,
+    Rule,
+    Weights,
+)
 from ostraka.errors import ConfigError
 
-DEFAULT = "multi-krum"
+_T = TypeVar("_T")
+
+DEFAULT = "geometric-median"
+DEFAULT_PRE = ("arc", "nnm")
+PAPER = "multi-krum"
 
 RULES: dict[str, Rule] = {
+    "mean": Mean(),
     "multi-krum": MultiKrum(),
+    "krum": Krum(),
+    "geometric-median": GeometricMedian(),
+    "cge": Cge(),
+}
+PRE: dict[str, PreAggregation] = {
+    "nnm": NearestNeighbourMixing(),
+    "bucketing": Bucketing(),
+    "clip": Clip(),
+    "arc": Arc(),
+}
+
+# What ByzFL and Flower call the same.
+ALIASES = {
+    "Average": "mean",
+    "FedAvg": "mean",
+    "MultiKrum": "multi-krum",
+    "Krum": "krum",
+    "MDA": "mda",
+    "MoNNA": "monna",
+    "GeometricMedian": "geometric-median",
+    "CenteredClipping": "centred-clipping",
+    "CAF": "caf",
+    "Median": "median",
+    "FedMedian": "median",
+    "TrMean": "trimmed-mean",
+    "FedTrimmedAvg": "trimmed-mean",
+    "Meamed": "meamed",
+    "Bulyan": "bulyan",
+    "NNM": "nnm",
+    "Bucketing": "bucketing",
+    "Clipping": "clip",
+    "ARC": "arc",
 }
 
 
-def rule(name: str) -> Rule:
-    """The rule of this name. Raises ConfigError if there is none."""
-    if name not in RULES:
-        raise ConfigError(f"rule is one of {', '.join(RULES)}; got {name!r}")
-    return RULES[name]
+def compose(rule: str, pre: tuple[str, ...] = (), options: Options | None = None) -> Composition:
+    """The composition of these names, or of what others call the same. Raises ConfigError."""
+    name, steps = _known("rule", rule, RULES), [_known("pre-aggregation", p, PRE) for p in pre]
+    return Composition(
+        name, RULES[name], tuple(steps), tuple(PRE[step] for step in steps), options or Options()
+    )
 
 
-def require_enough(name: str, n: int, f: int) -> None:
-    """Raises ConfigError unless the rule stands on n rows of which f may be Byzantine."""
-    least = rule(name).least(f)
+def usual_pre(rule: str) -> tuple[str, ...]:
+    """What comes before a rule if nothing is said: before the default, its usual company."""
+    return DEFAULT_PRE if ALIASES.get(rule, rule) == DEFAULT else ()
+
+
+def read_options(given: Mapping[str, Any]) -> Options:
+    """Options by name, of the types that they have. Raises ConfigError."""
+    known = {each.name: get_args(each.type) or (each.type,) for each in fields(Options)}
+    taken: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            raise ConfigError(f"there is no option {name!r} of a rule. Known: {', '.join(known)}")
+        taken[name] = _of_type(name, value, known[name])
+    return Options(**taken)
+
+
+def _of_type(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
+    if value is None and NoneType in kinds:
+        return None
+    try:
+        if int in kinds:
+            return operator.index(value)
+        if float in kinds:
+            return float(value)
+        if isinstance(value, str):
+            return value
+    except (TypeError, ValueError):
+        pass
+    wanted = "a whole number" if int in kinds else "a number" if float in kinds else "a name"
+    raise ConfigError(f"{name} is {wanted}; got {value!r}")
+
+
+def parse(text: str, options: Options | None = None) -> Composition:
+    """Read "arc+nnm+geometric-median". Raises ConfigError."""
+    *pre, rule = text.split("+")
+    return compose(rule, tuple(pre), options)
+
+
+def _known(kind: str, name: str, table: dict[str, _T]) -> str:
+    found = ALIASES.get(name, name)
+    if found in table:
+        return found
+    names = [*table, *(each for each, of in ALIASES.items() if of in table)]
+    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    meant = f": did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"there is no {kind} {name!r}{meant} Known: {', '.join(table)}")
+
+
+def require_enough(composition: Composition, n: int, f: int) -> None:
+    """Raises ConfigError unless the composition stands on n rows of which f may be Byzantine."""
+    least = composition.least(f)
     if n < least:
-        most = max((each for each in range(min(f, n)) if rule(name).least(each) <= n), default=0)
+        most = max((each for each in range(min(f, n)) if composition.least(each) <= n), default=0)
         raise ConfigError(
-            f"{name} needs at least {least} clients; got n={n}, f={f}: "
+            f"{composition} needs at least {least} clients; got n={n}, f={f}: "
             f"take at least {least} clients, or f at most {most}"
         )
 
 
 __all__ = [
+    "ALIASES",
     "DEFAULT",
+    "DEFAULT_PRE",
+    "PAPER",
+    "PRE",
     "RULES",
+    "Columnwise",
+    "Composition",
     "Gram",
+    "Krum",
+    "Mixing",
     "MultiKrum",
     "Options",
+    "Part",
     "Plan",
+    "PreAggregation",
     "Rule",
     "Weights",
+    "compose",
     "krum_scores",
+    "limited",
     "multi_krum",
+    "parse",
+    "read_options",
     "require_enough",
-    "rule",
+    "usual_pre",
 ]

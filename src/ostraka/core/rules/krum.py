@@ -1,9 +1,14 @@
-"""Multi-Krum: law 5, the paper's section 3.2, after Blanchard et al. (NeurIPS 2017).
+"""Krum and Multi-Krum: law 5, the paper's section 3.2, after Blanchard et al. (NeurIPS 2017).
 
 (5)  score_i = the sum of the n - f - 2 smallest D_ij over j != i; keep the k lowest; n >= 2f + 3
 
+krum keeps one row, and so stands after nnm only, where that row is a mean of n - f. multi-krum is
+the paper's rule. Both are blind to rows nearer to honest ones than these are to each other: with
+9 attackers of 25, inner product manipulation leaves multi-krum worse than the plain mean.
+
 The count is that of Blanchard et al. and of Flower: n - f - 2 squared distances to *others*. ByzFL
-sums n - f - 1 of them, others sum plain distances or fourth powers, and the selections differ.
+sums n - f - 1 of them (`neighbours`), others sum plain distances or fourth powers, and the
+selections differ.
 
 Distances are squared and signed: a decoded one may be slightly negative, and is used as it is. So
 is an asymmetric matrix, where row i scores client i.
@@ -14,7 +19,7 @@ import math
 import numpy as np
 
 from ostraka.arrays import Float64
-from ostraka.core.rules.seam import Gram, Options, Weights
+from ostraka.core.rules.seam import Gram, Options, Rule, Weights
 from ostraka.errors import ConfigError
 
 
@@ -23,22 +28,39 @@ def least(f: int) -> int:
     return 2 * f + 3
 
 
-class MultiKrum:
+class MultiKrum(Rule):
     """Averages the k rows of lowest score with equal weights; all but f, unless k is given."""
+
+    takes = ("k", "neighbours")
 
     def least(self, f: int) -> int:
         return least(f)
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
-        n = len(gram.products)
+        n = len(gram)
         k = n - f if options.k is None else min(options.k, n - f)
-        weights = np.zeros(n)
-        weights[list(multi_krum(gram.distances(), f, k))] = 1 / k
-        return Weights(weights)
+        kept = multi_krum(gram.distances(), f, k, neighbours=options.neighbours)
+        return Weights.mean_of(kept, n)
 
 
-def krum_scores(distances: Float64, f: int) -> Float64:
-    """The scores (n,) of law 5. distances: (n, n), whose diagonal is ignored whatever it holds."""
+class Krum(Rule):
+    """The row of lowest score: a mean of others, since nnm comes before."""
+
+    takes = ("neighbours",)
+
+    def least(self, f: int) -> int:
+        return least(f)
+
+    def plan(self, gram: Gram, f: int, options: Options) -> Weights:
+        kept = multi_krum(gram.distances(), f, 1, neighbours=options.neighbours)
+        return Weights.mean_of(kept, len(gram))
+
+
+def krum_scores(distances: Float64, f: int, *, neighbours: int | None = None) -> Float64:
+    """The scores (n,) of law 5. distances: (n, n), whose diagonal is ignored whatever it holds.
+
+    neighbours: how many distances to sum, None for n - f - 2.
+    """
     if distances.ndim != 2 or distances.shape[0] != distances.shape[1]:
         raise ConfigError(f"Krum needs a square matrix; got shape {distances.shape}")
     n = len(distances)
@@ -51,13 +73,16 @@ def krum_scores(distances: Float64, f: int) -> Float64:
     # A row is no neighbour of its own: its 0 must not count as the nearest distance.
     np.fill_diagonal(others, math.inf)
     others.sort(axis=1)
-    scores: Float64 = others[:, : n - f - 2].sum(axis=1)
+    count = n - f - 2 if neighbours is None else min(neighbours, n - 1)
+    scores: Float64 = others[:, :count].sum(axis=1)
     return scores
 
 
-def multi_krum(distances: Float64, f: int, k: int) -> tuple[int, ...]:
+def multi_krum(
+    distances: Float64, f: int, k: int, *, neighbours: int | None = None
+) -> tuple[int, ...]:
     """The k rows of lowest score, in ascending order. Of equal scores the lower row number wins."""
-    scores = krum_scores(distances, f)
+    scores = krum_scores(distances, f, neighbours=neighbours)
     n = len(scores)
     if not 1 <= k <= n - f:
         raise ConfigError(f"Multi-Krum keeps 1 <= k <= n - f rows; got k={k}, n={n}, f={f}")

@@ -2,17 +2,26 @@
 
 A rule sees inner products and never a row. A plan says what becomes of the rows:
 
-    Weights((n,))    the aggregate is the sum of w_i x_i, which one pass over the rows computes
+    Weights((n,))                the aggregate is the sum of w_i x_i: one pass over the rows
+    Columnwise(matrix, reducer)  the same pass reduces each column by itself, at a higher price
+
+Before the rule, pre-aggregations replace the rows by mixtures of them (`Mixing`). None of this
+looks at a clock, draws a random number, or repeats itself more often than the terms say.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from ostraka.arrays import Float64
+from ostraka.arrays import Float64, Int64
 from ostraka.core.gram import from_gram
+from ostraka.errors import ConfigError
+
+CENTRES = ("last", "medoid")
+Reducer: TypeAlias = Literal["median", "trimmed", "near-median"]
 
 
 @dataclass(frozen=True)
@@ -21,12 +30,26 @@ class Gram:
 
     products: (n, n), in units of the squared clipping norm. deviation: the largest error to expect
     of a squared distance, in the same unit: (n, n), or one number for all pairs. unit: the clipping
-    norm.
+    norm. root: the row of the trusted client, if it is there. last: (n,) inner products with the
+    last aggregate, and last_square: of that with itself, both in the same unit; None if they were
+    not asked for.
     """
 
     products: Float64 = field(repr=False)
     deviation: Float64 = field(repr=False)
     unit: float = field(repr=False)
+    root: int | None = None
+    last: Float64 | None = field(default=None, repr=False)
+    last_square: float = field(default=0.0, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.products)
+
+    @property
+    def norms(self) -> Float64:
+        """The rows' lengths (n,), in units of the clipping norm."""
+        norms: Float64 = np.sqrt(np.maximum(np.diagonal(self.products), 0))
+        return norms
 
     def distances(self) -> Float64:
         """The squared distances (n, n), signed, with a zero diagonal (law 2)."""
@@ -38,21 +61,119 @@ class Gram:
             return self
         chosen = np.ix_(rows, rows)
         every = np.broadcast_to(self.deviation, self.products.shape)
-        return Gram(self.products[chosen], every[chosen], self.unit)
+        return replace(
+            self,
+            products=self.products[chosen],
+            deviation=every[chosen],
+            root=None
+            if self.root is None or self.root not in rows
+            else list(rows).index(self.root),
+            last=None if self.last is None else self.last[list(rows)],
+        )
+
+    def mixed(self, matrix: Float64, *, keeps_rows: bool) -> "Gram":
+        """The same for the rows that a matrix (m, n) makes of these.
+
+        keeps_rows: whether row i stands for client i as before.
+        """
+        return replace(
+            self,
+            products=matrix @ self.products @ matrix.T,
+            # |m_i - m_j| is at most 2 in the 1-norm, and a squared distance is half a square of it.
+            deviation=2 * self.deviation.max(keepdims=False),
+            root=self.root if keeps_rows else None,
+            last=None if self.last is None else matrix @ self.last,
+        )
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the signed terms say of a rule besides its name. k: how many rows to average."""
+    """What the signed terms say of a rule besides its name. None: see the rule.
+
+    k: how many rows multi-krum averages. neighbours: how many of them krum and multi-krum sum for a
+    score. root: the client whose update fltrust and monna trust. bucket: how many rows bucketing
+    averages. radius: to which clip shortens rows, and centred-clipping their differences, as a
+    length. centre: where centred-clipping starts. iterations: of centred-clipping and of
+    geometric-median. smoothing: of geometric-median, a length below which rows are not told apart.
+    beta: the part of all values that trimmed-mean drops at each end.
+    """
 
     k: int | None = None
+    neighbours: int | None = None
+    root: str = ""
+    bucket: int = 2
+    radius: float | None = None
+    centre: str = "last"
+    iterations: int | None = None
+    smoothing: float | None = None
+    beta: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("k", 1, math.inf),
+            ("neighbours", 1, math.inf),
+            ("bucket", 1, math.inf),
+            ("iterations", 1, 1000),
+            ("radius", 2.0**-126, 2.0**128),
+            ("smoothing", 2.0**-126, 2.0**128),
+        ):
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise ConfigError(f"{name} must be from {least:g} to {most:g}; got {value}")
+        if self.beta is not None and not 0 <= self.beta < 0.5:
+            raise ConfigError(f"beta must be from 0 to below 0.5; got {self.beta}")
+        if self.centre not in CENTRES:
+            raise ConfigError(f"centre is one of {', '.join(CENTRES)}; got {self.centre!r}")
+
+    def __str__(self) -> str:
+        """Those that are not as usual: "k=5, neighbours=3"."""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.given)
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """The names of those that are not as usual."""
+        every = ((each.name, each.default) for each in fields(self))
+        return tuple(name for name, usual in every if getattr(self, name) != usual)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """What a pre-aggregation makes of n rows: row i of the outcome is the sum of m_ij c_j x_j.
+
+    shares: (m, n), the mixture m, whose rows sum to 1. factors: (n,) what shortens each row before;
+    None if nothing does. keeps_rows: whether row i of the outcome stands for client i.
+    """
+
+    shares: Float64 | None = field(default=None, repr=False)
+    factors: Float64 | None = field(default=None, repr=False)
+    keeps_rows: bool = True
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The aggregate is the sum of w_i x_i over clipped rows. values: (n,) float64, at least 0."""
+    """The aggregate is the sum of w_i x_i over clipped rows, plus `last` times the last aggregate.
+
+    values: (n,) float64, the w_i, at least 0. shares: (n,) the same before any row was shortened or
+    brought to a common length: whose updates these are. note: what the receipt says of how the rule
+    came to it.
+    """
 
     values: Float64 = field(repr=False)
+    shares: Float64 = field(repr=False)
+    last: float = field(default=0.0, repr=False)
+    note: str = ""
+
+    @classmethod
+    def of(cls, shares: Float64, *, last: float = 0.0, note: str = "") -> "Weights":
+        """Of rows that are taken as they are."""
+        return cls(shares, shares, last, note)
+
+    @classmethod
+    def mean_of(cls, rows: Sequence[int], n: int, *, note: str = "") -> "Weights":
+        """The plain mean of some of n rows."""
+        shares = np.zeros(n)
+        shares[list(rows)] = 1 / len(rows)
+        return cls.of(shares, note=note)
 
     @property
     def selected(self) -> tuple[int, ...]:
@@ -60,14 +181,60 @@ class Weights:
         return tuple(np.flatnonzero(self.values > 0).tolist())
 
 
-Plan: TypeAlias = Weights
+@dataclass(frozen=True)
+class Columnwise:
+    """Each column of the aggregate is reduced by itself, from mixtures of the clipped rows.
+
+    matrix: (m, n), what those mixtures are. reducer: the median, the mean without the `count`
+    lowest and the `count` highest values, or the mean of the `count` values nearest to the median.
+    """
+
+    matrix: Float64 = field(repr=False)
+    reducer: Reducer
+    count: int = 0
+    note: str = ""
+
+    @property
+    def selected(self) -> tuple[int, ...]:
+        """The rows that can count in any column, in ascending order."""
+        return tuple(np.flatnonzero((self.matrix != 0).any(axis=0)).tolist())
 
 
-class Rule(Protocol):
-    """An aggregation rule."""
+Plan: TypeAlias = Weights | Columnwise
+
+
+class Part:
+    """What a pre-aggregation and a rule have in common.
+
+    takes: the options that it reads. least_sketch: how many columns a sketch must have for it;
+    None if none will do.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ()
+    least_sketch: ClassVar[int | None] = 0
 
     def least(self, f: int) -> int:
-        """The smallest number of rows on which the rule stands when f may be Byzantine."""
+        """The smallest number of rows on which it stands when f may be Byzantine."""
+        return 2 * f + 2
+
+
+class PreAggregation(Part):
+    """What becomes of the rows before a rule sees them."""
+
+    def before(self, least: int, options: Options) -> int:
+        """The smallest number of rows of which it makes at least `least`."""
+        return least
+
+    def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
+        """The mixing of these rows. order: (n,) a permutation that nobody could foresee."""
+        raise NotImplementedError
+
+
+class Rule(Part):
+    """An aggregation rule. needs_root: whether it trusts one client's row."""
+
+    needs_root: ClassVar[bool] = False
 
     def plan(self, gram: Gram, f: int, options: Options) -> Plan:
         """What to average. Raises ConfigError for fewer rows than `least`."""
+        raise NotImplementedError

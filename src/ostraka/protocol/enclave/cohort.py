@@ -98,7 +98,7 @@ class Standing:
         """Raises TooFewUpdates unless the rule stands on n updates, and the terms allow so few."""
         least = max(self._terms.least(self.f), self._terms.least(self._terms.f) - self._excused)
         if n < least:
-            raise TooFewUpdates(self._terms.rule, least, n, self.f, dict(self.rejected))
+            raise TooFewUpdates(str(self._terms.composition), least, n, self.f, dict(self.rejected))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ostraka.arrays import Buffer, Float32, Float64, cut
-from ostraka.core.rules import Plan
+from ostraka.core.rules import Columnwise, Plan
 from ostraka.crypto.updates import UncheckedOpener
 from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.protocol.enclave.cohort import Cohort
@@ -44,6 +44,8 @@ class _SecondPass:
         self._rows = cohort.rows
         self._alive = cohort.alive
         self._fingerprints = measured.fingerprints
+        if isinstance(plan, Columnwise):
+            raise NotImplementedError
         self._weights = plan.values * measured.scales
         self._lanes = lanes
         width = cohort.terms.spans.tile

@@ -5,6 +5,7 @@ may anything of the outcome leave.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,7 +14,7 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
-from ostraka.core.rules import Plan
+from ostraka.core.rules import Columnwise, Plan
 from ostraka.encoding import UNSIGNED, Digest, Id, pack
 from ostraka.errors import Rejection
 from ostraka.messages import SIMULATION, Proposal, Receipt, RejectedClient, vector_digest
@@ -74,14 +75,19 @@ def propose(cohort: Cohort, measured: Measured, plan: Plan, aggregate: Float32) 
     state = optimiser.advance(context.state, aggregate, context.terms.optimiser)
     selected = tuple(cohort.rows[row].client for row in plan.selected)
     receipt = _receipt(
-        cohort, state, aggregate=vector_digest(aggregate), selected=selected, by=measured.by
+        cohort,
+        state,
+        aggregate=vector_digest(aggregate),
+        selected=selected,
+        note=plan.note,
+        by=measured.by,
     )
     return Proposed(
         pending=_pending(cohort, receipt),
         state=state,
         aggregate=aggregate,
         selected=selected,
-        weights=tuple(plan.values[list(plan.selected)].tolist()),
+        weights=_weights(plan),
         rejected=_rejected(cohort),
         distance_error=float(measured.gram.deviation.max()) * measured.gram.unit**2,
     )
@@ -112,6 +118,7 @@ def _receipt(
     aggregate: bytes,
     by: str,
     failure: str = "",
+    note: str = "",
     selected: tuple[str, ...] = (),
 ) -> Receipt:
     context, terms = cohort.context, cohort.terms
@@ -134,13 +141,21 @@ def _receipt(
             commitment=_commitment(context.entropy(_SALT_BYTES), selected),
             disclosed=terms.disclose_selection,
             selected=selected if terms.disclose_selection else (),
-            rule=terms.rule,
+            rule=str(terms.composition),
+            note=note,
             masking=terms.masking,
             distances=by,
             cautions=_cautions(cohort, by),
             signature=UNSIGNED,
         )
     )
+
+
+def _weights(plan: Plan) -> tuple[float, ...]:
+    """Of the rows that are selected. Where columns are reduced, no row has one weight."""
+    if isinstance(plan, Columnwise):
+        return (math.nan,) * len(plan.selected)
+    return tuple(plan.values[list(plan.selected)].tolist())
 
 
 def _pending(cohort: Cohort, receipt: Receipt) -> Pending:

@@ -1,0 +1,136 @@
+"""A defence as the signed terms name it: pre-aggregations in their order, and then one rule.
+
+With the matrices M_1, M_2, ... of the pre-aggregations, M = ... M_2 M_1, the rule sees M G M^T, and
+its weights w on the mixtures are M^T w on the rows.
+
+No single client dominates, whatever the rule: of the final weights, before any row was shortened,
+none is above 1/(f + 2) of their sum. So f colluders who know their own updates still see a mixture
+of at least two others.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ostraka.arrays import Float64, Int64
+from ostraka.core.rules.seam import (
+    Columnwise,
+    Gram,
+    Options,
+    Part,
+    Plan,
+    PreAggregation,
+    Rule,
+    Weights,
+)
+from ostraka.errors import ConfigError, TooFewWeighed
+
+_DUST = 1e-9  # of all weights: a smaller one is an error of rounding
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Pre-aggregations and a rule, by name, with their options. One that exists can work.
+
+    rule, steps: what stands behind `name` and `pre`.
+    """
+
+    name: str
+    rule: Rule
+    pre: tuple[str, ...] = ()
+    steps: tuple[PreAggregation, ...] = ()
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        takes = {option for part in self.parts for option in part.takes}
+        for option in self.options.given:
+            if option not in takes:
+                known = ", ".join(sorted(takes)) or "none"
+                raise ConfigError(f"{option} is no option of {self.plain}; those are: {known}")
+        if self.name == "krum" and "nnm" not in self.pre:
+            raise ConfigError(
+                "krum alone would publish one client's update: put nnm before it, "
+                "or take multi-krum"
+            )
+        if self.rule.needs_root and not self.options.root:
+            raise ConfigError(f"{self.name} trusts one client's update: name it as root")
+        if self.rule.needs_root and "bucketing" in self.pre:
+            raise ConfigError(f"{self.name} cannot tell its root client's row after bucketing")
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (*self.steps, self.rule)
+
+    @property
+    def plain(self) -> str:
+        """Without options: "arc+nnm+geometric-median"."""
+        return "+".join((*self.pre, self.name))
+
+    def require_sketch(self, columns: int) -> None:
+        """Raises ConfigError if a sketch of so many columns is too rough for a part of it."""
+        for name, part in zip((*self.pre, self.name), self.parts, strict=True):
+            if part.least_sketch is None:
+                raise ConfigError(f"{name} cannot be told from a sketch: take all columns")
+            if columns < part.least_sketch:
+                raise ConfigError(
+                    f"{name} needs a sketch of at least {part.least_sketch} columns; got {columns}"
+                )
+
+    def __str__(self) -> str:
+        """Such as "arc+nnm+geometric-median" or "multi-krum(k=5)"."""
+        options = str(self.options)
+        return self.plain + (f"({options})" if options else "")
+
+    def least(self, f: int) -> int:
+        """The smallest number of rows on which all of it stands."""
+        least = max(self.rule.least(f), 1)
+        for step in reversed(self.steps):
+            least = max(step.least(f), step.before(least, self.options))
+        return max(least, f + 2)
+
+    def plan(self, gram: Gram, f: int, order: Int64) -> Plan:
+        """What to average, or to reduce by columns.
+
+        order: (n,) a permutation that nobody could foresee. Raises ConfigError for too few rows,
+        and TooFewWeighed if fewer than f + 2 clients would have a weight.
+        """
+        shares = matrix = np.eye(len(gram))
+        for step in self.steps:
+            mixing = step.mix(gram, f, self.options, order)
+            mixture = np.eye(len(gram)) if mixing.shares is None else mixing.shares
+            shortened = mixture if mixing.factors is None else mixture * mixing.factors
+            gram = gram.mixed(shortened, keeps_rows=mixing.keeps_rows)
+            shares, matrix = mixture @ shares, shortened @ matrix
+        plan = self.rule.plan(gram, f, self.options)
+        if isinstance(plan, Columnwise):
+            return replace(plan, matrix=plan.matrix @ matrix)
+        return limited(
+            replace(plan, values=matrix.T @ plan.values, shares=shares.T @ plan.shares), f
+        )
+
+
+def limited(weights: Weights, f: int) -> Weights:
+    """The same weights, of which none is above 1/(f + 2) of all shares.
+
+    Shares become min(lambda share, limit), with the lambda that keeps their sum. Raises
+    TooFewWeighed if fewer than f + 2 rows have a share.
+    """
+    shares = np.where(weights.shares > _DUST * weights.shares.sum(), weights.shares, 0)
+    if (weighed := int(np.count_nonzero(shares))) < f + 2:
+        raise TooFewWeighed(weighed, f)
+    after = _water_filled(shares, shares.sum() / (f + 2))
+    ratio = np.divide(after, shares, out=np.zeros(len(shares)), where=shares > 0)
+    return replace(weights, values=weights.values * ratio, shares=after)
+
+
+def _water_filled(shares: Float64, limit: float) -> Float64:
+    """min(lambda share, limit) of the same sum. At least sum/limit shares are above 0."""
+    ascending = np.sort(shares[shares > 0])
+    total, rest = shares.sum(), np.cumsum(ascending)[::-1]
+    for capped, (largest, left) in enumerate(zip(ascending[::-1], rest, strict=True)):
+        scale = (total - capped * limit) / left
+        if largest * scale <= limit:
+            filled: Float64 = np.minimum(shares * scale, limit)
+            return filled
+    # All of them are at the limit, but for rounding.
+    return np.where(shares > 0, limit, 0.0)

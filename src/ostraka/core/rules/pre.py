@@ -1,0 +1,85 @@
+"""Pre-aggregations: mixtures of rows that take the place of the rows before a rule sees them.
+
+nnm         row i becomes the mean of the n - f rows nearest to it, itself among them. Whatever
+            follows then weighs no client by more than 1/(n - f). (f, kappa)-robust with nearly
+            every rule: Allouah et al., "Fixing by Mixing", AISTATS 2023.
+bucketing   the means of s rows each, in an order that nobody could foresee; the last may hold
+            fewer. One Byzantine row spoils one bucket. Karimireddy, He and Jaggi, ICLR 2022.
+arc         shortens the floor(2 f (n - f) / n) longest rows to the length of the next one: Allouah
+            et al., "Adaptive Gradient Clipping for Robust Federated Learning", ICLR 2025.
+clip        shortens every row to a radius, or to the median length if none is given.
+
+Of rows that are equally near, or equally long, the lower row number comes first.
+"""
+
+import numpy as np
+
+from ostraka.arrays import Float64, Int64
+from ostraka.core.rules.seam import Gram, Mixing, Options, PreAggregation
+
+
+class NearestNeighbourMixing(PreAggregation):
+    """Row i becomes the mean of the n - f rows nearest to it."""
+
+    # On 4,096 columns, Min-Max did up to 8.5 times its damage; on 16,384, up to 1.5 times.
+    least_sketch = 16_384
+
+    def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
+        n = len(gram)
+        distances = gram.distances()
+        # A decoded distance may be slightly negative, and a row is nearest to itself all the same.
+        np.fill_diagonal(distances, -np.inf)
+        nearest = np.argsort(distances, axis=1, kind="stable")[:, : n - f]
+        shares = np.zeros((n, n))
+        np.put_along_axis(shares, nearest, 1 / (n - f), axis=1)
+        return Mixing(shares)
+
+
+class Bucketing(PreAggregation):
+    """Rows become means of `bucket` rows."""
+
+    takes = ("bucket",)
+
+    def least(self, f: int) -> int:
+        return 1
+
+    def before(self, least: int, options: Options) -> int:
+        return options.bucket * (least - 1) + 1
+
+    def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
+        size, n = options.bucket, len(gram)
+        shares = np.zeros((-(-n // size), n))
+        for bucket, start in enumerate(range(0, n, size)):
+            members = order[start : start + size]
+            shares[bucket, members] = 1 / len(members)
+        return Mixing(shares, keeps_rows=False)
+
+
+class Arc(PreAggregation):
+    """Adaptive robust clipping."""
+
+    def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
+        n, norms = len(gram), gram.norms
+        clipped = 2 * f * (n - f) // n
+        return Mixing(factors=_shortened(norms, np.sort(norms)[n - clipped - 1]))
+
+
+class Clip(PreAggregation):
+    """Static clipping."""
+
+    takes = ("radius",)
+
+    def least(self, f: int) -> int:
+        return 1
+
+    def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
+        norms = gram.norms
+        radius = np.median(norms) if options.radius is None else options.radius / gram.unit
+        return Mixing(factors=_shortened(norms, float(radius)))
+
+
+def _shortened(norms: Float64, longest: float) -> Float64:
+    """What rows of these lengths are multiplied by to be no longer than that; 1 for zeros."""
+    factors = np.ones(len(norms))
+    np.divide(longest, norms, out=factors, where=norms > longest)
+    return factors
