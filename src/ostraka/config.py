@@ -185,6 +185,11 @@ class Terms:
             raise ConfigError(
                 f"k >= f + 2, or f colluders can isolate one honest update; got k={k}, f={self.f}"
             )
+        if composition.discloses and not self.disclose_values:
+            raise ConfigError(
+                f"{composition.plain} publishes single values of single clients: put nnm before "
+                "it, or have the terms say so, by disclose_values = true"
+            )
         if self.sketch is not None:
             composition.require_sketch(self.sketch)
 

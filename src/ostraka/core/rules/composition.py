@@ -66,6 +66,11 @@ class Composition:
         """Without options: "arc+nnm+geometric-median"."""
         return "+".join((*self.pre, self.name))
 
+    @property
+    def discloses(self) -> bool:
+        """Whether the aggregate holds single values of single clients."""
+        return self.rule.discloses and "nnm" not in self.pre
+
     def require_sketch(self, columns: int) -> None:
         """Raises ConfigError if a sketch of so many columns is too rough for a part of it."""
         for name, part in zip((*self.pre, self.name), self.parts, strict=True):

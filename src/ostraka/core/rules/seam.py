@@ -206,10 +206,11 @@ Plan: TypeAlias = Weights | Columnwise
 class Part:
     """What a pre-aggregation and a rule have in common.
 
-    takes: the options that it reads. least_sketch: how many columns a sketch must have for it;
-    None if none will do.
+    citation: who proposed it, and where, in one line. takes: the options that it reads.
+    least_sketch: how many columns a sketch must have for it; None if none will do.
     """
 
+    citation: ClassVar[str] = ""
     takes: ClassVar[tuple[str, ...]] = ()
     least_sketch: ClassVar[int | None] = 0
 
@@ -231,9 +232,15 @@ class PreAggregation(Part):
 
 
 class Rule(Part):
-    """An aggregation rule. needs_root: whether it trusts one client's row."""
+    """An aggregation rule.
+
+    needs_root: whether it trusts one client's row. columnwise: whether its plan is one. discloses:
+    whether its aggregate holds single values of single clients, unless nnm has mixed them before.
+    """
 
     needs_root: ClassVar[bool] = False
+    columnwise: ClassVar[bool] = False
+    discloses: ClassVar[bool] = False
 
     def plan(self, gram: Gram, f: int, options: Options) -> Plan:
         """What to average. Raises ConfigError for fewer rows than `least`."""
