@@ -87,13 +87,17 @@ def usual_pre(rule: str) -> tuple[str, ...]:
 
 def read_options(given: Mapping[str, Any]) -> Options:
     """Options by name, of the types that they have. Raises ConfigError."""
-    known = {each.name: get_args(each.type) or (each.type,) for each in fields(Options)}
+    known = _option_kinds()
     taken: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
             raise ConfigError(f"there is no option {name!r} of a rule. Known: {', '.join(known)}")
         taken[name] = _of_type(name, value, known[name])
     return Options(**taken)
+
+
+def _option_kinds() -> dict[str, tuple[Any, ...]]:
+    return {each.name: get_args(each.type) or (each.type,) for each in fields(Options)}
 
 
 def _of_type(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
@@ -113,9 +117,37 @@ def _of_type(name: str, value: Any, kinds: tuple[type, ...]) -> Any:
 
 
 def parse(text: str, options: Options | None = None) -> Composition:
-    """Read "arc+nnm+geometric-median". Raises ConfigError."""
-    *pre, rule = text.split("+")
-    return compose(rule, tuple(pre), options)
+    """Read what `str` gives of a composition, such as "arc+nnm+geometric-median" or
+    "multi-krum(k=5)", or the names that others use. Raises ConfigError.
+
+    options: if the text has none.
+    """
+    names, bracket, rest = text.strip().partition("(")
+    *pre, rule = (name.strip() for name in names.split("+"))
+    if not bracket:
+        return compose(rule, tuple(pre), options)
+    if not rest.endswith(")") or options is not None:
+        raise ConfigError(f"options are given once, such as multi-krum(k=5); got {text!r}")
+    return compose(rule, tuple(pre), _options_in(rest[:-1]))
+
+
+def _options_in(text: str) -> Options:
+    """Read "k=5, neighbours=3"."""
+    kinds, given = _option_kinds(), {}
+    for each in text.split(","):
+        name, equals, value = (part.strip() for part in each.partition("="))
+        if not equals or name in given:
+            raise ConfigError(f"options are such as k=5, neighbours=3, each once; got {text!r}")
+        of = kinds.get(name, ())
+        given[name] = _number(value, int if int in of else float) if str not in of else value
+    return read_options(given)
+
+
+def _number(text: str, kind: type[int] | type[float]) -> int | float | str:
+    try:
+        return kind(text)
+    except ValueError:
+        return text  # which is refused with the option's name
 
 
 def _known(kind: str, name: str, table: dict[str, _T]) -> str:
@@ -124,7 +156,7 @@ def _known(kind: str, name: str, table: dict[str, _T]) -> str:
         return found
     names = [*table, *(each for each, of in ALIASES.items() if of in table)]
     near = get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = f": did you mean {near[0]}?" if near else ""
+    meant = f": did you mean {near[0]}?" if near else "."
     raise ConfigError(f"there is no {kind} {name!r}{meant} Known: {', '.join(table)}")
 
 

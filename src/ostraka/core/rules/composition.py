@@ -49,11 +49,13 @@ class Composition:
                 raise ConfigError(f"{option} is no option of {self.plain}; those are: {known}")
         if self.name == "krum" and "nnm" not in self.pre:
             raise ConfigError(
-                "krum alone would publish one client's update: put nnm before it, "
+                "the rule krum alone would publish one client's update: put nnm before it, "
                 "or take multi-krum"
             )
         if self.rule.needs_root and not self.options.root:
-            raise ConfigError(f"{self.name} trusts one client's update: name it as root")
+            raise ConfigError(
+                f"the rule {self.name} trusts one client's update: name that client as root"
+            )
         if self.rule.needs_root and "bucketing" in self.pre:
             raise ConfigError(f"{self.name} cannot tell its root client's row after bucketing")
 
