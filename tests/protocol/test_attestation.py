@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ostraka.attestation import policy_file
 from ostraka.attestation.claims import Binding
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.attestation.simulation import SimulationPolicy, UnsafeSimulatedPlatform
 from ostraka.attestation.verify import Circumstances, verify, verify_charter
 from ostraka.config import Federation, Manifest, Member, Terms
+from ostraka.core import rules
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
@@ -158,6 +160,18 @@ def confirmed_by(*identities: Identity, **changes: Any) -> Policy:
     return replace(POLICY, federation=replace(POLICY.federation, witnesses=pinned, **changes))
 
 
+def ruled(rule: str, **changes: Any) -> Federation:
+    """Another revision, with another rule: "trimmed-mean(beta=0.0)"."""
+    read = rules.parse(rule)
+    named: dict[str, Any] = {"rule": read.name, "pre": read.pre, "options": read.options}
+    return replace(FEDERATION, revision=2, terms=replace(FEDERATION.terms, **(named | changes)))
+
+
+def pinning(*accepted: str, **changes: Any) -> Policy:
+    return replace(POLICY, federation=replace(POLICY.federation, rules=accepted, **changes))
+
+
+PINNED = str(FEDERATION.terms.composition)
 OTHER_KEY = HybridKey().public
 OTHER_TERMS = replace(FEDERATION, terms=replace(FEDERATION.terms, f=0))
 
@@ -225,6 +239,28 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
             )
         ),
         Refusal.MASKING,
+    ),
+    # By which rule.
+    "a revision that turns to the plain mean": (
+        Meeting(federation=ruled("mean"), policy=pinning(PINNED)),
+        Refusal.RULE,
+    ),
+    "the pinned rule without what came before it": (
+        Meeting(federation=ruled("geometric-median"), policy=pinning(PINNED)),
+        Refusal.RULE,
+    ),
+    "the pinned rule with an option that makes it the plain mean": (
+        Meeting(federation=ruled(f"{PINNED}(smoothing=1e38)"), policy=pinning(PINNED)),
+        Refusal.RULE,
+    ),
+    "a policy that lists no rule": (Meeting(policy=pinning()), Refusal.RULE),
+    "terms that disclose values of single clients": (
+        Meeting(federation=ruled(PINNED, disclose_values=True)),
+        Refusal.DISCLOSURE,
+    ),
+    "disclosed values under a rule that the policy lists": (
+        Meeting(federation=ruled(PINNED, disclose_values=True), policy=pinning(PINNED)),
+        Refusal.DISCLOSURE,
     ),
     # Who confirms.
     "outcomes that nobody confirms": (
@@ -460,6 +496,14 @@ ALLOWED = {
     "witnesses alone": Meeting(
         federation=witnessed(WITNESSES[1], confirm="witnesses"), policy=confirmed_by(*WITNESSES)
     ),
+    "any rule, if the policy lists none": Meeting(federation=ruled("mean")),
+    "one of the rules that are listed": Meeting(
+        federation=ruled("multi-krum"), policy=pinning(PINNED, "multi-krum")
+    ),
+    "disclosed values, if that is asked for": Meeting(
+        federation=ruled(PINNED, disclose_values=True),
+        policy=replace(POLICY, federation=replace(POLICY.federation, disclose_values=True)),
+    ),
     "nobody to confirm, if that is asked for": Meeting(
         federation=replace(FEDERATION, terms=replace(FEDERATION.terms, confirm="none")),
         policy=confirmed_by(confirms=("none",)),
@@ -470,6 +514,18 @@ ALLOWED = {
 @pytest.mark.parametrize("what", ALLOWED)
 def test_a_client_accepts(what):
     assert ALLOWED[what].join().attested.kind == "simulation"
+
+
+def test_a_refused_rule_comes_with_the_line_that_accepts_it():
+    with pytest.raises(AttestationRefused) as refused:
+        Meeting(federation=ruled("multi-krum(k=3)"), policy=pinning(PINNED)).join()
+    line = str(refused.value).rpartition("write under [federation]: ")[2]
+    text = f"version = 1\n[federation]\n{line}"
+    assert policy_file.parse(text, "p").federation.rules == (PINNED, "multi-krum(k=3)")
+    with pytest.raises(AttestationRefused) as refused:
+        Meeting(federation=ruled(PINNED, disclose_values=True)).join()
+    line = str(refused.value).rpartition("write under [federation]: ")[2]
+    assert policy_file.parse(f"version = 1\n[federation]\n{line}", "p").federation.disclose_values
 
 
 def test_a_client_that_follows_one_enclave_does_not_turn_to_another():

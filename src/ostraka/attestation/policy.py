@@ -24,7 +24,7 @@ _NO_WAIVERS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class FederationPolicy:
-    """Which federation it is, who decides about its roster, who may compute, and which masking.
+    """Which federation it is, who decides about its roster, who may compute, and how.
 
     authority: the Ed25519 key that signs the federation's terms and roster. id: the federation's;
     an authority may have several. workers: the keys of all workers that may ever get a share.
@@ -32,6 +32,9 @@ class FederationPolicy:
     need their confirmation. successors: the hand-overs of the enclave's state that are agreed to
     (`config.succession`). maskings: Gaussian masking leaks, so it must be asked for. confirms: who
     may confirm; if nobody does, a host that copies the enclave reads updates: it must be asked for.
+    rules: the aggregation rules, each with what comes before it and its options, as receipts show
+    them; None for any. Options count, since trimmed-mean(beta=0.0) is the plain mean.
+    disclose_values: aggregates may hold single values of single clients; it must be asked for.
     """
 
     authority: Key | None = None
@@ -41,6 +44,8 @@ class FederationPolicy:
     maskings: tuple[str, ...] = tuple(name for name in MASKINGS if name != "gaussian")
     witnesses: tuple[Key, ...] = ()
     confirms: tuple[str, ...] = tuple(name for name in CONFIRMS if name != "none")
+    rules: tuple[str, ...] | None = None
+    disclose_values: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from ostraka import settings
 from ostraka.attestation.policy import DEFAULT_SKEW, FederationPolicy, Policy
 from ostraka.attestation.tees import KINDS, TEES
 from ostraka.config import CONFIRMS, MASKINGS
+from ostraka.core import rules
 from ostraka.errors import ConfigError
 from ostraka.settings import Document
 
@@ -57,7 +58,7 @@ def parse(text: str, name: str) -> Policy:
     policies = (getattr(layout, tee.kind) for tee in TEES)
     return Policy(
         evidence=layout.evidence,
-        federation=layout.federation,
+        federation=_with_rules_read(document, layout.federation),
         clock_skew=layout.clock_skew_s,
         unsafe_simulation=layout.unsafe_simulation,
         tees=tuple(policy for policy in policies if policy != type(policy)()),
@@ -71,6 +72,20 @@ def _require_known(
         if name not in known:
             what = f"{path} has {', '.join(known)}; got {name!r}"
             raise document.error(f"{path}[{i}]", what)
+
+
+def _with_rules_read(document: Document, pinned: FederationPolicy) -> FederationPolicy:
+    """Rules by the names that terms and receipts have for them."""
+    if pinned.rules is None:
+        return pinned
+    read = []
+    for i, text in enumerate(pinned.rules):
+        path = f"federation.rules[{i}]"
+        try:
+            read.append(str(rules.parse(text)))
+        except ConfigError as unknown:
+            raise document.error(path, f"{path}: {unknown}") from None
+    return dataclasses.replace(pinned, rules=tuple(read))
 
 
 def _require_counts(document: Document, table: str, section: Any) -> None:

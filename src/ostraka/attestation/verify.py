@@ -1,12 +1,13 @@
 """Decides whether to trust an enclave, in numbered steps, without I/O and without a clock."""
 
+import json
 from dataclasses import dataclass, field
 from secrets import compare_digest
 
 from ostraka.attestation import tees
 from ostraka.attestation.claims import Attested, Binding, Claims, Collateral, KeyBinding
 from ostraka.attestation.policy import FederationPolicy, Policy
-from ostraka.config import Federation
+from ostraka.config import Federation, Terms
 from ostraka.crypto.identity import check_signature
 from ostraka.errors import AttestationRefused, OpenError, Refusal
 from ostraka.messages import SIMULATION, Charter, Evidence, Introduction
@@ -79,9 +80,28 @@ def verify_charter(charter: Charter, policy: Policy, now: int | None = None) -> 
         allowed = ", ".join(pinned.maskings) or "none at all"
         raise AttestationRefused(Refusal.MASKING, f"{federation.terms.masking}; allowed: {allowed}")
 
-    # 7. Outcomes are confirmed by whom the policy allows, and by the witnesses that it pins.
+    # 7. Updates are aggregated by a rule that the policy allows, with the options that it states.
+    require_rule(federation.terms, pinned)
+
+    # 8. Outcomes are confirmed by whom the policy allows, and by the witnesses that it pins.
     require_confirmed(federation, pinned)
     return federation
+
+
+def require_rule(terms: Terms, pinned: FederationPolicy) -> None:
+    """Raises AttestationRefused unless the policy allows the terms' rule and what it discloses."""
+    rule = str(terms.composition)
+    if pinned.rules is not None and rule not in pinned.rules:
+        listed = json.dumps([*pinned.rules, rule])
+        raise AttestationRefused(
+            Refusal.RULE,
+            f"{rule}; if you decide to accept it, write under [federation]: rules = {listed}",
+        )
+    if terms.disclose_values and not pinned.disclose_values:
+        raise AttestationRefused(
+            Refusal.DISCLOSURE,
+            f"{rule}; if you decide to accept it, write under [federation]: disclose_values = true",
+        )
 
 
 def require_confirmed(federation: Federation, pinned: FederationPolicy) -> None:

@@ -62,6 +62,8 @@ class UnsafeFirstSeen:
             workers=tuple(worker.key for worker in first.workers),
             maskings=MASKINGS,
             confirms=CONFIRMS,
+            rules=(str(first.terms.composition),),
+            disclose_values=True,
         )
         simulation = SimulationPolicy(root=self._root(evidence), mrenclave=(_own_code(),))
         return Policy(

@@ -239,7 +239,7 @@ def require_same(held: object, other: Receipt, enclave: bytes) -> None:
 
 
 def _signed(charter: Charter, policy: Policy) -> Federation:
-    """Checked as a piece of history: its workers and its masking get no update of this client."""
+    """Checked as a piece of history: its workers, masking and rule get no update of this client."""
     past = _past(charter.federation, policy)
     return verify_charter(charter, replace(policy, federation=past))
 
@@ -251,5 +251,7 @@ def _past(federation: Federation, policy: Policy) -> FederationPolicy:
         pinned,
         workers=tuple(worker.key for worker in federation.workers),
         maskings=MASKINGS,
+        rules=None,
+        disclose_values=True,
         witnesses=pinned.witnesses if federation.witnesses else (),
     )

@@ -36,6 +36,8 @@ successors = ["{hexed(20, 32)}"]
 maskings = ["exact", "gaussian"]
 witnesses = ["{hexed(22, 32)}", "{hexed(23, 32)}"]
 confirms = ["both", "none"]
+rules = ["ARC + nnm + GeometricMedian", "multi-krum(k=5)"]
+disclose_values = true
 
 [sgx]
 mrenclave = ["{hexed(4, 32)}"]
@@ -92,6 +94,8 @@ def test_a_complete_policy_is_read():
             maskings=("exact", "gaussian"),
             witnesses=b(22, 32) + b(23, 32),
             confirms=("both", "none"),
+            rules=("arc+nnm+geometric-median", "multi-krum(k=5)"),
+            disclose_values=True,
         ),
         clock_skew=60,
         unsafe_simulation=True,
@@ -132,6 +136,8 @@ def test_the_shortest_policy_is_the_empty_one_and_that_refuses_all():
     assert "gaussian" not in policy.federation.maskings
     assert (policy.federation.id, policy.federation.witnesses) == (None, ())
     assert "none" not in policy.federation.confirms
+    assert policy.federation.rules is None
+    assert not policy.federation.disclose_values
 
 
 def test_every_named_allowance_can_be_written():
@@ -181,6 +187,19 @@ REFUSED = {
     "confirmation by nobody known": (
         V + '[federation]\nconfirms = ["clients", "auditors"]',
         "p.toml, line 3: federation.confirms has clients, witnesses, both, none; got 'auditors'",
+    ),
+    "a rule that is not there": (
+        V + '[federation]\nrules = [\n "mean",\n "multy-krum"]',
+        "p.toml, line 5: federation.rules[1]: there is no rule 'multy-krum': "
+        "did you mean multi-krum?",
+    ),
+    "a rule with an option that it does not take": (
+        V + '[federation]\nrules = ["mean(k=3)"]',
+        "p.toml, line 3: federation.rules[0]: k is no option of mean",
+    ),
+    "a rule as a text": (
+        V + '[federation]\nrules = "mean"',
+        'p.toml, line 3: federation.rules is a list; got "mean"',
     ),
     "a worker's key of another length": (
         V + f'[federation]\nworkers = [\n "{hexed(1, 32)}",\n "{hexed(1, 33)}",\n]',

@@ -72,6 +72,7 @@ authority = "{authority}"
 id = "{id}"
 maskings = ["none"]
 confirms = ["clients", "none"]
+rules = ["arc+nnm+geometric-median"]
 [simulation]
 root = ["{root}"]
 mrenclave = ["{code}"]

@@ -76,6 +76,17 @@ def another_masking(service, charter):
     service.adopt(charter(revision=2, terms=terms))
 
 
+def plain_mean(service, charter):
+    """The authority itself, or who has its key, takes the robust rule away."""
+    terms = replace(charter().federation.terms, rule="mean", pre=())
+    service.adopt(charter(revision=2, terms=terms))
+
+
+def disclosed_values(service, charter):
+    terms = replace(charter().federation.terms, disclose_values=True)
+    service.adopt(charter(revision=2, terms=terms))
+
+
 def another_federation(service, charter):
     """The enclave runs terms that the authority did sign, and shows the older ones."""
     service.adopt(charter(revision=2))
@@ -93,6 +104,11 @@ BEFORE = {
     "a charter that the authority did not sign": (forged_charter, Refusal.AUTHORITY),
     "a worker that the policy does not pin": (unpinned_worker, Refusal.WORKERS),
     "a masking that the policy does not allow": (another_masking, Refusal.MASKING),
+    "a rule that the policy does not list": (plain_mean, Refusal.RULE),
+    "values of single clients that the policy does not allow": (
+        disclosed_values,
+        Refusal.DISCLOSURE,
+    ),
     "evidence for other terms than those shown": (another_federation, Refusal.BINDING),
     "evidence that was recorded for another challenge": (replayed, Refusal.BINDING),
     "evidence for another round key": (
