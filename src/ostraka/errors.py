@@ -21,7 +21,8 @@ OstrakaError
 ├── StorageFull              the disk or its limit is full: nothing was lost
 └── RoundFailed              the round cannot be completed, and nothing was published
     ├── TooFewUpdates        fewer valid updates than the rule needs
-    └── TooFewWeighed        fewer clients than f + 2 would have a weight in the aggregate
+    ├── TooFewWeighed        fewer clients than f + 2 would have a weight in the aggregate
+    └── RootAbsent           the root client took no part, and too few others did to do without
 """
 
 from collections import Counter
@@ -246,6 +247,16 @@ class TooFewWeighed(RoundFailed):
     def __init__(self, weighed: int, f: int) -> None:
         super().__init__(
             f"the rule weighs {weighed} updates; it takes f + 2 = {f + 2} to hide each of them"
+        )
+
+
+class RootAbsent(RoundFailed):
+    """The client that a rule trusts took no part, and too few others did to decide without it."""
+
+    def __init__(self, root: str, fallback: str, least: int, n: int) -> None:
+        super().__init__(
+            f"{root}, the root client, took no part, and without it {fallback} needs at least "
+            f"{least} updates; {n} are left"
         )
 
 

@@ -18,8 +18,7 @@ from ostraka.core.rules import Plan, Weights
 from ostraka.errors import (
     ConfigError,
     RemoteProtocolError,
-    TooFewUpdates,
-    TooFewWeighed,
+    RoundFailed,
     UpdateRejected,
     WorkerError,
     WorkerGone,
@@ -132,8 +131,8 @@ def _plan(cohort: Cohort, measured: Measured) -> tuple[Plan, str]:
     nothing = Weights.of(np.zeros(len(cohort.rows)))
     try:
         return decide(cohort, measured), ""
-    except (TooFewUpdates, TooFewWeighed) as few:
-        return nothing, str(few)
+    except RoundFailed as failure:
+        return nothing, str(failure)
     except Exception as bug:  # noqa: BLE001 (a trace in the log would tell of the rows)
         return nothing, f"the rule failed on these updates ({type(bug).__name__})"
 

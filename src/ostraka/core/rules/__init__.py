@@ -11,8 +11,9 @@ from types import NoneType
 from typing import Any, TypeVar, get_args
 
 from ostraka.core.rules.averaging import Cge, Mean
-from ostraka.core.rules.centres import GeometricMedian
-from ostraka.core.rules.composition import Composition, limited
+from ostraka.core.rules.centres import CentredClipping, GeometricMedian
+from ostraka.core.rules.composition import FALLBACK, Composition, limited
+from ostraka.core.rules.flame import Flame
 from ostraka.core.rules.krum import Krum, MultiKrum, krum_scores, multi_krum
 from ostraka.core.rules.pre import Arc, Bucketing, Clip, NearestNeighbourMixing
 from ostraka.core.rules.seam import (
@@ -26,12 +27,14 @@ from ostraka.core.rules.seam import (
     Rule,
     Weights,
 )
+from ostraka.core.rules.spectral import Caf, Dnc
+from ostraka.core.rules.subsets import Mda
+from ostraka.core.rules.trusted import FlTrust, Monna
 from ostraka.errors import ConfigError
 
 _T = TypeVar("_T")
 
-DEFAULT = "geometric-median"
-DEFAULT_PRE = ("arc", "nnm")
+DEFAULT, DEFAULT_PRE = FALLBACK.name, FALLBACK.pre
 PAPER = "multi-krum"
 
 RULES: dict[str, Rule] = {
@@ -39,7 +42,14 @@ RULES: dict[str, Rule] = {
     "multi-krum": MultiKrum(),
     "krum": Krum(),
     "geometric-median": GeometricMedian(),
+    "centred-clipping": CentredClipping(),
+    "mda": Mda(),
+    "caf": Caf(),
+    "dnc": Dnc(),
     "cge": Cge(),
+    "flame": Flame(),
+    "fltrust": FlTrust(),
+    "monna": Monna(),
 }
 PRE: dict[str, PreAggregation] = {
     "nnm": NearestNeighbourMixing(),

@@ -7,6 +7,16 @@ geometric-median   the point with the least sum of distances, by Weiszfeld's ste
                    weights 1 / max(smoothing, |x_i - z|), made to sum to 1. A fixed number of steps.
                    Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning",
                    2022. (f, kappa)-robust for n > 2f with kappa = 4 (1 + f/(n - 2f))^2.
+centred-clipping   z <- z + the mean of (x_i - z) min(1, radius / |x_i - z|), a fixed number of
+                   steps, from the last aggregate, or from the medoid, the row with the least sum of
+                   distances. No row moves the aggregate by more than radius/n a step. If no radius
+                   is given, it is the median distance from z, anew in each step.
+                   Karimireddy, He and Jaggi, "Learning from History for Byzantine Robust
+                   Optimization", ICML 2021, with one step. No kappa: how near it comes depends on
+                   where it starts. n >= 2f + 2. Before there is a last aggregate, that is zero.
+
+Trap: from the medoid, a colluder can be the start, and then holds the largest share until the cap
+takes it.
 """
 
 import numpy as np
@@ -15,12 +25,15 @@ from ostraka.arrays import Float64
 from ostraka.core.rules.seam import Gram, Options, Rule, Weights
 
 WEISZFELD_STEPS = 32
+CLIPPING_STEPS = 3
 _SMOOTHING = 1e-6  # of the longest row, if no length is given
 _TINY = 1e-150  # Its inverse is finite, and so are sums of inverses.
 
 
 class GeometricMedian(Rule):
     """The smoothed geometric median."""
+
+    citation = "Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022"
 
     takes = ("iterations", "smoothing")
 
@@ -37,9 +50,47 @@ class GeometricMedian(Rule):
         return Weights.of(weights)
 
 
-def distances_to(gram: Gram, weights: Float64) -> Float64:
-    """The distances (n,) of all rows from the point that these weights (n,) describe."""
+class CentredClipping(Rule):
+    """The mean of differences from a centre, each shortened to a radius."""
+
+    citation = "Karimireddy et al., Learning from History, ICML 2021"
+    takes = ("radius", "centre", "iterations")
+
+    def plan(self, gram: Gram, f: int, options: Options) -> Weights:
+        n = len(gram)
+        weights, last = np.zeros(n), 0.0
+        if options.centre == "last":
+            last = 1.0
+        else:
+            weights[medoid(gram)] = 1.0
+        for _ in range(options.iterations or CLIPPING_STEPS):
+            distances = distances_to(gram, weights, last)
+            if options.radius is None:
+                radius = float(np.median(distances))
+            else:
+                radius = options.radius / gram.unit
+            parts = np.ones(n)
+            np.divide(radius, distances, out=parts, where=distances > radius)
+            kept = 1 - parts.mean()
+            weights, last = kept * weights + parts / n, kept * last
+        return Weights.of(weights, last=last)
+
+
+def medoid(gram: Gram) -> int:
+    """The row with the least sum of distances from all others."""
+    return int(np.argmin(np.sqrt(np.maximum(gram.distances(), 0)).sum(axis=1)))
+
+
+def distances_to(gram: Gram, weights: Float64, last: float = 0.0) -> Float64:
+    """The distances (n,) of all rows from the point that these weights (n,) describe.
+
+    last: the weight of the last aggregate in it; where there is none, that is zero.
+    """
     along = gram.products @ weights
-    squares = np.diagonal(gram.products) - 2 * along + weights @ along
+    square = weights @ along
+    if gram.last is not None:
+        square += last * (2 * (weights @ gram.last) + last * gram.last_square)
+        along = along + last * gram.last
+    squares = np.diagonal(gram.products) - 2 * along + square
     distances: Float64 = np.sqrt(np.maximum(squares, 0))
     return distances

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ostraka.arrays import Float64, Int64
+from ostraka.core.rules.centres import GeometricMedian
+from ostraka.core.rules.pre import Arc, NearestNeighbourMixing
 from ostraka.core.rules.seam import (
     Columnwise,
     Gram,
@@ -23,7 +25,7 @@ from ostraka.core.rules.seam import (
     Rule,
     Weights,
 )
-from ostraka.errors import ConfigError, TooFewWeighed
+from ostraka.errors import ConfigError, RootAbsent, TooFewWeighed
 
 _DUST = 1e-9  # of all weights: a smaller one is an error of rounding
 
@@ -75,6 +77,8 @@ class Composition:
 
     def require_sketch(self, columns: int) -> None:
         """Raises ConfigError if a sketch of so many columns is too rough for a part of it."""
+        if self.rule.needs_root:
+            FALLBACK.require_sketch(columns)
         for name, part in zip((*self.pre, self.name), self.parts, strict=True):
             if part.least_sketch is None:
                 raise ConfigError(f"{name} cannot be told from a sketch: take all columns")
@@ -99,8 +103,11 @@ class Composition:
         """What to average, or to reduce by columns.
 
         order: (n,) a permutation that nobody could foresee. Raises ConfigError for too few rows,
-        and TooFewWeighed if fewer than f + 2 clients would have a weight.
+        TooFewWeighed if fewer than f + 2 clients would have a weight, and RootAbsent if the root
+        client takes no part and there are too few others to do without it.
         """
+        if self.rule.needs_root and gram.root is None:
+            return self._without_root(gram, f, order)
         shares = matrix = np.eye(len(gram))
         for step in self.steps:
             mixing = step.mix(gram, f, self.options, order)
@@ -115,6 +122,20 @@ class Composition:
             replace(plan, values=matrix.T @ plan.values, shares=shares.T @ plan.shares), f
         )
 
+    def _without_root(self, gram: Gram, f: int, order: Int64) -> Plan:
+        """The fallback's plan, with a note that says so. Raises RootAbsent for too few rows."""
+        root, least = self.options.root, FALLBACK.least(f)
+        if len(gram) < least:
+            raise RootAbsent(root, str(FALLBACK), least, len(gram))
+        note = f"{root}, the root client, took no part: {FALLBACK} decided"
+        return replace(FALLBACK.plan(gram, f, order), note=note)
+
+
+# Decides in a round in which the root client of another composition takes no part.
+FALLBACK = Composition(
+    "geometric-median", GeometricMedian(), ("arc", "nnm"), (Arc(), NearestNeighbourMixing())
+)
+
 
 def limited(weights: Weights, f: int) -> Weights:
     """The same weights, of which none is above 1/(f + 2) of all shares.
@@ -125,15 +146,15 @@ def limited(weights: Weights, f: int) -> Weights:
     shares = np.where(weights.shares > _DUST * weights.shares.sum(), weights.shares, 0)
     if (weighed := int(np.count_nonzero(shares))) < f + 2:
         raise TooFewWeighed(weighed, f)
-    after = _water_filled(shares, shares.sum() / (f + 2))
+    after = _water_filled(shares, float(weights.shares.sum()), f + 2)
     ratio = np.divide(after, shares, out=np.zeros(len(shares)), where=shares > 0)
     return replace(weights, values=weights.values * ratio, shares=after)
 
 
-def _water_filled(shares: Float64, limit: float) -> Float64:
-    """min(lambda share, limit) of the same sum. At least sum/limit shares are above 0."""
-    ascending = np.sort(shares[shares > 0])
-    total, rest = shares.sum(), np.cumsum(ascending)[::-1]
+def _water_filled(shares: Float64, total: float, least: int) -> Float64:
+    """min(lambda share, total/least) of this sum. At least `least` shares are above 0."""
+    limit, ascending = total / least, np.sort(shares[shares > 0])
+    rest = np.cumsum(ascending)[::-1]
     for capped, (largest, left) in enumerate(zip(ascending[::-1], rest, strict=True)):
         scale = (total - capped * limit) / left
         if largest * scale <= limit:

@@ -31,6 +31,8 @@ def least(f: int) -> int:
 class MultiKrum(Rule):
     """Averages the k rows of lowest score with equal weights; all but f, unless k is given."""
 
+    citation = "Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017"
+
     takes = ("k", "neighbours")
 
     def least(self, f: int) -> int:
@@ -45,6 +47,8 @@ class MultiKrum(Rule):
 
 class Krum(Rule):
     """The row of lowest score: a mean of others, since nnm comes before."""
+
+    citation = "Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017"
 
     takes = ("neighbours",)
 

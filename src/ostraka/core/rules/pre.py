@@ -21,6 +21,8 @@ from ostraka.core.rules.seam import Gram, Mixing, Options, PreAggregation
 class NearestNeighbourMixing(PreAggregation):
     """Row i becomes the mean of the n - f rows nearest to it."""
 
+    citation = "Allouah et al., Fixing by Mixing, AISTATS 2023"
+
     # On 4,096 columns, Min-Max did up to 8.5 times its damage; on 16,384, up to 1.5 times.
     least_sketch = 16_384
 
@@ -37,6 +39,8 @@ class NearestNeighbourMixing(PreAggregation):
 
 class Bucketing(PreAggregation):
     """Rows become means of `bucket` rows."""
+
+    citation = "Karimireddy et al., Byzantine-Robust Learning via Bucketing, ICLR 2022"
 
     takes = ("bucket",)
 
@@ -57,6 +61,8 @@ class Bucketing(PreAggregation):
 
 class Arc(PreAggregation):
     """Adaptive robust clipping."""
+
+    citation = "Allouah et al., Adaptive Gradient Clipping, ICLR 2025"
 
     def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
         n, norms = len(gram), gram.norms

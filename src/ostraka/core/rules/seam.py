@@ -51,6 +51,17 @@ class Gram:
         norms: Float64 = np.sqrt(np.maximum(np.diagonal(self.products), 0))
         return norms
 
+    @property
+    def lengths(self) -> Float64:
+        """The norms (n,), or 0 for rows no longer than the error of measuring them."""
+        squares, errors = np.diagonal(self.products), np.diagonal(self._deviations)
+        lengths: Float64 = np.where(squares > errors, self.norms, 0)
+        return lengths
+
+    @property
+    def _deviations(self) -> Float64:
+        return np.broadcast_to(self.deviation, self.products.shape)
+
     def distances(self) -> Float64:
         """The squared distances (n, n), signed, with a zero diagonal (law 2)."""
         return from_gram(self.products)
@@ -60,11 +71,10 @@ class Gram:
         if len(rows) == len(self.products):
             return self
         chosen = np.ix_(rows, rows)
-        every = np.broadcast_to(self.deviation, self.products.shape)
         return replace(
             self,
             products=self.products[chosen],
-            deviation=every[chosen],
+            deviation=self._deviations[chosen],
             root=None
             if self.root is None or self.root not in rows
             else list(rows).index(self.root),
@@ -76,11 +86,14 @@ class Gram:
 
         keeps_rows: whether row i stands for client i as before.
         """
+        # The squared distance of two mixtures is -1/2 (m_i - m_j) D (m_i - m_j), and its error is
+        # largest where the errors of D have the signs of the products: with m_i + m_j instead.
+        errors = matrix @ self._deviations @ matrix.T
+        own = np.diagonal(errors) / 2
         return replace(
             self,
             products=matrix @ self.products @ matrix.T,
-            # |m_i - m_j| is at most 2 in the 1-norm, and a squared distance is half a square of it.
-            deviation=2 * self.deviation.max(keepdims=False),
+            deviation=errors + own[:, None] + own,
             root=self.root if keeps_rows else None,
             last=None if self.last is None else matrix @ self.last,
         )

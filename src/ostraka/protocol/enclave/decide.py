@@ -18,9 +18,9 @@ _ROUNDING = 1e-9
 def decide(cohort: Cohort, measured: Measured) -> Plan:
     """The plan for the rows that still stand; the others have no weight.
 
-    Raises TooFewUpdates if the rule cannot stand on those that are left, and TooFewWeighed if it
-    would weigh too few of them. It reads the same matrix each time: a client that is out later
-    changes the plan, and nothing is measured anew.
+    Raises TooFewUpdates if the rule cannot stand on those that are left, TooFewWeighed if it would
+    weigh too few of them, and RootAbsent if it cannot do without its root client. It reads the same
+    matrix each time: a client that is out later changes the plan, and nothing is measured anew.
     """
     alive, standing = cohort.alive, cohort.standing
     standing.require(len(alive))
