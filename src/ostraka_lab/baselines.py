@@ -1,7 +1,7 @@
 """The same federation in the clear, without any of Ostraka, to compare with.
 
-plain averaging   the mean of all updates
-Multi-Krum        the rule that the enclave uses, on float64 distances of the same clipped updates
+plain             the mean of all updates
+any composition   such as arc+nnm+geometric-median: what the enclave does (see `defence`)
 
 python -m ostraka_lab.baselines RUN DEFENCE DONE
 """
@@ -9,89 +9,57 @@ python -m ostraka_lab.baselines RUN DEFENCE DONE
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from ostraka import files, logs
 from ostraka.arrays import Float32, Float64
-from ostraka.config import Manifest, Terms
-from ostraka.core import gram
-from ostraka.core.rules import krum
+from ostraka.core import rules
 from ostraka.errors import OstrakaError
+from ostraka_lab.defence import Aggregate, Defence, Past, Plain
 from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Participant, Task
 from ostraka_lab.folder import RunFolder
-from ostraka_lab.names import find
+from ostraka_lab.training import Trained
 
 PLAIN, MULTI_KRUM = "plain", "multi-krum"
 
 _LOG = logging.getLogger("ostraka.lab.clear")
-_BLOCK = 2**18  # columns at a time, so that float64 copies stay small
 
 
-@dataclass(frozen=True, eq=False)
-class Aggregate:
-    """A mean (d,) of the rows that were selected."""
+class Rule(Protocol):
+    """Aggregates updates (n, d)."""
 
-    mean: Float64
-    selected: tuple[int, ...]
-
-
-Rule = Callable[[Float32], Aggregate]
-"""Aggregates updates (n, d)."""
+    def __call__(self, updates: Float32, past: Past = ..., /) -> Aggregate: ...
 
 
 @dataclass(frozen=True, eq=False)
 class ClearRound:
-    """One round in the clear. Clients are numbers; model: after it (d,); updates: (n, d)."""
+    """One round in the clear. Clients are numbers; model: after it (d,); updates: (n, d).
+
+    attackers_share: what part the attackers have in the aggregate; None where that differs by
+    column, or there is no aggregate. failure: why there is none; the model is then as before.
+    """
 
     number: int
     model: Float32
     selected: tuple[int, ...]
     updates: Float32
     seconds: float
+    attackers_share: float | None = None
+    failure: str = ""
 
 
-def plain_average(updates: Float32) -> Aggregate:
-    """Average all updates. One NaN makes the mean NaN, as in any plain average."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean: Float64 = updates.mean(axis=0, dtype=np.float64)
-    return Aggregate(mean, tuple(range(len(updates))))
+plain_average = Plain()
 
 
-def multi_krum(f: int, k: int | None) -> Rule:
-    """Make Multi-Krum as the enclave does it. Rows that are not finite lower n, f and k alike."""
-
-    def rule(updates: Float32) -> Aggregate:
-        finite = np.flatnonzero([np.isfinite(row).all() for row in updates])
-        lost = len(updates) - len(finite)
-        clipped = clip(updates[finite], f)
-        squared = squared_distances(clipped)
-        left = max(0, f - lost)
-        keep = min(k or len(finite), len(finite) - left)
-        kept = krum.multi_krum(squared, left, keep)
-        mean: Float64 = clipped[list(kept)].mean(axis=0, dtype=np.float64)
-        return Aggregate(mean, tuple(finite[list(kept)].tolist()))
-
-    return rule
-
-
-def clip(rows: Float32, f: int) -> Float64:
-    """Clip rows (n, d) to the norm that the enclave would allow."""
-    norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in rows])
-    limit = Terms(Manifest.flat(rows.shape[1]), f=f).clipping_norm(norms)
-    scales: Float64 = limit / np.maximum(norms, limit)
-    return rows * scales[:, None]
-
-
-def squared_distances(rows: Float64) -> Float64:
-    products = np.zeros((len(rows), len(rows)))
-    for start in range(0, rows.shape[1], _BLOCK):
-        gram.add_gram(products, rows[:, start : start + _BLOCK])
-    return gram.from_gram(products)
+def multi_krum(f: int, k: int | None) -> Defence:
+    """Multi-Krum as the enclave does it."""
+    return Defence(rules.compose(rules.PAPER, options=rules.Options(k=k)), f)
 
 
 class Clear:
@@ -102,8 +70,10 @@ class Clear:
         self._rule = rule
         shared = task.model()
         self.model = task.first()[1]
+        self.last: Float64 | None = None  # aggregate
+        defence = rule if isinstance(rule, Defence) else None
         self._participants = [
-            Participant(task, number, shared) for number in task.experiment.numbers
+            Participant(task, number, shared, defence) for number in task.experiment.numbers
         ]
 
     def rounds(self, after: int = 0) -> Iterator[ClearRound]:
@@ -115,22 +85,39 @@ class Clear:
         begun = time.perf_counter()
         own = {each.number: each.train(self.model, number) for each in self._participants}
         known = self._known({client: trained.update for client, trained in own.items()})
-        updates = np.stack(
-            [
-                each.sends(own[each.number].update, number, known if each.asks else None)
-                for each in self._participants
-            ]
-        )
-        result = self._rule(updates)
+        updates = self._sent(own, number, known)
+        result = self._rule(updates, Past(number, self.last))
         with np.errstate(over="ignore", invalid="ignore"):
             self.model = (self.model + result.mean).astype(np.float32)
+        if not result.failure:
+            self.last = result.mean
         return ClearRound(
             number=number,
             model=self.model,
             selected=tuple(row + 1 for row in result.selected),
             updates=updates,
             seconds=round(time.perf_counter() - begun, 4),
+            attackers_share=self._attackers_share(result),
+            failure=result.failure,
         )
+
+    def _sent(self, own: dict[int, Trained], number: int, known: Float32 | None) -> Float32:
+        """What all of them send (n, d)."""
+        attack, sent = self._experiment.attacking, list[Float32]()
+        common: Float32 | None = None
+        for each in self._participants:
+            if each.attack is not None and common is not None:
+                sent.append(common)
+                continue
+            sent.append(each.sends(own[each.number].update, number, known if each.asks else None))
+            if each.attack is not None and attack is not None and attack.alike:
+                common = sent[-1]
+        return np.stack(sent)
+
+    def _attackers_share(self, result: Aggregate) -> float | None:
+        if result.shares is None:
+            return None
+        return float(sum(result.shares[number - 1] for number in self._experiment.attackers))
 
     def _known(self, own: dict[int, Float32]) -> Float32 | None:
         attack = self._experiment.attacking
@@ -169,6 +156,9 @@ def aggregate(folder: RunFolder, defence: str, done: int) -> None:
     clear, judge = Clear(task, rule(task.experiment, defence)), Judge(task)
     if done:
         clear.model = np.fromfile(_state(folder, defence, done), "<f4")
+        before = _state(folder, defence, done - 1)
+        earlier = np.fromfile(before, "<f4") if before.exists() else task.first()[1]
+        clear.last = np.subtract(clear.model, earlier, dtype=np.float64)
     for each in clear.rounds(after=done):
         # The model comes first: a round on record without its model could not be resumed.
         files.write(_state(folder, defence, each.number), [each.model.data])
@@ -178,10 +168,16 @@ def aggregate(folder: RunFolder, defence: str, done: int) -> None:
         _state(folder, defence, each.number - 2).unlink(missing_ok=True)
 
 
-def rule(experiment: Experiment, defence: str) -> Rule:
-    """The rule of a defence. Raises ConfigError for an unknown one."""
-    krum = multi_krum(experiment.tolerated, experiment.k)
-    return find("defence", defence, {PLAIN: plain_average, MULTI_KRUM: krum})
+def rule(experiment: Experiment, defence: str) -> Defence:
+    """A defence: plain, or any composition of rules with the experiment's n, f, k and root client.
+
+    Raises ConfigError for an unknown one, and for one that cannot stand on so few clients.
+    """
+    if defence == PLAIN:
+        return plain_average
+    composition = experiment.composed(defence)
+    rules.require_enough(composition, experiment.clients, experiment.tolerated)
+    return experiment.defended(composition)
 
 
 def _state(folder: RunFolder, defence: str, number: int) -> Path:

@@ -10,25 +10,22 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ostraka import files
 from ostraka.config import MASKINGS
 from ostraka.errors import ConfigError
+from ostraka_lab import baselines
 from ostraka_lab import run as over_services
-from ostraka_lab.baselines import MULTI_KRUM, PLAIN
 from ostraka_lab.children import Child, Children
 from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.metrics import Metrics, RoundMetrics, read
-from ostraka_lab.names import find
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many runs are over."""
-
-IN_THE_CLEAR = (PLAIN, MULTI_KRUM)
-DEFENCES = (*IN_THE_CLEAR, *MASKINGS)
 
 _POLL_S = 0.5
 _PUBLIC = 0o644
@@ -64,8 +61,6 @@ class Comparison:
     command: str
 
     def __post_init__(self) -> None:
-        for defence in self.defences:
-            find("defence", defence, dict.fromkeys(DEFENCES))
         if not (self.attacks and self.defences):
             raise ConfigError("a comparison needs at least one attack and one defence")
         _ = list(self.cells())
@@ -126,12 +121,15 @@ class Cell:
 
     @property
     def in_the_clear(self) -> bool:
-        return self.defence in IN_THE_CLEAR
+        return self.defence not in MASKINGS
 
-    @property
+    @cached_property
     def experiment(self) -> Experiment:
-        masking = "exact" if self.in_the_clear else self.defence
-        return replace(self.comparison.experiment, attack=self.attack, masking=masking)
+        given = replace(self.comparison.experiment, attack=self.attack)
+        if not self.in_the_clear:
+            return replace(given, masking=self.defence)
+        baselines.rule(given, self.defence)  # Raises ConfigError.
+        return replace(given, masking="exact")
 
     @property
     def done(self) -> int:

@@ -20,7 +20,7 @@ from ostraka.files import read_identity
 from ostraka.protocol.confirm import electorates
 from ostraka_lab.children import Child, Children, Logged
 
-Setting = str | int | float | bool
+Setting = str | int | float | bool | list[str]
 
 _PUBLIC = 0o644
 _NAMED = 3  # the most awaited clients that a line of progress names

@@ -11,18 +11,20 @@ nothing but who aggregates.
 
 import math
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from ostraka.arrays import Float32
+from ostraka.arrays import Float32, Float64
 from ostraka.config import MAX_WORKERS, MIN_WORKERS, Manifest
 from ostraka.core import rules
 from ostraka.errors import ConfigError
 from ostraka_lab import data, models
 from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene, stamped
 from ostraka_lab.data import DATASETS, Dataset, Split, partition
+from ostraka_lab.defence import Defence
 from ostraka_lab.models import MODELS
 from ostraka_lab.names import find
 from ostraka_lab.training import Recipe, Score, Trained, Trainer, evaluate
@@ -40,7 +42,9 @@ _EVERY_CLIENT_A_PROCESS = 16
 _PROCESSES = 2
 
 # What random numbers are drawn for: each purpose has a stream of its own.
-_CAST, _TRAINING, _ATTACK, _POISON = range(4)
+_CAST, _TRAINING, _ATTACK, _POISON, _ROOT = range(5)
+
+CLIENT = "client-"  # before a client's number
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,11 @@ class Experiment:
     byzantine: how many clients attack. f: how many are tolerated; None for as many.
     model: None for one that fits the data set. attack_scale: None for the attack's own default.
     know: what attackers know of honest updates: "all", or "own" for what they would have sent
-    themselves. steps, epochs: of local training; neither means one epoch. k: None for n - f.
+    themselves. steps, epochs: of local training; neither means one epoch. rule: as the federation's
+    terms name it, with options in brackets if it has any. pre: pre-aggregations before it; None for
+    the usual ones. k: of multi-krum, None for n - f. root: the client that rules with a root client
+    trust; None for an honest one, drawn from the seed. root_images: how many images that client
+    has, drawn from all, in place of its part; None for its part.
     processes: how many the clients share; None for one each, unless there are many clients.
     evaluate_every: in rounds; the last is always evaluated. deadline_s: how long the first round
     waits for a client that does not come.
@@ -72,7 +80,11 @@ class Experiment:
     learning_rate: float = 0.1
     momentum: float = 0.0
     worker_momentum: float = 0.0
+    rule: str = rules.DEFAULT
+    pre: tuple[str, ...] | None = None
     k: int | None = None
+    root: int | None = None
+    root_images: int | None = None
     masking: str = "exact"
     distances: str = "workers"
     workers: int = 2
@@ -89,7 +101,9 @@ class Experiment:
         find("attack", self.attack, {**ATTACKS, NO_ATTACK: None})
         find("kind of knowledge", self.know, dict.fromkeys(KNOWING))
         partition.parse(self.partition)
-        self._require_least(byzantine=0, f=0, rounds=1, seed=0, processes=1, evaluate_every=1)
+        self._require_least(
+            byzantine=0, f=0, rounds=1, seed=0, processes=1, evaluate_every=1, root_images=2
+        )
         if not MIN_WORKERS <= self.workers <= MAX_WORKERS:
             raise ConfigError(
                 f"workers must be from {MIN_WORKERS} to {MAX_WORKERS}; got {self.workers}"
@@ -101,12 +115,17 @@ class Experiment:
                 f"byzantine must be below the number of clients, {self.clients}; "
                 f"got {self.byzantine}"
             )
-        rules.require_enough(rules.compose(rules.PAPER), self.clients, self.tolerated)
+        self._require_rule()
+        self._require_known()
+        _ = self.recipe
+
+    def _require_rule(self) -> None:
+        if self.root is not None and self.root not in self.numbers:
+            raise ConfigError(f"root is a client, 1 to {self.clients}; got {self.root}")
+        rules.require_enough(self.composition, self.clients, self.tolerated)
         least, most = self.tolerated + 2, self.clients - self.tolerated
         if self.k is not None and not least <= self.k <= most:
             raise ConfigError(f"k must be from f + 2 = {least} to n - f = {most}; got {self.k}")
-        self._require_known()
-        _ = self.recipe
 
     def _require_least(self, **least: int) -> None:
         for name, bound in least.items():
@@ -152,10 +171,55 @@ class Experiment:
     @property
     def attackers(self) -> tuple[int, ...]:
         """The numbers of those who attack: drawn from the seed, empty if there is no attack."""
-        if self.attack == NO_ATTACK:
-            return ()
+        return () if self.attack == NO_ATTACK else self._cast
+
+    @property
+    def _cast(self) -> tuple[int, ...]:
+        """Who attacks, if there is an attack."""
         drawn = self.stream(_CAST).choice(self.clients, size=self.byzantine, replace=False) + 1
         return tuple(sorted(drawn.tolist()))
+
+    @property
+    def trusted(self) -> int:
+        """The number of the root client: the same whatever the attack, so that runs compare."""
+        if self.root is not None:
+            return self.root
+        cast = self._cast
+        return int(self.stream(_ROOT).choice([each for each in self.numbers if each not in cast]))
+
+    @cached_property
+    def composition(self) -> rules.Composition:
+        """What the federation's terms say."""
+        name = self.rule.partition("(")[0].strip()
+        pre = rules.usual_pre(name) if self.pre is None else self.pre
+        return self.composed("+".join((*pre, self.rule)))
+
+    def composed(self, text: str) -> rules.Composition:
+        """A composition such as "arc+nnm+geometric-median", with this experiment's k and root.
+
+        Raises ConfigError.
+        """
+        names, _, rest = text.partition("(")
+        name = names.rpartition("+")[2].strip()
+        rule = rules.RULES.get(rules.ALIASES.get(name, name))
+        options = [rest.rpartition(")")[0]] if rest else []
+        if rule is not None and "k" in rule.takes and self.k is not None:
+            options.append(f"k={self.k}")
+        if rule is not None and rule.needs_root and "root=" not in rest:
+            options.append(f"root={CLIENT}{self.trusted}")
+        return rules.parse(f"{names}({', '.join(options)})" if options else names)
+
+    @property
+    def defence(self) -> Defence:
+        """What attackers are up against."""
+        return self.defended(self.composition)
+
+    def defended(self, composition: rules.Composition) -> Defence:
+        """A composition as the enclave would apply it here."""
+        root = composition.options.root.removeprefix(CLIENT)
+        return Defence(
+            composition, self.tolerated, int(root) - 1 if root.isdigit() else None, self.seed
+        )
 
     @property
     def honest(self) -> tuple[int, ...]:
@@ -201,6 +265,11 @@ class Experiment:
     def attack_stream(self, client: int, number: int) -> np.random.Generator:
         return self.stream(_ATTACK, client, number)
 
+    def root_sample(self, examples: int) -> np.ndarray:
+        """Which of all examples the root client holds, if it has some of its own."""
+        count = min(self.root_images or 0, examples)
+        return self.stream(_ROOT, 1).choice(examples, size=count, replace=False)
+
     def poison_stream(self, client: int) -> np.random.Generator:
         return self.stream(_POISON, client)
 
@@ -220,7 +289,8 @@ class Experiment:
 
         Raises ConfigError, KeyError or TypeError.
         """
-        return cls(**{name: fields[name] for name in cls.__dataclass_fields__})
+        given = {name: fields[name] for name in cls.__dataclass_fields__}
+        return cls(**given | {"pre": None if given["pre"] is None else tuple(given["pre"])})
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,15 +330,24 @@ class Task:
 
     def examples(self, client: int) -> Split:
         own, train = self.parts[client - 1], self.dataset.train
+        if client == self.experiment.trusted and self.experiment.root_images is not None:
+            own = self.experiment.root_sample(len(train))
         return Split(train.images[own], train.labels[own])
 
 
 class Participant:
-    """One client. model: may be shared by participants that train one after the other."""
+    """One client. model: may be shared by participants that train one after the other.
 
-    def __init__(self, task: Task, number: int, model: nn.Module) -> None:
+    defence: what it attacks, if it does; None for what the federation's terms say.
+    """
+
+    def __init__(
+        self, task: Task, number: int, model: nn.Module, defence: Defence | None = None
+    ) -> None:
         self.number = number
         self._experiment = task.experiment
+        self._defence = defence or task.experiment.defence
+        self._models: tuple[Float32 | None, Float32 | None] = (None, None)  # the last two
         attacks = number in task.experiment.attackers
         self.attack: Attack | None = task.experiment.attacking if attacks else None
         examples = self._poisoned(task.examples(number), task.dataset)
@@ -302,6 +381,8 @@ class Participant:
         has it repeated would have the client move its momentum twice in one round.
         """
         if number != self._round:
+            before = self._models[1] if number == self._round + 1 else None
+            self._models = before, start
             self._round, self._momentum = number, self.trainer.momentum_state
         self.trainer.momentum_state = self._momentum
         seed = self._experiment.training_seed(self.number, number)
@@ -320,10 +401,25 @@ class Participant:
             byzantine=experiment.byzantine,
             scale=experiment.scale,
             rng=experiment.attack_stream(self.number, number),
+            defence=self._defence,
+            root=self._root(),
+            last=self._last(),
         )
         # A value beyond float32 becomes an infinity, and the update is rejected for that.
         with np.errstate(over="ignore", invalid="ignore"):
             return self.attack.send(scene)
+
+    def _root(self) -> int | None:
+        """The row of the root client among the updates that attackers know."""
+        trusted, telling = self._defence.root, self._experiment.telling
+        return (
+            telling.index(trusted + 1) if trusted is not None and trusted + 1 in telling else None
+        )
+
+    def _last(self) -> Float64 | None:
+        """The last aggregate (d,), which anybody can tell from two models; None before there is."""
+        before, start = self._models
+        return None if before is None or start is None else np.subtract(start, before, dtype=float)
 
     def _poisoned(self, examples: Split, dataset: Dataset) -> Split:
         if self.attack is None or self.attack.poison is None:

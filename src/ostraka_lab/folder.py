@@ -27,9 +27,7 @@ from ostraka.arrays import Buffer, Float32
 from ostraka.client.results import Model
 from ostraka.errors import ConfigError
 from ostraka.messages import SIMULATION, Receipt
-from ostraka_lab.experiment import Experiment, Participant
-
-CLIENT = "client-"  # before a client's number
+from ostraka_lab.experiment import CLIENT, Experiment, Participant
 
 _PUBLIC = 0o644
 _POLL_S = 0.05

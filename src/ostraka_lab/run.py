@@ -89,10 +89,21 @@ def _settings(experiment: Experiment) -> dict[str, Setting]:
         "count": experiment.rounds,
         "deadline_s": experiment.deadline_s,
         "distances": experiment.distances,
-        "k": experiment.k,
         "sketch": experiment.sketch,
     }
-    return {name: value for name, value in given.items() if value is not None}
+    said = {name: value for name, value in given.items() if value is not None}
+    return said | _rule(experiment.composition)
+
+
+def _rule(composition: rules.Composition) -> dict[str, Setting]:
+    """What the federation's file says of its rule, where that is not as usual."""
+    settings: dict[str, Setting] = {"rule": composition.name}
+    if composition.pre != rules.usual_pre(composition.name):
+        settings["pre"] = list(composition.pre)
+    if composition.discloses:
+        settings["disclose_values"] = True
+    options = composition.options
+    return settings | {name: getattr(options, name) for name in options.given}
 
 
 def _working(experiment: Experiment) -> int:

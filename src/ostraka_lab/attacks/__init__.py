@@ -2,13 +2,14 @@
 
 attack     what all attacks have in common; Scene: what an attacker sees when it sends
 blind      sign-flip, scaled, gaussian, zero, nan, label-flip, backdoor: they know nothing of others
-informed   ipm, alie, mimic, min-max, min-sum, fang: they know updates of others
+informed   ipm, alie, shift, mimic, min-max, min-sum, fang: they know updates of others
+optimal    optimal-ipm, optimal-alie: they know the rule as well, and try it out
 
 A scene is all that they see. They change nothing in it but the state of its rng, so attackers that
 know the same send the same. docs/attacks.md compares them.
 """
 
-from ostraka_lab.attacks import blind, informed
+from ostraka_lab.attacks import blind, informed, optimal
 from ostraka_lab.attacks.attack import TARGET, Attack, Poison, Scene, always
 from ostraka_lab.attacks.blind import stamped
 
@@ -66,7 +67,18 @@ _ALL = (
         send=informed.ipm,
         least_known=1,
         scale_means="how many times longer than the honest mean",
-        default_scale=always(0.5),
+        # Half of that hides how Multi-Krum fails: it learns on, at half speed.
+        default_scale=always(1.0),
+        alike=True,
+    ),
+    Attack(
+        name="optimal-ipm",
+        summary="the opposite of the honest mean, as long as does most harm to the very rule",
+        paper="Xie et al. 2020, Shejwalkar and Houmansadr 2021",
+        send=optimal.ipm,
+        least_known=2,
+        scale_means="of the length that moves the aggregate most",
+        alike=True,
     ),
     Attack(
         name="alie",
@@ -76,6 +88,25 @@ _ALL = (
         least_known=2,
         scale_means="by how many standard deviations",
         default_scale=informed.z_max,
+        alike=True,
+    ),
+    Attack(
+        name="optimal-alie",
+        summary="as alie, off by as much as does most harm to the very rule",
+        paper="Baruch et al. 2019, Shejwalkar and Houmansadr 2021",
+        send=optimal.alie,
+        least_known=2,
+        scale_means="of the step off the mean that moves the aggregate most",
+        alike=True,
+    ),
+    Attack(
+        name="shift",
+        summary="its own update less a multiple of the honest mean",
+        paper="none: a plain idea, against rules that look at spread",
+        send=informed.shift,
+        least_known=1,
+        scale_means="how many times the honest mean",
+        default_scale=always(2.0),
     ),
     Attack(
         name="min-max",
@@ -84,6 +115,7 @@ _ALL = (
         send=informed.min_max,
         least_known=2,
         scale_means="of the largest step off the mean that keeps within the bound",
+        alike=True,
     ),
     Attack(
         name="min-sum",
@@ -92,6 +124,7 @@ _ALL = (
         send=informed.min_sum,
         least_known=2,
         scale_means="of the largest step off the mean that keeps within the bound",
+        alike=True,
     ),
     Attack(
         name="mimic",
@@ -99,6 +132,7 @@ _ALL = (
         paper="Karimireddy et al. 2022",
         send=informed.mimic,
         least_known=1,
+        alike=True,
     ),
     Attack(
         name="fang",

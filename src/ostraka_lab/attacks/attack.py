@@ -7,9 +7,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ostraka.arrays import Float32
+from ostraka.arrays import Float32, Float64
 from ostraka.errors import ConfigError
 from ostraka_lab.data import Split
+from ostraka_lab.defence import Defence
 
 TARGET = 0  # the class that the backdoor leads to
 
@@ -42,8 +43,10 @@ class Scene:
 
     own: (d,), what it would have sent if it were honest, but for poisoned data if it has any.
     known: (m, d), honest updates that it knows; attackers that collude know the same ones, in the
-    same order. round: from 1. clients, byzantine: the federation's n and f. scale: how strong the
-    attack is; each attack says what that multiplies. rng: this attacker's own in this round.
+    same order. round: from 1. clients, byzantine: how many there are, and how many attack. scale:
+    how strong the attack is; each attack says what that multiplies. rng: this attacker's own in
+    this round. defence: what becomes of updates, which is public. root: the row of `known` that a
+    defence with a root client trusts. last: (d,), the last aggregate, which is public as well.
     """
 
     own: Float32
@@ -53,6 +56,9 @@ class Scene:
     byzantine: int
     scale: float
     rng: np.random.Generator
+    defence: Defence
+    root: int | None = None
+    last: Float64 | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale >= 0):
@@ -87,6 +93,7 @@ class Attack:
     of the attacker's examples before it trains; None if they stay. least_known: how many honest
     updates it must know. scale_means: what the scale of the scene is to it; empty if nothing.
     default_scale: the scale from the numbers of clients and of attackers, if none is asked for.
+    alike: whether attackers that know the same send the same to the bit.
     """
 
     name: str
@@ -97,6 +104,7 @@ class Attack:
     least_known: int = 0
     scale_means: str = ""
     default_scale: DefaultScale = _as_it_is
+    alike: bool = False
 
     @property
     def needs_known(self) -> bool:

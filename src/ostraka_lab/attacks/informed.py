@@ -26,14 +26,14 @@ from typing import TypeAlias
 import numpy as np
 
 from ostraka.arrays import Float32, Float64
-from ostraka.core.gram import add_gram, from_gram
+from ostraka.core.gram import from_gram
 from ostraka.core.rules.krum import krum_scores, multi_krum
 from ostraka.errors import ConfigError
 from ostraka_lab.attacks.attack import Scene
+from ostraka_lab.defence import inner_products
 
 Perturbation: TypeAlias = Callable[[Float32, Float64], Float64]
 
-_BLOCK = 1 << 14  # columns
 _LEAST = 4  # known updates that fang needs, as Krum with one attacker needs five in all
 _GIVE_UP = 1e-5  # of fang's first lambda; in the paper it is an absolute length
 _APART = 1e-4  # how far fang's copies lie from each other, for a length of 1
@@ -48,7 +48,7 @@ def ipm(scene: Scene) -> Float32:
     Xie, Koyejo and Gupta, "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product
     Manipulation", UAI 2019 (PMLR 115, 2020).
     """
-    return (-scene.scale * _mean(scene.honest(1))).astype(np.float32)
+    return (-scene.scale * mean(scene.honest(1))).astype(np.float32)
 
 
 def alie(scene: Scene) -> Float32:
@@ -58,8 +58,17 @@ def alie(scene: Scene) -> Float32:
     Learning", NeurIPS 2019.
     """
     rows = scene.honest(2)
-    centre = _mean(rows)
-    return (centre - scene.scale * _deviation(rows, centre)).astype(np.float32)
+    centre = mean(rows)
+    return (centre - scene.scale * deviation(rows, centre)).astype(np.float32)
+
+
+def shift(scene: Scene) -> Float32:
+    """w - s mu, with w what this attacker would have sent: an honest update about another mean.
+
+    The attackers differ among themselves just as honest clients do, so nothing about their spread
+    gives them away; with s = 1 their mean is about 0, and beyond it points backwards.
+    """
+    return (scene.own - scene.scale * mean(scene.honest(1))).astype(np.float32)
 
 
 def z_max(clients: int, byzantine: int) -> float:
@@ -89,7 +98,7 @@ def mimic(scene: Scene) -> Float32:
     ICLR 2022.
     """
     rows = scene.honest(1)
-    chosen: Float32 = rows[_most_typical_of_the_spread(_inner_products(rows))]
+    chosen: Float32 = rows[_most_typical_of_the_spread(inner_products(rows))]
     return chosen.copy()
 
 
@@ -119,7 +128,7 @@ def inverse_sign(rows: Float32, centre: Float64) -> Float64:
 
 def inverse_deviation(rows: Float32, centre: Float64) -> Float64:
     """p = -sigma: most where honest updates differ most. The direction of ALIE."""
-    return -_deviation(rows, centre)
+    return -deviation(rows, centre)
 
 
 def min_max(scene: Scene, perturbation: Perturbation = inverse_unit) -> Float32:
@@ -160,15 +169,15 @@ class _Line:
 
 
 def _line(rows: Float32, perturbation: Perturbation) -> _Line:
-    centre = _mean(rows)
+    centre = mean(rows)
     direction = perturbation(rows, centre)
-    between = from_gram(_inner_products(rows))
+    between = from_gram(inner_products(rows))
     return _Line(
         centre=centre,
         direction=direction,
         between=between,
         a=between.mean(axis=1) - between.mean() / 2,
-        b=direction @ centre - _dots(rows, direction),
+        b=direction @ centre - dots(rows, direction),
         c=float(direction @ direction),
     )
 
@@ -191,7 +200,7 @@ def fang(scene: Scene) -> Float32:
     USENIX Security 2020.
     """
     rows = scene.honest(_LEAST)
-    back = -np.sign(_mean(rows))
+    back = -np.sign(mean(rows))
     strength = scene.scale * _strength(rows, back, min(max(scene.byzantine, 1), len(rows) - 3))
     jitter = scene.rng.standard_normal(back.shape, dtype=np.float32)
     return (strength * back * (1 + _APART * jitter)).astype(np.float32)
@@ -199,11 +208,11 @@ def fang(scene: Scene) -> Float32:
 
 def _strength(rows: Float32, back: Float64, attackers: int) -> float:
     """Find the first lambda with which Krum selects a copy, or a tiny one if it never does."""
-    gram = _inner_products(rows)
+    gram = inner_products(rows)
     square = float(back @ back)
     if not (np.isfinite(gram).all() and square):
         return 0.0  # A model that has run away, or stands still, cannot be led anywhere.
-    along = _dots(rows, back)
+    along = dots(rows, back)
     first = strength = _bound(gram, square, attackers)
     while strength > _GIVE_UP * first:
         away = np.diagonal(gram) - 2 * strength * along + strength**2 * square
@@ -235,7 +244,7 @@ def _selects_a_copy(between: Float64, away: Float64, attackers: int) -> bool:
     return multi_krum(distances, attackers, 1)[0] >= m
 
 
-def _mean(rows: Float32) -> Float64:
+def mean(rows: Float32) -> Float64:
     """The mean (d,) of the rows (m, d)."""
     total = np.zeros(rows.shape[1])
     for row in rows:
@@ -244,7 +253,7 @@ def _mean(rows: Float32) -> Float64:
     return total
 
 
-def _deviation(rows: Float32, centre: Float64) -> Float64:
+def deviation(rows: Float32, centre: Float64) -> Float64:
     """The standard deviation (d,) of the rows (m, d), of which the mean (d,) is given.
 
     Divided by m, not by m - 1: to the attacker the rows are not a sample, but all that there is.
@@ -256,14 +265,6 @@ def _deviation(rows: Float32, centre: Float64) -> Float64:
     return np.sqrt(total, out=total)
 
 
-def _inner_products(rows: Float32) -> Float64:
-    """Inner products (m, m) of the rows (m, d)."""
-    products = np.zeros((len(rows), len(rows)))
-    for start in range(0, rows.shape[1], _BLOCK):
-        add_gram(products, rows[:, start : start + _BLOCK].astype(np.float64))
-    return products
-
-
-def _dots(rows: Float32, vector: Float64) -> Float64:
+def dots(rows: Float32, vector: Float64) -> Float64:
     """Inner products (m,) of the rows (m, d) with a vector (d,)."""
     return np.array([row @ vector for row in rows])

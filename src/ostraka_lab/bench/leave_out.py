@@ -23,8 +23,9 @@ from ostraka.arrays import Float32, Float64
 from ostraka.core import rules
 from ostraka.errors import ConfigError
 from ostraka.protocol.round import run_round
-from ostraka_lab.baselines import Aggregate, Clear, ClearRound, Rule
+from ostraka_lab.baselines import Clear, ClearRound, Rule
 from ostraka_lab.bench.process import Begin, Figures, report
+from ostraka_lab.defence import Aggregate, Past
 from ostraka_lab.experiment import NO_ATTACK, Experiment, Task
 
 MEAN = "mean"
@@ -135,7 +136,7 @@ def cosine(one: Float64 | Float32, other: Float64 | Float32) -> float:
 def by_protocol(f: int) -> Rule:
     """Aggregate by a whole round of the protocol."""
 
-    def rule(updates: Float32) -> Aggregate:
+    def rule(updates: Float32, past: Past | None = None) -> Aggregate:
         result = run_round(updates, f=f)
         return Aggregate(result.aggregate.astype(np.float64), result.selected)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostraka.cli.output import Json, progress, show, table
+from ostraka.core import rules
 from ostraka.errors import INTERRUPTED, RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
 
@@ -48,7 +49,11 @@ def compare(
     learning_rate: options.LearningRate = 0.1,
     momentum: options.Momentum = 0.0,
     worker_momentum: options.WorkerMomentum = 0.0,
+    rule: options.Rule = rules.DEFAULT,
+    pre: options.Pre = None,
     k: options.Keep = None,
+    root: options.Root = None,
+    root_images: options.RootImages = None,
     sketch: options.Sketch = None,
     seed: options.Seed = 0,
     processes: options.Processes = None,
@@ -77,6 +82,7 @@ def compare(
 
     if resume is None:
         fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
+        fields["pre"] = options.pre_aggregations(pre)
         comparison = _found(fields, tuple(attack), tuple(defence), out)
     else:
         options.require_alone(ctx, "resume", "jobs", "as_json")

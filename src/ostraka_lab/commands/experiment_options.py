@@ -1,5 +1,6 @@
 """The options of an experiment, as `train`, `demo` and `compare` share them."""
 
+import shlex
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from ostraka.config import DISTANCES, MASKINGS
 from ostraka.errors import ConfigError
 
 _RUNS = Path("runs")
+_NO_PRE = "none"
 # Options that are not called like the fields that they set.
 _FLAGS = {"learning_rate": "--lr", "deadline_s": "--deadline"}
 
@@ -52,8 +54,31 @@ Momentum = Annotated[float, typer.Option(help="Momentum of local training.")]
 WorkerMomentum = Annotated[
     float, typer.Option(help="Momentum that every client keeps from round to round.")
 ]
+Rule = Annotated[
+    str, typer.Option(help="The aggregation rule, such as multi-krum or trimmed-mean.")
+]
+Pre = Annotated[
+    str | None,
+    typer.Option(
+        help="Pre-aggregations before it, such as arc+nnm; or none.",
+        show_default="the rule's usual ones",
+    ),
+]
 Keep = Annotated[
-    int | None, typer.Option("--k", help="Updates to average.", show_default="all but f")
+    int | None,
+    typer.Option("--k", help="Updates that multi-krum averages.", show_default="all but f"),
+]
+Root = Annotated[
+    int | None,
+    typer.Option(
+        help="The client that fltrust trusts.", show_default="an honest one, drawn from the seed"
+    ),
+]
+RootImages = Annotated[
+    int | None,
+    typer.Option(
+        help="Images of the root client, drawn from all.", show_default="its part of the data"
+    ),
 ]
 Masking = Annotated[
     str, typer.Option(click_type=click.Choice(MASKINGS), help="How updates are masked.")
@@ -105,5 +130,16 @@ def command(name: str, given: Mapping[str, Any], usual: Mapping[str, Any]) -> st
         if value == usual[option]:
             continue
         flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
-        words += [flag] if value is True else [flag, f"{value}"]
+        words += [flag] if value is True else [flag, _word(value)]
     return " ".join(words)
+
+
+def pre_aggregations(text: str | None) -> tuple[str, ...] | None:
+    """Read --pre: None for the usual ones."""
+    return text if text is None else tuple(text.split("+")) if text != _NO_PRE else ()
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "+".join(value) or _NO_PRE
+    return shlex.quote(f"{value}")

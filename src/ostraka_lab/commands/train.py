@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from ostraka.cli.output import Json, show, table
+from ostraka.core import rules
 from ostraka.errors import FAILED, INTERRUPTED, RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
 from ostraka_lab.commands.round_view import RoundView, percent
@@ -49,7 +50,11 @@ def train(
     learning_rate: options.LearningRate = 0.1,
     momentum: options.Momentum = 0.0,
     worker_momentum: options.WorkerMomentum = 0.0,
+    rule: options.Rule = rules.DEFAULT,
+    pre: options.Pre = None,
     k: options.Keep = None,
+    root: options.Root = None,
+    root_images: options.RootImages = None,
     masking: options.Masking = "exact",
     distances: options.Distances = "workers",
     workers: options.Workers = 2,
@@ -90,6 +95,7 @@ def train(
         return
     fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
     fields["deadline_s"] = fields.pop("deadline")
+    fields["pre"] = options.pre_aggregations(pre)
     _run(_found(fields, out), as_json=as_json)
 
 
@@ -102,6 +108,8 @@ def demo(
     attack: options.Attack = "sign-flip",
     attack_scale: options.AttackScale = None,
     rounds: options.Rounds = 15,
+    rule: options.Rule = rules.DEFAULT,
+    pre: options.Pre = None,
     masking: options.Masking = "exact",
     seed: options.Seed = 0,
     out: options.Out = None,
@@ -127,6 +135,8 @@ def demo(
         "attack": attack,
         "attack_scale": attack_scale,
         "rounds": rounds,
+        "rule": rule,
+        "pre": options.pre_aggregations(pre),
         "masking": masking,
         "seed": seed,
         "baseline": True,

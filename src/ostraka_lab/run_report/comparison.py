@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ostraka import files
-from ostraka_lab.compare import IN_THE_CLEAR, Comparison, Result
+from ostraka.config import MASKINGS
+from ostraka_lab.compare import Comparison, Result
 from ostraka_lab.report import Code, Column, Page, Paragraph, Plot, Section, Table, write_page
 from ostraka_lab.report.drawing import BLUE, GREEN, MUTED, ORANGE, VERMILLION
 
@@ -93,7 +94,7 @@ def _paint(figure: Figure, comparison: Comparison, results: Sequence[Result]) ->
     for index, defence in enumerate(comparison.defences):
         heights = [100 * found.get((attack, defence), 0.0) for attack in comparison.attacks]
         offsets = places - _BAR / 2 + (index + 0.5) * width
-        axes.barh(offsets, heights, width, label=_heading(defence), color=_COLOURS[defence])
+        axes.barh(offsets, heights, width, label=_heading(defence), color=_COLOURS.get(defence))
     axes.set_yticks(places, comparison.attacks)
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
@@ -102,8 +103,7 @@ def _paint(figure: Figure, comparison: Comparison, results: Sequence[Result]) ->
 
 
 def _heading(defence: str) -> str:
-    names = {"plain": "plain averaging", "multi-krum": "Multi-Krum in the clear"}
-    return names[defence] if defence in IN_THE_CLEAR else f"Ostraka {defence}"
+    return f"Ostraka {defence}" if defence in MASKINGS else defence
 
 
 def _cell(result: Result | None) -> str:
