@@ -94,9 +94,12 @@ def make_folder(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def remove_partial(folder: Path) -> int:
-    """Deletes the parts left by writers that died. Returns how many there were."""
-    leftovers = list(folder.glob(f"*{_PARTIAL}"))
+def remove_partial(folder: Path, prefix: str = "") -> int:
+    """Deletes the parts left by writers that died. Returns how many there were.
+
+    prefix: how their names begin, in a folder that others write to.
+    """
+    leftovers = [each for each in folder.glob(f"*{_PARTIAL}") if each.name.startswith(prefix)]
     for leftover in leftovers:
         leftover.unlink()
     return len(leftovers)

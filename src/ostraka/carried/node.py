@@ -26,6 +26,7 @@ from ostraka.carried.trust import Listed, Standards, UnsafeFirstSeen
 from ostraka.client.attesting import Verifier, require_enrolled
 from ostraka.client.following import begin_with, follow
 from ostraka.client.memory import Memory, MemoryFile
+from ostraka.client.momentum import Momentum
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
@@ -95,7 +96,7 @@ class Node:
         """Join the round of an enclave that proves itself, and keep what was learned.
 
         message: a Proof. Raises AttestationRefused, ReceiptRefused, Fork, RolledBack, OpenError,
-        MalformedMessage, and ServiceError if this node is not enrolled.
+        MalformedMessage, StateError, and ServiceError if this node is not enrolled.
         """
         proof = decode(Proof, message)
         nonce = self._take_nonce()
@@ -125,13 +126,15 @@ class Node:
             self._counted(notes.joins, joined, nonce)
             kept = self.notebook.remember(Memory.of(joined.client, proof.charter))
             self._sending(kept, joined)
+        self._momentum(joined).require_usable(joined.offer.number)
         return Participation(joined, nonce)
 
     def seal(self, part: Participation, update: Float32) -> bytes:
         """Return the sealed update (d,) with the next Hello. It is counted before it leaves.
 
-        Runs in parallel have joined by the same notes, so what `join` has checked is checked again.
-        Raises ReceiptRefused, or AttestationRefused if the nonce was used in the meantime.
+        What is sealed is made from it by the federation's client momentum. Runs in parallel have
+        joined by the same notes, so what `join` has checked is checked again.
+        Raises ReceiptRefused, StateError, or AttestationRefused if the nonce was used since.
         """
         client, joined = part.joined.client, part.joined
         with self._alone() as notes:
@@ -142,7 +145,7 @@ class Node:
             counted = self._counted(notes.joins, joined, part.nonce)
             self.notebook.change(lambda stored: self._sending(stored, joined))
             self.notebook.count(counted)
-        submitted = joined.seal(update)
+        submitted = joined.seal(self._momentum(joined).apply(update, joined.offer.number))
         self._keep_leaf(joined.offer.number, submitted.leaf)
         return SealedReply(submitted.sealed, self._challenge()).to_bytes()
 
@@ -294,6 +297,10 @@ class Node:
         )
         refused.add_note(self.notebook.counted)
         return refused
+
+    def _momentum(self, joined: Joined) -> Momentum:
+        federation = joined.client.federation
+        return Momentum.of(federation, self.notebook.past(federation))
 
     def _keep_leaf(self, number: int, leaf: bytes) -> None:
         """Keep what finds this upload in the cohort, beside others of the same number."""

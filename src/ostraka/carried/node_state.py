@@ -6,8 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
+import numpy as np
+
 from ostraka import files
+from ostraka.arrays import Float32
 from ostraka.client.memory import LOCKED_S, NEW_KEY, Memory, MemoryFile
+from ostraka.client.momentum import MomentumFiles, Past
+from ostraka.config import Federation
 from ostraka.encoding import Id, decode, encode, pack
 from ostraka.errors import Fork, MalformedMessage, RolledBack, StateError
 from ostraka.files import locked
@@ -17,7 +22,7 @@ SUFFIX = ".joins"
 Scratch: TypeAlias = MutableMapping[str, Any]
 """Bytes by name, which the framework keeps at the node from one message to the next of a run."""
 
-_MEMORY, _JOINS = "memory", "joins"
+_MEMORY, _JOINS, _MOMENTUM = "memory", "joins", "momentum-"
 _KEPT = 256  # joins
 _OF_0_1 = pack(b"ostraka/flower-joins/v1")
 
@@ -83,6 +88,9 @@ class Notebook(Protocol):
 
     def change(self, change: Callable[[Memory | None], Memory]) -> Memory: ...
     def count(self, joins: Joins) -> None: ...
+    def past(self, federation: Federation) -> Past:
+        """Where the node's momentum is."""
+
     def prove(self, refused: Fork | RolledBack) -> None: ...
 
 
@@ -119,6 +127,9 @@ class RunNotebook:
     def count(self, joins: Joins) -> None:
         self.scratch[_JOINS] = encode(joins)
 
+    def past(self, federation: Federation) -> Past:
+        return _RunPast(self.scratch)
+
     def prove(self, refused: Fork | RolledBack) -> None:
         """Keep nothing: a simulated enclave's proof is worth nothing."""
 
@@ -128,8 +139,32 @@ class RunNotebook:
 
 
 @dataclass(frozen=True)
+class _RunPast:
+    """The momentum of a simulated node, which ends with the run."""
+
+    scratch: Scratch = field(repr=False)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def numbers(self) -> set[int]:
+        return {
+            int(name.removeprefix(_MOMENTUM)) for name in self.scratch if name.startswith(_MOMENTUM)
+        }
+
+    def read(self, number: int) -> Float32:
+        return np.frombuffer(self.scratch[f"{_MOMENTUM}{number}"], "<f4")
+
+    def write(self, number: int, sent: Float32) -> None:
+        self.scratch[f"{_MOMENTUM}{number}"] = sent.tobytes()
+
+    def drop(self, number: int) -> None:
+        del self.scratch[f"{_MOMENTUM}{number}"]
+
+
+@dataclass(frozen=True)
 class FileNotebook:
-    """Notes in the memory file of `ostraka.Client` and in one beside it, which outlive the run."""
+    """Notes in the files of `ostraka.Client` and in one beside them, which outlive the run."""
 
     file: MemoryFile
 
@@ -173,6 +208,9 @@ class FileNotebook:
             files.write(self._path, [encode(joins)])
         except OSError as failed:
             raise StateError(self._path, f"cannot be written: {failed.strerror}") from None
+
+    def past(self, federation: Federation) -> Past:
+        return MomentumFiles.beside(self.file, federation)
 
     def prove(self, refused: Fork | RolledBack) -> None:
         """Keep both receipts, or the proposal. Raises StateError."""

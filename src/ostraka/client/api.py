@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from ostraka.arrays import Float32
 from ostraka.client import upload
 from ostraka.client.attesting import Verifier
 from ostraka.client.connection import Connection, Patience
 from ostraka.client.events import Event, Report
 from ostraka.client.memory import MemoryFile
+from ostraka.client.momentum import Momentum, MomentumFiles
 from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.client.session import Session, Shelf
 from ostraka.client.voting import Voter
@@ -34,7 +36,7 @@ class Client:
 
     address: HOST:PORT of the enclave's service. name, key: who this is, as it is enrolled. policy:
     what is accepted as an enclave. memory: what is kept between runs, by default beside the key,
-    one for each federation: who loses it needs a new key.
+    one for each federation: who loses it needs a new key. Beside it is the client's momentum.
     tls_ca: certificates that vouch for the service, if it speaks TLS. unsafe_simulation: accept an
     enclave that no TEE protects, if the policy does, too. timeout: seconds for one call, None to
     wait as long as it takes. resends: how often one update goes to a round that was opened again,
@@ -110,8 +112,8 @@ class Client:
         """The model of the round that is open, from an enclave that has proved itself.
 
         Waits for a round to open. Raises AttestationRefused if the enclave is not trusted,
-        ReceiptRefused or Fork if its chain cannot be followed, and ServiceError if it cannot be
-        reached or does not serve this client.
+        ReceiptRefused or Fork if its chain cannot be followed, ServiceError if it cannot be
+        reached or does not serve this client, and StateError if its own files are out of order.
         """
         with self._session() as session:
             self._joined = None
@@ -119,23 +121,36 @@ class Client:
             if found is None:
                 self._finished = True
                 return _last_model(session)
-            self._joined, vector = found
-        return Model.before(self._joined, vector)
+            joined, vector = found
+        self._momentum(joined).require_usable(joined.offer.number)
+        self._joined = joined
+        return Model.before(joined, vector)
 
     def submit(self, delta: Update) -> Outcome:
         """Send an update for the round of the model fetched last, and wait for the receipt.
 
-        delta: the difference from that model, as arrays by name or as one vector (d,). Raises as
+        delta: the difference from that model, as arrays by name or as one vector (d,), without
+        momentum: what goes out is made from it by the federation's client momentum. Raises as
         `fetch` does, ConfigError for an update of another form, and UpdateRejected if the enclave
         refuses it. After a ServiceError it can be called again with the same update.
         """
         joined = self._require_joined()
         update = flatten(delta, joined.client.federation.terms.manifest)
         with self._session() as session:
-            outcome = upload.submit(session, joined, update, resends=self._resends)
+            outcome = upload.submit(
+                session, joined, update, outgoing=self._outgoing, resends=self._resends
+            )
         self._joined = None
         self._begun.clear()
         return outcome
+
+    def _outgoing(self, joined: Joined, update: Float32) -> Float32:
+        """What goes out (d,) to this round in place of an update."""
+        return self._momentum(joined).apply(update, joined.offer.number)
+
+    def _momentum(self, joined: Joined) -> Momentum:
+        federation = joined.client.federation
+        return Momentum.of(federation, MomentumFiles.beside(self._file, federation))
 
     @contextmanager
     def confirming(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Brings one update to its round's outcome, through restarts and broken connections."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -254,17 +254,24 @@ WITHOUT = "the round was published without this update"
 ENDED = "the federation ended without this round"
 
 
-def submit(session: Session, joined: Joined, update: Float32, *, resends: int) -> Outcome:
+def submit(
+    session: Session,
+    joined: Joined,
+    update: Float32,
+    *,
+    outgoing: Callable[[Joined, Float32], Float32],
+    resends: int,
+) -> Outcome:
     """Seal an update (d,), send it, confirm its round, and wait for the receipt.
 
     When its round is void, the update goes under a fresh key to the round of the same number that
     replaces it, once that round's enclave has proved itself; resends: how often. It never goes to
-    another number.
+    another number. outgoing: makes what is sealed for a round, by the terms of that round.
     """
     backoff = Backoff()
     while True:
         session.sending(joined, resends=resends)
-        submitted = joined.seal(update)
+        submitted = joined.seal(outgoing(joined, update))
         delivery = deliver(session, submitted)
         certified = delivery.certified
         if certified is not None and certified.receipt.round_id == joined.offer.round_id:
