@@ -52,7 +52,7 @@ class Caf(Rule):
             if not tau.any():
                 break
             counts = counts * (1 - tau / tau.max())
-            counts[counts < _DUST] = 0
+            counts[counts <= _DUST * n] = 0
         return Weights.of(best / best.sum())
 
 
