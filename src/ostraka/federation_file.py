@@ -87,7 +87,9 @@ class Model:
 class TermsTable:
     """[terms]: how updates are chosen and averaged. See `config.Terms` for each.
 
-    tile: None for the largest that suits the number of clients, at most the default.
+    rule, pre: by the names that others use, too. pre: None for what usually comes before the rule.
+    k to beta: the options of both (`rules.Options`). tile: None for the largest that suits the
+    number of clients, at most the default.
     """
 
     f: int
@@ -393,6 +395,14 @@ def load(path: Path) -> FederationFile:
             "federation",
             "federation.id is missing: 32 random bytes in hex, drawn once (`openssl rand -hex 32`) "
             "and never changed; every policy pins it",
+        )
+    terms = document.values.get("terms")
+    if isinstance(terms, dict) and "k" in terms and "rule" not in terms:
+        usual = rules.compose(rules.DEFAULT, rules.DEFAULT_PRE)
+        raise document.error(
+            "terms.k",
+            f'k belongs to multi-krum, the only rule of version 0.1: write rule = "{rules.PAPER}", '
+            f"or leave k out for the rule that is usual now, {usual}",
         )
     layout = document.read(_Layout)
     _require_distinct(document, layout)

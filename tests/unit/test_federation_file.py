@@ -45,7 +45,10 @@ def members(table, n):
     return [Member(f"{table}-{i}", bytes([i, ord(table[0])] * 16)) for i in range(1, n + 1)]
 
 
-def template(clients=5, workers=2, f=1, **changes):
+USUAL = "arc+nnm+geometric-median"
+
+
+def template(clients=5, workers=2, f=1, rule=USUAL, **changes):
     values = {"name": "test", "model": "dimension = 100", "masking": "exact", **changes}
     return federation_toml(
         id=ID,
@@ -54,6 +57,8 @@ def template(clients=5, workers=2, f=1, **changes):
         working=max(2, workers),
         clients=members("client", clients),
         workers=members("worker", workers),
+        composition=rules.parse(rule),
+        disclose_values=False,
         **values,
     )
 
@@ -87,13 +92,14 @@ def test_the_template_shows_every_setting_at_its_default(read):
 
 
 def test_what_the_template_leaves_out_can_be_put_in(read):
-    values = {"k": 3, "sketch": 4096, "clip_norm": 0.5, "tile": 512, "quorum": 5}
-    text = changed(template(model="dimension = 9000"), metrics='"[::1]:80"', **values)
+    values = {"smoothing": 0.1, "sketch": 16384, "clip_norm": 0.5, "tile": 512, "quorum": 5}
+    text = changed(template(model="dimension = 90000"), metrics='"[::1]:80"', **values)
     file = read(text)
     assert file.quorum == file.rounds.quorum == 5
     assert file.enclave.metrics == "[::1]:80"
     terms = file.federation().terms
-    assert (terms.k, terms.sketch, terms.clip_norm, terms.tile) == (3, 4096, 0.5, 512)
+    assert (terms.sketch, terms.clip_norm, terms.tile) == (16384, 0.5, 512)
+    assert terms.options == rules.Options(smoothing=0.1)
 
 
 def test_the_federation_is_what_the_file_says(read):
@@ -112,7 +118,17 @@ def test_the_federation_is_what_the_file_says(read):
 TERMS = {
     "f": "2",
     "rule": '"another"',
+    "pre": '["arc"]',
     "k": "4",
+    "neighbours": "3",
+    "root": '"client-2"',
+    "bucket": "3",
+    "radius": "0.25",
+    "centre": '"medoid"',
+    "iterations": "7",
+    "smoothing": "0.5",
+    "beta": "0.25",
+    "client_momentum": "0.5",
     "masking": '"gaussian"',
     "distances": '"inside"',
     "workers": "3",
@@ -123,6 +139,7 @@ TERMS = {
     "precision": "0.002",
     "tile": "512",
     "disclose_selection": "true",
+    "disclose_values": "true",
     "confirm": '"none"',
     "witness_f": "1",
 }
@@ -131,12 +148,20 @@ TERMS = {
 @pytest.mark.parametrize("term", [field.name for field in dataclasses.fields(TermsTable)])
 def test_every_term_of_the_file_is_one_of_the_federation(read, monkeypatch, term):
     """What the file says and the federation does not would be promised and not kept."""
-    monkeypatch.setitem(rules.RULES, "another", rules.rule(rules.DEFAULT))
-    base = changed(template(7, 3, model="dimension = 9000"), workers="2")
+    monkeypatch.setitem(rules.RULES, "one", TakesAll())
+    monkeypatch.setitem(rules.RULES, "another", TakesAll())
+    base = changed(template(7, 3, rule="one", model="dimension = 9000"), workers="2")
     before, after = read(base), read(changed(base, **{term: TERMS[term]}))
     stated = getattr(after.terms, term)
     assert stated != getattr(before.terms, term)
-    assert getattr(after.federation().terms, term) == stated
+    signed, options = after.federation().terms, after.federation().terms.options
+    assert getattr(options if hasattr(options, term) else signed, term) == stated
+
+
+class TakesAll(rules.Rule):
+    """Takes every option, and does nothing."""
+
+    takes = tuple(field.name for field in dataclasses.fields(rules.Options))
 
 
 def test_settings_of_the_operator_do_not_change_the_federation(read):
@@ -144,8 +169,47 @@ def test_settings_of_the_operator_do_not_change_the_federation(read):
     assert read(other).federation() == read(template()).federation()
 
 
-def test_the_quorum_is_what_krum_needs_unless_given(read):
-    assert read(template(f=1)).quorum == 5
+def test_the_quorum_is_what_the_rule_needs_unless_given(read):
+    assert read(template(f=1)).quorum == 4
+    assert read(template(f=1, rule="multi-krum")).quorum == 5
+
+
+def test_a_rule_has_its_usual_company_unless_the_file_gives_another(read):
+    def composition(**lines):
+        return str(read(changed(template(), **lines)).federation().terms.composition)
+
+    assert composition() == USUAL
+    assert composition(pre="[]") == "geometric-median"
+    assert composition(rule='"multi-krum"') == "multi-krum"
+    assert composition(rule='"MultiKrum"', pre='[\n  "NNM",\n]') == "nnm+multi-krum"
+    assert composition(rule='"multi-krum"', k=3) == "multi-krum(k=3)"
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        USUAL,
+        "multi-krum(k=4)",
+        "clip+mean(radius=0.5)",
+        "nnm+krum",
+        "arc+caf",
+        "fltrust(root=client-3)",
+        "centred-clipping(radius=2.0, centre=medoid, iterations=5)",
+        "trimmed-mean(beta=0.1)",
+    ],
+)
+def test_a_template_says_what_it_was_made_for(rule, read):
+    assert str(read(template(rule=rule)).federation().terms.composition) == rule
+
+
+def test_a_file_of_version_0_1_with_k_is_told_whose_option_that_is(read):
+    text = re.sub(r"(?m)^rule = .*\n", "", changed(template(), k=3))
+    with pytest.raises(
+        ConfigError, match=r"k belongs to multi-krum, .* rule of version 0\.1"
+    ) as told:
+        read(text)
+    assert f"line {line_of(text, 'k = 3')}: " in str(told.value)
+    assert 'write rule = "multi-krum"' in str(told.value)
 
 
 def revoke(text, name):
@@ -276,29 +340,82 @@ def test_a_model_of_nan_is_refused(read, tmp_path):
 
 # What is wrong: the lines to change, the key whose line is to blame, and what is said.
 REFUSED = {
-    "a rule that is not there": ({"rule": '"median"'}, "rule", "rule is one of multi-krum"),
+    "a rule that is not there": (
+        {"rule": '"geometrik-median"'},
+        "rule",
+        "there is no rule 'geometrik-median': did you mean geometric-median?",
+    ),
+    "a rule that is a number": ({"rule": 3}, "rule", "terms.rule is a text in quotes; got 3"),
+    "a pre-aggregation that is not there": (
+        {"pre": '["nmm"]'},
+        "pre",
+        "there is no pre-aggregation 'nmm': did you mean nnm?",
+    ),
+    "a pre-aggregation as a text": ({"pre": '"nnm"'}, "pre", 'terms.pre is a list; got "nnm"'),
+    "a rule before a rule": ({"pre": '["mean"]'}, "pre", "there is no pre-aggregation 'mean'"),
+    "an option that the rule does not take": (
+        {"beta": 0.1},
+        "beta",
+        f"beta is no option of {USUAL}; those are: iterations, smoothing",
+    ),
+    "an option that is no number": ({"radius": '"far"'}, "radius", "terms.radius is a number"),
+    "an option of the wrong kind": ({"iterations": 1.5}, "iterations", "is a whole number"),
+    "too many iterations": ({"iterations": 1001}, "iterations", "from 1 to 1000; got 1001"),
+    "smoothing of NaN": ({"smoothing": "nan"}, "smoothing", "smoothing must be from"),
+    "a root client that is not enrolled": (
+        {"rule": '"fltrust"', "root": '"client-9"'},
+        "root",
+        "root is 'client-9', and no client of that name is enrolled",
+    ),
+    "no root client": ({"rule": '"fltrust"'}, "rule", "the rule fltrust trusts one client's"),
+    "values of single clients": (
+        {"rule": '"median"'},
+        "disclose_values",
+        "median publishes single values of single clients: put nnm before it, or",
+    ),
+    "a sketch that no mda is told from": (
+        {"rule": '"mda"', "sketch": 16384, "dimension": 50_000},
+        "sketch",
+        "mda cannot be told from a sketch",
+    ),
+    "too few for a rule that needs many": (
+        {"rule": '"bulyan"'},
+        "f",
+        "bulyan needs at least 7 clients; got n=5, f=1",
+    ),
+    "one client's update as the outcome": ({"rule": '"krum"'}, "rule", "put nnm before it"),
+    "a momentum of one at clients": (
+        {"client_momentum": 1},
+        "client_momentum",
+        "0 <= client_momentum < 1; got 1",
+    ),
+    "a sketch that is too rough for nnm": (
+        {"sketch": 4096, "dimension": 50_000},
+        "sketch",
+        "nnm needs a sketch of at least 16384 columns; got 4096",
+    ),
     "f below zero": ({"f": -1}, "f", "f is 0 to"),
     "too many attackers for so few clients": (
         {"f": 2},
         "f",
-        "needs at least 7 clients; got n=5, f=2",
+        f"{USUAL} needs at least 6 clients; got n=5, f=2",
     ),
-    "k that isolates a client": ({"k": 2}, "k", "k >= f + 2"),
-    "k above all but f": ({"k": 5}, "k", "k <= n - f"),
+    "k that isolates a client": ({"rule": '"multi-krum"', "k": 2}, "k", "k >= f + 2"),
+    "k above all but f": ({"rule": '"multi-krum"', "k": 5}, "k", "k <= n - f"),
     "a masking that is not there": ({"masking": '"rot13"'}, "masking", "'rot13'"),
     "measurers that are not there": ({"distances": '"auto"'}, "distances", "'auto'"),
     "more workers than are enrolled": ({"workers": 3}, "workers", "ask for 3 workers"),
     "a worker": ({"workers": 1}, "workers", "2 to 7 workers"),
-    "a sketch larger than the update": ({"sketch": 4096}, "sketch", "to d = 100"),
+    "a sketch larger than the update": ({"sketch": 16384}, "sketch", "to d = 100"),
     "a clip norm of zero": ({"clip_norm": 0}, "clip_norm", "clip_norm must be"),
     "a clip norm of NaN": ({"clip_norm": "nan"}, "clip_norm", "clip_norm must be"),
     "an empty tile": ({"tile": 0}, "tile", "a tile holds 1 to"),
     "a precision of nothing": ({"precision": 0}, "precision", "precision is 1e-30 to 1"),
     "leakage without end": ({"leakage_bits": "inf"}, "leakage_bits", "got inf"),
     "a quorum below what the rule needs": (
-        {"quorum": 4},
+        {"quorum": 3},
         "quorum",
-        "is 5, the least for multi-krum and f=1, to 5",
+        f"is 4, the least for {USUAL} and f=1, to 5",
     ),
     "a quorum above all clients": ({"quorum": 6}, "quorum", "got 6"),
     "no rounds": ({"count": 0}, "count", "count is 1 to"),

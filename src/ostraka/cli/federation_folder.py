@@ -36,6 +36,7 @@ from ostraka.config import (
     Terms,
     default_tile,
 )
+from ostraka.core import rules
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import measurement
@@ -53,6 +54,7 @@ SIMULATION, PLATFORM, COLLATERAL = "simulation", "platform.json", "collateral.js
 # A linear classifier of the 8 x 8 digits, small enough for any machine.
 _EXAMPLE = Manifest((Tensor("bias", (10,)), Tensor("weight", (10, 64))))
 _SEED = _ID = 32
+_USUAL = rules.compose(rules.DEFAULT, rules.DEFAULT_PRE)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,8 @@ class Plan:
     """What to make.
 
     dimension: values in an update; the first model is zero. model: a safetensors file to start from
-    instead. With neither, an example model is made.
+    instead. With neither, an example model is made. composition: the rule and what comes before it.
+    disclose_values: aggregates may hold single values of single clients.
     """
 
     clients: int = 12
@@ -70,6 +73,8 @@ class Plan:
     dimension: int | None = None
     model: Path | None = None
     simulation: bool = True
+    composition: rules.Composition = _USUAL
+    disclose_values: bool = False
 
     def __post_init__(self) -> None:
         if self.dimension is not None and self.model is not None:
@@ -118,6 +123,8 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             working=plan.working,
             clients=clients,
             workers=workers,
+            composition=plan.composition,
+            disclose_values=plan.disclose_values,
         )
         (partial / FEDERATION).write_text(text, "utf-8")
         (partial / IGNORED).write_text(f"/{KEYS}/\n/{SIMULATION}/\n/{Storage().folder}/\n", "utf-8")
@@ -133,6 +140,8 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             workers=workers,
             masking=plan.masking,
             simulation=simulated,
+            composition=plan.composition,
+            disclose_values=plan.disclose_values,
         )
         policy_file.parse(policy, POLICY)
         (partial / POLICY).write_text(policy, "utf-8")
@@ -161,6 +170,10 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
         manifest,
         f=plan.f,
         masking=plan.masking,
+        rule=plan.composition.name,
+        pre=plan.composition.pre,
+        options=plan.composition.options,
+        disclose_values=plan.disclose_values,
         workers=plan.working,
         tile=default_tile(plan.clients, manifest.dimension),
     )

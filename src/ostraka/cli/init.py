@@ -18,9 +18,10 @@ from ostraka.cli.federation_folder import Plan
 from ostraka.cli.output import Json, show
 from ostraka.cli.templates import member_lines
 from ostraka.config import MASKINGS, Member
+from ostraka.core import rules
 from ostraka.enclave import measurement
 from ostraka.encoding import encode
-from ostraka.errors import ServiceError
+from ostraka.errors import ConfigError, ServiceError
 from ostraka.federation_file import Enrolled, charter_path, require_newer
 from ostraka.files import read_identity, write_identity
 from ostraka.messages import Charter
@@ -29,6 +30,7 @@ from ostraka.transport.ostraka_pb2 import AdoptRequest
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 _SECONDS = 30.0
+_NOTHING = "none"
 _SIMULATED = (
     "warning: this federation runs on a SIMULATED enclave, whose host can read all updates: "
     "use it to try things out, and for nothing else"
@@ -52,6 +54,23 @@ def init(
     model: Annotated[
         Path | None, typer.Option(help="First model, as safetensors; a small one unless given.")
     ] = None,
+    rule: Annotated[
+        str, typer.Option(help="The aggregation rule (see: ostraka rules).")
+    ] = rules.DEFAULT,
+    pre: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Comes before the rule; may be repeated, and none is for nothing.",
+            show_default=f"{', '.join(rules.DEFAULT_PRE)} before {rules.DEFAULT}, else none",
+        ),
+    ] = None,
+    root: Annotated[
+        str, typer.Option(help="The client that fltrust or monna trusts, such as client-1.")
+    ] = "",
+    disclose_values: Annotated[
+        bool,
+        typer.Option("--disclose-values", help="Let the rule publish single clients' values."),
+    ] = False,
     masking: Annotated[
         str,
         typer.Option(click_type=click.Choice(MASKINGS), help="How updates are masked."),
@@ -71,9 +90,21 @@ def init(
     Examples:
       ostraka init first-run
       ostraka init first-run --clients 20 --f 5 --workers 3 --dimension 100000
+      ostraka init first-run --rule caf --pre arc
+      ostraka init first-run --rule fltrust --root client-1
       ostraka init hospitals --model model.safetensors --no-simulation --json
     """
-    plan = Plan(clients, workers, f, masking, dimension, model, simulation=not no_simulation)
+    plan = Plan(
+        clients,
+        workers,
+        f,
+        masking,
+        dimension,
+        model,
+        simulation=not no_simulation,
+        composition=rules.compose(rule, _before(rule, pre), rules.Options(root=root)),
+        disclose_values=disclose_values,
+    )
     file = federation_folder.create(target, plan, now=int(time.time()))
     federation = file.federation()
     simulated = plan.simulation
@@ -82,6 +113,7 @@ def init(
         "clients": clients,
         "workers": workers,
         "f": f,
+        "rule": str(plan.composition),
         "dimension": federation.terms.dimension,
         "revision": federation.revision,
         "authority": federation.authority.hex(),
@@ -91,6 +123,7 @@ def init(
     }
     show(
         f"Made {target}: {clients} clients, of which {f} may be Byzantine, and {workers} workers.",
+        f"Rule: {plan.composition} (see: ostraka rules --n {clients} --f {f}).",
         _contents(simulated),
         f"Next: ostraka enclave run --config {file.path}{' --unsafe-simulation' * simulated}",
         figures=figures,
@@ -100,6 +133,15 @@ def init(
         click.echo(_SIMULATED, err=True)
     if clients <= 3 * f:
         click.echo(_STALLS.format(n=clients, f=f, most=(clients - 1) // 3), err=True)
+
+
+def _before(rule: str, pre: list[str] | None) -> tuple[str, ...]:
+    """What --pre says. Raises ConfigError."""
+    if not pre:
+        return rules.usual_pre(rule)
+    if _NOTHING in pre and len(pre) > 1:
+        raise ConfigError("--pre none means that nothing comes before the rule: give it alone")
+    return () if pre == [_NOTHING] else tuple(pre)
 
 
 _STALLS = (

@@ -1,5 +1,6 @@
 """The files that `ostraka init` writes: every setting, with a comment that says what it does."""
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -29,9 +30,12 @@ successors = []  # who may take over the sealed state; see: ostraka enclave migr
 {model}
 
 [terms]
-rule = "{rule}"  # how updates are weighed
 f = {f}  # how many Byzantine clients are tolerated; the rule needs {quorum} clients or more for it
-# k = {k}  # updates that are averaged; all but f unless given
+{advice}
+rule = "{rule}"  # how updates are weighed; all of them: ostraka rules --n {n} --f {f}
+{pre}
+{options}
+client_momentum = 0.9  # what clients keep of their last updates in the next; 0 for nothing
 masking = "{masking}"  # exact, gaussian (the paper's, which leaks) or none
 distances = "workers"  # who measures them: workers, or inside the enclave
 workers = {workers}  # that take part in a round, 2 to 7; half of them may collude
@@ -42,6 +46,7 @@ leakage_bits = 0.001  # gaussian only: what one worker may learn of one update
 precision = 0.001  # gaussian only: the largest error of a squared distance
 # tile = 65536  # values that are sealed at a time; chosen by itself unless given
 disclose_selection = false  # true: receipts say whose updates were averaged
+disclose_values = {disclose_values}  # true: lets median publish single values of clients
 confirm = "clients"  # who confirms outcomes: clients, witnesses, both, or none, which is unsafe
 # witness_f = 0  # how many Byzantine witnesses are tolerated; enrol each as [[witness]]
 # With "clients", rounds go on while more than (n + f)/2 of the n clients answer; f silent ones
@@ -87,6 +92,24 @@ threads = 2  # that open, mask and sum updates
 # To revoke a client or a worker, leave its lines and add: revoked = "why"
 """
 
+# What each option says, and an example of it. Those that are not given stand there as comments.
+_OPTIONS = {
+    "k": ("{kept}", "multi-krum: updates that are averaged; all but f unless given"),
+    "neighbours": ("{near}", "krum, multi-krum: of which distances are summed; this unless given"),
+    "root": ('"client-1"', "fltrust, monna: the client whose update is trusted"),
+    "bucket": ("2", "bucketing: updates that are averaged before all else"),
+    "radius": ("1.0", "clip, centred-clipping: a length; by the median length unless given"),
+    "centre": ('"last"', "centred-clipping: from the last aggregate, or medoid"),
+    "iterations": ("32", "steps of geometric-median; 3 of centred-clipping unless given"),
+    "smoothing": ("1e-6", "geometric-median: a length; a millionth of the longest unless given"),
+    "beta": ("0.2", "trimmed-mean: the part dropped at each end; f of all unless given"),
+}
+
+_ADVICE = """\
+# Which rule? Without further knowledge, the usual one. Where n >= 3f + 2, {here}, caf after arc
+# (rule = "caf", pre = ["arc"]) follows the honest more closely. Where one client can be trusted,
+# such as your own, take rule = "fltrust" with root = "its name". Figures are in docs/attacks.md."""
+
 _FEW = " With {n} clients, {most} may be silent."
 
 _POLICY = """\
@@ -104,6 +127,8 @@ workers = [
 {workers}]
 successors = []  # hand-overs of the enclave's state that are agreed to
 maskings = [{maskings}]  # gaussian leaks, so it must be asked for
+rules = [{rules}]  # with their options, as receipts show them; any unless given
+disclose_values = {disclose_values}  # true: a rule may publish values of single clients
 # witnesses = []  # keys of all that may confirm besides clients; if any, they have to
 # confirms = ["clients", "witnesses", "both"]  # "none" lets a host that copies the enclave read
 {sections}"""
@@ -164,29 +189,54 @@ def federation_toml(
     working: int,
     clients: Sequence[Member],
     workers: Sequence[Member],
+    composition: rules.Composition,
+    disclose_values: bool,
 ) -> str:
     """Write federation.toml.
 
     model: the one line of [model]. working: how many of the workers take part in a round.
     """
+    n = len(clients)
     electorate = Electorate(tuple(clients), f)
-    few = _FEW.format(n=len(clients), most=electorate.silent) if electorate.silent < f else ""
+    few = _FEW.format(n=n, most=electorate.silent) if electorate.silent < f else ""
     head = _FEDERATION.format(
         name=name,
         id=id.hex(),
         authority=authority.hex(),
         few=few,
         model=model,
+        n=n,
         f=f,
-        k=len(clients) - f,
         masking=masking,
         workers=working,
-        rule=rules.DEFAULT,
-        quorum=rules.compose(rules.DEFAULT, rules.DEFAULT_PRE).least(f),
+        rule=composition.name,
+        pre=_pre_line(composition),
+        advice=_ADVICE.format(here="as here" if n >= 3 * f + 2 else f"here {3 * f + 2}"),
+        options=_option_lines(composition.options, n, f),
+        disclose_values=json.dumps(disclose_values),
+        quorum=composition.least(f),
     )
     enrolled = [member_lines("client", each) for each in clients]
     enrolled += [member_lines("worker", each) for each in workers]
     return _aligned(head) + "".join(f"\n{lines}" for lines in enrolled)
+
+
+def _pre_line(composition: rules.Composition) -> str:
+    usual = composition.pre == rules.usual_pre(composition.name)
+    line = f"pre = {json.dumps(composition.pre if not usual else rules.DEFAULT_PRE)}"
+    said = "what comes before it; unless given, this before geometric-median, else nothing"
+    return f"# {line}  # {said}" if usual else f"{line}  # what comes before it, in this order"
+
+
+def _option_lines(options: rules.Options, n: int, f: int) -> str:
+    usual = {"kept": n - f, "near": max(1, n - f - 2)}
+
+    def line(name: str, example: str, said: str) -> str:
+        if name in options.given:
+            return f"{name} = {json.dumps(getattr(options, name))}  # {said}"
+        return f"# {name} = {example.format(**usual)}  # {said}"
+
+    return "\n".join(line(name, *each) for name, each in _OPTIONS.items())
 
 
 def member_lines(table: str, member: Member) -> str:
@@ -201,6 +251,8 @@ def policy_toml(
     workers: Sequence[Member],
     masking: str,
     simulation: tuple[bytes, bytes] | None,
+    composition: rules.Composition,
+    disclose_values: bool,
 ) -> str:
     """Write policy.toml.
 
@@ -220,6 +272,8 @@ def policy_toml(
         authority=authority.hex(),
         workers="".join(f'    "{each.key.hex()}",  # {each.name}\n' for each in workers),
         maskings=f'"{masking}"',
+        rules=json.dumps(str(composition)),
+        disclose_values=json.dumps(disclose_values),
         sections=section + _SECTIONS,
     )
     return _aligned(text)

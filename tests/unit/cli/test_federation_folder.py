@@ -22,6 +22,7 @@ from ostraka.attestation.verify import (
 )
 from ostraka.cli.federation_folder import Plan, create
 from ostraka.config import MASKINGS
+from ostraka.core import rules
 from ostraka.enclave import measurement
 from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider, load_platform
 from ostraka.errors import AttestationRefused, ConfigError, Refusal
@@ -159,6 +160,27 @@ def test_any_masking_and_number_of_workers_makes_a_valid_folder(tmp_path, maskin
     assert read_policy(tmp_path / "f").federation.maskings == (masking,)
 
 
+COMPOSITIONS = ["arc+nnm+geometric-median", "multi-krum", "arc+caf", "fltrust(root=client-2)"]
+
+
+@pytest.mark.parametrize("text", COMPOSITIONS)
+def test_the_policy_pins_the_rule_that_the_terms_name(tmp_path, text):
+    plan = Plan(clients=5, f=1, dimension=100, composition=rules.parse(text))
+    federation = create(tmp_path / "f", plan, now=NOW).federation()
+    assert str(federation.terms.composition) == text
+    pinned = read_policy(tmp_path / "f").federation
+    assert (pinned.rules, pinned.disclose_values) == ((text,), False)
+    charter = federation_file.load_charter(tmp_path / "f" / "federation.charter")
+    assert verify_charter(charter, read_policy(tmp_path / "f")) == federation
+
+
+def test_disclosed_values_are_in_the_terms_and_in_the_policy(tmp_path):
+    plan = Plan(composition=rules.parse("median"), disclose_values=True)
+    federation = create(tmp_path / "f", plan, now=NOW).federation()
+    assert federation.terms.disclose_values
+    assert read_policy(tmp_path / "f").federation.disclose_values
+
+
 def test_an_empty_folder_is_used_and_another_is_not_touched(tmp_path):
     (tmp_path / "empty").mkdir()
     create(tmp_path / "empty", Plan(), now=NOW)
@@ -172,7 +194,19 @@ def test_an_empty_folder_is_used_and_another_is_not_touched(tmp_path):
 
 
 IMPOSSIBLE = {
-    "too few clients": ({"clients": 8}, "multi-krum needs at least 9 clients; got n=8, f=3"),
+    "too few clients": ({"clients": 7}, "needs at least 8 clients; got n=7, f=3"),
+    "too few clients for another rule": (
+        {"composition": rules.parse("trimmed-mean"), "clients": 10},
+        "trimmed-mean needs at least 11 clients; got n=10, f=3",
+    ),
+    "a root that is not enrolled": (
+        {"composition": rules.parse("fltrust(root=client-13)")},
+        "root is 'client-13', and no client of that name is enrolled",
+    ),
+    "values of single clients": (
+        {"composition": rules.parse("median")},
+        "median publishes single values of single clients",
+    ),
     "no dimension": ({"dimension": 0}, "an update has 1 to"),
     "a masking that is not there": ({"masking": "rot13"}, "'rot13'"),
     "one worker": ({"workers": 1}, "ask for 2 workers; 1 are enrolled"),

@@ -101,9 +101,56 @@ def test_every_federation_has_an_id_of_its_own_and_its_policy_pins_it(tmp_path, 
     assert len(ids) == 2
 
 
+RULES = {
+    "": "arc+nnm+geometric-median",
+    "--pre none": "geometric-median",
+    "--rule multi-krum": "multi-krum",
+    "--rule CAF --pre ARC": "arc+caf",
+    "--pre clip --pre nnm": "clip+nnm+geometric-median",
+    "--rule fltrust --root client-2": "fltrust(root=client-2)",
+    "--rule median --disclose-values": "median",
+}
+
+
+@pytest.mark.parametrize(("options", "rule"), RULES.items())
+def test_init_founds_a_federation_with_the_rule_that_is_asked_for(
+    tmp_path, monkeypatch, options, rule
+):
+    monkeypatch.chdir(tmp_path)
+    result = run(f"init fed --clients 5 --f 1 --dimension 9 {options} --json")
+    assert last_line_only(result)["rule"] == rule
+    assert f"Rule: {rule} (see: ostraka rules --n 5 --f 1)." in result.stderr
+    file = federation_file.load(tmp_path / "fed" / "federation.toml")
+    assert str(file.federation().terms.composition) == rule
+    policy = policy_file.parse((tmp_path / "fed" / "policy.toml").read_text(), "policy.toml")
+    assert policy.federation.rules == (rule,)
+
+
+@pytest.mark.parametrize(("n", "said"), [(5, "3f + 2, as here"), (4, "3f + 2, here 5")])
+def test_init_recommends_rules_in_the_file(tmp_path, monkeypatch, n, said):
+    monkeypatch.chdir(tmp_path)
+    assert run(f"init fed --clients {n} --f 1 --dimension 9").exit_code == 0
+    text = (tmp_path / "fed" / "federation.toml").read_text()
+    assert said in text
+    # What is recommended works as it is written there.
+    for advised in ('rule = "caf", pre = ["arc"]', 'rule = "fltrust" with root = '):
+        assert advised in text
+    assert run("init caf --rule caf --pre arc").exit_code == 0
+    assert run("init trust --rule fltrust --root client-1").exit_code == 0
+
+
 MISTAKES = {
     "a folder that is in use": ("init fed", "fed is not empty"),
-    "too many attackers": ("init new --f 6", "needs at least 15 clients; got n=12, f=6"),
+    "too many attackers": ("init new --f 6", "needs at least 14 clients; got n=12, f=6"),
+    "a rule that is not there": (
+        "init new --rule cat",
+        "there is no rule 'cat': did you mean caf?",
+    ),
+    "a pre-aggregation that is not there": ("init new --pre arg", "did you mean arc?"),
+    "nothing and something before": ("init new --pre none --pre arc", "give it alone"),
+    "a root for a rule that has none": ("init new --root client-1", "root is no option of arc+nnm"),
+    "trust without a root": ("init new --rule fltrust", "name that client as root"),
+    "values of single clients": ("init new --rule FedMedian", "by disclose_values = true"),
     "a masking that is not there": ("init new --masking tape", "'exact', 'gaussian', 'none'"),
     "two models": ("init new --dimension 3 --model m", "not from both"),
     "a model that is not there": ("init new --model m.safetensors", "cannot be read"),
