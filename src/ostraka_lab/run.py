@@ -81,6 +81,8 @@ def _plan(folder: RunFolder, experiment: Experiment) -> Plan:
         f=experiment.tolerated,
         masking=experiment.masking,
         model=folder.first_model,
+        composition=experiment.composition,
+        disclose_values=experiment.composition.discloses,
     )
 
 
@@ -91,19 +93,7 @@ def _settings(experiment: Experiment) -> dict[str, Setting]:
         "distances": experiment.distances,
         "sketch": experiment.sketch,
     }
-    said = {name: value for name, value in given.items() if value is not None}
-    return said | _rule(experiment.composition)
-
-
-def _rule(composition: rules.Composition) -> dict[str, Setting]:
-    """What the federation's file says of its rule, where that is not as usual."""
-    settings: dict[str, Setting] = {"rule": composition.name}
-    if composition.pre != rules.usual_pre(composition.name):
-        settings["pre"] = list(composition.pre)
-    if composition.discloses:
-        settings["disclose_values"] = True
-    options = composition.options
-    return settings | {name: getattr(options, name) for name in options.given}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _working(experiment: Experiment) -> int:
