@@ -217,8 +217,10 @@ class Terms:
 
     @cached_property
     def spans(self) -> Tiling:
-        """How an update is read: tile by tile, or if it is only folded, small tiles together."""
-        together = max(1, DEFAULT_TILE // self.tile) if self.sketch else 1
+        """How an update is read: tile by tile, or if rows are only folded and added up, one by
+        one, small tiles together. Column-wise rules hold all rows at a time."""
+        one_by_one = self.sketch and not self.composition.rule.columnwise
+        together = max(1, DEFAULT_TILE // self.tile) if one_by_one else 1
         return Tiling(self.dimension, self.tile * together)
 
     @cached_property

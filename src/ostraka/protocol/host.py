@@ -10,11 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-import numpy as np
-
 from ostraka import events
 from ostraka.arrays import Buffer
-from ostraka.core.rules import Plan, Weights
+from ostraka.core.rules import Plan
 from ostraka.errors import (
     ConfigError,
     RemoteProtocolError,
@@ -36,6 +34,7 @@ from ostraka.protocol.enclave import (
     Proposed,
     combine,
     decide,
+    in_vain,
     propose,
     propose_null_step,
 )
@@ -127,14 +126,13 @@ class Host:
 
 
 def _plan(cohort: Cohort, measured: Measured) -> tuple[Plan, str]:
-    """The plan, or one without weights, and why the rule has made none."""
-    nothing = Weights.of(np.zeros(len(cohort.rows)))
+    """The plan, or one that is carried out in vain, and why the rule has made none."""
     try:
         return decide(cohort, measured), ""
     except RoundFailed as failure:
-        return nothing, str(failure)
+        return in_vain(cohort), str(failure)
     except Exception as bug:  # noqa: BLE001 (a trace in the log would tell of the rows)
-        return nothing, f"the rule failed on these updates ({type(bug).__name__})"
+        return in_vain(cohort), f"the rule failed on these updates ({type(bug).__name__})"
 
 
 def _join(name: str, worker: Worker, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:

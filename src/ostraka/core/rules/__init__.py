@@ -12,6 +12,7 @@ from typing import Any, TypeVar, get_args
 
 from ostraka.core.rules.averaging import Cge, Mean
 from ostraka.core.rules.centres import CentredClipping, GeometricMedian
+from ostraka.core.rules.columns import Bulyan, Meamed, Median, TrimmedMean
 from ostraka.core.rules.composition import FALLBACK, Composition, limited
 from ostraka.core.rules.flame import Flame
 from ostraka.core.rules.krum import Krum, MultiKrum, krum_scores, multi_krum
@@ -47,6 +48,10 @@ RULES: dict[str, Rule] = {
     "caf": Caf(),
     "dnc": Dnc(),
     "cge": Cge(),
+    "median": Median(),
+    "trimmed-mean": TrimmedMean(),
+    "meamed": Meamed(),
+    "bulyan": Bulyan(),
     "flame": Flame(),
     "fltrust": FlTrust(),
     "monna": Monna(),

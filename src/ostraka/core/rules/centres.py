@@ -25,6 +25,8 @@ from ostraka.arrays import Float64
 from ostraka.core.rules.seam import Gram, Options, Rule, Weights
 
 WEISZFELD_STEPS = 32
+# From zero, with flipped rows, one step leaves 0.48 of the honest rows' deviation and three 0.36.
+# From an aggregate that is nearly right, one is better: 0.29 against 0.34.
 CLIPPING_STEPS = 3
 _SMOOTHING = 1e-6  # of the longest row, if no length is given
 _TINY = 1e-150  # Its inverse is finite, and so are sums of inverses.
@@ -55,6 +57,9 @@ class CentredClipping(Rule):
 
     citation = "Karimireddy et al., Learning from History, ICML 2021"
     takes = ("radius", "centre", "iterations")
+
+    def needs_last(self, options: Options) -> bool:
+        return options.centre == "last"
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
         n = len(gram)
@@ -91,6 +96,9 @@ def distances_to(gram: Gram, weights: Float64, last: float = 0.0) -> Float64:
     if gram.last is not None:
         square += last * (2 * (weights @ gram.last) + last * gram.last_square)
         along = along + last * gram.last
-    squares = np.diagonal(gram.products) - 2 * along + square
-    distances: Float64 = np.sqrt(np.maximum(squares, 0))
+    own = np.diagonal(gram.products)
+    squares = own - 2 * along + square
+    # The root of a rounding error is not small: a row at the point itself must be at 0.
+    rounding = len(gram) * np.finfo(float).eps * max(float(own.max()), gram.last_square)
+    distances: Float64 = np.sqrt(np.where(squares > rounding, squares, 0))
     return distances

@@ -75,10 +75,20 @@ class Composition:
         """Whether the aggregate holds single values of single clients."""
         return self.rule.discloses and "nnm" not in self.pre
 
+    @property
+    def needs_last(self) -> bool:
+        """Whether the enclave has to keep the last aggregate for it."""
+        return self.rule.needs_last(self.options)
+
     def require_sketch(self, columns: int) -> None:
         """Raises ConfigError if a sketch of so many columns is too rough for a part of it."""
         if self.rule.needs_root:
             FALLBACK.require_sketch(columns)
+        if self.needs_last:
+            raise ConfigError(
+                f"{self.name} from the last aggregate cannot be told from a sketch: take "
+                'centre = "medoid", or no sketch'
+            )
         for name, part in zip((*self.pre, self.name), self.parts, strict=True):
             if part.least_sketch is None:
                 raise ConfigError(f"{name} cannot be told from a sketch: take all columns")
@@ -94,7 +104,7 @@ class Composition:
 
     def least(self, f: int) -> int:
         """The smallest number of rows on which all of it stands."""
-        least = max(self.rule.least(f), 1)
+        least = max(self.rule.least_of(f, self.options, mixed="nnm" in self.pre), 1)
         for step in reversed(self.steps):
             least = max(step.least(f), step.before(least, self.options))
         return max(least, f + 2)
@@ -108,6 +118,11 @@ class Composition:
         """
         if self.rule.needs_root and gram.root is None:
             return self._without_root(gram, f, order)
+        plan = self.unlimited(gram, f, order)
+        return limited(plan, f) if isinstance(plan, Weights) else plan
+
+    def unlimited(self, gram: Gram, f: int, order: Int64) -> Plan:
+        """What `plan` makes of it before no client may dominate. The root client takes part."""
         shares = matrix = np.eye(len(gram))
         for step in self.steps:
             mixing = step.mix(gram, f, self.options, order)
@@ -117,10 +132,8 @@ class Composition:
             shares, matrix = mixture @ shares, shortened @ matrix
         plan = self.rule.plan(gram, f, self.options)
         if isinstance(plan, Columnwise):
-            return replace(plan, matrix=plan.matrix @ matrix)
-        return limited(
-            replace(plan, values=matrix.T @ plan.values, shares=shares.T @ plan.shares), f
-        )
+            return replace(plan, matrix=plan.matrix @ matrix, shares=plan.matrix @ shares)
+        return replace(plan, values=matrix.T @ plan.values, shares=shares.T @ plan.shares)
 
     def _without_root(self, gram: Gram, f: int, order: Int64) -> Plan:
         """The fallback's plan, with a note that says so. Raises RootAbsent for too few rows."""

@@ -12,16 +12,16 @@ looks at a clock, draws a random number, or repeats itself more often than the t
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from ostraka.arrays import Float64, Int64
+from ostraka.core.columns import Reducer
 from ostraka.core.gram import from_gram
 from ostraka.errors import ConfigError
 
 CENTRES = ("last", "medoid")
-Reducer: TypeAlias = Literal["median", "trimmed", "near-median"]
 
 
 @dataclass(frozen=True)
@@ -200,17 +200,33 @@ class Columnwise:
 
     matrix: (m, n), what those mixtures are. reducer: the median, the mean without the `count`
     lowest and the `count` highest values, or the mean of the `count` values nearest to the median.
+    shares: (m, n), the matrix before any row was shortened; None if none was.
     """
 
     matrix: Float64 = field(repr=False)
     reducer: Reducer
     count: int = 0
     note: str = ""
+    shares: Float64 | None = field(default=None, repr=False)
 
     @property
     def selected(self) -> tuple[int, ...]:
         """The rows that can count in any column, in ascending order."""
         return tuple(np.flatnonzero((self.matrix != 0).any(axis=0)).tolist())
+
+    @property
+    def averaged(self) -> int:
+        """How many mixtures' values the aggregate is the mean of, in every column."""
+        if self.reducer == "near-median":
+            return self.count
+        m = len(self.matrix)
+        return 2 - m % 2 if self.reducer == "median" else m - 2 * self.count
+
+    @property
+    def largest_share(self) -> float:
+        """The largest part of any column that can come from one client."""
+        shares = np.sort(self.matrix if self.shares is None else self.shares, axis=0)
+        return float(shares[-self.averaged :].sum(axis=0).max() / self.averaged)
 
 
 Plan: TypeAlias = Weights | Columnwise
@@ -254,6 +270,14 @@ class Rule(Part):
     needs_root: ClassVar[bool] = False
     columnwise: ClassVar[bool] = False
     discloses: ClassVar[bool] = False
+
+    def least_of(self, f: int, options: Options, *, mixed: bool) -> int:
+        """`least` with these options. mixed: whether nnm makes every row a mean of n - f before."""
+        return self.least(f)
+
+    def needs_last(self, options: Options) -> bool:
+        """Whether it starts from the last aggregate: `Gram.last`."""
+        return False
 
     def plan(self, gram: Gram, f: int, options: Options) -> Plan:
         """What to average. Raises ConfigError for fewer rows than `least`."""

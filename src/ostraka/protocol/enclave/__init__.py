@@ -16,7 +16,7 @@ Ballot counts them, and Enclave.follow(certified, state) goes on with the next n
 
 from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.combine import combine
-from ostraka.protocol.enclave.decide import decide
+from ostraka.protocol.enclave.decide import decide, in_vain
 from ostraka.protocol.enclave.enclave import Enclave
 from ostraka.protocol.enclave.intake import Intake
 from ostraka.protocol.enclave.lanes import Lanes
@@ -39,6 +39,7 @@ __all__ = [
     "Proposed",
     "combine",
     "decide",
+    "in_vain",
     "propose",
     "propose_null_step",
 ]
