@@ -119,6 +119,10 @@ COMMANDS: dict[str, Command | Group] = {
     "sign": Command(
         "ostraka.cli.init:sign", "Sign a federation's terms and roster again, after a change."
     ),
+    "rules": Command(
+        "ostraka.cli.rules:rules",
+        "List the aggregation rules: how many clients each needs, and what else.",
+    ),
     "enclave": Command(
         "ostraka.cli.enclave:enclave",
         "Run the enclave's service, or hand its state to a successor.",

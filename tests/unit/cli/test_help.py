@@ -52,7 +52,7 @@ def help_of(command):
 
 def test_the_commands_of_this_release_are_there():
     expected = {
-        *("init", "sign", "status", "leakage", "worker run", "worker enrol"),
+        *("init", "sign", "status", "rules", "leakage", "worker run", "worker enrol"),
         *("client enrol", "client fetch", "client submit"),
         *("client confirm", "client testify", "client rejoin"),
         *("witness enrol", "witness run", "abandon"),

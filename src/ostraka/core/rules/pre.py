@@ -73,6 +73,7 @@ class Arc(PreAggregation):
 class Clip(PreAggregation):
     """Static clipping."""
 
+    citation = "Sun et al., Can You Really Backdoor Federated Learning?, 2019"
     takes = ("radius",)
 
     def least(self, f: int) -> int:

@@ -1,0 +1,194 @@
+"""`ostraka rules`: all rules and pre-aggregations, as their classes describe them."""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from ostraka.cli.output import Json, show, table
+from ostraka.core.rules import (
+    ALIASES,
+    DEFAULT,
+    DEFAULT_PRE,
+    PAPER,
+    PRE,
+    RULES,
+    Composition,
+    Options,
+    Part,
+    Rule,
+    compose,
+)
+from ostraka.errors import ConfigError
+
+_ANYONE = "client-1"
+_PARTS: tuple[Part, ...] = (*RULES.values(), *PRE.values())
+_WEIGHTS = "Rules that weigh updates. They cost the second pass nothing."
+_COLUMNS = "Rules that reduce each column by itself, inside the second pass, which takes longer."
+_BEFORE = (
+    "Pre-aggregations, any number of them before a rule. They cost nothing, except before one that "
+    "reduces columns: there nnm and bucketing mix all updates, inside."
+)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A rule or a pre-aggregation. composition: the shortest with which it stands."""
+
+    name: str
+    part: Part
+    composition: Composition
+
+    @property
+    def what(self) -> str:
+        return (type(self.part).__doc__ or "").partition("\n")[0]
+
+    @property
+    def aliases(self) -> list[str]:
+        return [alias for alias, name in ALIASES.items() if name == self.name]
+
+    @property
+    def columnwise(self) -> bool:
+        return isinstance(self.part, Rule) and self.part.columnwise
+
+    @property
+    def needs(self) -> list[str]:
+        """What the terms must say besides its name."""
+        return list(self._needs())
+
+    def _needs(self) -> Iterator[str]:
+        if isinstance(self.part, Rule):
+            if self.part.needs_root:
+                yield "a root client"
+            if self.composition.pre:
+                yield f"{self.composition.pre[0]} before it"
+            if self.part.discloses:
+                yield "disclose_values, or nnm before it"
+        if self.composition.needs_last:
+            yield 'no sketch, or centre = "medoid"'
+        elif (columns := self.least_sketch) is None:
+            yield "no sketch"
+        elif columns:
+            yield f"no sketch below {columns:,} columns"
+
+    @property
+    def least_sketch(self) -> int | None:
+        """How many columns a sketch must have for it; None if none will do."""
+        for columns in sorted({part.least_sketch or 0 for part in _PARTS}):
+            with contextlib.suppress(ConfigError):
+                self.composition.require_sketch(columns)
+                return columns
+        return None
+
+    def least(self) -> str:
+        """The smallest n for f, as a formula of f."""
+        slope = self.composition.least(3) - self.composition.least(2)
+        rest = self.composition.least(2) - 2 * slope
+        return " + ".join(filter(None, [f"{slope}f".replace("1f", "f") * bool(slope), str(rest)]))
+
+    def figures(self, n: int | None, f: int | None) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "what": self.what,
+            "least": self.least(),
+            "least_n": None if f is None else self.composition.least(f),
+            "most_f": None if n is None else self._most(n),
+            "stands": None if n is None or f is None else n >= self.composition.least(f),
+            "needs": self.needs,
+            "least_sketch": self.least_sketch,
+            "columnwise": self.columnwise,
+            "options": list(self.part.takes),
+            "aliases": self.aliases,
+            "citation": self.part.citation,
+        }
+
+    def _most(self, n: int) -> int | None:
+        """The largest f that n clients bear; None if they are too few for any."""
+        return max((f for f in range(n) if self.composition.least(f) <= n), default=None)
+
+
+def rules(
+    *,
+    n: Annotated[int | None, typer.Option("--n", help="Say what stands with n clients.")] = None,
+    f: Annotated[
+        int | None, typer.Option("--f", help="Say what it takes if f may be Byzantine.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the aggregation rules: how many clients each needs, and what else.
+
+    A rule is written as `rule` under [terms] of federation.toml, and what comes before it as `pre`.
+    With --n and --f the table says which of them stand with n clients of which f may be Byzantine.
+
+    \b
+    Examples:
+      ostraka rules
+      ostraka rules --n 12 --f 3
+      ostraka rules --n 12 --json
+    """
+    for name, value in (("n", n), ("f", f)):
+        if value is not None and value < 0:
+            raise ConfigError(f"{name} counts clients and cannot be negative; got {value}")
+    found = {name: _Entry(name, part, _shortest(name, part)) for name, part in RULES.items()}
+    before = {
+        name: _Entry(name, part, Composition("mean", RULES["mean"], (name,), (part,)))
+        for name, part in PRE.items()
+    }
+    weighing = {name: each for name, each in found.items() if not each.columnwise}
+    reducing = {name: each for name, each in found.items() if each.columnwise}
+    usual = compose(DEFAULT, DEFAULT_PRE)
+    show(
+        *(_WEIGHTS, _table(weighing, n, f)),
+        *(_COLUMNS, _table(reducing, n, f)),
+        *(_BEFORE, _table(before, n, f)),
+        f"Usual: {usual}. The paper's: {PAPER}.",
+        figures={
+            "usual": str(usual),
+            "n": n,
+            "f": f,
+            "rules": [each.figures(n, f) for each in found.values()],
+            "pre": [each.figures(n, f) for each in before.values()],
+        },
+        as_json=as_json,
+    )
+
+
+def _shortest(name: str, rule: Rule) -> Composition:
+    """The rule with no more before it than it needs."""
+    options = Options(root=_ANYONE if rule.needs_root else "")
+    try:
+        return compose(name, (), options)
+    except ConfigError:
+        return compose(name, ("nnm",), options)
+
+
+def _table(entries: Mapping[str, _Entry], n: int | None, f: int | None) -> Table:
+    columns = ["Name", "n >=" if f is None else f"n for f = {f}"]
+    if n is not None:
+        columns.append(f"most f for {n}" if f is None else f"With {n}")
+    shown = table(*columns, "What it is")
+    shown.columns[0].no_wrap = True
+    for name, each in entries.items():
+        figures = each.figures(n, f)
+        row = [name, figures["least"] if f is None else str(figures["least_n"])]
+        if n is not None and f is None:
+            row.append("-" if figures["most_f"] is None else str(figures["most_f"]))
+        elif n is not None:
+            row.append("stands" if figures["stands"] else "too few")
+        shown.add_row(*row, "\n".join(_words(each)))
+    return shown
+
+
+def _words(entry: _Entry) -> Iterator[str]:
+    yield entry.what
+    for heading, listed in (
+        ("Needs", entry.needs),
+        ("Options", entry.part.takes),
+        ("Also called", entry.aliases),
+    ):
+        if listed:
+            yield f"{heading}: {', '.join(listed)}"
+    yield entry.part.citation

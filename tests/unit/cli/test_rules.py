@@ -1,0 +1,134 @@
+"""`ostraka rules`: what it says is what the rules do."""
+
+import json
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from ostraka.cli import app
+from ostraka.config import Federation, Manifest, Member, Terms
+from ostraka.core import rules
+from ostraka.errors import ConfigError
+
+
+def run(line):
+    return CliRunner().invoke(app, shlex.split(line), prog_name="ostraka")
+
+
+def figures(line):
+    return json.loads(run(f"{line} --json").stdout.splitlines()[-1])
+
+
+def found_with(name, n, f, **changes):
+    """A federation with this rule, and what it needs. Raises ConfigError."""
+    rule = rules.RULES[name]
+    composition = rules.compose(
+        name,
+        ("nnm",) if name == "krum" else (),
+        rules.Options(root="client-0" if rule.needs_root else ""),
+    )
+    terms = Terms(
+        Manifest.flat(200_000),
+        f=f,
+        masking="none",
+        rule=composition.name,
+        pre=composition.pre,
+        options=composition.options,
+        **({"disclose_values": rule.discloses} | changes),
+    )
+    clients = tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(n))
+    return Federation(terms, clients, (), b"a" * 32, b"i" * 32)
+
+
+LISTED = {each["name"]: each for each in figures("rules --f 2")["rules"]}
+
+
+def test_every_rule_and_pre_aggregation_is_listed_once():
+    shown = figures("rules")
+    assert [each["name"] for each in shown["rules"]] == list(rules.RULES)
+    assert [each["name"] for each in shown["pre"]] == list(rules.PRE)
+    assert shown["usual"] == "arc+nnm+geometric-median"
+    text = run("rules").stdout
+    for name in (*rules.RULES, *rules.PRE):
+        assert f"\n {name} " in text
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_a_rule_stands_on_the_number_that_is_shown_and_on_none_below(name):
+    least = LISTED[name]["least_n"]
+    assert found_with(name, least, f=2).terms.rule == name
+    with pytest.raises(ConfigError, match=f"needs at least {least} clients"):
+        found_with(name, least - 1, f=2)
+
+
+@pytest.mark.parametrize("name", [*rules.RULES, *rules.PRE])
+def test_the_formula_is_that_of_any_f(name):
+    for f in (1, 2, 5, 9):
+        each = next(
+            each
+            for part in ("rules", "pre")
+            for each in figures(f"rules --f {f}")[part]
+            if each["name"] == name
+        )
+        slope, _, rest = each["least"].rpartition("f + ")
+        assert each["least_n"] == int(slope or 1) * f + int(rest)
+
+
+@pytest.mark.parametrize("name", rules.RULES)
+def test_what_is_said_of_sketches_is_what_terms_refuse(name):
+    least = LISTED[name]["least_sketch"]
+    if least is None:
+        assert any("no sketch" in need for need in LISTED[name]["needs"])
+        with pytest.raises(ConfigError, match="sketch"):
+            found_with(name, 30, f=2, sketch=65_536)
+    else:
+        found_with(name, 30, f=2, sketch=max(least, 4096))
+        if least:
+            with pytest.raises(ConfigError, match=f"at least {least} columns"):
+                found_with(name, 30, f=2, sketch=least - 1)
+
+
+def test_needs_are_those_without_which_terms_are_refused():
+    needs = {name: "; ".join(each["needs"]) for name, each in LISTED.items()}
+    for name, rule in rules.RULES.items():
+        assert ("a root client" in needs[name]) == rule.needs_root
+        assert ("nnm before" in needs[name]) == (name in ("krum", "median"))
+    assert needs["median"] == "disclose_values, or nnm before it"
+    with pytest.raises(ConfigError, match="disclose_values = true"):
+        found_with("median", 30, f=2, disclose_values=False)
+
+
+def test_options_names_of_others_and_citations_are_those_of_the_classes():
+    shown = figures("rules")
+    for each in (*shown["rules"], *shown["pre"]):
+        part = (rules.RULES | rules.PRE)[each["name"]]
+        assert tuple(each["options"]) == part.takes
+        assert each["citation"] == part.citation
+        assert each["citation"], f"{each['name']} says nowhere who proposed it"
+        assert "\n" not in each["citation"]
+        assert each["what"].endswith(".")
+        for alias in each["aliases"]:
+            assert rules.ALIASES[alias] == each["name"]
+    listed = {
+        alias for part in ("rules", "pre") for each in shown[part] for alias in each["aliases"]
+    }
+    assert listed == set(rules.ALIASES), "an alias of a rule that there is not"
+
+
+def test_with_n_and_f_it_says_what_stands():
+    shown = {each["name"]: each["stands"] for each in figures("rules --n 12 --f 3")["rules"]}
+    assert shown["trimmed-mean"], "11 are enough"
+    assert not shown["bulyan"], "17 are needed"
+    text = run("rules --n 12 --f 3").stdout
+    assert " bulyan " in text
+    assert "too few" in text
+    most = {each["name"]: each["most_f"] for each in figures("rules --n 12")["rules"]}
+    assert (most["geometric-median"], most["multi-krum"], most["trimmed-mean"]) == (5, 4, 3)
+    assert figures("rules --n 1")["rules"][0]["most_f"] is None
+
+
+def test_numbers_below_zero_are_refused():
+    result = run("rules --n -1")
+    assert result.exit_code == 2
+    assert "n counts clients and cannot be negative; got -1" in result.stderr
