@@ -7,7 +7,7 @@ encoding. Only this file knows the order in which the roles are driven.
 
 import contextlib
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, Member, Terms
+from ostraka.core import rules
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
 from ostraka.crypto.identity import Identity
@@ -58,6 +59,14 @@ from ostraka.protocol.host import Host
 from ostraka.protocol.local import LocalFederation
 
 MASKINGS = ("none", "gaussian", "exact")
+DEFAULT = "arc+nnm+geometric-median"
+# How few rows each of these stands on when f may be Byzantine.
+DEFENCES = {
+    DEFAULT: lambda f: 2 * f + 2,
+    "multi-krum": lambda f: 2 * f + 3,
+    "mean": lambda f: f + 2,
+    "nnm+mean": lambda f: 2 * f + 2,
+}
 
 
 @pytest.fixture(params=MASKINGS, scope="session")
@@ -72,12 +81,26 @@ def offloaded(request) -> str:
     return request.param
 
 
+@pytest.fixture(params=DEFENCES, scope="session")
+def defence(request) -> str:
+    """The default, the paper's rule, and two simple ones."""
+    return request.param
+
+
+@pytest.fixture
+def least(defence) -> Callable[[int], int]:
+    """How few rows this defence stands on, by f."""
+    return DEFENCES[defence]
+
+
 @pytest.fixture
 def simulate() -> "type[Simulation]":
     return Simulation
 
 
-# The float64 reference. It is written from the laws and uses nothing of the package.
+# The float64 reference. It is written from the laws and the papers, works on rows instead of inner
+# products, and uses nothing of the package. What chooses rows also says how large an error of all
+# squared distances would have to be to change the choice.
 
 
 def norms_of(rows: np.ndarray) -> np.ndarray:
@@ -104,6 +127,66 @@ def lowest(scores: np.ndarray, k: int) -> tuple[int, ...]:
     return tuple(sorted(sorted(range(len(scores)), key=lambda row: (scores[row], row))[:k]))
 
 
+def shortened(rows: np.ndarray, f: int) -> tuple[np.ndarray, float]:
+    """arc: the matrix that shortens the floor(2f (n - f)/n) longest rows to the next length."""
+    lengths = norms_of(rows)
+    longest = np.sort(lengths)[len(rows) - 1 - 2 * f * (len(rows) - f) // len(rows)]
+    return np.diag([longest / each if each > longest else 1.0 for each in lengths]), np.inf
+
+
+def mixed(rows: np.ndarray, f: int) -> tuple[np.ndarray, float]:
+    """nnm: the matrix that makes each row the mean of the n - f nearest to it, itself first."""
+    n, apart = len(rows), np.inf
+    matrix = np.zeros((n, n))
+    for i in range(n):
+        squares = np.square(rows - rows[i]).sum(axis=1)
+        nearest = sorted(range(n), key=lambda j: (j != i, squares[j], j))
+        matrix[i, nearest[: n - f]] = 1 / (n - f)
+        if f:
+            apart = min(apart, squares[nearest[n - f]] - squares[nearest[n - f - 1]])
+    # Two distances may move towards each other, and an error grows fourfold if rows are shortened.
+    return matrix, apart / 8
+
+
+def kept_by_krum(rows: np.ndarray, f: int, k: int) -> tuple[np.ndarray, float]:
+    """The weights of the k rows of lowest score."""
+    n = len(rows)
+    ordered, kept = np.sort(scores := krum_scores(rows, f)), lowest(scores, k)
+    weights = np.zeros(n)
+    weights[list(kept)] = 1 / k
+    return weights, (ordered[k] - ordered[k - 1]) / undecided(n, f, 1.0) if k < n else np.inf
+
+
+def geometric_median(rows: np.ndarray) -> tuple[np.ndarray, float]:
+    """The weights after 32 of Weiszfeld's steps from zero."""
+    point, floor = np.zeros(rows.shape[1]), max(1e-6 * norms_of(rows).max(), 1e-150)
+    for _ in range(32):
+        nearness = 1 / np.maximum(norms_of(rows - point), floor)
+        weights = nearness / nearness.sum()
+        point = weights @ rows
+    return weights, np.inf
+
+
+def weights_of(rows: np.ndarray, f: int, defence: str, k: int | None) -> tuple[np.ndarray, float]:
+    """The weights (n,) of rows (n, d) by a defence of which no weight needs the cap."""
+    n = len(rows)
+    *pre, rule = defence.split("+")
+    matrix, decided = np.eye(n), np.inf
+    for step in pre:
+        made, error = {"arc": shortened, "nnm": mixed}[step](matrix @ rows, f)
+        matrix, decided = made @ matrix, min(decided, error)
+    match rule:
+        case "mean":
+            weights, error = np.full(n, 1 / n), np.inf
+        case "multi-krum":
+            weights, error = kept_by_krum(matrix @ rows, f, n - f if k is None else min(k, n - f))
+        case "geometric-median":
+            weights, error = geometric_median(matrix @ rows)
+    final = matrix.T @ weights
+    assert final.max() <= (1 + 1e-9) / (f + 2), "the cap would matter"
+    return final, min(decided, error / 2 ** len(pre))
+
+
 def undecided(n: int, f: int, distance_error: float) -> float:
     """The largest gap between two scores that errors of the distances can bridge.
 
@@ -113,11 +196,12 @@ def undecided(n: int, f: int, distance_error: float) -> float:
     return 2 * (n - f - 2) * distance_error
 
 
-def assert_mean(aggregate: np.ndarray, rows: np.ndarray) -> None:
+def assert_mean(aggregate: np.ndarray, rows: np.ndarray, weights: np.ndarray | None = None) -> None:
     """aggregate is the mean of rows to 1e-6 relative; to the largest of them where they cancel."""
     assert aggregate.dtype == np.float32
     atol = 1e-14 * float(np.abs(rows).max()) + 2.0**-150  # half the least float32
-    np.testing.assert_allclose(aggregate, rows.mean(axis=0), rtol=1e-6, atol=atol)
+    mean = rows.mean(axis=0) if weights is None else weights @ rows
+    np.testing.assert_allclose(aggregate, mean, rtol=1e-6, atol=atol)
 
 
 @pytest.fixture(scope="session")
@@ -128,6 +212,7 @@ def reference() -> SimpleNamespace:
         scores=krum_scores,
         lowest=lowest,
         undecided=undecided,
+        weights=weights_of,
         assert_mean=assert_mean,
     )
 
@@ -138,7 +223,10 @@ def wire(message: Any) -> Any:
 
 
 class Simulation:
-    """Everybody in a federation, their secrets included."""
+    """Everybody in a federation, their secrets included.
+
+    defence: pre-aggregations and a rule. k: how many rows multi-krum keeps.
+    """
 
     def __init__(
         self,
@@ -152,15 +240,27 @@ class Simulation:
         seed: int = 0,
         lanes: int = 1,
         witnesses: int = 0,
+        defence: str = DEFAULT,
+        k: int | None = None,
         **terms: Any,
     ) -> None:
         self.drawn: list[bytes] = []
         self.lanes = Lanes(lanes)
         self._stream = SecretStream(seed.to_bytes(32, "big"))
         if rows is None:
-            rows = np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
+            rows = self.updates(n, d, seed)
         self.rows = rows
-        self.terms = Terms(Manifest.flat(rows.shape[1]), f=f, masking=masking, tile=tile, **terms)
+        composition = rules.parse(defence, rules.Options(k=k))
+        self.terms = Terms(
+            Manifest.flat(rows.shape[1]),
+            f=f,
+            rule=composition.name,
+            pre=composition.pre,
+            options=composition.options,
+            masking=masking,
+            tile=tile,
+            **terms,
+        )
         self.names = [f"client-{row}" for row in range(len(rows))]
         self.identities = [Identity.generate(self.entropy) for _ in self.names]
         self.stranger = Identity.generate(self.entropy)
@@ -184,6 +284,13 @@ class Simulation:
             for name, each in onlookers.items()
         ]
         self.states = {0: self.enclave._state}  # the model after each round
+
+    @staticmethod
+    def updates(n: int, d: int, seed: int = 0) -> np.ndarray:
+        """Rows (n, d) about a few directions, so that some are clearly nearer than others."""
+        rng = np.random.default_rng(seed)
+        rows = rng.normal(size=(n, 5)) @ rng.normal(size=(5, d)) + 0.3 * rng.normal(size=(n, d))
+        return rows.astype(np.float32)
 
     def entropy(self, n: int) -> bytes:
         """The same bytes in every run. They are recorded: a test may look for them elsewhere."""
@@ -455,20 +562,23 @@ class Round:
         assert published.rejected == {names[row]: reason for row, reason in rejected.items()}
         left = [row for row in range(len(names)) if row not in {*rejected, *absent}]
         n, f = len(left), self.terms.f - sum(reason.provable for reason in rejected.values())
-        k = n - f if self.terms.k is None else min(self.terms.k, n - f)
 
         stated = [self.norms[upload] for upload in self.cohort.uploads]
         rows = clip(self.simulation.rows[left], stated)
-        scores = krum_scores(rows, f)
-        ordered = np.sort(scores)
-        gap = ordered[k] - ordered[k - 1] if k < n else np.inf
-        assert gap > undecided(n, f, published.distance_error), "pick rows that are clearly apart"
+        composition, options = self.terms.composition, self.terms.options
+        weights, decided = weights_of(rows, f, composition.plain, options.k)
+        assert decided > published.distance_error, "pick rows that are clearly apart"
 
-        kept = lowest(scores, k)
+        kept = np.flatnonzero(weights)
         assert published.selected == tuple(names[left[place]] for place in kept)
-        assert_mean(published.aggregate, rows[list(kept)])
+        # Weights that depend on distances are as exact as those, in relation to their size.
+        typical = np.median(np.square(rows[:, None] - rows).sum(axis=2))
+        error = 1e-9 + published.distance_error / typical if "median" in self.terms.rule else 1e-12
+        np.testing.assert_allclose(published.weights, weights[kept], rtol=0, atol=error)
+        assert_mean(published.aggregate, rows[kept], np.array(published.weights))
         receipt = published.receipt
-        assert (receipt.participants, receipt.kept) == (n, k)
+        assert (receipt.participants, receipt.kept) == (n, len(kept))
+        assert receipt.rule == str(composition)
         assert {(each.client, each.reason) for each in receipt.rejected} == {
             (names[row], reason) for row, reason in rejected.items()
         }
