@@ -19,12 +19,12 @@ import torch
 
 from ostraka import files, logs
 from ostraka.arrays import Float32, Float64
+from ostraka.client.momentum import InMemory, Momentum
 from ostraka.core import rules
 from ostraka.errors import OstrakaError
 from ostraka_lab.defence import Aggregate, Defence, Past, Plain
 from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Participant, Task
 from ostraka_lab.folder import RunFolder
-from ostraka_lab.training import Trained
 
 PLAIN, MULTI_KRUM = "plain", "multi-krum"
 
@@ -69,12 +69,16 @@ class Clear:
         self._experiment: Experiment = task.experiment
         self._rule = rule
         shared = task.model()
-        self.model = task.first()[1]
+        manifest, self.model = task.first()
         self.last: Float64 | None = None  # aggregate
         defence = rule if isinstance(rule, Defence) else None
         self._participants = [
             Participant(task, number, shared, defence) for number in task.experiment.numbers
         ]
+        beta = task.experiment.client_momentum
+        self._momenta = {
+            number: Momentum(beta, manifest, InMemory()) for number in task.experiment.numbers
+        }
 
     def rounds(self, after: int = 0) -> Iterator[ClearRound]:
         """Run all rounds that follow this one."""
@@ -83,9 +87,8 @@ class Clear:
 
     def round(self, number: int) -> ClearRound:
         begun = time.perf_counter()
-        own = {each.number: each.train(self.model, number) for each in self._participants}
-        known = self._known({client: trained.update for client, trained in own.items()})
-        updates = self._sent(own, number, known)
+        own = {each.number: self._own(each, number) for each in self._participants}
+        updates = self._sent(own, number, self._known(own))
         result = self._rule(updates, Past(number, self.last))
         with np.errstate(over="ignore", invalid="ignore"):
             self.model = (self.model + result.mean).astype(np.float32)
@@ -101,7 +104,12 @@ class Clear:
             failure=result.failure,
         )
 
-    def _sent(self, own: dict[int, Trained], number: int, known: Float32 | None) -> Float32:
+    def _own(self, participant: Participant, number: int) -> Float32:
+        """Its own update (d,), as an honest client sends it."""
+        trained = participant.train(self.model, number)
+        return self._momenta[participant.number].apply(trained.update, number)
+
+    def _sent(self, own: dict[int, Float32], number: int, known: Float32 | None) -> Float32:
         """What all of them send (n, d)."""
         attack, sent = self._experiment.attacking, list[Float32]()
         common: Float32 | None = None
@@ -109,7 +117,7 @@ class Clear:
             if each.attack is not None and common is not None:
                 sent.append(common)
                 continue
-            sent.append(each.sends(own[each.number].update, number, known if each.asks else None))
+            sent.append(each.sends(own[each.number], number, known if each.asks else None))
             if each.attack is not None and attack is not None and attack.alike:
                 common = sent[-1]
         return np.stack(sent)

@@ -10,18 +10,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import ostraka
 from ostraka import logs
 from ostraka.arrays import Float32
-from ostraka.client import api
-from ostraka.client.results import Model, Update
-from ostraka.config import Manifest
+from ostraka.client.results import Model
 from ostraka.errors import OstrakaError, UpdateRejected
+from ostraka.protocol.client import Joined
 from ostraka_lab.experiment import Participant, Task
-from ostraka_lab.folder import Board, MomentumFile, Records, RunFolder, client_name
+from ostraka_lab.folder import Board, Records, RunFolder, client_name
 
 _LOG = logging.getLogger("ostraka.lab.client")
 _AGAIN_S = 0.1  # between two looks, for a client whose update was rejected in this round
@@ -65,8 +63,6 @@ def main() -> int:
     fellows = Fellows(folder, address, task, threading.Lock(), Board(folder.board))
     model = task.model()
     participants = [Participant(task, int(number), model) for number in numbers]
-    if any(each.attack for each in participants):
-        _drop_own_checks()
     threads = [threading.Thread(target=_run, args=(fellows, each)) for each in participants]
     for thread in threads:
         thread.start()
@@ -88,16 +84,8 @@ def _run(fellows: Fellows, participant: Participant) -> None:
 
 def take_part(fellows: Fellows, participant: Participant, name: str) -> None:
     """Take part as this client until there is no round left."""
-    keys = fellows.folder.federation / "keys"
     records = Records(fellows.folder.rounds, writer=name)
-    with ostraka.Client(
-        fellows.address,
-        name=name,
-        key=keys / f"{name}.key",
-        policy=fellows.folder.federation / "policy.toml",
-        unsafe_simulation=True,
-        on_event=lambda event: logs.event(_LOG, event, logging.DEBUG),
-    ) as client:
+    with LabClient(fellows, participant) as client:
         done = 0
         while not (model := client.fetch()).finished:
             records.write(model)
@@ -105,41 +93,51 @@ def take_part(fellows: Fellows, participant: Participant, name: str) -> None:
                 time.sleep(_AGAIN_S)
                 continue
             try:
-                client.submit(_update(fellows, participant, model))
+                client.submit(_train(fellows, participant, model))
             except UpdateRejected as rejected:
                 _LOG.warning(str(rejected))
             done = model.round
         records.write(model)
 
 
-def _update(fellows: Fellows, participant: Participant, model: Model) -> Float32:
-    momentum = MomentumFile(fellows.folder.root / "momentum", participant)
+def _train(fellows: Fellows, participant: Participant, model: Model) -> Float32:
     with fellows.turn:
         begun = time.perf_counter()
-        momentum.restore(model.round)
         trained = participant.train(model.vector, model.round)
-        momentum.save(model.round)
         seconds = round(time.perf_counter() - begun, 4)
     name = client_name(participant.number)
     logs.event(_LOG, Trained(name, model.round, trained.loss, seconds))
-    if participant.tells:
-        fellows.board.tell(participant.number, model.round, trained.update)
-    known = None
-    if participant.asks:
-        known = fellows.board.read(fellows.task.experiment.telling, model.round)
-    return participant.sends(trained.update, model.round, known)
+    return trained.update
 
 
-def _drop_own_checks() -> None:
-    """Take the library's checks out of this process, as an attacker can in its own."""
-    checked = vars(api)["flatten"]
+class LabClient(ostraka.Client):
+    """The product's client, of which the lab sees what goes out, and which may attack."""
 
-    def unchecked(update: Update, manifest: Manifest) -> Float32:
-        vector = np.asarray(update, np.float32)
-        kept: Float32 = checked(update, manifest) if np.isfinite(vector).all() else vector
-        return kept
+    def __init__(self, fellows: Fellows, participant: Participant) -> None:
+        name, federation = client_name(participant.number), fellows.folder.federation
+        super().__init__(
+            fellows.address,
+            name=name,
+            key=federation / "keys" / f"{name}.key",
+            policy=federation / "policy.toml",
+            unsafe_simulation=True,
+            on_event=lambda event: logs.event(_LOG, event, logging.DEBUG),
+        )
+        self._fellows, self._participant = fellows, participant
 
-    vars(api)["flatten"] = unchecked
+    def _outgoing(self, joined: Joined, update: Float32) -> Float32:
+        """What an honest client sends, or in its place what an attacker likes, unchecked.
+
+        Attackers get to know what others send, and not what those have trained.
+        """
+        fellows, participant, number = self._fellows, self._participant, joined.offer.number
+        own = super()._outgoing(joined, update)
+        if participant.tells:
+            fellows.board.tell(participant.number, number, own)
+        known = None
+        if participant.asks:
+            known = fellows.board.read(fellows.task.experiment.telling, number)
+        return participant.sends(own, number, known)
 
 
 if __name__ == "__main__":

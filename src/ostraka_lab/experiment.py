@@ -54,7 +54,8 @@ class Experiment:
     byzantine: how many clients attack. f: how many are tolerated; None for as many.
     model: None for one that fits the data set. attack_scale: None for the attack's own default.
     know: what attackers know of honest updates: "all", or "own" for what they would have sent
-    themselves. steps, epochs: of local training; neither means one epoch. rule: as the federation's
+    themselves. steps, epochs: of local training; neither means one epoch. momentum: of the steps of
+    one round. client_momentum: of updates, from round to round. rule: as the federation's
     terms name it, with options in brackets if it has any. pre: pre-aggregations before it; None for
     the usual ones. k: of multi-krum, None for n - f. root: the client that rules with a root client
     trust; None for an honest one, drawn from the seed. root_images: how many images that client
@@ -79,7 +80,7 @@ class Experiment:
     batch: int = 32
     learning_rate: float = 0.1
     momentum: float = 0.0
-    worker_momentum: float = 0.0
+    client_momentum: float = 0.0
     rule: str = rules.DEFAULT
     pre: tuple[str, ...] | None = None
     k: int | None = None
@@ -107,6 +108,10 @@ class Experiment:
         if not MIN_WORKERS <= self.workers <= MAX_WORKERS:
             raise ConfigError(
                 f"workers must be from {MIN_WORKERS} to {MAX_WORKERS}; got {self.workers}"
+            )
+        if not 0 <= self.client_momentum < 1:
+            raise ConfigError(
+                f"client_momentum must be from 0 to below 1; got {self.client_momentum}"
             )
         if not self.deadline_s > 0:
             raise ConfigError(f"deadline_s must be above 0; got {self.deadline_s}")
@@ -160,7 +165,6 @@ class Experiment:
             batch=self.batch,
             learning_rate=self.learning_rate,
             momentum=self.momentum,
-            worker_momentum=self.worker_momentum,
         )
 
     @property
@@ -255,8 +259,8 @@ class Experiment:
 
     @property
     def resumes_in_the_clear(self) -> bool:
-        """Whether a run in the clear can go on from its last model, as it keeps no momentum."""
-        return self.worker_momentum == 0
+        """Whether a run in the clear can go on from its last model: momenta are kept in memory."""
+        return self.client_momentum == 0
 
     def training_seed(self, client: int, number: int) -> tuple[int, ...]:
         """The seed of one client's training in one round."""
@@ -360,7 +364,6 @@ class Participant:
             task.experiment.recipe,
         )
         self._round = 0
-        self._momentum: Float32 | None = None  # before that round
 
     @property
     def tells(self) -> bool:
@@ -375,21 +378,19 @@ class Participant:
         return self.attack is not None and self.attack.needs_known
 
     def train(self, start: Float32, number: int) -> Trained:
-        """Train from this model (d,) in this round. Gives its own update (d,).
-
-        A round that is run again begins with the momentum of its first run. Otherwise a host that
-        has it repeated would have the client move its momentum twice in one round.
-        """
+        """Train from this model (d,) in this round. Gives its own update (d,), before momentum."""
         if number != self._round:
             before = self._models[1] if number == self._round + 1 else None
             self._models = before, start
-            self._round, self._momentum = number, self.trainer.momentum_state
-        self.trainer.momentum_state = self._momentum
+            self._round = number
         seed = self._experiment.training_seed(self.number, number)
         return self.trainer.update(start, seed=seed)
 
     def sends(self, own: Float32, number: int, known: Float32 | None = None) -> Float32:
-        """Give what goes out (d,) in place of its own update. known: (m, d), if it asks."""
+        """Give what goes out (d,) in place of its own update after momentum.
+
+        known: (m, d) what others send, if it asks.
+        """
         if self.attack is None or self.attack.send is None:
             return own
         experiment = self._experiment

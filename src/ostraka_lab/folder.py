@@ -6,9 +6,8 @@ baseline.jsonl       the same for plain averaging, if that ran along
 report.html          all of it as pictures
 model.safetensors    the last global model
 tensorboard/         the same curves for TensorBoard
-federation/          the federation's file, keys and sealed state
+federation/          the federation's file, sealed state, keys, and clients' memories and momenta
 rounds/              models and receipts that clients have checked, until they are evaluated
-momentum/            what clients keep between rounds, if they train with worker momentum
 board/               what attackers know of others' updates
 logs/                what every process logged
 """
@@ -27,7 +26,7 @@ from ostraka.arrays import Buffer, Float32
 from ostraka.client.results import Model
 from ostraka.errors import ConfigError
 from ostraka.messages import SIMULATION, Receipt
-from ostraka_lab.experiment import CLIENT, Experiment, Participant
+from ostraka_lab.experiment import CLIENT, Experiment
 
 _PUBLIC = 0o644
 _POLL_S = 0.05
@@ -96,48 +95,6 @@ class RunFolder:
             ) from None
         except (ValueError, TypeError, KeyError) as damaged:
             raise ConfigError(f"{self.experiment_file} is damaged: {damaged}") from None
-
-
-@dataclass(frozen=True)
-class MomentumFile:
-    """One client's momentum after each of its last two rounds: the newest may be run again.
-
-    A client that misses a round goes on from its last one.
-    """
-
-    folder: Path
-    participant: Participant
-
-    def restore(self, number: int) -> None:
-        """Set the participant's momentum to what it was before this round."""
-        if self._used:
-            before = self._before(number)
-            found = np.fromfile(self._path(before), "<f4") if before else None
-            self.participant.trainer.momentum_state = found
-
-    def save(self, number: int) -> None:
-        """Write down what it is after this round."""
-        state = self.participant.trainer.momentum_state
-        if self._used and state is not None:
-            self.folder.mkdir(exist_ok=True)
-            files.write(self._path(number), [np.ascontiguousarray(state, "<f4").data])
-            for each in self._rounds() - {number, self._before(number)}:
-                self._path(each).unlink()
-
-    @property
-    def _used(self) -> bool:
-        return self.participant.trainer.recipe.worker_momentum > 0
-
-    def _before(self, number: int) -> int:
-        """The last round before this one that the client trained in; 0 if there is none."""
-        return max((each for each in self._rounds() if each < number), default=0)
-
-    def _rounds(self) -> set[int]:
-        stem = f"{client_name(self.participant.number)}-round-"
-        return {int(path.stem.removeprefix(stem)) for path in self.folder.glob(f"{stem}*.f32")}
-
-    def _path(self, number: int) -> Path:
-        return self.folder / f"{client_name(self.participant.number)}-round-{number}.f32"
 
 
 def client_name(number: int) -> str:

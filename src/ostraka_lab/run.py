@@ -88,6 +88,7 @@ def _plan(folder: RunFolder, experiment: Experiment) -> Plan:
 
 def _settings(experiment: Experiment) -> dict[str, Setting]:
     given: dict[str, Setting | None] = {
+        "client_momentum": experiment.client_momentum,
         "count": experiment.rounds,
         "deadline_s": experiment.deadline_s,
         "distances": experiment.distances,

@@ -28,8 +28,7 @@ class Recipe:
     """How a client trains: stochastic gradient descent for a number of steps or of epochs.
 
     An epoch walks over all examples in batches, of which the last may be short; steps are the first
-    batches of such walks. momentum: of the steps of one round, from zero. worker_momentum:
-    of the updates of all rounds.
+    batches of such walks. momentum: of the steps of one round, from zero.
     """
 
     steps: int | None = None
@@ -37,7 +36,6 @@ class Recipe:
     batch: int = 32
     learning_rate: float = 0.1
     momentum: float = 0.0
-    worker_momentum: float = 0.0
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
@@ -46,9 +44,8 @@ class Recipe:
         for name in ("steps", "epochs", "batch"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ConfigError(f"{name} must be at least 1; got {value}")
-        for name in ("momentum", "worker_momentum"):
-            if not 0 <= (value := getattr(self, name)) < 1:
-                raise ConfigError(f"{name} must be from 0 to below 1; got {value}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum must be from 0 to below 1; got {self.momentum}")
         if not 0 < self.learning_rate < math.inf:
             raise ConfigError(f"learning_rate must be above 0; got {self.learning_rate}")
         if not 0 <= self.weight_decay < math.inf:
@@ -114,8 +111,7 @@ class Trainer:
     """One client's training.
 
     model: may serve several trainers, one at a time: each sets it to where it starts from. images:
-    (n, c, h, w). labels: (n,). momentum_state: (d,), what worker momentum carries to the next
-    round; None before the first.
+    (n, c, h, w). labels: (n,).
     """
 
     def __init__(  # noqa: PLR0917 (the model, the data, and what to do with them)
@@ -133,7 +129,6 @@ class Trainer:
             )
         self.model = model
         self.recipe = recipe
-        self.momentum_state: Float32 | None = None
         self._images, self._labels = images, labels
         self._pixels = Pixels(mean, std)
 
@@ -148,7 +143,7 @@ class Trainer:
         with drawing_from(_generator(for_model), self.model):
             losses = self._descend(batches)
         with np.errstate(over="ignore", invalid="ignore"):  # of a training that diverged
-            update = self._with_momentum(models.vector(self.model) - start)
+            update = models.vector(self.model) - start
         examples = sum(map(len, batches))
         return Trained(update, sum(losses) / examples, examples)
 
@@ -175,21 +170,6 @@ class Trainer:
         loss = functional.cross_entropy(outputs, torch.tensor(self._labels[batch]))
         descent.step(torch.autograd.grad(loss, descent.weights))
         return loss.item() * len(batch)
-
-    def _with_momentum(self, update: Float32) -> Float32:
-        """m = beta m + (1 - beta) g, from m = g (Karimireddy et al. 2021).
-
-        Statistics are sent as they were measured: with momentum, a variance that falls would go on
-        falling, to below zero. A value that is not finite would stay for ever, and is not kept.
-        """
-        beta = self.recipe.worker_momentum
-        if beta == 0 or not np.isfinite(update).all():
-            return update
-        if self.momentum_state is not None:
-            kept = models.learned(self.model) * np.float32(beta)
-            update = kept * self.momentum_state + (1 - kept) * update
-        self.momentum_state = update
-        return update.copy()
 
 
 def evaluate(  # noqa: PLR0917 (as a Trainer has them)

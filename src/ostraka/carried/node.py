@@ -300,7 +300,7 @@ class Node:
 
     def _momentum(self, joined: Joined) -> Momentum:
         federation = joined.client.federation
-        return Momentum.of(federation, self.notebook.past(federation))
+        return Momentum.of(federation, self.notebook.momentum(federation))
 
     def _keep_leaf(self, number: int, leaf: bytes) -> None:
         """Keep what finds this upload in the cohort, beside others of the same number."""

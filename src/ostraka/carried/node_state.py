@@ -11,7 +11,7 @@ import numpy as np
 from ostraka import files
 from ostraka.arrays import Float32
 from ostraka.client.memory import LOCKED_S, NEW_KEY, Memory, MemoryFile
-from ostraka.client.momentum import MomentumFiles, Past
+from ostraka.client.momentum import Kept, MomentumFiles
 from ostraka.config import Federation
 from ostraka.encoding import Id, decode, encode, pack
 from ostraka.errors import Fork, MalformedMessage, RolledBack, StateError
@@ -88,7 +88,7 @@ class Notebook(Protocol):
 
     def change(self, change: Callable[[Memory | None], Memory]) -> Memory: ...
     def count(self, joins: Joins) -> None: ...
-    def past(self, federation: Federation) -> Past:
+    def momentum(self, federation: Federation) -> Kept:
         """Where the node's momentum is."""
 
     def prove(self, refused: Fork | RolledBack) -> None: ...
@@ -127,8 +127,8 @@ class RunNotebook:
     def count(self, joins: Joins) -> None:
         self.scratch[_JOINS] = encode(joins)
 
-    def past(self, federation: Federation) -> Past:
-        return _RunPast(self.scratch)
+    def momentum(self, federation: Federation) -> Kept:
+        return _RunMomentum(self.scratch)
 
     def prove(self, refused: Fork | RolledBack) -> None:
         """Keep nothing: a simulated enclave's proof is worth nothing."""
@@ -139,7 +139,7 @@ class RunNotebook:
 
 
 @dataclass(frozen=True)
-class _RunPast:
+class _RunMomentum:
     """The momentum of a simulated node, which ends with the run."""
 
     scratch: Scratch = field(repr=False)
@@ -209,7 +209,7 @@ class FileNotebook:
         except OSError as failed:
             raise StateError(self._path, f"cannot be written: {failed.strerror}") from None
 
-    def past(self, federation: Federation) -> Past:
+    def momentum(self, federation: Federation) -> Kept:
         return MomentumFiles.beside(self.file, federation)
 
     def prove(self, refused: Fork | RolledBack) -> None:

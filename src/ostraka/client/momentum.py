@@ -40,7 +40,7 @@ _LENGTH_BYTES, _MOST_HEAD_BYTES = 8, 2**16
 _DELETE = "Delete the file: the momentum goes on from the number before, or starts anew"
 
 
-class Past(Protocol):
+class Kept(Protocol):
     """What went out for the last numbers. What is written is durable when the call returns.
 
     alone: while it lasts, no other process of this client reads or writes. Raises StateError.
@@ -59,12 +59,12 @@ class Momentum:
 
     beta: float
     manifest: Manifest
-    past: Past
+    kept: Kept
 
     @classmethod
-    def of(cls, federation: Federation, past: Past) -> "Momentum":
+    def of(cls, federation: Federation, kept: Kept) -> "Momentum":
         """By the terms of a federation."""
-        return cls(federation.terms.client_momentum, federation.terms.manifest, past)
+        return cls(federation.terms.client_momentum, federation.terms.manifest, kept)
 
     def require_usable(self, number: int) -> None:
         """Raise StateError now if `apply` would for this number: it comes after hours of training.
@@ -72,7 +72,7 @@ class Momentum:
         Only files can be out of order, and a new one can still fail to be written.
         """
         if self.beta:
-            with self.past.alone():
+            with self.kept.alone():
                 self._before(number)
 
     def apply(self, update: Float32, number: int) -> Float32:
@@ -83,19 +83,19 @@ class Momentum:
         """
         if self.beta == 0 or not np.isfinite(update).all():
             return update
-        with self.past.alone():
+        with self.kept.alone():
             earlier, before = self._before(number)
             sent = update if before is None else moved(update, before, self.beta, self.manifest)
-            self.past.write(number, sent)
+            self.kept.write(number, sent)
             # Also those of later numbers, which are of another course of events.
-            for each in self.past.numbers() - {number, earlier}:
-                self.past.drop(each)
+            for each in self.kept.numbers() - {number, earlier}:
+                self.kept.drop(each)
         return sent
 
     def _before(self, number: int) -> tuple[int, Float32 | None]:
         """The last number before this one that anything went out for, and what; else 0 and None."""
-        earlier = max((each for each in self.past.numbers() if each < number), default=0)
-        return earlier, self.past.read(earlier) if earlier else None
+        earlier = max((each for each in self.kept.numbers() if each < number), default=0)
+        return earlier, self.kept.read(earlier) if earlier else None
 
 
 def moved(update: Float32, before: Float32, beta: float, manifest: Manifest) -> Float32:
@@ -125,7 +125,7 @@ def _learned(manifest: Manifest) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class InMemory:
-    """A past that ends with its process."""
+    """Kept as long as the process runs."""
 
     sent: dict[int, Float32] = field(default_factory=dict, repr=False)
 

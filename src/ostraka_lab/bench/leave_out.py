@@ -88,7 +88,7 @@ class Plan:
             attack=NO_ATTACK,
             rounds=self.warm_up + self.rounds + 1,
             steps=self.steps,
-            worker_momentum=attacked.momentum,
+            client_momentum=attacked.momentum,
             seed=self.seed,
         )
 

@@ -48,7 +48,7 @@ def compare(
     batch: options.Batch = 32,
     learning_rate: options.LearningRate = 0.1,
     momentum: options.Momentum = 0.0,
-    worker_momentum: options.WorkerMomentum = 0.0,
+    client_momentum: options.ClientMomentum = 0.0,
     rule: options.Rule = rules.DEFAULT,
     pre: options.Pre = None,
     k: options.Keep = None,
@@ -74,7 +74,7 @@ def compare(
     \b
     Examples:
       ostraka compare
-      ostraka compare --attack alie --attack min-max --worker-momentum 0.9
+      ostraka compare --attack alie --attack min-max --client-momentum 0.9
       ostraka compare --defence multi-krum --defence exact --defence gaussian --rounds 5
       ostraka compare --resume runs/compare-digits-20260101-120000
     """

@@ -51,8 +51,13 @@ Epochs = Annotated[int | None, typer.Option(help="Local epochs a round.", show_d
 Batch = Annotated[int, typer.Option(help="Images a step.")]
 LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate of local training.")]
 Momentum = Annotated[float, typer.Option(help="Momentum of local training.")]
-WorkerMomentum = Annotated[
-    float, typer.Option(help="Momentum that every client keeps from round to round.")
+ClientMomentum = Annotated[
+    float,
+    typer.Option(
+        "--client-momentum",
+        "--worker-momentum",
+        help="How much of its last updates every client keeps in the next one.",
+    ),
 ]
 Rule = Annotated[
     str, typer.Option(help="The aggregation rule, such as multi-krum or trimmed-mean.")

@@ -49,7 +49,7 @@ def train(
     batch: options.Batch = 32,
     learning_rate: options.LearningRate = 0.1,
     momentum: options.Momentum = 0.0,
-    worker_momentum: options.WorkerMomentum = 0.0,
+    client_momentum: options.ClientMomentum = 0.0,
     rule: options.Rule = rules.DEFAULT,
     pre: options.Pre = None,
     k: options.Keep = None,

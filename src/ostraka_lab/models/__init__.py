@@ -8,14 +8,12 @@ floating-point number travels: the parameters, and the running statistics of bat
 averaged like the rest. Integer buffers, which merely count, stay where they are.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -85,14 +83,6 @@ def set_vector(model: nn.Module, vector: Float32) -> None:
     # A copy, because torch warns of memory that it could not write to, and a fetched model is such.
     for name, values in named_tensors(described, np.array(vector)).items():
         tensors[name].copy_(torch.from_numpy(values))
-
-
-def learned(model: nn.Module) -> npt.NDArray[np.bool_]:
-    """Mark the coordinates (d,) that are parameters; the others are statistics of the data."""
-    parameters = {name for name, _ in model.named_parameters()}
-    tensors = manifest(model).tensors
-    sizes = [math.prod(tensor.shape) for tensor in tensors]
-    return np.repeat([tensor.name in parameters for tensor in tensors], sizes)
 
 
 def _travelling(model: nn.Module) -> dict[str, torch.Tensor]:

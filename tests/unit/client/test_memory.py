@@ -50,6 +50,7 @@ def receipt(number, **changes):
         disclosed=False,
         selected=(),
         rule="multi-krum",
+        note="",
         masking="none",
         distances="inside",
         cautions=(),

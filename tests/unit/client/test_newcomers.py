@@ -126,6 +126,7 @@ def blank(number, previous, federation, **changes):
         disclosed=False,
         selected=(),
         rule="multi-krum",
+        note="",
         masking="none",
         distances="inside",
         cautions=(),

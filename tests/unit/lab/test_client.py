@@ -4,34 +4,28 @@ import json
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from ostraka import federation_file
+from ostraka.attestation.claims import in_process
+from ostraka.cli.federation_folder import FEDERATION
 from ostraka.client.results import Model
+from ostraka.core.optimiser import FEDAVG, start
+from ostraka.crypto.identity import Identity
+from ostraka.files import read_identity
+from ostraka.model_file import read_model
+from ostraka.protocol.client import Client as Role
+from ostraka.protocol.enclave import Enclave
 from ostraka_lab import client
+from ostraka_lab.baselines import Clear, plain_average
 from ostraka_lab.experiment import Experiment, Participant, Task
-from ostraka_lab.folder import Board, RunFolder
-
-
-@pytest.mark.slow
-def test_the_library_would_keep_a_nan_to_itself_and_an_attacker_does_not():
-    code = """
-import numpy as np
-from ostraka.config import Manifest
-from ostraka_lab import client
-from ostraka.errors import ConfigError
-bad, manifest = np.full(3, np.nan), Manifest.flat(3)
-try:
-    client.api.flatten(bad, manifest)
-except ConfigError:
-    client._drop_own_checks()
-    assert np.isnan(client.api.flatten(bad, manifest)).all()
-    assert client.api.flatten(np.ones(3), manifest).dtype == np.float32
-    print("sent")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "sent\n"
+from ostraka_lab.folder import Board, RunFolder, client_name
+from ostraka_lab.run import found_run
 
 
 @pytest.mark.slow
@@ -77,13 +71,13 @@ def test_clients_of_one_process_train_one_at_a_time(fellows, monkeypatch):
 
     genuine = Participant.train
     monkeypatch.setattr(Participant, "train", train)
-    (manifest, start), shared = fellows.task.first(), fellows.task.model()
-    fetched = Model(1, start, manifest, bytes(32), simulated=True)
+    (manifest, model), shared = fellows.task.first(), fellows.task.model()
+    fetched = Model(1, model, manifest, bytes(32), simulated=True)
     updates = {}
 
     def work(number):
         participant = Participant(fellows.task, number, shared)
-        updates[number] = client._update(fellows, participant, fetched)
+        updates[number] = client._train(fellows, participant, fetched)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 6)]
     for thread in threads:
@@ -92,5 +86,90 @@ def test_clients_of_one_process_train_one_at_a_time(fellows, monkeypatch):
         thread.join()
     assert most == 1
     alone = Participant(fellows.task, 2, fellows.task.model())
-    own = alone.train(start, 1).update
-    np.testing.assert_array_equal(updates[2], alone.sends(own, 1))
+    np.testing.assert_array_equal(updates[2], alone.train(model, 1).update)
+
+
+def joined(folder, name, number):
+    """A round of this number, as a client of the run's federation has joined it."""
+    federation = federation_file.load(folder.federation / FEDERATION).federation()
+    first = start(read_model(folder.first_model)[1], FEDAVG)
+    enclave = Enclave(federation, Identity(b"e" * 32), state=first)
+    role = Role(name, read_identity(folder.federation / "keys" / f"{name}.key"), federation)
+    offer = enclave.open_round().offer
+    one = role.join(offer, in_process(offer, enclave.receipt_key))
+    return replace(one, offer=replace(offer, number=number))
+
+
+def goes_out(experiment, folder):
+    """What clients of one process send in two rounds of the same start (2, n, d).
+
+    The second is opened again.
+    """
+    task = found_run(folder, experiment, command="")
+    fellows = client.Fellows(folder, "nowhere:1", task, threading.Lock(), Board(folder.board))
+    model, shared = task.first()[1], task.model()
+    participants = [Participant(task, number, shared) for number in experiment.numbers]
+    clients = [client.LabClient(fellows, each) for each in participants]
+
+    def send(number, participant, one):
+        with fellows.turn:
+            update = participant.train(model, number).update
+        return one._outgoing(joined(folder, client_name(participant.number), number), update)
+
+    with ThreadPoolExecutor(experiment.clients) as pool:
+        first, second, again = (
+            np.stack(list(pool.map(partial(send, number), participants, clients)))
+            for number in (1, 2, 2)
+        )
+    np.testing.assert_array_equal(second, again)
+    return first, second
+
+
+@pytest.mark.parametrize("attack", ["mimic", "sign-flip", "label-flip"])
+def test_clients_send_what_they_send_in_the_clear(tmp_path, attack):
+    """To the bit, momentum included; attackers and honest clients share a process."""
+    experiment = Experiment(
+        clients=5, byzantine=1, attack=attack, steps=1, rounds=2, client_momentum=0.5
+    )
+    rounds = goes_out(experiment, RunFolder(tmp_path / "run"))
+    clear = Clear(Task.load(experiment), plain_average)
+    model = clear.model
+    for number, sent in enumerate(rounds, 1):
+        clear.model = model
+        np.testing.assert_array_equal(sent, clear.round(number).updates)
+
+
+def test_an_attacker_copies_what_an_honest_client_sends_and_keeps_it_so(tmp_path):
+    """It sees others' updates after their momentum, and its own momentum does not touch its own."""
+    experiment = Experiment(
+        clients=5, byzantine=1, attack="mimic", steps=1, rounds=2, client_momentum=0.5
+    )
+    _, second = goes_out(experiment, RunFolder(tmp_path / "run"))
+    (attacker,) = experiment.attackers
+    honest = np.delete(second, attacker - 1, axis=0)
+    assert any(np.array_equal(second[attacker - 1], row) for row in honest)
+
+
+def test_an_attacker_sends_what_the_library_would_keep_to_itself(tmp_path):
+    experiment = Experiment(clients=5, byzantine=1, attack="nan", steps=1, rounds=2)
+    first, _ = goes_out(experiment, RunFolder(tmp_path / "run"))
+    (attacker,) = experiment.attackers
+    assert np.isnan(first[attacker - 1]).any()
+    assert np.isfinite(np.delete(first, attacker - 1, axis=0)).all()
+
+
+def test_honest_clients_send_as_the_signed_terms_say(tmp_path):
+    """The lab founds the federation with the experiment's momentum, and adds none of its own."""
+    folder = RunFolder(tmp_path / "run")
+    experiment = Experiment(clients=5, byzantine=1, attack="none", steps=1, client_momentum=0.25)
+    task = found_run(folder, experiment, command="")
+    charter = federation_file.load_charter(
+        federation_file.charter_path(folder.federation / FEDERATION)
+    )
+    assert charter.federation.terms.client_momentum == 0.25
+    fellows = client.Fellows(folder, "nowhere:1", task, threading.Lock(), Board(folder.board))
+    one = client.LabClient(fellows, Participant(task, 1, task.model()))
+    ones, zeros = np.ones(task.first()[0].dimension, "<f4"), np.zeros(task.first()[0].dimension)
+    one._outgoing(joined(folder, "client-1", 1), ones)
+    sent = one._outgoing(joined(folder, "client-1", 2), zeros.astype("<f4"))
+    np.testing.assert_array_equal(sent, np.full_like(sent, 0.25))

@@ -1,4 +1,4 @@
-"""The folder of a run: its names, models and receipts, momentum, and the board of attackers."""
+"""The folder of a run: its names, models and receipts, and the board of attackers."""
 
 import threading
 
@@ -10,8 +10,8 @@ from ostraka.client.results import Model
 from ostraka.config import Manifest
 from ostraka.errors import ConfigError
 from ostraka.messages import Receipt
-from ostraka_lab.experiment import Experiment, Participant, Task
-from ostraka_lab.folder import Board, MomentumFile, Records, RunFolder, client_name, client_number
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.folder import Board, Records, RunFolder, client_name, client_number
 
 
 def test_what_was_asked_for_and_what_follows_from_it_are_kept(tmp_path):
@@ -119,65 +119,6 @@ def test_old_models_are_deleted_and_receipts_stay(tmp_path, receipt):
     records.write(model(receipt))
     records.discard_before(2)
     assert [path.name for path in tmp_path.iterdir()] == ["receipt-1.json"]
-
-
-def participant(**fields):
-    task = Task.load(Experiment(clients=5, byzantine=1, steps=1, **fields))
-    return task, Participant(task, 1, task.model())
-
-
-def test_a_client_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path):
-    task, steady = participant(worker_momentum=0.9)
-    start = task.first()[1]
-    expected = [steady.train(start, number).update for number in range(1, 5)]
-    updates = []
-    for number in (1, 2, 2, 3, 3, 4):  # Rounds 2 and 3 are run again, by a process of their own.
-        _, fresh = participant(worker_momentum=0.9)
-        file = MomentumFile(tmp_path / "momentum", fresh)
-        file.restore(number)
-        updates.append(fresh.train(start, number).update)
-        file.save(number)
-    for row, of in zip(updates, (0, 1, 1, 2, 2, 3), strict=True):
-        np.testing.assert_array_equal(row, expected[of])
-    assert len(list((tmp_path / "momentum").iterdir())) == 2
-
-
-def test_a_client_that_missed_rounds_goes_on_with_its_momentum(tmp_path):
-    task, steady = participant(worker_momentum=0.9)
-    start = task.first()[1]
-    expected = [steady.train(start, number).update for number in (1, 2, 5, 6)]
-    updates = []
-    for number in (1, 2, 5, 5, 6):
-        _, fresh = participant(worker_momentum=0.9)
-        file = MomentumFile(tmp_path / "momentum", fresh)
-        file.restore(number)
-        updates.append(fresh.train(start, number).update)
-        file.save(number)
-    for row, of in zip(updates, (0, 1, 2, 2, 3), strict=True):
-        np.testing.assert_array_equal(row, expected[of])
-    left = sorted(path.name for path in (tmp_path / "momentum").iterdir())
-    assert left == ["client-1-round-5.f32", "client-1-round-6.f32"]
-
-
-def test_the_momentum_of_another_client_is_left_alone(tmp_path):
-    task = Task.load(Experiment(clients=11, byzantine=1, steps=1, worker_momentum=0.9))
-    for number in (11, 1):
-        each = Participant(task, number, task.model())
-        file = MomentumFile(tmp_path / "momentum", each)
-        file.restore(2)
-        assert each.trainer.momentum_state is None
-        each.train(task.first()[1], 1)
-        file.save(1)
-    assert len(list((tmp_path / "momentum").iterdir())) == 2
-
-
-def test_without_momentum_nothing_is_written(tmp_path):
-    task, steady = participant()
-    file = MomentumFile(tmp_path / "momentum", steady)
-    file.restore(1)
-    steady.train(task.first()[1], 1)
-    file.save(1)
-    assert not (tmp_path / "momentum").exists()
 
 
 UPDATE = np.arange(4, dtype=np.float32)
