@@ -234,11 +234,12 @@ class RoundTimed:
 
 @dataclass(frozen=True)
 class RoundPublished:
-    """The round is over, and its receipt is signed."""
+    """The round is over, and its receipt is signed. note: what that says of how the rule worked."""
 
     number: int
     participants: int
     kept: int
+    note: str = ""
 
 
 @dataclass(frozen=True)

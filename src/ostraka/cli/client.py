@@ -223,9 +223,13 @@ def _submitted(outcome: Outcome) -> str:
     if outcome.receipt is not None and outcome.receipt.failure:
         why = outcome.receipt.failure
         return f"Round {outcome.round} is a null step, and the model is as it was: {why}"
-    if outcome.accepted:
-        return f"Round {outcome.round} is published; the update took part in it."
-    return f"The update took no part in round {outcome.round}: {outcome.reason}."
+    if outcome.receipt is None or not outcome.accepted:
+        return f"The update took no part in round {outcome.round}: {outcome.reason}."
+    note = f" ({outcome.receipt.note})" if outcome.receipt.note else ""
+    return (
+        f"Round {outcome.round} is published; the update took part in it. "
+        f"Rule: {outcome.receipt.rule}{note}."
+    )
 
 
 def _model_figures(out: Path, model: Model) -> dict[str, Any]:
@@ -249,5 +253,7 @@ def _outcome_figures(outcome: Outcome, model: Model) -> dict[str, Any]:
         "model": receipt.model.hex() if receipt else None,
         "participants": receipt.participants if receipt else None,
         "kept": receipt.kept if receipt else None,
+        "rule": receipt.rule if receipt else None,
+        "note": receipt.note or None if receipt else None,
         "simulated": model.simulated,
     }

@@ -331,7 +331,9 @@ class Engine:
             self.tell(events.NullStep(receipt.number, receipt.failure))
         stages = {f"{name}_s": seconds for name, seconds in self.stages.items()}
         self.tell(events.RoundTimed(receipt.number, **stages))
-        self.tell(events.RoundPublished(receipt.number, receipt.participants, receipt.kept))
+        self.tell(
+            events.RoundPublished(receipt.number, receipt.participants, receipt.kept, receipt.note)
+        )
 
     def _skip(self, why: str) -> None:
         self.tell(events.RoundSkipped(self.published + 1, why))

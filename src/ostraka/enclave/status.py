@@ -38,6 +38,11 @@ def _disclosed(head: object) -> list[str] | None:
     return list(head.selected) if isinstance(head, Receipt) and head.disclosed else None
 
 
+def _note(head: object) -> str:
+    """What the last receipt says of how its rule worked."""
+    return head.note if isinstance(head, Receipt) else ""
+
+
 def _awaited(engine: Engine) -> frozenset[str]:
     """Whose updates may still come, or whose confirmations."""
     if engine.current is not None:
@@ -76,6 +81,12 @@ class Status:
         self._gauge("ostraka_clients_enrolled", "Clients enrolled", self._enrolled)
         self._gauge("ostraka_workers_connected", "Workers connected", lambda: len(self._pool()))
         self._gauge("ostraka_received_bytes", "Bytes of the open round's updates", self._received)
+        self._rule = Gauge(
+            "ostraka_rule_info",
+            "1 for the rule in force, and what the last receipt notes of it",
+            ["rule", "note"],
+            registry=self.registry,
+        )
         self._stages = Gauge(
             "ostraka_stage_seconds", "Time per stage, last round", ["stage"], registry=self.registry
         )
@@ -89,6 +100,7 @@ class Status:
             case events.RoundOpened():
                 self.arrived.clear()
                 self.rejected.clear()
+                self._show_rule()
             case events.UploadCompleted(client):
                 self.arrived.add(client)
                 self.rejected.pop(client, None)  # It was refused before, and has corrected that.
@@ -97,6 +109,7 @@ class Status:
             case events.UploadRefused(client, why, address) if self._is_shown(client, address):
                 self.rejected[client] = str(why)
             case events.RoundPublished():
+                self._show_rule()
                 self.stages = dict(self._engine().stages)
                 for stage, seconds in self.stages.items():
                     self._stages.labels(stage).set(seconds)
@@ -113,6 +126,7 @@ class Status:
         shown = self.as_dict()
         if not names:
             shown |= {each: _number(shown[each]) for each in _NAMED}
+            shown["rule"] = self._engine().federation.terms.composition.plain
         return json.dumps(shown)
 
     def as_dict(self) -> dict[str, Any]:
@@ -134,6 +148,8 @@ class Status:
             "workers": sorted(self._pool()),
             "stages_s": self.stages,
             "selected": _disclosed(head),
+            "rule": str(engine.federation.terms.composition),
+            "note": _note(head) or None,
             "masking": engine.federation.terms.masking,
             "evidence": self.evidence,
             "receipt_key": engine.enclave.receipt_key.hex(),
@@ -146,6 +162,12 @@ class Status:
         if self.engine is None:
             raise AssertionError("the status is asked for after the engine is there")
         return self.engine
+
+    def _show_rule(self) -> None:
+        engine = self._engine()
+        self._rule.clear()
+        rule = engine.federation.terms.composition.plain  # Options may name a client.
+        self._rule.labels(rule, _note(engine.state.head)).set(1)
 
     def _is_shown(self, name: str, address: str) -> bool:
         """Strangers can claim any number of names, and must not crowd out the enrolled.

@@ -220,7 +220,7 @@ def _result(proposed: Proposed, names: list[str], log: list[Event]) -> RoundResu
     weights[selected] = proposed.weights
     rejections = (events.ClientRejected(name, reason) for name, reason in proposed.rejected.items())
     receipt = proposed.receipt
-    done = events.RoundPublished(receipt.number, receipt.participants, receipt.kept)
+    done = events.RoundPublished(receipt.number, receipt.participants, receipt.kept, receipt.note)
     return RoundResult(
         aggregate=proposed.aggregate,
         selected=tuple(selected),

@@ -68,6 +68,8 @@ def test_submit_a_difference(run, folder, service):
         "model": vector_digest(service.state.model).hex(),
         "participants": 4,
         "kept": 4,
+        "rule": "arc+nnm+geometric-median",
+        "note": None,
         "simulated": True,
     }
     assert np.allclose(service.state.model[:12], before[:12] + 1)
@@ -82,7 +84,9 @@ def test_submit_a_vector_for_one_round_only(run, folder, service):
     assert service.arrived == []
     result = run("submit", folder / "update.npy", "--round", 1)
     assert result.exit_code == 0
-    assert result.stdout == "Round 1 is published; the update took part in it.\n"
+    assert result.stdout == (
+        "Round 1 is published; the update took part in it. Rule: arc+nnm+geometric-median.\n"
+    )
 
 
 def test_submit_weights_with_the_model_that_they_were_trained_from(run, folder, service):

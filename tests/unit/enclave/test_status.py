@@ -14,6 +14,8 @@ from typer.testing import CliRunner
 
 from ostraka import events, federation_file
 from ostraka.cli import app
+from ostraka.config import Manifest, Terms
+from ostraka.core import rules
 from ostraka.enclave.status import Status
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError
@@ -36,6 +38,8 @@ STATUS = {
     "workers",
     "stages_s",
     "selected",
+    "rule",
+    "note",
     "masking",
     "evidence",
     "simulated",
@@ -51,6 +55,7 @@ METRICS = {
     "ostraka_clients_enrolled",
     "ostraka_workers_connected",
     "ostraka_received_bytes",
+    "ostraka_rule_info",
     "ostraka_stage_seconds",
 }
 
@@ -59,12 +64,15 @@ METRICS = {
 def federation(start):
     """start(**settings) gives a service with seven clients, and the port of its metrics."""
 
-    def make(**settings):
+    def make(rule="multi-krum", **settings):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         metrics = f"127.0.0.1:{port}"
-        service = start(clients=N, f=F, dimension=D, settings={"metrics": metrics} | settings)
+        plan = {"composition": rules.parse(rule)}
+        service = start(
+            clients=N, f=F, dimension=D, settings={"metrics": metrics} | settings, **plan
+        )
         service.wait_for("RoundOpened")
         return service, port
 
@@ -217,6 +225,25 @@ def test_the_selection_is_seen_only_where_the_terms_disclose_it(federation, spea
     assert "client-" not in scrape(port)
 
 
+def test_the_rule_is_shown_with_what_the_last_receipt_notes_of_it(federation, speaker):
+    """The root client stays away, so that another rule decides, and an operator should know."""
+    service, port = federation(rule="fltrust(root=client-7)", quorum=N - 1, grace_s=0)
+    before = status_of(service, speaker)
+    assert (before["rule"], before["note"]) == ("fltrust(root=client-7)", None)
+    assert values(scrape(port))['ostraka_rule_info{note="",rule="fltrust"}'] == 1
+    receipt = play(service, speaker, rows()[: N - 1])
+    assert receipt.note == "the root client took no part: arc+nnm+geometric-median decided"
+    service.wait_for("RoundOpened", 2)
+    after = status_of(service, speaker)
+    assert (after["rule"], after["note"]) == (receipt.rule, receipt.note)
+    shown = {name: value for name, value in values(scrape(port)).items() if "rule_info" in name}
+    assert shown == {f'ostraka_rule_info{{note="{receipt.note}",rule="fltrust"}}': 1}
+    assert receipt.note in service.wait_for("RoundPublished").note
+    stranger = speaker(service, 1, greets=False)
+    told = json.loads(stranger.stub.GetStatus(wire.StatusRequest()).json)
+    assert (told["rule"], told["note"]) == ("fltrust", receipt.note)
+
+
 def test_strangers_see_numbers_and_no_names(federation, speaker):
     service, _ = federation(disclose_selection=True)
     play(service, speaker, rows())
@@ -276,7 +303,10 @@ def test_the_command_shows_the_same(federation, speaker):
 def test_strangers_do_not_crowd_out_the_enrolled():
     member = SimpleNamespace(name="client-1")
     status = Status(simulated=True, evidence="simulation")
-    status.engine = SimpleNamespace(federation=SimpleNamespace(clients=(member,)))  # type: ignore[assignment]
+    terms = Terms(Manifest.flat(1), f=0)
+    federation = SimpleNamespace(clients=(member,), terms=terms)
+    state = SimpleNamespace(head=None)
+    status.engine = SimpleNamespace(federation=federation, state=state)  # type: ignore[assignment]
     for number in range(10_000):
         status.note(events.UploadRefused(f"stranger {number}", "not enrolled"))
     assert len(status.rejected) == 100

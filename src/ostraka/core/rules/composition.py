@@ -140,7 +140,8 @@ class Composition:
         root, least = self.options.root, FALLBACK.least(f)
         if len(gram) < least:
             raise RootAbsent(root, str(FALLBACK), least, len(gram))
-        note = f"{root}, the root client, took no part: {FALLBACK} decided"
+        # It names nobody, since metrics show it to strangers; the terms say who that is.
+        note = f"the root client took no part: {FALLBACK} decided"
         return replace(FALLBACK.plan(gram, f, order), note=note)
 
 
