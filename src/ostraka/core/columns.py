@@ -91,9 +91,9 @@ class Reduction:
 
     median       the middle value, or the mean of the two in the middle
     trimmed      the mean without the `count` lowest and the `count` highest values
-    near-median  the mean of the `count` values nearest to the median. Of two that are equally near,
-                 the lower one comes first; equal values are one as good as the other. Distances are
-                 those of float32, in which more than 3.4e38 is infinitely far.
+    near-median  the mean of the `count` values nearest to the median. Of one below and one above
+                 that are equally near, the lower one comes first. Their distances are compared in
+                 float32, where all from 3.4e38 on are equal. Equal values count each by itself.
 
     Sums are taken in float64. Values are finite. by_network: whether the network is taken, and not
     a sort.
@@ -161,8 +161,6 @@ class Reduction:
         low, high = (ordered[row] for row in self._middle)
         np.multiply(low, 0.5, out=median)
         median += np.multiply(high, 0.5, out=above)
-        if low is high:
-            np.copyto(median, low)
         for start in range(self.rows - self._count):
             first, after = ordered[start], ordered[start + self._count]
             with np.errstate(over="ignore"):

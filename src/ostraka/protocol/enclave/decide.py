@@ -1,5 +1,6 @@
 """Step 3, decide: an aggregation rule turns what was measured into a plan."""
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ def decide(cohort: Cohort, measured: Measured) -> Plan:
     composition, everyone = cohort.terms.composition, len(cohort.rows)
     plan = composition.plan(gram, standing.f, _order(cohort, len(alive)))
     if isinstance(plan, Columnwise):
-        _require_sound_columns(plan, len(alive), standing.f, disclosed=composition.discloses)
+        _require_sound_columns(plan, standing.f, disclosed=composition.discloses)
         return _of_all(plan, alive, everyone)
     _require_sound(plan, len(alive), standing.f)
     values, shares = np.zeros(everyone), np.zeros(everyone)
@@ -43,13 +44,15 @@ def in_vain(cohort: Cohort) -> Plan:
 
     Else whoever sees how long the second pass takes would see that the rule has failed.
     """
-    alive, composition = cohort.alive, cohort.terms.composition
+    alive, composition, f = cohort.alive, cohort.terms.composition, cohort.standing.f
     n, everyone = len(alive), len(cohort.rows)
-    if composition.rule.columnwise and n >= composition.least(cohort.standing.f):
+    if composition.rule.columnwise and n >= composition.least(f):
         equal = Gram(np.zeros((n, n)), np.zeros(()), 1.0)
-        plan = composition.plan(equal, cohort.standing.f, np.arange(n))
-        if isinstance(plan, Columnwise):
-            return _of_all(plan, alive, everyone)
+        with contextlib.suppress(Exception):  # A rule that fails on any rows shows nothing of them.
+            plan = composition.plan(equal, f, np.arange(n))
+            if isinstance(plan, Columnwise):
+                _require_sound_columns(plan, f, disclosed=composition.discloses)
+                return _of_all(plan, alive, everyone)
     return Weights.of(np.zeros(everyone))
 
 
@@ -89,11 +92,11 @@ def _require_sound(plan: Weights, n: int, f: int) -> None:
         raise LocalProtocolError(_DOMINATED.format(f + 2))
 
 
-def _require_sound_columns(plan: Columnwise, n: int, f: int, *, disclosed: bool) -> None:
+def _require_sound_columns(plan: Columnwise, f: int, *, disclosed: bool) -> None:
     """The same for columns. disclosed: whether the terms allow single values of single clients."""
     _require_enough(plan, f)
     matrix = plan.matrix
-    if matrix.shape != (len(matrix), n) or not (np.isfinite(matrix).all() and (matrix >= 0).all()):
+    if not (np.isfinite(matrix).all() and (matrix >= 0).all()):
         raise LocalProtocolError("a rule's mixtures must be finite and at least 0")
     if not 1 <= plan.averaged <= len(matrix):
         raise LocalProtocolError("a rule must average values of its mixtures")
