@@ -9,7 +9,7 @@ import pytest
 
 from ostraka.config import Federation, Member
 from ostraka.core import rules
-from ostraka.core.rules import Gram, Options, Weights
+from ostraka.core.rules import Gram, Options, Plan, Rule
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import (
@@ -434,16 +434,13 @@ def closed(simulation, *, but=()):
 def failing(monkeypatch):
     """A rule that raises what it is told to."""
 
-    class Failing:
+    class Failing(Rule):
         error: BaseException | None = None
 
-        def least(self, f: int) -> int:
-            return 2 * f + 3
-
-        def plan(self, gram: Gram, f: int, options: Options) -> Weights:
+        def plan(self, gram: Gram, f: int, options: Options) -> Plan:
             if self.error is not None:
                 raise self.error
-            return rules.RULES["multi-krum"].plan(gram, f, options)
+            return rules.RULES["geometric-median"].plan(gram, f, options)
 
     rule = Failing()
     monkeypatch.setitem(rules.RULES, "failing", rule)
@@ -452,7 +449,7 @@ def failing(monkeypatch):
 
 @pytest.mark.parametrize("what", RAISED)
 def test_a_rule_that_fails_makes_a_null_step_that_consumes_the_number(simulate, failing, what):
-    simulation = simulate(rule="failing")
+    simulation = simulate(defence="arc+nnm+failing")
     simulation.follow(outcome(simulation))
     model = simulation.states[1].model
     failing.error = RAISED[what]
@@ -481,7 +478,7 @@ def test_a_rule_that_fails_makes_a_null_step_that_consumes_the_number(simulate, 
 
 
 def test_what_stops_the_process_is_no_outcome(simulate, failing):
-    simulation = simulate(rule="failing")
+    simulation = simulate(defence="arc+nnm+failing")
     round_ = closed(simulation)
     failing.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
@@ -490,21 +487,24 @@ def test_what_stops_the_process_is_no_outcome(simulate, failing):
     assert round_.host().finish(round_.cohort, round_.measured).receipt.failure == ""
 
 
-def test_too_few_rows_after_the_close_are_a_null_step(simulate, masking):
+def test_too_few_rows_after_the_close_are_a_null_step(simulate, masking, defence, least):
     """The rows themselves decide that. Before the close nothing of them is read."""
-    simulation = simulate(n=7, f=1, masking=masking)
+    simulation = simulate(n=7, f=1, masking=masking, defence=defence)
     round_ = simulation.open()
-    for row in (1, 2, 4, 5):
+    honest = least(1) - 2
+    liars = range(honest, 7)
+    for row in liars:
         round_.send(round_.forge(row, norm=1e9))
-    round_.send_all(but=[1, 2, 4, 5])
+    round_.send_all(but=liars)
     round_.close()
     round_.measure()
     proposed = round_.host().finish(round_.cohort, round_.measured)
     receipt = proposed.receipt
-    assert receipt.failure.startswith("multi-krum needs at least 4 updates; 3 valid updates")
-    assert f"4 x {Rejection.FALSE_NORM}" in receipt.failure
-    assert [each.client for each in receipt.rejected] == [f"client-{row}" for row in (1, 2, 4, 5)]
-    assert (receipt.participants, receipt.kept, receipt.aggregate) == (3, 0, NO_AGGREGATE)
+    few = f"{defence} needs at least {honest + 1} updates; {honest} valid updates"
+    assert receipt.failure.startswith(few)
+    assert f"{len(liars)} x {Rejection.FALSE_NORM}" in receipt.failure
+    assert [each.client for each in receipt.rejected] == [f"client-{row}" for row in liars]
+    assert (receipt.participants, receipt.kept, receipt.aggregate) == (honest, 0, NO_AGGREGATE)
     assert simulation.follow(proposed).receipt.number == 1
     assert simulation.open().offer.number == 2
 
@@ -513,21 +513,23 @@ def test_too_few_uploads_are_no_outcome_and_the_round_stays_open(simulate):
     """What the host decides alone needs no number: nothing of a row is in it."""
     simulation = simulate(n=7, f=1)
     round_ = simulation.open()
-    round_.send_all(but=[0, 1, 2])
+    round_.send_all(but=[0, 1, 2, 3])
     with pytest.raises(TooFewUpdates):
         round_.close()
     round_.send(round_.seal(0))
     simulation.follow(round_.finish())
 
 
-def test_a_null_step_that_the_host_brings_about_is_one_too(simulate):
+def test_a_null_step_that_the_host_brings_about_is_one_too(simulate, defence, least):
     """Bytes that change between the passes take a row out, and the rule may not stand then."""
-    simulation = simulate(n=5, f=1)
+    n = least(1)
+    simulation = simulate(n=n, f=1, defence=defence)
     round_ = closed(simulation)
     place = round_.cohort.uploads[0], 0
     round_.spool[place] = bytes(len(round_.spool[place]))
     proposed = round_.host().finish(round_.cohort, round_.measured)
-    assert proposed.receipt.failure.startswith("multi-krum needs at least 5 updates; 4 valid")
+    few = f"{defence} needs at least {n} updates; {n - 1} valid"
+    assert proposed.receipt.failure.startswith(few)
     assert proposed.rejected == {"client-0": Rejection.CHANGED}
     simulation.follow(proposed)
 
@@ -537,7 +539,7 @@ def test_a_null_step_reads_what_any_round_reads(simulate, failing):
     reads = []
     for error in (None, Secret()):
         failing.error = error
-        round_ = closed(simulate(rule="failing"))
+        round_ = closed(simulate(defence="arc+nnm+failing"))
         host = round_.host()
         passes: list[list[int]] = []
 
@@ -572,7 +574,7 @@ def copied(round_):
 
 def test_a_proposal_tells_nothing_of_its_outcome(simulate, failing):
     """Copies of one closed round: what differs is a salted digest, and the signature."""
-    simulation = simulate(rule="failing", disclose_selection=True)
+    simulation = simulate(defence="arc+nnm+failing", disclose_selection=True)
     round_ = closed(simulation)
     outcomes = [copied(round_), copied(round_)]
     failing.error = Secret()

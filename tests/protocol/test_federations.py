@@ -1,4 +1,4 @@
-"""Random federations: what `run_round` selects and averages is what float64 Multi-Krum does."""
+"""Random federations: what `run_round` weighs and averages is what a float64 reference does."""
 
 import tracemalloc
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from ostraka import run_round
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
+FEW = 6  # Among many rows, two are equally near to a third but for an error.
 SPREADS = (0.0, 1e-6, 1e-3, 0.03, 0.3, 1.0)
 
 
@@ -32,9 +33,9 @@ def norms(rows):
     return np.sqrt(np.square(rows, dtype=np.float64).sum(axis=1))
 
 
-def build(draw_int, draw_choice, rng):
+def build(draw_int, draw_choice, rng, most=40):
     """One federation. draw_int(low, high) and draw_choice(options) say which."""
-    n = draw_int(5, 40)
+    n = draw_int(5, most)
     d = draw_int(n, 5_000)
     f = draw_int(0, (n - 3) // 2)
     k = draw_choice((None, draw_int(f + 2, n - f)))
@@ -61,12 +62,13 @@ def hostile(kind, rows, rng):
 
 
 @st.composite
-def federations(draw):
+def federations(draw, most=40):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return build(
         lambda low, high: draw(st.integers(low, high)),
         lambda options: draw(st.sampled_from(options)),
         rng,
+        most,
     )
 
 
@@ -74,7 +76,7 @@ def check(case, masking, reference, **options):
     """Returns whether the scores were far enough apart to demand one selection."""
     n, f = len(case.rows), case.f
     k = n - f if case.k is None else case.k
-    result = run_round(case.rows, f=f, k=case.k, masking=masking, **options)
+    result = run_round(case.rows, f=f, rule="multi-krum", k=case.k, masking=masking, **options)
     clipped = reference.clip(case.rows, norms(case.rows))
 
     assert result.rejected == {}
@@ -91,35 +93,67 @@ def check(case, masking, reference, **options):
     return decided
 
 
+def check_default(case, masking, reference, **options):
+    """Returns whether it was clear for every row which are nearest to it."""
+    f = case.f
+    result = run_round(case.rows, f=f, masking=masking, **options)
+    clipped = reference.clip(case.rows, norms(case.rows))
+
+    assert result.rejected == {}
+    assert result.selected == tuple(np.flatnonzero(result.weights).tolist())
+    assert len(result.selected) >= f + 2
+    assert (1 + 1e-9) / (f + 2) >= result.weights.max() > 0
+    assert 1 + 1e-9 >= result.weights.sum() > 0
+    reference.assert_mean(result.aggregate, clipped, result.weights)
+
+    weights, decided = reference.weights(clipped, f, "arc+nnm+geometric-median", None)
+    clear = bool(decided > result.distance_error)
+    if clear:
+        # Mixtures nearer to each other than an error are not told apart, and need not be.
+        apart = norms([(result.weights - weights) @ clipped])[0]
+        assert apart <= 4 * np.sqrt(result.distance_error) + 1e-6 * norms(clipped).max()
+    return clear
+
+
 @pytest.mark.slow
 @given(case=federations())
 def test_random_federations(case, masking, reference):
     event(f"decided by the gap: {check(case, masking, reference)}")
 
 
-def test_most_federations_are_decided_by_the_gap(masking, reference):
-    """Otherwise the test above would demand nothing."""
-    decided = [check(seeded(seed), masking, reference) for seed in range(8)]
+@pytest.mark.slow
+@given(case=federations(most=FEW) | federations())
+def test_random_federations_under_the_default_rule(case, masking, reference):
+    event(f"clear who is nearest: {check_default(case, masking, reference)}")
+
+
+@pytest.mark.parametrize(("checked", "most"), [(check, 40), (check_default, FEW)])
+def test_most_federations_are_decided_by_the_gap(masking, reference, checked, most):
+    """Otherwise the tests above would demand nothing."""
+    decided = [checked(seeded(seed, most), masking, reference) for seed in range(8)]
     assert sum(decided) >= len(decided) / 2
 
 
-def seeded(seed):
+def seeded(seed, most=40):
     rng = np.random.default_rng(seed)
     return build(
         lambda low, high: int(rng.integers(low, high + 1)),
         lambda options: options[rng.integers(len(options))],
         rng,
+        most,
     )
 
 
+@pytest.mark.parametrize("checked", [check, check_default])
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 6, 7])
-def test_any_number_of_workers(reference, workers):
-    assert any(check(seeded(seed), "exact", reference, workers=workers) for seed in range(3, 6))
+def test_any_number_of_workers(reference, workers, checked):
+    assert any(checked(seeded(seed), "exact", reference, workers=workers) for seed in range(3, 6))
 
 
+@pytest.mark.parametrize("checked", [check, check_default])
 @pytest.mark.parametrize("options", [{"verify": False}, {"threads": 3}, {"distances": "inside"}])
-def test_other_ways_of_running_it(masking, reference, options):
-    assert any(check(seeded(seed), masking, reference, **options) for seed in range(3, 6))
+def test_other_ways_of_running_it(masking, reference, options, checked):
+    assert any(checked(seeded(seed), masking, reference, **options) for seed in range(3, 6))
 
 
 def test_a_sketch_is_enough_to_find_attackers(masking, reference):
@@ -130,17 +164,20 @@ def test_a_sketch_is_enough_to_find_attackers(masking, reference):
     assert check(case, masking, reference, sketch=4_096)
 
 
+@pytest.mark.parametrize("checked", [check, check_default])
 @pytest.mark.parametrize("scale", [1e-45, 1e-38, 1e-20, 1e20, 1e38])
-def test_the_ends_of_float32(masking, reference, scale):
+def test_the_ends_of_float32(masking, reference, scale, checked):
     rng = np.random.default_rng(0)
     rows = (scale * rng.uniform(-3, 3, size=(9, 30))).astype(np.float32)
     # Clip norms and steps have a floor, far below what anybody trains with: shorter rows are alike.
-    assert check(Case(rows, 2, 5), masking, reference) or scale < 1e-28
+    assert checked(Case(rows, 2, 5), masking, reference) or scale < 1e-28
 
 
-def test_nothing_but_zeros(masking):
-    result = run_round(np.zeros((7, 20)), f=2, masking=masking)
-    assert len(result.selected) == 5
+@pytest.mark.parametrize(("rule", "kept"), [("multi-krum", 5), ("geometric-median", 7)])
+def test_nothing_but_zeros(masking, rule, kept):
+    """To nnm, each row is the nearest to itself."""
+    result = run_round(np.zeros((7, 20)), f=2, rule=rule, masking=masking)
+    assert len(result.selected) == kept
     assert not result.aggregate.any()
 
 
@@ -152,7 +189,7 @@ def test_one_attacker_cannot_hide_the_others_distances(masking, reference):
     rows[8] += 0.1 * rng.normal(size=200)
     case = Case(rows.astype(np.float32), 2, None)
     assert check(case, masking, reference)
-    result = run_round(case.rows, f=2, masking=masking)
+    result = run_round(case.rows, f=2, rule="multi-krum", masking=masking)
     assert not {5, 8} & set(result.selected)
 
 

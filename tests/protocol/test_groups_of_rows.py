@@ -14,7 +14,7 @@ N = 9
 
 
 def simulation(simulate, **options):
-    rows = np.random.default_rng(3).normal(size=(N, 60)).astype(np.float32)
+    rows = simulate.updates(N, 60, seed=275)  # Any part of them is clearly apart.
     return simulate(rows=rows, f=1, tile=WIDE, **options)
 
 

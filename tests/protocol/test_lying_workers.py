@@ -102,10 +102,10 @@ def test_smallest_lies_are_never_missed(scale):
         assert named == [liar]
 
 
-@pytest.mark.parametrize("sketch", [None, 4096])
+@pytest.mark.parametrize("terms", [{}, {"sketch": 4096, "rule": "multi-krum", "pre": ()}])
 @pytest.mark.parametrize("masking", ["exact", "gaussian"])
-def test_a_spare_takes_the_place_of_a_liar(masking, sketch):
-    parties, rows = federation(d=5_000, spares=1, masking=masking, sketch=sketch)
+def test_a_spare_takes_the_place_of_a_liar(masking, terms):
+    parties, rows = federation(d=5_000, spares=1, masking=masking, **terms)
     staff(parties)["worker-1"]._kernel = Liar(0, 1, 1e6)
     result = play(parties, rows, Lanes(2))
     assert events.WorkerLied("worker-1") in result.events

@@ -20,8 +20,8 @@ def closed(simulation):
     return round_
 
 
-def test_two_attempts_are_not_both_published(simulate, masking):
-    round_ = closed(simulate(masking=masking))
+def test_two_attempts_are_not_both_published(simulate, masking, defence):
+    round_ = closed(simulate(masking=masking, defence=defence))
     first = Inside(round_.cohort).measure(round_.stored())
     second = Inside(round_.cohort).measure(round_.stored())
     round_.try_to_average(measured=first)
@@ -29,8 +29,8 @@ def test_two_attempts_are_not_both_published(simulate, masking):
         round_.try_to_average(measured=second)
 
 
-def test_two_rounds_of_one_number_are_not_both_published(simulate):
-    simulation = simulate()
+def test_two_rounds_of_one_number_are_not_both_published(simulate, defence):
+    simulation = simulate(defence=defence)
     rounds = [closed(simulation), closed(simulation)]
     for round_ in rounds:
         round_.measure()
@@ -87,7 +87,7 @@ def test_what_is_averaged_is_what_was_measured_even_if_memory_changes(simulate, 
     rng = np.random.default_rng(0)
     rows = (1 + 0.1 * rng.normal(size=(7, 50))).astype(np.float32)
     rows[5] += rng.normal(size=50).astype(np.float32)  # the one to be dropped
-    round_ = simulate(masking=masking, rows=rows).open()
+    round_ = simulate(masking=masking, rows=rows, defence="multi-krum").open()
     round_.send_all(but=[3])
     forged = round_.forge(3)
     round_.send(forged)

@@ -26,8 +26,8 @@ def play(simulation):
     return simulation.follow(round_.finish())
 
 
-def test_three_rounds_make_a_chain(simulate, masking):
-    simulation = simulate(masking=masking)
+def test_three_rounds_make_a_chain(simulate, masking, defence):
+    simulation = simulate(masking=masking, defence=defence)
     newcomer = simulation.client(0)
     chain = [play(simulation) for _ in range(3)]
     first, second, third = (each.receipt for each in chain)
@@ -43,7 +43,7 @@ def test_three_rounds_make_a_chain(simulate, masking):
 
 
 def test_a_receipt_says_what_happened(simulate, masking):
-    simulation = simulate(masking=masking, k=4)
+    simulation = simulate(masking=masking, defence="multi-krum", k=4)
     round_ = simulation.open()
     round_.send(round_.forge(3, norm=1e9))
     round_.send_all(but=[3, 5])
@@ -57,6 +57,7 @@ def test_a_receipt_says_what_happened(simulate, masking):
     assert [(each.client, each.reason) for each in receipt.rejected] == [
         ("client-3", Rejection.FALSE_NORM)
     ]
+    assert (receipt.rule, receipt.note) == ("multi-krum(k=4)", "")
     assert receipt.masking == masking
     assert receipt.distances == ("inside" if masking == "none" else "workers")
 
@@ -71,7 +72,7 @@ def test_an_undisclosed_selection_is_not_in_the_receipt(simulate, masking):
 
 
 def test_a_disclosed_selection_is_in_the_receipt(simulate, masking):
-    round_ = simulate(masking=masking, disclose_selection=True).open()
+    round_ = simulate(masking=masking, disclose_selection=True, defence="multi-krum").open()
     round_.send_all()
     published = round_.finish()
     assert published.receipt.disclosed

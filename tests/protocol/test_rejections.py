@@ -475,7 +475,8 @@ def test_a_norm_may_be_off_by_a_rounding_error(opened, factor):
 def test_an_update_of_zeros_may_say_so(simulate, masking, norm):
     rows = np.random.default_rng(1).normal(size=(7, 50)).astype(np.float32)
     rows[ME] = 0
-    round_ = simulate(rows=rows, masking=masking).open()
+    # Rows that arc shortens are all equally far from zeros: no nearest ones could be demanded.
+    round_ = simulate(rows=rows, masking=masking, defence="multi-krum").open()
     round_.send(of_zeros(round_, norm))
     round_.send_all(but=[ME])
     round_.assert_result(round_.finish(), {})
@@ -526,7 +527,7 @@ def test_a_tile_that_changes_between_the_passes(opened, what):
 @pytest.fixture
 def folded(simulate, masking):
     """A round whose rows are read in three spans of several tiles."""
-    return simulate(d=150_000, tile=16_384, masking=masking, sketch=4096).open()
+    return simulate(d=150_000, tile=16_384, masking=masking, sketch=16_384).open()
 
 
 @pytest.mark.parametrize("index", [0, 1, 3, 4, 9])
@@ -566,7 +567,7 @@ def test_a_tile_within_a_span_that_does_not_open_costs_nobody_else(folded):
 def test_a_change_has_the_same_consequence_whatever_the_weight(simulate, masking):
     outcomes = []
     for row in range(7):
-        round_ = simulate(masking=masking).open()
+        round_ = simulate(masking=masking, defence="multi-krum").open()
         round_.send_all()
         round_.close()
         round_.measure()
@@ -578,7 +579,7 @@ def test_a_change_has_the_same_consequence_whatever_the_weight(simulate, masking
 
 
 def test_several_rows_that_change_are_found_one_by_one(simulate, masking):
-    round_ = simulate(n=9, masking=masking).open()
+    round_ = simulate(n=9, masking=masking, seed=1).open()
     round_.send_all()
     round_.close()
     round_.measure()
@@ -601,7 +602,7 @@ def test_a_row_out_in_the_first_pass_is_not_looked_at_in_the_second(opened):
 
 
 def test_nothing_is_published_after_too_many_rows_changed(simulate, masking):
-    round_ = simulate(n=5, masking=masking).open()
+    round_ = simulate(n=4, masking=masking).open()
     round_.send_all()
     round_.close()
     round_.measure()

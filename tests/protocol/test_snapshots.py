@@ -22,7 +22,7 @@ from ostraka.protocol.round import enrol
 SCHEMES: dict[str, dict[str, Any]] = {
     "exact masks and two workers": {},
     "exact masks and three workers": {"workers": 3},
-    "exact masks on a sketch": {"sketch": 4096},
+    "exact masks on a sketch": {"sketch": 4096, "rule": "multi-krum", "pre": ()},
     "gaussian noise": {"masking": "gaussian"},
 }
 CLIENTS, DIMENSION, TILE = 6, 6000, 2048
