@@ -463,6 +463,20 @@ def sealed(monkeypatch):
     return seen
 
 
+@pytest.fixture
+def went_out(monkeypatch):
+    """The updates that alice has sealed, each with the number of its round."""
+    seen, real = [], updates.seal
+
+    def seal(update, **options):
+        if not getattr(SERVICE, "seals", False):
+            seen.append((options["offer"].number, update.copy()))
+        return real(update, **options)
+
+    monkeypatch.setattr(updates, "seal", seal)
+    return seen
+
+
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch):
     monkeypatch.setattr(connection, "FIRST_WAIT_S", 0.01)
