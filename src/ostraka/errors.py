@@ -253,10 +253,10 @@ class TooFewWeighed(RoundFailed):
 class RootAbsent(RoundFailed):
     """The client that a rule trusts took no part, and too few others did to decide without it."""
 
-    def __init__(self, root: str, fallback: str, least: int, n: int) -> None:
+    def __init__(self, fallback: str, least: int, n: int) -> None:
         super().__init__(
-            f"{root}, the root client, took no part, and without it {fallback} needs at least "
-            f"{least} updates; {n} are left"
+            f"the root client took no part, and without it {fallback} needs at least {least} "
+            f"updates; {n} are left"
         )
 
 

@@ -190,6 +190,7 @@ __all__ = [
     "ALIASES",
     "DEFAULT",
     "DEFAULT_PRE",
+    "FALLBACK",
     "PAPER",
     "PRE",
     "RULES",

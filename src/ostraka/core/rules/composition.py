@@ -137,9 +137,8 @@ class Composition:
 
     def _without_root(self, gram: Gram, f: int, order: Int64) -> Plan:
         """The fallback's plan, with a note that says so. Raises RootAbsent for too few rows."""
-        root, least = self.options.root, FALLBACK.least(f)
-        if len(gram) < least:
-            raise RootAbsent(root, str(FALLBACK), least, len(gram))
+        if len(gram) < (least := FALLBACK.least(f)):
+            raise RootAbsent(str(FALLBACK), least, len(gram))
         # It names nobody, since metrics show it to strangers; the terms say who that is.
         note = f"the root client took no part: {FALLBACK} decided"
         return replace(FALLBACK.plan(gram, f, order), note=note)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostraka.arrays import Float64
 from ostraka.core import gram
-from ostraka.core.rules import Gram, MultiKrum, Options, krum, require_enough
+from ostraka.core.rules import Gram, MultiKrum, Options, krum
 from ostraka.errors import ConfigError
 
 
@@ -173,24 +173,6 @@ def test_errors_below_half_the_gap_do_not_change_the_selection(seed: int, k: int
     scores = rng.standard_normal(9)
     error = 0.499 * krum.selection_gap(scores, k) * rng.uniform(-1, 1, 9)
     assert brute_selection((scores + error).tolist(), k) == brute_selection(scores.tolist(), k)
-
-
-@pytest.mark.parametrize("deviation", [np.arange(16.0).reshape(4, 4), np.array(3.0)])
-def test_some_rows_of_a_gram_matrix_keep_their_products_and_their_deviations(deviation: Float64):
-    whole = Gram(np.arange(16.0).reshape(4, 4), deviation, 2.0)
-    part = whole.among([1, 3])
-    assert part.products.tolist() == [[5, 7], [13, 15]]
-    expected = [[5, 7], [13, 15]] if deviation.ndim else [[3, 3], [3, 3]]
-    assert np.broadcast_to(part.deviation, (2, 2)).tolist() == expected
-    assert part.unit == whole.unit
-
-
-def test_too_few_rows_are_told_what_would_be_enough():
-    require_enough("multi-krum", 9, 3)
-    with pytest.raises(ConfigError, match="take at least 9 clients, or f at most 2"):
-        require_enough("multi-krum", 8, 3)
-    with pytest.raises(ConfigError, match="take at least 3 clients, or f at most 0"):
-        require_enough("multi-krum", 2, 0)
 
 
 @pytest.mark.parametrize(("n", "kept"), [(9, 4), (7, 4), (6, 4), (5, 4)])
