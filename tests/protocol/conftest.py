@@ -225,7 +225,8 @@ def wire(message: Any) -> Any:
 class Simulation:
     """Everybody in a federation, their secrets included.
 
-    defence: pre-aggregations and a rule. k: how many rows multi-krum keeps.
+    defence: pre-aggregations and a rule, with options in brackets. k: how many rows multi-krum
+    keeps.
     """
 
     def __init__(
@@ -250,7 +251,7 @@ class Simulation:
         if rows is None:
             rows = self.updates(n, d, seed)
         self.rows = rows
-        composition = rules.parse(defence, rules.Options(k=k))
+        composition = rules.parse(defence, None if k is None else rules.Options(k=k))
         self.terms = Terms(
             Manifest.flat(rows.shape[1]),
             f=f,

@@ -9,7 +9,7 @@ downhill. FedAdam is that of Reddi et al. 2021 (adaptive federated optimization)
 correction.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -49,10 +49,14 @@ FEDAVG = Optimiser()
 
 @dataclass(frozen=True)
 class ServerState:
-    """The global model (d,) and the optimiser's moments, each (d,)."""
+    """The global model (d,) and the optimiser's moments, each (d,).
+
+    last: the last aggregate (d,), zeros before the first; None if the rule does not start from it.
+    """
 
     model: Float32
     moments: tuple[Float64, ...] = field(default=(), repr=False)
+    last: Float32 | None = field(default=None, repr=False)
 
 
 def start(model: Float32, optimiser: Optimiser) -> ServerState:
@@ -60,11 +64,26 @@ def start(model: Float32, optimiser: Optimiser) -> ServerState:
     return ServerState(model, tuple(np.zeros(model.shape) for _ in range(_MOMENTS[optimiser.kind])))
 
 
+def keeping_last(state: ServerState, keep: bool) -> ServerState:
+    """Returns the state for a rule that starts from the last aggregate, or for one that does not.
+
+    Where none was kept, it is zeros. So all outcomes of a round, null steps too, have states of the
+    same size.
+    """
+    if keep == (state.last is not None):
+        return state
+    return replace(state, last=np.zeros_like(state.model) if keep else None)
+
+
 def advance(state: ServerState, aggregate: Float32, optimiser: Optimiser) -> ServerState:
     """Returns the state after a round with this aggregate (d,), by law 13."""
     if len(state.moments) != _MOMENTS[optimiser.kind]:
         raise ConfigError(f"{optimiser.kind} does not go on from {len(state.moments)} moments")
-    after = ServerState(np.empty_like(state.model), tuple(map(np.empty_like, state.moments)))
+    after = ServerState(
+        np.empty_like(state.model),
+        tuple(map(np.empty_like, state.moments)),
+        None if state.last is None else aggregate.copy(),
+    )
     # It works by blocks, so that the memory for float64 does not grow with d.
     for start in range(0, len(aggregate), _BLOCK):
         part = slice(start, start + _BLOCK)

@@ -1,4 +1,4 @@
-"""The enclave's models on disk, sealed with the optimiser's moments."""
+"""The enclave's models on disk, sealed with the optimiser's moments and the last aggregate."""
 
 import hashlib
 import re
@@ -15,7 +15,7 @@ from ostraka.errors import ConfigError, MalformedMessage, StateError
 DEFAULT_KEEP = 3
 
 _NAME = re.compile(r"model-([0-9]{8})\.sealed")
-_HEADER = struct.Struct("<QQ")  # the length of a vector, and the number of moments
+_HEADER = struct.Struct("<QII")  # the length of a vector, the number of moments, and of aggregates
 
 
 class Models:
@@ -59,22 +59,31 @@ class Models:
 
 
 def to_bytes(state: ServerState) -> bytes:
-    """Encode a state: a header, the moments, and then the model, so that arrays are aligned."""
-    header = _HEADER.pack(state.model.size, len(state.moments))
+    """Encode a state: a header, the moments, the model, and the last aggregate if there is one.
+
+    In this order arrays are aligned.
+    """
+    lasts = () if state.last is None else (state.last,)
+    header = _HEADER.pack(state.model.size, len(state.moments), len(lasts))
     moments = (np.ascontiguousarray(moment, "<f8").data for moment in state.moments)
-    return b"".join((header, *moments, np.ascontiguousarray(state.model, "<f4").data))
+    vectors = (np.ascontiguousarray(vector, "<f4").data for vector in (state.model, *lasts))
+    return b"".join((header, *moments, *vectors))
 
 
 def from_bytes(content: bytes) -> ServerState:
     """Decode a state into read-only views of the content. Raises MalformedMessage."""
     if len(content) < _HEADER.size:
         raise MalformedMessage("a state has no header")
-    d, count = _HEADER.unpack_from(content)
-    if len(content) != _HEADER.size + d * (8 * count + 4):
-        raise MalformedMessage(f"{len(content)} bytes are no state of {d} values, {count} moments")
+    d, count, lasts = _HEADER.unpack_from(content)
+    if lasts > 1 or len(content) != _HEADER.size + d * (8 * count + 4 + 4 * lasts):
+        raise MalformedMessage(
+            f"{len(content)} bytes are no state of {d} values, {count} moments, {lasts} aggregates"
+        )
     moments = np.frombuffer(content, "<f8", d * count, _HEADER.size).reshape(count, d)
-    model = np.frombuffer(content, "<f4", d, _HEADER.size + moments.nbytes)
-    return ServerState(model, tuple(moments))
+    start = _HEADER.size + moments.nbytes
+    model = np.frombuffer(content, "<f4", d, start)
+    last = np.frombuffer(content, "<f4", d, start + model.nbytes) if lasts else None
+    return ServerState(model, tuple(moments), last)
 
 
 def content_digest(content: bytes) -> bytes:

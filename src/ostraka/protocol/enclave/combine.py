@@ -25,7 +25,8 @@ def combine(
     tiles: Iterable[Sequence[Buffer]],
     lanes: Lanes | None = None,
 ) -> Float32:
-    """The aggregate (d,): a weighted sum of the clipped rows, or each column reduced by itself.
+    """The aggregate (d,): a weighted sum of the clipped rows and of the last aggregate, or each
+    column reduced by itself.
 
     Every row is read alike, whatever it counts for. Raises UpdateRejected if any row's tile is not
     what the first pass read. That client is then out, even if it had no weight: decide anew, and
@@ -37,7 +38,7 @@ def combine(
     combining: _Combining = (
         _Columns(rows, measured.scales, plan)
         if isinstance(plan, Columnwise)
-        else _Sums(rows, measured.scales, plan)
+        else _Sums(rows, measured.scales, plan, cohort.context.state.last)
     )
     aggregate = np.empty(terms.dimension, np.float32)
 
@@ -84,10 +85,16 @@ class _Rows:
 
 
 class _Sums:
-    """Weighted sums of rows. Rows that are not selected are opened, too, and weigh 0."""
+    """Weighted sums of rows, and of the last aggregate (d,), if there is one.
 
-    def __init__(self, rows: _Rows, scales: Float64, plan: Weights) -> None:
+    Rows that are not selected are opened, too, and weigh 0.
+    """
+
+    def __init__(
+        self, rows: _Rows, scales: Float64, plan: Weights, last: Float32 | None = None
+    ) -> None:
         self._rows = rows
+        self._last, self._last_weight = last, plan.last
         self._weights = plan.values * scales
         width = rows.tiling.tile
         self._raw = np.empty((rows.lanes, width), np.float32)
@@ -108,14 +115,18 @@ class _Sums:
                 np.copyto(out, raw)
             np.matmul(self._weights[rows], wide, out=more)
             total += more
+        if self._last is not None:
+            np.copyto(more, self._last[self._rows.tiling.part(span.index)])
+            more *= self._last_weight
+            total += more
         return total
 
 
 class _Columns:
     """Columns of all rows at a time, or of mixtures of them, each reduced by itself.
 
-    A lane holds clients x tile values, 16 MB at most, and 6 MB beside them. Mixtures take the place
-    of the rows, some columns at a time, so there is no second copy.
+    A lane holds clients x tile values, 16 MB at most, and 12 MB at most beside them. Mixtures take
+    the place of the rows, some columns at a time, so there is no second copy.
     """
 
     def __init__(self, rows: _Rows, scales: Float64, plan: Columnwise) -> None:

@@ -4,6 +4,7 @@ import os
 
 import numpy as np
 
+from ostraka.arrays import Float32
 from ostraka.config import Federation, Terms
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
@@ -24,7 +25,7 @@ from ostraka.messages import (
 from ostraka.protocol.confirm import Ballot, electorates, require_certified
 from ostraka.protocol.enclave.cohort import Publication, RoundContext
 from ostraka.protocol.enclave.intake import Intake
-from ostraka.protocol.enclave.propose import Pending
+from ostraka.protocol.enclave.propose import NO_AGGREGATE, Pending
 
 _ID_BYTES = 32
 
@@ -73,7 +74,9 @@ class Enclave:
                 round_id=self._entropy(_ID_BYTES),
                 previous=self._previous,
                 confirmed=bool(electorates(self._electors)),
-                state=self._state,
+                state=optimiser.keeping_last(
+                    self._state, self._federation.terms.composition.needs_last
+                ),
                 evidence=self._evidence,
                 cautions=self._cautions,
             )
@@ -132,11 +135,21 @@ class Enclave:
         promised = head.model if head is not None else first_model(self._federation)
         if promised != vector_digest(state.model):
             raise LocalProtocolError("this model is not the one of the last receipt or the charter")
+        if state.last is not None and isinstance(head, Receipt):
+            _require_last(state.last, head.aggregate)
         self._head = head
         self._electors = electors
         self._in_force = [self._federation]  # since the head; oldest first
         self._state = state
         self._publication = Publication(head.number + 1 if head else 1)
+
+
+def _require_last(last: Float32, aggregate: bytes) -> None:
+    """Raises LocalProtocolError for another vector than was last published. aggregate: its digest;
+    a null step leaves the one before it.
+    """
+    if aggregate not in (NO_AGGREGATE, vector_digest(last)):
+        raise LocalProtocolError("this last aggregate is not the one of the last receipt")
 
 
 def _from_nothing(terms: Terms) -> ServerState:

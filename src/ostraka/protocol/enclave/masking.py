@@ -197,6 +197,7 @@ class Masking:
         def encode_group(lane: int, rows: range) -> None:
             if span is not None:
                 raw = self._reader.open(lane, span, rows)
+                self._reader.compare_to_last(lane, span, rows, raw)
                 self._reader.account(index, rows, raw, *encoder.load(lane, rows, raw))
             elif self._folding is not None:
                 encoder.load(lane, rows, self._folding.columns(index, rows))

@@ -67,4 +67,5 @@ class Inside:
         with np.errstate(all="ignore"):
             scaled = np.multiply(values, self._factors[part], out=block[part])
             squares = np.vecdot(scaled, scaled)
+        self._reader.compare_to_last(lane, span, rows, values)
         self._reader.account(span.index, rows, values, scaled, squares)

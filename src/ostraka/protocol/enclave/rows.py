@@ -1,13 +1,13 @@
 """Opens the rows of a cohort, span by span, and holds each to its stated norm."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
-from ostraka.config import Terms
+from ostraka.config import Terms, Tiling
 from ostraka.core import sketch
 from ostraka.core.gram import from_gram
 from ostraka.core.rules import Gram
@@ -112,6 +112,8 @@ class RowReader:
         self._read = 0
         shape = (lanes.count, self.batch, self.terms.spans.tile)
         self._raw = np.empty(shape, np.float32)
+        last = cohort.context.state.last
+        self._last = None if last is None else _Last(last, self.terms.spans, len(rows), lanes.count)
 
     def each_group(self, work: Callable[[int, range], None]) -> None:
         """Call work(lane, rows) for all rows, as many at a time as have their masks together."""
@@ -152,6 +154,14 @@ class RowReader:
                 self._zero(row, span.index)
                 out.fill(0)
         return raw
+
+    def compare_to_last(self, lane: int, span: Span, rows: range, raw: Float32) -> None:
+        """Add up the inner products with the last aggregate, where the rule starts from it.
+
+        raw: (g, b), the span as `open` gave it.
+        """
+        if self._last is not None:
+            self._last.add(lane, span.index, rows, raw)
 
     def account(
         self, index: int, rows: range, raw: Float32, values: AnyArray, squares: Float64
@@ -202,8 +212,41 @@ class RowReader:
             relative = DEVIATIONS * sketch.error(self.terms.sketch)
             deviation = deviation + relative * np.abs(from_gram(products))
         gram = Gram(products, deviation, self.clip)
+        if self._last is not None:
+            # Rows are in the unit ball here, and the last aggregate in the same unit.
+            along = self._last.products * self.factors / self.clip
+            gram = replace(gram, last=along, last_square=self._last.square / self.clip**2)
         return Measured(gram, self.factors * self.clip, self._fingerprints, by)
 
     def _zero(self, row: int, index: int) -> None:
         """From this span on, the row counts as zeros."""
         self._zero_from[row] = min(index, self._zero_from[row])
+
+
+class _Last:
+    """The last aggregate (d,), and its inner products with n rows as they were sent, in float64."""
+
+    def __init__(self, vector: Float32, tiling: Tiling, rows: int, lanes: int) -> None:
+        self.products = np.zeros(rows)
+        self._vector = vector
+        self._tiling = tiling
+        self._wide = np.empty((lanes, 2, tiling.tile))
+        self._held = [-1] * lanes  # which span of the vector a lane has
+
+    @property
+    def square(self) -> float:
+        """The inner product with itself."""
+        parts = (self._vector[self._tiling.part(index)] for index in range(self._tiling.count))
+        return sum(float(np.square(part, dtype=np.float64).sum()) for part in parts)
+
+    def add(self, lane: int, index: int, rows: range, raw: Float32) -> None:
+        """One span of some rows, (g, b)."""
+        part, wide = self._wide[lane, :, : raw.shape[1]]
+        if self._held[lane] != index:
+            np.copyto(part, self._vector[self._tiling.part(index)])
+            self._held[lane] = index
+        # Rows that are not finite are rejected, and what they add is never read.
+        with np.errstate(all="ignore"):
+            for row, values in zip(rows, raw, strict=True):
+                np.copyto(wide, values)
+                self.products[row] += part @ wide

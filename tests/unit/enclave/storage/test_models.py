@@ -1,4 +1,6 @@
 import shutil
+import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +23,10 @@ def same(one, other):
     for left, right in zip(one.moments, other.moments, strict=True):
         assert left.dtype == right.dtype == np.float64
         assert np.array_equal(left, right)
+    assert (one.last is None) == (other.last is None)
+    if one.last is not None:
+        assert one.last.dtype == other.last.dtype == np.dtype("<f4")
+        assert np.array_equal(one.last, other.last)
 
 
 @pytest.mark.parametrize("kind", optimiser.KINDS)
@@ -43,13 +49,40 @@ def test_stored_arrays_are_aligned_whatever_the_dimension(life, moments):
         assert all(moment.flags.aligned for moment in stored.moments)
 
 
-def test_any_other_length_is_malformed(life):
-    content = to_bytes(life.state_of(3))
+@pytest.mark.parametrize("moments", [0, 1, 2])
+def test_the_last_aggregate_is_stored_beside_the_model(life, moments):
+    state = replace(life.state_of(3, moments), last=np.linspace(-1, 1, 5, dtype="<f4"))
+    stored = from_bytes(to_bytes(state))
+    same(stored, state)
+    assert stored.last is not None
+    assert stored.last.flags.aligned
+    assert stored.model.tolist() != stored.last.tolist()
+    other = replace(state, last=state.last + 1)
+    assert content_digest(to_bytes(other)) != content_digest(to_bytes(state))
+
+
+def test_what_was_stored_before_there_was_a_last_aggregate_is_read_as_it_was(life):
+    state = life.state_of(3, moments=2)
+    older = struct.pack("<QQ", 5, 2) + b"".join(
+        [*(moment.tobytes() for moment in state.moments), state.model.tobytes()]
+    )
+    same(from_bytes(older), state)
+    assert to_bytes(state) == older
+
+
+@pytest.mark.parametrize("last", [None, np.ones(5, "<f4")])
+def test_any_other_length_is_malformed(life, last):
+    content = to_bytes(replace(life.state_of(3), last=last))
     for length in range(len(content)):
         with pytest.raises(MalformedMessage):
             from_bytes(content[:length])
     with pytest.raises(MalformedMessage):
         from_bytes(content + b"\0")
+
+
+def test_two_last_aggregates_are_malformed():
+    with pytest.raises(MalformedMessage, match="2 aggregates"):
+        from_bytes(struct.pack("<QII", 1, 0, 2) + bytes(12))
 
 
 def test_loading_undoes_saving(kept, life, tmp_path):

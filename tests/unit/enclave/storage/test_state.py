@@ -83,6 +83,22 @@ def test_the_enclave_goes_on_from_the_last_published_model(life):
         assert offer.key != before.open_round().offer.key
 
 
+def test_the_last_aggregate_is_there_after_a_restart(life):
+    last = np.linspace(-1, 1, 5, dtype="<f4")
+    after = replace(life.state_of(1), last=last)
+    with life.founded() as state:
+        receipt = life.receipt(state, after, aggregate=vector_digest(last))
+        state.hold(life.pending(state, receipt), after)
+    with life.open() as state:
+        life.release(state)
+    with life.open() as state:
+        assert np.array_equal(state.last_state.last, last)
+        state.start(evidence="simulation")
+        state._last = replace(after, last=last + 1)
+        with pytest.raises(LocalProtocolError, match="last aggregate is not the one"):
+            state.start(evidence="simulation")
+
+
 def joins(life, state, last):
     """Whether a client that holds this receipt takes part in the enclave's next round."""
     client = Client("b", Identity(b"b" * 32), state.federation, state.receipt_key, last)
