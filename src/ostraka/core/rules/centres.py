@@ -24,7 +24,9 @@ import numpy as np
 from ostraka.arrays import Float64
 from ostraka.core.rules.seam import Gram, Options, Rule, Weights
 
-WEISZFELD_STEPS = 32
+# Rows of zeros hold the first steps near the start. With 11 of 25, 32 steps left the aggregate at
+# 0.3 % of the length that it has in the end, and 100 at 98 %.
+WEISZFELD_STEPS = 100
 # From zero, with flipped rows, one step leaves 0.48 of the honest rows' deviation and three 0.36.
 # From an aggregate that is nearly right, one is better: 0.29 against 0.34.
 CLIPPING_STEPS = 3

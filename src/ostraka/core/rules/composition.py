@@ -154,10 +154,10 @@ def limited(weights: Weights, f: int) -> Weights:
     """The same weights, of which none is above 1/(f + 2) of all shares.
 
     Shares become min(lambda share, limit), with the lambda that keeps their sum. Raises
-    TooFewWeighed if fewer than f + 2 rows have a share.
+    TooFewWeighed if fewer than f + 2 rows have a share, and are not shortened to nothing.
     """
     shares = np.where(weights.shares > _DUST * weights.shares.sum(), weights.shares, 0)
-    if (weighed := int(np.count_nonzero(shares))) < f + 2:
+    if (weighed := int(np.count_nonzero(np.minimum(shares, weights.values)))) < f + 2:
         raise TooFewWeighed(weighed, f)
     after = _water_filled(shares, float(weights.shares.sum()), f + 2)
     ratio = np.divide(after, shares, out=np.zeros(len(shares)), where=shares > 0)

@@ -18,7 +18,7 @@ from ostraka.core.rules import Gram, Options
 KINDS = ("iid", "common", "clustered", "colluders", "near equal", "zeros", "twins", "backwards")
 CLOSE = 1e-9  # scores that differ by a smaller part of the largest may come in either order
 
-_WEISZFELD_STEPS = 32
+_WEISZFELD_STEPS = 100
 _CLIPPING_STEPS = 3
 
 
