@@ -53,7 +53,8 @@ def receipt(number=1, previous=GENESIS, federation=FEDERATION):
         commitment=bytes(32),
         disclosed=False,
         selected=(),
-        rule="multi-krum",
+        rule="arc+nnm+geometric-median",
+        note="",
         masking="none",
         distances="inside",
         cautions=(),
@@ -118,7 +119,7 @@ def test_a_round_that_was_open_when_terms_changed_ends_under_its_own():
 
 def test_a_round_without_updates_stays_open():
     intake = enclave().open_round()
-    with pytest.raises(TooFewUpdates, match="needs at least 7 updates; 0 valid updates and f=2"):
+    with pytest.raises(TooFewUpdates, match="needs at least 6 updates; 0 valid updates and f=2"):
         intake.close()
     with pytest.raises(OpenError):
         intake.accept_tile("client-0", UpdateTile(bytes(32), 0, bytes(32)))
@@ -129,16 +130,16 @@ def test_standing_lowers_f_for_provable_lies_only():
     assert standing.f == 1
     standing.reject("client-1", Rejection.UNOPENABLE_TILE)
     assert standing.f == 1
-    standing.require(6)
-    with pytest.raises(TooFewUpdates, match="needs at least 6 updates; 5 valid updates and f=1"):
-        standing.require(5)
+    standing.require(5)
+    with pytest.raises(TooFewUpdates, match="needs at least 5 updates; 4 valid updates and f=1"):
+        standing.require(4)
     for row in (2, 3, 4):
         standing.reject(f"client-{row}", Rejection.NOT_FINITE)
     assert standing.f == 0
     # More lies than f excuse no more than f.
-    standing.require(5)
-    with pytest.raises(TooFewUpdates, match="needs at least 5 updates; 4 valid updates and f=0"):
-        standing.require(4)
+    standing.require(4)
+    with pytest.raises(TooFewUpdates, match="needs at least 4 updates; 3 valid updates and f=0"):
+        standing.require(3)
 
 
 def test_the_first_reason_stands():

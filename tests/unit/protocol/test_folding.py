@@ -19,7 +19,10 @@ N, M, BATCH = 5, 4096, 16 * 4096  # values of a row that are folded before they 
 
 def collected(tile, d=3 * BATCH + 1):
     """A cohort, and the federation that stores what its clients sent."""
-    parties = enrol(Terms(Manifest.flat(d), f=1, masking="none", sketch=M, tile=tile), clients=N)
+    terms = Terms(
+        Manifest.flat(d), f=1, masking="none", rule="multi-krum", pre=(), sketch=M, tile=tile
+    )
+    parties = enrol(terms, clients=N)
     local = parties.federation
     offer = local.open()
     rows = np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)

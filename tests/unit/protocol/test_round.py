@@ -27,7 +27,7 @@ def test_the_package_offers_it():
 @every_masking
 def test_the_result(masking):
     rows = updates()
-    result = run_round(rows, f=2, masking=masking)
+    result = run_round(rows, f=2, rule="multi-krum", masking=masking)
     assert result.aggregate.shape == (40,)
     assert result.aggregate.dtype == np.float32
     assert len(result.selected) == 7
@@ -44,17 +44,35 @@ def test_the_result(masking):
 
 
 @every_masking
+def test_the_result_under_the_default_rule(masking):
+    rows = updates().astype(np.float64)
+    result = run_round(rows, f=2, masking=masking)
+    assert result.receipt.rule == "arc+nnm+geometric-median"
+    assert result.selected == tuple(np.flatnonzero(result.weights).tolist())
+    assert (result.receipt.participants, result.receipt.kept) == (9, len(result.selected))
+    assert 0 < result.weights.sum() <= 1 + 1e-12, "less than 1 where rows were shortened"
+    assert result.weights.max() <= (1 + 1e-12) / 7
+    np.testing.assert_allclose(result.aggregate, result.weights @ rows, rtol=1e-5, atol=1e-7)
+
+
+@every_masking
 def test_attackers_are_dropped(masking):
     rows = updates() * 0.1 + 1
     rows[[1, 6]] = -5
-    result = run_round(rows, f=2, masking=masking)
+    result = run_round(rows, f=2, rule="multi-krum", masking=masking)
     assert set(result.selected) == set(range(9)) - {1, 6}
+    # The default rule follows the honest, and weighs how far others are from them.
+    result = run_round(rows, f=2, masking=masking)
+    honest = np.delete(rows, [1, 6], axis=0)
+    assert np.abs(result.aggregate - honest.mean(axis=0)).max() < honest.std(axis=0).max()
+    assert result.weights[[1, 6]].sum() < 1e-5
 
 
 @every_masking
 def test_k_rows_are_averaged(masking):
     for k in range(4, 8):
-        assert len(run_round(updates(), f=2, k=k, masking=masking).selected) == k
+        result = run_round(updates(), f=2, rule="multi-krum", k=k, masking=masking)
+        assert len(result.selected) == k
 
 
 @every_masking
@@ -80,7 +98,7 @@ def test_values_beyond_float32_are_infinite(masking):
 @every_masking
 def test_a_given_clip_norm(masking):
     rows = updates()
-    result = run_round(rows, f=2, masking=masking, clip_norm=0.5)
+    result = run_round(rows, f=2, rule="multi-krum", masking=masking, clip_norm=0.5)
     wide = rows[list(result.selected)].astype(np.float64)
     clipped = wide * (0.5 / np.linalg.norm(wide, axis=1))[:, None]
     np.testing.assert_allclose(result.aggregate, clipped.mean(axis=0), rtol=1e-5, atol=1e-9)
@@ -89,9 +107,10 @@ def test_a_given_clip_norm(masking):
 @every_masking
 def test_anything_like_an_array_will_do(masking):
     rows = updates()
-    expected = run_round(rows, f=2, masking=masking).aggregate
+    expected = run_round(rows, f=2, masking=masking, entropy=entropy(1)).aggregate
     for same in (rows.tolist(), rows.astype(np.float64), np.asfortranarray(rows), list(rows)):
-        assert np.array_equal(run_round(same, f=2, masking=masking).aggregate, expected)
+        result = run_round(same, f=2, masking=masking, entropy=entropy(1))
+        assert np.array_equal(result.aggregate, expected)
 
 
 def test_a_whole_number_is_as_good_as_a_float():
@@ -105,6 +124,7 @@ def test_numbers_may_come_from_numpy():
     result = run_round(
         rows,
         f=np.int64(2),  # type: ignore[arg-type]
+        rule="multi-krum",
         k=np.int64(4),  # type: ignore[arg-type]
         masking="none",
         clip_norm=np.float64(2),
@@ -162,9 +182,14 @@ def test_the_updates_are_not_changed(masking):
 
 
 IMPOSSIBLE = {
-    "too few rows": ({"updates": updates(6), "f": 2}, "n=6, f=2"),
-    "k too small": ({"updates": updates(), "f": 2, "k": 3}, "k=3, f=2"),
-    "k too large": ({"updates": updates(), "f": 2, "k": 8}, "k=8, n=9, f=2"),
+    "too few rows": ({"updates": updates(5), "f": 2}, "6 clients; got n=5, f=2"),
+    "too few rows for the paper's rule": (
+        {"updates": updates(6), "f": 2, "rule": "multi-krum"},
+        "7 clients; got n=6, f=2",
+    ),
+    "k too small": ({"updates": updates(), "f": 2, "rule": "multi-krum", "k": 3}, "k=3, f=2"),
+    "k too large": ({"updates": updates(), "f": 2, "rule": "multi-krum", "k": 8}, "k=8, n=9, f=2"),
+    "k of a rule that has none": ({"updates": updates(), "f": 2, "k": 7}, "k is no option of arc"),
     "f below zero": ({"updates": updates(), "f": -1}, "f=-1"),
     "one row": ({"updates": np.zeros(40), "f": 0}, r"\(40,\)"),
     "a stack of rows": ({"updates": np.zeros((2, 3, 4)), "f": 0}, r"\(2, 3, 4\)"),

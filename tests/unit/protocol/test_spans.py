@@ -9,7 +9,7 @@ SKETCH = 4096
 
 
 def terms_of(d: int, tile: int, sketch: int | None = SKETCH) -> Terms:
-    return Terms(Manifest.flat(d), f=1, tile=tile, sketch=sketch)
+    return Terms(Manifest.flat(d), f=1, rule="multi-krum", pre=(), tile=tile, sketch=sketch)
 
 
 def stored(terms: Terms, rows: int = 3) -> list[list[bytes]]:
