@@ -16,7 +16,7 @@ from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.carried.messages import Hello, KeyProof, Proof
 from ostraka.carried.relay import Head, Outcome, PublishedModel
 from ostraka.client.attesting import Unconfirmed
-from ostraka.config import Manifest, Member, Terms, default_tile
+from ostraka.config import DEFAULT_MOMENTUM, Manifest, Member, Terms, default_tile
 from ostraka.core import optimiser, rules
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import check_signature
@@ -39,6 +39,7 @@ from ostraka.transport import chain_link
 
 _SEED_BYTES = 32
 _AN_HOUR = 3600  # in case clocks differ
+_USUAL = rules.compose(rules.DEFAULT, rules.DEFAULT_PRE)
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,12 @@ class FoundingTerms:
     """The terms of a federation to be founded, without its model. See `config.Terms`."""
 
     f: int
-    k: int | None = None
+    composition: rules.Composition = _USUAL
+    client_momentum: float = DEFAULT_MOMENTUM
     masking: str = "exact"
     workers: int = 2
     disclose_selection: bool = False
+    disclose_values: bool = False
     confirm: str = "clients"
 
     def __post_init__(self) -> None:
@@ -59,13 +62,15 @@ class FoundingTerms:
         return Terms(
             manifest,
             f=self.f,
-            rule=rules.PAPER,
-            pre=(),
-            options=rules.Options(k=self.k),
+            rule=self.composition.name,
+            pre=self.composition.pre,
+            options=self.composition.options,
+            client_momentum=self.client_momentum,
             masking=self.masking,
             workers=self.workers,
             tile=default_tile(clients, manifest.dimension),
             disclose_selection=self.disclose_selection,
+            disclose_values=self.disclose_values,
             confirm=self.confirm,
         )
 

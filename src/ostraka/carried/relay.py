@@ -26,6 +26,7 @@ from ostraka.carried.messages import (
 from ostraka.client.attesting import Unconfirmed
 from ostraka.client.connection import Patience
 from ostraka.config import Manifest, Terms
+from ostraka.core.rules import Composition
 from ostraka.crypto.identity import check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import decode, encode
@@ -81,20 +82,20 @@ class Finished(OstrakaError):
 class Head:
     """Where the federation is.
 
-    number: of the last published round, 0 before the first. least: the number of updates that the
-    aggregation rule needs.
+    number: of the last published round, 0 before the first. composition: the aggregation rule, what
+    comes before it, and their options. least: the number of updates that they need.
     """
 
     number: int
     manifest: Manifest
     model: Float32 = field(repr=False)
     f: int
-    k: int | None
+    composition: Composition
     least: int
 
     @classmethod
     def at(cls, number: int, terms: Terms, model: Float32) -> "Head":
-        return cls(number, terms.manifest, model, terms.f, terms.options.k, terms.least(terms.f))
+        return cls(number, terms.manifest, model, terms.f, terms.composition, terms.least(terms.f))
 
 
 @dataclass(frozen=True)

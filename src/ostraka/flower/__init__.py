@@ -1,11 +1,11 @@
 """Flower: a strategy and a client mod that make an existing federation private and robust.
 
-strategy = PrivateMultiKrum(enclave="enclave.example:7420", num_malicious_nodes=2)
+strategy = PrivateRobust(enclave="enclave.example:7420")
 app = ClientApp(mods=[sealing_mod(policy="policy.toml", key="hospital-a.key")])
 
 This is an adapter: the rounds and the node are in `ostraka.carried`.
 
-strategy     PrivateMultiKrum, in the ServerApp: carries messages, and is trusted with nothing
+strategy     PrivateRobust, in the ServerApp: carries messages, and is trusted with nothing
 grid         messages to nodes, and how long to wait for their replies
 metrics      which of the metrics that nodes disclose fit together
 mod          sealing_mod, at a node: verifies, lets the app train, seals
@@ -22,6 +22,6 @@ except ModuleNotFoundError as missing:
 
 from ostraka.flower.mod import sealing_mod
 from ostraka.flower.options import UNSAFE_SIMULATION
-from ostraka.flower.strategy import PrivateMultiKrum
+from ostraka.flower.strategy import PrivateMultiKrum, PrivateRobust
 
-__all__ = ["UNSAFE_SIMULATION", "PrivateMultiKrum", "sealing_mod"]
+__all__ = ["UNSAFE_SIMULATION", "PrivateMultiKrum", "PrivateRobust", "sealing_mod"]

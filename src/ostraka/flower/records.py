@@ -35,8 +35,8 @@ def read_message(content: RecordDict) -> bytes:
     array = record.get(RECORD) if isinstance(record, ArrayRecord) else None
     if array is None or array.stype != RECORD:
         raise MalformedMessage(
-            f"there is no record {RECORD!r}: are PrivateMultiKrum the strategy, and sealing_mod "
-            "the first mod?"
+            f"there is no record {RECORD!r}: is the strategy one of ostraka.flower, and "
+            "sealing_mod the first mod?"
         )
     return array.data
 

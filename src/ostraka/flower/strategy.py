@@ -5,7 +5,7 @@ and gives Flower the model that the enclave has published.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import SystemRandom
@@ -18,7 +18,8 @@ from flwr.serverapp.strategy import FedAvg, Result
 from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
 from ostraka.carried.relay import CarriedEnclave, Enough, Head, PublishedModel, Relay
 from ostraka.carried.remote import RemoteEnclave
-from ostraka.core.rules import krum
+from ostraka.config import DEFAULT_MOMENTUM
+from ostraka.core import rules
 from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
 from ostraka.flower import metrics, records
 from ostraka.flower.grid import LOG, Courier, read_replies
@@ -49,28 +50,31 @@ class _Run:
         return self.head.number
 
 
-class PrivateMultiKrum(FedAvg):
-    """Runs Multi-Krum inside an enclave that every node has verified.
+class PrivateRobust(FedAvg):
+    """Runs a robust rule inside an enclave that every node has verified.
 
-    It takes the arguments of Flower's MultiKrum, and some more.
+    It takes the arguments of Flower's FedAvg, and some more.
 
     enclave: HOST:PORT of `ostraka enclave run`, or UNSAFE_SIMULATION for one in this process.
-    num_malicious_nodes: f. num_nodes_to_select: k, how many updates are averaged; None for all but
-    f. A remote enclave has both in its signed terms, with which these arguments must then agree.
-    All selected updates have the same weight, since an example count is a node's own claim. So do
-    metrics that nodes disclose, unless `weighted_by_key` names the claim to weigh them by. A round
-    needs 2f + 3 nodes, which is the minimum for training and the default number to wait for.
+    num_malicious_nodes: f. rule, pre, options: the aggregation rule, what comes before it, and what
+    they take, such as `rule="FedTrimmedAvg", beta=0.2`; `ostraka rules` lists them. A remote
+    enclave has f and the rule in its signed terms, with which these arguments must then agree; not
+    given, they are what those say. In this process, not given, they are 0 and the usual rule.
+
+    No update's weight is a node's own claim, such as an example count. Metrics that nodes disclose
+    have equal weights, unless `weighted_by_key` names the claim to weigh them by. As many nodes as
+    the rule needs are the minimum for training and the default number to wait for.
 
     An outcome is published when more than (n + f)/2 of the n enrolled nodes have confirmed it, so
     all connected nodes are asked for that, and not only those that have trained.
 
-    straggler_grace: how many seconds the other nodes have once 2f + 3 have replied; None to wait
-    for all of them, up to the `timeout` of `start`. challenge_timeout: how many seconds nodes have
-    to answer before they train; the grace shortens that too, once enough nodes have answered that
-    took part before. outcome_timeout: how many seconds the enclave has to propose an outcome once
-    it has all replies, nodes have to confirm it, and the enclave has to publish it then. tls_ca:
-    certificates that vouch for the enclave's service. masking, disclose_selection: terms of an
-    enclave in this process.
+    straggler_grace: how many seconds the other nodes have once as many have replied as the rule
+    needs; None to wait for all of them, up to the `timeout` of `start`. challenge_timeout: how many
+    seconds nodes have to answer before they train; the grace shortens that too, once enough nodes
+    have answered that took part before. outcome_timeout: how many seconds the enclave has to
+    propose an outcome once it has all replies, nodes have to confirm it, and the enclave has to
+    publish it then. tls_ca: certificates that vouch for the enclave's service. masking,
+    client_momentum, disclose_selection, disclose_values: terms of an enclave in this process.
 
     `receipts` are those of the rounds that this strategy has seen published.
     """
@@ -82,8 +86,6 @@ class PrivateMultiKrum(FedAvg):
         min_train_nodes: int | None = None,
         min_evaluate_nodes: int = 2,
         min_available_nodes: int | None = None,
-        num_malicious_nodes: int | None = None,
-        num_nodes_to_select: int | None = None,
         weighted_by_key: str | None = None,
         arrayrecord_key: str = "arrays",
         configrecord_key: str = "config",
@@ -91,22 +93,28 @@ class PrivateMultiKrum(FedAvg):
         evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
         *,
         enclave: str | CarriedEnclave,
+        num_malicious_nodes: int | None = None,
+        rule: str | None = None,
+        pre: Sequence[str] | None = None,
         straggler_grace: float | None = None,
         challenge_timeout: float = 120.0,
         outcome_timeout: float = 900.0,
         tls_ca: str | Path | None = None,
         masking: str = "exact",
+        client_momentum: float = DEFAULT_MOMENTUM,
         disclose_selection: bool = False,
+        disclose_values: bool = False,
+        **options: float | str | None,
     ) -> None:
         f = num_malicious_nodes or 0
+        composition = _compose(rule or rules.DEFAULT, pre, options)
+        least = composition.least(f)
         super().__init__(
             fraction_train=fraction_train,
             fraction_evaluate=fraction_evaluate,
-            min_train_nodes=krum.least(f) if min_train_nodes is None else min_train_nodes,
+            min_train_nodes=least if min_train_nodes is None else min_train_nodes,
             min_evaluate_nodes=min_evaluate_nodes,
-            min_available_nodes=krum.least(f)
-            if min_available_nodes is None
-            else min_available_nodes,
+            min_available_nodes=least if min_available_nodes is None else min_available_nodes,
             weighted_by_key=weighted_by_key or _WEIGHT,
             arrayrecord_key=arrayrecord_key,
             configrecord_key=configrecord_key,
@@ -114,8 +122,9 @@ class PrivateMultiKrum(FedAvg):
             evaluate_metrics_aggr_fn=evaluate_metrics_aggr_fn,
         )
         self.num_malicious_nodes = num_malicious_nodes
-        self.num_nodes_to_select = num_nodes_to_select
+        self.composition = composition
         self.straggler_grace = straggler_grace
+        self._names_rule = rule is not None or pre is not None or bool(options)
         self._equal_weights = weighted_by_key is None
         self.challenge_timeout = challenge_timeout
         self.outcome_timeout = outcome_timeout
@@ -124,7 +133,12 @@ class PrivateMultiKrum(FedAvg):
         self._enclave: CarriedEnclave
         if enclave == UNSAFE_SIMULATION:
             terms = FoundingTerms(
-                f, num_nodes_to_select, masking=masking, disclose_selection=disclose_selection
+                f,
+                composition,
+                client_momentum,
+                masking=masking,
+                disclose_selection=disclose_selection,
+                disclose_values=disclose_values,
             )
             self._enclave = UnsafeInProcessEnclave(terms)
         elif isinstance(enclave, str):
@@ -140,11 +154,12 @@ class PrivateMultiKrum(FedAvg):
         """
         weights = "equal" if self._equal_weights else f"as claimed under '{self.weighted_by_key}'"
         lines = (
-            "├──> Multi-Krum inside an enclave:",
+            "├──> A robust rule inside an enclave:",
+            f"│\t├── Rule: {self._running.head.composition}",
             f"│\t├── Number of malicious nodes: {self._running.head.f}",
             f"│\t└── Rounds published before: {self._running.head.number}",
             "├──> Weights:",
-            "│\t├── Updates: equal",
+            "│\t├── Updates: by the rule",
             f"│\t└── Disclosed metrics: {weights}",
             "├──> Nodes:",
             f"│\t├── Fractions: train {self.fraction_train:g}, evaluate {self.fraction_evaluate:g}",
@@ -287,13 +302,17 @@ class PrivateMultiKrum(FedAvg):
                 f"the federation's terms have f = {head.f}, and this strategy was given "
                 f"num_malicious_nodes = {self.num_malicious_nodes}"
             )
-        if self.num_nodes_to_select not in (None, head.k):
-            raise ConfigError(
-                f"the federation's terms have k = {head.k or 'all but f'}, and this strategy was "
-                f"given num_nodes_to_select = {self.num_nodes_to_select}"
-            )
+        self._require_rule(head.composition)
         self._run = _Run(Relay(self._enclave, LOG), template, head, timeout, courier)
         return self._run
+
+    def _require_rule(self, signed: rules.Composition) -> None:
+        """Raises ConfigError unless the terms have the rule that this strategy was given."""
+        if self._names_rule and self.composition != signed:
+            raise ConfigError(
+                f"the federation's terms have the rule {signed}, and this strategy was given "
+                f"{self.composition}"
+            )
 
     @property
     def _running(self) -> _Run:
@@ -343,10 +362,11 @@ class PrivateMultiKrum(FedAvg):
                 receipt.failure,
             )
         LOG.info(
-            "round %d is published: %d updates, of which %d were kept%s",
+            "round %d is published: %d updates, of which %d were kept%s%s",
             receipt.number,
             receipt.participants,
             receipt.kept,
+            f" ({receipt.note})" if receipt.note else "",
             " (SIMULATED: no TEE protects this enclave)" if receipt.evidence == SIMULATION else "",
         )
         counts = MetricRecord(
@@ -357,6 +377,87 @@ class PrivateMultiKrum(FedAvg):
             }
         )
         return run.template.record(run.head.manifest, published.model), counts
+
+
+class PrivateMultiKrum(PrivateRobust):
+    """Runs Multi-Krum, as Flower's MultiKrum does, inside an enclave that every node has verified.
+
+    It takes the arguments of Flower's MultiKrum, and those of `PrivateRobust`.
+
+    num_malicious_nodes: f. num_nodes_to_select: k, how many updates are averaged; None for all but
+    f. A remote enclave has both, and the rule, in its signed terms, with which these arguments must
+    then agree. All selected updates have the same weight. A round needs 2f + 3 nodes. Of an enclave
+    in this process, nodes keep no momentum.
+    """
+
+    def __init__(  # noqa: PLR0917 (in Flower's own order)
+        self,
+        fraction_train: float = 1.0,
+        fraction_evaluate: float = 0.0,
+        min_train_nodes: int | None = None,
+        min_evaluate_nodes: int = 2,
+        min_available_nodes: int | None = None,
+        num_malicious_nodes: int | None = None,
+        num_nodes_to_select: int | None = None,
+        weighted_by_key: str | None = None,
+        arrayrecord_key: str = "arrays",
+        configrecord_key: str = "config",
+        train_metrics_aggr_fn: MetricsAggregation | None = None,
+        evaluate_metrics_aggr_fn: MetricsAggregation | None = None,
+        *,
+        enclave: str | CarriedEnclave,
+        straggler_grace: float | None = None,
+        challenge_timeout: float = 120.0,
+        outcome_timeout: float = 900.0,
+        tls_ca: str | Path | None = None,
+        masking: str = "exact",
+        disclose_selection: bool = False,
+    ) -> None:
+        super().__init__(
+            fraction_train,
+            fraction_evaluate,
+            min_train_nodes,
+            min_evaluate_nodes,
+            min_available_nodes,
+            weighted_by_key,
+            arrayrecord_key,
+            configrecord_key,
+            train_metrics_aggr_fn,
+            evaluate_metrics_aggr_fn,
+            enclave=enclave,
+            num_malicious_nodes=num_malicious_nodes,
+            rule=rules.PAPER,
+            pre=(),
+            straggler_grace=straggler_grace,
+            challenge_timeout=challenge_timeout,
+            outcome_timeout=outcome_timeout,
+            tls_ca=tls_ca,
+            masking=masking,
+            client_momentum=0.0,
+            disclose_selection=disclose_selection,
+            k=num_nodes_to_select,
+        )
+        self.num_nodes_to_select = num_nodes_to_select
+
+    def _require_rule(self, signed: rules.Composition) -> None:
+        if signed.plain != rules.PAPER:
+            raise ConfigError(
+                f"the federation's terms have the rule {signed}, and this strategy is for "
+                f"{rules.PAPER}: take PrivateRobust"
+            )
+        k = signed.options.k
+        if self.num_nodes_to_select not in (None, k):
+            raise ConfigError(
+                f"the federation's terms have k = {k or 'all but f'}, and this strategy was given "
+                f"num_nodes_to_select = {self.num_nodes_to_select}"
+            )
+
+
+def _compose(
+    rule: str, pre: Sequence[str] | None, options: Mapping[str, float | str | None]
+) -> rules.Composition:
+    before = rules.usual_pre(rule) if pre is None else tuple(pre)
+    return rules.compose(rule, before, rules.read_options(options))
 
 
 def _courier(grid: Grid) -> Courier:

@@ -13,9 +13,11 @@ from ostraka.carried.messages import ASK, is_poll
 from ostraka.carried.node import Node, unsafe_simulated_node
 from ostraka.carried.relay import Enough, Head, PublishedModel, Relay
 from ostraka.config import Manifest
+from ostraka.core import rules
 from ostraka.errors import OstrakaError
 
 D = 66
+PAPER = rules.parse("multi-krum")
 
 
 @dataclass
@@ -101,7 +103,12 @@ class CarriedFederation:
 @pytest.fixture
 def carried() -> Callable[..., CarriedFederation]:
     def make(n: int = 7, f: int = 1, **terms: Any) -> CarriedFederation:
-        enclave = UnsafeInProcessEnclave(FoundingTerms(f, disclose_selection=True, **terms))
+        founding: dict[str, Any] = {
+            "composition": PAPER,
+            "client_momentum": 0.0,
+            "disclose_selection": True,
+        }
+        enclave = UnsafeInProcessEnclave(FoundingTerms(f, **(founding | terms)))
         head = enclave.start(Manifest.flat(D), np.zeros(D, "<f4"))
         federation = CarriedFederation(enclave, Relay(enclave), head)
         for number in range(n):

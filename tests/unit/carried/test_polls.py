@@ -478,21 +478,16 @@ def test_if_nobody_confirms_nobody_is_asked_and_the_receipt_says_so(carried):
     assert any("nobody confirms outcomes" in caution for caution in first.receipt.cautions)
 
 
-class Unable:
-    """A rule that cannot stand on any rows."""
-
-    def least(self, f: int) -> int:
-        return 2 * f + 3
-
-    def plan(self, gram: object, f: int, options: object) -> object:
-        raise ZeroDivisionError
+def unable(rule: object, gram: object, f: int, options: object) -> object:
+    """Cannot stand on any rows."""
+    raise ZeroDivisionError
 
 
 def test_a_null_step_is_confirmed_and_changes_nothing(carried, monkeypatch):
     federation = carried()
     before = federation.run_round()
     with monkeypatch.context() as patched:
-        patched.setitem(rules.RULES, rules.DEFAULT, Unable())
+        patched.setattr(rules.MultiKrum, "plan", unable)
         failed = federation.run_round()
     assert "the rule failed on these updates" in failed.receipt.failure
     np.testing.assert_array_equal(failed.model, before.model)

@@ -18,10 +18,12 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
 from ostraka.carried.messages import ASK, Hello, SealedReply, is_poll, read_hello
-from ostraka.flower import UNSAFE_SIMULATION, PrivateMultiKrum, sealing_mod
+from ostraka.core import rules
+from ostraka.flower import UNSAFE_SIMULATION, PrivateMultiKrum, PrivateRobust, sealing_mod
 from ostraka.flower.records import RECORD, message_record, read_message
 from ostraka.messages import Receipt
 
+PAPER = rules.parse("multi-krum")
 LOST_S = 60.0  # for a reply, by default: see Clock
 
 Tamper = Callable[[int, Message], Message | None]
@@ -155,7 +157,7 @@ class Federation:
     """model: the first one. trained: how often each node's app has trained."""
 
     grid: LocalGrid
-    strategy: PrivateMultiKrum
+    strategy: PrivateRobust
     model: dict[str, np.ndarray]
     trained: dict[int, int] = field(default_factory=dict)
     honest = staticmethod(honest)
@@ -218,8 +220,13 @@ def make(
     **strategy: Any,
 ) -> Federation:
     """Make n nodes that train by `update(node, round, model)`, and an enclave for them."""
+    founding: dict[str, Any] = {
+        "composition": PAPER,
+        "client_momentum": 0.0,
+        "disclose_selection": True,
+    }
     enclave = UnsafeInProcessEnclave(
-        FoundingTerms(f, disclose_selection=True, **(terms or {})), newcomers=newcomers
+        FoundingTerms(f, **(founding | (terms or {}))), newcomers=newcomers
     )
     made = PrivateMultiKrum(
         enclave=enclave,

@@ -22,17 +22,19 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from ostraka import federation_file
 from ostraka.carried.messages import SealedReply, read_hello
 from ostraka.carried.remote import RemoteEnclave
 from ostraka.cli.federation_folder import Plan, create
 from ostraka.client.connection import Connection
 from ostraka.client.memory import Memory, MemoryFile
+from ostraka.core import rules
 from ostraka.enclave import service
 from ostraka.enclave.platform.choose import unsafe_simulated
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError, ServiceError
-from ostraka.files import read_policy
-from ostraka.flower import PrivateMultiKrum, records, sealing_mod
+from ostraka.files import read_identity, read_policy
+from ostraka.flower import PrivateMultiKrum, PrivateRobust, records, sealing_mod
 from ostraka.flower.records import RECORD, message_record, read_message
 from ostraka.messages import Challenge
 
@@ -100,22 +102,38 @@ def quorum() -> int:
 
 
 @pytest.fixture
-def federation_folder(tmp_path, grace_s, quorum) -> Path:
+def rule() -> str:
+    return "multi-krum"
+
+
+@pytest.fixture
+def federation_folder(tmp_path, grace_s, quorum, rule) -> Path:
     model = {
         "weight": np.linspace(-1, 1, 60, dtype="<f4").reshape(6, 10),
         "bias": np.zeros(6, "<f4"),
     }
     save_file(model, tmp_path / "first.safetensors")
     root = tmp_path / "federation"
-    plan = Plan(clients=7, workers=0, f=1, masking="none", model=tmp_path / "first.safetensors")
+    plan = Plan(
+        clients=7,
+        workers=0,
+        f=1,
+        masking="none",
+        model=tmp_path / "first.safetensors",
+        composition=rules.parse(rule),
+    )
     create(root, plan, now=int(time.time()) - 60)
     text = (root / "federation.toml").read_text()
+    text = text.replace("client_momentum = 0.9", "client_momentum = 0")
     text = text.replace('listen = "127.0.0.1:7420"', 'listen = "127.0.0.1:0"')
     text = text.replace("# grace_s = 30 ", f"grace_s = {grace_s} ")
     text = text.replace("# quorum = ", f"quorum = {quorum}  # not ")
     text = text.replace("count = 10", "count = 5")
     assert f"\nquorum = {quorum}" in text
     (root / "federation.toml").write_text(text)
+    file = federation_file.load(root / "federation.toml")
+    charter = federation_file.sign(file, read_identity(root / "keys/authority.key"))
+    federation_file.write_charter(federation_file.charter_path(file.path), charter)
     return root
 
 
@@ -297,6 +315,19 @@ def test_the_strategys_numbers_must_be_those_of_the_terms(remote):
     remote.strategy = strategy(remote.service, num_nodes_to_select=5)
     with pytest.raises(ConfigError, match="k = all but f"):
         remote.start(1)
+    remote.strategy = PrivateRobust(enclave=remote.service.address, rule="mean")
+    with pytest.raises(ConfigError, match=r"have the rule multi-krum, .* was given mean"):
+        remote.start(1)
+
+
+@pytest.mark.parametrize("rule", ["arc+caf", "fltrust(root=client-2)"])
+def test_the_signed_terms_of_a_service_decide_about_the_rule(remote, rule):
+    remote.strategy = PrivateRobust(enclave=remote.service.address, challenge_timeout=60)
+    remote.start(1)
+    assert [receipt.rule for receipt in remote.receipts] == [rule]
+    remote.strategy = strategy(remote.service)
+    with pytest.raises(ConfigError, match="this strategy is for multi-krum"):
+        remote.start(1)
 
 
 def test_an_app_with_another_model_is_told_at_once(remote):
@@ -385,7 +416,6 @@ def test_a_node_that_has_sent_enough_names_the_file_and_only_to_its_owner(remote
 
 @SIX_OF_SEVEN
 def test_an_oversized_header_is_left_out_before_the_wire(remote, federation_folder, said):
-    from ostraka.files import read_identity
 
     identity = read_identity(federation_folder / "keys/client-1.key")
 

@@ -9,6 +9,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
+from ostraka.core import rules
 from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.flower import UNSAFE_SIMULATION, sealing_mod
 
@@ -251,4 +252,4 @@ def test_what_cannot_work_is_told_at_once(flower):
     with pytest.raises(LocalProtocolError, match="start"):
         flower().strategy.configure_train(1, ArrayRecord(), ConfigRecord(), federation.grid)
     with pytest.raises(ConfigError, match="k >= f \\+ 2"):
-        flower(terms={"k": 2})
+        flower(terms={"composition": rules.parse("multi-krum(k=2)")})

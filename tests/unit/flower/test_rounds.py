@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy.multikrum import select_multikrum
 
+from ostraka.core import rules
 from ostraka.flower import UNSAFE_SIMULATION, PrivateMultiKrum, sealing_mod
 from ostraka.flower.records import RECORD
 
@@ -62,7 +63,8 @@ def test_selections_and_models_are_those_of_multi_krum_in_the_clear(flower):
         )
         return after
 
-    federation = flower(n=10, f=2, update=recorded, terms={"k": 5})
+    five = rules.parse("multi-krum(k=5)")
+    federation = flower(n=10, f=2, update=recorded, terms={"composition": five})
     result = federation.start(3)
     expected = flat(federation.model)
     for receipt in federation.receipts:
@@ -224,7 +226,8 @@ def test_the_log_tells_of_the_weights_that_are_used(key, metrics, flower):
         logger.removeHandler(handler)
         logger.setLevel(level)
     assert any("Starting PrivateMultiKrum" in line for line in lines)
-    assert any(line.endswith("Updates: equal") for line in lines)
+    assert any(line.endswith("Rule: multi-krum") for line in lines)
+    assert any(line.endswith("Updates: by the rule") for line in lines)
     assert any(line.endswith(f"Disclosed metrics: {metrics}") for line in lines)
     assert not any("num-examples" in line for line in lines)
 

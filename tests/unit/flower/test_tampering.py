@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
 from ostraka.carried.messages import Links, Proof, SealedReply
+from ostraka.core import rules
 from ostraka.encoding import decode, encode
 from ostraka.flower import UNSAFE_SIMULATION, sealing_mod
 from ostraka.flower.records import RECORD, message_record, read_message
@@ -169,7 +170,8 @@ def padded_chain(link):
 
 def another_enclave(link):
     """The strategy itself is exchanged in the middle of the run, enclave and all."""
-    link.federation.strategy._enclave = UnsafeInProcessEnclave(FoundingTerms(1))
+    terms = FoundingTerms(1, rules.parse("multi-krum"))
+    link.federation.strategy._enclave = UnsafeInProcessEnclave(terms)
 
 
 def inject_node(link):
