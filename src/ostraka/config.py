@@ -283,7 +283,7 @@ class Federation:
     this revision, so that a host cannot withhold the next one for ever.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/federation/v3"
+    LABEL: ClassVar[bytes] = b"ostraka/federation/v4"
 
     terms: Terms
     clients: tuple[Member, ...]

@@ -51,7 +51,7 @@ def first_model(federation: Federation) -> bytes:
 class Charter:
     """The federation's terms and roster, as its authority signed them."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/charter/v3"
+    LABEL: ClassVar[bytes] = b"ostraka/charter/v4"
 
     federation: Federation
     signature: Signature
