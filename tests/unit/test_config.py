@@ -35,8 +35,15 @@ AUTHORITY = b"a" * 32
 ID = b"i" * 32
 
 
+PAPER = {"rule": rules.PAPER, "pre": ()}
+
+
 def terms(d=100, **changes):
     return Terms(Manifest.flat(d), **{"f": 1, "masking": "none", **changes})
+
+
+def keeping(k):
+    return {**PAPER, "options": rules.Options(k=k)}
 
 
 def federation(n=7, enrolled=0, **changes):
@@ -56,10 +63,31 @@ def witnessed(count, n=7, **changes):
 IMPOSSIBLE = {
     "f below zero": (lambda: terms(f=-1), "f=-1"),
     "an unknown masking": (lambda: terms(masking="rot13"), "'rot13'"),
-    "an unknown rule": (lambda: terms(rule="median"), "'median'"),
-    "k below f + 2": (lambda: terms(f=3, k=4), "k=4, f=3"),
-    "k above n - f": (lambda: federation(7, f=2, k=6), "k=6, n=7, f=2"),
-    "n below 2f + 3": (lambda: federation(6, f=2), "n=6, f=2"),
+    "an unknown rule": (lambda: terms(rule="krumm"), "'krumm': did you mean krum"),
+    "a rule by the name that others have for it": (
+        lambda: terms(rule="GeometricMedian"),
+        r"arc\+nnm\+geometric-median just so",
+    ),
+    "an unknown pre-aggregation": (lambda: terms(pre=("arc", "mnn")), "'mnn': did you mean nnm"),
+    "a pre-aggregation by the name that others have for it": (
+        lambda: terms(pre=("ARC",)),
+        r"arc\+geometric-median just so",
+    ),
+    "an option that the rule does not have": (
+        lambda: terms(options=rules.Options(k=4)),
+        "k is no option of arc",
+    ),
+    "k below f + 2": (lambda: terms(f=3, **keeping(4)), "k=4, f=3"),
+    "k above n - f": (lambda: federation(7, f=2, **keeping(6)), "k=6, n=7, f=2"),
+    "n below 2f + 2": (lambda: federation(5, f=2), "n=5, f=2"),
+    "n below 2f + 3": (lambda: federation(6, f=2, **PAPER), "n=6, f=2"),
+    "a root that is not enrolled": (
+        lambda: federation(rule="fltrust", pre=(), options=rules.Options(root="client-7")),
+        "'client-7', and no client",
+    ),
+    "a client momentum of 1": (lambda: terms(client_momentum=1.0), "client_momentum < 1; got 1"),
+    "a client momentum below zero": (lambda: terms(client_momentum=-0.1), "got -0.1"),
+    "a client momentum of NaN": (lambda: terms(client_momentum=math.nan), "got nan"),
     "a clip norm of zero": (lambda: terms(clip_norm=0.0), "got 0.0"),
     "a clip norm below zero": (lambda: terms(clip_norm=-1.0), "got -1.0"),
     "a clip norm below float32's range": (lambda: terms(clip_norm=1e-40), "got 1e-40"),
@@ -91,8 +119,15 @@ IMPOSSIBLE = {
     "Gaussian masking without workers": (lambda: federation(7, 0, masking="gaussian"), " 0 are"),
     "Gaussian masking for three workers": (lambda: terms(masking="gaussian", workers=3), "got 3"),
     "distances by nobody": (lambda: terms(distances="elsewhere"), "'elsewhere'"),
-    "too small a sketch": (lambda: terms(d=10_000, sketch=4_095), "m = 4095"),
-    "a sketch larger than the update": (lambda: terms(d=5_000, sketch=5_001), "d = 5000.*m = 5001"),
+    "too small a sketch": (lambda: terms(d=10_000, sketch=4_095, **PAPER), "m = 4095"),
+    "a sketch larger than the update": (
+        lambda: terms(d=5_000, sketch=5_001, **PAPER),
+        "d = 5000.*m = 5001",
+    ),
+    "a sketch that is too rough for nnm": (
+        lambda: terms(d=20_000, sketch=16_383),
+        "nnm needs a sketch of at least 16384 columns; got 16383",
+    ),
     "too large a sketch": (
         lambda: federation(7, d=2**22, sketch=2**22, tile=16),
         r"7 x 4194304.*at most 2396745",
@@ -171,16 +206,18 @@ def test_an_impossible_config_states_its_numbers(what):
         make()
 
 
-@pytest.mark.parametrize(("n", "f"), [(3, 0), (5, 1), (7, 2), (23, 10)])
-def test_a_federation_is_as_large_as_its_rule_needs(n, f):
-    assert federation(n, f=f).terms.least(f) == n
+@pytest.mark.parametrize("f", [0, 1, 2, 10])
+@pytest.mark.parametrize(("rule", "over"), [({}, 2), (PAPER, 3)])
+def test_a_federation_is_as_large_as_its_rule_needs(rule, over, f):
+    n = 2 * f + over
+    assert federation(n, f=f, **rule).terms.least(f) == n
     with pytest.raises(ConfigError, match=f"needs at least {n} clients; got n={n - 1}, f={f}"):
-        federation(n - 1, f=f)
+        federation(n - 1, f=f, **rule)
 
 
 def test_k_may_be_anything_from_f_plus_2_to_n_minus_f():
     for k in range(4, 8):
-        assert federation(9, f=2, k=k).terms.options.k == k
+        assert federation(9, f=2, **keeping(k)).terms.options.k == k
 
 
 CHANGES = {
@@ -188,15 +225,18 @@ CHANGES = {
     "f": 2,
     "masking": "gaussian",
     "rule": "another",
-    "k": 4,
+    "pre": ("nnm", "arc"),
+    "options": rules.Options(iterations=33),
+    "client_momentum": 0.0,
     "clip_norm": 2.0,
     "leakage_bits": 2e-3,
     "precision": 2e-3,
     "tile": 99,
     "disclose_selection": True,
+    "disclose_values": True,
     "distances": "inside",
     "workers": 3,
-    "sketch": 4_096,
+    "sketch": 16_384,
     "verify": False,
     "optimiser": Optimiser(learning_rate=0.5),
     "confirm": "none",
@@ -205,15 +245,41 @@ CHANGES = {
 
 
 def test_the_digest_binds_every_term(monkeypatch):
-    monkeypatch.setitem(rules.RULES, "another", rules.rule(rules.DEFAULT))
+    monkeypatch.setitem(rules.RULES, "another", rules.RULES[rules.DEFAULT])
     fields = {field.name for field in dataclasses.fields(Terms)}
     assert fields <= set(CHANGES), "a new field needs a line in the table"
-    base = federation(7, 3, d=5_000)
+    base = federation(7, 3, d=20_000)
     digests = {
         replace(base, terms=replace(base.terms, **{name: CHANGES[name]})).digest()
         for name in fields
     }
     assert len(digests | {base.digest()}) == len(fields) + 1
+
+
+# A composition that takes each option, and another value of it than the usual one.
+OPTIONS = {
+    "k": ("multi-krum", 4),
+    "neighbours": ("multi-krum", 4),
+    "root": ("fltrust", "client-2"),
+    "bucket": ("bucketing+mean", 3),
+    "radius": ("clip+mean", 0.5),
+    "centre": ("centred-clipping", "medoid"),
+    "iterations": ("geometric-median", 5),
+    "smoothing": ("geometric-median", 0.5),
+    "beta": ("trimmed-mean", 0.25),
+}
+
+
+@pytest.mark.parametrize("name", [each.name for each in dataclasses.fields(rules.Options)])
+def test_the_digest_binds_every_option(name):
+    defence, value = OPTIONS[name]
+    root = {"root": "client-1"} if defence == "fltrust" else {}
+    digests = set()
+    for given in (root, {name: value}):
+        composition = rules.parse(defence, rules.Options(**given))
+        named = {"rule": composition.name, "pre": composition.pre}
+        digests.add(federation(12, options=composition.options, **named).digest())
+    assert len(digests) == 2
 
 
 def test_the_digest_binds_the_roster():
@@ -261,7 +327,7 @@ def test_clients_of_any_federation_can_agree_and_f_may_be_silent_iff_n_is_above_
     try:
         (clients,) = electorates(federation(n, f=f))
     except ConfigError:
-        assert n < 2 * f + 3
+        assert n < 2 * f + 2
         return
     assert 0 <= clients.silent == n - clients.quorum
     assert (clients.silent >= f) == (n > 3 * f)
@@ -322,7 +388,8 @@ def test_the_manifest_says_what_coordinates_mean():
     "make",
     [
         lambda: federation(7),
-        lambda: federation(9, 2, masking="gaussian", f=3, k=5, disclose_selection=True),
+        lambda: federation(9, 2, masking="gaussian", f=3, disclose_selection=True, **keeping(5)),
+        lambda: federation(9, rule="krum", pre=("nnm", "bucketing"), client_momentum=0.5),
         lambda: federation(7, clip_norm=0.5, tile=3),
         lambda: federation(7, clip_norm=1),
         lambda: federation(7, 2, masking="gaussian", leakage_bits=1, precision=1),
@@ -344,8 +411,8 @@ def test_equal_terms_have_equal_digests():
 
 
 def test_an_impossible_federation_does_not_decode():
-    raw = encode(federation(7, f=2)).replace(pack((2).to_bytes(8, "big")), pack(bytes(7) + b"\x09"))
-    with pytest.raises(MalformedMessage, match="n=7, f=9"):
+    raw = encode(federation(9, f=3)).replace(pack((3).to_bytes(8, "big")), pack(bytes(7) + b"\x09"))
+    with pytest.raises(MalformedMessage, match="n=9, f=9"):
         decode(Federation, raw)
 
 

@@ -30,8 +30,7 @@ def test_a_round_gives_what_the_specification_gives(start, speaker, defence):
     composition = rules.parse(defence)
     service, updates = start(composition=composition), rows()
     speakers, receipt = play(service, speaker, updates)
-    named = {"rule": composition.name, "pre": composition.pre}
-    expected = run_round(updates, f=1, masking="none", **named)
+    expected = run_round(updates, f=1, rule=composition.name, pre=composition.pre, masking="none")
     assert (receipt.rule, receipt.kept) == (defence, len(expected.selected))
     model = speakers[0].model(receipt.model)
     np.testing.assert_allclose(model, expected.aggregate, rtol=1e-6, atol=1e-8)
