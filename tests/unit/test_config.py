@@ -275,8 +275,8 @@ def test_the_digest_binds_every_option(name):
     defence, value = OPTIONS[name]
     root = {"root": "client-1"} if defence == "fltrust" else {}
     digests = set()
-    for given in (root, {name: value}):
-        composition = rules.parse(defence, rules.Options(**given))
+    for asked in (root, {name: value}):
+        composition = rules.parse(defence, rules.Options(**asked))
         named = {"rule": composition.name, "pre": composition.pre}
         digests.add(federation(12, options=composition.options, **named).digest())
     assert len(digests) == 2
