@@ -38,7 +38,7 @@ from ostraka.messages import (
     WorkerHello,
 )
 from ostraka.protocol.enclave import Lanes
-from ostraka.protocol.round import enrol, play
+from ostraka.protocol.round import enrol, play, run_round
 from ostraka.transport.dial import Backoff
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Proof, Welcome, WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
@@ -290,9 +290,11 @@ def with_links(parties, servicer):
 def test_rounds_with_workers_across_a_network(masking, workers):
     with federation(masking=masking, workers=workers) as (parties, servicer):
         remote = with_links(parties, servicer)
+        inside = run_round(ROWS, f=parties.federation.terms.f, masking="none")
         for _ in range(2):
             result = play(remote, ROWS, Lanes())
-            expected = ROWS[list(result.selected)].mean(axis=0)
+            np.testing.assert_allclose(result.weights, inside.weights, atol=1e-4)
+            expected = result.weights @ ROWS.astype(np.float64)
             np.testing.assert_allclose(result.aggregate, expected, rtol=1e-6, atol=1e-9)
             assert result.receipt.distances == "workers"
             assert result.events[0] == AttemptStarted(N, tuple(parties.federation.workers))
