@@ -7,6 +7,7 @@ python -m ostraka_lab.baselines RUN DEFENCE DONE
 """
 
 import logging
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from ostraka_lab.defence import Aggregate, Defence, Past, Plain
 from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Participant, Task
 from ostraka_lab.folder import RunFolder
 
-PLAIN, MULTI_KRUM = "plain", "multi-krum"
+PLAIN = "plain"
 
 _LOG = logging.getLogger("ostraka.lab.clear")
 
@@ -136,11 +137,13 @@ class Clear:
 
 @dataclass(frozen=True)
 class ClearRoundDone:
-    """How a defence in the clear does after a round. selected: the numbers of clients."""
+    """How a defence in the clear does after a round: see `ClearRound`, and `Judge.scores`."""
 
     round: int
     selected: tuple[int, ...]
     seconds: float
+    attackers_share: float | None
+    failure: str
     accuracy: float | None
     loss: float | None
     attack_success: float | None
@@ -172,7 +175,17 @@ def aggregate(folder: RunFolder, defence: str, done: int) -> None:
         files.write(_state(folder, defence, each.number), [each.model.data])
         judged = task.experiment.evaluates(each.number)
         scores = judge.scores(each.model) if judged else UNJUDGED
-        logs.event(_LOG, ClearRoundDone(each.number, each.selected, each.seconds, **scores))
+        logs.event(
+            _LOG,
+            ClearRoundDone(
+                each.number,
+                each.selected,
+                each.seconds,
+                each.attackers_share,
+                each.failure,
+                **scores,
+            ),
+        )
         _state(folder, defence, each.number - 2).unlink(missing_ok=True)
 
 
@@ -189,7 +202,7 @@ def rule(experiment: Experiment, defence: str) -> Defence:
 
 
 def _state(folder: RunFolder, defence: str, number: int) -> Path:
-    return folder.root / f"{defence}-{number}.f32"
+    return folder.root / f"{re.sub(r'[^A-Za-z0-9.+=-]+', '-', defence)}-{number}.f32"
 
 
 if __name__ == "__main__":

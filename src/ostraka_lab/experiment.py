@@ -211,7 +211,11 @@ class Experiment:
             options.append(f"k={self.k}")
         if rule is not None and rule.needs_root and "root=" not in rest:
             options.append(f"root={CLIENT}{self.trusted}")
-        return rules.parse(f"{names}({', '.join(options)})" if options else names)
+        composition = rules.parse(f"{names}({', '.join(options)})" if options else names)
+        root = composition.options.root
+        if root and root not in {f"{CLIENT}{number}" for number in self.numbers}:
+            raise ConfigError(f"root is a client, {CLIENT}1 to {CLIENT}{self.clients}; got {root}")
+        return composition
 
     @property
     def defence(self) -> Defence:
@@ -221,9 +225,7 @@ class Experiment:
     def defended(self, composition: rules.Composition) -> Defence:
         """A composition as the enclave would apply it here."""
         root = composition.options.root.removeprefix(CLIENT)
-        return Defence(
-            composition, self.tolerated, int(root) - 1 if root.isdigit() else None, self.seed
-        )
+        return Defence(composition, self.tolerated, int(root) - 1 if root else None, self.seed)
 
     @property
     def honest(self) -> tuple[int, ...]:

@@ -113,6 +113,7 @@ class RoundRecord:
     selected: tuple[int, ...]
     rejected: dict[int, str]
     simulated: bool
+    failure: str
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ class Records:
             selected=tuple(sorted(map(client_number, said["selected"]))),
             rejected={client_number(name): why for name, why in said["rejected"].items()},
             simulated=said["evidence"] == SIMULATION,
+            failure=said["failure"],
         )
 
     def discard_before(self, number: int) -> None:
@@ -179,6 +181,7 @@ def _described(receipt: Receipt) -> dict[str, object]:
         "masking": receipt.masking,
         "distances": receipt.distances,
         "evidence": receipt.evidence,
+        "failure": receipt.failure,
         "model": receipt.model.hex(),
     }
 

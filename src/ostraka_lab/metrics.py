@@ -35,7 +35,8 @@ class RoundMetrics:
     accuracy, loss, attack_success: None where they were not measured or are not finite.
     selected: clients whose updates were averaged. dropped: whose updates were valid and left out.
     rejected: whose updates were invalid, and why. absent: who sent nothing in time.
-    byzantine_selected: the number of attackers among the selected. stages_s: seconds by stage.
+    byzantine_selected: the number of attackers among the selected. attackers_share: their part in
+    the aggregate, in the clear. failure: why there was no aggregate. stages_s: seconds by stage.
     wall_s: seconds of the whole round.
     """
 
@@ -48,6 +49,8 @@ class RoundMetrics:
     rejected: Mapping[int, str] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
     byzantine_selected: int = 0
+    attackers_share: float | None = None
+    failure: str = ""
     stages_s: Mapping[str, float] = field(default_factory=dict)
     wall_s: float | None = None
 
@@ -60,6 +63,8 @@ class RoundMetrics:
             "rejected": {str(client): reason for client, reason in self.rejected.items()},
             "absent": list(self.absent),
             "byzantine_selected": self.byzantine_selected,
+            "attackers_share": finite(self.attackers_share),
+            "failure": self.failure,
             "stages_s": {stage: finite(seconds) for stage, seconds in self.stages_s.items()},
             "wall_s": finite(self.wall_s),
         }
@@ -75,6 +80,8 @@ class RoundMetrics:
             rejected={int(who): str(why) for who, why in (row.get("rejected") or {}).items()},
             absent=_numbers(row.get("absent")),
             byzantine_selected=int(row.get("byzantine_selected") or 0),
+            attackers_share=finite(row.get("attackers_share")),
+            failure=str(row.get("failure") or ""),
             stages_s={
                 str(stage): finite(seconds) or 0.0
                 for stage, seconds in (row.get("stages_s") or {}).items()

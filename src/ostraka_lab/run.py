@@ -35,6 +35,9 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Tas
 
     command: what makes the same run again.
     """
+    composition = experiment.composition
+    if experiment.k is not None and composition.options.k != experiment.k:
+        raise ConfigError(f"k is an option of multi-krum, and not of {composition.plain}")
     task = Task.load(experiment)
     manifest, first = task.first()
     folder.make()
@@ -202,6 +205,7 @@ class _Run:
             rejected=record.rejected,
             absent=tuple(sorted(absent)),
             byzantine_selected=len({*record.selected} & {*self._experiment.attackers}),
+            failure=record.failure,
             stages_s=times.stages,
             wall_s=times.wall,
         )

@@ -11,6 +11,7 @@ import typer
 from click.core import ParameterSource
 
 from ostraka.config import DISTANCES, MASKINGS
+from ostraka.core import rules
 from ostraka.errors import ConfigError
 
 _RUNS = Path("runs")
@@ -60,13 +61,13 @@ ClientMomentum = Annotated[
     ),
 ]
 Rule = Annotated[
-    str, typer.Option(help="The aggregation rule, such as multi-krum or trimmed-mean.")
+    str, typer.Option(help="The aggregation rule, such as multi-krum (see: ostraka rules).")
 ]
 Pre = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
-        help="Pre-aggregations before it, such as arc+nnm; or none.",
-        show_default="the rule's usual ones",
+        help="Comes before the rule; may be repeated, and none is for nothing.",
+        show_default=f"{', '.join(rules.DEFAULT_PRE)} before {rules.DEFAULT}, else none",
     ),
 ]
 Keep = Annotated[
@@ -135,16 +136,14 @@ def command(name: str, given: Mapping[str, Any], usual: Mapping[str, Any]) -> st
         if value == usual[option]:
             continue
         flag = _FLAGS.get(option, f"--{option.replace('_', '-')}")
-        words += [flag] if value is True else [flag, _word(value)]
+        each_of = (value or (_NO_PRE,)) if isinstance(value, tuple) else (value,)
+        for each in each_of:
+            words += [flag] if each is True else [flag, shlex.quote(f"{each}")]
     return " ".join(words)
 
 
-def pre_aggregations(text: str | None) -> tuple[str, ...] | None:
-    """Read --pre: None for the usual ones."""
-    return text if text is None else tuple(text.split("+")) if text != _NO_PRE else ()
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, tuple):
-        return "+".join(value) or _NO_PRE
-    return shlex.quote(f"{value}")
+def pre_aggregations(given: list[str] | None) -> tuple[str, ...] | None:
+    """Read --pre: None for the usual ones. Raises ConfigError."""
+    if given and _NO_PRE in given and len(given) > 1:
+        raise ConfigError("--pre none means that nothing comes before the rule: give it alone")
+    return None if not given else tuple(each for each in given if each != _NO_PRE)
