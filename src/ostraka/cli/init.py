@@ -55,7 +55,8 @@ def init(
         Path | None, typer.Option(help="First model, as safetensors; a small one unless given.")
     ] = None,
     rule: Annotated[
-        str, typer.Option(help="The aggregation rule (see: ostraka rules).")
+        str,
+        typer.Option(help="The aggregation rule, or all of it: arc+caf or multi-krum(k=5)."),
     ] = rules.DEFAULT,
     pre: Annotated[
         list[str] | None,
@@ -90,7 +91,8 @@ def init(
     Examples:
       ostraka init first-run
       ostraka init first-run --clients 20 --f 5 --workers 3 --dimension 100000
-      ostraka init first-run --rule caf --pre arc
+      ostraka init first-run --rule arc+caf
+      ostraka init first-run --rule geometric-median --pre clip --pre nnm
       ostraka init first-run --rule fltrust --root client-1
       ostraka init hospitals --model model.safetensors --no-simulation --json
     """
@@ -102,7 +104,7 @@ def init(
         dimension,
         model,
         simulation=not no_simulation,
-        composition=rules.compose(rule, _before(rule, pre), rules.Options(root=root)),
+        composition=_composition(rule, pre, root),
         disclose_values=disclose_values,
     )
     file = federation_folder.create(target, plan, now=int(time.time()))
@@ -135,13 +137,23 @@ def init(
         click.echo(_STALLS.format(n=clients, f=f, most=(clients - 1) // 3), err=True)
 
 
-def _before(rule: str, pre: list[str] | None) -> tuple[str, ...]:
-    """What --pre says. Raises ConfigError."""
-    if not pre:
-        return rules.usual_pre(rule)
-    if _NOTHING in pre and len(pre) > 1:
+def _composition(text: str, pre: list[str] | None, root: str) -> rules.Composition:
+    """The rule, what comes before it, and their options. Raises ConfigError.
+
+    text: what --rule says. It may hold the rest, as receipts show it.
+    """
+    names, bracket, options = text.partition("(")
+    *before, rule = names.split("+")
+    if before and pre:
+        raise ConfigError("say what comes before the rule in --rule or by --pre, not by both")
+    if pre and _NOTHING in pre and len(pre) > 1:
         raise ConfigError("--pre none means that nothing comes before the rule: give it alone")
-    return () if pre == [_NOTHING] else tuple(pre)
+    if pre:
+        before = [each for each in pre if each != _NOTHING]
+    elif not before:
+        before = list(rules.usual_pre(rule))
+    given = rules.Options(root=root) if root else None
+    return rules.parse("+".join((*before, rule)) + bracket + options, given)
 
 
 _STALLS = (

@@ -9,6 +9,9 @@ import pytest
 from safetensors.numpy import save_file
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
+
+from ostraka.core import rules
+
 # Flower starts a process for every message, which on a busy machine can take longer than it waits.
 pytestmark = pytest.mark.soak
 
@@ -54,7 +57,8 @@ def test_six_supernodes_of_which_one_attacks_and_one_is_killed(  # noqa: PLR0917
         f=1,
         workers=2,
         model=tmp_path / "first.safetensors",
-        settings={"count": 3, "grace_s": 3, "disclose_selection": True},
+        composition=rules.parse("multi-krum"),
+        settings={"count": 3, "grace_s": 3, "client_momentum": 0.0, "disclose_selection": True},
     )
     federation.enclave()
     federation.workers()

@@ -5,6 +5,7 @@ The nodes have keys and a policy from `ostraka init`, and a memory in a file.
 
 import asyncio
 import copy
+import dataclasses
 import re
 import threading
 import time
@@ -22,7 +23,7 @@ pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'"
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from ostraka import federation_file
+from ostraka import federation_file, run_round
 from ostraka.carried.messages import SealedReply, read_hello
 from ostraka.carried.remote import RemoteEnclave
 from ostraka.cli.federation_folder import Plan, create
@@ -320,11 +321,35 @@ def test_the_strategys_numbers_must_be_those_of_the_terms(remote):
         remote.start(1)
 
 
-@pytest.mark.parametrize("rule", ["arc+caf", "fltrust(root=client-2)"])
-def test_the_signed_terms_of_a_service_decide_about_the_rule(remote, rule):
-    remote.strategy = PrivateRobust(enclave=remote.service.address, challenge_timeout=60)
-    remote.start(1)
-    assert [receipt.rule for receipt in remote.receipts] == [rule]
+@pytest.mark.parametrize("quorum", [7], ids=["all"])
+@pytest.mark.parametrize(
+    "rule", ["multi-krum(k=4)", "arc+caf", "trimmed-mean(beta=0.2)", "fltrust(root=client-2)"]
+)
+def test_the_signed_terms_of_a_service_decide_about_the_rule(remote, rule, quorum):
+    """The model moves as by the same round as a function."""
+    remote.strategy = PrivateRobust(
+        enclave=remote.service.address, challenge_timeout=60, min_available_nodes=7
+    )
+    result = remote.start(1)
+    assert [(each.rule, each.participants) for each in remote.receipts] == [(rule, 7)]
+
+    def flat(model):
+        return np.concatenate([model[name].reshape(-1) for name in ("bias", "weight")])
+
+    first = {name: remote.model[name] for name in ("bias", "weight")}  # as the app gets them
+    rows = [flat(remote.honest(node, 1, first)) - flat(first) for node in range(7)]
+    options = {
+        name: value.replace("client-2", "client-1") if name == "root" else value
+        for name, value in dataclasses.asdict(rules.parse(rule).options).items()
+    }
+    plain = rules.parse(rule)
+    expected = run_round(rows, f=1, rule=plain.name, pre=plain.pre, masking="none", **options)
+    after = flat({name: array.numpy() for name, array in result.arrays.items()})
+    np.testing.assert_allclose(after - flat(remote.model), expected.aggregate, atol=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["arc+caf"])
+def test_multi_krum_is_refused_by_a_service_with_another_rule(remote, rule):
     remote.strategy = strategy(remote.service)
     with pytest.raises(ConfigError, match="this strategy is for multi-krum"):
         remote.start(1)
