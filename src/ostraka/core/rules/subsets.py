@@ -57,12 +57,12 @@ def least_diameter(distances: Float64, size: int, *, work: int = EXACT_WORK) -> 
     low, high, found = 0, len(thresholds) - 1, (1 << n) - 1
     while low < high:
         middle = (low + high) // 2
-        kept = search.independent(_edges(distances > thresholds[middle]), (1 << n) - 1, size)
+        kept = search.independent(_edges(distances, thresholds[middle]), (1 << n) - 1, size)
         if kept is None:
             low = middle + 1
         else:
             high, found = middle, kept
-    edges = _edges(distances > thresholds[low]) if len(thresholds) else [0] * n
+    edges = _edges(distances, thresholds[low]) if len(thresholds) else [0] * n
     return _first(search, edges, size, found)
 
 
@@ -75,8 +75,11 @@ def nearest_to_one(distances: Float64, size: int) -> list[int]:
     return nearest
 
 
-def _edges(joined: np.typing.NDArray[np.bool_]) -> list[int]:
-    """The neighbours of each vertex, as the bits of a number."""
+def _edges(distances: Float64, threshold: float) -> list[int]:
+    """Those farther from each row than a threshold, as the bits of a number."""
+    joined = distances > threshold
+    # A decoded distance may be negative; no row is farther from itself than that.
+    np.fill_diagonal(joined, val=False)
     packed = np.packbits(joined, axis=1, bitorder="little")
     return [int.from_bytes(row.tobytes(), "little") for row in packed]
 
