@@ -47,7 +47,7 @@ from ostraka.protocol.confirm import (
 from ostraka.protocol.round import Parties, enrol
 from ostraka_lab.bench import machine
 from ostraka_lab.bench.machine import measured
-from ostraka_lab.bench.parties import SKETCH_INSIDE, terms_of
+from ostraka_lab.bench.parties import EXACT, terms_of
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.whole_round import repeated
 
@@ -117,7 +117,8 @@ def measure(plan: Plan, begin: Begin) -> Figures:
     """Measure one size. Figures are medians."""
     clients, receipts, repeat = plan.clients, plan.receipts, plan.repeat
     meter = Meter()
-    parties = enrol(terms_of(SKETCH_INSIDE, clients, _DIMENSION), clients=clients)
+    terms = replace(terms_of(EXACT, clients, _DIMENSION), distances="inside")
+    parties = enrol(terms, clients=clients)
     (electorate,) = electorates(parties.federation.federation)
     with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as folder:
         sealer = Sealer(os.urandom(32), bytes(CODE_ID_BYTES))

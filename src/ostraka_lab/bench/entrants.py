@@ -6,7 +6,7 @@ python -m ostraka_lab.bench.entrants NAME CONTEST
     byzfl-torch, byzfl-numpy  ByzFL's MultiKrum, on whole weights in one tensor or array
     blas-clear                a Gram matrix in the clear, on differences
     floor                     open every sealed update once and average k of them
-    ostraka-...               Ostraka, by masking
+    ostraka-...               Ostraka's Multi-Krum, by masking
 
 Flower, ByzFL and torch are imported by the functions that use them: ByzFL runs in an environment of
 its own, and what one peer loads must not count as another's memory. A small contest is played
@@ -35,6 +35,7 @@ from ostraka_lab.bench.machine import Stopwatch, forget_peak, measured, peak_byt
 from ostraka_lab.bench.parties import (
     EXACT,
     GAUSSIAN,
+    PAPER,
     SKETCH,
     SKETCH_INSIDE,
     Workload,
@@ -75,7 +76,7 @@ class Contest:
     centred: bool = False
 
     def __post_init__(self) -> None:
-        rules.require_enough(rules.compose(rules.PAPER), self.clients, 1)
+        rules.require_enough(PAPER, self.clients, 1)
         if self.dimension < _ROOM * self.clients:
             raise ConfigError(
                 f"updates need at least {_ROOM} values per client, {_ROOM * self.clients} here; "
@@ -86,7 +87,7 @@ class Contest:
 
     @property
     def f(self) -> int:
-        return max(1, byzantine(self.clients))
+        return max(1, byzantine(self.clients, PAPER))
 
     @property
     def k(self) -> int:
@@ -253,7 +254,7 @@ def _enter_ostraka(contest: Contest, *, name: str) -> Entrant:
     The whole round is played, and what enclave and workers do in it is reported as its CPU time.
     What the clients' sealing takes is a figure beside it.
     """
-    terms = terms_of(name, contest.clients, contest.dimension, f=contest.f)
+    terms = terms_of(name, contest.clients, contest.dimension, f=contest.f, composition=PAPER)
     played: list[Played] = []
 
     def run() -> Float32:

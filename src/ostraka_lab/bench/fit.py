@@ -20,7 +20,6 @@ import numpy as np
 from ostraka.arrays import Float64
 from ostraka.config import MAX_SKETCH_VALUES, MAX_TILE_VALUES, default_tile
 from ostraka.core.exact import MAX_DIMENSION
-from ostraka.core.sketch import MIN_SIZE
 from ostraka.errors import ConfigError
 from ostraka_lab.bench.process import Figures
 
@@ -146,9 +145,14 @@ def _misfit(
     return float(np.sqrt(np.mean((np.array(ratios) - 1) ** 2)))
 
 
-def splits(clients: int, dimension: int, costs: Mapping[str, float]) -> list[Figures]:
-    """List what cannot be in one piece, why, and the number of pieces that it takes."""
-    tile, checks = default_tile(clients, dimension), _checks(clients, dimension, costs)
+def splits(
+    clients: int, dimension: int, costs: Mapping[str, float], *, sketch: int
+) -> list[Figures]:
+    """List what cannot be in one piece, why, and the number of pieces that it takes.
+
+    sketch: the columns of the shortest sketch that the rule takes.
+    """
+    tile, checks = default_tile(clients, dimension), _checks(clients, dimension, costs, sketch)
     found = [
         {"what": what, "why": why, "pieces": math.ceil(need / limit)}
         for what, why, need, limit in checks
@@ -167,7 +171,7 @@ def splits(clients: int, dimension: int, costs: Mapping[str, float]) -> list[Fig
 
 
 def _checks(
-    clients: int, dimension: int, costs: Mapping[str, float]
+    clients: int, dimension: int, costs: Mapping[str, float], sketch: int
 ) -> list[tuple[str, str, float, float]]:
     """What to check: a name, a reason, what is needed, and what one piece can have."""
     checks: list[tuple[str, str, float, float]] = [
@@ -179,8 +183,8 @@ def _checks(
         ),
         (
             "clients, by the sketch",
-            f"{MAX_SKETCH_VALUES:,} values for all sketches, of at least {MIN_SIZE:,} each",
-            clients * MIN_SIZE,
+            f"{MAX_SKETCH_VALUES:,} values for all sketches, of at least {sketch:,} each",
+            clients * sketch,
             MAX_SKETCH_VALUES,
         ),
         (

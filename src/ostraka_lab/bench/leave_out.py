@@ -29,7 +29,8 @@ from ostraka_lab.defence import Aggregate, Past
 from ostraka_lab.experiment import NO_ATTACK, Experiment, Task
 
 MEAN = "mean"
-_RULES = (MEAN, rules.PAPER)
+DEFAULT = str(rules.compose(rules.DEFAULT, rules.DEFAULT_PRE))
+_DEFENCES = (MEAN, DEFAULT, rules.PAPER)
 _QUARTILES = (25, 50, 75)
 
 
@@ -58,7 +59,7 @@ class Plan:
                 f"got {self.rounds} and {self.warm_up}"
             )
         for each in self.federations():
-            rules.require_enough(rules.compose(rules.PAPER), each.clients - 1, each.f)
+            rules.require_enough(rules.parse(each.rule), each.clients - 1, each.f)
             _ = self.experiment(each)
 
     def to_json(self) -> str:
@@ -74,7 +75,7 @@ class Plan:
     def federations(self) -> Iterator["Attacked"]:
         """List the federations to attack: one for each row of the table."""
         for clients in self.clients:
-            for rule in _RULES:
+            for rule in _DEFENCES:
                 for momentum in self.momenta:
                     yield Attacked(clients, rule, momentum)
 
@@ -95,7 +96,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Attacked:
-    """One federation. rule: "mean" is the default rule with f = 0, which keeps everybody."""
+    """One federation. rule: with what comes before it. The mean of all has no f to withstand."""
 
     clients: int
     rule: str
@@ -111,7 +112,7 @@ class Attacked:
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """What the host sees of a round. aggregate: (d,). kept: how many updates it is the mean of."""
+    """What the host sees of a round. aggregate: (d,). kept: how many updates have a weight."""
 
     aggregate: Float64 = field(repr=False)
     kept: int
@@ -121,7 +122,8 @@ def estimate(full: Seen, without: Seen) -> Float64:
     """Estimate the update (d,) that the client sent in the first of two rounds.
 
     k A - k' A' is the sum over all clients less the sum over the others a round later. It is
-    exactly the victim's update if the others send the same again, and the rule keeps the same.
+    exactly the victim's update if the others send the same again, and the rule weighs all that it
+    keeps the same.
     """
     return full.kept * full.aggregate - without.kept * without.aggregate
 
@@ -133,11 +135,12 @@ def cosine(one: Float64 | Float32, other: Float64 | Float32) -> float:
     return float(one @ other) / lengths if lengths > 0 else 0.0
 
 
-def by_protocol(f: int) -> Rule:
+def by_protocol(defence: str, f: int) -> Rule:
     """Aggregate by a whole round of the protocol."""
+    composition = rules.parse(defence)
 
     def rule(updates: Float32, past: Past | None = None) -> Aggregate:
-        result = run_round(updates, f=f)
+        result = run_round(updates, f=f, rule=composition.name, pre=composition.pre)
         return Aggregate(result.aggregate.astype(np.float64), result.selected)
 
     return rule
@@ -189,7 +192,7 @@ def measure(plan: Plan, begin: Begin) -> Figures:
     for done, each in enumerate(federations):
         begin(f"leave-out attack: {each}", done, len(federations))
         task = Task.load(plan.experiment(each))
-        found = attack(task, by_protocol(each.f), warm_up=plan.warm_up)
+        found = attack(task, by_protocol(each.rule, each.f), warm_up=plan.warm_up)
         rows.append(asdict(each) | {"f": each.f} | summary(found))
     return asdict(plan) | {"rows": rows}
 

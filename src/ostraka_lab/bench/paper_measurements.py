@@ -28,7 +28,15 @@ from ostraka.errors import ConfigError, LeakyMasking
 from ostraka.worker import backends
 from ostraka_lab.bench import kernels
 from ostraka_lab.bench.machine import Stopwatch, available_bytes
-from ostraka_lab.bench.parties import EXACT, GAUSSIAN, SKETCH, Workload, sketch_size, terms_of
+from ostraka_lab.bench.parties import (
+    EXACT,
+    GAUSSIAN,
+    PAPER,
+    SKETCH,
+    Workload,
+    sketch_size,
+    terms_of,
+)
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.results import spread
 from ostraka_lab.bench.whole_round import Played, play, repeated, warm_up
@@ -178,7 +186,7 @@ def epoch(clients: int, dimension: int, masking: str, repeat: int, begin: Begin)
     workers.
     """
     warnings.simplefilter("ignore", LeakyMasking)
-    terms = terms_of(masking, clients, dimension)
+    terms = terms_of(masking, clients, dimension, composition=PAPER)
     warm_up(terms, clients=clients)
     runs = []
     for turn in range(repeat):
@@ -211,8 +219,9 @@ def headline(clients: int, dimension: int, repeat: int, begin: Begin) -> Figures
     warnings.simplefilter("ignore", LeakyMasking)
     begin("sealing updates", 0, 1)
     load = Workload(clients, dimension)
-    maskings = [each for each in MASKINGS if each != SKETCH or sketch_size(clients, dimension)]
-    terms = {name: terms_of(name, clients, dimension) for name in maskings}
+    columns = sketch_size(clients, dimension, PAPER)
+    maskings = [each for each in MASKINGS if each != SKETCH or columns]
+    terms = {name: terms_of(name, clients, dimension, composition=PAPER) for name in maskings}
     inside: dict[str, list[float]] = {name: [] for name in BASELINES}
     played: dict[str, list[Played]] = {name: [] for name in maskings}
     for each in terms.values():
@@ -230,7 +239,7 @@ def headline(clients: int, dimension: int, repeat: int, begin: Begin) -> Figures
     return {
         "clients": clients,
         "dimension": dimension,
-        "sketch": sketch_size(clients, dimension),
+        "sketch": columns,
         "inside": {
             name: {"enclave_cpu_s": rounds[name], "spread": spread(inside[name])} for name in inside
         },

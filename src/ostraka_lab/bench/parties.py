@@ -23,6 +23,7 @@ import numpy as np
 from ostraka.arrays import AnyArray, Buffer, Float32, cut
 from ostraka.attestation.claims import in_process
 from ostraka.config import (
+    MAX_SKETCH_VALUES,
     MAX_TILE_VALUES,
     Federation,
     Manifest,
@@ -32,6 +33,7 @@ from ostraka.config import (
 )
 from ostraka.core import optimiser, rules
 from ostraka.core.optimiser import ServerState
+from ostraka.core.rules import Composition
 from ostraka.core.sketch import MIN_SIZE
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
@@ -49,6 +51,10 @@ from ostraka_lab.bench.whole_round import ClockedWorker, refuse_surprises
 
 GAUSSIAN, EXACT, SKETCH, SKETCH_INSIDE = "gaussian", "exact", "sketch", "sketch-inside"
 UPDATES = "updates"  # the file of ciphertext
+DEFAULT = rules.compose(rules.DEFAULT, rules.DEFAULT_PRE)
+PAPER = rules.compose(
+    rules.PAPER
+)  # for what is compared with the paper, or with others' Multi-Krum
 
 _MASKINGS = {GAUSSIAN: "gaussian", EXACT: "exact", SKETCH: "exact", SKETCH_INSIDE: "none"}
 _COLUMNS = 16_384  # of a sketch
@@ -93,7 +99,7 @@ class Cast:
 
 
 def cast(clients: int, dimension: int, *, masking: str, sketch: int | None = None) -> Cast:
-    """Make a federation of this size. Raises ConfigError if there can be none."""
+    """Make a federation of this size, with the default rule. Raises ConfigError if none can be."""
     terms = Terms(
         Manifest.flat(dimension),
         f=byzantine(clients),
@@ -112,15 +118,24 @@ def cast(clients: int, dimension: int, *, masking: str, sketch: int | None = Non
     return Cast(federation, _identity("enclave"))
 
 
-def sketch_size(clients: int, dimension: int) -> int | None:
-    """The columns to fold to: 16,384, or 4 Mi values for all clients; None if that is too few."""
-    columns = min(_COLUMNS, dimension, max(MIN_SIZE, MAX_TILE_VALUES // clients))
-    return columns if columns >= MIN_SIZE else None
+def least_sketch(composition: Composition = DEFAULT) -> int:
+    """The fewest columns that a sketch may have."""
+    return max(MIN_SIZE, *(part.least_sketch or 0 for part in composition.parts))
 
 
-def byzantine(clients: int) -> int:
-    """The f to plan for: a fifth of the clients, or as many as the default rule allows."""
-    least = rules.compose(rules.PAPER).least
+def sketch_size(clients: int, dimension: int, composition: Composition = DEFAULT) -> int | None:
+    """The columns to fold to: 16,384, or 4 Mi values for all clients; None if that is too few.
+
+    More than those 4 Mi only where the rule needs longer sketches.
+    """
+    least = least_sketch(composition)
+    columns = min(_COLUMNS, dimension, max(least, MAX_TILE_VALUES // clients))
+    return columns if columns >= least and clients * columns <= MAX_SKETCH_VALUES else None
+
+
+def byzantine(clients: int, composition: Composition = DEFAULT) -> int:
+    """The f to plan for: a fifth of the clients, or as many as the rule allows."""
+    least = composition.least
     return max((f for f in range(clients // 5 + 1) if least(f) <= clients), default=0)
 
 
@@ -146,14 +161,28 @@ def _seed(name: str) -> bytes:
     return hashlib.sha256(b"ostraka/bench/" + name.encode()).digest()
 
 
-def terms_of(name: str, clients: int, dimension: int, *, f: int | None = None) -> Terms:
+def terms_of(
+    name: str,
+    clients: int,
+    dimension: int,
+    *,
+    f: int | None = None,
+    composition: Composition = DEFAULT,
+) -> Terms:
     """The terms of a round. f: None for a fifth of the clients. Raises ConfigError."""
-    columns = sketch_size(clients, dimension) if name in (SKETCH, SKETCH_INSIDE) else dimension
+    folded = name in (SKETCH, SKETCH_INSIDE)
+    columns = sketch_size(clients, dimension, composition) if folded else dimension
     if columns is None:
-        raise ConfigError(f"updates of {dimension} values are too short for a sketch")
+        raise ConfigError(
+            f"{clients} updates of {dimension} values are too short for a sketch, or too many: "
+            f"{composition} needs {least_sketch(composition)} columns"
+        )
     return Terms(
         Manifest.flat(dimension),
-        f=byzantine(clients) if f is None else f,
+        f=byzantine(clients, composition) if f is None else f,
+        rule=composition.name,
+        pre=composition.pre,
+        options=composition.options,
         masking=_MASKINGS[name],
         workers=_WORKERS[_MASKINGS[name]],
         sketch=None if name in (GAUSSIAN, EXACT) else columns,

@@ -18,13 +18,12 @@ from functools import partial
 from pathlib import Path
 
 from ostraka.config import Terms
-from ostraka.core.sketch import MIN_SIZE
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import fit, machine
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
 from ostraka_lab.bench.fit import TARGET, Sample, Size
 from ostraka_lab.bench.machine import available_bytes
-from ostraka_lab.bench.parties import EXACT, SKETCH, sketch_size, terms_of
+from ostraka_lab.bench.parties import EXACT, SKETCH, least_sketch, sketch_size, terms_of
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.results import Part, Parts
 from ostraka_lab.bench.whole_round import Played, play, repeated, warm_up
@@ -121,8 +120,8 @@ def run(grid: Grid, budget_s: float, begin: Begin, parts: Parts) -> Figures:
         "cells": [_shown(cell) for cell in cells],
         "skipped": skipped,
         "fits": fits,
-        "target": {"clients": clients, "dimension": dimension, "sketch": MIN_SIZE},
-        "splits": fit.splits(clients, dimension, seconds),
+        "target": {"clients": clients, "dimension": dimension, "sketch": least_sketch()},
+        "splits": fit.splits(clients, dimension, seconds, sketch=least_sketch()),
         "machine": machine.describe(threads=1),
     }
 
@@ -180,7 +179,7 @@ def _fitted(cells: Sequence[Figures], variant: str, cost: str) -> Figures | None
 
 def _fit(variant: str, cost: str, samples: Sequence[Sample], names: Sequence[str]) -> Figures:
     clients, dimension = TARGET
-    target = Size(clients, dimension, MIN_SIZE if variant == SKETCH else dimension)
+    target = Size(clients, dimension, least_sketch() if variant == SKETCH else dimension)
     return {
         "variant": variant,
         "cost": cost,

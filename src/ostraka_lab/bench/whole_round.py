@@ -152,9 +152,8 @@ def play(
 
 def warm_up(terms: Terms, *, clients: int) -> None:
     """Play a small round under the same terms, so that nothing is set up on a clock."""
-    small = min(terms.dimension, max(_SMALL, 2 * clients))
-    sketch = None if terms.sketch is None else min(terms.sketch, small)
-    few = replace(terms, manifest=Manifest.flat(small), sketch=sketch)
+    small = min(terms.dimension, max(_SMALL, 2 * clients, terms.sketch or 0))
+    few = replace(terms, manifest=Manifest.flat(small))
     play(few, repeated(clients, small), clients=clients)
 
 

@@ -61,7 +61,8 @@ def leakage(
 
     The host leaves one client out of the next round and estimates its update from the difference
     of the two aggregates: the cosine with the update that it sent, for 10 and 25 clients that train
-    on digits (Dirichlet 0.3), the mean and the default rule, without and with client momentum.
+    on digits (Dirichlet 0.3): the mean, the default rule and Multi-Krum, without and with client
+    momentum.
 
     \b
     Examples:

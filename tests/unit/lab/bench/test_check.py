@@ -48,7 +48,7 @@ def test_ratios_come_with_the_noise_of_both_their_parts(monkeypatch):
         "floor": {"cpu_s": 2.0, "x_open": 2.0, "spread": 0.2},
     }
     monkeypatch.setattr(check, "run_kernels", lambda plan, begin: {"stages": stages})
-    figures = check.run(plan(8, 5000, 5), lambda *_: None)
+    figures = check.run(plan(8, 20_000, 5), lambda *_: None)
     assert set(figures["ratios"]) == {"floor"}
     ratio = figures["ratios"]["floor"]
     assert ratio["value"] == 2
@@ -89,7 +89,7 @@ def test_a_baseline_that_is_not_there_can_be_made(tmp_path):
 
 
 def test_every_stage_of_the_check_is_one_that_kernels_has():
-    assert set(check.STAGES) < set(plan(8, 5000, 3).stages)
+    assert set(check.STAGES) < set(plan(8, 20_000, 3).stages)
 
 
 COSTS = Costs(gram=0.5, mask=(4.0, 8.25, 20.0))

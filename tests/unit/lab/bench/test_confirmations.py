@@ -31,8 +31,8 @@ def test_every_step_takes_time_and_says_what_it_sends():
 
 
 def test_the_newcomers_chain_has_exactly_the_votes_that_it_needs():
-    parties = enrol(terms_of(SKETCH_INSIDE, 7, 4096), clients=7)
-    rows = list(repeated(7, 4096))
+    parties = enrol(terms_of(SKETCH_INSIDE, 7, 16_384), clients=7)
+    rows = list(repeated(7, 16_384))
     offer = parties.federation.open()
     submitted = [
         parties.join(client, offer, row) for client, row in zip(parties.clients, rows, strict=True)

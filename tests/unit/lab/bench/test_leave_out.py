@@ -5,8 +5,9 @@ import pytest
 
 from ostraka.core import rules
 from ostraka.errors import ConfigError
-from ostraka_lab.baselines import multi_krum, plain_average
+from ostraka_lab.baselines import plain_average
 from ostraka_lab.bench.leave_out import (
+    DEFAULT,
     MEAN,
     Plan,
     Seen,
@@ -17,6 +18,7 @@ from ostraka_lab.bench.leave_out import (
     measure,
     summary,
 )
+from ostraka_lab.defence import Defence
 from ostraka_lab.experiment import Task
 
 PLAN = Plan(rounds=2, steps=1, clients=(8,), momenta=(0.0, 0.9))
@@ -28,7 +30,7 @@ def seen(aggregate):
 
 
 @pytest.mark.parametrize("victim", range(7))
-@pytest.mark.parametrize("rule", [plain_average, by_protocol(0)], ids=["plain", "protocol"])
+@pytest.mark.parametrize("rule", [plain_average, by_protocol(MEAN, 0)], ids=["plain", "protocol"])
 def test_the_estimate_is_exact_if_updates_repeat(rule, victim):
     without = rule(np.delete(UPDATES, victim, axis=0))
     found = estimate(seen(rule(UPDATES)), seen(without))
@@ -38,7 +40,7 @@ def test_the_estimate_is_exact_if_updates_repeat(rule, victim):
 def test_under_a_rule_that_selects_it_is_exact_for_a_victim_that_was_kept():
     far = UPDATES.copy()
     far[6] += 5  # Not kept with the victim, and not without it.
-    rule = by_protocol(1)
+    rule = by_protocol(rules.PAPER, 1)
     full, without = rule(far), rule(far[1:])
     assert (full.selected, without.selected) == ((0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4))
     np.testing.assert_allclose(estimate(seen(full), seen(without)), far[0], atol=1e-5)
@@ -62,7 +64,7 @@ def test_the_cosine_is_that_of_the_angle():
 def figures():
     begun = []
     found = measure(PLAN, lambda *event: begun.append(event))
-    assert [(done, of) for _, done, of in begun] == [(step, 4) for step in range(4)]
+    assert [(done, of) for _, done, of in begun] == [(step, 6) for step in range(6)]
     return found
 
 
@@ -75,13 +77,15 @@ def test_each_rule_is_attacked_without_and_with_momentum(figures):
     assert [(each["rule"], each["f"], each["momentum"]) for each in figures["rows"]] == [
         (MEAN, 0, 0.0),
         (MEAN, 0, 0.9),
-        (rules.DEFAULT, 1, 0.0),
-        (rules.DEFAULT, 1, 0.9),
+        (DEFAULT, 1, 0.0),
+        (DEFAULT, 1, 0.9),
+        (rules.PAPER, 1, 0.0),
+        (rules.PAPER, 1, 0.9),
     ]
     assert {each["attacks"] for each in figures["rows"]} == {16}
 
 
-@pytest.mark.parametrize("rule", [MEAN, rules.DEFAULT])
+@pytest.mark.parametrize("rule", [MEAN, DEFAULT, rules.PAPER])
 def test_momentum_gives_a_client_away(figures, rule):
     without, with_momentum = row(figures, rule, 0.0), row(figures, rule, 0.9)
     assert with_momentum["median"] > without["median"] + 0.15
@@ -91,10 +95,10 @@ def test_momentum_gives_a_client_away(figures, rule):
 
 
 def test_rounds_of_the_protocol_give_what_arithmetic_in_the_clear_gives(figures):
-    in_the_clear = {MEAN: plain_average, rules.DEFAULT: multi_krum(1, None)}
     for each in PLAN.federations():
         task = Task.load(PLAN.experiment(each))
-        found = summary(attack(task, in_the_clear[each.rule], warm_up=PLAN.warm_up))
+        in_the_clear = Defence(rules.parse(each.rule), each.f)
+        found = summary(attack(task, in_the_clear, warm_up=PLAN.warm_up))
         measured = {name: row(figures, each.rule, each.momentum)[name] for name in found}
         for name, value in found.items():
             assert measured[name] == pytest.approx(value, abs=2e-3), (str(each), name)

@@ -31,7 +31,7 @@ def fake_cell(clients, dimension, repeat):
     return {
         "clients": clients,
         "dimension": dimension,
-        "columns": {name: 4096 if name == SKETCH else dimension for name in names},
+        "columns": {name: 16_384 if name == SKETCH else dimension for name in names},
         "enclave_bytes": 10**7 + 8 * dimension,
         "runs": {name: [run(turn) for turn in range(repeat)] for name in names},
     }
@@ -98,7 +98,7 @@ def test_growth_is_told_and_extended(surveyed):
 def test_what_takes_too_long_must_be_split(surveyed):
     pieces = {each["what"]: each["pieces"] for each in surveyed()["splits"]}
     assert pieces["dimensions, by time (exact worker)"] == pytest.approx(1e8 / 3600, rel=0.02)
-    assert pieces["clients, by the sketch"] == 3
+    assert pieces["clients, by the sketch"] == 10
     assert "tiles" in pieces
 
 
@@ -197,13 +197,13 @@ def test_noise_widens_the_band():
 
 
 def test_a_cell_measures_rounds_and_memory():
-    figures = scale.measure(8, 6000, 1, lambda *_: None)
+    figures = scale.measure(8, 20_000, 1, lambda *_: None)
     assert set(figures["runs"]) == {"exact", "exact-unchecked", "sketch"}
-    assert figures["columns"] == {"exact": 6000, "exact-unchecked": 6000, "sketch": 6000}
+    assert figures["columns"] == {"exact": 20_000, "exact-unchecked": 20_000, "sketch": 16_384}
     assert 5 * 2**20 < figures["enclave_bytes"] < 2**29
     for runs in figures["runs"].values():
         assert runs[0]["enclave_cpu_s"] > 0
-        assert runs[0]["uploaded_bytes"] == 8 * (4 * 6000 + 16)
+        assert runs[0]["uploaded_bytes"] == 8 * (4 * 20_000 + 16)
 
 
 def test_a_cell_of_short_updates_has_no_sketch():

@@ -21,6 +21,9 @@ CLIENTS, DIMENSION = 8, 5000
 UPDATES = np.random.default_rng(1).standard_normal((CLIENTS, DIMENSION), dtype=np.float32)
 
 
+PAPER = {"rule": "multi-krum", "pre": ()}
+
+
 def terms(**options):
     return Terms(Manifest.flat(DIMENSION), f=1, tile=default_tile(CLIENTS, DIMENSION), **options)
 
@@ -37,7 +40,7 @@ def terms(**options):
     ids=str,
 )
 def test_it_selects_and_averages_as_the_specification_does(options):
-    played = play(terms(**options), UPDATES, clients=CLIENTS, parts=True)
+    played = play(terms(**options, **PAPER), UPDATES, clients=CLIENTS, parts=True)
     expected = krum.multi_krum(gram.naive(UPDATES.astype(np.float64)), 1, CLIENTS - 1)
     if "sketch" not in options:
         assert played.selected == expected
@@ -54,8 +57,12 @@ def test_it_selects_and_averages_as_the_specification_does(options):
     assert (played.prepare_cpu_s > 0) == (not inside and options.get("workers", 2) % 2 == 0)
 
 
-def test_the_default_is_what_run_round_selects():
-    assert play(terms(), UPDATES, clients=CLIENTS).selected == run_round(UPDATES, f=1).selected
+def test_the_default_is_what_run_round_makes_of_it():
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(CLIENTS, 4)) @ rng.normal(size=(4, DIMENSION))).astype(np.float32)
+    played, expected = play(terms(), rows, clients=CLIENTS), run_round(rows, f=1, masking="none")
+    assert played.selected == expected.selected
+    np.testing.assert_allclose(played.aggregate, expected.aggregate, atol=1e-3)
 
 
 def test_the_enclave_is_what_neither_clients_nor_workers_took():

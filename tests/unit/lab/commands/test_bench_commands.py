@@ -134,8 +134,8 @@ def test_leakage_to_the_host_runs_in_a_process_of_its_own(run, tmp_path):
     shown = json.loads(result.stdout.splitlines()[-1])
     assert "gaussian" not in shown
     rows = shown["leave_out"]["rows"]
-    assert len(rows) == 8
-    assert sum(row["attacks"] for row in rows) == 4 * (10 + 25)
+    assert len(rows) == 12
+    assert sum(row["attacks"] for row in rows) == 6 * (10 + 25)
     assert "Cosine of the estimate" in (tmp_path / "bench-results" / "report.html").read_text()
 
 
@@ -312,12 +312,12 @@ def measuring(monkeypatch):
 
 def test_a_regression_fails_and_noise_does_not(run, measuring, tmp_path):
     measuring(1.0)
-    saved = run("bench check --save --clients 9 --dimension 6000")
+    saved = run("bench check --save --clients 9 --dimension 20000")
     assert saved.exit_code == 0, saved.output
     assert (tmp_path / "benchmarks" / "baseline.json").exists()
     plans = measuring(1.05)
     assert run("bench check").exit_code == 0
-    assert (plans[-1].clients, plans[-1].dimension) == (9, 6000)
+    assert (plans[-1].clients, plans[-1].dimension) == (9, 20000)
     measuring(1.5)
     failed = run("bench check --json")
     assert failed.exit_code == 1
@@ -341,6 +341,20 @@ def test_every_command_has_json_and_a_folder():
     ):
         names = command.__annotations__
         assert {"as_json", "out"} <= set(names)
+
+
+def test_rules_shows_what_deciding_and_reducing_costs(run):
+    size = "--clients 9 --dimension 5000 --repeat 1"
+    result = run(f"bench rules {size}")
+    assert result.exit_code == 0, result.output
+    assert "9 updates of 5000 values, threads: 1" in result.stdout
+    told = " ".join(result.stdout.split())
+    for word in ("decide, ms", "multi-krum", "x weights", "trimmed-mean", "Nanoseconds a value"):
+        assert word in told
+    assert "Inner products with the last aggregate, for centred-clipping, take" in told
+    figures = json.loads(run(f"bench rules {size} --json").stdout.splitlines()[-1])
+    assert {"rounds", "rules", "last", "columns", "reductions", "machine"} <= set(figures)
+    assert run("bench rules --repeat 0").exit_code == 2
 
 
 def test_confirm_shows_every_step_in_words(run):
