@@ -8,10 +8,12 @@ change the outcome are left out: those below and above what is kept, and those b
 are only added up.
 
 A network takes O(log^2 m) operations a value and numpy's sort O(log m), so from some number of rows
-on, a sort is faster, and is taken. *Its* time may depend on the values. At 65,536 columns on an AMD
-EPYC with AVX-512, in nanoseconds a value: full network against sort 1.7 and 3.4 at 32 rows, 2.6 and
-4.0 at 64, 3.5 and 4.5 at 128, 6.3 and 4.3 at 256; the network of a median takes three quarters of
-a full one.
+on, a sort is taken. *Its* time may depend on the values. By `ostraka bench rules`, on an AMD EPYC
+with AVX-512, the mean of the values nearest to the median takes so many nanoseconds a value:
+
+rows              16     32     64    128    256
+by a network     1.9    2.3    3.2    4.8    5.4 to 8.7
+by a sort        4.5    4.0    4.1    5.1    6.4 to 7.0
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,10 +27,7 @@ from ostraka.errors import ConfigError
 
 Reducer: TypeAlias = Literal["median", "trimmed", "near-median"]
 
-# Minima and maxima a value up to which a network is faster than a sort: 128 rows need 23 for a full
-# one, 256 need 30, and 24 for a median.
-NETWORK_OPERATIONS = 24
-MAX_NETWORK_ROWS = 256
+MAX_NETWORK_ROWS = 256  # beyond which a sort is faster by far
 
 _SORTED_VALUES = 2**17  # that a sort works on at a time
 _DROPPED, _ADDED, _PLACED = range(3)  # what becomes of an output
@@ -112,7 +111,7 @@ class Reduction:
             self._kept = range(count)
         if count < 0 or not self._kept or self._kept.stop > rows:
             raise ConfigError(f"a {reducer} reduction of {rows} rows cannot have count={count}")
-        self.by_network = rows <= MAX_NETWORK_ROWS and self.operations <= NETWORK_OPERATIONS * rows
+        self.by_network = rows <= MAX_NETWORK_ROWS
 
     @cached_property
     def network(self) -> tuple[Comparator, ...]:

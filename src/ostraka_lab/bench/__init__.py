@@ -6,6 +6,7 @@ Benchmarks:
     scale       how cost grows with clients and values; `fit` has fits and forecasts
     leakage     what one worker learns, by attacking; `leave_out` has what the host learns
     confirmations  what confirming an outcome takes, step by step
+    rules       what a rule costs beside the enclave's round; networks against sorts
     kernels     the stages of a round, timed side by side
     check       has anything become slower? And the costs that `distances="auto"` needs
 

@@ -219,6 +219,13 @@ def _processor() -> str:
     return platform.machine()
 
 
+def has_flag(name: str) -> bool:
+    """Whether the processor names this flag, such as vaes."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    flags = (line.partition(":")[2].split() for line in lines if line.startswith("flags"))
+    return name in next(flags, [])
+
+
 def _blas() -> str:
     found = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     return f"{found['name']} {found['version']}"

@@ -52,6 +52,9 @@ BENCH = Group(
         "confirm": _command(
             "bench_confirm:confirm", "Measure what it takes to confirm an outcome."
         ),
+        "rules": _command(
+            "bench_rules:rules", "Measure what an aggregation rule costs the enclave."
+        ),
         "check": _command("bench:check", "Fail if a stage has become slower."),
         "kernels": _command("bench:kernels", "Measure the CPU time of each stage of a round."),
         "calibrate": _command("bench:calibrate", 'Measure this machine for distances="auto".'),
