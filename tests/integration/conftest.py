@@ -32,6 +32,7 @@ from ostraka.client import connection, upload
 from ostraka.client.memory import MemoryFile
 from ostraka.client.results import Model, Outcome
 from ostraka.config import Tiling
+from ostraka.core import rules
 from ostraka.core.gram import NumpyKernel, Sum, Values
 from ostraka.encoding import decode
 from ostraka.files import read_identity
@@ -42,6 +43,7 @@ from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
 
+KRUM = rules.parse("multi-krum")  # which tells by the selection who was in a round
 PATIENCE_S = 300.0  # after which a test that waits has failed
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
 
@@ -563,7 +565,8 @@ def stage(deploy, monkeypatch) -> Iterator[Callable[..., Stage]]:
         plan = {"clients": 8, "f": 2, "workers": 2, "dimension": 20_000} | plan
         n, f, d = plan["clients"], plan["f"], plan["dimension"]
         ours = {"count": rounds + 1, "tile": 1024, "quorum": n - 1, "disclose_selection": True}
-        deployment = deploy(settings=ours | (settings or {}), **plan)
+        ours["client_momentum"] = 0.0
+        deployment = deploy(settings=ours | (settings or {}), **({"composition": KRUM} | plan))
         draw = np.random.default_rng(seed).normal
         updates = draw(size=(rounds, 1, d)) + 0.3 * draw(size=(rounds, n, d))
         updates[:, n - f :] *= -3

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from ostraka.core import rules
+
 RNG = np.random.default_rng(7)
 
 
@@ -39,6 +41,7 @@ def test_sixteen_clients_and_four_attackers(deploy, logged, masking):
         f=f,
         masking=masking,
         dimension=d,
+        composition=rules.parse("multi-krum"),
         settings={"count": 1, "deadline_s": 120, "linger_s": 60, "disclose_selection": True},
     )
     if masking == "gaussian":
