@@ -3,6 +3,7 @@
 Experiments:
     experiment    what to run, who takes part in it, and how good a model is
     attacks       what attackers send, or train on
+    defence       what the enclave does with updates, in the clear
     data          data sets, and which client holds which part
     models        the networks, in PyTorch
     training      local training
@@ -10,7 +11,7 @@ Experiments:
 
 How they are run:
     run           over the real services, each a process of its own
-    baselines     in the clear: plain averaging, and Multi-Krum
+    baselines     the same federation in the clear
     compare       all of them, over a list of attacks
     client        a process of clients
     deployment    a federation's folder, its services and their progress

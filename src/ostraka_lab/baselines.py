@@ -58,11 +58,6 @@ class ClearRound:
 plain_average = Plain()
 
 
-def multi_krum(f: int, k: int | None) -> Defence:
-    """Multi-Krum as the enclave does it."""
-    return Defence(rules.compose(rules.PAPER, options=rules.Options(k=k)), f)
-
-
 class Clear:
     """The participants of an experiment, in one process, with the lab as their server."""
 

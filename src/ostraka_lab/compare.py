@@ -175,7 +175,7 @@ class Cell:
     @property
     def name(self) -> str:
         """What its folder is called."""
-        return re.sub(r"[^\w.+=-]+", "-", f"{self.attack}-{self.defence}-seed-{self.seed}")
+        return re.sub(r"[^\w.+=]+", "-", f"{self.attack}-{self.defence}-seed-{self.seed}")
 
     def __str__(self) -> str:
         seed = f" (seed {self.seed})" if len(self.comparison.seeds) > 1 else ""

@@ -313,6 +313,8 @@ class Task:
         dataset = data.load(experiment.dataset)
         how = partition.parse(experiment.partition)
         parts = partition.split(dataset.train.labels, experiment.clients, how, experiment.seed)
+        if experiment.root_images is not None:
+            parts[experiment.trusted - 1] = experiment.root_sample(len(dataset.train))
         return cls(experiment, dataset, parts)
 
     def model(self) -> nn.Module:
@@ -336,8 +338,6 @@ class Task:
 
     def examples(self, client: int) -> Split:
         own, train = self.parts[client - 1], self.dataset.train
-        if client == self.experiment.trusted and self.experiment.root_images is not None:
-            own = self.experiment.root_sample(len(train))
         return Split(train.images[own], train.labels[own])
 
 

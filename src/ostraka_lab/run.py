@@ -48,6 +48,7 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Tas
         model=experiment.architecture,
         attack_scale=experiment.scale,
         attackers=experiment.attackers,
+        composition=str(composition),
         dimension=manifest.dimension,
         holdings=task.holdings(),
         simulated=True,

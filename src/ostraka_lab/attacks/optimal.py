@@ -31,8 +31,8 @@ from ostraka_lab.attacks import informed
 from ostraka_lab.attacks.attack import Scene
 from ostraka_lab.defence import Defence, Products, combined, inner_products
 
-_OCTAVES, _A_OCTAVE = 9, 2  # of the grid: from 1/512 of the longest step, two steps an octave
-_SECTIONS = 8  # of the golden search, which ends within a hundredth of an octave
+_OCTAVES, _A_OCTAVE = 9, 4  # of the grid: from 1/512 of the longest step, four steps an octave
+_SECTIONS = 6  # of the golden search, which ends within a fiftieth of an octave
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SAMPLE = 2048  # columns on which column-wise rules are tried out
 

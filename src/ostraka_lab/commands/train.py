@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SIMULATED = (
     "No TEE protects this run: its enclave is simulated, and this machine could read every update."
 )
-_LEGEND = "Left out: by Multi-Krum, unless it says more. A star marks an attacker."
+_NOISE = 0.02  # of accuracy: a smaller difference means nothing
 _NOT_OF_A_RUN = ("out", "resume", "as_json")
 
 
@@ -83,7 +83,9 @@ def train(
     \b
     Examples:
       ostraka train --baseline
-      ostraka train --attack alie --partition dirichlet:0.5
+      ostraka train --attack optimal-ipm --client-momentum 0.9 --partition dirichlet:0.5
+      ostraka train --attack ipm --rule multi-krum
+      ostraka train --rule fltrust --root-images 100 --attack optimal-ipm
       ostraka train --dataset cifar10 --clients 64 --byzantine 12 --steps 4 --rounds 30
       ostraka train --dataset cifar10 --model mobilenetv2 --clients 64 --byzantine 0 --attack none
       ostraka train --resume runs/digits-mlp-20260101-120000
@@ -119,12 +121,13 @@ def demo(
 
     Starts one enclave (simulated), two workers and the clients, each as a process of its own, and
     trains on real data. The digits need no download. Writes a report, and names it. The exit code
-    is 1 if an attacker was ever averaged in.
+    is 1 if plain averaging does better, because the attack misleads the rule.
 
     \b
     Examples:
       ostraka demo
       ostraka demo --attack gaussian --byzantine 4
+      ostraka demo --attack optimal-ipm --rule multi-krum
       ostraka demo --dataset cifar10 --model mobilenetv2 --rounds 3
     """
     fields = {
@@ -141,8 +144,8 @@ def demo(
         "seed": seed,
         "baseline": True,
     }
-    selected = _run(_found(fields, out, name="demo"), as_json=as_json)
-    if selected:
+    figures = _run(_found(fields, out, name="demo"), as_json=as_json)
+    if figures["misled"]:
         raise typer.Exit(FAILED)
 
 
@@ -164,8 +167,8 @@ def _command(experiment: "Experiment") -> str:
     return options.command("train", experiment.to_json(), type(experiment)().to_json())
 
 
-def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
-    """Run what is left of a run, and show all of it. Returns how often attackers were selected."""
+def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, Any]:
+    """Run what is left of a run, and show all of it. Returns its figures."""
     from ostraka_lab import metrics, run_report
     from ostraka_lab import run as runs
     from ostraka_lab.folder import RunFolder
@@ -195,6 +198,7 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
     report = run_report.write(root) if view.rows else None
     experiment, facts = folder.load()
     figures = _figures(view, facts) | {
+        "rule": str(experiment.composition),
         "masking": experiment.masking,
         "simulated": facts["simulated"],
         "report": str(report) if report else None,
@@ -204,7 +208,7 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> int:
     show(*parts, figures=figures, as_json=as_json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
-    return sum(row.byzantine_selected for row in view.rows)
+    return figures
 
 
 def _parts(
@@ -219,7 +223,7 @@ def _parts(
     done, rounds = len(view.rows), experiment.rounds
     parts: list[Table | str] = [_cast(experiment, facts), _SIMULATED]
     if done:
-        parts += [view.table(), _LEGEND]
+        parts += [view.table(), _legend(figures)]
     if figures["stages_s"]:
         parts.append(_stages(figures["stages_s"]))
     if interrupted:
@@ -237,9 +241,12 @@ def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
     """Compute the figures. Both accuracies are of the last round that was evaluated."""
     judged = [row for row in view.rows if row.accuracy is not None]
     last = judged[-1] if judged else None
+    accuracy, plain = (last.accuracy, view.plain().get(last.round)) if last else (None, None)
     return {
-        "accuracy": last.accuracy if last else None,
-        "baseline_accuracy": view.plain().get(last.round) if last else None,
+        "accuracy": accuracy,
+        "baseline_accuracy": plain,
+        "misled": plain is not None and plain > (accuracy or 0.0) + _NOISE,
+        "selective": any(row.dropped for row in view.rows),
         "rounds": len(view.rows),
         "byzantine_selected": sum(row.byzantine_selected for row in view.rows),
         "attack_success": last.attack_success if last else None,
@@ -263,8 +270,16 @@ def _cast(experiment: "Experiment", facts: dict[str, Any]) -> str:
     return (
         f"{experiment.clients} clients train {experiment.architecture} "
         f"({facts['dimension']} values) on {experiment.dataset}, {experiment.partition}; "
-        f"masking: {experiment.masking}. Attackers: {attackers}{how}."
+        f"rule: {experiment.composition}; masking: {experiment.masking}. "
+        f"Attackers: {attackers}{how}."
     )
+
+
+def _legend(figures: dict[str, Any]) -> str:
+    rule = figures["rule"]
+    if not figures["selective"]:
+        return f"Nobody is left out: {rule} gives every update a weight, distant ones next to none."
+    return f"Left out: by {rule}, unless it says more. A star marks an attacker."
 
 
 def _stages(stages: dict[str, float]) -> Table:
@@ -275,13 +290,15 @@ def _stages(stages: dict[str, float]) -> Table:
 
 
 def _verdict(figures: dict[str, Any], experiment: "Experiment") -> list[str]:
-    count = figures["byzantine_selected"]
-    first = f"Attackers averaged in: {count} times." if count else "No attacker was averaged in."
+    count, first = figures["byzantine_selected"], ""
+    if figures["selective"] and experiment.attackers:
+        averaged = f"Attackers averaged in: {count} times."
+        first = averaged if count else "No attacker was averaged in."
     after = "1 round" if figures["rounds"] == 1 else f"{figures['rounds']} rounds"
     reached = f"Accuracy after {after}: {percent(figures['accuracy'])}"
     beside = figures["baseline_accuracy"]
     plain = f", by plain averaging {percent(beside)}" if beside is not None else ""
     success = figures["attack_success"]
     backdoor = f" The backdoor works on {percent(success)}." if success is not None else ""
-    misled = ["This attack misleads Multi-Krum itself: see docs/attacks.md."] if count else []
-    return [f"{first if experiment.attackers else ''} {reached}{plain}.{backdoor}".strip(), *misled]
+    told = [f"This attack misleads {figures['rule']} itself: see docs/attacks.md."]
+    return [f"{first} {reached}{plain}.{backdoor}".strip(), *(told if figures["misled"] else [])]

@@ -115,7 +115,8 @@ def _what_ran(run: RunRecord) -> str:
     experiment = run.experiment
     return (
         f"{format.count(experiment.clients, 'client')} trained {experiment.model} on "
-        f"{experiment.dataset} together for {format.count(len(run.rounds), 'round')}."
+        f"{experiment.dataset} together for {format.count(len(run.rounds), 'round')}"
+        f"{f' under {experiment.rule}' if experiment.rule else ''}."
     )
 
 
@@ -193,7 +194,7 @@ def _attack_success(run: RunRecord) -> KeyFigure | None:
 
 
 def _attackers(run: RunRecord) -> KeyFigure | None:
-    if not run.experiment.attackers:
+    if not (run.experiment.attackers and run.selective):
         return None
     chances = f"{run.byzantine_selected} of {run.byzantine_chances:,}"
     attackers = format.count(len(run.experiment.attackers), "attacker")

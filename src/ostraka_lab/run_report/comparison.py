@@ -90,22 +90,21 @@ def spreads(comparison: Comparison, results: Sequence[Result]) -> list[dict[str,
 
 def explanation(comparison: Comparison) -> str:
     """What the table shows."""
-    seeds, ours = len(comparison.seeds), any(each in MASKINGS for each in comparison.defences)
-    return " ".join(
-        filter(
-            None,
-            (
-                "Accuracy on test data after the last round"
-                + (f": the mean of {seeds} seeds, and their range." if seeds > 1 else "."),
-                "The worst case is that of the attack that does most harm"
-                + (", seed by seed." if seeds > 1 else "."),
-                f"Ostraka runs {comparison.experiment.composition.plain}, on updates that only "
-                "the enclave sees; all other defences run in the clear."
-                if ours
-                else "All defences run in the clear.",
-            ),
+    several, worst = len(comparison.seeds) > 1, len(comparison.attacks) > 1
+    said = ["Accuracy on test data after the last round"]
+    said[0] += f": the mean of {len(comparison.seeds)} seeds, and their range." if several else "."
+    if worst:
+        by_seed = ", seed by seed" if several else ""
+        said.append(f"The worst case is that of the attack that does most harm{by_seed}.")
+    if any(each in MASKINGS for each in comparison.defences):
+        rule = comparison.experiment.composition.plain
+        said.append(
+            f"Ostraka runs {rule}, on updates that only the enclave sees; all others run in the "
+            "clear."
         )
-    )
+    else:
+        said.append("All defences run in the clear.")
+    return " ".join(said)
 
 
 def _markdown(comparison: Comparison, results: Sequence[Result]) -> str:

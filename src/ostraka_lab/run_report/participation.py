@@ -117,7 +117,9 @@ def plot(run: RunRecord) -> Plot | None:
     if not run.rounds:
         return None
     experiment = run.experiment
-    fates = [_fates(row, experiment.attackers) for row in run.rounds]
+    # Where every update has a weight, it says nothing that an attacker's has one.
+    singled_out = experiment.attackers if run.selective else ()
+    fates = [_fates(row, singled_out) for row in run.rounds]
     shown = _shown(fates)
     last = max(experiment.rounds, run.rounds[-1].round)
 
@@ -200,7 +202,10 @@ def _named(client: int, run: RunRecord) -> str:
 
 def _caption(run: RunRecord, shown: Sequence[_Fate]) -> str:
     meanings = {
-        _Fate.SELECTED: "Selected: averaged into the model.",
+        _Fate.SELECTED: "Selected: averaged into the model."
+        if run.selective
+        else "Selected: has a weight in the model. This rule leaves nobody out, and gives distant "
+        "updates next to none.",
         _Fate.DROPPED: "Dropped: valid, but too far from the others.",
         _Fate.REJECTED: "Rejected: invalid.",
         _Fate.ABSENT: "Absent: sent nothing in time.",

@@ -35,6 +35,7 @@ class Experiment:
     attackers: tuple[int, ...]
     attack: str
     attack_scale: float | None
+    rule: str
     distances: str
     workers: int
     sketch: int | None
@@ -80,6 +81,7 @@ class Experiment:
             attackers=tuple(sorted(int(each) for each in fields.get("attackers") or ())),
             attack=str(fields.get("attack") or _NO_ATTACK),
             attack_scale=_number(fields.get("attack_scale")),
+            rule=str(fields.get("composition") or ""),
             distances=str(fields.get("distances") or "workers"),
             workers=int(fields.get("workers") or 2),
             sketch=_whole(fields.get("sketch")),
@@ -120,6 +122,14 @@ class RunRecord:
     @property
     def baseline_attack_success(self) -> float | None:
         return _last([row.attack_success for row in self.baseline])
+
+    @cached_property
+    def selective(self) -> bool:
+        """Whether the rule ever left out an update: if not, all have a weight, and some a tiny one.
+
+        Unknown before the first round, when there is nothing to say of anybody's update.
+        """
+        return any(row.dropped for row in self.rounds)
 
     @cached_property
     def byzantine_selected(self) -> int:

@@ -1,66 +1,45 @@
 """The federation in the clear: what Ostraka is compared with, and must be equal to."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 import ostraka
-from ostraka.core import gram
-from ostraka.core.rules import krum
+from ostraka.core.gram import from_gram
+from ostraka.core.rules import krum_scores
 from ostraka.errors import ConfigError, LeakyMasking
-from ostraka_lab import data
-from ostraka_lab.baselines import Clear, clip, multi_krum, plain_average, squared_distances
-from ostraka_lab.experiment import Experiment, Task
+from ostraka_lab import baselines, data
+from ostraka_lab.baselines import PLAIN, Clear, plain_average, rule
+from ostraka_lab.defence import Aggregate, inner_products
+from ostraka_lab.experiment import Experiment, Participant, Task
+from ostraka_lab.folder import RunFolder
 
-RNG = np.random.default_rng(6)
-
-
-def test_plain_averaging_takes_everything():
-    rows = RNG.normal(size=(5, 20)).astype(np.float32)
-    rows[0] *= 1e6
-    assert plain_average(rows).selected == (0, 1, 2, 3, 4)
-    np.testing.assert_allclose(plain_average(rows).mean, rows.mean(axis=0, dtype=np.float64))
-    rows[1, 3] = np.nan
-    assert np.isnan(plain_average(rows).mean).sum() == 1
+DEFAULT = "arc+nnm+geometric-median"
 
 
-def test_distances_are_those_of_law_2():
-    rows = RNG.normal(size=(6, 300))
-    np.testing.assert_allclose(squared_distances(rows), gram.naive(rows), atol=1e-10)
-
-
-def test_a_long_row_is_clipped_as_the_enclave_does_it():
-    rows = RNG.normal(size=(7, 64)).astype(np.float32)
-    rows[2] *= 1000
-    norms = np.linalg.norm(clip(rows, 1), axis=1)
-    limit = 2.0 ** np.ceil(np.log2(4 * np.median(np.linalg.norm(rows.astype(np.float64), axis=1))))
-    np.testing.assert_allclose(norms[2], limit)
-    np.testing.assert_allclose(np.delete(clip(rows, 1), 2, 0), np.delete(rows, 2, 0))
-
-
-def test_a_nan_lowers_n_and_f_together():
-    rows = (1 + 0.1 * RNG.normal(size=(9, 50))).astype(np.float32)
-    rows[4, 0] = np.nan
-    result = multi_krum(3, None)(rows)
-    expected = krum.multi_krum(squared_distances(clip(np.delete(rows, 4, 0), 3)), 2, 6)
-    assert [row - (row > 4) for row in result.selected] == list(expected)
-    assert 4 not in result.selected
-
-
-def recorded(**fields):
-    """The updates of a run, round by round."""
-    experiment = Experiment(**fields)
+def loaded(**fields):
     try:
-        task = Task.load(experiment)
+        return Task.load(Experiment(**fields))
     except ConfigError as absent:
         pytest.skip(str(absent))
-    rule = multi_krum(experiment.byzantine, experiment.k)
-    for each in Clear(task, rule).rounds():
-        yield each, rule(each.updates)
+
+
+def recorded(defence, **fields):
+    """The updates of a run, round by round."""
+    task = loaded(**fields)
+    used = rule(task.experiment, defence)
+    for each in Clear(task, used).rounds():
+        yield each, used(each.updates)
 
 
 def gap(updates, f):
     """How far the scores of the last selected and the first dropped client lie apart."""
-    scores = np.sort(krum.krum_scores(squared_distances(clip(updates, f)), f))
+    rows = inner_products(updates)
+    norms = np.sqrt(np.diagonal(rows))
+    limit = 2.0 ** np.ceil(np.log2(4 * np.median(norms)))
+    scales = limit / np.maximum(norms, limit)
+    scores = np.sort(krum_scores(from_gram(rows * np.outer(scales, scales)), f))
     return scores[-f] - scores[-f - 1]
 
 
@@ -91,24 +70,151 @@ def test_privacy_costs_no_accuracy(fields, masking):
     n = fields.get("clients", 12)
     f = fields.get("byzantine", 3)
     compared = 0
-    for each, reference in recorded(**fields):
-        with pytest.warns(LeakyMasking) if masking == "gaussian" else _nothing():
-            result = ostraka.run_round(each.updates, f=f, masking=masking)
+    for each, reference in recorded("multi-krum", **fields):
+        with pytest.warns(LeakyMasking) if masking == "gaussian" else nullcontext():
+            result = ostraka.run_round(each.updates, f=f, masking=masking, rule="multi-krum")
         # Each score is the sum of n - f - 2 distances.
         error = 2 * (n - f - 2) * result.distance_error
         if gap(each.updates, f) <= error:
             continue
         compared += 1
         assert result.selected == reference.selected
-        off = np.linalg.norm(result.aggregate - reference.mean) / np.linalg.norm(reference.mean)
-        assert off < 1e-5
+        assert off(result.aggregate, reference.mean) < 1e-5
     assert compared
 
 
-def _nothing():
-    from contextlib import nullcontext
+def off(one, other):
+    return np.linalg.norm(one - other) / np.linalg.norm(other)
 
-    return nullcontext()
+
+@pytest.mark.parametrize("fields", RUNS.values(), ids=RUNS.keys())
+@pytest.mark.parametrize("masking", ["exact", "none"])
+def test_the_default_rule_is_the_same_in_private(fields, masking):
+    for each, reference in recorded(DEFAULT, **fields):
+        result = ostraka.run_round(each.updates, f=3, masking=masking)
+        assert off(result.aggregate, reference.mean) < 1e-4
+
+
+SMALL = {"clients": 7, "byzantine": 1, "rounds": 2, "steps": 1}
+
+
+@pytest.mark.parametrize(
+    "defence", [DEFAULT, "arc+caf", "trimmed-mean", "fltrust", "nnm+krum", "centred-clipping"]
+)
+def test_any_composition_is_a_defence(defence):
+    *_, last = Clear(loaded(**SMALL), rule(Experiment(**SMALL), defence)).rounds()
+    assert np.isfinite(last.model).all()
+    assert not last.failure
+    assert 1 <= len(last.selected) <= 7
+
+
+def test_the_experiment_s_k_and_root_client_are_the_defence_s():
+    experiment = Experiment(k=6, root=4)
+    assert str(rule(experiment, "multi-krum").composition) == "multi-krum(k=6)"
+    trusting = rule(experiment, "fltrust")
+    assert trusting.composition.options.root == "client-4"
+    assert trusting.root == 3
+    assert rule(experiment, "fltrust(root=client-2)").root == 1
+    assert rule(experiment, DEFAULT).composition.options.given == ()
+
+
+REFUSED = {
+    "a rule that there is not": ("hope", {}, "there is no rule 'hope'"),
+    "a pre-aggregation that there is not": ("hope+mean", {}, "there is no pre-aggregation"),
+    "too few clients": ("multi-krum", {"clients": 8}, "needs at least 9 clients"),
+    "a root client that there is not": ("fltrust(root=client-99)", {}, "client-1 to client-12"),
+    "an option of another rule": ("mean(k=6)", {}, "k is no option of mean"),
+}
+
+
+@pytest.mark.parametrize(("defence", "fields", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_defend_is_refused(defence, fields, words):
+    with pytest.raises(ConfigError, match=words):
+        rule(Experiment(**fields), defence)
+
+
+def test_attackers_are_up_against_the_defence_at_hand():
+    """The same attack, optimised against what the run in the clear uses, and not the terms."""
+    task = loaded(**SMALL | {"attack": "optimal-ipm", "rounds": 1})
+    (attacker,) = task.experiment.attackers
+    sent = {}
+    for defence in (PLAIN, "multi-krum", DEFAULT):
+        (each,) = Clear(task, rule(task.experiment, defence)).rounds()
+        sent[defence] = np.linalg.norm(each.updates[attacker - 1])
+    assert len({round(float(length), 6) for length in sent.values()}) == 3
+    assert max(sent, key=sent.__getitem__) == PLAIN
+
+
+def test_attackers_who_send_the_same_are_asked_once(monkeypatch):
+    task = loaded(clients=9, byzantine=3, rounds=1, steps=1, attack="min-max")
+    asked = []
+    sends = Participant.sends
+
+    def counted(self, *arguments):
+        asked.append(self.number)
+        return sends(self, *arguments)
+
+    monkeypatch.setattr(Participant, "sends", counted)
+    (each,) = Clear(task, plain_average).rounds()
+    attackers = task.experiment.attackers
+    assert len(set(asked) & set(attackers)) == 1
+    for number in attackers:
+        np.testing.assert_array_equal(each.updates[number - 1], each.updates[attackers[0] - 1])
+
+
+def test_attackers_who_send_different_things_are_all_asked():
+    task = loaded(clients=9, byzantine=3, rounds=1, steps=1, attack="shift")
+    (each,) = Clear(task, plain_average).rounds()
+    one, other, _ = task.experiment.attackers
+    assert not np.array_equal(each.updates[one - 1], each.updates[other - 1])
+
+
+def test_the_attackers_part_is_what_they_weigh():
+    task = loaded(clients=9, byzantine=3, rounds=1, steps=1, attack="zero")
+    (each,) = Clear(task, plain_average).rounds()
+    assert each.attackers_share == pytest.approx(1 / 3)
+    (each,) = Clear(task, rule(task.experiment, "nnm+trimmed-mean")).rounds()
+    assert each.attackers_share is None
+
+
+def test_a_round_that_fails_leaves_the_model():
+    task = loaded(**SMALL | {"byzantine": 2, "f": 1, "attack": "nan", "clients": 5})
+    clear = Clear(task, rule(task.experiment, "multi-krum"))
+    before = clear.model.copy()
+    failed = clear.round(1)
+    assert "multi-krum" in failed.failure
+    assert failed.selected == ()
+    np.testing.assert_array_equal(clear.model, before)
+    assert clear.last is None
+
+
+def test_a_rule_gets_to_know_the_last_aggregate():
+    seen = []
+
+    def noting(updates, past):
+        seen.append((past.number, past.last))
+        return Aggregate(np.full(updates.shape[1], past.number, float), (0,))
+
+    task = loaded(**SMALL | {"rounds": 3})
+    list(Clear(task, noting).rounds())
+    assert [number for number, _ in seen] == [1, 2, 3]
+    assert seen[0][1] is None
+    assert [last.mean() for _, last in seen[1:]] == [1, 2]
+
+
+@pytest.mark.parametrize("defence", ["centred-clipping(radius=0.1)", "bucketing+multi-krum", PLAIN])
+def test_a_run_that_goes_on_gives_what_a_whole_one_gives(tmp_path, defence):
+    """The last aggregate is told from two models; the order of buckets from the round's number."""
+    experiment = Experiment(clients=12, byzantine=1, f=1, rounds=4, steps=1)
+    whole = Clear(Task.load(experiment), rule(experiment, defence))
+    *_, expected = whole.rounds()
+    folder = RunFolder(tmp_path)
+    folder.save(experiment.with_rounds(2))
+    baselines.aggregate(folder, defence, 0)
+    folder.save(experiment)
+    baselines.aggregate(folder, defence, 2)
+    (path,) = tmp_path.glob("*-4.f32")
+    np.testing.assert_allclose(np.fromfile(path, "<f4"), expected.model, atol=1e-6)
 
 
 def test_attackers_get_to_know_what_they_may():

@@ -1,45 +1,97 @@
 """Comparisons: which runs they are made of, and the table that comes out."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from ostraka.errors import ConfigError
+from ostraka_lab import compare as lab
 from ostraka_lab.compare import Comparison
 from ostraka_lab.experiment import Experiment
-from ostraka_lab.metrics import Metrics, RoundMetrics
+from ostraka_lab.metrics import Metrics, RoundMetrics, read
 from ostraka_lab.run_report import comparison as comparison_page
 
-EXPERIMENT = Experiment(clients=5, byzantine=1, rounds=2)
+DEFAULT = "arc+nnm+geometric-median"
+EXPERIMENT = Experiment(clients=5, byzantine=1, rounds=2, steps=1)
 
 
-def comparison(root, **fields):
-    asked = {"attacks": ("alie", "none"), "defences": ("plain", "exact")} | fields
-    return Comparison(root, EXPERIMENT, **asked, command="ostraka compare")
+def comparison(root, *, experiment=EXPERIMENT, **fields):
+    asked = {"attacks": ("alie", "none"), "defences": ("plain", "exact"), "seeds": (0,)} | fields
+    return Comparison(root, experiment, **asked, command="ostraka compare")
 
 
-def finish(cell, accuracy, selected=0):
+def finish(cell, accuracy, selected=0, share=None, **more):
     cell.folder.root.mkdir(parents=True)
     metrics = Metrics(cell.folder.root)
     for number in (1, 2):
         metrics.write(
-            RoundMetrics(number, accuracy=accuracy, byzantine_selected=selected, wall_s=1.0)
+            RoundMetrics(
+                number,
+                accuracy=accuracy,
+                byzantine_selected=selected,
+                attackers_share=share,
+                wall_s=1.0,
+                **more,
+            )
         )
     metrics.close()
 
 
-def test_every_attack_meets_every_defence(tmp_path):
-    cells = list(comparison(tmp_path / "c").cells())
+def finish_all(made, accuracies):
+    """accuracies: by attack, defence and seed."""
+    made.save()
+    for cell in made.cells():
+        finish(cell, accuracies[cell.attack, cell.defence, cell.seed])
+    return made.results()
+
+
+def test_every_attack_meets_every_defence_with_every_seed(tmp_path):
+    cells = list(comparison(tmp_path / "c", seeds=(3, 4)).cells())
     names = [cell.name for cell in cells]
-    assert names == ["alie-plain", "alie-exact", "none-plain", "none-exact"]
-    assert [cell.in_the_clear for cell in cells] == [True, False, True, False]
-    assert {cell.experiment.seed for cell in cells} == {EXPERIMENT.seed}
+    assert names == [
+        f"{attack}-{defence}-seed-{seed}"
+        for attack in ("alie", "none")
+        for defence in ("plain", "exact")
+        for seed in (3, 4)
+    ]
+    assert [cell.in_the_clear for cell in cells] == [True, True, False, False] * 2
+    assert [cell.experiment.seed for cell in cells] == [3, 4] * 4
+    assert {cell.experiment.masking for cell in cells} == {"exact"}
+    assert [str(cell) for cell in cells][:2] == ["alie on plain (seed 3)", "alie on plain (seed 4)"]
+
+
+def test_each_attack_may_have_a_scale_of_its_own(tmp_path):
+    scaled = Experiment(clients=5, byzantine=1, rounds=2, attack_scale=7.0)
+    made = comparison(tmp_path / "c", experiment=scaled, attacks=("ipm:0.5", "ipm:2", "sign-flip"))
+    found = {(cell.attack, cell.experiment.attack, cell.experiment.scale) for cell in made.cells()}
+    assert found == {("ipm:0.5", "ipm", 0.5), ("ipm:2", "ipm", 2.0), ("sign-flip", "sign-flip", 7)}
+
+
+def test_folders_have_names_that_any_disk_takes(tmp_path):
+    defences = ("multi-krum(k=3, neighbours=2)", "fltrust(root=client-1)", DEFAULT)
+    made = comparison(tmp_path / "c", attacks=("ipm:0.5",), defences=defences)
+    assert [cell.name for cell in made.cells()] == [
+        "ipm-0.5-multi-krum-k=3-neighbours=2-seed-0",
+        "ipm-0.5-fltrust-root=client-1-seed-0",
+        f"ipm-0.5-{DEFAULT}-seed-0",
+    ]
 
 
 REFUSED = {
-    "a defence that there is not": ({"defences": ("hope",)}, "there is no defence 'hope'"),
+    "a defence that there is not": (
+        {"defences": ("hope",)},
+        "a defence is one of plain, exact, gaussian, none, or .* there is no rule 'hope'",
+    ),
+    "a defence that cannot stand on so few": (
+        {"defences": ("trimmed-mean",), "experiment": Experiment(clients=9, byzantine=3)},
+        "needs at least 11 clients",
+    ),
     "an attack that there is not": ({"attacks": ("hope",)}, "there is no attack 'hope'"),
+    "a scale that is no number": ({"attacks": ("ipm:much",)}, "such as ipm:1; got 'ipm:much'"),
     "nothing": ({"attacks": ()}, "at least one attack"),
+    "no seed": ({"seeds": ()}, "one seed"),
+    "a run twice": ({"attacks": ("alie", "alie")}, "alie-exact-seed-0 is asked for twice"),
 }
 
 
@@ -50,7 +102,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path, fields, words):
 
 
 def test_it_can_be_gone_on_with(tmp_path):
-    made = comparison(tmp_path / "c")
+    given = Experiment(clients=5, byzantine=1, rule="caf", pre=("arc",))
+    made = comparison(tmp_path / "c", experiment=given, seeds=(0, 1))
     made.save()
     assert Comparison.load(tmp_path / "c") == made
     with pytest.raises(ConfigError, match="is not empty"):
@@ -67,24 +120,134 @@ def test_results_are_of_runs_that_are_over(tmp_path):
     made.save()
     first, *_ = made.cells()
     assert made.results() == []
-    finish(first, accuracy=0.25, selected=1)
+    finish(first, accuracy=0.25, selected=1, share=0.125, failure="too few")
     (result,) = made.results()
-    assert (result.attack, result.defence) == ("alie", "plain")
+    assert (result.attack, result.defence, result.seed) == ("alie", "plain", 0)
     assert (result.accuracy, result.selected, result.sent) == (0.25, 2, 2)
+    assert (result.attackers_share, result.failed) == (0.125, 2)
     assert result.accuracies == {1: 0.25, 2: 0.25}
-    json.dumps(result.__dict__)
+    json.dumps(asdict(result))
 
 
-def test_the_table_has_a_row_for_each_attack(tmp_path):
+ACCURACIES = {
+    ("none", "plain"): (0.9, 0.95),
+    ("alie", "plain"): (0.5, 0.2),
+    ("ipm", "plain"): (0.3, 0.6),
+    ("none", DEFAULT): (0.1, 0.1),
+    ("alie", DEFAULT): (0.8, 0.8),
+    ("ipm", DEFAULT): (0.7, 0.9),
+}
+BY_SEED = {(*pair, seed): both[seed] for pair, both in ACCURACIES.items() for seed in (0, 1)}
+
+
+def several(root):
+    return comparison(
+        root, attacks=("none", "alie", "ipm"), defences=("plain", DEFAULT), seeds=(0, 1)
+    )
+
+
+def test_the_spread_is_over_seeds(tmp_path):
+    made = several(tmp_path / "c")
+    results = finish_all(made, BY_SEED)
+    spread = made.spread(results, "alie", "plain")
+    assert (spread.mean, spread.least, spread.most, spread.seeds) == (0.35, 0.2, 0.5, 2)
+    assert made.spread(results, "gaussian", "plain") is None
+
+
+def test_the_worst_case_is_taken_seed_by_seed_over_all_attacks(tmp_path):
+    """No attack at all is no attack, however badly a defence does without one."""
+    made = several(tmp_path / "c")
+    results = finish_all(made, BY_SEED)
+    worst = made.worst(results, "plain")
+    assert (worst.mean, worst.least, worst.most) == (0.25, 0.2, 0.3)
+    assert worst.attack == "alie"
+    assert made.worst(results, DEFAULT).least == 0.7
+    some = [each for each in results if (each.attack, each.seed) != ("ipm", 1)]
+    assert made.worst(some, "plain") is None
+
+
+def test_the_table_has_a_row_for_each_attack_and_the_worst_case(tmp_path):
+    made = several(tmp_path / "c")
+    finish_all(made, BY_SEED)
+    path = comparison_page.write(made)
+    text = (tmp_path / "c" / "table.md").read_text()
+    assert f"| attack | plain averaging | {DEFAULT} |" in text
+    assert "| alie | 35.0 % (20.0–50.0) | 80.0 % (80.0–80.0) |" in text
+    assert "| worst case | 25.0 % (20.0–30.0) | 75.0 % (70.0–80.0) |" in text
+    assert "the mean of 2 seeds, and their range" in text
+    assert "All defences run in the clear" in text
+    assert "`ostraka compare`" in text
+    page = path.read_text()
+    assert "<svg" in page
+    assert "worst case" in page
+
+
+def test_one_seed_has_no_range_and_runs_that_are_not_over_have_no_figure(tmp_path):
     made = comparison(tmp_path / "c")
     made.save()
     for cell, accuracy in zip(made.cells(), (0.1, 0.5), strict=False):
         finish(cell, accuracy)
-    path = comparison_page.write(made)
+    comparison_page.write(made)
     text = (tmp_path / "c" / "table.md").read_text()
-    assert "| alie | 10.0 % (0 %) | 50.0 % (0 %) |" in text
+    assert "| alie | 10.0 % | 50.0 % |" in text
     assert "| none | - | - |" in text
-    assert "`ostraka compare`" in text
-    page = path.read_text()
-    assert "<svg" in page
-    assert "Multi-Krum itself is misled" in page
+    assert f"Ostraka runs {DEFAULT}, on updates that only the enclave sees" in text
+
+
+def test_a_backdoor_s_success_has_a_row_of_its_own(tmp_path):
+    made = comparison(tmp_path / "c", attacks=("backdoor",), defences=("plain",))
+    made.save()
+    (cell,) = made.cells()
+    finish(cell, 0.9, attack_success=0.75)
+    assert comparison_page.rows(made, made.results()) == [
+        ["backdoor", "90.0 %"],
+        ["backdoor: its success", "75.0 %"],
+    ]
+
+
+def test_the_figures_of_the_table_are_there_for_programs(tmp_path):
+    made = several(tmp_path / "c")
+    found = comparison_page.spreads(made, finish_all(made, BY_SEED))
+    assert len(found) == 8
+    (worst,) = (each for each in found if each["worst_case"] and each["defence"] == "plain")
+    assert (worst["attack"], worst["mean"], worst["seeds"]) == ("alie", 0.25, 2)
+    json.dumps(found)
+
+
+def test_the_attackers_part_is_a_share_of_weights_or_of_updates(tmp_path):
+    made = comparison(tmp_path / "c", attacks=("alie",), defences=("plain", "nnm+trimmed-mean"))
+    made.save()
+    first, second = made.cells()
+    finish(first, 0.5, selected=1, share=0.2)
+    finish(second, 0.5, selected=1)
+    page = comparison_page.write(made).read_text()
+    assert ">20 %<" in page
+    assert ">(100 %)<" in page
+
+
+@pytest.mark.slow
+def test_runs_in_the_clear_are_run_resumed_and_told_of(tmp_path):
+    """Real processes: a run that was cut short goes on, and the table is whole."""
+    made = comparison(
+        tmp_path / "c", attacks=("sign-flip", "ipm:1"), defences=("plain", DEFAULT), seeds=(5,)
+    )
+    made.save()
+    told = []
+    results = list(lab.run(made, jobs=2, tell=lambda *what: told.append(what)))
+    assert {(each.attack, each.defence) for each in results} == {
+        (attack, defence) for attack in made.attacks for defence in made.defences
+    }
+    assert all(each.accuracy is not None and each.seed == 5 for each in results)
+    assert told[-1][1:] == (4, 4)
+    assert any("round" in what for what, *_ in told)
+    saved = json.loads((tmp_path / "c" / "results.json").read_text())
+    assert [each["seed"] for each in saved["results"]] == [5] * 4
+    cell, *_ = made.cells()
+    lines = (cell.folder.root / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (cell.folder.root / "metrics.jsonl").write_text(lines[0])
+    again = list(lab.run(made, tell=lambda *_: None))
+    assert [(each.attack, each.defence) for each in again] == [(cell.attack, cell.defence)]
+    assert [row.accuracy for row in read(cell.folder.root)] == [
+        json.loads(line)["accuracy"] for line in lines
+    ]
+    assert list(lab.run(made, tell=lambda *_: None)) == []

@@ -1,18 +1,29 @@
 """What can be asked for, what is refused, and what clients train on and send."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ostraka.errors import ConfigError
+from ostraka_lab.attacks import ATTACKS
 from ostraka_lab.experiment import Experiment, Participant, Task
 
 REFUSED = {
     "too few clients for that many attackers": (
-        {"clients": 8, "byzantine": 3},
-        "needs at least 9 clients",
+        {"clients": 7, "byzantine": 3},
+        "needs at least 8 clients",
     ),
+    "too few clients for another rule": (
+        {"clients": 8, "byzantine": 3, "rule": "multi-krum"},
+        "multi-krum needs at least 9 clients",
+    ),
+    "a rule that there is not": ({"rule": "krumm"}, "did you mean krum"),
+    "something that comes before no rule": ({"pre": ("mean",)}, "no pre-aggregation 'mean'"),
+    "options of another rule": ({"rule": "mean(k=5)"}, "k is no option of mean"),
+    "a root client that there is not": ({"root": 13}, "root is a client, 1 to 12; got 13"),
+    "a root client without images": ({"root_images": 1}, "root_images must be at least 2"),
     "a model that there is not": ({"model": "resnet"}, "there is no model 'resnet'"),
     "a data set that there is not": ({"dataset": "cifar100"}, "known: cifar10"),
     "an attack that there is not": ({"attack": "signflip"}, "known: sign-flip"),
@@ -41,7 +52,7 @@ def test_what_cannot_work_is_refused(fields, words):
 
 
 def test_it_survives_json_and_ignores_what_a_run_adds():
-    experiment = Experiment(clients=9, attack="alie", steps=3)
+    experiment = Experiment(clients=9, attack="alie", steps=3, rule="caf", pre=("arc",), root=2)
     fields = json.loads(json.dumps(experiment.to_json() | {"dimension": 5}))
     assert Experiment.from_json(fields) == experiment
 
@@ -111,10 +122,72 @@ def test_as_many_are_tolerated_as_attack_unless_f_is_given():
     more = Experiment(clients=12, byzantine=3, f=4)
     assert (more.tolerated, len(more.attackers)) == (4, 3)
     assert len(Experiment(clients=12, byzantine=9, f=1).attackers) == 9
-    with pytest.raises(ConfigError, match="needs at least 13 clients"):
-        Experiment(clients=12, byzantine=3, f=5)
+    with pytest.raises(ConfigError, match="needs at least 14 clients"):
+        Experiment(clients=12, byzantine=3, f=6)
     with pytest.raises(ConfigError, match="byzantine must be below the number of clients, 12"):
         Experiment(clients=12, byzantine=12, f=1)
+
+
+RULES = {
+    "nothing is said": ({}, "arc+nnm+geometric-median"),
+    "another rule": ({"rule": "multi-krum"}, "multi-krum"),
+    "what others call it": ({"rule": "GeometricMedian"}, "arc+nnm+geometric-median"),
+    "nothing before it": ({"pre": ()}, "geometric-median"),
+    "something before it": ({"rule": "caf", "pre": ("arc",)}, "arc+caf"),
+    "options": ({"rule": "multi-krum(neighbours=4)", "k": 7}, "multi-krum(k=7, neighbours=4)"),
+    "a k that only multi-krum has": ({"k": 7}, "arc+nnm+geometric-median"),
+    "a root client": ({"rule": "fltrust", "root": 5}, "fltrust(root=client-5)"),
+}
+
+
+@pytest.mark.parametrize(("fields", "expected"), RULES.values(), ids=RULES.keys())
+def test_the_rule_is_what_the_terms_will_say(fields, expected):
+    assert str(Experiment(**fields).composition) == expected
+
+
+def test_the_root_client_is_honest_and_the_same_under_every_attack():
+    for seed in range(20):
+        chosen = {Experiment(seed=seed, attack=attack).trusted for attack in ("alie", "none")}
+        assert len(chosen) == 1
+        assert not chosen & set(Experiment(seed=seed).attackers)
+    assert len({Experiment(seed=seed).trusted for seed in range(20)}) > 5
+    assert Experiment(root=3).trusted == 3
+
+
+def test_a_root_client_may_have_images_of_all_kinds():
+    skewed = {"partition": "shards:1", "rule": "fltrust"}
+    own = Task.load(Experiment(**skewed))
+    drawn = Task.load(Experiment(**skewed, root_images=100))
+    trusted = own.experiment.trusted
+    assert len(np.unique(own.examples(trusted).labels)) < 5
+    assert len(drawn.examples(trusted)) == 100
+    assert len(np.unique(drawn.examples(trusted).labels)) == 10
+    others = [number for number in own.experiment.numbers if number != trusted]
+    for number in others:
+        np.testing.assert_array_equal(own.examples(number).labels, drawn.examples(number).labels)
+    assert (
+        drawn.holdings()[trusted - 1]
+        == np.bincount(drawn.examples(trusted).labels, minlength=10).tolist()
+    )
+
+
+def test_attackers_know_the_rule_the_root_client_and_the_last_aggregate(monkeypatch):
+    scenes = []
+    attack = replace(ATTACKS["ipm"], send=lambda scene: scenes.append(scene) or scene.own)
+    monkeypatch.setitem(ATTACKS, "ipm", attack)
+    task, participants = cast(attack="ipm", rule="fltrust", clients=6)
+    (number,), start = task.experiment.attackers, task.first()[1]
+    attacker = participants[number]
+    known = np.zeros((5, start.size), np.float32)
+    for round_number, model in ((1, start), (2, start + 1), (4, start)):
+        attacker.sends(attacker.train(model, round_number).update, round_number, known)
+    first, second, after_a_gap = scenes
+    assert str(first.defence.composition) == f"fltrust(root=client-{task.experiment.trusted})"
+    assert first.defence.f == 1
+    assert task.experiment.telling[first.root] == task.experiment.trusted
+    assert first.last is None
+    np.testing.assert_allclose(second.last, 1, atol=1e-6)
+    assert after_a_gap.last is None
 
 
 SMALL = {"clients": 5, "byzantine": 1, "steps": 1}

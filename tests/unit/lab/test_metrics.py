@@ -20,6 +20,8 @@ def row(number, **changes):
         "rejected": {5: "holds a NaN or an infinity"},
         "absent": (6,),
         "byzantine_selected": 1,
+        "attackers_share": 0.25,
+        "failure": "too few",
         "stages_s": {"train": 2.0, "send": 0.5},
         "wall_s": 2.5,
     }
@@ -52,6 +54,8 @@ def test_the_schema_is_the_one_that_others_read():
         "rejected": {"5": "holds a NaN or an infinity"},
         "absent": [6],
         "byzantine_selected": 1,
+        "attackers_share": 0.25,
+        "failure": "too few",
         "stages_s": {"train": 2.0, "send": 0.5},
         "wall_s": 2.5,
     }

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from ostraka.arrays import Float32
+from ostraka.arrays import Float32, Float64
+from ostraka.core import rules
 from ostraka_lab.attacks import Scene
+from ostraka_lab.defence import Defence
 
 
 def honest_updates(m: int, d: int, *, seed: int = 0, noise: float = 2.0) -> Float32:
@@ -23,16 +25,23 @@ def build(
     byzantine: int = 2,
     clients: int | None = None,
     seed: int = 1,
+    rule: str = "arc+nnm+geometric-median",
+    number: int = 1,
+    root: int | None = None,
+    last: Float64 | None = None,
 ) -> Scene:
     """By default the attacker knows all honest updates, and its own would have been the first."""
     return Scene(
         own=known[0] if own is None else own,
         known=known,
-        round=1,
+        round=number,
         clients=len(known) + byzantine if clients is None else clients,
         byzantine=byzantine,
         scale=scale,
         rng=np.random.default_rng(seed),
+        defence=Defence(rules.parse(rule), byzantine, root),
+        root=root,
+        last=last,
     )
 
 

@@ -111,12 +111,61 @@ def test_who_was_rejected_or_absent_is_told_apart(stage):
     assert "2 rejected; 3 absent" in result.stderr
 
 
-def test_an_attacker_that_was_averaged_in_fails_the_demo_and_not_the_experiment(stage):
-    stage(lambda row: replace(row, byzantine_selected=1))
-    result = run(f"demo {SMALL} --out demo --json")
+def test_where_plain_averaging_does_better_the_demo_fails_and_the_experiment_does_not(stage):
+    """In these runs it reaches 10 %."""
+    stage(lambda row: replace(row, accuracy=0.07, byzantine_selected=1))
+    result = run(f"demo {SMALL} --rule multi-krum --out demo --json")
     assert result.exit_code == 1
-    assert last_line_only(result)["byzantine_selected"] == 2
-    assert run(f"train {SMALL} --out train").exit_code == 0
+    figures = last_line_only(result)
+    assert figures["misled"] is True
+    assert figures["byzantine_selected"] == 2
+    assert figures["rule"] == "multi-krum"
+    told = run(f"train {SMALL} --rule multi-krum --out train")
+    assert told.exit_code == 0
+    assert "Attackers averaged in: 2 times. Accuracy after 2 rounds: 7.0 %" in told.stdout
+    assert "This attack misleads multi-krum itself: see docs/attacks.md." in told.stdout
+
+
+def test_a_difference_that_is_noise_misleads_nobody(stage):
+    stage(lambda row: replace(row, accuracy=0.09))
+    assert run(f"demo {SMALL} --out demo").exit_code == 0
+
+
+def test_where_nobody_is_left_out_weights_are_what_counts(stage):
+    stage(lambda row: replace(row, selected=(1, 2, 3, 4, 5), dropped=(), byzantine_selected=1))
+    result = run(f"train {SMALL} --out here")
+    assert "arc+nnm+geometric-median gives every update a weight" in result.stdout
+    assert "averaged in" not in result.stdout
+
+
+def test_the_rule_is_that_of_the_run_and_of_the_command_that_makes_it_again(stage, tmp_path):
+    stage()
+    asked = "--rule caf --pre arc --pre clip"
+    assert run(f"train {SMALL} {asked} --out here").exit_code == 0
+    experiment, facts = RunFolder(tmp_path / "here").load()
+    assert facts["composition"] == str(experiment.composition) == "arc+clip+caf"
+    assert asked in facts["command"]
+    assert run(f"train {SMALL} --pre none --out there").exit_code == 0
+    experiment, facts = RunFolder(tmp_path / "there").load()
+    assert str(experiment.composition) == "geometric-median"
+    assert facts["command"].endswith("--pre none")
+
+
+REFUSED = {
+    "a rule that there is not": ("--rule krumm", "did you mean krum"),
+    "nothing, and something": ("--pre none --pre arc", "give it alone"),
+    "a k that the rule does not take": ("--k 3", "k is an option of multi-krum"),
+    "too few clients": ("--rule trimmed-mean --f 2", "needs at least"),
+    "a root client that there is not": ("--rule fltrust --root 9", "1 to 5; got 9"),
+}
+
+
+@pytest.mark.parametrize(("asked", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_rule_that_cannot_work_is_refused_before_anything_runs(asked, words, tmp_path):
+    result = run(f"train {SMALL} {asked} --out here")
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert not (tmp_path / "here").exists()
 
 
 @pytest.mark.parametrize("error", [RoundFailed("nobody came"), ServiceError("nobody came")])

@@ -55,12 +55,14 @@ def write_run(
     absent: dict[int, range] | None = None,
     rejected: dict[int, str] | None = None,
     slips: float = 0.0,
+    weighs: bool = False,
     backdoor: bool = False,
     seed: int = 0,
     **changes: Any,
 ) -> Path:
     """done: rounds on record. absent: who, and in which rounds. slips: how often an attacker is
-    selected. backdoor: the attack's success is measured.
+    selected. weighs: the rule gives every update a weight. backdoor: the attack's success is
+    measured.
     """
     fields = experiment(**changes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +72,10 @@ def write_run(
     for number in range(1, (done or fields["rounds"]) + 1):
         learned = 1 - np.exp(-number / (fields["rounds"] / 4))
         gone = {who for who, when in (absent or {}).items() if number in when}
-        fate = _fate(fields, rng, gone, rejected or {}, slips)
+        fate = _fate(fields, rng, gone, rejected or {}, 1.0 if weighs else slips)
+        if weighs:
+            everybody = sorted({*fate["selected"], *fate["dropped"]})
+            fate |= {"selected": tuple(everybody), "dropped": ()}
         stages = {name: mean * float(rng.uniform(0.8, 1.3)) for name, mean in STAGES.items()}
         metrics.write(
             RoundMetrics(
@@ -134,6 +139,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "slips": 0.03,
     },
     "gaussian": {"masking": "gaussian"},
+    "weighed": {"weighs": True, "composition": "arc+nnm+geometric-median"},
     "unfinished": {"done": 6, "baseline": False, "masking": "none"},
     "absent": {
         "absent": {2: range(4, 9), 9: range(10, 16)},

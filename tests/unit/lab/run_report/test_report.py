@@ -10,7 +10,7 @@ import pytest
 from ostraka_lab import run_report
 from ostraka_lab.report import Html
 
-EVERY = ("digits", "backdoor", "gaussian", "unfinished", "absent")
+EVERY = ("digits", "backdoor", "gaussian", "unfinished", "absent", "weighed")
 
 COMMON = ("Accuracy per round", "Loss per round", "Clients by rounds", "Time per stage")
 TITLES = {
@@ -19,6 +19,7 @@ TITLES = {
     "gaussian": (*COMMON, "What one worker can learn of one update", "The polar attack"),
     "unfinished": (*COMMON, "What one worker can learn of one update"),
     "absent": COMMON,
+    "weighed": COMMON,
 }
 
 
@@ -64,6 +65,16 @@ def test_the_key_figures_are_those_of_the_run(text):
         assert said in page
     assert "3 of them attacked (sign-flip\xa0×\xa010)" in page
     assert "9 of 360" in text("backdoor")
+
+
+def test_a_rule_that_weighs_everybody_singles_nobody_out(text):
+    page = text("weighed")
+    assert "for 15 rounds under arc+nnm+geometric-median." in page
+    assert "This rule leaves nobody out, and gives distant updates next to none." in page
+    assert "Attackers selected" not in page
+    assert "attacker selected" not in page
+    assert "Attackers selected" in text("digits")
+    assert "attacker selected" in text("backdoor")
 
 
 @pytest.mark.usefixtures("_undrawn")
