@@ -105,7 +105,8 @@ def submit(
     """Send an update, and wait for the round's receipt.
 
     UPDATE is the difference from the model of the round that --round names. With --base it holds
-    the weights after training, and the difference from that model is sent. An interrupted upload
+    the weights after training, and the difference from that model is sent, after the federation's
+    client momentum, which is kept beside the memory. An interrupted upload
     goes on where it stopped, and an enclave that restarts gets the update again, once it has proved
     itself.
 
