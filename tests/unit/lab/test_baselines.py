@@ -11,10 +11,11 @@ from ostraka.core.rules import krum_scores
 from ostraka.errors import ConfigError, LeakyMasking
 from ostraka_lab import baselines, data
 from ostraka_lab.baselines import PLAIN, Clear, plain_average, rule
-from ostraka_lab.defence import Aggregate, inner_products
+from ostraka_lab.defence import Aggregate, Past, inner_products
 from ostraka_lab.experiment import Experiment, Participant, Task
 from ostraka_lab.folder import RunFolder
 
+START = Past()
 DEFAULT = "arc+nnm+geometric-median"
 
 
@@ -102,7 +103,8 @@ SMALL = {"clients": 7, "byzantine": 1, "rounds": 2, "steps": 1}
     "defence", [DEFAULT, "arc+caf", "trimmed-mean", "fltrust", "nnm+krum", "centred-clipping"]
 )
 def test_any_composition_is_a_defence(defence):
-    *_, last = Clear(loaded(**SMALL), rule(Experiment(**SMALL), defence)).rounds()
+    task = loaded(**SMALL)
+    *_, last = Clear(task, rule(task.experiment, defence)).rounds()
     assert np.isfinite(last.model).all()
     assert not last.failure
     assert 1 <= len(last.selected) <= 7
@@ -191,7 +193,7 @@ def test_a_round_that_fails_leaves_the_model():
 def test_a_rule_gets_to_know_the_last_aggregate():
     seen = []
 
-    def noting(updates, past):
+    def noting(updates, past=START):
         seen.append((past.number, past.last))
         return Aggregate(np.full(updates.shape[1], past.number, float), (0,))
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ostraka.arrays import Float32
 from ostraka.errors import ConfigError
-from ostraka_lab.attacks import ATTACKS
+from ostraka_lab.attacks import ATTACKS, Scene
 from ostraka_lab.experiment import Experiment, Participant, Task
 
 REFUSED = {
@@ -155,9 +156,8 @@ def test_the_root_client_is_honest_and_the_same_under_every_attack():
 
 
 def test_a_root_client_may_have_images_of_all_kinds():
-    skewed = {"partition": "shards:1", "rule": "fltrust"}
-    own = Task.load(Experiment(**skewed))
-    drawn = Task.load(Experiment(**skewed, root_images=100))
+    skewed = Experiment(partition="shards:1", rule="fltrust")
+    own, drawn = Task.load(skewed), Task.load(replace(skewed, root_images=100))
     trusted = own.experiment.trusted
     assert len(np.unique(own.examples(trusted).labels)) < 5
     assert len(drawn.examples(trusted)) == 100
@@ -172,9 +172,13 @@ def test_a_root_client_may_have_images_of_all_kinds():
 
 
 def test_attackers_know_the_rule_the_root_client_and_the_last_aggregate(monkeypatch):
-    scenes = []
-    attack = replace(ATTACKS["ipm"], send=lambda scene: scenes.append(scene) or scene.own)
-    monkeypatch.setitem(ATTACKS, "ipm", attack)
+    scenes: list[Scene] = []
+
+    def look(scene: Scene) -> Float32:
+        scenes.append(scene)
+        return scene.own
+
+    monkeypatch.setitem(ATTACKS, "ipm", replace(ATTACKS["ipm"], send=look))
     task, participants = cast(attack="ipm", rule="fltrust", clients=6)
     (number,), start = task.experiment.attackers, task.first()[1]
     attacker = participants[number]
@@ -184,8 +188,10 @@ def test_attackers_know_the_rule_the_root_client_and_the_last_aggregate(monkeypa
     first, second, after_a_gap = scenes
     assert str(first.defence.composition) == f"fltrust(root=client-{task.experiment.trusted})"
     assert first.defence.f == 1
+    assert first.root is not None
     assert task.experiment.telling[first.root] == task.experiment.trusted
     assert first.last is None
+    assert second.last is not None
     np.testing.assert_allclose(second.last, 1, atol=1e-6)
     assert after_a_gap.last is None
 
