@@ -14,8 +14,8 @@ bulyan         the n - 2f rows that Krum picks one after another, each time from
 
 The bounds are those of Allouah et al., "Fixing by Mixing", AISTATS 2023, where n > 2f.
 
-What one column of the aggregate shows, and to whom: f colluders know f of all values, so at least
-f + 2 must be in every mean.
+(16)  What one column of the aggregate shows, and to whom: f colluders know f of all values, so at
+      least f + 2 must be in every mean.
 
                values in a mean           so it needs
 median         1 or 2                     the terms' word for it (disclose_values), or nnm before

@@ -1,11 +1,10 @@
 """A defence as the signed terms name it: pre-aggregations in their order, and then one rule.
 
-With the matrices M_1, M_2, ... of the pre-aggregations, M = ... M_2 M_1, the rule sees M G M^T, and
-its weights w on the mixtures are M^T w on the rows.
-
-No single client dominates, whatever the rule: of the final weights, before any row was shortened,
-none is above 1/(f + 2) of their sum. So f colluders who know their own updates still see a mixture
-of at least two others.
+(14)  With the matrices M_1, M_2, ... of the pre-aggregations, M = ... M_2 M_1, the rule sees
+      M G M^T, and its weights w on the mixtures are M^T w on the rows.
+(15)  No single client dominates, whatever the rule: of the final weights, before any row was
+      shortened, none is above 1/(f + 2) of their sum. So f colluders who know their own updates
+      still see a mixture of at least two others.
 """
 
 from dataclasses import dataclass, field, replace
