@@ -2,9 +2,15 @@
 
 import json
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+
+from ostraka.model_file import read_model
+from ostraka_lab.baselines import Clear
+from ostraka_lab.experiment import Experiment, Task
 
 CLIENT = """
 import os, signal, sys
@@ -83,3 +89,23 @@ def test_three_rounds_in_which_a_client_and_the_enclave_are_killed(deploy):
     for name in names:
         final = np.load(deployment.root / f"final-{name}.npy")
         np.testing.assert_allclose(final, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_of_the_lab_ends_with_the_model_of_the_clear(tmp_path):
+    """Attackers know what honest clients send, after momentum, in both."""
+    experiment = Experiment(
+        clients=5, byzantine=1, attack="ipm", rounds=3, steps=2, client_momentum=0.9
+    )
+    clear = Clear(Task.load(experiment), experiment.defence)
+    *_, last = clear.rounds()
+    options = ("--clients=5", "--byzantine=1", "--attack=ipm", "--rounds=3", "--steps=2")
+    more = ("--client-momentum=0.9", "--processes=1", "--out", str(tmp_path / "run"))
+    command = ("train", *options, *more)
+    done = subprocess.run(
+        [sys.executable, "-m", "ostraka", *command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    over_services = read_model(tmp_path / "run" / "model.safetensors")[1]
+    moved = np.linalg.norm(last.model - Task.load(experiment).first()[1])
+    assert np.linalg.norm(over_services - last.model) < 1e-4 * moved
