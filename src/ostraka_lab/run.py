@@ -9,7 +9,6 @@ from functools import partial
 from typing import TypeAlias
 
 from ostraka.cli.federation_folder import Plan
-from ostraka.core import rules
 from ostraka.errors import ConfigError, LeakyMasking, ServiceError
 from ostraka.model_file import write_model
 from ostraka_lab.baselines import PLAIN
@@ -130,7 +129,7 @@ class _Run:
         self._board = Board(folder.board)
         self._judge = Judge(task)
         # Below that, no round can be measured, or none is confirmed.
-        least = rules.compose(rules.PAPER).least(self._experiment.tolerated)
+        least = self._experiment.composition.least(self._experiment.tolerated)
         self._needed = max(least, deployment.quorum)
         self._clients: dict[Child, tuple[int, ...]] = {}
         self._listening: list[tuple[Child, Callable[[Logged], None]]] = []

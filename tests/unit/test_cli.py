@@ -75,8 +75,8 @@ def test_the_package_runs_as_a_module():
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "ostraka: multi-krum needs at least 9 clients; got n=4, f=3: "
-        "take at least 9 clients, or f at most 0\n"
+        "ostraka: arc+nnm+geometric-median needs at least 8 clients; got n=4, f=3: "
+        "take at least 8 clients, or f at most 1\n"
     )
 
 
@@ -86,12 +86,12 @@ MISTAKES = {
     "an attack that does not exist": ("demo --attack flattery", "known: "),
     "a model that does not exist": ("train --model mobilenet", "known: mobilenetv"),
     "a data set that does not exist": ("train --dataset minst", "known: mnist"),
-    "a defence that does not exist": ("compare --defence prayer", "known: "),
+    "a defence that does not exist": ("compare --defence prayer", "Known: mean, multi-krum"),
     "a masking that does not exist": ("demo --masking tape", "'gaussian'"),
     "a stage that does not exist": ("bench kernels --only ceiling", "'floor'"),
     "no number": ("leakage --dimension many", "'many' is not a valid int"),
     "a missing option": ("leakage", "Missing option '--dimension'"),
-    "too many attackers": ("demo --byzantine 5", "krum needs at least 13 clients; got n=12, f=5"),
+    "too many attackers": ("demo --byzantine 6", "needs at least 14 clients; got n=12, f=6"),
     "no dimension": ("leakage --dimension 0", "positive and finite; got 0"),
     "a sigma below zero": ("leakage --dimension 10 --sigma -1", "positive and finite; got -1"),
     "a precision of nothing": (
