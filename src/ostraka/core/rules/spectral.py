@@ -15,7 +15,9 @@ caf   the covariance-bound agnostic filter: c_i = 1 for all rows; then, while th
       the most. ByzFL takes it over all rows, and far colluders that are out already then stall its
       loop (69,752 steps were seen); and it takes one power step from a random start for the
       eigenvector, so its aggregate is random. It ends before fewer than f + 2 rows count, which can
-      only happen where n <= 3f.
+      only happen where n <= 3f. A step takes n^3 operations, and far colluders at different
+      distances make as many steps as there are of them: 0.04 s with 64 rows, 0.8 s with 256 and
+      10 s with 500, on one core.
 dnc   divide and conquer: the mean of the n - f rows that lie least far out along the top direction
       of all rows, centred at their mean. Shejwalkar and Houmansadr, "Manipulating the Byzantine",
       NDSS 2021, which repeats this on random coordinates and keeps the rows that always stay; here

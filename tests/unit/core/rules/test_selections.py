@@ -34,6 +34,27 @@ def test_of_all_sets_of_the_least_diameter_the_first_is_taken(given_: tuple[Floa
     assert subsets.least_diameter(distances, size) == best
 
 
+FAR = {
+    "a path whose middle comes first": (5, [(1, 2), (2, 0), (0, 3), (3, 4)], [0, 1, 4]),
+    "a vertex that is in no smallest cover": (
+        7,
+        [(0, 1), (0, 2), (0, 3), (4, 1), (4, 2), (5, 2), (5, 3), (6, 1), (6, 3)],
+        [0, 4, 5, 6],
+    ),
+    "two circles": (7, [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 6), (6, 3)], [0, 3, 5]),
+}
+
+
+@pytest.mark.parametrize("what", FAR)
+def test_pairs_that_are_far_apart_are_covered_by_as_few_rows_as_possible(what: str):
+    n, pairs, kept = FAR[what]
+    distances = 1 - np.eye(n)
+    for one, other in pairs:
+        distances[one, other] = distances[other, one] = 2
+    assert subsets.least_diameter(distances, len(kept)) == kept
+    assert subsets.least_diameter(distances, len(kept) + 1) == [*range(len(kept) + 1)]
+
+
 @given(seed=st.integers(0, 2**32), n=st.integers(20, 60))
 def test_the_search_finds_colluders_who_are_close_together(seed: int, n: int):
     """A few rows apart from the rest, near each other: no set of the least diameter has any."""
@@ -127,6 +148,14 @@ def test_monna_keeps_the_root_s_nearest_and_the_root(f: int):
     assert isinstance(plan, Weights)
     # From 25: 4 is 9 away, 6 is 11, 3 is 16, 2 is 21, 7 and 1 are 24, 0 is 25.
     assert plan.selected == {0: (*range(8),), 1: (*range(1, 8),), 3: (2, 3, 4, 5, 6)}[f]
+
+
+def test_the_root_is_kept_even_where_others_seem_nearer_to_it_than_itself():
+    """Equal rows, read with an error: all others are at a distance below zero."""
+    gram = Gram(np.ones((6, 6)) + 1e-9 * (1 - np.eye(6)), np.array(1e-8), 1.0, root=5)
+    plan = rules.RULES["monna"].plan(gram, 2, Options(root="hospital-a"))
+    assert isinstance(plan, Weights)
+    assert plan.selected == (0, 1, 2, 5)
 
 
 def test_caf_takes_out_what_lies_far_out_and_keeps_the_rest():
