@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
+from ostraka import federation_file
 from ostraka.cli import app
 from ostraka.errors import RoundFailed, ServiceError
 from ostraka_lab.folder import RunFolder
@@ -263,3 +264,15 @@ def test_the_command_that_makes_the_run_again_is_kept(stage, tmp_path):
     command = RunFolder(tmp_path / "here").load()[1]["command"]
     words = "--clients 5 --byzantine 1 --attack alie --rounds 2 --lr 0.2 --baseline"
     assert command == f"ostraka train {words}"
+
+
+@pytest.mark.parametrize("name", ["--client-momentum", "--worker-momentum"])
+def test_client_momentum_has_its_older_name_too_and_is_signed(stage, tmp_path, name):
+    stage()
+    assert run(f"train {SMALL} {name} 0.75 --out here").exit_code == 0
+    folder = RunFolder(tmp_path / "here")
+    experiment, facts = folder.load()
+    assert experiment.client_momentum == 0.75
+    assert facts["command"].endswith("--client-momentum 0.75")
+    signed = federation_file.load_charter(folder.federation / "federation.charter").federation
+    assert signed.terms.client_momentum == 0.75
