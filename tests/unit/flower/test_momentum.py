@@ -5,6 +5,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+
 
 def by(values):
     """All nodes move every value by the same, so that the aggregate is what each has sent."""
@@ -24,6 +26,19 @@ def moved(federation, result):
 
 def test_rounds_move_the_model_by_the_running_mean(flower):
     federation = flower(update=by({1: 8, 2: 4, 3: -3}), terms={"client_momentum": 0.5})
+    assert moved(federation, federation.start(3)) == 8 + 6 + 1.5
+
+
+def test_a_process_for_each_message_goes_on_from_what_flower_keeps(flower):
+    """Flower starts one, and brings a node's context to it as bytes."""
+    federation = flower(update=by({1: 8, 2: 4, 3: -3}), terms={"client_momentum": 0.5})
+    contexts = federation.grid.contexts
+
+    def bring(node, message):
+        contexts[node].state = recorddict_from_proto(recorddict_to_proto(contexts[node].state))
+        return message
+
+    federation.grid.down = bring
     assert moved(federation, federation.start(3)) == 8 + 6 + 1.5
 
 
