@@ -167,6 +167,15 @@ def test_caf_takes_out_what_lies_far_out_and_keeps_the_rest():
     assert plan.shares[:4].max() < 1e-3 < plan.shares[4:].min()
 
 
+def test_a_row_that_caf_leaves_next_to_no_weight_does_not_count_as_one_that_hides_others():
+    """Pairs that are equally far out but for rounding: one goes, and the other nearly."""
+    rows = np.diag([1, 0.1, 0.01]).repeat(2, axis=0)
+    rows[1::2] *= -(1 - 1e-11)
+    composition = rules.parse("caf")
+    plan = composition.plan(Gram(rows @ rows.T, np.zeros(()), 1.0), 2, np.arange(6))
+    assert plan.selected == (2, 3, 4, 5)
+
+
 def test_centred_clipping_from_the_last_aggregate_by_hand():
     """From 10, with radius 1: rows at 8, 10.5 and 40 move it by (-1 + 0.5 + 1) / 3."""
     rows, last = np.array([[8.0], [10.5], [40.0]]), np.array([10.0])
