@@ -189,8 +189,9 @@ def _paint(figure: Figure, comparison: Comparison, results: Sequence[Result]) ->
         means = [100 * each.mean if each else 0.0 for each in found]
         axes.barh(offsets, means, width, label=_heading(defence), color=colours[defence])
         if len(comparison.seeds) > 1:
-            below = [100 * (each.mean - each.least) if each else 0.0 for each in found]
-            above = [100 * (each.most - each.mean) if each else 0.0 for each in found]
+            # The mean of equal numbers may differ from them by a rounding error.
+            below = [max(0, 100 * (each.mean - each.least)) if each else 0 for each in found]
+            above = [max(0, 100 * (each.most - each.mean)) if each else 0 for each in found]
             axes.errorbar(means, offsets, xerr=[below, above], fmt="none", ecolor=INK, lw=0.9)
     axes.set_yticks(places, groups)
     axes.invert_yaxis()

@@ -182,6 +182,15 @@ def test_the_table_has_a_row_for_each_attack_and_the_worst_case(tmp_path):
     assert "worst case" in page
 
 
+def test_seeds_that_agree_are_drawn(tmp_path):
+    """The mean of these three is a little more than each of them."""
+    made = comparison(tmp_path / "c", attacks=("alie",), defences=("plain",), seeds=(0, 1, 2))
+    finish_all(made, {("alie", "plain", seed): 0.098 for seed in (0, 1, 2)})
+    spread = made.spread(made.results(), "alie", "plain")
+    assert spread.mean != spread.least
+    assert "9.8 % (9.8–9.8)" in comparison_page.write(made).read_text()
+
+
 def test_one_seed_has_no_range_and_runs_that_are_not_over_have_no_figure(tmp_path):
     made = comparison(tmp_path / "c")
     made.save()
