@@ -69,11 +69,18 @@ def test_a_row_shorter_than_its_error_has_no_length():
         ("mean(k=3)", "k is no option of mean; those are: none"),
         ("centred-clipping(centre=mean)", "centre is one of last, medoid"),
         ("bucketing+fltrust(root=hospital-a)", "after bucketing"),
+        ("nnm+" * 9 + "mean", "at most 8 pre-aggregations; got 9"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_round(text: str, message: str):
     with pytest.raises(ConfigError, match=message):
         rules.parse(text)
+
+
+@pytest.mark.parametrize("name", ["hospital-a, radius=1.0", "a)", "k=5"])
+def test_no_name_of_a_root_looks_like_another_option(name: str):
+    with pytest.raises(ConfigError, match="a client's name, without"):
+        Options(root=name)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +113,35 @@ def test_other_sketches_are_taken():
         ("bucketing+bucketing+caf", [5, 13, 21, 29]),
         ("fltrust(root=a)", [3, 4, 5, 6]),
         ("arc+fltrust(root=a)", [3, 4, 6, 8]),
+        ("monna(root=a)", [3, 5, 7, 9]),
         ("flame", [2, 4, 6, 8]),
     ],
 )
 def test_the_fewest_rows_that_a_composition_stands_on(text: str, least: list[int]):
     assert [rules.parse(text).least(f) for f in range(4)] == least
+
+
+@pytest.mark.parametrize("n", [29, 30, 33])
+def test_buckets_of_buckets_hold_every_client_once(n: int):
+    composition, order = rules.parse("bucketing+bucketing+mean"), np.random.default_rng(n)
+    rows = order.standard_normal((n, 40))
+    buckets = composition.unlimited(gram_of(rows), 3, order.permutation(n))
+    assert isinstance(buckets, Weights)
+    # The last bucket, and the last bucket of buckets, may hold fewer.
+    count, fewest = -(-n // 4), 1 / 4
+    assert buckets.values.sum() == pytest.approx(1)
+    assert buckets.values.min() == pytest.approx(fewest / count)
+    assert np.isclose(buckets.values, fewest / count).sum() >= n - 4
+
+
+def test_who_knows_the_root_s_row_and_f_others_sees_no_single_update_of_monna():
+    f = 3
+    monna, rng = rules.parse("monna(root=hospital-a)"), np.random.default_rng(0)
+    n = monna.least(f)
+    rows = rng.standard_normal((n, 40))
+    rows[: f + 1] = 0.05 * rows[0]  # The root client, and f who send what it does.
+    plan = monna.plan(gram_of(rows, 0), f, np.arange(n))
+    assert len(set(plan.selected) - set(range(f + 1))) >= 2
 
 
 def test_too_few_rows_are_told_what_would_be_enough():

@@ -3,9 +3,11 @@
 Warnings are errors in all tests, so a division by zero fails here as well.
 """
 
+import os
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ostraka
@@ -140,6 +142,8 @@ def planned(composition: rules.Composition, gram: Gram, f: int, order) -> Plan |
     return plan
 
 
+# There are many compositions, so each is sampled thinly; make soak asks for all 500 examples.
+@settings(max_examples=500 if os.environ.get("OSTRAKA_SOAK") == "1" else 25)
 @pytest.mark.parametrize("text", COMPOSITIONS)
 @given(
     seed=st.integers(0, 2**32),

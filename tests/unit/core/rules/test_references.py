@@ -1,13 +1,14 @@
 """Every rule, alone and after pre-aggregations, against its reference on rows."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import ostraka
@@ -69,6 +70,8 @@ CASES = [
     for options in OPTIONS.get(text, [Options()])
 ]
 
+# There are many cases, so each is sampled thinly; make soak asks for all 500 examples.
+THINLY = settings(max_examples=500 if os.environ.get("OSTRAKA_SOAK") == "1" else 15)
 NUMBERS = st.tuples(st.integers(0, 3), st.integers(0, 5))  # f, and rows beyond the fewest
 
 
@@ -86,6 +89,7 @@ def test_every_rule_and_pre_aggregation_has_a_reference():
 
 
 @pytest.mark.parametrize(("text", "options"), CASES)
+@THINLY
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(references.KINDS), numbers=NUMBERS)
 def test_inner_products_are_all_that_a_rule_needs(text, options, seed, kind, numbers):
     rng = np.random.default_rng(seed)
@@ -115,6 +119,7 @@ def test_inner_products_are_all_that_a_rule_needs(text, options, seed, kind, num
 
 
 @pytest.mark.parametrize(("text", "options"), CASES)
+@THINLY
 @given(seed=st.integers(0, 2**32), numbers=NUMBERS)
 def test_any_split_of_the_columns_gives_the_same_plan(text, options, seed, numbers):
     rng = np.random.default_rng(seed)
