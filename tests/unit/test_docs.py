@@ -24,7 +24,12 @@ def test_there_are_help_blocks():
 def test_help_is_as_the_readme_shows_it(command, shown):
     result = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="ostraka")
     assert result.exit_code == 0
-    assert result.stdout.split() == shown.split()
+    assert words(result.stdout) == words(shown)
+
+
+def words(text):
+    """Terminals differ in width, and break lines behind hyphens."""
+    return re.sub(r"-\n\s+", "-", text).split()
 
 
 def test_every_command_in_the_readme_exists():
@@ -51,7 +56,9 @@ def test_the_readme_s_example_runs_as_typed():
     assert result.aggregate.shape == (10_000,)
     assert result.aggregate.dtype == np.float32
     assert set(result.rejected) == {7}
-    assert not {3, 7} & set(result.selected)
+    assert 0 < result.weights[3] < 1e-3
+    assert result.weights[7] == 0
+    assert 7 not in result.selected
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
