@@ -26,6 +26,9 @@ from ostraka.core.rules.seam import (
 )
 from ostraka.errors import ConfigError, RootAbsent, TooFewWeighed
 
+# Each takes time in every round, and its name a place in receipts, which are padded to one size.
+MAX_PRE = 8
+
 _DUST = 1e-9  # of all weights: a smaller one is an error of rounding
 
 
@@ -43,6 +46,8 @@ class Composition:
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
+        if len(self.pre) > MAX_PRE:
+            raise ConfigError(f"at most {MAX_PRE} pre-aggregations; got {len(self.pre)}")
         takes = {option for part in self.parts for option in part.takes}
         for option in self.options.given:
             if option not in takes:

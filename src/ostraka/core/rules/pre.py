@@ -57,6 +57,8 @@ class Bucketing(PreAggregation):
 
     def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
         size, n = options.bucket, len(gram)
+        # After another bucketing there are fewer rows than there were clients.
+        order = order[order < n]
         shares = np.zeros((-(-n // size), n))
         for bucket, start in enumerate(range(0, n, size)):
             members = order[start : start + size]

@@ -137,6 +137,9 @@ class Options:
             raise ConfigError(f"beta must be from 0 to below 0.5; got {self.beta}")
         if self.centre not in CENTRES:
             raise ConfigError(f"centre is one of {', '.join(CENTRES)}; got {self.centre!r}")
+        # Policies compare what `str` shows, so no name may look like another option.
+        if set(self.root) & set("(),="):
+            raise ConfigError(f"root is a client's name, without (),=; got {self.root!r}")
 
     def __str__(self) -> str:
         """Those that are not as usual: "k=5, neighbours=3"."""
@@ -256,7 +259,8 @@ class PreAggregation(Part):
         return least
 
     def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
-        """The mixing of these rows. order: (n,) a permutation that nobody could foresee."""
+        """The mixing of these rows. order: a permutation of them, or of more, that nobody could
+        foresee."""
         raise NotImplementedError
 
 

@@ -8,7 +8,9 @@ fltrust   trust_i = max(0, cos(x_i, r)) for the root client's row r. Every row i
           is no kappa, since the aggregate is near r and not near the honest mean. n >= f + 3.
 monna     the mean of the n - f rows nearest to the root's, itself among them. Farhadkhani et al.,
           "Robust Collaborative Learning with Linear Gradient Overhead", ICML 2023. With an honest
-          root (f, kappa)-robust with kappa = 8 f^2/(n - f), by the argument of mda. n >= 2f + 2.
+          root (f, kappa)-robust with kappa = 8 f^2/(n - f), by the argument of mda. n >= 2f + 3:
+          the root's row is always averaged, and where the operator runs the root client, f
+          colluders and the operator know f + 1 rows. So two others must be in the mean.
 
 Both need a root client whose update is sound and like the others'. What it sends is as private as
 what others send, but it alone decides who counts: a Byzantine root is the end of both. If it takes
@@ -52,6 +54,9 @@ class Monna(Rule):
     citation = "Farhadkhani et al., Robust Collaborative Learning, ICML 2023"
     takes = ("root",)
     needs_root = True
+
+    def least(self, f: int) -> int:
+        return 2 * f + 3
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
         n, root = len(gram), _root(gram)
