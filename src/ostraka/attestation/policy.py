@@ -33,7 +33,7 @@ class FederationPolicy:
     (`config.succession`). maskings: Gaussian masking leaks, so it must be asked for. confirms: who
     may confirm; if nobody does, a host that copies the enclave reads updates: it must be asked for.
     rules: the aggregation rules, each with what comes before it and its options, as receipts show
-    them; None for any. Options count, since trimmed-mean(beta=0.0) is the plain mean.
+    them; None for any. Options count, since fltrust(root=a) and fltrust(root=b) trust others.
     disclose_values: aggregates may hold single values of single clients; it must be asked for.
     """
 
