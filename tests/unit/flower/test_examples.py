@@ -1,6 +1,7 @@
 """The examples say that two lines make the difference: so they do."""
 
 import difflib
+import re
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,13 @@ def test_the_private_app_is_the_plain_one_with_two_lines_changed():
 def test_the_lines_that_a_readme_shows_are_in_the_app(readme, source):
     shown = [line[1:].strip() for line in readme.read_text().splitlines() if line.startswith("+")]
     assert any(line in source.read_text() for line in shown)
+
+
+def test_the_strategies_that_the_documents_show_can_be_made():
+    flower = pytest.importorskip("ostraka.flower", reason="needs Flower")
+    text = (ROOT / "docs/flower.md").read_text()
+    (block,) = re.findall(r"```py\n(PrivateRobust.*?)```", text, re.DOTALL)
+    lines = block.splitlines()
+    made = [eval(line, vars(flower).copy()) for line in lines]
+    assert all(isinstance(each, flower.PrivateRobust) for each in made)
+    assert str(made[0].composition) == "arc+nnm+geometric-median"
