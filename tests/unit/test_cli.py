@@ -99,8 +99,8 @@ MISTAKES = {
         "precision must be positive",
     ),
     "too few clients": (
-        "bench kernels --clients 2 --dimension 10",
-        "krum needs at least 3 clients",
+        "bench kernels --clients 1 --dimension 10",
+        "needs at least 2 clients",
     ),
     "more than fits": ("bench kernels --clients 2000 --dimension 20000000", "GiB of memory"),
 }
