@@ -158,9 +158,9 @@ def kept_by_krum(rows: np.ndarray, f: int, k: int) -> tuple[np.ndarray, float]:
 
 
 def geometric_median(rows: np.ndarray) -> tuple[np.ndarray, float]:
-    """The weights after 32 of Weiszfeld's steps from zero."""
-    point, floor = np.zeros(rows.shape[1]), max(1e-6 * norms_of(rows).max(), 1e-150)
-    for _ in range(32):
+    """The weights after 100 of Weiszfeld's steps from zero."""
+    point, floor = np.zeros(rows.shape[1]), max(1e-5 * norms_of(rows).max(), 1e-150)
+    for _ in range(100):
         nearness = 1 / np.maximum(norms_of(rows - point), floor)
         weights = nearness / nearness.sum()
         point = weights @ rows
