@@ -376,8 +376,10 @@ def test_the_least_number_of_clients_is_asked_of_the_rule():
     ostraka.run_round(ROWS[:4], f=2, rule="shortest", masking="none")
     with pytest.raises(ConfigError, match="shortest needs at least 5 clients; got n=4, f=3"):
         ostraka.run_round(ROWS[:4], f=3, rule="shortest", masking="none")
-    with pytest.raises(ConfigError, match=r"geometric-median needs at least 6 .* n=4, f=2: .*f at"):
+    with pytest.raises(ConfigError, match=r"needs at least 6 .* n=4, f=2: .*, or f at most 1$"):
         ostraka.run_round(ROWS[:4], f=2, masking="none")
+    with pytest.raises(ConfigError, match=r"n=1, f=0: take at least 2 clients$"):
+        ostraka.run_round(ROWS[:1], f=0, masking="none")
 
 
 def test_a_round_that_loses_too_many_names_its_rule():

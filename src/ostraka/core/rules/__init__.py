@@ -179,10 +179,11 @@ def require_enough(composition: Composition, n: int, f: int) -> None:
     """Raises ConfigError unless the composition stands on n rows of which f may be Byzantine."""
     least = composition.least(f)
     if n < least:
-        most = max((each for each in range(min(f, n)) if composition.least(each) <= n), default=0)
+        borne = [each for each in range(min(f, n)) if composition.least(each) <= n]
+        smaller = f", or f at most {borne[-1]}" if borne else ""
         raise ConfigError(
             f"{composition} needs at least {least} clients; got n={n}, f={f}: "
-            f"take at least {least} clients, or f at most {most}"
+            f"take at least {least} clients{smaller}"
         )
 
 
