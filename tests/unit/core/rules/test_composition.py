@@ -149,7 +149,7 @@ def test_too_few_rows_are_told_what_would_be_enough():
     require_enough(krum, 9, 3)
     with pytest.raises(ConfigError, match="take at least 9 clients, or f at most 2"):
         require_enough(krum, 8, 3)
-    with pytest.raises(ConfigError, match="take at least 3 clients, or f at most 0"):
+    with pytest.raises(ConfigError, match=r"take at least 3 clients$"):
         require_enough(krum, 2, 0)
 
 
