@@ -12,7 +12,7 @@ from ostraka.carried.messages import Hello, SealedReply, is_poll
 from ostraka.carried.node import unsafe_simulated_node
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import AttestationRefused, MalformedMessage, ReceiptRefused
+from ostraka.errors import AttestationRefused, MalformedMessage, ReceiptRefused, Refusal
 from ostraka.messages import Challenge
 
 
@@ -32,6 +32,19 @@ def test_two_rounds_are_published(carried):
     assert first.receipt.participants == second.receipt.participants == 7
     kept = [int(name.removeprefix("node-")) for name in first.receipt.selected]
     np.testing.assert_allclose(first.model, np.mean(kept), rtol=1e-6)
+
+
+def test_nodes_in_a_trial_stay_with_the_rule_that_they_saw_first(carried):
+    """A host that turns to the plain mean in the middle of a run gets no more updates."""
+    federation = carried()
+    assert federation.run_round().receipt.rule == "multi-krum"
+    founded = federation.enclave._founded
+    terms = replace(founded.federation.terms, rule="mean", pre=())
+    founded.revise(terms, founded.federation.clients)
+    for node, proof in federation.open().items():
+        with pytest.raises(AttestationRefused) as refused:
+            federation.carrier.nodes[node](proof)
+        assert refused.value.reason is Refusal.RULE
 
 
 def test_the_first_round_asks_and_the_next_goes_by_the_replies(carried):
