@@ -84,7 +84,7 @@ class Clip(PreAggregation):
     takes = ("radius",)
 
     def least(self, f: int) -> int:
-        return 1
+        return 2 * f + 1  # so that f rows of zeros are not the median length
 
     def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
         norms = gram.norms

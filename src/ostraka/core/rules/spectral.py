@@ -11,13 +11,13 @@ caf   the covariance-bound agnostic filter: c_i = 1 for all rows; then, while th
       Guerraoui and Stephan, "Towards Trustworthy Federated Learning with Untrusted Participants",
       ICML 2025: its error is bounded by the largest eigenvalue of the honest covariance, and not by
       their trace as with other rules. n >= 2f + 2; from n = 3f + 2 on no share is ever cut.
-      The largest tau is that of rows that still count, so each step takes one out, and n steps are
-      the most. ByzFL takes it over all rows, and far colluders that are out already then stall its
-      loop (69,752 steps were seen); and it takes one power step from a random start for the
-      eigenvector, so its aggregate is random. It ends before fewer than f + 2 rows count, which can
-      only happen where n <= 3f. A step takes n^3 operations, and far colluders at different
-      distances make as many steps as there are of them: 0.04 s with 64 rows, 0.8 s with 256 and
-      10 s with 500, on one core.
+      The largest tau is that of rows that still count, so each step takes one out, and 2f steps are
+      the most. All 2f are made, whatever the rows: how long it takes must not tell of them. ByzFL
+      takes it over all rows, and far colluders that are out already then stall its loop (69,752
+      steps were seen); and it takes one power step from a random start for the eigenvector, so its
+      aggregate is random. It ends before fewer than f + 2 rows count, which can only happen where
+      n <= 3f. A step takes n^3 operations, so from some 500 clients on it takes longer than all
+      else.
 dnc   divide and conquer: the mean of the n - f rows that lie least far out along the top direction
       of all rows, centred at their mean. Shejwalkar and Houmansadr, "Manipulating the Byzantine",
       NDSS 2021, which repeats this on random coordinates and keeps the rows that always stay; here
@@ -44,17 +44,15 @@ class Caf(Rule):
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
         n = len(gram)
         counts, best, least = np.ones(n), np.ones(n), np.inf
-        for _ in range(n):
-            if counts.sum() <= n - 2 * f or np.count_nonzero(counts) < f + 2:
-                break
+        for _ in range(2 * f):
             eigenvalue, places = top_direction(gram, counts / counts.sum())
             if eigenvalue < least:
                 least, best = eigenvalue, counts
             tau = np.where(counts > 0, places**2, 0)
-            if not tau.any():
-                break
-            counts = counts * (1 - tau / tau.max())
-            counts[counts <= _DUST * n] = 0
+            fewer = counts * (1 - tau / max(float(tau.max()), np.finfo(float).tiny))
+            fewer[fewer <= _DUST * n] = 0
+            if fewer.sum() > n - 2 * f and np.count_nonzero(fewer) >= f + 2:
+                counts = fewer
         return Weights.of(best / best.sum())
 
 

@@ -15,6 +15,9 @@ one row are taken, the row for which the last of them is nearest: by the triangl
 diameter is at most twice the least one, and the bound on the aggregate is 3f/(n - f) diameters,
 kappa = 18 f^2/(n - f).
 
+How long the search takes depends on the rows, and a host that watches it learns a little of them.
+Where that matters, take another rule: the others always take the same steps.
+
 A sketch is refused: diameters are maxima, and its errors decide between near ones.
 """
 

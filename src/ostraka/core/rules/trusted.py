@@ -3,9 +3,9 @@
 fltrust   trust_i = max(0, cos(x_i, r)) for the root client's row r. Every row is brought to the
           length of r, and the aggregate is the mean weighted by trust. The root's own row only
           judges, as in the paper: it is not averaged. Cao, Fang, Liu and Gong, "FLTrust:
-          Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021. With an honest
-          root it withstands any number of attackers, and the aggregate is no longer than r; there
-          is no kappa, since the aggregate is near r and not near the honest mean. n >= f + 3.
+          Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021. The
+          aggregate is no longer than r; there is no kappa, since it is near r and not near the
+          honest mean. n >= 2f + 3: with fewer, f rows of zeros leave too few that are trusted.
 monna     the mean of the n - f rows nearest to the root's, itself among them. Farhadkhani et al.,
           "Robust Collaborative Learning with Linear Gradient Overhead", ICML 2023. With an honest
           root (f, kappa)-robust with kappa = 8 f^2/(n - f), by the argument of mda. n >= 2f + 3:
@@ -36,7 +36,7 @@ class FlTrust(Rule):
     needs_root = True
 
     def least(self, f: int) -> int:
-        return f + 3
+        return 2 * f + 3
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
         root, lengths = _root(gram), gram.lengths

@@ -185,8 +185,6 @@ def test_ordinary_rows_are_never_a_null_step(text, geometry):
             rows /= np.linalg.norm(rows, axis=1).max()
             gram = Gram(rows @ rows.T, np.zeros(()), 1.0, n - 1)
             plan = planned(composition, gram, f, rng.permutation(n))
-            if "fltrust" in text and n < 2 * f + 3:
-                continue  # Attackers can point elsewhere, and too few others are left.
             if "smoothing=1e-37" in text and geometry is far_colluders:
                 continue  # Colluders at one point are one point of all weight, as the terms ask.
             assert plan is not None, (f, n)
@@ -210,7 +208,7 @@ def test_far_colluders_cannot_stall_caf(monkeypatch):
         steps.clear()
         plan = rules.parse("caf").plan(Gram(rows @ rows.T, np.zeros(()), 1.0), f, np.arange(n))
         require_sound(plan, n, f)
-        assert 1 <= len(steps) <= n
+        assert len(steps) == 2 * f  # How long it takes tells nothing of the rows.
 
 
 def hard_to_cover(seed: int) -> Float64:

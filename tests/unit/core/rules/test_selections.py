@@ -187,6 +187,18 @@ def test_centred_clipping_from_the_last_aggregate_by_hand():
     assert plan.shares.sum() + plan.last == pytest.approx(1)
 
 
+def test_rows_at_the_centre_are_at_no_distance_from_it():
+    """The median distance is 0, so no other row moves the aggregate; nor does a rounding error."""
+    rng = np.random.default_rng(0)
+    rows = rng.standard_normal((7, 30))
+    rows[:4] = rows[0] / 3
+    gram = Gram(rows @ rows.T, np.zeros(()), 1.0)
+    plan = rules.RULES["centred-clipping"].plan(gram, 2, Options(centre="medoid", iterations=9))
+    assert isinstance(plan, Weights)
+    np.testing.assert_allclose(plan.values @ rows, rows[0], atol=1e-12)
+    assert plan.selected == (0, 1, 2, 3)
+
+
 def test_before_there_is_a_last_aggregate_it_is_zero():
     rows = np.array([[3.0], [1.0], [-4.0]])
     gram = Gram(rows @ rows.T, np.zeros(()), 1.0)
