@@ -15,6 +15,7 @@ import pytest
 from ostraka.model_file import read_model
 from ostraka_lab.baselines import Clear
 from ostraka_lab.experiment import Experiment, Task
+from ostraka_lab.folder import RunFolder
 from ostraka_lab.metrics import read
 
 PATIENCE_S = 300.0
@@ -122,6 +123,35 @@ def test_masked_or_not_the_models_agree(tmp_path, masking, rule):
     assert figures["masking"] == masking
     off = np.linalg.norm(final_model(tmp_path / "run") - last.model)
     assert off < 1e-4 * np.linalg.norm(last.model)
+
+
+KINDS = {
+    "a root client": ("--rule", "fltrust", "--root-images", "50"),
+    "the last aggregate": ("--rule", "centred-clipping(radius=0.05)"),
+    "column by column": ("--rule", "trimmed-mean"),
+    "single values": ("--rule", "median"),
+    "attackers who try out the rule": ("--attack", "optimal-ipm", "--client-momentum", "0.9"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "terms",
+    [
+        KINDS["attackers who try out the rule"],
+        *(pytest.param(each, marks=pytest.mark.soak) for each in list(KINDS.values())[:-1]),
+    ],
+    ids=[list(KINDS)[-1], *list(KINDS)[:-1]],
+)
+def test_rules_of_every_kind_agree_with_the_clear(tmp_path, terms):
+    """Clients, attackers and the enclave in processes of their own, and all of them in one."""
+    arguments = ("--clients", "7", "--rounds", "3", "--steps", "2", *ONE_PROCESS)
+    train(tmp_path / "run", *arguments, *terms)
+    experiment = RunFolder(tmp_path / "run").load()[0]
+    task = Task.load(experiment)
+    *_, last = Clear(task, experiment.defence).rounds()
+    moved = np.linalg.norm(last.model - task.first()[1])
+    assert np.linalg.norm(final_model(tmp_path / "run") - last.model) < 1e-3 * moved
 
 
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))]
