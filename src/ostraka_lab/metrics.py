@@ -54,6 +54,13 @@ class RoundMetrics:
     stages_s: Mapping[str, float] = field(default_factory=dict)
     wall_s: float | None = None
 
+    @property
+    def selective(self) -> bool:
+        """Whether the rule left out an update. Where it does not, all have a weight, some a tiny
+        one; and a round that failed says nothing of anybody's update.
+        """
+        return bool(self.dropped) and not self.failure
+
     def to_json(self) -> dict[str, Any]:
         return {
             "round": self.round,

@@ -81,6 +81,8 @@ class RoundView:
 
     def _left_out(self, row: "RoundMetrics") -> str:
         """List the clients that were left out. A star marks an attacker."""
+        if row.failure:
+            return f"everybody: {row.failure}"
 
         def names(clients: Iterable[int]) -> str:
             return ", ".join(f"{each}{'*' * (each in self.attackers)}" for each in sorted(clients))

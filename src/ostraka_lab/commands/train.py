@@ -246,7 +246,7 @@ def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
         "accuracy": accuracy,
         "baseline_accuracy": plain,
         "misled": plain is not None and plain > (accuracy or 0.0) + _NOISE,
-        "selective": any(row.dropped for row in view.rows),
+        "selective": any(row.selective for row in view.rows),
         "rounds": len(view.rows),
         "byzantine_selected": sum(row.byzantine_selected for row in view.rows),
         "attack_success": last.attack_success if last else None,

@@ -125,11 +125,8 @@ class RunRecord:
 
     @cached_property
     def selective(self) -> bool:
-        """Whether the rule ever left out an update: if not, all have a weight, and some a tiny one.
-
-        Unknown before the first round, when there is nothing to say of anybody's update.
-        """
-        return any(row.dropped for row in self.rounds)
+        """Whether the rule ever left out an update."""
+        return any(row.selective for row in self.rounds)
 
     @cached_property
     def byzantine_selected(self) -> int:

@@ -139,6 +139,19 @@ def test_where_nobody_is_left_out_weights_are_what_counts(stage):
     assert "averaged in" not in result.stdout
 
 
+def test_a_round_that_fails_is_told_and_makes_no_rule_selective(stage):
+    def second_fails(row):
+        everybody = (1, 2, 3, 4, 5)
+        if row.round == 2:
+            return replace(row, selected=(), dropped=everybody, failure="too few had a weight")
+        return replace(row, selected=everybody, dropped=())
+
+    stage(second_fails)
+    result = run(f"train {SMALL} --out here --json")
+    assert last_line_only(result)["selective"] is False
+    assert "left out: everybody: too few had a weight" in result.stderr
+
+
 def test_the_rule_is_that_of_the_run_and_of_the_command_that_makes_it_again(stage, tmp_path):
     stage()
     asked = "--rule caf --pre arc --pre clip"
