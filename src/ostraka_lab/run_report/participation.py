@@ -163,8 +163,8 @@ def _fates(row: RoundMetrics, attackers: Sequence[int]) -> dict[int, _Fate]:
 
 
 def _shown(fates: Sequence[Mapping[int, _Fate]]) -> list[_Fate]:
-    """The fates to show, in the order of their definition. The first two belong to every run."""
-    seen = {fate for each in fates for fate in each.values()} | {_Fate.SELECTED, _Fate.DROPPED}
+    """The fates to show, in the order of their definition. The first belongs to every run."""
+    seen = {fate for each in fates for fate in each.values()} | {_Fate.SELECTED}
     return [fate for fate in _Fate if fate in seen]
 
 

@@ -73,6 +73,8 @@ def test_a_rule_that_weighs_everybody_singles_nobody_out(text):
     assert "This rule leaves nobody out, and gives distant updates next to none." in page
     assert "Attackers selected" not in page
     assert "attacker selected" not in page
+    assert "Dropped: valid" not in page
+    assert "Dropped: valid" in text("digits")
     assert "Attackers selected" in text("digits")
     assert "attacker selected" in text("backdoor")
 
