@@ -130,7 +130,7 @@ class TermsTable:
     def composition(self) -> rules.Composition:
         """The rule, what comes before it, and their options."""
         options = {each.name: getattr(self, each.name) for each in fields(rules.Options)}
-        pre = rules.usual_pre(self.rule) if self.pre is None else self.pre
+        pre = rules.asked_pre(self.rule, self.pre)
         return rules.compose(self.rule, pre, rules.Options(**options))
 
 

@@ -195,6 +195,8 @@ class Experiment:
     def composition(self) -> rules.Composition:
         """What the federation's terms say."""
         name = self.rule.partition("(")[0].strip()
+        if self.pre and "+" in name:
+            raise ConfigError("say what comes before the rule in --rule or by --pre, not by both")
         pre = rules.usual_pre(name) if self.pre is None else self.pre
         return self.composed("+".join((*pre, self.rule)))
 
@@ -205,7 +207,7 @@ class Experiment:
         """
         names, _, rest = text.partition("(")
         name = names.rpartition("+")[2].strip()
-        rule = rules.RULES.get(rules.ALIASES.get(name, name))
+        rule = rules.RULES.get(rules.canonical(name))
         options = [rest.rpartition(")")[0]] if rest else []
         if rule is not None and "k" in rule.takes and self.k is not None:
             options.append(f"k={self.k}")

@@ -290,3 +290,10 @@ def test_the_enclave_goes_on_after_its_own_last_receipt_only(simulate):
         simulation.enclave.follow(first, simulation.states[1])
     simulation.follow(second)
     assert simulation.open().offer.number == 3
+
+
+def test_a_rule_that_is_not_robust_is_cautioned_of():
+    rows = np.random.default_rng(0).standard_normal((8, 20))
+    for rule, f, cautioned in (("mean", 2, True), ("mean", 0, False), ("multi-krum", 2, False)):
+        cautions = run_round(rows, f=f, rule=rule).receipt.cautions
+        assert any("not robust" in each for each in cautions) == cautioned

@@ -133,6 +133,8 @@ def init(
     )
     if simulated:
         click.echo(_SIMULATED, err=True)
+    if f and not plan.composition.robust:
+        click.echo(_NOT_ROBUST.format(rule=plan.composition, f=f), err=True)
     if clients <= 3 * f:
         click.echo(_STALLS.format(n=clients, f=f, most=(clients - 1) // 3), err=True)
 
@@ -156,6 +158,10 @@ def _composition(text: str, pre: list[str] | None, root: str) -> rules.Compositi
     return rules.parse("+".join((*before, rule)) + bracket + options, given)
 
 
+_NOT_ROBUST = (
+    "warning: {rule} is not robust: each of the f = {f} Byzantine clients can move the model; "
+    "see: ostraka rules"
+)
 _STALLS = (
     "warning: outcomes need the confirmation of more than (n + f)/2 clients. With n = {n} and "
     "f = {f}, rounds stand still if f clients are silent. They go on if n > 3f: take f = {most}, "

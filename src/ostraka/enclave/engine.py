@@ -30,7 +30,7 @@ from ostraka.events import Event
 from ostraka.federation_file import FederationFile, charter_path
 from ostraka.messages import Certified, Charter, Confirmation, Proposal, Receipt
 from ostraka.protocol.confirm import Ballot, Electorate, electorates
-from ostraka.protocol.enclave import Cohort, Enclave
+from ostraka.protocol.enclave import NOT_ROBUST, Cohort, Enclave
 from ostraka.protocol.host import Host, lanes
 
 _GRACE_S = 5.0  # to wait for workers when a round closes
@@ -117,6 +117,8 @@ class Engine:
         self.tell(_adopted(self.federation))
         if terms.masking == "gaussian" and not terms.inside:
             self.tell(events.Cautioned(str(LeakyMasking())))
+        if terms.f and not terms.composition.robust:
+            self.tell(events.Cautioned(NOT_ROBUST))
         for each in electorates(self.state.electors):
             if each.silent < each.f:
                 self.tell(events.Cautioned(_too_few(each)))

@@ -456,8 +456,7 @@ class PrivateMultiKrum(PrivateRobust):
 def _compose(
     rule: str, pre: Sequence[str] | None, options: Mapping[str, float | str | None]
 ) -> rules.Composition:
-    before = rules.usual_pre(rule) if pre is None else tuple(pre)
-    return rules.compose(rule, before, rules.read_options(options))
+    return rules.compose(rule, rules.asked_pre(rule, pre), rules.read_options(options))
 
 
 def _courier(grid: Grid) -> Courier:

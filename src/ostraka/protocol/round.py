@@ -102,9 +102,7 @@ def run_round(
     """
     rows = _as_rows(updates)
     n, d = rows.shape
-    composition = rules.compose(
-        rule, rules.usual_pre(rule) if pre is None else tuple(pre), rules.read_options(options)
-    )
+    composition = rules.compose(rule, rules.asked_pre(rule, pre), rules.read_options(options))
     log: list[Event] = []
     terms = Terms(
         Manifest.flat(d),

@@ -276,9 +276,11 @@ def _cast(experiment: "Experiment", facts: dict[str, Any]) -> str:
 
 
 def _legend(figures: dict[str, Any]) -> str:
+    from ostraka_lab.run_report.participation import nobody_left_out
+
     rule = figures["rule"]
     if not figures["selective"]:
-        return f"Nobody is left out: {rule} gives every update a weight, distant ones next to none."
+        return nobody_left_out(rule)
     return f"Left out: by {rule}, unless it says more. A star marks an attacker."
 
 

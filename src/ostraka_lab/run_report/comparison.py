@@ -95,7 +95,9 @@ def explanation(comparison: Comparison) -> str:
     said[0] += f": the mean of {len(comparison.seeds)} seeds, and their range." if several else "."
     if worst:
         by_seed = ", seed by seed" if several else ""
-        said.append(f"The worst case is that of the attack that does most harm{by_seed}.")
+        said.append(
+            f"The worst case is that of the attack that does most harm{by_seed}; none is no attack."
+        )
     if any(each in MASKINGS for each in comparison.defences):
         rule = comparison.experiment.composition.plain
         said.append(

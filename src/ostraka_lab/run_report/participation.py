@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
+from ostraka.core import rules
 from ostraka_lab.metrics import RoundMetrics
 from ostraka_lab.report import Column, Plot, Table, drawing, format
 from ostraka_lab.report.drawing import (
@@ -200,12 +201,23 @@ def _named(client: int, run: RunRecord) -> str:
     return f"{client} (attacker)" if client in run.experiment.attackers else str(client)
 
 
+def nobody_left_out(rule: str) -> str:
+    """Say what a rule does that leaves out no update as a whole; a run may not know its own."""
+    if not rule:
+        return "Nobody is left out."
+    composition = rules.parse(rule)
+    if composition.rule.columnwise:
+        return f"Nobody is left out as a whole: {composition} leaves out values, column by column."
+    if not composition.robust:
+        return f"Nobody is left out: {composition} weighs all updates alike, and is not robust."
+    return f"Nobody is left out: {composition} gives every update a weight, distant ones little."
+
+
 def _caption(run: RunRecord, shown: Sequence[_Fate]) -> str:
     meanings = {
         _Fate.SELECTED: "Selected: averaged into the model."
         if run.selective
-        else "Selected: has a weight in the model. This rule leaves nobody out, and gives distant "
-        "updates next to none.",
+        else f"Selected: counts in the model. {nobody_left_out(run.experiment.rule)}",
         _Fate.DROPPED: "Dropped: valid, but too far from the others.",
         _Fate.REJECTED: "Rejected: invalid.",
         _Fate.ABSENT: "Absent: sent nothing in time.",

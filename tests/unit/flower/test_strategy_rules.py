@@ -116,8 +116,9 @@ def test_multi_krum_is_what_it_was(federation):
 
 
 MISTAKES = {
-    "a rule that is not there": ({"rule": "FedMedia"}, "did you mean FedMedian?"),
-    "a pre-aggregation that is not there": ({"pre": ["NNNM"]}, "did you mean NNM?"),
+    "a rule that is not there": ({"rule": "FedMedia"}, "did you mean median?"),
+    "one name where a list belongs": ({"pre": "arc"}, "pre is a list of names"),
+    "a pre-aggregation that is not there": ({"pre": ["NNNM"]}, "did you mean nnm?"),
     "an option that is not there": ({"betta": 0.2}, "there is no option 'betta'"),
     "an option of another rule": ({"beta": 0.2}, "beta is no option of arc+nnm+geometric-median"),
     "an option that is no number": (

@@ -21,7 +21,14 @@ REFUSED = {
         "multi-krum needs at least 9 clients",
     ),
     "a rule that there is not": ({"rule": "krumm"}, "did you mean krum"),
-    "something that comes before no rule": ({"pre": ("mean",)}, "no pre-aggregation 'mean'"),
+    "something that comes before no rule": (
+        {"pre": ("mean",)},
+        "mean is a rule",
+    ),
+    "what comes before said twice": (
+        {"rule": "arc+caf", "pre": ("nnm",)},
+        "in --rule or by --pre, not by both",
+    ),
     "options of another rule": ({"rule": "mean(k=5)"}, "k is no option of mean"),
     "a root client that there is not": ({"root": 13}, "root is a client, 1 to 12; got 13"),
     "a root client without images": ({"root_images": 1}, "root_images must be at least 2"),

@@ -4,7 +4,7 @@ A new one is a file, and a line in a table below.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from types import NoneType
@@ -97,7 +97,14 @@ def compose(rule: str, pre: tuple[str, ...] = (), options: Options | None = None
 
 def usual_pre(rule: str) -> tuple[str, ...]:
     """What comes before a rule if nothing is said: before the default, its usual company."""
-    return DEFAULT_PRE if ALIASES.get(rule, rule) == DEFAULT else ()
+    return DEFAULT_PRE if canonical(rule) == DEFAULT else ()
+
+
+def asked_pre(rule: str, pre: Sequence[str] | None) -> tuple[str, ...]:
+    """What a caller asks to come before a rule; None for the usual. Raises ConfigError."""
+    if isinstance(pre, str):
+        raise ConfigError(f'pre is a list of names, such as ["arc"], or [] for none; got {pre!r}')
+    return usual_pre(rule) if pre is None else tuple(pre)
 
 
 def read_options(given: Mapping[str, Any]) -> Options:
@@ -166,13 +173,37 @@ def _number(text: str, kind: type[int] | type[float]) -> int | float | str:
 
 
 def _known(kind: str, name: str, table: dict[str, _T]) -> str:
-    found = ALIASES.get(name, name)
+    """The name in the table, of which case, hyphens and underscores do not matter."""
+    found, names = canonical(name), _names()
     if found in table:
         return found
-    names = [*table, *(each for each, of in ALIASES.items() if of in table)]
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
-    meant = f": did you mean {near[0]}?" if near else "."
+    if found in PRE:
+        raise ConfigError(f"{found} comes before a rule: give it as pre, and a rule")
+    if found in RULES:
+        raise ConfigError(f"there is no pre-aggregation {name!r}: it is a rule")
+    if "+" in name or "(" in name:
+        raise ConfigError(
+            f"{name!r} is more than one name: here what comes before a rule is given as pre, and "
+            "options by their own names"
+        )
+    near = get_close_matches(_plain(name), names, n=3, cutoff=0.5)
+    likely = next((names[each] for each in near if names[each] in table), "")
+    meant = f": did you mean {likely}?" if likely else "."
     raise ConfigError(f"there is no {kind} {name!r}{meant} Known: {', '.join(table)}")
+
+
+def canonical(name: str) -> str:
+    """Our own name of a rule or pre-aggregation; the name itself if there is none."""
+    return _names().get(_plain(name), name)
+
+
+def _names() -> dict[str, str]:
+    ours = {_plain(each): each for each in (*RULES, *PRE)}
+    return ours | {_plain(alias): of for alias, of in ALIASES.items()}
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
 
 
 def require_enough(composition: Composition, n: int, f: int) -> None:
@@ -207,6 +238,8 @@ __all__ = [
     "PreAggregation",
     "Rule",
     "Weights",
+    "asked_pre",
+    "canonical",
     "compose",
     "krum_scores",
     "limited",

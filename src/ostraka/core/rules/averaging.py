@@ -20,6 +20,8 @@ class Mean(Rule):
 
     citation = "McMahan et al., Communication-Efficient Learning (FedAvg), AISTATS 2017"
 
+    robust = False
+
     def least(self, f: int) -> int:
         return f + 2
 

@@ -80,6 +80,11 @@ class Composition:
         return self.rule.discloses and "nnm" not in self.pre
 
     @property
+    def robust(self) -> bool:
+        """Whether it bounds what Byzantine clients do."""
+        return self.rule.robust or "nnm" in self.pre
+
+    @property
     def needs_last(self) -> bool:
         """Whether the enclave has to keep the last aggregate for it."""
         return self.rule.needs_last(self.options)

@@ -267,11 +267,14 @@ class PreAggregation(Part):
 class Rule(Part):
     """An aggregation rule.
 
-    needs_root: whether it trusts one client's row. columnwise: whether its plan is one. discloses:
-    whether its aggregate holds single values of single clients, unless nnm has mixed them before.
+    needs_root: whether it trusts one client's row. robust: whether
+    it bounds what Byzantine rows do, by more than the clipping norm. columnwise: whether its plan
+    is one. discloses: whether its aggregate holds single values of single clients, unless nnm has
+    mixed them before.
     """
 
     needs_root: ClassVar[bool] = False
+    robust: ClassVar[bool] = True
     columnwise: ClassVar[bool] = False
     discloses: ClassVar[bool] = False
 

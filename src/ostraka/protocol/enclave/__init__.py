@@ -22,10 +22,17 @@ from ostraka.protocol.enclave.intake import Intake
 from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.masking import Dispute, Masking, Offload
 from ostraka.protocol.enclave.measure import Inside
-from ostraka.protocol.enclave.propose import Pending, Proposed, propose, propose_null_step
+from ostraka.protocol.enclave.propose import (
+    NOT_ROBUST,
+    Pending,
+    Proposed,
+    propose,
+    propose_null_step,
+)
 from ostraka.protocol.enclave.rows import Measured
 
 __all__ = [
+    "NOT_ROBUST",
     "Cohort",
     "Dispute",
     "Enclave",

@@ -29,6 +29,7 @@ _COMMITMENT = b"ostraka/selection/v1"
 _LEAKY = "gaussian masking: a single worker can recognise updates by the polar attack"
 _UNCHECKED = "the workers' answers were not checked"
 _SIMULATED = "simulated: no TEE protects this enclave, and its host can read every update"
+NOT_ROBUST = "the rule is not robust: any client can move the aggregate, within the clipping norm"
 _UNCONFIRMED = "nobody confirms outcomes: a host that copies the enclave's state can read an update"
 
 
@@ -190,5 +191,6 @@ def _cautions(cohort: Cohort, by: str) -> tuple[str, ...]:
     unchecked = (_UNCHECKED,) if by == "workers" and not terms.verify else ()
     # The head names who confirms this outcome; these terms, who confirms the next.
     unconfirmed = () if context.confirmed and terms.confirm != "none" else (_UNCONFIRMED,)
+    fragile = (NOT_ROBUST,) if terms.f and not terms.composition.robust else ()
     simulated = (_SIMULATED,) if context.evidence == SIMULATION else ()
-    return leaky + unchecked + unconfirmed + simulated + context.cautions
+    return leaky + unchecked + fragile + unconfirmed + simulated + context.cautions

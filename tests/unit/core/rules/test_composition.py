@@ -284,3 +284,37 @@ def test_distances_of_mixtures_are_those_of_mixed_rows():
     mixed = gram_of(rows).mixed(matrix, keeps_rows=False)
     expected = from_gram((matrix @ rows) @ (matrix @ rows).T)
     np.testing.assert_allclose(mixed.distances(), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["Multi-Krum", "multi_krum", "multikrum", "MultiKrum"])
+def test_names_are_known_however_they_are_written(name):
+    assert rules.compose(name).name == "multi-krum"
+
+
+NO_RULES = {
+    "nnm": "nnm comes before a rule",
+    "arc+caf": "more than one name",
+    "multi-krum(k=5)": "more than one name",
+    "geometric-mean": "did you mean geometric-median",
+    "quite another": "Known: mean",
+}
+
+
+@pytest.mark.parametrize("name", NO_RULES)
+def test_what_is_no_rule_is_told_so(name):
+    with pytest.raises(ConfigError, match=NO_RULES[name]):
+        rules.compose(name)
+
+
+def test_pre_is_a_list_of_names():
+    with pytest.raises(ConfigError, match="pre is a list of names"):
+        rules.asked_pre("caf", "arc")
+    assert rules.asked_pre("caf", ["arc"]) == ("arc",)
+    assert rules.asked_pre("GeometricMedian", None) == rules.DEFAULT_PRE
+    assert rules.asked_pre("geometric-median", []) == ()
+
+
+@pytest.mark.parametrize("text", ["mean", "clip+mean", "bucketing+mean"])
+def test_a_mean_is_not_robust_by_what_comes_before_it(text):
+    assert not rules.parse(text).robust
+    assert rules.parse(f"nnm+{text}").robust

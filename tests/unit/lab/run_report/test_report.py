@@ -70,7 +70,7 @@ def test_the_key_figures_are_those_of_the_run(text):
 def test_a_rule_that_weighs_everybody_singles_nobody_out(text):
     page = text("weighed")
     assert "for 15 rounds under arc+nnm+geometric-median." in page
-    assert "This rule leaves nobody out, and gives distant updates next to none." in page
+    assert "gives every update a weight, distant ones little." in page
     assert "Attackers selected" not in page
     assert "attacker selected" not in page
     assert "Dropped: valid" not in page
