@@ -21,7 +21,7 @@ REFUSED = {
         "multi-krum needs at least 9 clients",
     ),
     "a rule that there is not": ({"rule": "krumm"}, "did you mean krum"),
-    "something that comes before no rule": (
+    "a rule before a rule": ({"pre": ("mean",)}, "no pre-aggregation 'mean': it is a rule"),
         {"pre": ("mean",)},
         "mean is a rule",
     ),
