@@ -22,9 +22,6 @@ REFUSED = {
     ),
     "a rule that there is not": ({"rule": "krumm"}, "did you mean krum"),
     "a rule before a rule": ({"pre": ("mean",)}, "no pre-aggregation 'mean': it is a rule"),
-        {"pre": ("mean",)},
-        "mean is a rule",
-    ),
     "what comes before said twice": (
         {"rule": "arc+caf", "pre": ("nnm",)},
         "in --rule or by --pre, not by both",
