@@ -114,7 +114,7 @@ def test_auto_takes_what_is_cheaper_and_says_why(costs, where):
 def test_auto_counts_the_columns_of_the_sketch_and_the_colluders():
     calibration.save(Costs(gram=1.0, mask=(1.0, 1.0, 99.0)))
     rows = np.random.default_rng(0).normal(size=(9, 5_000)).astype(np.float32)
-    result = run_round(rows, f=2, sketch=4096, workers=7, distances="auto")
+    result = run_round(rows, f=2, sketch=4096, rule="multi-krum", workers=7, distances="auto")
     assert result.receipt.distances == "inside"
     assert result.events[0] == events.DistancesChosen(str(calibration.load().choose(9, 4096, 7)))
 
