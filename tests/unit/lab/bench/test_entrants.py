@@ -87,7 +87,8 @@ def test_those_that_work_on_differences_select_the_honest(name):
     assert figures["selected"] == LARGER_HONEST
     assert figures["cpu_s"] > 0
     assert figures["wall_s"] > 0
-    assert 10 < figures["inputs_rss_mib"] <= figures["peak_rss_mib"]
+    # The kernel counts pages in batches, so the peak may lag behind by a part of a MiB.
+    assert 10 < figures["inputs_rss_mib"] <= figures["peak_rss_mib"] + 1
 
 
 def test_the_clear_baseline_is_the_mean_of_those_that_it_selects():
