@@ -14,6 +14,7 @@ if sys.byteorder != "little":
 Float32: TypeAlias = npt.NDArray[np.float32]
 Float64: TypeAlias = npt.NDArray[np.float64]
 Int64: TypeAlias = npt.NDArray[np.int64]
+UInt8: TypeAlias = npt.NDArray[np.uint8]
 UInt32: TypeAlias = npt.NDArray[np.uint32]
 AnyArray: TypeAlias = npt.NDArray[Any]
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -17,8 +17,9 @@ from ostraka.encoding import Digest, Id, Key
 from ostraka.errors import ConfigError
 
 DEFAULT_TILE = 65_536  # 16,384 are as fast on one thread and up to twice as slow on two
-MAX_TILE = 2**18  # norms are summed in float32 within a tile
-MAX_TILE_VALUES = 4 * 2**20  # clients x tile: what the enclave holds of all updates at one time
+MAX_TILE = 2**18
+MAX_PIECE_VALUES = 4 * 2**20  # clients x piece: what passes hold of all updates at one time
+BLOCK_VALUES = 16  # pieces begin where a block of the cipher does, even with one byte a value
 MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
 
 MAX_DIMENSION = 2**40
@@ -197,7 +198,7 @@ class Terms:
         if not MIN_WORKERS <= self.workers <= MAX_WORKERS:
             raise ConfigError(f"{MIN_WORKERS} to {MAX_WORKERS} workers; got {self.workers}")
         if self.masking == "exact":
-            exact.step(np.ones(1), self.columns.length)  # refuses a dimension that is too large
+            exact.step(np.ones(1), self.measured)  # refuses a dimension that is too large
         if self.masking == "gaussian" and self.workers != MIN_WORKERS:
             raise ConfigError(
                 f"Gaussian masking is for two workers; got {self.workers}: "
@@ -212,21 +213,13 @@ class Terms:
 
     @cached_property
     def tiling(self) -> Tiling:
-        """How an update is cut."""
+        """How an update is cut into what is sealed together."""
         return Tiling(self.dimension, self.tile)
 
-    @cached_property
-    def spans(self) -> Tiling:
-        """How an update is read: tile by tile, or if rows are only folded and added up, one by
-        one, small tiles together. Column-wise rules hold all rows at a time."""
-        one_by_one = self.sketch and not self.composition.rule.columnwise
-        together = max(1, DEFAULT_TILE // self.tile) if one_by_one else 1
-        return Tiling(self.dimension, self.tile * together)
-
-    @cached_property
-    def columns(self) -> Tiling:
-        """What is measured, and how that is cut: the update itself, or its sketch."""
-        return Tiling(self.sketch or self.dimension, self.tile)
+    @property
+    def measured(self) -> int:
+        """How many columns are measured: those of the update itself, or of its sketch."""
+        return self.sketch or self.dimension
 
     @property
     def inside(self) -> bool:
@@ -239,7 +232,7 @@ class Terms:
         return leakage.require(
             self.leakage_bits,
             self.precision,
-            d=self.columns.length,
+            d=self.measured,
             dtype=np.float64,
             tile=self.tile,
         )
@@ -314,20 +307,16 @@ class Federation:
             raise ConfigError(f"k <= n - f; got k={k}, n={n}, f={terms.f}")
         if root and root not in {each.name for each in self.clients}:
             raise ConfigError(f"root is {root!r}, and no client of that name is enrolled")
-        if n * terms.tile > MAX_TILE_VALUES:
-            raise ConfigError(
-                f"clients x tile <= {MAX_TILE_VALUES}; got {n} x {terms.tile}: "
-                f"take a tile of at most {MAX_TILE_VALUES // n}"
-            )
+        self.pieces  # noqa: B018 (refuses a tile that cannot be cut)
         if terms.sketch is not None and n * terms.sketch > MAX_SKETCH_VALUES:
             raise ConfigError(
                 f"clients x sketch <= {MAX_SKETCH_VALUES}; got {n} x {terms.sketch}: "
                 f"take a sketch of at most {MAX_SKETCH_VALUES // n}"
             )
-        if not terms.inside and terms.masking == "gaussian" and n > terms.columns.length:
+        if not terms.inside and terms.masking == "gaussian" and n > terms.measured:
             raise ConfigError(
                 f"constant-distance noise needs as many dimensions as clients; "
-                f"got {n} clients and {terms.columns.length} dimensions"
+                f"got {n} clients and {terms.measured} dimensions"
             )
         if not terms.inside and len(self.workers) < terms.workers:
             raise ConfigError(
@@ -354,6 +343,16 @@ class Federation:
     def everyone(self) -> tuple[Member, ...]:
         """All members that were ever enrolled, as far as this revision says."""
         return self.clients + self.workers + self.witnesses + self.revoked
+
+    @cached_property
+    def pieces(self) -> Tiling:
+        """How passes over all updates cut them: tiles, or equal parts of tiles."""
+        return Tiling(self.terms.dimension, _piece(self.terms.tile, len(self.clients)))
+
+    @cached_property
+    def columns(self) -> Tiling:
+        """What is measured, and how that is cut: the update itself, or its sketch."""
+        return Tiling(self.terms.measured, self.pieces.tile)
 
     def digest(self) -> bytes:
         return self._digest
@@ -387,11 +386,23 @@ def succession(receipt_key: bytes, code_id: bytes) -> bytes:
     return hashlib.sha256(encoding.pack(_SUCCESSION, receipt_key, code_id)).digest()
 
 
-def default_tile(clients: int, dimension: int) -> int:
-    """The default tile, or the largest power of two that this number of clients allows, or the
-    smallest one that holds the whole of a short update."""
-    largest = max(1, MAX_TILE_VALUES // max(1, clients))
-    return min(DEFAULT_TILE, 1 << (largest.bit_length() - 1), 1 << (dimension - 1).bit_length())
+def default_tile(dimension: int) -> int:
+    """The default tile, or the smallest power of two that holds the whole of a short update."""
+    return min(DEFAULT_TILE, 1 << (dimension - 1).bit_length())
+
+
+def _piece(tile: int, clients: int) -> int:
+    """The largest part of a tile of which all clients' are held at a time. Raises ConfigError."""
+    most = MAX_PIECE_VALUES // max(1, clients)
+    if tile <= most:
+        return tile
+    for parts in range(2, tile // BLOCK_VALUES + 1):
+        if tile % (parts * BLOCK_VALUES) == 0 and tile // parts <= most:
+            return tile // parts
+    raise ConfigError(
+        f"with {clients} clients, tiles of {tile} values are read in pieces of at most {most}, and "
+        f"cannot be cut so: take a power of two, such as {DEFAULT_TILE}"
+    )
 
 
 def power_of_two_above(value: float) -> float:

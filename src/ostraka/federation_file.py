@@ -214,13 +214,15 @@ class Enclave:
     """[enclave]: where it listens.
 
     listen: for clients and workers, host:port. metrics: for Prometheus, host:port or absent.
-    threads: that open, mask and sum updates. tls_certificate, tls_key: PEM files, for TLS on top of
-    what is sealed anyway; both or neither.
+    threads: that mask and sum updates. memory_mib: how much memory opened updates may take, half of
+    what the machine has to spare unless given; others are read again from the spool.
+    tls_certificate, tls_key: PEM files, for TLS on top of what is sealed anyway; both or neither.
     """
 
     listen: str = "127.0.0.1:7420"
     metrics: str | None = None
     threads: int = 2
+    memory_mib: int | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
 
@@ -230,6 +232,8 @@ class Enclave:
             if match is None or int(match[1]) >= 2**16:
                 raise ConfigError(f'{name} is host:port, such as "127.0.0.1:7420"; got {address!r}')
         _require("threads", self.threads, 1, 256)
+        if self.memory_mib is not None:
+            _require("memory_mib", self.memory_mib, 0, _MANY)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ConfigError("tls_certificate and tls_key go together")
 
@@ -332,7 +336,7 @@ class FederationFile:
     def _tile(self, clients: int, signed: Federation | None) -> int:
         if self.terms.tile is not None:
             return self.terms.tile
-        return signed.terms.tile if signed else default_tile(clients, self.manifest.dimension)
+        return signed.terms.tile if signed else default_tile(self.manifest.dimension)
 
     def _signed_terms(self, clients: int, signed: Federation | None) -> Terms:
         terms, composition = self.terms, self.terms.composition

@@ -68,7 +68,7 @@ class FoundingTerms:
             client_momentum=self.client_momentum,
             masking=self.masking,
             workers=self.workers,
-            tile=default_tile(clients, manifest.dimension),
+            tile=default_tile(manifest.dimension),
             disclose_selection=self.disclose_selection,
             disclose_values=self.disclose_values,
             confirm=self.confirm,
@@ -136,11 +136,7 @@ class UnsafeInProcessEnclave:
         return KeyProof(founded.charters[-1], key, evidence, self._collateral)
 
     def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
-        intake = self._founded.intake
-        intake.accept(sealed.header)
-        for tile in sealed.tiles:
-            intake.require_opens(sealed.header.client, tile)
-            self._founded.store(sealed.header.client, tile)
+        self._founded.take(sealed)
 
     def outcome(self, *, seconds: float) -> Outcome:
         """Run all steps of the round, once, and release its outcome when it is confirmed."""
@@ -196,7 +192,7 @@ class UnsafeInProcessEnclave:
         new = tuple(each for each in members if not known & {each.name, each.key})
         if new:
             clients = current.clients + new
-            tile = default_tile(len(clients), current.terms.dimension)
+            tile = default_tile(current.terms.dimension)
             self._founded.revise(replace(current.terms, tile=tile), clients)
 
     def _require_enrolled(self, hello: Hello) -> None:

@@ -175,7 +175,7 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
         options=plan.composition.options,
         disclose_values=plan.disclose_values,
         workers=plan.working,
-        tile=default_tile(plan.clients, manifest.dimension),
+        tile=default_tile(manifest.dimension),
     )
     names = [name for each in plan.names() for name in each]
     members = tuple(Member(name, bytes(28) + i.to_bytes(4)) for i, name in enumerate(names))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ostraka.arrays import Float64, UInt32
-from ostraka.config import Terms, Tiling
+from ostraka.config import Tiling
 from ostraka.core import field, gaussian
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.hpke import Entropy
@@ -41,14 +41,14 @@ class Noise:
     The normals that it is made of are read once for their Gram matrix, and again for each tile.
     """
 
-    def __init__(self, terms: Terms, rows: int, entropy: Entropy) -> None:
-        self._terms = terms
+    def __init__(self, sigma: float, columns: Tiling, rows: int, entropy: Entropy) -> None:
+        self._columns = columns
         self._rows = rows
-        self._step = gaussian.grid_step(terms.sigma)
+        self._step = gaussian.grid_step(sigma)
         while True:
             self._seed = entropy(KEY_BYTES)
             try:
-                self._factors = gaussian.transform(self._blocks, sigma=terms.sigma)
+                self._factors = gaussian.transform(self._blocks, sigma=sigma)
                 break
             except gaussian.IllConditioned:
                 continue  # This is rare, and needs hardly more dimensions than rows.
@@ -62,8 +62,8 @@ class Noise:
         return gaussian.to_grid(rows, self._step, out=rows)
 
     def _blocks(self) -> Iterator[Float64]:
-        return (self._normals(index) for index in range(self._terms.columns.count))
+        return (self._normals(index) for index in range(self._columns.count))
 
     def _normals(self, index: int) -> Float64:
-        shape = (self._rows, self._terms.columns.size(index))
+        shape = (self._rows, self._columns.size(index))
         return SecretStream(self._seed, stream=index).normal(shape)

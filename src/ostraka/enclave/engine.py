@@ -30,7 +30,7 @@ from ostraka.events import Event
 from ostraka.federation_file import FederationFile, charter_path
 from ostraka.messages import Certified, Charter, Confirmation, Proposal, Receipt
 from ostraka.protocol.confirm import Ballot, Electorate, electorates
-from ostraka.protocol.enclave import NOT_ROBUST, Cohort, Enclave
+from ostraka.protocol.enclave import NOT_ROBUST, Cohort, Enclave, Memory
 from ostraka.protocol.host import Host, lanes
 
 _GRACE_S = 5.0  # to wait for workers when a round closes
@@ -67,6 +67,7 @@ class Engine:
     state: EnclaveState
     enclave: Enclave
     pool: Pool
+    memory: Memory
     tell: Callable[[Event], None]
     current: OpenRound | None = None
     measuring: bytes | None = None  # the id of the round that is being measured
@@ -193,8 +194,8 @@ class Engine:
         )
 
     async def _open(self, spool: Spool) -> None:
-        intake = self.enclave.open_round()
-        self.current = OpenRound(intake, spool, self.federation)
+        intake = self.enclave.open_round(self.memory, spool)
+        self.current = OpenRound(intake, self.federation)
         self.deadline = time.monotonic() + self.file.rounds.deadline_s
         self.tell(events.RoundOpened(self.current.number, self.file.rounds.deadline_s))
         await self._go(Phase.COLLECTING)
@@ -256,7 +257,6 @@ class Engine:
         with lanes(self.file.enclave.threads) as lent:
             host = Host(
                 lanes=lent,
-                tiles=current.tiles(cohort),
                 workers=self.pool.remote(names, self.file.rounds.measure_s),
                 tell=self._tell_from_thread(),
             )

@@ -1,34 +1,23 @@
-"""One open round: the enclave's side of it, and the spool on the host's disk."""
+"""One open round: the enclave's side of it, and what the service knows of its uploads."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from ostraka.config import Federation
-from ostraka.crypto.aead import TAG_BYTES
-from ostraka.enclave.storage.spool import Spool
-from ostraka.errors import OpenError, Rejection, UpdateRejected
+from ostraka.errors import Rejection, UpdateRejected
 from ostraka.messages import UpdateHeader, UpdateTile
-from ostraka.protocol.enclave import Cohort, Intake
-from ostraka.protocol.host import Tiles
+from ostraka.protocol.enclave import Intake
 
 
 @dataclass
 class OpenRound:
-    """Takes headers and tiles on the event loop. `changed` is set when an update has arrived."""
+    """Takes headers on the event loop. `changed` is set when an update has arrived."""
 
     intake: Intake
-    spool: Spool
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    bytes_in: int = 0
-    _rows: dict[str, int] = field(init=False)
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
     _own: set[str] = field(default_factory=set)  # whose uploads they began themselves
-
-    def __post_init__(self) -> None:
-        self._rows = {member.name: row for row, member in enumerate(self.federation.clients)}
 
     @property
     def number(self) -> int:
@@ -42,7 +31,7 @@ class OpenRound:
     def awaited(self) -> frozenset[str]:
         """The clients whose updates may still come."""
         heard = self.intake.complete | self.intake.spoilt.keys()
-        return frozenset(self._rows) - heard
+        return frozenset(member.name for member in self.federation.clients) - heard
 
     @property
     def answered(self) -> int:
@@ -53,8 +42,8 @@ class OpenRound:
         spoilt = min(len(self.intake.spoilt), self.federation.terms.f)
         return len(self.intake.complete) + spoilt
 
-    def begin(self, header: UpdateHeader, *, own: bool) -> frozenset[int]:
-        """Start an upload, or go on with it. Return the tiles that are missing.
+    def begin(self, header: UpdateHeader, *, own: bool) -> int:
+        """Start an upload, or go on with it. Return the number of the tile that comes next.
 
         An upload goes on under the header that it began with, and no other: a header of one client
         must not reach another client's upload. own: the client itself brings it. What others bring
@@ -70,39 +59,52 @@ class OpenRound:
             self._headers[header.client] = header
             if own:
                 self._own.add(header.client)
-        return self.intake.missing(header.client, header.upload_id) or frozenset()
+        return self.receiver(header).next
 
-    async def take(self, header: UpdateHeader, tiles: Sequence[UpdateTile]) -> None:
-        """Store tiles of this upload, and only then count them in. Raises as `accept_tile` does."""
-        missing = self.intake.missing(header.client, header.upload_id) or frozenset()
-        wanted = [tile for tile in tiles if tile.index in missing and self._fits(header, tile)]
-        await self._store(header.client, wanted)
-        for tile in tiles:
-            if tile.upload_id != header.upload_id:
-                raise OpenError("tile")
-            self.intake.accept_tile(header.client, tile)
-            self.bytes_in += len(tile.ciphertext)
-        if header.client in self.intake.complete:
-            self.changed.set()
+    def receiver(self, header: UpdateHeader) -> "Receiver":
+        """What takes the tiles of an upload that was begun, in any thread."""
+        return Receiver(self, header, asyncio.get_running_loop())
 
-    def _fits(self, header: UpdateHeader, tile: UpdateTile) -> bool:
-        size = 4 * self.federation.terms.tiling.size(tile.index) + TAG_BYTES
-        return tile.upload_id == header.upload_id and len(tile.ciphertext) == size
 
-    async def _store(self, client: str, tiles: Sequence[UpdateTile]) -> None:
-        def write() -> None:
-            for tile in tiles:
-                self.intake.require_opens(client, tile)
-                self.spool.write(self._rows[client], tile.index, tile.ciphertext)
+@dataclass(frozen=True)
+class Receiver:
+    """Takes the tiles of one upload, one after another."""
 
-        writing = asyncio.create_task(asyncio.to_thread(write))
+    _round: OpenRound
+    _header: UpdateHeader
+    _loop: asyncio.AbstractEventLoop
+
+    @property
+    def next(self) -> int:
+        """The number of the tile that comes next. Raises UpdateRejected if none is awaited."""
+        header = self._header
+        number = self._round.intake.next_tile(header.client, header.upload_id)
+        if number is None:
+            reason = self._round.intake.spoilt.get(header.client, Rejection.DUPLICATE)
+            raise UpdateRejected(header.client, reason)
+        return number
+
+    @property
+    def size(self) -> int:
+        """How many bytes the next sealed tile has."""
+        return self._round.intake.sealed_size(self.next)
+
+    @property
+    def complete(self) -> bool:
+        return self.next == self._round.federation.terms.tiling.count
+
+    def take(self, ciphertext: memoryview) -> None:
+        """Open, check and keep the next tile. Raises as `Intake.take` does."""
+        header = self._header
         try:
-            await asyncio.shield(writing)
-        finally:
-            # A stream may be ended in the middle of this. Its thread goes on, and must not write
-            # over what the client's next stream brings.
-            await asyncio.wait([writing])
+            self._round.intake.take(
+                header.client, UpdateTile(header.upload_id, self.next, ciphertext)
+            )
+        except UpdateRejected:
+            self._tell()
+            raise
+        if self.complete:
+            self._tell()
 
-    def tiles(self, cohort: Cohort) -> Tiles:
-        """Return the passes over what these clients have sent."""
-        return partial(self.spool.tiles, [self._rows[name] for name in cohort.clients])
+    def _tell(self) -> None:
+        self._loop.call_soon_threadsafe(self._round.changed.set)

@@ -17,6 +17,7 @@ from ostraka import events, federation_file
 from ostraka.core import optimiser
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave import hardening
+from ostraka.enclave.budget import default_budget
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.limits import Punctual, Rate, Share, TooMany, Turns
@@ -30,9 +31,10 @@ from ostraka.events import Event
 from ostraka.federation_file import FederationFile, abandon_path, charter_path
 from ostraka.messages import SIMULATION, Abandon
 from ostraka.model_file import read_model
+from ostraka.protocol.enclave import Memory
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
-_KIB = 2**10
+_KIB, _MIB = 2**10, 2**20
 _VALUE_BYTES = 8
 _STOP_S = 5.0
 _FOREVER_S = 1e9
@@ -107,6 +109,7 @@ async def serve(
             state=state,
             enclave=state.start(evidence=platform.provider.kind),
             pool=Pool(asyncio.get_running_loop()),
+            memory=Memory(_budget(file)),
             tell=tell,
         )
         status.engine = engine
@@ -150,6 +153,12 @@ async def serve(
                 await server.stop(_STOP_S)
                 await front.drained()
                 await asyncio.gather(rounds, return_exceptions=True)
+
+
+def _budget(file: FederationFile) -> int:
+    """How many bytes rows may take in memory."""
+    given = file.enclave.memory_mib
+    return default_budget() if given is None else given * _MIB
 
 
 def _front(engine: Engine, sockets: Path) -> Front:

@@ -463,14 +463,19 @@ class Servicer(EnclaveServicer):
         """Receive one upload, or the rest of it."""
         current = await self._current(context)
         own = self._caller(context).is_called(header.client)
-        missing = current.begin(header, own=own)
+        count = current.federation.terms.tiling.count
+        missing = frozenset(range(current.begin(header, own=own), count))
+        receiver = current.receiver(header)
         self.engine.tell(events.UploadStarted(header.client, len(missing)))
         await context.write(wire.UploadReply(missing=wire.Missing(range=_ranges(missing))))
         while header.client not in current.intake.complete:
             tiles = await _tiles(requests)
             if self.engine.current is not current:
                 raise UpdateRejected(header.client, Rejection.LATE)
-            await current.take(header, tiles)
+            for tile in tiles:
+                if tile.upload_id != header.upload_id:
+                    raise OpenError("tile")
+                await asyncio.to_thread(receiver.take, memoryview(tile.ciphertext))
             del tiles  # They are not kept while this upload waits for its next ones.
         self.engine.tell(events.UploadCompleted(header.client))
         if missing and len(current.intake.complete) % _TIDIED == 0:

@@ -27,7 +27,7 @@ _MOST_STRANGERS = 100  # names that are shown although they are on no roster
 
 
 # Fields that name parties.
-_NAMED = ("arrived", "awaited", "rejected", "workers", "selected")
+_NAMED = ("arrived", "awaited", "spooled", "rejected", "workers", "selected")
 
 
 def _number(parties: Any) -> int | None:
@@ -144,6 +144,7 @@ class Status:
             else None,
             "arrived": sorted(self.arrived),
             "awaited": sorted(_awaited(engine)),
+            "spooled": sorted(current.intake.spooled) if current else [],
             "rejected": dict(self.rejected),
             "workers": sorted(self._pool()),
             "stages_s": self.stages,
@@ -187,7 +188,7 @@ class Status:
 
     def _received(self) -> int:
         current = self._engine().current
-        return current.bytes_in if current else 0
+        return current.intake.bytes_in if current else 0
 
     def _gauge(self, name: str, what: str, read: Callable[[], float]) -> None:
         Gauge(name, what, registry=self.registry).set_function(

@@ -1,17 +1,16 @@
-"""What drives a closed round: it reads ciphertext, carries messages, and lends the enclave threads.
+"""What drives a closed round: it carries messages, and lends the enclave threads.
 
 It runs in the enclave's process and hands the value of one step to the next without looking into
-it. What it stores and sends is ciphertext. The workers may be in this process or across a network.
+it. What it sends is ciphertext. The workers may be in this process or across a network.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from ostraka import events
-from ostraka.arrays import Buffer
 from ostraka.core.rules import Plan
 from ostraka.errors import (
     ConfigError,
@@ -39,9 +38,6 @@ from ostraka.protocol.enclave import (
     propose_null_step,
 )
 
-Tiles: TypeAlias = Callable[[], Iterator[Sequence[Buffer]]]
-"""Starts a pass: tile by tile, the ciphertext of every row of the cohort."""
-
 
 class Computing(Protocol):
     """A worker in the middle of an attempt."""
@@ -65,7 +61,6 @@ class Host:
     """
 
     lanes: Lanes
-    tiles: Tiles
     workers: Mapping[str, Worker]
     tell: Callable[[Event], None]
 
@@ -90,7 +85,9 @@ class Host:
         if not terms.inside:
             self.tell(events.TooFewWorkers(len(left), count))
         self.tell(events.AttemptStarted(len(cohort.clients), ()))
-        return Inside(cohort, self.lanes).measure(self.tiles())
+        while True:
+            with contextlib.suppress(UpdateRejected):  # The receipt names the client.
+                return Inside(cohort, self.lanes).measure()
 
     def finish(self, cohort: Cohort, measured: Measured) -> Proposed:
         """Decide, combine and propose; anew without a client whose bytes have changed since.
@@ -102,7 +99,7 @@ class Host:
         while True:
             plan, failure = _plan(cohort, measured)
             with contextlib.suppress(UpdateRejected):  # The receipt names the client.
-                aggregate = combine(cohort, measured, plan, self.tiles(), self.lanes)
+                aggregate = combine(cohort, measured, plan, self.lanes)
                 if failure:
                     return propose_null_step(cohort, measured, failure)
                 return propose(cohort, measured, plan, aggregate)
@@ -116,12 +113,12 @@ class Host:
         masking = offload.connect([accept for _, accept in joined])
         if (seed := masking.seed()) is not None:
             computing[-1].add_seed(seed)
-        for shares in masking.encode(self.tiles()):
+        for shares in masking.encode():
             for worker, share in zip(computing, shares, strict=False):
                 worker.add(share)
         outcome = masking.decode([worker.answer() for worker in computing])
         if isinstance(outcome, Dispute):
-            outcome.settle(self.tiles())
+            outcome.settle()
         return outcome
 
 

@@ -24,19 +24,35 @@ from ostraka.messages import (
     Confirmation,
     Link,
     RoundOffer,
-    UpdateTile,
     chain,
     vector_digest,
 )
 from ostraka.protocol import host
 from ostraka.protocol.confirm import Ballot
-from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Proposed
+from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Memory, Proposed
 from ostraka.protocol.host import Host
 from ostraka.protocol.worker import Worker
 
 _ID_BYTES = 32
+_UNLIMITED = 2**62  # bytes
 
 WORKER = "worker-"  # begins the names of the workers
+
+
+class InMemory:
+    """A spool for rows that find no room in the budget, in the same process all the same."""
+
+    def __init__(self) -> None:
+        self._tiles: dict[tuple[int, int], bytes] = {}
+
+    def write(self, row: int, index: int, ciphertext: Buffer) -> None:
+        self._tiles[row, index] = bytes(ciphertext)
+
+    def read(self, row: int, index: int, start: int, size: int) -> Buffer:
+        return memoryview(self._tiles[row, index])[start : start + size]
+
+    def clear(self) -> None:
+        self._tiles.clear()
 
 
 @dataclass
@@ -44,7 +60,7 @@ class LocalFederation:
     """Rounds of one federation: `open` a round, `take` uploads, `finish` it, `confirm`, `release`.
 
     workers: by name; spares beyond those that the terms ask for take over from one that fails.
-    tell: takes what an operator may see.
+    tell: takes what an operator may see. memory: for the rows of a round.
     """
 
     authority: Identity = field(repr=False)
@@ -56,8 +72,9 @@ class LocalFederation:
     published: list[Certified] = field(default_factory=list)
     _intake: Intake | None = None
     _proposed: Proposed | None = None
+    memory: Memory = field(default_factory=partial(Memory, _UNLIMITED))
     _ballot: Ballot | None = None
-    _tiles: dict[tuple[tuple[str, bytes], int], Buffer] = field(default_factory=dict)
+    _spool: InMemory = field(default_factory=InMemory)
 
     @classmethod
     def found(
@@ -119,7 +136,8 @@ class LocalFederation:
 
     def open(self) -> RoundOffer:
         """Open the next round. One that was open is given up."""
-        self._intake, self._tiles = self.enclave.open_round(), {}
+        self._spool.clear()
+        self._intake = self.enclave.open_round(self.memory, self._spool)
         return self._intake.offer
 
     @property
@@ -130,15 +148,10 @@ class LocalFederation:
         return self._intake
 
     def take(self, sealed: SealedUpdate) -> None:
-        """Store one upload for the enclave. Raises RemoteProtocolError if it is refused."""
+        """Bring one upload to the enclave. Raises RemoteProtocolError if it is refused."""
         self.intake.accept(sealed.header)
         for tile in sealed.tiles:
-            self.store(sealed.header.client, tile)
-
-    def store(self, client: str, tile: UpdateTile) -> None:
-        """Store one tile of a client's upload. Raises RemoteProtocolError if it is refused."""
-        self.intake.accept_tile(client, tile)
-        self._tiles[(client, tile.upload_id), tile.index] = tile.ciphertext
+            self.intake.take(sealed.header.client, tile)
 
     def close(self) -> Cohort:
         """Fix who takes part. Raises TooFewUpdates, and the round stays open."""
@@ -148,7 +161,6 @@ class LocalFederation:
         """What drives the closed round to its end."""
         return Host(
             lanes=self.lanes,
-            tiles=partial(self.tiles, cohort),
             workers=self.workers,
             tell=self.tell,
         )
@@ -190,14 +202,10 @@ class LocalFederation:
         certified = Certified(pending.receipt, self.ballot.certificate(pending.salt))
         self.enclave.follow(certified, proposed.state)
         self.published.append(certified)
-        self._intake, self._tiles = None, {}
+        self._intake = None
+        self._spool.clear()
         self._proposed = self._ballot = None
         return proposed, certified
-
-    def tiles(self, cohort: Cohort) -> Iterator[list[Buffer]]:
-        """One pass: tile by tile, the ciphertext of every row."""
-        for index in range(cohort.terms.tiling.count):
-            yield [self._tiles[upload, index] for upload in cohort.uploads]
 
     def links(self, after: int) -> Iterator[Link]:
         """All charters, and the receipts behind receipt `after`."""

@@ -117,10 +117,10 @@ def run_round(
         verify=bool(verify),
         disclose_values=disclose_values,
         distances="workers" if distances == "auto" else distances,
-        tile=default_tile(n, d),
+        tile=default_tile(d),
     )
     if distances == "auto" and not terms.inside:
-        choice = calibration.load().choose(n, terms.columns.length, terms.workers)
+        choice = calibration.load().choose(n, terms.measured, terms.workers)
         terms = replace(terms, distances=choice.distances)
         log.append(events.DistancesChosen(str(choice)))
     parties = enrol(terms, clients=n, entropy=entropy or os.urandom)

@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from ostraka.arrays import cut
-from ostraka.config import MAX_TILE_VALUES, Tiling
+from ostraka.config import MAX_PIECE_VALUES, Tiling
 from ostraka.core import gram
 from ostraka.core.gram import Kernel, NumpyKernel, Values
 from ostraka.crypto.aead import SealedGroups
@@ -47,8 +47,8 @@ class Worker:
             raise MalformedMessage("an offer of no rows, no columns or no tile")
         if offer.columns > _MOST_TILES * offer.tile:
             raise MalformedMessage(f"more than {_MOST_TILES} tiles are above this worker's means")
-        if offer.rows * offer.tile > MAX_TILE_VALUES:
-            raise MalformedMessage(f"{offer.rows} rows x {offer.tile} are above {MAX_TILE_VALUES}")
+        if offer.rows * offer.tile > MAX_PIECE_VALUES:
+            raise MalformedMessage(f"{offer.rows} rows x {offer.tile} are above {MAX_PIECE_VALUES}")
         return Computing(offer, channel, self._kernel), accepted
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from ostraka import logs
-from ostraka.config import MAX_TILE_VALUES
+from ostraka.config import MAX_PIECE_VALUES
 from ostraka.errors import RemoteProtocolError
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2 import WorkerSays
@@ -23,7 +23,7 @@ from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 from ostraka.worker.session import Session, Staff
 
 # A tile of all rows in float64, and a quarter more for tags and framing.
-LARGEST_MESSAGE = MAX_TILE_VALUES * 8 * 5 // 4
+LARGEST_MESSAGE = MAX_PIECE_VALUES * 8 * 5 // 4
 
 _MOST_UNSENT = 64
 # A worker that is refused is refused at once. A stream that lasted longer is worth a quick return.

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ostraka.arrays import Float64
-from ostraka.config import MAX_SKETCH_VALUES, MAX_TILE_VALUES, default_tile
+from ostraka.config import MAX_PIECE_VALUES, MAX_SKETCH_VALUES, default_tile
 from ostraka.core.exact import MAX_DIMENSION
 from ostraka.errors import ConfigError
 from ostraka_lab.bench.process import Figures
@@ -152,7 +152,7 @@ def splits(
 
     sketch: the columns of the shortest sketch that the rule takes.
     """
-    tile, checks = default_tile(clients, dimension), _checks(clients, dimension, costs, sketch)
+    tile, checks = default_tile(dimension), _checks(clients, dimension, costs, sketch)
     found = [
         {"what": what, "why": why, "pieces": math.ceil(need / limit)}
         for what, why, need, limit in checks
@@ -162,7 +162,7 @@ def splits(
         found.append(
             {
                 "what": "tiles",
-                "why": f"{MAX_TILE_VALUES:,} values for all clients leave {tile} per client: "
+                "why": f"{MAX_PIECE_VALUES:,} values for all clients leave {tile} per client: "
                 "every tile is a message, and its 16 bytes of tag begin to count",
                 "pieces": math.ceil(_LEAST_TILE / tile),
             }

@@ -23,8 +23,8 @@ import numpy as np
 from ostraka.arrays import AnyArray, Buffer, Float32, cut
 from ostraka.attestation.claims import in_process
 from ostraka.config import (
+    MAX_PIECE_VALUES,
     MAX_SKETCH_VALUES,
-    MAX_TILE_VALUES,
     Federation,
     Manifest,
     Member,
@@ -106,7 +106,7 @@ def cast(clients: int, dimension: int, *, masking: str, sketch: int | None = Non
         masking=masking,
         sketch=sketch,
         workers=_WORKERS[masking],
-        tile=default_tile(clients, dimension),
+        tile=default_tile(dimension),
     )
     federation = Federation(
         terms,
@@ -129,7 +129,7 @@ def sketch_size(clients: int, dimension: int, composition: Composition = DEFAULT
     More than those 4 Mi only where the rule needs longer sketches.
     """
     least = least_sketch(composition)
-    columns = min(_COLUMNS, dimension, max(least, MAX_TILE_VALUES // clients))
+    columns = min(_COLUMNS, dimension, max(least, MAX_PIECE_VALUES // clients))
     return columns if columns >= least and clients * columns <= MAX_SKETCH_VALUES else None
 
 
@@ -186,7 +186,7 @@ def terms_of(
         masking=_MASKINGS[name],
         workers=_WORKERS[_MASKINGS[name]],
         sketch=None if name in (GAUSSIAN, EXACT) else columns,
-        tile=default_tile(clients, dimension),
+        tile=default_tile(dimension),
     )
 
 

@@ -236,7 +236,7 @@ def measure(clients: int, dimension: int, repeat: int, begin: Begin) -> Figures:
     return {
         "clients": clients,
         "dimension": dimension,
-        "columns": {name: terms.columns.length for name, terms in rounds.items()},
+        "columns": {name: terms.measured for name, terms in rounds.items()},
         "enclave_bytes": _memory(clients, dimension),
         "runs": runs,
     }

@@ -2,13 +2,11 @@
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 from threading import Lock
-from typing import overload
 
 from ostraka.arrays import Buffer
 from ostraka.config import Terms
@@ -106,29 +104,10 @@ def _explained(path: Path) -> Iterator[None]:
 _VALUE_BYTES = 4
 
 
-@dataclass(frozen=True)
-class SpooledTile(Sequence[Buffer]):
-    """One tile of some rows. Each row is read when it is asked for. Raises StateError."""
-
-    _file: SpoolFile
-    _size: int
-    _offsets: tuple[int, ...]
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    @overload
-    def __getitem__(self, row: int) -> Buffer: ...
-    @overload
-    def __getitem__(self, row: slice) -> Sequence[Buffer]: ...
-    def __getitem__(self, row: int | slice) -> Buffer | Sequence[Buffer]:
-        if isinstance(row, slice):
-            return SpooledTile(self._file, self._size, self._offsets[row])
-        return self._file.read(self._offsets[row], self._size)
-
-
 class Spool:
-    """The uploads of one round, closed after it. A tile that is written again replaces the first.
+    """The uploads of one round that found no room in memory, closed after it.
+
+    A tile that is written again replaces the first.
 
     rows: the number of enrolled clients. limit: bytes of ciphertext that may be stored.
     """
@@ -154,15 +133,12 @@ class Spool:
         self._take_room(row, index)
         self._file.write(self._offset(index, row), ciphertext)
 
-    def read(self, index: int, rows: Sequence[int]) -> "SpooledTile":
-        """Return the ciphertext of one tile of these rows, in their order."""
-        self._require(index, *rows)
-        offsets = tuple(self._offset(index, row) for row in rows)
-        return SpooledTile(self._file, self._size(index), offsets)
-
-    def tiles(self, rows: Sequence[int]) -> Iterator["SpooledTile"]:
-        """Yield a whole pass, tile by tile."""
-        return (self.read(index, rows) for index in range(self._tiling.count))
+    def read(self, row: int, index: int, start: int, size: int) -> bytes:
+        """Return `size` bytes of a tile, from byte `start` on. Raises StateError."""
+        self._require(index, row)
+        if not 0 <= start <= start + size <= self._size(index):
+            raise LocalProtocolError(f"tile {index} has no bytes {start} to {start + size}")
+        return self._file.read(self._offset(index, row) + start, size)
 
     def close(self) -> None:
         """Delete everything."""

@@ -2,12 +2,13 @@
 
 A round is five steps with a value between each. No step starts the next one: `Host` does.
 
-    1. intake    Enclave.open_round() -> Intake; Intake.close() -> Cohort
-    2. measure   Inside(cohort).measure(tiles) -> Measured, in the enclave itself; or with workers:
+    1. intake    Enclave.open_round(memory) -> Intake, which opens every tile as it comes, checks it
+                 and keeps it; Intake.close() -> Cohort
+    2. measure   Inside(cohort).measure() -> Measured, in the enclave itself; or with workers:
                  Offload(cohort, ...).connect(...) -> Masking; Masking.decode(...) -> Measured,
                  or a Dispute: a worker lied
     3. decide    decide(cohort, measured) -> Plan, by the rule that the terms name
-    4. combine   combine(cohort, measured, plan, tiles) -> the aggregate
+    4. combine   combine(cohort, measured, plan) -> the aggregate
     5. propose   propose(cohort, measured, plan, aggregate) -> Proposed, with the signed receipt
 
 Nothing of that leaves before clients or witnesses have confirmed it: Enclave.ballot(pending) ->
@@ -19,6 +20,7 @@ from ostraka.protocol.enclave.combine import combine
 from ostraka.protocol.enclave.decide import decide, in_vain
 from ostraka.protocol.enclave.enclave import Enclave
 from ostraka.protocol.enclave.intake import Intake
+from ostraka.protocol.enclave.keeping import Memory, Spool
 from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.masking import Dispute, Masking, Offload
 from ostraka.protocol.enclave.measure import Inside
@@ -41,9 +43,11 @@ __all__ = [
     "Lanes",
     "Masking",
     "Measured",
+    "Memory",
     "Offload",
     "Pending",
     "Proposed",
+    "Spool",
     "combine",
     "decide",
     "in_vain",

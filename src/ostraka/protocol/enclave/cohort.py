@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from ostraka.config import Federation, Terms
+from ostraka.arrays import Float32
+from ostraka.config import Federation, Terms, Tiling
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.updates import TileOpener
 from ostraka.errors import LocalProtocolError, Rejection, TooFewUpdates
+from ostraka.protocol.enclave.keeping import Kept
 
 
 class Publication:
@@ -50,18 +51,22 @@ class RoundContext:
         return self.federation.terms
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
-    """One client's complete upload: its place in every matrix of the round.
+    """One client's upload: its place in every matrix of the round.
 
-    header: the leaf of its signed header in the cohort's tree.
+    header: the leaf of its signed header in the cohort's tree. values: where they are. sketch: (m,)
+    what they are folded to, at the scale `scale_of(norm)`. along: the inner product with the last
+    aggregate.
     """
 
     client: str
     upload_id: bytes
     header: bytes
-    opener: TileOpener
     norm: float = field(repr=False)
+    values: Kept = field(repr=False)
+    sketch: Float32 | None = field(repr=False)
+    along: float = field(default=0.0, repr=False)
 
 
 class Standing:
@@ -114,9 +119,14 @@ class Cohort:
         return self.context.terms
 
     @property
-    def uploads(self) -> tuple[tuple[str, bytes], ...]:
-        """The client and upload id of each row, in order: which stored tiles a pass asks for."""
-        return tuple((row.client, row.upload_id) for row in self.rows)
+    def columns(self) -> Tiling:
+        """What is measured, and how that is cut."""
+        return self.context.federation.columns
+
+    @property
+    def pieces(self) -> Tiling:
+        """How passes over all rows cut them."""
+        return self.context.federation.pieces
 
     @property
     def clients(self) -> tuple[str, ...]:

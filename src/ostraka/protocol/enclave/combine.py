@@ -1,93 +1,71 @@
 """Step 4, combine: the second pass, which turns a plan and the rows into the aggregate."""
 
-from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float32, Float64, cut
+from ostraka.arrays import Float32, Float64, cut
+from ostraka.core import loops
 from ostraka.core.columns import Reduction, Scratch
 from ostraka.core.rules import Columnwise, Plan, Weights
-from ostraka.crypto.updates import UncheckedOpener
-from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.lanes import Lanes
-from ostraka.protocol.enclave.rows import Measured, Span, spans
+from ostraka.protocol.enclave.rows import Measured, unchanged
 
-_ROWS = 8  # that are added at a time
+_ROWS = 8  # that are read and added at a time
 _MIXED_VALUES = 2**17  # of all rows, that are mixed at a time
 
 
-def combine(
-    cohort: Cohort,
-    measured: Measured,
-    plan: Plan,
-    tiles: Iterable[Sequence[Buffer]],
-    lanes: Lanes | None = None,
-) -> Float32:
+def combine(cohort: Cohort, measured: Measured, plan: Plan, lanes: Lanes | None = None) -> Float32:
     """The aggregate (d,): a weighted sum of the clipped rows and of the last aggregate, or each
     column reduced by itself.
 
-    Every row is read alike, whatever it counts for. Raises UpdateRejected if any row's tile is not
-    what the first pass read. That client is then out, even if it had no weight: decide anew, and
-    combine again. Several tiles may be held at a time, so their memory must not be used again
-    during the pass.
+    Every row is read alike, whatever it counts for. Raises UpdateRejected if any row is not what
+    arrived. That client is then out, even if it had no weight: decide anew, and combine again.
     """
-    lanes, terms = lanes or Lanes(), cohort.terms
-    rows = _Rows(cohort, measured, lanes)
+    lanes = lanes or Lanes()
+    rows = _Rows(cohort, lanes)
     combining: _Combining = (
         _Columns(rows, measured.scales, plan)
         if isinstance(plan, Columnwise)
         else _Sums(rows, measured.scales, plan, cohort.context.state.last)
     )
-    aggregate = np.empty(terms.dimension, np.float32)
+    aggregate = np.empty(cohort.terms.dimension, np.float32)
 
-    def combine_span(lane: int, index: int, span: Span) -> None:
-        aggregate[terms.spans.part(index)] = combining.combine(lane, span)
+    def combine_piece(lane: int, index: int, _: int) -> None:
+        aggregate[cohort.pieces.part(index)] = combining.combine(lane, index)
 
-    try:
-        lanes.batches(spans(tiles, terms, len(cohort.rows)), combine_span)
-    except UpdateRejected as changed:
-        cohort.standing.reject(changed.client, changed.reason)
-        raise
+    lanes.batches(range(cohort.pieces.count), combine_piece)
     return aggregate
 
 
 class _Combining(Protocol):
-    """Combines spans, with scratch memory for every lane."""
+    """Combines pieces, with scratch memory for every lane."""
 
-    def combine(self, lane: int, span: Span) -> Float64:
-        """One span of the aggregate, (b,): a view of the lane's memory."""
+    def combine(self, lane: int, index: int) -> Float64:
+        """One piece of the aggregate, (b,): a view of the lane's memory."""
 
 
 class _Rows:
-    """Opens the rows that still stand once more."""
+    """Reads the rows that still stand."""
 
-    def __init__(self, cohort: Cohort, measured: Measured, lanes: Lanes) -> None:
+    def __init__(self, cohort: Cohort, lanes: Lanes) -> None:
         self.alive = cohort.alive
         self.lanes = lanes.count
-        self.tiling = cohort.terms.spans
-        self._rows = cohort.rows
-        self._fingerprints = measured.fingerprints
-        self._openers: list[dict[int, UncheckedOpener]] = [{} for _ in range(lanes.count)]
+        self.tiling = cohort.pieces
+        self._cohort = cohort
 
-    def open(self, lane: int, span: Span, row: int, out: Float32) -> None:
-        """Open one row into `out`, (b,). Raises UpdateRejected if it has changed."""
-        opener = self._openers[lane].get(row)
-        if opener is None:
-            opener = self._openers[lane][row] = self._rows[row].opener.unchecked()
-        try:
-            tags = span.open_row(row, opener.open_into, out.view(np.uint8))
-            if not self._fingerprints.same(row, span.index, out, tags):
-                raise OpenError("tile")
-        except OpenError:
-            raise UpdateRejected(self._rows[row].client, Rejection.CHANGED) from None
+    def read(self, row: int, index: int, out: Float32) -> Float32:
+        """One piece of a row, (b,), in `out` or where it lies. Raises UpdateRejected."""
+        member = self._cohort.rows[row]
+        with unchanged(self._cohort, member):
+            return member.values.read(index, out)
 
 
 class _Sums:
     """Weighted sums of rows, and of the last aggregate (d,), if there is one.
 
-    Rows that are not selected are opened, too, and weigh 0.
+    Rows that are not selected are read, too, and weigh 0.
     """
 
     def __init__(
@@ -97,26 +75,23 @@ class _Sums:
         self._last, self._last_weight = last, plan.last
         self._weights = plan.values * scales
         width = rows.tiling.tile
-        self._raw = np.empty((rows.lanes, width), np.float32)
-        self._wide = np.empty((rows.lanes, _ROWS, width))
+        self._space = np.empty((rows.lanes, _ROWS, width), np.float32)
         self._sums = np.empty((rows.lanes, 2, width))
 
-    def combine(self, lane: int, span: Span) -> Float64:
-        size = self._rows.tiling.size(span.index)
-        raw: Float32 = self._raw[lane, :size]
+    def combine(self, lane: int, index: int) -> Float64:
+        size = self._rows.tiling.size(index)
         total: Float64 = self._sums[lane, 0, :size]
-        more = self._sums[lane, 1, :size]
         total.fill(0)
         for start in range(0, len(self._rows.alive), _ROWS):
             rows = self._rows.alive[start : start + _ROWS]
-            wide = cut(self._wide[lane], len(rows), size)
-            for row, out in zip(rows, wide, strict=True):
-                self._rows.open(lane, span, row, raw)
-                np.copyto(out, raw)
-            np.matmul(self._weights[rows], wide, out=more)
-            total += more
+            values = [
+                self._rows.read(row, index, out)
+                for row, out in zip(rows, self._space[lane], strict=False)
+            ]
+            loops.add_rows(values, self._weights[rows], total)
         if self._last is not None:
-            np.copyto(more, self._last[self._rows.tiling.part(span.index)])
+            more = self._sums[lane, 1, :size]
+            np.copyto(more, self._last[self._rows.tiling.part(index)])
             more *= self._last_weight
             total += more
         return total
@@ -125,7 +100,7 @@ class _Sums:
 class _Columns:
     """Columns of all rows at a time, or of mixtures of them, each reduced by itself.
 
-    A lane holds clients x tile values, 16 MB at most, and 12 MB at most beside them. Mixtures take
+    A lane holds clients x piece values, 16 MB at most, and 12 MB at most beside them. Mixtures take
     the place of the rows, some columns at a time, so there is no second copy.
     """
 
@@ -146,11 +121,13 @@ class _Columns:
         mixed = (rows.lanes, n + len(matrix), self._part) if self._mixes else (rows.lanes, 0, 0)
         self._mixed = np.empty(mixed)
 
-    def combine(self, lane: int, span: Span) -> Float64:
-        size = self._rows.tiling.size(span.index)
+    def combine(self, lane: int, index: int) -> Float64:
+        size = self._rows.tiling.size(index)
         values = cut(self._values[lane], len(self._rows.alive), size)
         for row, out in zip(self._rows.alive, values, strict=True):
-            self._rows.open(lane, span, row, out)
+            read = self._rows.read(row, index, out)
+            if read is not out:
+                np.copyto(out, read)
         if self._mixes:
             self._mix(lane, values)
             chosen = list(values[: self._reduction.rows])

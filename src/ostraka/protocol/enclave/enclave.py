@@ -25,6 +25,7 @@ from ostraka.messages import (
 from ostraka.protocol.confirm import Ballot, electorates, require_certified
 from ostraka.protocol.enclave.cohort import Publication, RoundContext
 from ostraka.protocol.enclave.intake import Intake
+from ostraka.protocol.enclave.keeping import Keeping, Memory, Spool
 from ostraka.protocol.enclave.propose import NO_AGGREGATE, Pending
 
 _ID_BYTES = 32
@@ -63,8 +64,12 @@ class Enclave:
         """The key under which offers and receipts are signed."""
         return self._identity.public
 
-    def open_round(self) -> "Intake":
-        """A round under a fresh key and a random id, after the last receipt."""
+    def open_round(self, memory: Memory, spool: Spool | None = None) -> "Intake":
+        """A round under a fresh key and a random id, after the last receipt.
+
+        memory: for its rows, which no other round may use meanwhile. spool: for what finds no room.
+        """
+        keeping = Keeping(self._federation, memory, spool, self._entropy)
         return Intake(
             RoundContext(
                 federation=self._federation,
@@ -79,7 +84,8 @@ class Enclave:
                 ),
                 evidence=self._evidence,
                 cautions=self._cautions,
-            )
+            ),
+            keeping,
         )
 
     def adopt(self, charter: Charter) -> None:

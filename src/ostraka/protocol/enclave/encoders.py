@@ -42,11 +42,8 @@ class Encoder(Protocol):
     def begin_tile(self, index: int) -> None:
         """Make what the rows of this tile have in common."""
 
-    def load(self, lane: int, rows: range, values: Float32) -> tuple[AnyArray, Float64]:
-        """Scale one tile of some rows (g, b); the result, and its squares in the unit ball (g,).
-
-        The result may still be changed, before `shares`.
-        """
+    def load(self, lane: int, rows: range, values: Sequence[Float32]) -> None:
+        """Scale one tile of some rows, (b,) each."""
 
     def shares(self, lane: int, index: int, rows: range) -> Sequence[AnyArray]:
         """The shares (g, b) of what was loaded, one per point: views of scratch memory."""
@@ -95,16 +92,16 @@ class ExactEncoder:
         self._factors = factors
         self._collusion = terms.workers // 2
         self.shares_per_row = 2 * self._collusion
-        self._steps = exact.step(norms, terms.columns.length)
+        self._columns = columns = reader.columns
+        self._steps = exact.step(norms, columns.length)
         self._scales = exact.scale(self._steps)
-        self._squared_units = (factors / self._scales) ** 2
         self._s, self._v = np.zeros((2, len(norms)), np.int64)
-        self._leading = LeadingGram(len(norms), terms.columns) if terms.workers % 2 == 0 else None
+        self._leading = LeadingGram(len(norms), columns) if terms.workers % 2 == 0 else None
         mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [seed]
         dither_key = entropy(KEY_BYTES)
-        challenge, shape = _challenge(reader), (reader.group, terms.tile)
+        challenge, shape = _challenge(reader), (columns.group, columns.tile)
         self._lanes = [
-            _Lane(shape, mask_keys, dither_key, Freivalds(challenge, terms.tile))
+            _Lane(shape, mask_keys, dither_key, Freivalds(challenge, columns.tile))
             for _ in range(reader.lanes.count)
         ]
 
@@ -114,10 +111,8 @@ class ExactEncoder:
     def begin_tile(self, index: int) -> None:
         """Rows have no masks in common."""
 
-    def load(self, lane: int, rows: range, values: Float32) -> tuple[Float32, Float64]:
-        part = slice(rows.start, rows.stop)
-        loaded, squares = self._lanes[lane].load(values, self._scales[part])
-        return loaded, squares * self._squared_units[part]
+    def load(self, lane: int, rows: range, values: Sequence[Float32]) -> None:
+        self._lanes[lane].load(values, self._scales[rows.start : rows.stop])
 
     def shares(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
         """Laws 7 and 8 for one tile of some rows."""
@@ -154,7 +149,7 @@ class ExactEncoder:
             self._reader.reject(row, Rejection.FALSE_NORM)
         steps = self._steps * self._factors
         products = exact.products(field.signed(residues), steps, self._s, self._v)
-        deviation = exact.deviation(from_gram(products), steps, self._reader.terms.columns.length)
+        deviation = exact.deviation(from_gram(products), steps, self._columns.length)
         return Decoded(products, DEVIATIONS * deviation)
 
     def audited(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
@@ -220,10 +215,11 @@ class _Lane:
         self._share_words = np.empty((2 * t, *shape), np.uint32)
         self.check = check
 
-    def load(self, values: Float32, scales: Float32) -> tuple[Float32, Float64]:
-        """Rows (g, b) in units of their steps, and their squares."""
-        self.q = self._quantised.cut(*values.shape)
-        return self.q.real, exact.load(values, scales, self.q)
+    def load(self, values: Sequence[Float32], scales: Float32) -> None:
+        """Rows, (b,) each, in units of their steps."""
+        self.q = self._quantised.cut(len(values), len(values[0]))
+        for row, scale, out in zip(values, scales, self.q.real, strict=True):
+            np.multiply(row, scale, out=out)
 
     def shares(self, index: int, rows: range) -> Sequence[UInt32]:
         """The shares of what was loaded, quantised with the dither that belongs to it."""
@@ -259,17 +255,18 @@ class GaussianEncoder:
         terms = reader.terms
         self._reader = reader
         self._terms = terms
-        self._noise = Noise(terms, len(reader.rows), reader.entropy)
+        self._columns = reader.columns
+        self._noise = Noise(terms.sigma, reader.columns, len(reader.rows), reader.entropy)
         self._tile = np.empty((0, 0))  # of the noise
         self._step = gaussian.grid_step(terms.sigma)
         self._shrink = _SKETCH_SHRINK if terms.sketch else 1.0
-        self._factors = factors[:, None] * self._shrink
-        shape = (3, reader.lanes.count, reader.group, terms.tile)
+        self._factors = factors * self._shrink
+        shape = (3, reader.lanes.count, reader.columns.group, reader.columns.tile)
         self._values, self._plus, self._minus = np.empty(shape)
         self._loaded: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
         self._squares = np.zeros(len(reader.rows))  # of the rows as they are masked
         weights = _weights(reader)
-        self._checks = [Agreement(weights, terms.tile) for _ in range(reader.lanes.count)]
+        self._checks = [Agreement(weights, reader.columns.tile) for _ in range(reader.lanes.count)]
 
     def __repr__(self) -> str:
         return "GaussianEncoder(<secret>)"
@@ -278,15 +275,11 @@ class GaussianEncoder:
         """Noise is orthogonal across all rows, so it is made for all of them."""
         self._tile = self._noise.tile(index)
 
-    def load(self, lane: int, rows: range, values: Float32) -> tuple[Float64, Float64]:
-        scaled = cut(self._values[lane], *values.shape)
-        # An attacker's signalling NaN must not print a warning.
-        with np.errstate(all="ignore"):
-            np.multiply(values, self._factors[rows.start : rows.stop], out=scaled)
-            squares = np.vecdot(scaled, scaled)
+    def load(self, lane: int, rows: range, values: Sequence[Float32]) -> None:
+        scaled = cut(self._values[lane], len(values), len(values[0]))
+        for row, value, out in zip(rows, values, scaled, strict=True):
+            np.multiply(value, self._factors[row], out=out)
         self._loaded[lane] = scaled
-        self._squares[rows.start : rows.stop] += squares
-        return scaled, squares
 
     def shares(self, lane: int, index: int, rows: range) -> tuple[Float64, Float64]:
         """W + R and W - R."""
@@ -296,8 +289,10 @@ class GaussianEncoder:
         return plus, minus
 
     def witness(self, lane: int, rows: range) -> None:
+        scaled = self._loaded[lane]
+        self._squares[rows.start : rows.stop] += np.vecdot(scaled, scaled)
         if self._terms.verify:
-            self._checks[lane].add(rows.start, self._loaded[lane])
+            self._checks[lane].add(rows.start, scaled)
 
     def end_tile(self) -> None:
         first, *others = self._checks
@@ -306,7 +301,7 @@ class GaussianEncoder:
         first.end_block()
 
     def flaw(self, upper: AnyArray) -> str | None:
-        constant = 2 * self._terms.columns.length * self._terms.sigma**2
+        constant = 2 * self._columns.length * self._terms.sigma**2
         # Shares are sqrt(C) apart, give or take 2. Written as a positive condition, for NaN.
         possible = (np.abs(upper) <= 2 * (constant + 8)).all()
         return None if possible else "sent distances that its shares cannot have"
@@ -314,7 +309,7 @@ class GaussianEncoder:
     def decode(self, matrices: Sequence[Float64]) -> "Decoded | None":
         """Law 3. The check has a tolerance: smaller lies than that pass."""
         plus, minus = matrices
-        sigma, d, tile = self._terms.sigma, self._terms.columns.length, self._terms.tile
+        sigma, d, tile = self._terms.sigma, self._columns.length, self._columns.tile
         distances = gaussian.decode(plus, minus, sigma=sigma, d=d)
         error = leakage.decoding_error(sigma, d=d, dtype=np.float64, tile=tile)
         if self._terms.verify and not self._checks[0].accepts(distances, error):
@@ -327,7 +322,7 @@ class GaussianEncoder:
         return self.shares(lane, index, rows)
 
     def auditors(self) -> Sequence["FloatAuditor"]:
-        columns, n = self._terms.columns, len(self._reader.rows)
+        columns, n = self._columns, len(self._reader.rows)
         square = columns.length * self._terms.sigma**2 + 2
         error = gram_error(columns.length, square=square, tile=columns.tile)
         return [FloatAuditor(n, error), FloatAuditor(n, error)]

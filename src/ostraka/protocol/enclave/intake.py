@@ -1,9 +1,6 @@
 """Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`."""
 
 import math
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from ostraka.attestation.claims import Binding
 from ostraka.crypto import updates
@@ -14,40 +11,35 @@ from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError, Rejection, UpdateRejected
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile, vector_digest
 from ostraka.protocol.confirm import leaf
-from ostraka.protocol.enclave.cohort import Cohort, RoundContext, Row, Standing
+from ostraka.protocol.enclave.arrival import Arrival, Arrivals
+from ostraka.protocol.enclave.cohort import Cohort, RoundContext, Standing
+from ostraka.protocol.enclave.keeping import VALUE_BYTES, Keeping
 
-_VALUE_BYTES = 4
 _SMALLEST_NORM = 2.0**-149  # of a float32 vector that is not zero
 _MOST_UPLOADS = 64  # of one client in one round, each replacing an incomplete one
 
 
-@dataclass
-class _Upload:
-    """A client's upload as far as it has arrived."""
-
-    row: Row
-    missing: set[int] = field(repr=False)
-
-
 class Intake:
-    """Accepts headers and tiles until the round closes. Its driver stores the tiles.
+    """Accepts headers and tiles until the round closes. Tiles may come from any thread, and
+    everything else from one.
 
     An upload is known by its client and its id: ids are public, and anyone may choose one that
     another client uses.
     """
 
-    def __init__(self, context: RoundContext) -> None:
+    def __init__(self, context: RoundContext, keeping: Keeping) -> None:
         self._context = context
+        self._arrivals = Arrivals(context, keeping)
         self._key = HybridKey(context.entropy)
         self._key_hash = fingerprint(self._key.public)
         self._digest = context.federation.digest()
         self._manifest = context.terms.manifest.digest()
         self._members = {member.name: member.key for member in context.federation.clients}
         self._revoked = {member.name: member.key for member in context.federation.revoked}
-        self._uploads: dict[str, _Upload] = {}
+        self._uploads: dict[str, Arrival] = {}
         self._begun: dict[str, set[bytes]] = {name: set() for name in self._members}
         self._last = context.terms.tiling.count - 1
-        self._whole, self._rest = (self._sealed_size(index) for index in (0, self._last))
+        self._whole, self._rest = (self.sealed_size(index) for index in (0, self._last))
         self._liars: dict[str, Rejection] = {}
         self._closed = False
         self.offer = context.identity.sign(
@@ -74,13 +66,13 @@ class Intake:
         self.require_current(header)
         self._require_fresh(header)
         try:
-            row = self._read(header)
+            arrival = self._read(header)
         except UpdateRejected as rejected:
             self._liars[header.client] = rejected.reason
             raise
         self._liars.pop(header.client, None)
         self._begun[header.client].add(header.upload_id)
-        self._uploads[header.client] = _Upload(row, set(range(header.tiles)))
+        self._uploads[header.client] = arrival
 
     def require_current(self, header: UpdateHeader) -> None:
         """Raises OpenError or UpdateRejected unless the client signed this for this very round."""
@@ -93,47 +85,60 @@ class Intake:
             if got != expected:
                 raise UpdateRejected(header.client, reason)
 
-    def accept_tile(self, client: str, tile: UpdateTile) -> None:
-        """Count in a tile of this client. It is authenticated when the round is measured."""
-        upload = self._uploads.get(client)
+    def take(self, client: str, tile: UpdateTile) -> None:
+        """Open the next tile of this client's upload, check it, and keep it.
+
+        Raises OpenError unless it is a tile of it, just as it was sealed: anyone who has seen an
+        upload's id could bring another. Otherwise raises as `Arrival.take` does.
+        """
+        arrival = self._uploads.get(client)
         known = tile.upload_id in self._begun.get(client, ())
-        if upload is None or not known or not self._fits(tile):
+        if arrival is None or not known or not self._fits(tile):
             raise OpenError("tile")
         if self._closed:
             raise UpdateRejected(client, Rejection.LATE)
-        if upload.row.upload_id != tile.upload_id or tile.index not in upload.missing:
+        if arrival.row.upload_id != tile.upload_id:
             raise UpdateRejected(client, Rejection.DUPLICATE)
-        upload.missing.remove(tile.index)
-
-    def missing(self, client: str, upload_id: bytes) -> frozenset[int] | None:
-        """The tiles of a current upload that have not arrived; None if it is not a current one."""
-        upload = self._uploads.get(client)
-        if upload is None or upload.row.upload_id != upload_id:
-            return None
-        return frozenset(upload.missing)
-
-    def require_opens(self, client: str, tile: UpdateTile) -> None:
-        """Raises OpenError unless this is a tile of the client's upload, just as it was sealed.
-
-        Nothing is counted, and any thread may ask. A service that takes tiles from a network asks
-        first: otherwise anyone who has seen an upload's id could fill its places with rubbish.
-        """
-        upload = self._uploads.get(client)
-        current = upload is not None and upload.row.upload_id == tile.upload_id
-        if upload is None or not current or not self._fits(tile):
+        if tile.index > arrival.next:
             raise OpenError("tile")
-        opened = np.empty(len(tile.ciphertext) - TAG_BYTES, np.uint8)
-        upload.row.opener.open_into(tile.index, tile.ciphertext, opened)
+        arrival.take(tile.index, tile.ciphertext)
+
+    def next_tile(self, client: str, upload_id: bytes) -> int | None:
+        """The number of the tile that comes next in a current upload; None if it is not one."""
+        arrival = self._uploads.get(client)
+        if arrival is None or arrival.row.upload_id != upload_id or arrival.spoilt is not None:
+            return None
+        return arrival.next
+
+    def sealed_size(self, index: int) -> int:
+        """How many bytes a sealed tile has."""
+        return self._context.terms.tiling.size(index) * VALUE_BYTES + TAG_BYTES
 
     @property
     def complete(self) -> frozenset[str]:
         """Clients whose uploads are whole."""
-        return frozenset(name for name, upload in self._uploads.items() if not upload.missing)
+        return frozenset(name for name, arrival in list(self._uploads.items()) if arrival.complete)
+
+    @property
+    def bytes_in(self) -> int:
+        """How many bytes of sealed tiles the current uploads consist of so far."""
+        arrived = [arrival.next for arrival in list(self._uploads.values())]
+        whole = sum(min(count, self._last) for count in arrived) * self._whole
+        return whole + sum(count > self._last for count in arrived) * self._rest
+
+    @property
+    def spooled(self) -> frozenset[str]:
+        """Clients whose rows found no room in memory."""
+        uploads = list(self._uploads.items())
+        return frozenset(name for name, each in uploads if not each.row.values.resident)
 
     @property
     def spoilt(self) -> dict[str, Rejection]:
-        """Clients that have sent nothing but headers which they spoilt themselves."""
-        return {name: why for name, why in self._liars.items() if name not in self.complete}
+        """Clients that have sent nothing but what they spoilt themselves."""
+        uploads = list(self._uploads.items())
+        tiles = {name: each.spoilt for name, each in uploads if each.spoilt is not None}
+        complete = self.complete
+        return {name: why for name, why in (self._liars | tiles).items() if name not in complete}
 
     def close(self) -> Cohort:
         """Fix who takes part: every complete upload, in the roster's order.
@@ -142,21 +147,15 @@ class Intake:
         """
         if self._closed:
             raise LocalProtocolError("this round was closed before")
-        rows = tuple(
-            self._uploads[member.name].row
-            for member in self._context.federation.clients
-            if member.name in self._uploads and not self._uploads[member.name].missing
-        )
-        complete = {row.client for row in rows}
+        complete, spoilt = self.complete, self.spoilt
         incomplete = dict.fromkeys(self._uploads.keys() - complete, Rejection.INCOMPLETE)
-        rejected = {
-            client: reason
-            for client, reason in (incomplete | self._liars).items()
-            if client not in complete
-        }
-        standing = Standing(self._context.terms, rejected)
-        standing.require(len(rows))
+        standing = Standing(self._context.terms, incomplete | spoilt)
+        standing.require(len(complete))
         self._closed = True
+        for client in self._uploads.keys() - complete:
+            self._uploads[client].end()
+        clients = (member.name for member in self._context.federation.clients)
+        rows = tuple(self._uploads[name].row for name in clients if name in complete)
         return Cohort(self._context, rows, standing)
 
     def _authenticate(self, header: UpdateHeader) -> None:
@@ -174,14 +173,17 @@ class Intake:
         if self._closed:
             raise UpdateRejected(client, Rejection.LATE)
         upload = self._uploads.get(client)
-        complete = upload is not None and not upload.missing
+        complete = upload is not None and upload.complete
         begun = self._begun[client]
         # A replayed header must not displace the upload that replaced it.
         if complete or header.upload_id in begun or len(begun) >= _MOST_UPLOADS:
             raise UpdateRejected(client, Rejection.DUPLICATE)
 
-    def _read(self, header: UpdateHeader) -> Row:
-        """Open the header. What is wrong from here on, the client itself has signed."""
+    def _read(self, header: UpdateHeader) -> Arrival:
+        """Open the header. What is wrong from here on, the client itself has signed.
+
+        The upload that it replaces gives its place back first.
+        """
         terms = self._context.terms
         shape = (header.manifest, header.dimension, header.tile, header.tiles)
         if shape != (self._manifest, terms.dimension, terms.tile, terms.tiling.count):
@@ -192,14 +194,13 @@ class Intake:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
         if not _possible_norm(norm, terms.dimension):
             raise UpdateRejected(header.client, Rejection.BAD_NORM)
-        return Row(header.client, header.upload_id, leaf(header), opener, norm)
+        if (replaced := self._uploads.get(header.client)) is not None:
+            replaced.end()
+        return self._arrivals.begin(header.client, header.upload_id, leaf(header), opener, norm)
 
     def _fits(self, tile: UpdateTile) -> bool:
         size = self._rest if tile.index == self._last else self._whole
         return 0 <= tile.index <= self._last and len(tile.ciphertext) == size
-
-    def _sealed_size(self, index: int) -> int:
-        return self._context.terms.tiling.size(index) * _VALUE_BYTES + TAG_BYTES
 
 
 def _possible_norm(norm: float, d: int) -> bool:

@@ -1,20 +1,19 @@
-"""Step 2, measure, with workers: open every update, check it, mask it, and decode the answers.
+"""Step 2, measure, with workers: mask every update or its sketch, and decode the answers.
 
     Offload(cohort, ...)   each worker is offered a channel for one attempt
     Offload.connect()      -> Masking
     Masking.decode()       -> Measured, or a Dispute: a worker lied
 
-The pass goes tile by tile across all clients, so that memory is O(clients x tile), whatever the
-dimension.
+The pass goes piece by piece across all clients, so that its memory is O(clients x piece), whatever
+the dimension.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Buffer
+from ostraka.arrays import AnyArray, Float32, Float64
 from ostraka.config import Member
 from ostraka.core.gram import from_upper
 from ostraka.crypto.aead import KEY_BYTES, SealedGroups
@@ -30,9 +29,8 @@ from ostraka.protocol.enclave.encoders import (
     ExactEncoder,
     GaussianEncoder,
 )
-from ostraka.protocol.enclave.folding import Folding
 from ostraka.protocol.enclave.lanes import Lanes
-from ostraka.protocol.enclave.rows import Measured, RowReader, Span, spans
+from ostraka.protocol.enclave.rows import Measured, RowReader
 
 _ID_BYTES = 32
 
@@ -53,7 +51,7 @@ class Offload:
         lanes: Lanes | None = None,
     ) -> None:
         self._workers = _enrolled(cohort, workers)
-        self._reader = RowReader(cohort, lanes or Lanes(), masked=True)
+        self._reader = RowReader(cohort, lanes or Lanes())
         self._attempt = self._reader.entropy(_ID_BYTES)
         self._connected = False
         self._pending = tuple(
@@ -92,8 +90,8 @@ class Offload:
             point=point,
             masking=terms.masking,
             rows=len(self._reader.rows),
-            columns=terms.columns.length,
-            tile=terms.tile,
+            columns=self._reader.columns.length,
+            tile=self._reader.columns.tile,
             key=key.public,
             signature=UNSIGNED,
         )
@@ -122,14 +120,14 @@ class Masking:
     ) -> None:
         self._attempt = attempt
         self._reader = reader
-        self._columns = reader.terms.columns
+        self._columns = reader.columns
         self._gaussian = reader.terms.masking == "gaussian"
         self._seed = reader.entropy(KEY_BYTES)
         kind = GaussianEncoder if self._gaussian else ExactEncoder
         self._layout = SealedGroups(self._columns, len(reader.rows), kind.value_type.itemsize)
         self._channels = channels
         self._names = names
-        self._folding = Folding(reader) if reader.terms.sketch else None
+        self._sketches = reader.sketches() if reader.terms.sketch else None
         self._encoder: Encoder | None = None
         self._encoded = 0
         self._decoded = False
@@ -140,21 +138,19 @@ class Masking:
             return None
         return MaskSeed(self._attempt, self._channels[-1].seal_seed(self._seed))
 
-    def encode(self, tiles: Iterable[Sequence[Buffer]]) -> Iterator[tuple[ShareTile, ...]]:
-        """Open every tile of every row, mask what is to be measured, and seal it to the workers.
+    def encode(self) -> Iterator[tuple[ShareTile, ...]]:
+        """Mask what is to be measured, and seal it to the workers.
 
-        tiles: per tile, one ciphertext a row, in memory that is not used again during the pass.
         Yields one share tile per worker: views of reused memory, to be sent before the next ones
-        are taken. Raises UpdateRejected as `RowReader.open` does.
+        are taken. Raises UpdateRejected as `RowReader.read` does.
         """
         if self._encoder is not None:
             raise LocalProtocolError("this attempt has masked its rows; a mask serves once")
-        spans = self._to_mask(tiles)
         self._encoder = self._make_encoder()
         largest = self._layout.size(0)
         sealed = [memoryview(bytearray(largest)) for _ in range(self._encoder.shares_per_row)]
-        for index, span in enumerate(spans):
-            yield self._encode_tile(self._encoder, index, span, sealed)
+        for index in range(self._columns.count):
+            yield self._encode_tile(self._encoder, index, sealed)
 
     def decode(self, answers: Sequence[Answer]) -> "Measured | Dispute":
         """What was measured; or a dispute, if the answers contradict the evidence.
@@ -173,34 +169,28 @@ class Masking:
         self._decoded = True
         decoded = self._encoder.decode(matrices)
         if decoded is None:
-            return Dispute(self._reader, self._folding, self._encoder, matrices, self._names)
+            return Dispute(self._reader, self._values, self._encoder, matrices, self._names)
         return self._reader.finish(decoded.products, decoded.deviation, by="workers")
 
-    def _to_mask(self, tiles: Iterable[Sequence[Buffer]]) -> Iterable[Span | None]:
-        """What is opened as it is masked: nothing, where it was folded before."""
-        if self._folding is None:
-            return self._reader.spans(tiles)
-        self._folding.fold(tiles)
-        return repeat(None, self._columns.count)
+    def _values(self, lane: int, index: int, rows: range) -> Sequence[Float32]:
+        """What is masked in tile `index` of some rows, (b,) each."""
+        if self._sketches is None:
+            return self._reader.read(lane, index, rows)
+        return list(self._sketches[rows.start : rows.stop, self._columns.part(index)])
 
     def _make_encoder(self) -> Encoder:
         factors, norms = self._reader.factors, self._reader.norms
-        if self._folding is not None:
-            factors, norms = np.ones_like(factors), self._folding.norms()
+        if self._sketches is not None:
+            factors, norms = np.ones_like(factors), _norms(self._sketches)
         if self._gaussian:
             return GaussianEncoder(self._reader, factors)
         return ExactEncoder(self._reader, self._seed, factors, norms)
 
     def _encode_tile(
-        self, encoder: Encoder, index: int, span: Span | None, sealed: list[memoryview]
+        self, encoder: Encoder, index: int, sealed: list[memoryview]
     ) -> tuple[ShareTile, ...]:
         def encode_group(lane: int, rows: range) -> None:
-            if span is not None:
-                raw = self._reader.open(lane, span, rows)
-                self._reader.compare_to_last(lane, span, rows, raw)
-                self._reader.account(index, rows, raw, *encoder.load(lane, rows, raw))
-            elif self._folding is not None:
-                encoder.load(lane, rows, self._folding.columns(index, rows))
+            encoder.load(lane, rows, self._values(lane, index, rows))
             shares = encoder.shares(lane, index, rows)
             encoder.witness(lane, rows)
             part = self._layout.part(index, rows)
@@ -233,6 +223,11 @@ class Masking:
         return from_upper(upper, n, diagonal=diagonal)
 
 
+def _norms(rows: Float32) -> Float64:
+    """The norms of sketches (n,), measured; they are never published."""
+    return np.array([np.linalg.norm(row.astype(np.float64)) for row in rows])
+
+
 class Dispute:
     """The answers contradict what the enclave knows of the rows: a worker has lied.
 
@@ -243,31 +238,28 @@ class Dispute:
     def __init__(
         self,
         reader: RowReader,
-        folding: Folding | None,
+        values: Callable[[int, int, range], Sequence[Float32]],
         encoder: Encoder,
         matrices: Sequence[AnyArray],
         names: tuple[str, ...],
     ) -> None:
         self._reader = reader
-        self._folding = folding
+        self._values = values
         self._encoder = encoder
         self._matrices = matrices
         self._names = names
 
-    def settle(self, tiles: Iterable[Sequence[Buffer]]) -> NoReturn:
-        """Raises WorkerLied, naming who did. tiles: as `Masking.encode` was given them.
+    def settle(self) -> NoReturn:
+        """Raises WorkerLied, naming who did.
 
-        Or OpenError, if the host does not hold the same bytes any more; or LocalProtocolError, if
-        every answer is true by itself, which would be this enclave's own fault.
+        Or UpdateRejected, if the host does not hold the same bytes any more; or LocalProtocolError,
+        if every answer is true by itself, which would be this enclave's own fault.
         """
-        auditors, read = self._encoder.auditors(), 0
-        for index, span in enumerate(self._masked(tiles)):
-            blocks = self._shares_again(index, span)
+        auditors = self._encoder.auditors()
+        for index in range(self._reader.columns.count):
+            blocks = self._shares_again(index)
             for auditor, block in zip(auditors, blocks, strict=True):
                 auditor.add(block)
-            read += 1
-        if read != (count := self._reader.terms.columns.count):
-            raise LocalProtocolError(f"{read} of {count} tiles were read")
         raise WorkerLied(self._liars(auditors))
 
     def _liars(self, auditors: Sequence[Auditor]) -> tuple[str, ...]:
@@ -282,21 +274,13 @@ class Dispute:
             name for name, doubt in zip(self._names, doubts, strict=True) if doubt >= worst
         )
 
-    def _masked(self, tiles: Iterable[Sequence[Buffer]]) -> Iterable[Span | None]:
-        if self._folding is None:
-            return spans(tiles, self._reader.terms, len(self._reader.rows))
-        return repeat(None, self._reader.terms.columns.count)
-
-    def _shares_again(self, index: int, span: Span | None) -> list[AnyArray]:
+    def _shares_again(self, index: int) -> list[AnyArray]:
         """What each worker was given in tile `index`: (n, b) a worker."""
-        shape = (len(self._reader.rows), self._reader.terms.columns.size(index))
+        shape = (len(self._reader.rows), self._reader.columns.size(index))
         blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
 
         def derive(lane: int, rows: range) -> None:
-            if span is not None:
-                self._encoder.load(lane, rows, self._reader.reopen(lane, span, rows))
-            elif self._folding is not None:
-                self._encoder.load(lane, rows, self._folding.columns(index, rows))
+            self._encoder.load(lane, rows, self._values(lane, index, rows))
             shares = self._encoder.audited(lane, index, rows)
             for block, share in zip(blocks, shares, strict=True):
                 block[rows.start : rows.stop] = share

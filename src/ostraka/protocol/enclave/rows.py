@@ -1,252 +1,118 @@
-"""Opens the rows of a cohort, span by span, and holds each to its stated norm."""
+"""Reads the rows of a cohort, piece by piece, for one pass over them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Buffer, Float32, Float64, cut
-from ostraka.config import Terms, Tiling
+from ostraka.arrays import Float32, Float64
 from ostraka.core import sketch
 from ostraka.core.gram import from_gram
 from ostraka.core.rules import Gram
-from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, Fingerprints
+from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
-from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
-from ostraka.protocol.enclave.cohort import Cohort
+from ostraka.errors import OpenError, Rejection, UpdateRejected
+from ostraka.protocol.enclave.cohort import Cohort, Row
+from ostraka.protocol.enclave.folding import scale_of
 from ostraka.protocol.enclave.lanes import Lanes
 
 DEVIATIONS = 6  # that a stated error allows a distance to be off
-
-_VALUE_BYTES = 4
-_NORM_TOLERANCE = 2.0**-10
-_ROWS = 8  # that are read at a time where none are masked, if every lane has as many
 
 
 @dataclass(frozen=True)
 class Measured:
     """What the first pass leaves behind.
 
-    gram: inner products of the clipped rows. scales: (n,) what clips each row. fingerprints: of the
-    values that were measured, so that the second pass can tell whether it reads the same. by:
-    "workers" or "inside".
+    gram: inner products of the clipped rows. scales: (n,) what clips each row. by: "workers" or
+    "inside".
     """
 
     gram: Gram = field(repr=False)
     scales: Float64 = field(repr=False)
-    fingerprints: Fingerprints = field(repr=False)
     by: str
 
 
-@dataclass(frozen=True)
-class Span:
-    """Consecutive tiles that are read as one: with many clients a tile is small, and calls are not.
-
-    tiles: of each, the ciphertext of every row. first: the number of the first one.
-    """
-
-    index: int
-    first: int
-    tile_bytes: int
-    tiles: Sequence[Sequence[Buffer]]
-
-    def open_row(
-        self, row: int, open_into: Callable[[int, Buffer, AnyArray], None], out: AnyArray
-    ) -> bytes:
-        """Open the tiles of a row side by side into `out`, a view as bytes. Returns their tags."""
-        tags = []
-        for number, tile in enumerate(self.tiles):
-            start, ciphertext = number * self.tile_bytes, tile[row]
-            open_into(self.first + number, ciphertext, out[start : start + self.tile_bytes])
-            tags.append(bytes(ciphertext[-TAG_BYTES:]))
-        return b"".join(tags)
-
-
-def spans(tiles: Iterable[Sequence[Buffer]], terms: Terms, rows: int) -> Iterator[Span]:
-    """A whole pass. Raises LocalProtocolError for more tiles or rows than there are, or fewer."""
-    source, count = iter(tiles), terms.tiling.count
-    together = terms.spans.tile // terms.tile
-    for index, first in enumerate(range(0, count, together)):
-        batch = list(islice(source, min(together, count - first)))
-        if len(batch) < min(together, count - first):
-            raise LocalProtocolError(f"{first + len(batch)} of {count} tiles were given")
-        if any(len(tile) != rows for tile in batch):
-            raise LocalProtocolError(f"{rows} rows; got {[len(tile) for tile in batch]} tiles")
-        yield Span(index, first, _VALUE_BYTES * terms.tile, batch)
-    if next(source, None) is not None:
-        raise LocalProtocolError(f"more than {count} tiles were given")
+@contextmanager
+def unchanged(cohort: Cohort, row: Row) -> Iterator[None]:
+    """For reading a row once more: if it is not what arrived, its client is out. Raises
+    UpdateRejected then, and whoever reads has to begin anew without it."""
+    try:
+        yield
+    except OpenError:
+        cohort.standing.reject(row.client, Rejection.CHANGED)
+        raise UpdateRejected(row.client, Rejection.CHANGED) from None
 
 
 class RowReader:
     """The first pass over one cohort, a group of rows at a time.
 
-    A row that proves to be bad is read as zeros from then on and deleted from the matrix at the
-    end: nothing is rerun, and no other row is affected. Only a tile that does not open ends the
-    pass where rows are `masked`, since it is the host that decides which tiles do. A copy of this
-    process that was shown the true tile would else mask it with the mask that is on zeros here.
+    Rows that were rejected before it began are read as zeros and deleted from the matrix at the
+    end. A spooled row that has changed ends the pass: it is the host that decides which rows do. A
+    copy of this process that was shown the true row would else mask it with the mask that is on
+    zeros here.
 
     entropy: all secrets of the pass, from one draw.
     """
 
-    def __init__(self, cohort: Cohort, lanes: Lanes, *, masked: bool = False) -> None:
-        rows = cohort.rows
+    def __init__(self, cohort: Cohort, lanes: Lanes) -> None:
         self.entropy = SecretStream(cohort.context.entropy(KEY_BYTES)).bytes
         self.context = cohort.context
         self.terms = cohort.terms
-        self.rows = rows
+        self.columns = cohort.columns
+        self.rows = cohort.rows
         self.lanes = lanes
-        self.group = self.terms.tiling.group
-        self.batch = max(self.terms.spans.group, min(_ROWS, -(-len(rows) // lanes.count)))
-        self.norms = np.array([row.norm for row in rows])
+        self.norms = np.array([row.norm for row in cohort.rows])
         self.clip = self.terms.clipping_norm(self.norms)
         # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
         # scales short rows with the federation, and long ones down to the sphere.
         self.factors = 1.0 / np.maximum(self.clip, self.norms)
-        self._masked = masked
-        self._standing = cohort.standing
-        self._stated = self.norms * self.factors
-        self._squares = np.zeros(len(rows))
-        self._zero_from = np.full(len(rows), self.terms.spans.count)
-        self._fingerprints = Fingerprints(self.entropy)
-        self._read = 0
-        shape = (lanes.count, self.batch, self.terms.spans.tile)
-        self._raw = np.empty(shape, np.float32)
-        last = cohort.context.state.last
-        self._last = None if last is None else _Last(last, self.terms.spans, len(rows), lanes.count)
+        self._cohort = cohort
+        self._absent = frozenset(range(len(cohort.rows))) - set(cohort.alive)
+        self._space: Float32 = np.empty((lanes.count, self.columns.group, self.columns.tile), "<f4")
+        self._zeros: Float32 = np.zeros(self.columns.tile, np.float32)
 
     def each_group(self, work: Callable[[int, range], None]) -> None:
         """Call work(lane, rows) for all rows, as many at a time as have their masks together."""
-        self.lanes.groups(len(self.rows), self.group, work)
+        self.lanes.groups(len(self.rows), self.columns.group, work)
 
-    def each_batch(self, work: Callable[[int, range], None]) -> None:
-        """The same for what draws no masks: more rows at a time, and so fewer calls."""
-        self.lanes.groups(len(self.rows), self.batch, work)
+    def read(self, lane: int, index: int, rows: range) -> list[Float32]:
+        """A piece of some rows, (b,) each: views of the rows, or of the lane's scratch memory.
 
-    def spans(self, tiles: Iterable[Sequence[Buffer]]) -> Iterator[Span]:
-        """What to open, in order. Everything is read once: no mask may serve twice."""
-        if self._read:
-            raise LocalProtocolError("these rows were read; another attempt has another reader")
-        for span in spans(tiles, self.terms, len(self.rows)):
-            self._read += 1
-            yield span
-
-    def open(self, lane: int, span: Span, rows: range) -> Float32:
-        """A span of some rows as they were sent: (g, b), a view of the lane's scratch memory.
-
-        They are authentic. They are neither finite nor short until `account` has judged them.
-        Raises UpdateRejected if rows are masked and a tile does not open: measure anew without it.
+        Raises UpdateRejected for a row that has changed: measure anew without it.
         """
-        raw = cut(self._raw[lane], len(rows), self.terms.spans.size(span.index))
-        rejected, keep = self._standing.rejected, self._fingerprints.keep
-        for row, out in zip(rows, raw.view(np.uint8), strict=True):
-            member = self.rows[row]
-            if member.client in rejected:
-                self._zero(row, span.index)
-                out.fill(0)
-                continue
-            try:
-                keep(row, span.index, out, span.open_row(row, member.opener.open_into, out))
-            except OpenError:
-                self.reject(row, Rejection.UNOPENABLE_TILE)
-                if self._masked:
-                    raise UpdateRejected(member.client, Rejection.UNOPENABLE_TILE) from None
-                self._zero(row, span.index)
-                out.fill(0)
-        return raw
+        return [
+            self._read(row, index, out) for row, out in zip(rows, self._space[lane], strict=False)
+        ]
 
-    def compare_to_last(self, lane: int, span: Span, rows: range, raw: Float32) -> None:
-        """Add up the inner products with the last aggregate, where the rule starts from it.
+    def _read(self, row: int, index: int, out: Float32) -> Float32:
+        if row in self._absent:
+            return self._zeros[: self.columns.size(index)]
+        member = self.rows[row]
+        with unchanged(self._cohort, member):
+            return member.values.read(index, out)
 
-        raw: (g, b), the span as `open` gave it.
-        """
-        if self._last is not None:
-            self._last.add(lane, span.index, rows, raw)
-
-    def account(
-        self, index: int, rows: range, raw: Float32, values: AnyArray, squares: Float64
-    ) -> None:
-        """Add a span's squares to the rows' norms, and zero what is too long by now or not finite.
-
-        raw: (g, b), the span as `open` gave it. values: (g, b), the same as it goes on. squares:
-        (g,) of it in the unit ball. A row that is already too long cannot become short again.
-        """
-        part = slice(rows.start, rows.stop)
-        self._squares[part] += squares
-        bound = self._stated[part] * (1 + _NORM_TOLERANCE)
-        # Written as a positive condition: a NaN fails it.
-        sound = np.sqrt(self._squares[part]) <= bound
-        if sound.all():
-            return
-        for place in np.flatnonzero(~sound).tolist():
-            row = rows[place]
-            # Looked at before it is zeroed: `values` may be the same memory.
-            finite = np.isfinite(raw[place]).all()
-            values[place] = 0
-            self._zero(row, index)
-            self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
-
-    def reopen(self, lane: int, span: Span, rows: range) -> Float32:
-        """What went on from this span after `account`. Raises OpenError if its bytes changed."""
-        raw = cut(self._raw[lane], len(rows), self.terms.spans.size(span.index))
-        for row, out in zip(rows, raw.view(np.uint8), strict=True):
-            out.fill(0)
-            if span.index >= self._zero_from[row]:
-                continue
-            tags = span.open_row(row, self.rows[row].opener.unchecked().open_into, out)
-            if not self._fingerprints.same(row, span.index, out, tags):
-                raise OpenError("tile")
-        return raw
+    def sketches(self) -> Float32:
+        """The rows' sketches in the unit ball, (n, m)."""
+        sketches = np.zeros((len(self.rows), self.columns.length), np.float32)
+        for row, (member, out) in enumerate(zip(self.rows, sketches, strict=True)):
+            if member.sketch is not None and row not in self._absent:
+                to_unit = self.factors[row] / scale_of(member.norm)
+                np.multiply(member.sketch, np.float32(to_unit), out=out)
+        return sketches
 
     def reject(self, row: int, reason: Rejection) -> None:
-        self._standing.reject(self.rows[row].client, reason)
+        self._cohort.standing.reject(self.rows[row].client, reason)
 
     def finish(self, products: Float64, deviation: Float64, *, by: str) -> "Measured":
-        """Judge the norms. products, deviation: as `Gram` has them, of rows in the unit ball."""
-        if self._read != (count := self.terms.spans.count):
-            raise LocalProtocolError(f"{self._read} of {count} spans were read")
-        difference = np.abs(np.sqrt(self._squares) - self._stated)
-        for row in np.flatnonzero(~(difference <= self._stated * _NORM_TOLERANCE)).tolist():
-            self.reject(row, Rejection.FALSE_NORM)
+        """products, deviation: as `Gram` has them, of rows in the unit ball."""
         if self.terms.sketch is not None:
             relative = DEVIATIONS * sketch.error(self.terms.sketch)
             deviation = deviation + relative * np.abs(from_gram(products))
         gram = Gram(products, deviation, self.clip)
-        if self._last is not None:
+        if (last := self.context.state.last) is not None:
             # Rows are in the unit ball here, and the last aggregate in the same unit.
-            along = self._last.products * self.factors / self.clip
-            gram = replace(gram, last=along, last_square=self._last.square / self.clip**2)
-        return Measured(gram, self.factors * self.clip, self._fingerprints, by)
-
-    def _zero(self, row: int, index: int) -> None:
-        """From this span on, the row counts as zeros."""
-        self._zero_from[row] = min(index, self._zero_from[row])
-
-
-class _Last:
-    """The last aggregate (d,), and its inner products with n rows as they were sent, in float64."""
-
-    def __init__(self, vector: Float32, tiling: Tiling, rows: int, lanes: int) -> None:
-        self.products = np.zeros(rows)
-        self._vector = vector
-        self._tiling = tiling
-        self._wide = np.empty((lanes, 2, tiling.tile))
-        self._held = [-1] * lanes  # which span of the vector a lane has
-
-    @property
-    def square(self) -> float:
-        """The inner product with itself."""
-        parts = (self._vector[self._tiling.part(index)] for index in range(self._tiling.count))
-        return sum(float(np.square(part, dtype=np.float64).sum()) for part in parts)
-
-    def add(self, lane: int, index: int, rows: range, raw: Float32) -> None:
-        """One span of some rows, (g, b)."""
-        part, wide = self._wide[lane, :, : raw.shape[1]]
-        if self._held[lane] != index:
-            np.copyto(part, self._vector[self._tiling.part(index)])
-            self._held[lane] = index
-        # Rows that are not finite are rejected, and what they add is never read.
-        with np.errstate(all="ignore"):
-            for row, values in zip(rows, raw, strict=True):
-                np.copyto(wide, values)
-                self.products[row] += part @ wide
+            along = np.array([row.along for row in self.rows]) * self.factors / self.clip
+            square = float(np.square(last, dtype=np.float64).sum()) / self.clip**2
+            gram = replace(gram, last=along, last_square=square)
+        return Measured(gram, self.factors * self.clip, by)

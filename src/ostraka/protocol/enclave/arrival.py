@@ -1,0 +1,127 @@
+"""Rows as they arrive: each tile is opened, checked, folded and kept, once.
+
+Whether a tile is accepted depends on its own row alone. The sketch's secrets are older than the
+rows, and so nothing that anybody sees before the round is closed may depend on them (ADR 15).
+"""
+
+import math
+from threading import Lock
+
+import numpy as np
+
+from ostraka.arrays import Buffer, Float32
+from ostraka.core import loops
+from ostraka.crypto.updates import TileOpener
+from ostraka.errors import Rejection, UpdateRejected
+from ostraka.protocol.enclave.cohort import RoundContext, Row
+from ostraka.protocol.enclave.folding import Folds, scale_of
+from ostraka.protocol.enclave.keeping import Keeping
+
+_NORM_TOLERANCE = 2.0**-10
+
+
+class Arrivals:
+    """What the rows of one opening of a round have in common."""
+
+    def __init__(self, context: RoundContext, keeping: Keeping) -> None:
+        federation = context.federation
+        self.tiling = federation.terms.tiling
+        self.keeping = keeping
+        self.last = context.state.last
+        self.folds: Folds | None = None
+        self._sketches: Float32 = np.empty((0, 0), np.float32)
+        self._rows = {member.name: row for row, member in enumerate(federation.clients)}
+        if federation.terms.sketch is not None:
+            self.folds = Folds(self.tiling, federation.terms.sketch, context.entropy)
+            shape = len(self._rows), federation.terms.sketch
+            self._sketches = np.zeros(shape, np.float32)
+
+    def begin(
+        self, client: str, upload_id: bytes, header: bytes, opener: TileOpener, norm: float
+    ) -> "Arrival":
+        """A place for this client's row. Raises StorageFull.
+
+        header: the leaf of its signed header in the cohort's tree.
+        """
+        number = self._rows[client]
+        sketch = self._sketches[number] if self.folds is not None else None
+        if sketch is not None:
+            sketch.fill(0)  # of an upload that this one replaces
+        row = Row(client, upload_id, header, norm, self.keeping.place(number, opener), sketch)
+        return Arrival(row, opener, self)
+
+
+class Arrival:
+    """One upload, as far as it has come. Tiles come in their order: a row's sums have one order of
+    additions, and so one result.
+
+    Several threads may try to bring the next tile, and one of them succeeds.
+    """
+
+    def __init__(self, row: Row, opener: TileOpener, common: Arrivals) -> None:
+        self.row = row
+        self.next = 0
+        self.spoilt: Rejection | None = None
+        self._opener = opener
+        self._common = common
+        self._scale = scale_of(row.norm)
+        self._squares = 0.0
+        self._open = True
+        self._lock = Lock()
+
+    @property
+    def complete(self) -> bool:
+        return self.next == self._common.tiling.count and self.spoilt is None
+
+    def take(self, index: int, ciphertext: Buffer) -> None:
+        """The next tile. Raises OpenError, StorageFull or StateError, and then it has not come.
+
+        Raises UpdateRejected for one that was here before, if no more are taken, and if the client
+        itself has spoilt its row. Only authentic values are looked at, and they are folded once.
+        """
+        with self._lock:
+            if not self._open:
+                raise UpdateRejected(self.row.client, self.spoilt or Rejection.LATE)
+            if index != self.next:
+                raise UpdateRejected(self.row.client, Rejection.DUPLICATE)
+            kept = self.row.values
+            room = kept.room(index)
+            self._opener.open_into(index, ciphertext, room)
+            kept.keep(index, ciphertext)
+            self._absorb(index, room.view("<f4"))
+            if (reason := self._flaw(index, room.view("<f4"))) is not None:
+                self.spoilt = reason
+                self._drop()
+                raise UpdateRejected(self.row.client, reason)
+            self.next += 1
+
+    def end(self) -> Row | None:
+        """Take no more. The row if it is complete; otherwise its place is given back."""
+        with self._lock:
+            if self._open and not self.complete:
+                self._drop()
+            self._open = False
+            return self.row if self.complete else None
+
+    def _drop(self) -> None:
+        self._open = False
+        self.row.values.free()
+
+    def _absorb(self, index: int, values: Float32) -> None:
+        common, row = self._common, self.row
+        if common.folds is None or row.sketch is None:
+            self._squares += loops.squares(values)
+        else:
+            self._squares += loops.absorb(values, *common.folds.of(index), self._scale, row.sketch)
+        if common.last is not None:
+            row.along += loops.dot(values, common.last[common.tiling.part(index)])
+
+    def _flaw(self, index: int, values: Float32) -> Rejection | None:
+        """What is wrong with the row so far. One that is already too long cannot become shorter."""
+        norm, stated = math.sqrt(self._squares) if self._squares >= 0 else math.nan, self.row.norm
+        last = index == self._common.tiling.count - 1
+        least = stated * (1 - _NORM_TOLERANCE) if last else 0.0
+        # Written as a positive condition: a NaN fails it.
+        if least <= norm <= stated * (1 + _NORM_TOLERANCE):
+            return None
+        return Rejection.FALSE_NORM if np.isfinite(values).all() else Rejection.NOT_FINITE
