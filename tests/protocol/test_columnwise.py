@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ostraka
-from ostraka.config import MAX_TILE_VALUES, Manifest, Member, Terms
+from ostraka.config import MAX_PIECE_VALUES, Manifest, Member, Terms
 from ostraka.core import rules
 from ostraka.core.rules import Columnwise, Weights
 from ostraka.crypto.identity import Identity
@@ -130,7 +130,7 @@ def test_a_false_norm_and_a_change_between_the_passes_cost_their_senders_only(
     round_.send_all(but=[6])
     round_.close()
     round_.measure()
-    place = round_.cohort.uploads[11], 2
+    place = round_.uploads[11], 2
     altered = bytearray(round_.spool[place])
     altered[5] ^= 1
     round_.spool[place] = bytes(altered)
@@ -206,7 +206,7 @@ def clients(n: int) -> list[Member]:
 
 def test_too_large_a_tile_for_all_rows_is_refused_before_a_round_begins():
     terms = Terms(Manifest.flat(10**6), f=1, rule="meamed", pre=(), masking="none", tile=2**16)
-    most = MAX_TILE_VALUES // 2**16
+    most = MAX_PIECE_VALUES // 2**16
     with pytest.raises(ConfigError, match=f"{most + 1} x 65536: take a tile of at most 64527"):
         LocalFederation.found(terms, clients(most + 1), entropy=bytes_of(1))
 
@@ -229,7 +229,7 @@ def test_the_second_pass_holds_one_tile_of_all_rows_and_little_else(simulate, de
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 * MAX_TILE_VALUES + 12 * 2**20
+    assert peak < 4 * MAX_PIECE_VALUES + 12 * 2**20
 
 
 # What a plan may not be.
@@ -354,6 +354,6 @@ def test_a_change_that_the_rule_would_not_have_used_is_noticed(simulate):
     """Bulyan takes 9 of 13 rows; all 13 are read."""
     for row in range(13):
         round_ = measured_round(simulate, defence="bulyan")
-        round_.spool[round_.cohort.uploads[row], 3] = b""
+        round_.spool[round_.uploads[row], 3] = b""
         with pytest.raises(UpdateRejected):
             round_.try_to_average()

@@ -525,7 +525,7 @@ def test_a_null_step_that_the_host_brings_about_is_one_too(simulate, defence, le
     n = least(1)
     simulation = simulate(n=n, f=1, defence=defence)
     round_ = closed(simulation)
-    place = round_.cohort.uploads[0], 0
+    place = round_.uploads[0], 0
     round_.spool[place] = bytes(len(round_.spool[place]))
     proposed = round_.host().finish(round_.cohort, round_.measured)
     few = f"{defence} needs at least {n} updates; {n - 1} valid"

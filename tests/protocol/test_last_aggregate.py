@@ -111,7 +111,7 @@ def test_rejected_rows_have_no_part_in_it(simulate, masking):
     round_.send_all(but=[4])
     round_.close()
     round_.measure()
-    round_.spool[round_.cohort.uploads[6], 1] = b""
+    round_.spool[round_.uploads[6], 1] = b""
     proposed = round_.average()
     assert proposed.rejected == {
         "client-4": Rejection.NOT_FINITE,

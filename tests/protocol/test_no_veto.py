@@ -81,7 +81,7 @@ def test_a_tile_that_does_not_open_counts_as_a_drop_out(simulate, masking):
     round_ = simulate(n=4, f=1, masking=masking).open()
     round_.send_all()
     round_.close()
-    round_.spool[round_.cohort.uploads[3], 0] = bytes(16 * 4 + 16)
+    round_.spool[round_.uploads[3], 0] = bytes(16 * 4 + 16)
     round_.measure()
     with pytest.raises(TooFewUpdates):
         round_.average()
@@ -123,7 +123,7 @@ def test_liars_found_later_and_a_host_do_not_shrink_the_cohort_either(simulate, 
     round_.send_all(but=[0, 1])
     round_.close()
     for row in (2, 3):
-        round_.spool[round_.cohort.uploads[row], 0] = bytes(16 * 4 + 16)
+        round_.spool[round_.uploads[row], 0] = bytes(16 * 4 + 16)
     round_.measure()
     with pytest.raises(TooFewUpdates, match="needs at least 4 updates; 2 valid updates and f=0"):
         round_.average()

@@ -276,7 +276,7 @@ def test_a_replayed_header_does_not_displace_the_upload_that_replaced_it(opened)
         opened.accept_tile(tile)
     opened.send_all(but=[ME])
     published = opened.finish()
-    assert (new.header.client, new.header.upload_id) in opened.cohort.uploads
+    assert (new.header.client, new.header.upload_id) in opened.uploads
     opened.assert_result(published, {})
 
 
@@ -500,7 +500,7 @@ CHANGES = {
     "another tile that opens in its place": forged_twin,
     "a tile of NaNs that opens in its place": forged_nan,
     "another tile of the upload": lambda r, f: f.tiles[0].ciphertext,
-    "a tile of another client": lambda r, f: r.spool[r.cohort.uploads[OTHER], 1],
+    "a tile of another client": lambda r, f: r.spool[r.uploads[OTHER], 1],
     "a shorter one": lambda r, f: f.tiles[1].ciphertext[:-1],
     "a longer one": lambda r, f: f.tiles[1].ciphertext + b"\0",
     "nothing": lambda r, f: b"",
@@ -536,7 +536,7 @@ def test_any_tile_of_a_span_that_changes_is_noticed(folded, index, bit):
     folded.send_all()
     folded.close()
     folded.measure()
-    place = folded.cohort.uploads[ME], index
+    place = folded.uploads[ME], index
     folded.spool[place] = flip(folded.spool[place], bit)
     published = folded.average()
     assert [each.client for each in folded.changed] == [f"client-{ME}"]
@@ -547,7 +547,7 @@ def test_tiles_of_a_span_that_change_places_are_noticed(folded):
     folded.send_all()
     folded.close()
     folded.measure()
-    one, two = ((folded.cohort.uploads[ME], index) for index in (1, 2))
+    one, two = ((folded.uploads[ME], index) for index in (1, 2))
     folded.spool[one], folded.spool[two] = folded.spool[two], folded.spool[one]
     folded.average()
     assert [each.client for each in folded.changed] == [f"client-{ME}"]
@@ -556,7 +556,7 @@ def test_tiles_of_a_span_that_change_places_are_noticed(folded):
 def test_a_tile_within_a_span_that_does_not_open_costs_nobody_else(folded):
     folded.send_all()
     folded.close()
-    place = folded.cohort.uploads[ME], 6
+    place = folded.uploads[ME], 6
     folded.spool[place] = flip(folded.spool[place])
     folded.measure()
     published = folded.average()
@@ -571,7 +571,7 @@ def test_a_change_has_the_same_consequence_whatever_the_weight(simulate, masking
         round_.send_all()
         round_.close()
         round_.measure()
-        round_.spool[round_.cohort.uploads[row], 3] = b""
+        round_.spool[round_.uploads[row], 3] = b""
         published = round_.average()
         round_.assert_result(published, {row: Rejection.CHANGED})
         outcomes.append((len(round_.changed), published.receipt.kept))
@@ -584,7 +584,7 @@ def test_several_rows_that_change_are_found_one_by_one(simulate, masking):
     round_.close()
     round_.measure()
     for row, index in ((8, 0), (1, 2), (5, 3)):
-        round_.spool[round_.cohort.uploads[row], index] = b""
+        round_.spool[round_.uploads[row], index] = b""
     published = round_.average()
     assert [each.client for each in round_.changed] == ["client-8", "client-1", "client-5"]
     round_.assert_result(published, dict.fromkeys((8, 1, 5), Rejection.CHANGED))
@@ -596,7 +596,7 @@ def test_a_row_out_in_the_first_pass_is_not_looked_at_in_the_second(opened):
     opened.close()
     opened.measure()
     for index in range(4):
-        opened.spool[opened.cohort.uploads[ME], index] = b""
+        opened.spool[opened.uploads[ME], index] = b""
     opened.assert_result(opened.average(), {ME: Rejection.FALSE_NORM})
     assert not opened.changed
 
@@ -607,7 +607,7 @@ def test_nothing_is_published_after_too_many_rows_changed(simulate, masking):
     round_.close()
     round_.measure()
     stored = dict(round_.spool)
-    round_.spool[round_.cohort.uploads[ME], 0] = b""
+    round_.spool[round_.uploads[ME], 0] = b""
     with pytest.raises(TooFewUpdates):
         round_.average()
     # The host shows the good bytes again; the round is over all the same.

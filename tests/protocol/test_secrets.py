@@ -58,7 +58,7 @@ def finished(simulate, masking):
     round_.send_all(but=[0])
     round_.close()
     alive = [vars(simulation), vars(round_), submitted]
-    public = [round_.offer.round_id, *(upload for _, upload in round_.cohort.uploads)]
+    public = [round_.offer.round_id, *(upload for _, upload in round_.uploads)]
     public.append(simulation.federation.id)
     if not round_.terms.inside:
         attempt = round_.offload()
@@ -183,7 +183,7 @@ def test_no_error_shows_a_secret(simulate, masking):
         round_.measured = attempt.decode(attempt.answers())
     else:
         round_.measure()
-    round_.spool[round_.cohort.uploads[0], 0] = b""
+    round_.spool[round_.uploads[0], 0] = b""
     chains.append(raised(round_.try_to_average))
 
     secrets = Secrets(round_.simulation, [round_.offer.round_id, *round_.senders])
