@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.attestation.claims import in_process
 from ostraka.arrays import Buffer
+from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.core import rules
 from ostraka.crypto import hpke, updates

@@ -78,7 +78,7 @@ def test_drop_outs_do_end_the_round(simulate, masking, defence, least, f):
 
 
 def test_a_tile_that_does_not_open_counts_as_a_drop_out(simulate, masking):
-    round_ = simulate(n=4, f=1, masking=masking).open()
+    round_ = simulate(n=4, f=1, masking=masking, budget=0).open()
     round_.send_all()
     round_.close()
     round_.spool[round_.uploads[3], 0] = bytes(16 * 4 + 16)
@@ -117,13 +117,13 @@ def test_f_liars_and_a_host_do_not_shrink_the_cohort(simulate, masking, defence,
 
 
 def test_liars_found_later_and_a_host_do_not_shrink_the_cohort_either(simulate, masking):
-    round_ = simulate(n=6, f=2, masking=masking).open()
+    round_ = simulate(n=6, f=2, masking=masking, budget=0).open()
     for row in (0, 1):
         with_nan(round_, row)
     round_.send_all(but=[0, 1])
     round_.close()
-    for row in (2, 3):
-        round_.spool[round_.uploads[row], 0] = bytes(16 * 4 + 16)
+    for place in (0, 1):
+        round_.spool[round_.uploads[place], 0] = bytes(16 * 4 + 16)
     round_.measure()
     with pytest.raises(TooFewUpdates, match="needs at least 4 updates; 2 valid updates and f=0"):
         round_.average()
