@@ -428,10 +428,8 @@ class HostSpool:
         """The round notes what arrives, whether it is spooled or not."""
 
     def read(self, row: int, index: int, start: int, size: int) -> bytes:
-        name = self._round.name(row)
-        upload = next(each for each in self._round.uploads if each[0] == name)
-        self._round.reads.append((name, index))
-        return self._round.spool[upload, index][start : start + size]
+        self._round.reads.append((self._round.name(row), index))
+        return self._round.spool[self._round.upload(row), index][start : start + size]
 
 
 class Round:
@@ -530,6 +528,11 @@ class Round:
 
     def close(self) -> None:
         self.cohort = self.intake.close()
+
+    def upload(self, row: int) -> tuple[str, bytes]:
+        """A client, and the id of its newest upload."""
+        name = self.name(row)
+        return name, self.intake._uploads[name].row.upload_id
 
     @property
     def uploads(self) -> tuple[tuple[str, bytes], ...]:

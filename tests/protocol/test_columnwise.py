@@ -1,5 +1,6 @@
 """Column-wise rules through whole rounds: the same rows, the same rejections, any tile."""
 
+import dataclasses
 import tracemalloc
 from collections.abc import Callable
 from itertools import product
@@ -132,7 +133,7 @@ def test_a_false_norm_and_a_change_between_the_passes_cost_their_senders_only(
     round_.send_all(but=[6])
     round_.close()
     round_.measure()
-    place = round_.uploads[11], 2
+    place = round_.upload(11), 2
     altered = bytearray(round_.spool[place])
     altered[5] ^= 1
     round_.spool[place] = bytes(altered)
@@ -211,7 +212,7 @@ def test_a_tile_that_cannot_be_cut_for_all_rows_is_refused_before_a_round_begins
     assert local.federation.pieces.tile == 2**15
     with pytest.raises(ConfigError, match=r"pieces of at most 64527.*take a power of two"):
         LocalFederation.found(
-            replace(terms, tile=2**16 - 1), clients(most + 1), entropy=bytes_of(1)
+            dataclasses.replace(terms, tile=2**16 - 1), clients(most + 1), entropy=bytes_of(1)
         )
 
 

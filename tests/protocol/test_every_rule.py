@@ -168,9 +168,8 @@ def test_a_null_step_reads_all_rows_twice_like_any_other_round(monkeypatch, simu
     round_.send_all()
     round_.close()
     asked, host = round_.reads, round_.host()
-    every = [
-        (round_.name(row), tile) for row in range(N) for tile in range(round_.terms.tiling.count)
-    ]
+    tiles = range(round_.terms.tiling.count)
+    every = sorted((round_.name(row), tile) for row in range(N) for tile in tiles)
 
     def played(*, out=()):
         """What a copy of the enclave would do, after some clients have turned out to be absent."""

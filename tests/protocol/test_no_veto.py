@@ -122,8 +122,8 @@ def test_liars_found_later_and_a_host_do_not_shrink_the_cohort_either(simulate, 
         with_nan(round_, row)
     round_.send_all(but=[0, 1])
     round_.close()
-    for place in (0, 1):
-        round_.spool[round_.uploads[place], 0] = bytes(16 * 4 + 16)
+    for row in (2, 3):
+        round_.spool[round_.upload(row), 0] = bytes(16 * 4 + 16)
     round_.measure()
     with pytest.raises(TooFewUpdates, match="needs at least 4 updates; 2 valid updates and f=0"):
         round_.average()

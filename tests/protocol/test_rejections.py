@@ -585,13 +585,13 @@ def folded(simulate, masking):
 
 
 @pytest.mark.parametrize("index", [0, 4, 9])
-@pytest.mark.parametrize("byte", [0, -17])
-def test_any_tile_that_changes_is_noticed(folded, index, byte):
+@pytest.mark.parametrize("bit", [0, -8 * 17])
+def test_any_tile_that_changes_is_noticed(folded, index, bit):
     folded.send_all()
     folded.close()
     folded.measure()
     place = folded.uploads[ME], index
-    folded.spool[place] = flip(folded.spool[place], byte)
+    folded.spool[place] = flip(folded.spool[place], bit)
     published = folded.average()
     assert [each.client for each in folded.changed] == [f"client-{ME}"]
     assert published.rejected == {f"client-{ME}": Rejection.CHANGED}

@@ -99,7 +99,7 @@ class Intake:
             raise UpdateRejected(client, Rejection.LATE)
         if arrival.row.upload_id != tile.upload_id:
             raise UpdateRejected(client, Rejection.DUPLICATE)
-        if tile.index > arrival.next:
+        if tile.index > arrival.next and arrival.spoilt is None:
             raise OpenError("tile")
         arrival.take(tile.index, tile.ciphertext)
 

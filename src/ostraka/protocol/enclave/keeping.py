@@ -66,7 +66,7 @@ class Kept(Protocol):
 class Memory:
     """Room for resident rows. budget: how many bytes of the machine's memory they may take."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int = 2**62) -> None:
         self._budget = budget
         self._space: UInt8 = np.empty(0, np.uint8)
 
