@@ -42,7 +42,7 @@ from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 BATCH_BYTES = 2**18
-TILE_BYTES = 4 * default_tile(64, 10**6)
+TILE_BYTES = 4 * default_tile(10**6)
 
 
 def row(number, d, n, f):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostraka.config import (
     DEFAULT_TILE,
-    MAX_TILE_VALUES,
+    MAX_PIECE_VALUES,
     Federation,
     Manifest,
     Member,
@@ -96,7 +96,10 @@ IMPOSSIBLE = {
     "a clip norm beyond any float32 update": (lambda: terms(clip_norm=1e300), "1e\\+300"),
     "an empty tile": (lambda: terms(tile=0), "got 0"),
     "too large a tile": (lambda: federation(7, tile=2**20), r"1 to 262144 values; got 1048576"),
-    "too many tiles": (lambda: federation(17, tile=2**18), r"17 x 262144.*at most 246723"),
+    "a tile that cannot be cut": (
+        lambda: federation(17, tile=2**18 - 1),
+        r"17 clients, tiles of 262143.*at most 246723, and cannot be cut so: take a power of two",
+    ),
     "no values": (lambda: Manifest(()), "values; got 0"),
     "a tensor of no values": (lambda: Manifest((Tensor("w", (3, 0)),)), "values; got 0"),
     "a tensor of negative shape": (lambda: Manifest((Tensor("w", (-2, -3)),)), "-3"),
@@ -438,17 +441,23 @@ def test_tiles_cut_an_update_into_parts(d, tile):
     assert 1 <= lengths[-1] <= tile
 
 
-def test_the_default_tile_fits_any_federation():
-    for clients in (1, 5, 64, 256, 257, 1_024, 100_000, MAX_TILE_VALUES):
-        tile = default_tile(clients, 2**30)
-        assert clients * tile <= MAX_TILE_VALUES
-        assert tile == DEFAULT_TILE or 2 * clients * tile > MAX_TILE_VALUES
+@pytest.mark.parametrize("clients", [5, 64, 65, 128, 200])
+@pytest.mark.parametrize("tile", [DEFAULT_TILE, 2**18, 3 * 2**16])
+def test_passes_go_by_pieces_of_tiles_that_all_clients_fit_in(clients, tile):
+    agreed = federation(clients, d=2**19 + 5, tile=tile, sketch=2**14)
+    piece = agreed.pieces.tile
+    assert clients * piece <= MAX_PIECE_VALUES
+    assert tile % piece == 0
+    assert piece == tile or piece % 16 == 0
+    assert piece == tile or clients * tile > MAX_PIECE_VALUES
+    assert agreed.pieces.length == 2**19 + 5
+    assert (agreed.columns.length, agreed.columns.tile) == (2**14, piece)
 
 
 @pytest.mark.parametrize(("d", "tile"), [(1, 1), (5, 8), (4096, 4096), (4097, 8192)])
 def test_a_short_update_has_a_short_tile(d, tile):
     """Groups of rows are made by the tile's width."""
-    assert default_tile(5, d) == tile
+    assert default_tile(d) == tile
 
 
 @pytest.mark.parametrize(

@@ -46,16 +46,21 @@ def test_the_enclave_opens_what_the_client_sealed():
     assert norm == pytest.approx(np.linalg.norm(UPDATE.astype(np.float64)), rel=1e-15)
 
 
-def test_a_tile_opens_again_without_its_tag():
+@pytest.mark.parametrize("values", [4, 8, 16])
+def test_a_tile_opens_again_in_parts_without_its_tag(values):
     sealed, out = seal(), np.empty(50, np.float32)
-    unchecked = updates.open_header(sealed.header, KEY)[0].unchecked()
+    opener = updates.open_header(sealed.header, KEY)[0]
     for tile in sealed.tiles:
         part = out[TERMS.tiling.part(tile.index)]
-        unchecked.open_into(tile.index, tile.ciphertext, part)
+        for start in range(0, len(part), values):
+            some = part[start : start + values]
+            raw = tile.ciphertext[4 * start : 4 * start + some.nbytes]
+            opener.open_part(tile.index, 4 * start, raw, some)
     assert np.array_equal(out, UPDATE)
-    for wrong in (b"", sealed.tiles[0].ciphertext[:-1], sealed.tiles[0].ciphertext + b"0"):
+    raw = sealed.tiles[0].ciphertext[:64]
+    for wrong in (b"", raw[:-1], raw + b"0"):
         with pytest.raises(OpenError):
-            unchecked.open_into(0, wrong, np.empty(16, np.float32))
+            opener.open_part(0, 0, wrong, np.empty(16, np.float32))
 
 
 def test_the_header_says_what_it_is_for_and_is_signed():

@@ -25,7 +25,7 @@ PAPER = {"rule": "multi-krum", "pre": ()}
 
 
 def terms(**options):
-    return Terms(Manifest.flat(DIMENSION), f=1, tile=default_tile(CLIENTS, DIMENSION), **options)
+    return Terms(Manifest.flat(DIMENSION), f=1, tile=default_tile(DIMENSION), **options)
 
 
 @pytest.mark.parametrize(
