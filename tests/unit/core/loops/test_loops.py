@@ -22,15 +22,17 @@ from ostraka.errors import LocalProtocolError
 
 P = 2**31 - 1
 ABSENT = "the package was built without a compiler: python tools/build_native.py builds the loops"
+# A build with sanitizers, which test_build.py makes, or the one that is installed.
+LIBRARY = Path(os.environ.get("OSTRAKA_TEST_LOOPS", native.LIBRARY))
 LEVELS = range(len(native.LEVELS))
 
 
 @pytest.fixture(scope="module", params=LEVELS, ids=native.LEVELS)
 def library(request):
     """The loops for one instruction set."""
-    if native.load() is None:
+    if native.load(LIBRARY) is None:
         pytest.skip(ABSENT)
-    loaded = ctypes.CDLL(str(native.LIBRARY))
+    loaded = ctypes.CDLL(str(LIBRARY))
     if request.param > native.best(loaded):
         pytest.skip(f"this processor has no {native.LEVELS[request.param]}")
     return native.Native(loaded, request.param)
