@@ -139,8 +139,8 @@ def share(
     those at the points 1, -1, ..., t, -t. In units of delta / 2^16, a value that is a NaN or not
     within 2^31 counts as -2^31.
 
-    challenge: (g, 2) integers within 2^30, and sums: (2, b), to which law 11's products with q are
-    added. Sums of 192 products stay exact.
+    challenge: (g, 2) integers within 2^30, and sums: (2, b) or wider, to which law 11's products
+    with q are added. Sums of 192 products stay exact.
     """
     rows, width = _plane("dither", dither)
     if width > MAX_WIDTH:
@@ -158,7 +158,8 @@ def share(
         raise LocalProtocolError("a challenge needs sums, and sums a challenge")
     if challenge is not None and sums is not None:
         _check("challenge", challenge, _FLOAT64, (rows, 2))
-        _check("sums", sums, _FLOAT64, (2, width), written=True)
+        reach = max(width, _plane("sums", sums)[1])
+        _check("sums", sums, _FLOAT64, (2, reach), written=True)
     return _loops.share(values, scales, dither, masks, shares, challenge=challenge, sums=sums)
 
 

@@ -292,12 +292,12 @@ INLINE void witness(
 /* Laws 7, 8 and 11 for a group of rows. t is 1, 2 or 3. challenge and sums may be absent.
  *
  * values: rows times (width,). dither: (rows, width). masks: (t, rows, width).
- * shares: (2t, rows, width). challenge: (rows, 2). sums: (2, width). s, v: (rows,), zeros at first.
+ * shares: (2t, rows, width). challenge: (rows, 2). sums: (2, reach). s, v: (rows,), zeros at first.
  * A few rows of a few columns are worked on at a time, so that q and the sums stay in the cache. */
 INLINE void share_of(
     int t, const float *const *values, const float *scales, const uint16_t *dither,
-    const uint32_t *masks, uint32_t *shares, const double *challenge, double *sums, int64_t rows,
-    int64_t width, int64_t *s, int64_t *v)
+    const uint32_t *masks, uint32_t *shares, const double *challenge, double *sums, int64_t reach,
+    int64_t rows, int64_t width, int64_t *s, int64_t *v)
 {
     int32_t q[TOGETHER][SHARED];
     int64_t plane = rows * width;
@@ -321,7 +321,7 @@ INLINE void share_of(
             if (challenge) {
                 const double *weights = challenge + 2 * first;
                 witness(weights, (const int32_t(*)[SHARED])q, count, n, sums + start);
-                witness(weights + 1, (const int32_t(*)[SHARED])q, count, n, sums + width + start);
+                witness(weights + 1, (const int32_t(*)[SHARED])q, count, n, sums + reach + start);
             }
         }
     }
@@ -330,21 +330,24 @@ INLINE void share_of(
 INLINE void share_body(
     int32_t level, int32_t t, const float *const *values, const float *scales,
     const uint16_t *dither, const uint32_t *masks, uint32_t *shares, const double *challenge,
-    double *sums, int64_t rows, int64_t width, int64_t *s, int64_t *v)
+    double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v)
 {
     if (t == 1)
-        share_of(1, values, scales, dither, masks, shares, challenge, sums, rows, width, s, v);
+        share_of(1, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
+            v);
     else if (t == 2)
-        share_of(2, values, scales, dither, masks, shares, challenge, sums, rows, width, s, v);
+        share_of(2, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
+            v);
     else
-        share_of(3, values, scales, dither, masks, shares, challenge, sums, rows, width, s, v);
+        share_of(3, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
+            v);
 }
 
 LOOP(void, share,
     (int32_t level, int32_t t, const float *const *values, const float *scales,
         const uint16_t *dither, const uint32_t *masks, uint32_t *shares, const double *challenge,
-        double *sums, int64_t rows, int64_t width, int64_t *s, int64_t *v),
-    (level, t, values, scales, dither, masks, shares, challenge, sums, rows, width, s, v))
+        double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v),
+    (level, t, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s, v))
 
 /* Keeps the bits of `mask` in every word (n,), and returns the greatest of them, or 0. */
 INLINE uint32_t keep_bits_body(int32_t level, uint32_t *words, int64_t n, uint32_t mask)

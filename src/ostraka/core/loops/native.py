@@ -24,7 +24,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot": (ctypes.c_double, (_AT, _AT, _SIZE)),
     "absorb": (ctypes.c_double, (_AT, _SIZE, _AT, _AT, _REAL, _AT, _SIZE)),
     "add_rows": (None, (_AT, _AT, _SIZE, _SIZE, _AT)),
-    "share": (None, (_LEVEL, *[_AT] * 7, _SIZE, _SIZE, _AT, _AT)),
+    "share": (None, (_LEVEL, *[_AT] * 7, _SIZE, _SIZE, _SIZE, _AT, _AT)),
     "keep_bits": (_WORD, (_AT, _SIZE, _WORD)),
     "limbs": (None, (_AT, _SIZE, _SIZE, _SIZE, _AT, _AT, _AT)),
     "widen_float16": (None, (_AT, _SIZE, _AT)),
@@ -84,7 +84,8 @@ class Native:
         s, v = np.zeros((2, len(values)), np.int64)
         arrays = [_start(each) for each in (scales, dither, masks, shares)]
         check = [None if each is None else _start(each) for each in (challenge, sums)]
-        places = (_starts(values), *arrays, *check, *dither.shape, _start(s), _start(v))
+        size = (0 if sums is None else sums.shape[1], *dither.shape)
+        places = (_starts(values), *arrays, *check, *size, _start(s), _start(v))
         self._share(self._level, len(masks), *places)
         return s, v
 

@@ -106,7 +106,7 @@ def share(
     if challenge is not None and sums is not None:
         # Two products with a vector each: for one product with two rows BLAS copies the matrix.
         for place, weights in enumerate(np.ascontiguousarray(challenge.T)):
-            sums[place] += weights @ q
+            sums[place, : q.shape[1]] += weights @ q
     residues, scratch = fixed.view(np.uint32), np.empty(fixed.shape, np.uint32)
     # As an unsigned number a negative q is huge, and q + p is its residue.
     np.minimum(residues, np.add(residues, _P, out=scratch), out=residues)

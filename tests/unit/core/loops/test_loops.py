@@ -148,7 +148,7 @@ def test_share_is_the_same_in_c(library, shape, t, drawn, checked):
     (rng, special, offset), (g, b) = drawn, shape
     values, scales, dither, masks, shares, challenge = group(rng, g, b, t, special)
     values = [placed(row, offset) for row in values]
-    sums = rng.integers(-(2**40), 2**40, (2, b)).astype(np.float64)
+    sums = rng.integers(-(2**40), 2**40, (2, b + offset)).astype(np.float64)
     theirs, their_sums = shares.copy(), sums.copy()
     inputs = values, scales, placed(dither, offset), placed(masks, offset)
     check = challenge if checked else None
