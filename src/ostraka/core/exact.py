@@ -262,21 +262,28 @@ class Freivalds:
     def __init__(self, challenge: UInt32, width: int) -> None:
         """challenge: (n, 2), secret and uniform modulo p. width: the most columns of a block."""
         self._challenge = challenge
-        self._weights = np.ascontiguousarray(field.signed(challenge).T, np.float64)
+        self._weights = field.signed(challenge).astype(np.float64)
         self._evidence = np.zeros((2, 2), np.uint32)
         self._sums, self._terms = np.zeros((2, width)), 0
 
     def __repr__(self) -> str:
         return f"Freivalds(<secret>, rows={len(self._challenge)})"
 
+    def expect(self, rows: range) -> tuple[Float64, Float64]:
+        """Returns the weights (g, 2) of some rows of a block, at most 128, and the sums (2, width)
+        to which their products with these rows' q are to be added, as `loops.share` does.
+        """
+        if self._terms + len(rows) > _EXACT_TERMS:
+            self._settle()
+        self._terms += len(rows)
+        return self._weights[rows.start : rows.stop], self._sums
+
     def add(self, first: int, q: Float64) -> None:
         """Takes rows first, first + 1, ... of a block. q: (g, b) integers within 2^15, g <= 128."""
-        if self._terms + len(q) > _EXACT_TERMS:
-            self._settle()
+        weights, sums = self.expect(range(first, first + len(q)))
         # Two products with a vector each: for one product with two rows BLAS copies the matrix.
-        for weights, sums in zip(self._weights, self._sums, strict=True):
-            sums[: q.shape[1]] += weights[first : first + len(q)] @ q
-        self._terms += len(q)
+        for place, column in enumerate(np.ascontiguousarray(weights.T)):
+            sums[place, : q.shape[1]] += column @ q
 
     def take(self, other: "Freivalds") -> None:
         """Takes over the rows of this block that another one with the same challenge has taken."""

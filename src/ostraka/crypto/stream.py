@@ -12,6 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from ostraka.arrays import AnyArray, Float64, UInt32
+from ostraka.core import loops
 from ostraka.errors import ConfigError, LocalProtocolError
 
 KEY_BYTES = 32
@@ -101,12 +102,19 @@ def accept(words: AnyArray, modulus: int) -> int:
     bits, width = (modulus - 1).bit_length(), 8 * words.itemsize
     if modulus < 1 or bits > width:
         raise ConfigError(f"words of {width} bits cannot be drawn modulo {modulus}")
-    np.bitwise_and(words, words.dtype.type((1 << bits) - 1), out=words)
-    if not words.size or np.maximum.reduce(words) < modulus:
+    if _greatest(words, (1 << bits) - 1) < modulus:
         return words.size
     kept = words[words < modulus]
     words[: kept.size] = kept
     return kept.size
+
+
+def _greatest(words: AnyArray, mask: int) -> int:
+    """Keeps the bits of `mask` in all words, and returns the greatest of them, or 0."""
+    if words.dtype == np.uint32:
+        return loops.keep_bits(words, mask)
+    np.bitwise_and(words, words.dtype.type(mask), out=words)
+    return int(np.maximum.reduce(words, initial=0))
 
 
 def box_muller(words: AnyArray) -> Float64:

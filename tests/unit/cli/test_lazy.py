@@ -18,6 +18,7 @@ import ostraka
 from ostraka.cli import _added, app, lazy
 from ostraka.cli.enclave import WORDS
 from ostraka.cli.lazy import RENAMED, Command, Group, LazyGroup
+from ostraka.core import loops
 from ostraka.enclave import __main__ as enclave
 
 SOURCE = Path(ostraka.__file__).parents[1]
@@ -68,7 +69,7 @@ def run(*arguments):
 
 
 @pytest.mark.parametrize(
-    "line", ["--help", "", "--version", "client --help", "worker", "bench --help", "data"]
+    "line", ["--help", "", "client --help", "worker", "bench --help", "data"]
 )
 def test_help_loads_no_command(line):
     shown, loaded = start(*line.split())
@@ -93,8 +94,8 @@ def test_the_package_s_names_are_there_when_they_are_used():
         assert getattr(ostraka, name) is not None
 
 
-def test_the_version_is_that_of_the_package():
-    assert run("--version").stdout == f"ostraka {ostraka.__version__}\n"
+def test_the_version_is_that_of_the_package_with_the_loops_that_run():
+    assert run("--version").stdout == f"ostraka {ostraka.__version__}, loops: {loops.kind()}\n"
 
 
 # The lab.
