@@ -46,9 +46,12 @@ def test_the_enclave_opens_what_the_client_sealed():
     assert norm == pytest.approx(np.linalg.norm(UPDATE.astype(np.float64)), rel=1e-15)
 
 
-def test_a_tile_opens_again_without_its_tag():
+@pytest.mark.parametrize("gcm", [False, True])
+def test_a_tile_opens_again_in_the_faster_of_two_ways(monkeypatch, gcm):
+    monkeypatch.setattr(updates, "gcm_is_faster", lambda: gcm)
     sealed, out = seal(), np.empty(50, np.float32)
     unchecked = updates.open_header(sealed.header, KEY)[0].unchecked()
+    assert (unchecked._checked is not None) == gcm
     for tile in sealed.tiles:
         part = out[TERMS.tiling.part(tile.index)]
         unchecked.open_into(tile.index, tile.ciphertext, part)

@@ -166,6 +166,19 @@ def test_threads_change_nothing(masking):
         assert settled(one.receipt) == settled(other.receipt)
 
 
+@every_masking
+def test_a_machine_s_faster_cipher_changes_nothing(masking, monkeypatch):
+    results = []
+    for gcm in (False, True):
+        monkeypatch.setattr("ostraka.crypto.stream.gcm_is_faster", lambda gcm=gcm: gcm)
+        monkeypatch.setattr("ostraka.crypto.updates.gcm_is_faster", lambda gcm=gcm: gcm)
+        results.append(run_round(updates(), f=2, masking=masking, entropy=entropy(1)))
+    one, other = results
+    assert one.aggregate.tobytes() == other.aggregate.tobytes()
+    assert settled(one.receipt) == settled(other.receipt)
+    assert one.distance_error == other.distance_error
+
+
 def test_without_entropy_every_round_differs():
     rows = updates()
     ids = {run_round(rows, f=2, masking="none").receipt.round_id for _ in range(3)}
