@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from ostraka import merkle
 from ostraka.config import Federation, Member
 from ostraka.core import rules
 from ostraka.core.rules import Gram, Options, Plan, Rule
@@ -20,16 +21,14 @@ from ostraka.errors import (
     RolledBack,
     TooFewUpdates,
 )
+from ostraka.merkle import is_under, path_to
 from ostraka.messages import NO_PROPOSAL, Certified, Charter, Proposal, vector_digest
 from ostraka.protocol.client import Client, Voted
 from ostraka.protocol.confirm import (
     Ballot,
-    cohort_root,
     confirm,
-    is_under,
     leaf,
     outcome_digest,
-    path_to,
 )
 from ostraka.protocol.enclave import Enclave, Pending, propose_null_step
 from ostraka.protocol.enclave.cohort import Publication
@@ -658,7 +657,7 @@ def test_every_client_finds_its_header_in_the_proposal_and_an_absent_one_does_no
     leaves = [waiting[row].leaf for row in (0, 1, 2, 3, 5, 6)]
     assert pending.leaves == tuple(leaves)
     root = pending.proposal.cohort
-    assert root == pending.receipt.cohort == cohort_root(leaves)
+    assert root == pending.receipt.cohort == merkle.root(leaves)
     for row in (0, 1, 2, 3, 5, 6):
         assert waiting[row].leaf == leaf(waiting[row].sealed.header)
         assert is_under(root, waiting[row].leaf, path_in(pending, waiting[row].leaf))

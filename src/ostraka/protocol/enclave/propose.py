@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ostraka import merkle
 from ostraka.arrays import Float32
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
@@ -18,7 +19,7 @@ from ostraka.core.rules import Columnwise, Plan
 from ostraka.encoding import UNSIGNED, Digest, Id, pack
 from ostraka.errors import Rejection
 from ostraka.messages import SIMULATION, Proposal, Receipt, RejectedClient, vector_digest
-from ostraka.protocol.confirm import cohort_root, outcome_digest
+from ostraka.protocol.confirm import outcome_digest
 from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.rows import Measured
 
@@ -135,7 +136,7 @@ def _receipt(
             failure=failure,
             aggregate=aggregate,
             model=vector_digest(state.model),
-            cohort=cohort_root([row.header for row in cohort.rows]),
+            cohort=merkle.root([row.header for row in cohort.rows]),
             participants=len(cohort.alive),
             kept=len(selected),
             rejected=tuple(RejectedClient(client, reason) for client, reason in rejected.items()),
