@@ -1,4 +1,3 @@
-import hashlib
 import warnings
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import ostraka
 from ostraka import run_round
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError, LeakyMasking, Rejection, TooFewUpdates
+from ostraka.messages import vector_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
@@ -36,7 +36,7 @@ def test_the_result(masking):
     assert result.rejected == {}
     assert result.receipt.number == 1
     assert result.receipt.masking == masking
-    assert result.receipt.aggregate == hashlib.sha256(result.aggregate.tobytes()).digest()
+    assert result.receipt.aggregate == vector_digest(result.aggregate)
     assert 0 < result.distance_error < 1
     np.testing.assert_allclose(
         result.aggregate, rows[list(result.selected)].mean(axis=0), rtol=1e-5, atol=1e-7
