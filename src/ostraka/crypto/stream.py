@@ -29,6 +29,7 @@ Shape: TypeAlias = int | tuple[int, ...]
 
 _NONCE_BYTES = 12
 _STREAM_BYTES = 16 * (2**32 - 2)  # Behind them the counter would run into the next nonce.
+_LONG = 1 << 17  # bytes, for which a new context pays
 _TRIES = 5
 
 # Zeros in, keystream out. Measured for 64 KiB, in multiples of one AES-GCM pass: CTR 0.55 and GCM
@@ -47,7 +48,8 @@ class SecretStream:
     def __init__(self, key: bytes, *, stream: int = 0) -> None:
         if len(key) != KEY_BYTES:
             raise ConfigError(f"a stream needs a key of {KEY_BYTES} bytes; got {len(key)}")
-        self._source = _Gcm(key) if gcm_is_faster() else _Ctr(key)
+        self._aes = AES(key)
+        self._counter = Cipher(self._aes, CTR(bytes(_NONCE_BYTES) + FIRST_BLOCK)).encryptor()
         self.seek(stream)
 
     def __repr__(self) -> str:
@@ -57,8 +59,8 @@ class SecretStream:
         """Goes to the start of another stream under the same key."""
         if not 0 <= stream < 1 << 8 * _NONCE_BYTES:
             raise ConfigError(f"a stream number lies in 0 ... 2^96 - 1; got {stream}")
-        self._cipher = self._source.start(stream.to_bytes(_NONCE_BYTES, "big"))
         self._stream = stream
+        self._cipher: CipherContext | None = None  # until the first bytes are asked for
         self._left = _STREAM_BYTES
 
     def fill(self, out: AnyArray) -> None:
@@ -72,9 +74,20 @@ class SecretStream:
                 f"stream {self._stream} has {self._left} bytes left; seek another for {len(raw)}"
             )
         self._left -= len(raw)
+        cipher = self._cipher or self._start(len(raw))
         for start in range(0, len(raw), len(_ZEROS)):
             part = raw[start : start + len(_ZEROS)]
-            self._cipher.update_into(_ZEROS[: len(part)], part)
+            cipher.update_into(_ZEROS[: len(part)], part)
+
+    def _start(self, size: int) -> CipherContext:
+        """Makes what turns zeros into the stream. size: of what is read first."""
+        nonce = self._stream.to_bytes(_NONCE_BYTES, "big")
+        if size >= _LONG and gcm_is_faster():
+            self._cipher = _gcm(self._aes, nonce)
+        else:
+            self._counter.reset_nonce(nonce + FIRST_BLOCK)
+            self._cipher = self._counter
+        return self._cipher
 
     def bytes(self, n: int) -> bytes:
         """Returns the next n bytes: bytes(a) + bytes(b) == bytes(a + b)."""
@@ -146,39 +159,24 @@ def box_muller(words: AnyArray) -> Float64:
     return np.stack((radius * np.cos(angle), radius * np.sin(angle)), axis=1)
 
 
-class _Ctr:
-    """Counter mode by itself. Half the work of GCM, if the library is as good at it."""
-
-    def __init__(self, key: bytes) -> None:
-        self._cipher = Cipher(AES(key), CTR(bytes(16))).encryptor()
-
-    def start(self, nonce: bytes) -> CipherContext:
-        """Returns what turns zeros into the stream of this nonce. There is one at a time."""
-        self._cipher.reset_nonce(nonce + FIRST_BLOCK)
-        return self._cipher
-
-
-class _Gcm:
-    """The same bytes from GCM. What it authenticates with is computed, and never asked for."""
-
-    def __init__(self, key: bytes) -> None:
-        self._aes = AES(key)
-
-    def start(self, nonce: bytes) -> CipherContext:
-        return Cipher(self._aes, GCM(nonce)).encryptor()
-
-
 @cache
 def gcm_is_faster() -> bool:
     """Tells whether this machine's GCM is faster than its counter mode: it has more to do, but the
     library may use wider instructions for it. Measured at the first call, in about a millisecond.
     """
-    return _seconds(_Gcm(bytes(KEY_BYTES))) < _seconds(_Ctr(bytes(KEY_BYTES)))
+    aes, nonce = AES(bytes(KEY_BYTES)), bytes(_NONCE_BYTES)
+    counter = Cipher(aes, CTR(nonce + FIRST_BLOCK)).encryptor()
+    return _seconds(_gcm(aes, nonce)) < _seconds(counter)
 
 
-def _seconds(source: _Ctr | _Gcm) -> float:
+def _gcm(aes: AES, nonce: bytes) -> CipherContext:
+    """Returns the counter mode within GCM. What GCM authenticates with is never asked for."""
+    return Cipher(aes, GCM(nonce)).encryptor()
+
+
+def _seconds(cipher: CipherContext) -> float:
     """Returns the least time for as many bytes as are made at a time."""
-    cipher, out, times = source.start(bytes(_NONCE_BYTES)), bytearray(len(_ZEROS)), []
+    out, times = bytearray(len(_ZEROS)), []
     for _ in range(_TRIES):
         start = perf_counter()
         cipher.update_into(_ZEROS, out)

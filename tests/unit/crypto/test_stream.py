@@ -1,6 +1,11 @@
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import (
+    AEADEncryptionContext,
+    Cipher,
+    algorithms,
+    modes,
+)
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +40,7 @@ class Scripted(SecretStream):
 def source(request, monkeypatch):
     """Streams from one or the other, whichever is faster here."""
     monkeypatch.setattr(module, "gcm_is_faster", lambda: request.param)
+    monkeypatch.setattr(module, "_LONG", 0)
 
 
 @pytest.mark.usefixtures("source")
@@ -54,13 +60,23 @@ def test_the_faster_source_is_chosen_and_both_give_the_same_values(monkeypatch):
     for gcm in (False, True):
         monkeypatch.setattr(module, "gcm_is_faster", lambda gcm=gcm: gcm)
         s = SecretStream(KEY, stream=5)
-        assert isinstance(s._source, module._Gcm) == gcm
-        parts = [s.bytes(n) for n in (0, 1, 15, 16, 17, 65_535, 65_537, 140_001)]
+        parts = [s.bytes(n) for n in (140_001, 0, 1, 15, 16, 17, 65_535, 65_537)]
+        assert isinstance(s._cipher, AEADEncryptionContext) == gcm
         s.seek(6)
         parts += [s.uniform(1001, P).tobytes(), s.normal(77).tobytes()]
         s.seek(5)
         drawn.append([*parts, s.bytes(33)])
     assert drawn[0] == drawn[1]
+
+
+def test_short_reads_do_not_pay_for_a_new_context(monkeypatch):
+    monkeypatch.setattr(module, "gcm_is_faster", lambda: True)
+    s = SecretStream(KEY)
+    short = s.bytes(module._LONG - 1) + s.bytes(1)
+    assert not isinstance(s._cipher, AEADEncryptionContext)
+    s.seek(0)
+    assert s.bytes(module._LONG) == short
+    assert isinstance(s._cipher, AEADEncryptionContext)
 
 
 def test_the_choice_is_made_once():
@@ -87,8 +103,9 @@ def test_a_stream_ends_before_its_counter_would_wrap(monkeypatch):
 def test_bytes_do_not_depend_on_how_they_are_asked_for(cuts, gcm):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(module, "gcm_is_faster", lambda: gcm)
+        patched.setattr(module, "_LONG", 0)
         s = SecretStream(KEY)
-    assert b"".join(s.bytes(n) for n in cuts) == aes_ctr(0, sum(cuts))
+        assert b"".join(s.bytes(n) for n in cuts) == aes_ctr(0, sum(cuts))
 
 
 @pytest.mark.usefixtures("source")
