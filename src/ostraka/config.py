@@ -276,7 +276,7 @@ class Federation:
     this revision, so that a host cannot withhold the next one for ever.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/federation/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/federation/v5"
 
     terms: Terms
     clients: tuple[Member, ...]

@@ -28,6 +28,7 @@ from ostraka.config import default_tile
 from ostraka.core import rules
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.files import read_identity
+from ostraka.merkle import is_under
 from ostraka.messages import (
     Certified,
     Challenge,
@@ -37,7 +38,6 @@ from ostraka.messages import (
     Proposal,
 )
 from ostraka.protocol.client import Client
-from ostraka.protocol.confirm import is_under
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 

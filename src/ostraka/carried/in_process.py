@@ -25,6 +25,7 @@ from ostraka.enclave import measurement
 from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError
 from ostraka.events import CopyProved, Event
+from ostraka.merkle import path_to
 from ostraka.messages import (
     SIMULATION,
     Confirmation,
@@ -33,7 +34,6 @@ from ostraka.messages import (
     chain,
     milestones,
 )
-from ostraka.protocol.confirm import path_to
 from ostraka.protocol.local import WORKER, LocalFederation
 from ostraka.transport import chain_link
 

@@ -39,9 +39,9 @@ from ostraka.errors import (
     RolledBack,
 )
 from ostraka.files import read_identity, read_policy
+from ostraka.merkle import is_under
 from ostraka.messages import Abandon, Certified, Challenge, Charter, Evidence, Proposal
 from ostraka.protocol.client import Client, Joined
-from ostraka.protocol.confirm import is_under
 from ostraka.transport import ostraka_pb2 as wire
 
 DEFAULT_RESENDS = 8

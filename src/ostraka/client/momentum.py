@@ -149,7 +149,7 @@ class InMemory:
 class Head:
     """What stands before the values in a file. values: their digest."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/client-momentum/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/client-momentum/v2"
 
     client: str
     federation: Id

@@ -33,9 +33,9 @@ from ostraka.errors import (
     ServiceError,
     UpdateRejected,
 )
+from ostraka.merkle import is_under
 from ostraka.messages import Certified, Proposal, Receipt, RoundOffer
 from ostraka.protocol.client import Joined, Submitted
-from ostraka.protocol.confirm import is_under
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff
 

@@ -122,11 +122,12 @@ def seal(  # one upload, from the update to the bytes that leave the client
 
 def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float]:
     """Returns the opener of this upload's tiles, and its stated norm. Raises OpenError."""
-    secret = key.open(header.sealed_key, info=context(header))
+    bound = context(header)
+    secret = key.open(header.sealed_key, info=bound)
     if len(secret) != _SECRET.size:
         raise OpenError("sealed key")
     tile_key, norm = _SECRET.unpack(secret)
-    return TileOpener(tile_key, tile_context(header)), norm
+    return TileOpener(tile_key, hashlib.sha256(bound).digest()), norm
 
 
 def stated_norm(update: Float32) -> float:
@@ -139,7 +140,7 @@ def stated_norm(update: Float32) -> float:
 
 def context(header: UpdateHeader) -> bytes:
     """Returns what an upload's seals are bound to: the signed fields without the HPKE output."""
-    return encode(replace(header, sealed_key=b"", signature=UNSIGNED))
+    return encode(header, sealed_key=b"", signature=UNSIGNED)
 
 
 def tile_context(header: UpdateHeader) -> bytes:

@@ -106,6 +106,7 @@ MEASURED = (
     "ostraka.federation_file",
     "ostraka.files",
     "ostraka.logs",
+    "ostraka.merkle",
     "ostraka.messages",
     "ostraka.model_file",
     "ostraka.protocol",

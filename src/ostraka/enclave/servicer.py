@@ -50,6 +50,7 @@ from ostraka.errors import (
     UpdateRejected,
     printable,
 )
+from ostraka.merkle import path_to
 from ostraka.messages import (
     Certified,
     Challenge,
@@ -66,7 +67,6 @@ from ostraka.messages import (
     milestones,
     vector_digest,
 )
-from ostraka.protocol.confirm import path_to
 from ostraka.transport import PROVED, chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer

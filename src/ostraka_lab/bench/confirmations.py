@@ -25,6 +25,7 @@ from ostraka.crypto.sealing import CODE_ID_BYTES, Sealer
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import ConfigError
+from ostraka.merkle import is_under, path_to
 from ostraka.messages import (
     IN_PROCESS,
     Certificate,
@@ -39,9 +40,7 @@ from ostraka.protocol.client import Client, Submitted
 from ostraka.protocol.confirm import (
     confirm,
     electorates,
-    is_under,
     outcome_digest,
-    path_to,
     require_certified,
 )
 from ostraka.protocol.round import Parties, enrol

@@ -27,6 +27,7 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import OpenError, UpdateRejected
 from ostraka.files import write_identity
+from ostraka.merkle import path_to
 from ostraka.messages import (
     SIMULATION,
     Abandon,
@@ -45,7 +46,7 @@ from ostraka.messages import (
     vector_digest,
 )
 from ostraka.protocol.client import Client as Role
-from ostraka.protocol.confirm import Ballot, confirm, path_to
+from ostraka.protocol.confirm import Ballot, confirm
 from ostraka.protocol.enclave import Enclave, Inside, Proposed, combine, decide, propose
 from ostraka.transport import chain_link
 from ostraka.transport import ostraka_pb2 as wire

@@ -20,8 +20,9 @@ from ostraka.enclave import engine, servicer
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import decode, digest, encode
 from ostraka.errors import OpenError, StateError
+from ostraka.merkle import is_under
 from ostraka.messages import NO_PROPOSAL, Certified, Confirmation, Proposal, vector_digest
-from ostraka.protocol.confirm import confirm, is_under, leaf
+from ostraka.protocol.confirm import confirm, leaf
 from ostraka.protocol.host import Host
 from ostraka.transport import ostraka_pb2 as wire
 

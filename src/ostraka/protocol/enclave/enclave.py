@@ -139,6 +139,7 @@ class Enclave:
     def _continue(
         self, head: Receipt | Abandon | None, state: ServerState, electors: Federation
     ) -> None:
+        state = optimiser.frozen(state)
         promised = head.model if head is not None else first_model(self._federation)
         if promised != vector_digest(state.model):
             raise LocalProtocolError("this model is not the one of the last receipt or the charter")
