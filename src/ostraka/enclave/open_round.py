@@ -1,14 +1,13 @@
 """One open round: the enclave's side of it, and the spool on the host's disk."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from ostraka.config import Federation
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.enclave.storage.spool import Spool
-from ostraka.errors import OpenError, Rejection, UpdateRejected
+from ostraka.errors import LocalProtocolError, Rejection, UpdateRejected
 from ostraka.messages import UpdateHeader, UpdateTile
 from ostraka.protocol.enclave import Cohort, Intake
 from ostraka.protocol.host import Tiles
@@ -16,13 +15,14 @@ from ostraka.protocol.host import Tiles
 
 @dataclass
 class OpenRound:
-    """Takes headers and tiles on the event loop. `changed` is set when an update has arrived."""
+    """Takes headers on the event loop, and tiles from threads. `changed`: an update has arrived."""
 
     intake: Intake
     spool: Spool
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     bytes_in: int = 0
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _rows: dict[str, int] = field(init=False)
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
     _own: set[str] = field(default_factory=set)  # whose uploads they began themselves
@@ -53,8 +53,8 @@ class OpenRound:
         spoilt = min(len(self.intake.spoilt), self.federation.terms.f)
         return len(self.intake.complete) + spoilt
 
-    def begin(self, header: UpdateHeader, *, own: bool) -> frozenset[int]:
-        """Start an upload, or go on with it. Return the tiles that are missing.
+    def begin(self, header: UpdateHeader, *, own: bool) -> int:
+        """Start an upload, or go on with it. Return the next tile; their count if none is missing.
 
         An upload goes on under the header that it began with, and no other: a header of one client
         must not reach another client's upload. own: the client itself brings it. What others bring
@@ -70,39 +70,60 @@ class OpenRound:
             self._headers[header.client] = header
             if own:
                 self._own.add(header.client)
-        return self.intake.missing(header.client, header.upload_id) or frozenset()
+        return self.next_tile(header)
 
-    async def take(self, header: UpdateHeader, tiles: Sequence[UpdateTile]) -> None:
-        """Store tiles of this upload, and only then count them in. Raises as `accept_tile` does."""
-        missing = self.intake.missing(header.client, header.upload_id) or frozenset()
-        wanted = [tile for tile in tiles if tile.index in missing and self._fits(header, tile)]
-        await self._store(header.client, wanted)
-        for tile in tiles:
-            if tile.upload_id != header.upload_id:
-                raise OpenError("tile")
-            self.intake.accept_tile(header.client, tile)
-            self.bytes_in += len(tile.ciphertext)
-        if header.client in self.intake.complete:
-            self.changed.set()
+    def next_tile(self, header: UpdateHeader) -> int:
+        return self.intake.next_tile(header.client, header.upload_id) or 0
 
-    def _fits(self, header: UpdateHeader, tile: UpdateTile) -> bool:
-        size = 4 * self.federation.terms.tiling.size(tile.index) + TAG_BYTES
-        return tile.upload_id == header.upload_id and len(tile.ciphertext) == size
-
-    async def _store(self, client: str, tiles: Sequence[UpdateTile]) -> None:
-        def write() -> None:
-            for tile in tiles:
-                self.intake.require_opens(client, tile)
-                self.spool.write(self._rows[client], tile.index, tile.ciphertext)
-
-        writing = asyncio.create_task(asyncio.to_thread(write))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            # A stream may be ended in the middle of this. Its thread goes on, and must not write
-            # over what the client's next stream brings.
-            await asyncio.wait([writing])
+    def receiver(self, header: UpdateHeader) -> "Receiver":
+        """What takes the rest of an upload that was begun, from any thread."""
+        return Receiver(self, header, self._rows[header.client])
 
     def tiles(self, cohort: Cohort) -> Tiles:
         """Return the passes over what these clients have sent."""
         return partial(self.spool.tiles, [self._rows[name] for name in cohort.clients])
+
+    def arrived(self, size: int, *, complete: bool) -> None:
+        """Count a tile, on the event loop."""
+        self.bytes_in += size
+        if complete:
+            self.changed.set()
+
+
+class Receiver:
+    """Takes the tiles of one upload, in order, from one thread at a time."""
+
+    def __init__(self, into: OpenRound, header: UpdateHeader, row: int) -> None:
+        self._round = into
+        self._header = header
+        self._row = row
+
+    @property
+    def next(self) -> int:
+        """The number of the next tile."""
+        return self._round.next_tile(self._header)
+
+    @property
+    def size(self) -> int:
+        """The bytes of the next tile as it was sealed."""
+        return 4 * self._round.federation.terms.tiling.size(self.next) + TAG_BYTES
+
+    @property
+    def complete(self) -> bool:
+        return self.next == self._header.tiles
+
+    def take(self, ciphertext: memoryview) -> None:
+        """Open, check and keep the next tile. If this raises, nothing of the tile counts.
+
+        Raises OpenError, UpdateRejected, StorageFull or StateError.
+        """
+        client, current = self._header.client, self._round
+        tile = UpdateTile(self._header.upload_id, self.next, ciphertext)
+        current.intake.require_opens(client, tile)
+        try:
+            current.spool.write(self._row, tile.index, ciphertext)
+        except LocalProtocolError:  # The round is over, and its spool is closed.
+            raise UpdateRejected(client, Rejection.LATE) from None
+        current.intake.accept_tile(client, tile)
+        arrived = partial(current.arrived, len(ciphertext), complete=self.complete)
+        current.loop.call_soon_threadsafe(arrived)

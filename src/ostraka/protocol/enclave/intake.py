@@ -1,7 +1,8 @@
 """Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 
@@ -26,7 +27,12 @@ class _Upload:
     """A client's upload as far as it has arrived."""
 
     row: Row
-    missing: set[int] = field(repr=False)
+    tiles: int
+    next: int = 0  # the first tile that has not arrived
+
+    @property
+    def complete(self) -> bool:
+        return self.next == self.tiles
 
 
 class Intake:
@@ -50,6 +56,7 @@ class Intake:
         self._whole, self._rest = (self._sealed_size(index) for index in (0, self._last))
         self._liars: dict[str, Rejection] = {}
         self._closed = False
+        self._counting = Lock()  # Tiles come from several threads, and the round closes once.
         self.offer = context.identity.sign(
             RoundOffer(
                 number=context.number,
@@ -80,7 +87,7 @@ class Intake:
             raise
         self._liars.pop(header.client, None)
         self._begun[header.client].add(header.upload_id)
-        self._uploads[header.client] = _Upload(row, set(range(header.tiles)))
+        self._uploads[header.client] = _Upload(row, header.tiles)
 
     def require_current(self, header: UpdateHeader) -> None:
         """Raises OpenError or UpdateRejected unless the client signed this for this very round."""
@@ -94,23 +101,29 @@ class Intake:
                 raise UpdateRejected(header.client, reason)
 
     def accept_tile(self, client: str, tile: UpdateTile) -> None:
-        """Count in a tile of this client. It is authenticated when the round is measured."""
+        """Count in the next tile of this client. It is authenticated when the round is measured.
+
+        Any thread may call this, one at a time for each client.
+        """
         upload = self._uploads.get(client)
         known = tile.upload_id in self._begun.get(client, ())
         if upload is None or not known or not self._fits(tile):
             raise OpenError("tile")
-        if self._closed:
-            raise UpdateRejected(client, Rejection.LATE)
-        if upload.row.upload_id != tile.upload_id or tile.index not in upload.missing:
-            raise UpdateRejected(client, Rejection.DUPLICATE)
-        upload.missing.remove(tile.index)
+        with self._counting:
+            if self._closed:
+                raise UpdateRejected(client, Rejection.LATE)
+            if upload.row.upload_id != tile.upload_id or tile.index < upload.next:
+                raise UpdateRejected(client, Rejection.DUPLICATE)
+            if tile.index > upload.next:
+                raise OpenError("tile")
+            upload.next += 1
 
-    def missing(self, client: str, upload_id: bytes) -> frozenset[int] | None:
-        """The tiles of a current upload that have not arrived; None if it is not a current one."""
+    def next_tile(self, client: str, upload_id: bytes) -> int | None:
+        """The first tile that a current upload lacks, or their count; None if it is not current."""
         upload = self._uploads.get(client)
         if upload is None or upload.row.upload_id != upload_id:
             return None
-        return frozenset(upload.missing)
+        return upload.next
 
     def require_opens(self, client: str, tile: UpdateTile) -> None:
         """Raises OpenError unless this is a tile of the client's upload, just as it was sealed.
@@ -128,7 +141,7 @@ class Intake:
     @property
     def complete(self) -> frozenset[str]:
         """Clients whose uploads are whole."""
-        return frozenset(name for name, upload in self._uploads.items() if not upload.missing)
+        return frozenset(name for name, upload in self._uploads.items() if upload.complete)
 
     @property
     def spoilt(self) -> dict[str, Rejection]:
@@ -140,12 +153,16 @@ class Intake:
 
         Raises TooFewUpdates where the rule could not stand; the round then stays open.
         """
+        with self._counting:
+            return self._close()
+
+    def _close(self) -> Cohort:
         if self._closed:
             raise LocalProtocolError("this round was closed before")
         rows = tuple(
             self._uploads[member.name].row
             for member in self._context.federation.clients
-            if member.name in self._uploads and not self._uploads[member.name].missing
+            if member.name in self._uploads and self._uploads[member.name].complete
         )
         complete = {row.client for row in rows}
         incomplete = dict.fromkeys(self._uploads.keys() - complete, Rejection.INCOMPLETE)
@@ -174,7 +191,7 @@ class Intake:
         if self._closed:
             raise UpdateRejected(client, Rejection.LATE)
         upload = self._uploads.get(client)
-        complete = upload is not None and not upload.missing
+        complete = upload is not None and upload.complete
         begun = self._begun[client]
         # A replayed header must not displace the upload that replaced it.
         if complete or header.upload_id in begun or len(begun) >= _MOST_UPLOADS:
