@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from ostraka.config import Member
 from ostraka.enclave import front, passage
 from ostraka.enclave.front import Front, Guests, Visitor
+from ostraka.enclave.lane import Tickets
 from ostraka.enclave.passage import Pipes
 from ostraka.errors import ConfigError
 from ostraka.transport import ostraka_pb2 as wire
@@ -161,7 +162,11 @@ def door(tmp_path: Any, **settings: Any) -> Iterator[tuple[int, socket.socket, C
     made: dict[str, Any] = {}
 
     async def main() -> None:
-        with Front(folder=tmp_path, **({"places": 8, "idle_s": PATIENCE_S} | settings)) as it:
+        given = {"places": 8, "idle_s": PATIENCE_S} | settings
+        with (
+            Tickets(1, idle_s=1) as tickets,
+            Front(folder=tmp_path, tickets=tickets, **given) as it,
+        ):
             address = it.back_address()
             if address.startswith("unix:"):
                 behind = socket.socket(socket.AF_UNIX)
@@ -366,7 +371,8 @@ def test_what_a_displaced_connection_left_in_a_pipe_reaches_nobody_else():
 def test_an_address_that_is_taken_is_named(tmp_path):
     async def main() -> None:
         with (
-            Front(8, folder=tmp_path, idle_s=1) as it,
+            Tickets(1, idle_s=1) as tickets,
+            Front(8, folder=tmp_path, idle_s=1, tickets=tickets) as it,
             socket.create_server(("127.0.0.1", 0)) as by,
         ):
             address = f"127.0.0.1:{by.getsockname()[1]}"
