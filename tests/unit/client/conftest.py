@@ -413,6 +413,7 @@ class Service(EnclaveServicer):
         yield self._tell("Granted", wire.UploadReply(granted=granted))
         left = self.breaks.pop(0) if self.breaks else TILES
         cut = first + self.cuts.pop(0) if self.cuts else TILES
+        lane: Any
         with self._lane(ticket, context) if first < TILES else nullcontext() as lane:
             for index in range(first, TILES):
                 if left == 0:

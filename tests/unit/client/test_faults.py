@@ -17,6 +17,7 @@ from ostraka.config import Member
 from ostraka.crypto import updates
 from ostraka.encoding import encode
 from ostraka.errors import LocalProtocolError, ReceiptRefused, Rejection, ServiceError
+from ostraka.transport import dial
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
@@ -70,7 +71,7 @@ def test_a_lane_that_breaks_alone_is_opened_again(tiles, alice, service, told):
 
 def test_a_lane_that_cannot_be_opened_is_tried_again(alice, service, told, monkeypatch):
     alice.fetch()
-    real, refused = connection.dial_lane, [ConnectionRefusedError(111, "refused")] * 2
+    real, refused = dial.dial_lane, [ConnectionRefusedError(111, "refused")] * 2
 
     def dial_lane(*arguments, **options):
         if refused:
