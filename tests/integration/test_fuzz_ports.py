@@ -113,6 +113,8 @@ class Talk:
     frames: bytes
 
 
+ON_A_LANE = "on a lane"  # what is said there, beside the methods
+
 # What a call of asyncio raises when the other side has ended it. The last one has no public name.
 ENDED = (
     grpc.RpcError,
@@ -122,7 +124,7 @@ ENDED = (
 )
 
 
-def fuzz(rng, genuine, frames):
+def fuzz(rng, genuine):
     """A genuine conversation of an enrolled client or a worker, with something wrong in it."""
     method = pick(rng, METHODS)
     messages = list(genuine[pick(rng, METHODS) if rng.random() < 0.05 else method])
@@ -135,7 +137,7 @@ def fuzz(rng, genuine, frames):
     elif change < 0.9:
         messages.insert(rng.integers(len(messages) + 1), pick(rng, messages))
     messages = messages[: rng.integers(len(messages) + 1)] or messages
-    return Talk(method, messages, rng.random() < 0.2, mutate(rng, frames))
+    return Talk(method, messages, rng.random() < 0.2, mutate(rng, *genuine[ON_A_LANE]))
 
 
 async def bring(port, ticket, frames):
@@ -185,7 +187,7 @@ async def work_badly(channel, identity, genuine, rng):
     return await call.code(), str(await call.details())
 
 
-async def send_fuzzed(address, genuine, frames, identity, rng, count):
+async def send_fuzzed(address, genuine, identity, rng, count):
     """So many messages, in conversations of one or more. Counts how those ended."""
     channels = [own_channel(address) for _ in range(8)]
     port = int(address.rpartition(":")[2])
@@ -195,7 +197,7 @@ async def send_fuzzed(address, genuine, frames, identity, rng, count):
     async def keep_talking(channel):
         nonlocal sent
         while sent < count:
-            talk = fuzz(rng, genuine, frames)
+            talk = fuzz(rng, genuine)
             sent += len(talk.messages)
             start = time.monotonic()
             if talk.method == "Work" and rng.random() < 0.5:
@@ -407,7 +409,7 @@ def conversations(deployment):
     }
     assert said.keys() == set(METHODS)
     raw = {method: [each.SerializeToString() for each in said[method]] for method in said}
-    return raw, frames
+    return raw | {ON_A_LANE: [frames]}
 
 
 def resident_mib(process):
@@ -440,14 +442,14 @@ def test_fuzzed_messages_and_broken_connections(deploy, logged, scale, capsys):
     # This client waits for the outcome all the time.
     clients = [deployment.client(1, updates[0], timeout=3600)]
     enclave.wait_for("UploadCompleted")
-    genuine, frames = conversations(deployment)
+    genuine = conversations(deployment)
     identity = read_identity(deployment.key("worker-1"))
     rng = np.random.default_rng(2021)
 
     def attack(count):
         async def main():
             broken = await send_broken(deployment.port, rng, count // 10)
-            ends = await send_fuzzed(deployment.address, genuine, frames, identity, rng, count)
+            ends = await send_fuzzed(deployment.address, genuine, identity, rng, count)
             for writer in broken:
                 writer.close()
             return ends

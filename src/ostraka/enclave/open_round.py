@@ -21,14 +21,19 @@ class OpenRound:
     spool: Spool
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    bytes_in: int = 0
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _rows: dict[str, int] = field(init=False)
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
+    _bytes: dict[str, int] = field(init=False)  # of each client, by one thread at a time
     _own: set[str] = field(default_factory=set)  # whose uploads they began themselves
 
     def __post_init__(self) -> None:
         self._rows = {member.name: row for row, member in enumerate(self.federation.clients)}
+        self._bytes = dict.fromkeys(self._rows, 0)
+
+    @property
+    def bytes_in(self) -> int:
+        return sum(self._bytes.values())
 
     @property
     def number(self) -> int:
@@ -83,11 +88,11 @@ class OpenRound:
         """Return the passes over what these clients have sent."""
         return partial(self.spool.tiles, [self._rows[name] for name in cohort.clients])
 
-    def arrived(self, size: int, *, complete: bool) -> None:
-        """Count a tile, on the event loop."""
-        self.bytes_in += size
+    def count(self, client: str, size: int, *, complete: bool) -> None:
+        """Count a tile, from any thread. The event loop is told of whole updates only."""
+        self._bytes[client] += size
         if complete:
-            self.changed.set()
+            self.loop.call_soon_threadsafe(self.changed.set)
 
 
 class Receiver:
@@ -125,5 +130,5 @@ class Receiver:
         except LocalProtocolError:  # The round is over, and its spool is closed.
             raise UpdateRejected(client, Rejection.LATE) from None
         current.intake.accept_tile(client, tile)
-        arrived = partial(current.arrived, len(ciphertext), complete=self.complete)
-        current.loop.call_soon_threadsafe(arrived)
+        # To wake the event loop for every tile would cost more than to open it.
+        current.count(client, len(ciphertext), complete=self.complete)
