@@ -591,11 +591,12 @@ def test_a_connection_without_a_ticket_is_closed_and_costs_no_thread(scene, lane
 def test_half_of_a_ticket_is_waited_for_as_long_as_for_any_first_word(scene):
     here = scene(idle_s=SHORT_S)
     with ExitStack() as stack:
+        waiting = []
         for length in (1, len(LANE), len(LANE) + TICKET_BYTES - 1):
             each = socket.create_connection(("127.0.0.1", here.service.port))
-            stack.enter_context(each)
+            waiting.append(stack.enter_context(each))
             each.sendall((LANE + bytes(TICKET_BYTES))[:length])
-            assert closed(each)
+        assert all(map(closed, waiting))
     here.assert_unaffected()
 
 
