@@ -117,13 +117,15 @@ def _connect(host: str, port: int, seconds: float) -> socket.socket:
 
 def _proxy(host: str) -> SplitResult | None:
     """Returns the proxy that gRPC goes by for this host, if any: it reads these variables."""
-    given = next(filter(None, map(os.environ.get, _PROXIES)), None)
-    spared = next(filter(None, map(os.environ.get, _NO_PROXIES)), "")
-    if given is None or any(
-        host.endswith(each.strip()) for each in spared.split(",") if each.strip()
-    ):
+    given = next(filter(None, map(os.environ.get, _PROXIES)), "")
+    spared = next(filter(None, map(os.environ.get, _NO_PROXIES)), "").split(",")
+    if any(host.endswith(each.strip()) for each in spared if each.strip()):
         return None
-    return urlsplit(given if "//" in given else f"//{given}")
+    try:
+        proxy = urlsplit(given)
+        return proxy if proxy.scheme == "http" and proxy.hostname and proxy.port != 0 else None
+    except ValueError:  # such as a port that is no number
+        return None
 
 
 def _ask_proxy(near: socket.socket, proxy: SplitResult, target: str) -> None:
