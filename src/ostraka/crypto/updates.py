@@ -4,14 +4,19 @@
                      HPKE(key, stated norm))
     tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
 
-A key seals one upload and is gone when `seal` returns: a resumed upload sends the stored bytes, and
-changed content is a new upload under a new key. Reusing a key would show the XOR of two updates.
+A key seals one upload. A resumed upload sends the same bytes, and changed content is a new upload
+under a new key: reusing a key would show the XOR of two updates. `Sealing` holds the update
+and its key, and seals each tile when it is sent: GCM gives the same bytes for the same values, and
+the tag that is kept of each tile tells whether they are the same. `SealedUpdate` holds the bytes.
 """
 
 import hashlib
+import math
 import os
 import struct
 from dataclasses import dataclass, replace
+from hmac import compare_digest
+from typing import Protocol
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -21,17 +26,19 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from ostraka.arrays import AnyArray, Buffer, Float32
-from ostraka.config import Terms
+from ostraka.config import Terms, Tiling
 from ostraka.crypto import hpke
-from ostraka.crypto.aead import KEY_BYTES, as_bytes, nonce
+from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy, HybridKey
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import ConfigError, OpenError
+from ostraka.errors import ConfigError, LocalProtocolError, OpenError
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile
 
 _ID_BYTES = 32
 _FIRST_BLOCK, _BLOCK_BYTES = 2, 16
+_VALUE_BYTES = 4
+_WIDE = 2**14  # values that are widened at a time, so that they stay in the cache
 _SECRET = struct.Struct(">32sd")  # the AES key and the stated norm
 
 
@@ -41,6 +48,86 @@ class SealedUpdate:
 
     header: UpdateHeader
     tiles: tuple[UpdateTile, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.tiles)
+
+    @property
+    def largest(self) -> int:
+        return max((len(tile.ciphertext) for tile in self.tiles), default=0)
+
+    def put(self, index: int, out: memoryview) -> int:
+        sealed = self.tiles[index].ciphertext
+        out[: len(sealed)] = sealed
+        return len(sealed)
+
+
+class Sealing:
+    """An upload whose tiles are sealed one at a time, as they are sent. For one thread only.
+
+    It reads the update (d,) where it is, which must not change until the upload is complete.
+    """
+
+    def __init__(self, header: UpdateHeader, update: Float32, key: bytes, tiling: Tiling) -> None:
+        self.header = header
+        self._raw = np.ascontiguousarray(update).data.cast("B")
+        self._cipher = AESGCM(key)
+        self._bound = tile_context(header)
+        self._tiling = tiling
+        self._tags: dict[int, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"Sealing({self.count} tiles, <secret>)"
+
+    @property
+    def count(self) -> int:
+        return self._tiling.count
+
+    @property
+    def largest(self) -> int:
+        return _VALUE_BYTES * self._tiling.size(0) + TAG_BYTES
+
+    def put(self, index: int, out: memoryview) -> int:
+        """Seals tile `index`. Raises LocalProtocolError if it was another one the last time."""
+        part = self._tiling.part(index)
+        values = self._raw[_VALUE_BYTES * part.start : _VALUE_BYTES * part.stop]
+        size = len(values) + TAG_BYTES
+        self._cipher.encrypt_into(nonce(index), values, self._bound, out[:size])
+        tag = bytes(out[size - TAG_BYTES : size])
+        if not compare_digest(tag, self._tags.setdefault(index, tag)):
+            out[:size] = bytes(size)  # Two seals of one key and nonce must not both be seen.
+            raise LocalProtocolError(
+                "the update was changed while it was being sent: submit an array that nothing else "
+                "writes to"
+            )
+        return size
+
+    def whole(self) -> SealedUpdate:
+        """Returns all tiles, for who carries them as messages."""
+        memory = memoryview(bytearray(self.largest))
+        sealed = (bytes(memory[: self.put(index, memory)]) for index in range(self.count))
+        tiles = tuple(UpdateTile(self.header.upload_id, *each) for each in enumerate(sealed))
+        return SealedUpdate(self.header, tiles)
+
+
+class Sealed(Protocol):
+    """What is sent of an upload: its header, and then its tiles in order."""
+
+    @property
+    def header(self) -> UpdateHeader: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest sealed tile."""
+        ...
+
+    def put(self, index: int, out: memoryview) -> int:
+        """Writes a sealed tile, the same bytes each time. Returns how many."""
+        ...
 
 
 class TileOpener:
@@ -85,8 +172,8 @@ def seal(  # one upload, from the update to the bytes that leave the client
     client: str,
     identity: Identity,
     entropy: Entropy = os.urandom,
-) -> SealedUpdate:
-    """Seals an update (d,) to the round that `offer` opened."""
+) -> Sealing:
+    """Seals a fresh key for an update (d,) to the round that `offer` opened."""
     if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
         raise ConfigError(
             f"an update is ({terms.dimension},) float32, little-endian; "
@@ -108,16 +195,7 @@ def seal(  # one upload, from the update to the bytes that leave the client
     key = entropy(KEY_BYTES)
     secret = _SECRET.pack(key, stated_norm(update))
     header = replace(blank, sealed_key=hpke.seal(offer.key, secret, info=context(blank)))
-    cipher, bound = AESGCM(key), tile_context(blank)
-    tiles = tuple(
-        UpdateTile(
-            blank.upload_id,
-            index,
-            cipher.encrypt(nonce(index), update[terms.tiling.part(index)].tobytes(), bound),
-        )
-        for index in range(terms.tiling.count)
-    )
-    return SealedUpdate(identity.sign(header), tiles)
+    return Sealing(identity.sign(header), update, key, terms.tiling)
 
 
 def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float]:
@@ -132,10 +210,14 @@ def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float
 
 def stated_norm(update: Float32) -> float:
     """Returns the Euclidean norm, accumulated in float64."""
+    wide, total = np.empty(_WIDE), 0.0
     # The enclave rejects what is not finite. Here it must not even cause a warning.
     with np.errstate(all="ignore"):
-        wide = update.astype(np.float64)
-        return float(np.sqrt(wide @ wide))
+        for start in range(0, len(update), _WIDE):
+            part = wide[: len(update) - start]
+            part[:] = update[start : start + _WIDE]
+            total += float(part @ part)
+        return math.sqrt(total)
 
 
 def context(header: UpdateHeader) -> bytes:

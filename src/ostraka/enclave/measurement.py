@@ -75,6 +75,7 @@ MEASURED = (
     "ostraka.enclave.engine",
     "ostraka.enclave.front",
     "ostraka.enclave.hardening",
+    "ostraka.enclave.lane",
     "ostraka.enclave.limits",
     "ostraka.enclave.measurement",
     "ostraka.enclave.migration",

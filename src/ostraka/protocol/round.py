@@ -63,7 +63,7 @@ class Parties:
     federation: LocalFederation
     clients: list[Client]
 
-    def join(self, client: Client, offer: RoundOffer, update: Float32) -> Submitted:
+    def join(self, client: Client, offer: RoundOffer, update: Float32) -> Submitted[SealedUpdate]:
         """What a client does that shares its process with the enclave."""
         attested = in_process(offer, self.federation.enclave.receipt_key)
         return client.join(offer, attested).seal(update)

@@ -10,7 +10,7 @@ from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED
-from ostraka.errors import ConfigError, OpenError
+from ostraka.errors import ConfigError, LocalProtocolError, OpenError
 from ostraka.messages import RoundOffer
 
 ENCLAVE, CLIENT, KEY = Identity(bytes(32)), Identity(bytes([1]) * 32), HybridKey()
@@ -25,10 +25,14 @@ def entropy(seed):
     return SecretStream(bytes([seed]) * 32).bytes
 
 
-def seal(update=UPDATE, seed=1, client="alice"):
+def sealing(update=UPDATE, seed=1, client="alice"):
     return updates.seal(
         update, offer=OFFER, terms=TERMS, client=client, identity=CLIENT, entropy=entropy(seed)
     )
+
+
+def seal(update=UPDATE, seed=1, client="alice"):
+    return sealing(update, seed, client).whole()
 
 
 def open_all(header, tiles):
@@ -93,9 +97,71 @@ def test_every_upload_has_a_key_of_its_own():
         opener.open_into(0, two.tiles[0].ciphertext, np.empty(16, np.float32))
 
 
+# Sealing as tiles are sent.
+
+
+def test_tiles_that_are_sealed_one_by_one_are_the_same_bytes():
+    whole, one_by_one = seal(), sealing()
+    out = memoryview(bytearray(one_by_one.largest))
+    assert (one_by_one.count, one_by_one.largest) == (whole.count, whole.largest)
+    for index in (3, 0, 1, 0, 2, 3):  # A resumed upload begins anywhere.
+        size = one_by_one.put(index, out)
+        assert bytes(out[:size]) == whole.tiles[index].ciphertext
+        assert whole.put(index, out) == size
+        assert bytes(out[:size]) == whole.tiles[index].ciphertext
+
+
+def test_an_update_is_not_copied():
+    update = UPDATE.copy()
+    held = sealing(update)
+    update[0] = 7.0
+    out = memoryview(bytearray(held.largest))
+    size = held.put(0, out)
+    opener, _ = updates.open_header(held.header, KEY)
+    opened = np.empty(16, np.float32)
+    opener.open_into(0, out[:size], opened)
+    assert opened[0] == 7.0
+
+
+def test_a_strided_or_read_only_update_is_sealed_as_its_values():
+    strided = np.repeat(UPDATE, 2)[::2]
+    fixed = UPDATE.copy()
+    fixed.flags.writeable = False
+    for update in (strided, fixed):
+        assert sealing(update).whole().tiles == seal().tiles
+
+
+@pytest.mark.parametrize("place", [0, 15, 16, 49])
+def test_a_changed_array_is_never_given_out_under_the_same_key(place):
+    """GCM under one key and nonce would show the XOR of the two, and forge tags."""
+    update = UPDATE.copy()
+    held = sealing(update)
+    out = memoryview(bytearray(held.largest))
+    first = [bytes(out[: held.put(index, out)]) for index in range(held.count)]
+    update[place] = np.nextafter(update[place], np.float32(np.inf))
+    changed = next(i for i in range(held.count) if place in range(50)[TERMS.tiling.part(i)])
+    with pytest.raises(LocalProtocolError, match="changed while it was being sent"):
+        held.put(changed, out)
+    assert not any(out[: len(first[changed])])
+    with pytest.raises(LocalProtocolError):
+        held.whole()
+    update[place] = UPDATE[place]
+    assert bytes(out[: held.put(changed, out)]) == first[changed]
+
+
+def test_what_holds_a_key_does_not_show_it():
+    assert repr(sealing()) == "Sealing(4 tiles, <secret>)"
+
+
+def test_the_norm_of_a_long_update_is_summed_part_by_part():
+    update = np.random.default_rng(1).normal(size=2**15 + 5).astype(np.float32)
+    expected = np.linalg.norm(update.astype(np.float64))
+    assert updates.stated_norm(update) == pytest.approx(expected, rel=1e-14)
+
+
 def test_by_default_the_key_is_the_system_s():
     sealed = [
-        updates.seal(UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT)
+        updates.seal(UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT).whole()
         for _ in range(2)
     ]
     assert sealed[0].tiles[0].ciphertext != sealed[1].tiles[0].ciphertext
@@ -111,7 +177,7 @@ def test_the_key_is_in_no_message():
 
     sealed = updates.seal(
         UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT, entropy=recording
-    )
+    ).whole()
     upload_id, key = drawn
     assert upload_id == sealed.header.upload_id
     assert key not in sealed.header.sealed_key
