@@ -50,9 +50,11 @@ from ostraka.messages import (
     milestones,
     vector_digest,
 )
+from ostraka.protocol import host as driver
 from ostraka.protocol.client import Client as Role
 from ostraka.protocol.confirm import Ballot, confirm
-from ostraka.protocol.enclave import Enclave, Inside, Proposed, combine, decide, propose
+from ostraka.protocol.enclave import Enclave, Lanes, Memory, Proposed, combine, decide, propose
+from ostraka.protocol.local import InMemory
 from ostraka.transport import LANE, LENGTH, TICKET_BYTES, chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
@@ -180,8 +182,8 @@ class Service(EnclaveServicer):
                 state=self.state,
                 evidence=SIMULATION,
             )
-            self.intake = self.enclave.open_round()
-            self.spool: dict[tuple[tuple[str, bytes], int], bytes] = {}
+            self.spool = InMemory()
+            self.intake = self.enclave.open_round(Memory(0), self.spool)
             if self.pending is not None:
                 self.ballot = self.enclave.ballot(self.pending.pending)
             self.moved.notify_all()
@@ -210,13 +212,9 @@ class Service(EnclaveServicer):
         """Close the round, and have these confirm what comes of it."""
         cohort = self.intake.close()
 
-        def tiles():
-            for index in range(TILES):
-                yield [self.spool[each, index] for each in cohort.uploads]
-
-        measured = Inside(cohort).measure(tiles())
+        measured = driver.Host(Lanes(), {}, lambda event: None).measure(cohort)
         plan = decide(cohort, measured)
-        aggregate = combine(cohort, measured, plan, tiles())
+        aggregate = combine(cohort, measured, plan)
         with self.moved:
             self.pending = propose(cohort, measured, plan, aggregate)
             self.ballot = self.enclave.ballot(self.pending.pending)
@@ -264,8 +262,7 @@ class Service(EnclaveServicer):
             self.take(name, tile)
 
     def take(self, client: str, tile: UpdateTile) -> None:
-        self.intake.accept_tile(client, tile)
-        self.spool[(client, tile.upload_id), tile.index] = bytes(tile.ciphertext)
+        self.intake.take(client, tile)
 
     # What it answers.
 

@@ -481,13 +481,14 @@ def test_an_update_rejected_while_measured_is_told_with_the_receipt_s_reason(ali
         """The host changes a bit of what it stores of alice's."""
         take(client, tile)
         if client == "alice" and tile.index == 0:
-            place = (client, tile.upload_id), 0
-            stored = service.spool[place]
-            service.spool[place] = bytes([stored[0] ^ 1]) + stored[1:]
+            names = [member.name for member in service.charter.federation.clients]
+            row = names.index(client)
+            stored = service.spool.read(row, 0, 0, len(tile.ciphertext))
+            service.spool.write(row, 0, bytes([stored[0] ^ 1]) + stored[1:])
 
     service.take = spoil
     outcome = alice.submit(UPDATE)
-    assert (outcome.accepted, outcome.reason) == (False, Rejection.UNOPENABLE_TILE)
+    assert (outcome.accepted, outcome.reason) == (False, Rejection.CHANGED)
 
 
 def test_a_round_that_opens_between_two_questions(alice, service, charter):

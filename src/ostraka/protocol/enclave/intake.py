@@ -145,10 +145,6 @@ class Intake:
 
         Raises TooFewUpdates where the rule could not stand; the round then stays open.
         """
-        with self._counting:
-            return self._close()
-
-    def _close(self) -> Cohort:
         if self._closed:
             raise LocalProtocolError("this round was closed before")
         complete, spoilt = self.complete, self.spoilt
