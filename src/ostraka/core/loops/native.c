@@ -23,8 +23,8 @@
 #define ABI 1
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
-#define SUMMED 2048 /* columns whose sums stay in the first cache */
-#define SHARED 512 /* columns, and rows, that are shared at a time, for the same reason */
+#define SUMMED 16384 /* columns whose sums stay in the second cache; memory likes long runs */
+#define SHARED 512 /* columns, and rows, that are shared at a time, and stay in the first cache */
 #define TOGETHER 8
 #define P 0x7fffffffu
 
