@@ -68,9 +68,7 @@ def run(*arguments):
     return CliRunner().invoke(app, arguments, prog_name="ostraka")
 
 
-@pytest.mark.parametrize(
-    "line", ["--help", "", "client --help", "worker", "bench --help", "data"]
-)
+@pytest.mark.parametrize("line", ["--help", "", "client --help", "worker", "bench --help", "data"])
 def test_help_loads_no_command(line):
     shown, loaded = start(*line.split())
     assert shown
