@@ -36,6 +36,8 @@ class _Loops(Protocol):
 
     def dot(self, x: Float32, y: Float32) -> float: ...
 
+    def squares(self, values: Float32) -> float: ...
+
     def absorb(
         self, values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32
     ) -> float: ...
@@ -78,7 +80,7 @@ def kind() -> str:
 def squares(values: Float32) -> float:
     """Returns the sum of the squares of (b,) values in float64: `dot` with itself."""
     _check("values", values, _FLOAT32, (_length("values", values),))
-    return _loops.dot(values, values)
+    return _loops.squares(values)
 
 
 def dot(values: Float32, other: Float32) -> float:

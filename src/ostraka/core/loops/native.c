@@ -23,8 +23,8 @@
 #define ABI 1
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
-#define SUMMED 2048 /* columns whose sums stay in the first cache */
-#define SHARED 512 /* columns, and rows, that are shared at a time, for the same reason */
+#define SUMMED 16384 /* columns whose sums stay in the second cache; memory likes long runs */
+#define SHARED 512 /* columns, and rows, that are shared at a time, and stay in the first cache */
 #define TOGETHER 8
 #define P 0x7fffffffu
 
@@ -107,38 +107,84 @@ INLINE double dot_body(int32_t level, const float *x, const float *y, int64_t n)
 
 LOOP(double, dot, (int32_t level, const float *x, const float *y, int64_t n), (level, x, y, n))
 
-/* Turns n bits, the highest of a byte first, into the sign bits of n float32. */
-static void spread_baseline(const uint8_t *bits, int64_t n, uint32_t *signs)
+/* The same of x and x, which are then widened once. */
+INLINE double squares_body(int32_t level, const float *x, int64_t n)
 {
-    for (int64_t k = 0; k < n; k++)
-        signs[k] = ((uint32_t)bits[k / 8] << (24 + k % 8)) & 0x80000000u;
+    return dot_body(level, x, x, n);
 }
 
-#if defined(__x86_64__)
-/* The same for whole bytes: `signs` has room for eight times as many. */
-TARGET_AVX2 static void spread_avx2(const uint8_t *bits, int64_t n, uint32_t *signs)
-{
-    const __m256i places = _mm256_setr_epi32(24, 25, 26, 27, 28, 29, 30, 31);
-    const __m256i sign = _mm256_set1_epi32(INT32_MIN);
-    for (int64_t k = 0; k < n; k += 8) {
-        __m256i byte = _mm256_sllv_epi32(_mm256_set1_epi32(bits[k / 8]), places);
-        _mm256_storeu_si256((__m256i *)(signs + k), _mm256_and_si256(byte, sign));
-    }
-}
-#else
-#define spread_avx2 spread_baseline
-#endif
+LOOP(double, squares, (int32_t level, const float *x, int64_t n), (level, x, n))
 
-/* out[i] += values[i] scale, with its sign turned where signs[i] says so. */
-INLINE void add_signed(
-    const float *restrict values, const uint32_t *restrict signs, float scale, int64_t n,
-    float *restrict out)
+/* out[i] += values[i] scale, with its sign turned where bit `first` + i is 1, the highest bit of a
+ * byte being the first. */
+static void add_signed_baseline(
+    const float *restrict values, const uint8_t *restrict bits, int64_t first, float scale,
+    int64_t n, float *restrict out)
 {
     for (int64_t i = 0; i < n; i++) {
         union { float real; uint32_t bits; } value = {values[i] * scale};
-        value.bits ^= signs[i];
+        int64_t k = first + i;
+        value.bits ^= ((uint32_t)bits[k / 8] << (24 + k % 8)) & 0x80000000u;
         out[i] += value.real;
     }
+}
+
+#if defined(__x86_64__)
+/* The next two do the same, eight and sixteen at a time, and return how many they did. The bits of
+ * so many are among the 32 from the first one's byte on, and each lane shifts its own to the place
+ * of the sign. `end` is behind the last byte: nothing is read from there on. */
+typedef uint32_t unaligned_32 __attribute__((aligned(1), may_alias));
+#define WINDOW(place) (__builtin_bswap32(*(const unaligned_32 *)(place)))
+
+TARGET_AVX2 static int64_t add_signed_avx2(
+    const float *values, const uint8_t *bits, const uint8_t *end, int64_t first, float scale,
+    int64_t n, float *out)
+{
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i sign = _mm256_set1_epi32(INT32_MIN);
+    const __m256 factor = _mm256_set1_ps(scale);
+    int64_t i = 0;
+    for (; i + 8 <= n && bits + ((first + i) >> 3) + 4 <= end; i += 8) {
+        uint32_t window = WINDOW(bits + ((first + i) >> 3)) << (first & 7);
+        __m256i turned = _mm256_sllv_epi32(_mm256_set1_epi32((int32_t)window), lanes);
+        __m256 value = _mm256_mul_ps(_mm256_loadu_ps(values + i), factor);
+        value = _mm256_xor_ps(value, _mm256_castsi256_ps(_mm256_and_si256(turned, sign)));
+        _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), value));
+    }
+    return i;
+}
+
+TARGET_AVX512 static int64_t add_signed_avx512(
+    const float *values, const uint8_t *bits, const uint8_t *end, int64_t first, float scale,
+    int64_t n, float *out)
+{
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+    const __m512 factor = _mm512_set1_ps(scale);
+    int64_t i = 0;
+    for (; i + 16 <= n && bits + ((first + i) >> 3) + 4 <= end; i += 16) {
+        uint32_t window = WINDOW(bits + ((first + i) >> 3)) << (first & 7);
+        __m512i turned = _mm512_sllv_epi32(_mm512_set1_epi32((int32_t)window), lanes);
+        __m512 value = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
+        value = _mm512_xor_ps(value, _mm512_castsi512_ps(_mm512_and_si512(turned, sign)));
+        _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), value));
+    }
+    return i;
+}
+#endif
+
+INLINE void add_signed(
+    int32_t level, const float *values, const uint8_t *bits, const uint8_t *end, int64_t first,
+    float scale, int64_t n, float *out)
+{
+    int64_t done = 0;
+#if defined(__x86_64__)
+    if (level == AVX512)
+        done = add_signed_avx512(values, bits, end, first, scale, n, out);
+    if (level == AVX2)
+        done = add_signed_avx2(values, bits, end, first, scale, n, out);
+#endif
+    add_signed_baseline(values + done, bits, first + done, scale, n - done, out + done);
 }
 
 /* Law 12: folds values (n,) into a sketch (m,), and returns their squares. A block's values go to
@@ -148,15 +194,14 @@ INLINE double absorb_body(
     float scale, float *sketch, int64_t m)
 {
     double sums[LANES] = {0};
-    uint32_t signs[CHUNK];
+    const uint8_t *last = bits + (n + 7) / 8;
     for (int64_t start = 0; start < n; start += CHUNK) {
         int64_t end = least(start + CHUNK, n);
         add_products(values + start, values + start, end - start, sums);
-        (level >= AVX2 ? spread_avx2 : spread_baseline)(bits + start / 8, end - start, signs);
         for (int64_t k = start; k < end;) {
             int64_t offset = k % m, place = (offset + shifts[k / m]) % m;
             int64_t run = least(end - k, least(m - offset, m - place));
-            add_signed(values + k, signs + (k - start), scale, run, sketch + place);
+            add_signed(level, values + k, bits, last, k, scale, run, sketch + place);
             k += run;
         }
     }

@@ -22,6 +22,7 @@ _LEVEL, _SIZE, _REAL, _WORD = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ct
 _AT = ctypes.c_void_p  # an array
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot": (ctypes.c_double, (_AT, _AT, _SIZE)),
+    "squares": (ctypes.c_double, (_AT, _SIZE)),
     "absorb": (ctypes.c_double, (_AT, _SIZE, _AT, _AT, _REAL, _AT, _SIZE)),
     "add_rows": (None, (_AT, _AT, _SIZE, _SIZE, _AT)),
     "share": (None, (_LEVEL, *[_AT] * 7, _SIZE, _SIZE, _SIZE, _AT, _AT)),
@@ -46,6 +47,7 @@ class Native:
             setattr(self, f"_{name}", function)
 
     _dot: Any
+    _squares: Any
     _absorb: Any
     _add_rows: Any
     _share: Any
@@ -57,6 +59,10 @@ class Native:
 
     def dot(self, x: Float32, y: Float32) -> float:
         result: float = self._dot(self._level, _start(x), _start(y), len(x))
+        return result
+
+    def squares(self, values: Float32) -> float:
+        result: float = self._squares(self._level, _start(values), len(values))
         return result
 
     def absorb(

@@ -35,6 +35,11 @@ def dot(x: Float32, y: Float32) -> float:
     return _add_up(sums)
 
 
+def squares(values: Float32) -> float:
+    """Returns the inner product of a row (b,) with itself."""
+    return dot(values, values)
+
+
 def _add_products(x: Float32, y: Float32, sums: Float64) -> None:
     space = np.empty(_LANES + min(_CHUNK, len(x)))
     # An attacker's signalling NaN must not print a warning.
@@ -71,7 +76,7 @@ def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: F
             first, rest = part[: m - place], part[m - place :]
             sketch[place : place + len(first)] += first
             sketch[: len(rest)] += rest
-    return dot(values, values)
+    return squares(values)
 
 
 def add_rows(rows: Sequence[Float32], weights: Float64, total: Float64) -> None:
