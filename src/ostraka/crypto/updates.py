@@ -1,7 +1,7 @@
 """Sealed updates: a fresh key per upload, one AES-256-GCM seal per tile.
 
     header  = signed(federation, round, round key, client, upload, manifest, d, tile size and count,
-                     HPKE(key, stated norm))
+                     HPKE(key, stated norm, step))
     tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
 
 A key seals one upload and is gone when `seal` returns: a resumed upload sends the stored bytes, and
@@ -22,17 +22,19 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from ostraka.arrays import AnyArray, Buffer, Float32
 from ostraka.config import Terms
+from ostraka.core.uploads import Encoded
 from ostraka.crypto import hpke
 from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy, HybridKey
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError, OpenError
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile
 
 _ID_BYTES = 32
 _FIRST_BLOCK = (2).to_bytes(4, "big")
-_SECRET = struct.Struct(">32sd")  # the AES key and the stated norm
+_SECRET = struct.Struct(">32sdd")  # the AES key, the stated norm and the step
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,19 @@ class UncheckedOpener:
         self._decryptor.update_into(memoryview(ciphertext)[: out.nbytes], as_bytes(out))
 
 
+def rounded(update: Float32, terms: Terms, entropy: Entropy = os.urandom) -> Encoded:
+    """Rounds an update (d,) to the format of the terms. Raises ConfigError if it does not fit."""
+    if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
+        raise ConfigError(
+            f"an update is ({terms.dimension},) float32, little-endian; "
+            f"got {update.shape} {update.dtype}"
+        )
+    key = entropy(KEY_BYTES) if terms.format.integers else bytes(KEY_BYTES)  # else nothing is drawn
+    return terms.format.encode(update, SecretStream(key).fill)
+
+
 def seal(  # one upload, from the update to the bytes that leave the client
-    update: Float32,
+    update: Encoded,
     *,
     offer: RoundOffer,
     terms: Terms,
@@ -99,11 +112,12 @@ def seal(  # one upload, from the update to the bytes that leave the client
     identity: Identity,
     entropy: Entropy = os.urandom,
 ) -> SealedUpdate:
-    """Seals an update (d,) to the round that `offer` opened."""
-    if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
+    """Seals an update of d values, in the format of the terms, to the round of this offer."""
+    values = update.values
+    if values.shape != (terms.dimension,) or values.dtype != terms.format.dtype:
         raise ConfigError(
-            f"an update is ({terms.dimension},) float32, little-endian; "
-            f"got {update.shape} {update.dtype}"
+            f"an upload has {terms.dimension} values of {terms.upload}; "
+            f"got {values.shape} {values.dtype}"
         )
     blank = UpdateHeader(
         federation=offer.federation,
@@ -119,35 +133,27 @@ def seal(  # one upload, from the update to the bytes that leave the client
         signature=UNSIGNED,
     )
     key = entropy(KEY_BYTES)
-    secret = _SECRET.pack(key, stated_norm(update))
+    secret = _SECRET.pack(key, update.norm, update.step)
     header = replace(blank, sealed_key=hpke.seal(offer.key, secret, info=context(blank)))
     cipher, bound = AESGCM(key), tile_context(blank)
     tiles = tuple(
         UpdateTile(
             blank.upload_id,
             index,
-            cipher.encrypt(nonce(index), update[terms.tiling.part(index)].tobytes(), bound),
+            cipher.encrypt(nonce(index), values[terms.tiling.part(index)].tobytes(), bound),
         )
         for index in range(terms.tiling.count)
     )
     return SealedUpdate(identity.sign(header), tiles)
 
 
-def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float]:
-    """Returns the opener of this upload's tiles, and its stated norm. Raises OpenError."""
+def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float, float]:
+    """Returns the opener of this upload's tiles, its stated norm and its step. Raises OpenError."""
     secret = key.open(header.sealed_key, info=context(header))
     if len(secret) != _SECRET.size:
         raise OpenError("sealed key")
-    tile_key, norm = _SECRET.unpack(secret)
-    return TileOpener(tile_key, tile_context(header)), norm
-
-
-def stated_norm(update: Float32) -> float:
-    """Returns the Euclidean norm, accumulated in float64."""
-    # The enclave rejects what is not finite. Here it must not even cause a warning.
-    with np.errstate(all="ignore"):
-        wide = update.astype(np.float64)
-        return float(np.sqrt(wide @ wide))
+    tile_key, norm, step = _SECRET.unpack(secret)
+    return TileOpener(tile_key, tile_context(header)), norm, step
 
 
 def context(header: UpdateHeader) -> bytes:

@@ -86,7 +86,7 @@ class OpenRound:
             self.changed.set()
 
     def _fits(self, header: UpdateHeader, tile: UpdateTile) -> bool:
-        size = 4 * self.federation.terms.tiling.size(tile.index) + TAG_BYTES
+        size = self.federation.terms.tile_bytes(tile.index) + TAG_BYTES
         return tile.upload_id == header.upload_id and len(tile.ciphertext) == size
 
     async def _store(self, client: str, tiles: Sequence[UpdateTile]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import Attested
 from ostraka.config import Federation
+from ostraka.core.uploads import Encoded
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity, check_signature
@@ -279,8 +280,16 @@ class Joined:
     offer: RoundOffer
     attested: Attested
 
+    def encode(self, update: Float32) -> Encoded:
+        """Round an update (d,) to the format of the terms. Raises ConfigError if it is too large."""
+        return updates.rounded(update, self.client.federation.terms, self.client.entropy)
+
     def seal(self, update: Float32) -> "Submitted":
-        """Seal an update (d,) for this round. The result can be sent any number of times."""
+        """Seal an update (d,) for this round, rounded without regard to earlier ones."""
+        return self.seal_encoded(self.encode(update))
+
+    def seal_encoded(self, update: Encoded) -> "Submitted":
+        """Seal an update for this round. The result can be sent any number of times."""
         client = self.client
         sealed = updates.seal(
             update,

@@ -103,9 +103,6 @@ def _explained(path: Path) -> Iterator[None]:
         raise StateError(path, f"{failed.strerror}: check its disk") from None
 
 
-_VALUE_BYTES = 4
-
-
 @dataclass(frozen=True)
 class SpooledTile(Sequence[Buffer]):
     """One tile of some rows. Each row is read when it is asked for. Raises StateError."""
@@ -137,6 +134,7 @@ class Spool:
 
     def __init__(self, folder: Path, *, terms: Terms, rows: int, limit: int) -> None:
         self._tiling = terms.tiling
+        self._value_bytes = terms.format.dtype.itemsize
         self._rows = rows
         self._room = limit
         self._limit = limit
@@ -188,7 +186,7 @@ class Spool:
             raise LocalProtocolError(f"there are {self._rows} rows; got {rows}")
 
     def _size(self, index: int) -> int:
-        return self._tiling.size(index) * _VALUE_BYTES + TAG_BYTES
+        return self._tiling.size(index) * self._value_bytes + TAG_BYTES
 
     def _offset(self, index: int, row: int) -> int:
         # Only the last tile may be shorter, and nothing follows it.

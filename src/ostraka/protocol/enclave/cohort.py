@@ -54,7 +54,7 @@ class RoundContext:
 class Row:
     """One client's complete upload: its place in every matrix of the round.
 
-    header: the leaf of its signed header in the cohort's tree.
+    header: the leaf of its signed header in the cohort's tree. step: of the format of its upload.
     """
 
     client: str
@@ -62,6 +62,7 @@ class Row:
     header: bytes
     opener: TileOpener
     norm: float = field(repr=False)
+    step: float = field(default=0.0, repr=False)
 
 
 class Standing:

@@ -70,18 +70,23 @@ class _Rows:
         self._rows = cohort.rows
         self._fingerprints = measured.fingerprints
         self._openers: list[dict[int, UncheckedOpener]] = [{} for _ in range(lanes.count)]
+        self._format = cohort.terms.format
+        self._raw = np.empty((lanes.count, self.tiling.tile), self._format.dtype)
 
     def open(self, lane: int, span: Span, row: int, out: Float32) -> None:
         """Open one row into `out`, (b,). Raises UpdateRejected if it has changed."""
         opener = self._openers[lane].get(row)
         if opener is None:
             opener = self._openers[lane][row] = self._rows[row].opener.unchecked()
+        raw = out if out.dtype == self._format.dtype else self._raw[lane, : out.size]
         try:
-            tags = span.open_row(row, opener.open_into, out.view(np.uint8))
-            if not self._fingerprints.same(row, span.index, out, tags):
+            tags = span.open_row(row, opener.open_into, raw.view(np.uint8))
+            if not self._fingerprints.same(row, span.index, raw, tags):
                 raise OpenError("tile")
         except OpenError:
             raise UpdateRejected(self._rows[row].client, Rejection.CHANGED) from None
+        if raw is not out:
+            self._format.widen(raw, self._rows[row].step, out)
 
 
 class _Sums:

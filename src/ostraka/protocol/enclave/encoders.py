@@ -10,7 +10,7 @@ import numpy as np
 from ostraka.arrays import AnyArray, Float32, Float64, UInt32, cut
 from ostraka.config import Tiling
 from ostraka.core import exact, field, gaussian, leakage
-from ostraka.core.exact import Freivalds, Quantised
+from ostraka.core.exact import Freivalds, Int8, Quantised
 from ostraka.core.gaussian import Agreement
 from ostraka.core.gram import add_gram, from_gram, gram_error
 from ostraka.crypto.aead import KEY_BYTES
@@ -22,6 +22,9 @@ from ostraka.protocol.enclave.rows import DEVIATIONS, RowReader
 # The norm of a sketch is random around that of its row. Halved, it stays within the unit ball that
 # law 6 is for: m >= 4,096 columns make a norm of twice the row's a matter of 100 deviations.
 _SKETCH_SHRINK = 0.5
+
+# Products of integers are exact, and a distance in the unit ball is rounded a few times.
+_INTEGER_DEVIATION = 2.0**-48
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Encoder(Protocol):
     def begin_tile(self, index: int) -> None:
         """Make what the rows of this tile have in common."""
 
-    def load(self, lane: int, rows: range, values: Float32) -> tuple[AnyArray, Float64]:
+    def load(self, lane: int, rows: range, values: AnyArray) -> tuple[AnyArray, Float64]:
         """Scale one tile of some rows (g, b); the result, and its squares in the unit ball (g,).
 
         The result may still be changed, before `shares`.
@@ -81,23 +84,39 @@ class Auditor(Protocol):
 
 
 class ExactEncoder:
-    """Laws 7 to 11. One attempt: fresh masks, dither and challenge."""
+    """Laws 7 to 11. One attempt: fresh masks, dither and challenge.
+
+    Rows that are integers (law 19) are masked as they are, in their own steps, without dither.
+    """
 
     value_type: np.dtype[Any] = np.dtype("<u4")
     answer_has_diagonal = True
 
-    def __init__(self, reader: RowReader, seed: bytes, factors: Float64, norms: Float64) -> None:
+    def __init__(
+        self,
+        reader: RowReader,
+        seed: bytes,
+        factors: Float64,
+        norms: Float64,
+        *,
+        integers: bool = False,
+    ) -> None:
         """seed: of the leading mask. norms: (n,) of the rows to come, within 2^-10. factors: (n,)
-        to the unit ball.
+        to the unit ball. integers: rows are loaded as int8.
         """
         terms, entropy = reader.terms, reader.entropy
         self._reader = reader
         self._factors = factors
         self._collusion = terms.workers // 2
         self.shares_per_row = 2 * self._collusion
-        self._steps = exact.step(norms, terms.columns.length)
-        self._scales = exact.scale(self._steps)
-        self._squared_units = (factors / self._scales) ** 2
+        self._integers = integers
+        if integers:
+            self._steps = reader.steps
+            self._squared_units = (factors * self._steps) ** 2
+        else:
+            self._steps = exact.step(norms, terms.columns.length)
+            self._scales = exact.scale(self._steps)
+            self._squared_units = (factors / self._scales) ** 2
         self._s, self._v = np.zeros((2, len(norms)), np.int64)
         self._leading = LeadingGram(len(norms), terms.columns) if terms.workers % 2 == 0 else None
         mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [seed]
@@ -114,9 +133,12 @@ class ExactEncoder:
     def begin_tile(self, index: int) -> None:
         """Rows have no masks in common."""
 
-    def load(self, lane: int, rows: range, values: Float32) -> tuple[Float32, Float64]:
-        part = slice(rows.start, rows.stop)
-        loaded, squares = self._lanes[lane].load(values, self._scales[part])
+    def load(self, lane: int, rows: range, values: AnyArray) -> tuple[AnyArray, Float64]:
+        part, scratch = slice(rows.start, rows.stop), self._lanes[lane]
+        if self._integers:
+            loaded, squares = scratch.load_integers(values)
+        else:
+            loaded, squares = scratch.load(values, self._scales[part])
         return loaded, squares * self._squared_units[part]
 
     def shares(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
@@ -154,6 +176,8 @@ class ExactEncoder:
             self._reader.reject(row, Rejection.FALSE_NORM)
         steps = self._steps * self._factors
         products = exact.products(field.signed(residues), steps, self._s, self._v)
+        if self._integers:
+            return Decoded(products, np.array(_INTEGER_DEVIATION))
         deviation = exact.deviation(from_gram(products), steps, self._reader.terms.columns.length)
         return Decoded(products, DEVIATIONS * deviation)
 
@@ -219,6 +243,14 @@ class _Lane:
         self._mask_words = np.empty((t, *shape), np.uint32)
         self._share_words = np.empty((2 * t, *shape), np.uint32)
         self.check = check
+        self._given = False  # whether what was loaded are integers
+
+    def load_integers(self, values: Int8) -> tuple[Float64, Float64]:
+        """Rows (g, b) as they are, and their squares."""
+        self._given = True
+        self.q = self._quantised.cut(*values.shape)
+        self.s, self.v = exact.load_integers(values, self.q), np.zeros(len(values), np.int64)
+        return self.q.signed, self.s.astype(np.float64)
 
     def load(self, values: Float32, scales: Float32) -> tuple[Float32, Float64]:
         """Rows (g, b) in units of their steps, and their squares."""
@@ -228,10 +260,10 @@ class _Lane:
     def shares(self, index: int, rows: range) -> Sequence[UInt32]:
         """The shares of what was loaded, quantised with the dither that belongs to it."""
         shape, stream = self.q.real.shape, mask_stream(index, rows)
-        dither = cut(self._dither_words, *shape)
-        self._dither.seek(stream)
-        self._dither.fill(dither)
-        self.s, self.v = exact.quantise_loaded(dither, self.q)
+        if self._given:
+            exact.take_loaded(self.q)
+        else:
+            self._quantise(stream)
         masks = [cut(words, *shape) for words in self._mask_words]
         for source, mask in zip(self._masks, masks, strict=True):
             source.seek(stream)
@@ -240,6 +272,12 @@ class _Lane:
         shares = [cut(words, *shape) for words in self._share_words]
         exact.shares(self.q.residues, masks, shares, self.q.real.view(np.uint32))
         return shares
+
+    def _quantise(self, stream: int) -> None:
+        dither = cut(self._dither_words, *self.q.real.shape)
+        self._dither.seek(stream)
+        self._dither.fill(dither)
+        self.s, self.v = exact.quantise_loaded(dither, self.q)
 
 
 def _challenge(reader: RowReader) -> UInt32:

@@ -1,6 +1,5 @@
 """Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`."""
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,8 +15,6 @@ from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile, vector_digest
 from ostraka.protocol.confirm import leaf
 from ostraka.protocol.enclave.cohort import Cohort, RoundContext, Row, Standing
 
-_VALUE_BYTES = 4
-_SMALLEST_NORM = 2.0**-149  # of a float32 vector that is not zero
 _MOST_UPLOADS = 64  # of one client in one round, each replacing an incomplete one
 
 
@@ -187,20 +184,17 @@ class Intake:
         if shape != (self._manifest, terms.dimension, terms.tile, terms.tiling.count):
             raise UpdateRejected(header.client, Rejection.WRONG_SHAPE)
         try:
-            opener, norm = updates.open_header(header, self._key)
+            opener, norm, step = updates.open_header(header, self._key)
         except OpenError:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
-        if not _possible_norm(norm, terms.dimension):
-            raise UpdateRejected(header.client, Rejection.BAD_NORM)
-        return Row(header.client, header.upload_id, leaf(header), opener, norm)
+        flaw = terms.format.header_flaw(norm, step, terms.dimension)
+        if flaw is not None:
+            raise UpdateRejected(header.client, flaw)
+        return Row(header.client, header.upload_id, leaf(header), opener, norm, step)
 
     def _fits(self, tile: UpdateTile) -> bool:
         size = self._rest if tile.index == self._last else self._whole
         return 0 <= tile.index <= self._last and len(tile.ciphertext) == size
 
     def _sealed_size(self, index: int) -> int:
-        return self._context.terms.tiling.size(index) * _VALUE_BYTES + TAG_BYTES
-
-
-def _possible_norm(norm: float, d: int) -> bool:
-    return norm == 0 or _SMALLEST_NORM <= norm <= 2.0**128 * math.sqrt(d)
+        return self._context.terms.tile_bytes(index) + TAG_BYTES

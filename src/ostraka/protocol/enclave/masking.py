@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer
-from ostraka.config import Member
+from ostraka.config import Member, Terms
 from ostraka.core.gram import from_upper
 from ostraka.crypto.aead import KEY_BYTES, SealedGroups
 from ostraka.crypto.channel import Channel, PendingChannel
@@ -130,6 +130,7 @@ class Masking:
         self._channels = channels
         self._names = names
         self._folding = Folding(reader) if reader.terms.sketch else None
+        self._integers = takes_integers(reader.terms)
         self._encoder: Encoder | None = None
         self._encoded = 0
         self._decoded = False
@@ -189,16 +190,17 @@ class Masking:
             factors, norms = np.ones_like(factors), self._folding.norms()
         if self._gaussian:
             return GaussianEncoder(self._reader, factors)
-        return ExactEncoder(self._reader, self._seed, factors, norms)
+        return ExactEncoder(self._reader, self._seed, factors, norms, integers=self._integers)
 
     def _encode_tile(
         self, encoder: Encoder, index: int, span: Span | None, sealed: list[memoryview]
     ) -> tuple[ShareTile, ...]:
         def encode_group(lane: int, rows: range) -> None:
             if span is not None:
-                raw = self._reader.open(lane, span, rows)
+                raw = self._reader.open_raw(lane, span, rows)
+                values = raw if self._integers else self._reader.widen(lane, rows, raw)
                 self._reader.compare_to_last(lane, span, rows, raw)
-                self._reader.account(index, rows, raw, *encoder.load(lane, rows, raw))
+                self._reader.account(index, rows, values, *encoder.load(lane, rows, values))
             elif self._folding is not None:
                 encoder.load(lane, rows, self._folding.columns(index, rows))
             shares = encoder.shares(lane, index, rows)
@@ -231,6 +233,11 @@ class Masking:
         if (flaw := encoder.flaw(upper)) is not None:
             raise WorkerError(name, flaw)
         return from_upper(upper, n, diagonal=diagonal)
+
+
+def takes_integers(terms: Terms) -> bool:
+    """Whether rows are masked as the integers that clients have sent, and not widened before."""
+    return terms.format.integers and terms.masking == "exact" and not terms.sketch
 
 
 class Dispute:
@@ -294,7 +301,10 @@ class Dispute:
 
         def derive(lane: int, rows: range) -> None:
             if span is not None:
-                self._encoder.load(lane, rows, self._reader.reopen(lane, span, rows))
+                raw = self._reader.reopen_raw(lane, span, rows)
+                integers = takes_integers(self._reader.terms)
+                values = raw if integers else self._reader.widen(lane, rows, raw)
+                self._encoder.load(lane, rows, values)
             elif self._folding is not None:
                 self._encoder.load(lane, rows, self._folding.columns(index, rows))
             shares = self._encoder.audited(lane, index, rows)

@@ -11,6 +11,7 @@ from ostraka.config import Terms, Tiling
 from ostraka.core import sketch
 from ostraka.core.gram import from_gram
 from ostraka.core.rules import Gram
+from ostraka.core.uploads import INT8
 from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, Fingerprints
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
@@ -19,7 +20,6 @@ from ostraka.protocol.enclave.lanes import Lanes
 
 DEVIATIONS = 6  # that a stated error allows a distance to be off
 
-_VALUE_BYTES = 4
 _NORM_TOLERANCE = 2.0**-10
 _ROWS = 8  # that are read at a time where none are masked, if every lane has as many
 
@@ -73,7 +73,7 @@ def spans(tiles: Iterable[Sequence[Buffer]], terms: Terms, rows: int) -> Iterato
             raise LocalProtocolError(f"{first + len(batch)} of {count} tiles were given")
         if any(len(tile) != rows for tile in batch):
             raise LocalProtocolError(f"{rows} rows; got {[len(tile) for tile in batch]} tiles")
-        yield Span(index, first, _VALUE_BYTES * terms.tile, batch)
+        yield Span(index, first, terms.tile_bytes(0), batch)
     if next(source, None) is not None:
         raise LocalProtocolError(f"more than {count} tiles were given")
 
@@ -111,7 +111,13 @@ class RowReader:
         self._fingerprints = Fingerprints(self.entropy)
         self._read = 0
         shape = (lanes.count, self.batch, self.terms.spans.tile)
-        self._raw = np.empty(shape, np.float32)
+        self._format = self.terms.format
+        self._raw = np.empty(shape, self._format.dtype)
+        plain = self._raw.dtype == np.float32
+        self._wide = self._raw if plain else np.empty(shape, np.float32)
+        self.steps = np.array([row.step for row in rows])
+        self._stated_integers = [INT8.stated_square(row.norm, row.step) for row in rows]
+        self._integers = np.zeros(len(rows), np.int64)  # |q|^2 as far as it was read
         last = cohort.context.state.last
         self._last = None if last is None else _Last(last, self.terms.spans, len(rows), lanes.count)
 
@@ -132,6 +138,18 @@ class RowReader:
             yield span
 
     def open(self, lane: int, span: Span, rows: range) -> Float32:
+        """A span of some rows: (g, b), a view of the lane's scratch memory. See `open_raw`."""
+        return self.widen(lane, rows, self.open_raw(lane, span, rows))
+
+    def widen(self, lane: int, rows: range, raw: AnyArray) -> Float32:
+        """The values (g, b) that `open_raw` gave: a view of the lane's scratch memory."""
+        wide = cut(self._wide[lane], *raw.shape)
+        if raw.dtype != np.float32:
+            for row, values, out in zip(rows, raw, wide, strict=True):
+                self._format.widen(values, self.steps[row], out)
+        return wide
+
+    def open_raw(self, lane: int, span: Span, rows: range) -> AnyArray:
         """A span of some rows as they were sent: (g, b), a view of the lane's scratch memory.
 
         They are authentic. They are neither finite nor short until `account` has judged them.
@@ -153,18 +171,32 @@ class RowReader:
                     raise UpdateRejected(member.client, Rejection.UNOPENABLE_TILE) from None
                 self._zero(row, span.index)
                 out.fill(0)
+        for row, values in zip(rows, raw, strict=True):
+            self._check(row, span.index, values)
         return raw
 
-    def compare_to_last(self, lane: int, span: Span, rows: range, raw: Float32) -> None:
+    def _check(self, row: int, index: int, values: AnyArray) -> None:
+        """Hold a span of one row (b,) to its format, and zero it if it breaks that."""
+        flaw = self._format.tile_flaw(values)
+        if flaw is None and self._format.integers:
+            self._integers[row] += INT8.square(values)
+            if self._integers[row] > self._stated_integers[row]:
+                flaw = Rejection.FALSE_NORM
+        if flaw is not None:
+            self.reject(row, flaw)
+            self._zero(row, index)
+            values.fill(0)
+
+    def compare_to_last(self, lane: int, span: Span, rows: range, raw: AnyArray) -> None:
         """Add up the inner products with the last aggregate, where the rule starts from it.
 
-        raw: (g, b), the span as `open` gave it.
+        raw: (g, b), the span as `open` or `open_raw` gave it.
         """
         if self._last is not None:
-            self._last.add(lane, span.index, rows, raw)
+            self._last.add(lane, span.index, rows, self.widen(lane, rows, raw))
 
     def account(
-        self, index: int, rows: range, raw: Float32, values: AnyArray, squares: Float64
+        self, index: int, rows: range, raw: AnyArray, values: AnyArray, squares: Float64
     ) -> None:
         """Add a span's squares to the rows' norms, and zero what is too long by now or not finite.
 
@@ -186,7 +218,7 @@ class RowReader:
             self._zero(row, index)
             self.reject(row, Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE)
 
-    def reopen(self, lane: int, span: Span, rows: range) -> Float32:
+    def reopen_raw(self, lane: int, span: Span, rows: range) -> AnyArray:
         """What went on from this span after `account`. Raises OpenError if its bytes changed."""
         raw = cut(self._raw[lane], len(rows), self.terms.spans.size(span.index))
         for row, out in zip(rows, raw.view(np.uint8), strict=True):
@@ -208,6 +240,9 @@ class RowReader:
         difference = np.abs(np.sqrt(self._squares) - self._stated)
         for row in np.flatnonzero(~(difference <= self._stated * _NORM_TOLERANCE)).tolist():
             self.reject(row, Rejection.FALSE_NORM)
+        if self._format.integers:
+            for row in np.flatnonzero(self._integers != self._stated_integers).tolist():
+                self.reject(row, Rejection.FALSE_NORM)
         if self.terms.sketch is not None:
             relative = DEVIATIONS * sketch.error(self.terms.sketch)
             deviation = deviation + relative * np.abs(from_gram(products))
