@@ -23,6 +23,7 @@ from ostraka.client.events import AlreadySent, Resending, Uploading, Waiting
 from ostraka.client.following import require_same
 from ostraka.client.results import Outcome
 from ostraka.client.session import Session
+from ostraka.core.uploads import Encoded
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import decode, encode
 from ostraka.errors import (
@@ -259,7 +260,7 @@ def submit(
     joined: Joined,
     update: Float32,
     *,
-    outgoing: Callable[[Joined, Float32], Float32],
+    outgoing: Callable[[Joined, Float32], Encoded],
     resends: int,
 ) -> Outcome:
     """Seal an update (d,), send it, confirm its round, and wait for the receipt.
@@ -271,7 +272,7 @@ def submit(
     backoff = Backoff()
     while True:
         session.sending(joined, resends=resends)
-        submitted = joined.seal(outgoing(joined, update))
+        submitted = joined.seal_encoded(outgoing(joined, update))
         delivery = deliver(session, submitted)
         certified = delivery.certified
         if certified is not None and certified.receipt.round_id == joined.offer.round_id:

@@ -12,12 +12,12 @@ inner product of two such rows wraps around modulo p. There is no dither, so v =
 inner products are exact. A step has 16 significant bits: then step q is a float32 to the bit, and
 widening rounds nothing.
 
-The price is the size of |q|. With the longest q that is allowed, its root mean square over d values
-is 2^15 / sqrt(d), and rounding moves a row of normal values by about sqrt(d / 6) / 2^15 of its norm:
-2 % at 3.5 million values, 1/8 at 10^8, where int8 ends (`MAX_INTEGERS`).
+The price is the size of |q|. With the longest q that is allowed, its root mean square over d
+values is 2^15 / sqrt(d), and rounding moves a row of normal values by sqrt(d / 6) / 2^15 of its
+norm: 2 % at 3.5 million values, 1/8 at 10^8, where int8 ends (`MAX_INTEGERS`).
 
-Nothing here is secret-dependent in what it reveals: a format is part of the signed terms, and the
-step, which tells the norm, is sealed with the key.
+A format discloses nothing beyond the signed terms: the size of an upload is the same for all
+clients, and the step, which tells the norm, is sealed with the key.
 """
 
 import math
@@ -73,6 +73,7 @@ class Format(Protocol):
     """How the values of an upload are written.
 
     dtype: of a value on its way. integers: whether values are integers, in units of the row's step.
+    largest: updates of values up to this size always fit.
     """
 
     @property
@@ -81,6 +82,8 @@ class Format(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
     @property
     def integers(self) -> bool: ...
+    @property
+    def largest(self) -> float: ...
 
     def encode(self, update: Float32, fill: Fill) -> Encoded:
         """Round an update (d,). Raises ConfigError, which says what to do, for one out of range.
@@ -142,9 +145,12 @@ class Floats:
             np.copyto(out, values)
 
     def header_flaw(self, norm: float, step: float, d: int) -> Rejection | None:
-        if not (norm == 0 or self.smallest <= norm <= self.largest * math.sqrt(d)):
+        if not (norm == 0 or self.smallest <= norm <= self._longest(d)):
             return Rejection.BAD_NORM
         return None if step == 0 else Rejection.BAD_STEP
+
+    def _longest(self, d: int) -> float:
+        return 1.001 * self.largest * math.sqrt(d)  # Norms are rounded, too.
 
     def tile_flaw(self, values: AnyArray) -> Rejection | None:
         """None: that values are finite shows in their squares."""
@@ -177,6 +183,7 @@ class Integers:
     name = "int8"
     dtype: np.dtype[Any] = np.dtype("int8")
     integers = True
+    largest = MAX_STEP
 
     def __repr__(self) -> str:
         return "Integers()"
@@ -262,7 +269,7 @@ FORMATS: dict[str, Format] = {
     each.name: each
     for each in (
         Floats("float32", np.dtype("<f4"), 2.0**-149, 2.0**128),
-        Floats("bfloat16", np.dtype("<u2"), 2.0**-133, 2.0**128, wider="float32"),
+        Floats("bfloat16", np.dtype("<u2"), 2.0**-133, 2.0**128 - 2.0**120, wider="float32"),
         Floats("float16", np.dtype("<f2"), 2.0**-24, 65504.0, wider="bfloat16"),
         INT8,
     )
@@ -301,7 +308,7 @@ def _to_bfloat16(given: Float32, out: UInt16) -> None:
 
 def _is_short(step: float) -> bool:
     """Whether a step has so few bits that its multiples up to 127 are float32s."""
-    return (math.frexp(step)[0] * 2**_STEP_BITS).is_integer()
+    return float(math.frexp(step)[0] * 2**_STEP_BITS).is_integer()
 
 
 def _blocks(size: int) -> Iterator[slice]:

@@ -281,7 +281,7 @@ class Joined:
     attested: Attested
 
     def encode(self, update: Float32) -> Encoded:
-        """Round an update (d,) to the format of the terms. Raises ConfigError if it is too large."""
+        """Round an update (d,) to the format of the terms. Raises ConfigError beyond its range."""
         return updates.rounded(update, self.client.federation.terms, self.client.entropy)
 
     def seal(self, update: Float32) -> "Submitted":

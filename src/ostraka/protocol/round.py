@@ -98,8 +98,8 @@ def run_round(
     distances inside the enclave. sketch: fold rows to this many columns
     first. workers: 2 to 7, of which half may collude. clip_norm: longer rows are scaled down to it
     (None: 4 x the median norm, rounded up to a power of two). verify: check the workers. distances:
-    "workers", "inside", or "auto" for the cheaper. upload: the format that rows are sent in. entropy: a source of secret bytes, called with a
-    count (None: the OS).
+    "workers", "inside", or "auto" for the cheaper. upload: the format that rows are sent in, such
+    as "int8". entropy: a source of secret bytes, called with a count (None: the OS).
     """
     rows = _as_rows(updates)
     n, d = rows.shape

@@ -135,6 +135,7 @@ class ExactEncoder:
 
     def load(self, lane: int, rows: range, values: AnyArray) -> tuple[AnyArray, Float64]:
         part, scratch = slice(rows.start, rows.stop), self._lanes[lane]
+        loaded: AnyArray
         if self._integers:
             loaded, squares = scratch.load_integers(values)
         else:
