@@ -19,8 +19,8 @@ class Recording(ExactEncoder):
 
     last: "Recording"
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
         Recording.last = self
         self.q: list[list[np.ndarray]] = [[] for _ in self._s]
 

@@ -59,6 +59,7 @@ def template(clients=5, workers=2, f=1, rule=USUAL, **changes):
         workers=members("worker", workers),
         composition=rules.parse(rule),
         disclose_values=False,
+        upload="float32",
         **values,
     )
 

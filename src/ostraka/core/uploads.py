@@ -213,8 +213,8 @@ class Integers:
         length: the norm, positive and finite. How far |q| may grow by rounding is as in law 7:
         |q|^2 exceeds its bound with a probability below 2^-900.
         """
-        # Beside float64's own rounding, the largest quotient is 127 at most.
-        fitting = math.nextafter(float(np.abs(update).max()) / MAX_Q, math.inf)
+        # 127 steps and the largest value have so few bits that they are equal or well apart.
+        fitting = float(np.abs(update).max()) / MAX_Q
         fraction, exponent = math.frexp(max(fitting, length / exact.radius(update.size), MIN_STEP))
         step = math.ldexp(math.ceil(fraction * 2**_STEP_BITS), exponent - _STEP_BITS)
         if step > MAX_STEP:
