@@ -241,6 +241,7 @@ CHANGES = {
     "optimiser": Optimiser(learning_rate=0.5),
     "confirm": "none",
     "witness_f": 1,
+    "upload": "int8",
 }
 
 

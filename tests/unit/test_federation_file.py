@@ -143,6 +143,7 @@ TERMS = {
     "disclose_values": "true",
     "confirm": '"none"',
     "witness_f": "1",
+    "upload": '"float16"',
 }
 
 
