@@ -190,7 +190,7 @@ def short(request, service, charter):
 def residual(folder, upload, number):
     name = f"*.{upload}-residual-{number}"
     (file,) = folder.glob(name)
-    return np.fromfile(file, "<f4")[-D:]
+    return np.frombuffer(file.read_bytes()[-4 * D :], "<f4")
 
 
 def test_an_update_counts_once_over_errors_and_restarts(short, connect, service, went_out, folder):

@@ -76,3 +76,20 @@ def test_statistics_of_batch_norm_are_sent_as_they_were_measured(flower):
     arrays = {name: each.numpy() for name, each in federation.start(2).arrays.items()}
     np.testing.assert_allclose(arrays["bias"], 8 + 4, atol=1e-5)
     np.testing.assert_allclose(arrays["bn.running_var"], 1 - 0.5 - 0.25, atol=1e-5)
+
+
+@pytest.mark.parametrize("upload", ["bfloat16", "float16", "int8"])
+def test_formats_are_the_mod_s_business_and_residuals_outlive_a_message(flower, upload):
+    """Over six rounds all of every update arrives but the last residual, in each format."""
+
+    def update(node, number, model):
+        return {
+            name: value + np.linspace(0.1, 1, value.size, dtype="<f4").reshape(value.shape) / 7
+            for name, value in model.items()
+        }
+
+    federation = flower(update=update, terms={"client_momentum": 0.0, "upload": upload})
+    arrays = {name: each.numpy() for name, each in federation.start(6).arrays.items()}
+    for name, first in federation.model.items():
+        wanted = 6 * np.linspace(0.1, 1, first.size).reshape(first.shape) / 7
+        assert abs(arrays[name] - first - wanted).max() < 0.003
