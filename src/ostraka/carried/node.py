@@ -136,7 +136,8 @@ class Node:
         What is sealed is made from it by the federation's client momentum and format of uploads.
         Runs in parallel have joined by the same notes, so what `join` has checked is checked again.
         Raises ReceiptRefused, StateError, ConfigError for an update beyond that format, or
-        AttestationRefused if the nonce was used since.
+        AttestationRefused if the nonce was used since. A ConfigError tells about the update, and
+        stays at the node.
         """
         client, joined = part.joined.client, part.joined
         with self._alone() as notes:

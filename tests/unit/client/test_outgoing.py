@@ -68,7 +68,8 @@ def test_small_values_go_out_in_the_end():
     """Beside a large value a small one is below half a step: without feedback it would be noise."""
     mine, small = Feedback(terms("int8"), InMemory(), (), entropy()), np.full(D, 0.01, "<f4")
     small[0] = 10
-    total = sum(mine.apply(small, number).widened().astype(float) for number in range(1, 201))
+    sent = [mine.apply(small, number).widened() for number in range(1, 201)]
+    total = np.sum(sent, axis=0, dtype=float)
     assert abs(total[1:] - 2.0).max() < 0.1  # A step is 0.08.
 
 

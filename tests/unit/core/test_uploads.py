@@ -272,8 +272,8 @@ FLAWS = {
 
 @pytest.mark.parametrize(("norm", "step", "flaw"), FLAWS.values(), ids=FLAWS)
 def test_a_header_that_cannot_be_true_is_refused(norm, step, flaw):
-    assert INT8.header_flaw(norm, step, 9) is flaw
     assert flaw.provable
+    assert INT8.header_flaw(norm, step, 9) is flaw
 
 
 def test_a_norm_beyond_the_field_is_refused():

@@ -93,3 +93,22 @@ def test_formats_are_the_mod_s_business_and_residuals_outlive_a_message(flower, 
     for name, first in federation.model.items():
         wanted = 6 * np.linspace(0.1, 1, first.size).reshape(first.shape) / 7
         assert abs(arrays[name] - first - wanted).max() < 0.003
+
+
+def test_a_value_beyond_float16_keeps_the_node_out_and_its_size_at_the_node(flower, said):
+    replies = []
+
+    def update(node, number, model):
+        return {name: each + np.float32(7e4 if node == 3 else 1) for name, each in model.items()}
+
+    def note(node, reply):
+        if node == 3 and reply.has_error():
+            replies.append(reply.error.reason)
+        return reply
+
+    federation = flower(update=update, terms={"client_momentum": 0.0, "upload": "float16"})
+    federation.grid.up = note
+    federation.start(1)
+    assert federation.receipts[0].participants == 6
+    assert replies == ["the app failed; the node's log says why"]
+    assert any("value of 7e+04, and float16 ends at 65504" in line for line in said)

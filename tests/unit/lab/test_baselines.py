@@ -247,8 +247,8 @@ def test_a_short_format_learns_as_float32_does(upload):
 def test_a_run_in_the_clear_rounds_alike_every_time():
     """Its rounding is drawn from the seed, unlike that of a real client."""
     task = loaded(clients=6, byzantine=1, rounds=2, steps=1, upload="int8")
-    ends = [[*Clear(task, rule(task.experiment, DEFAULT)).rounds()][-1].model for _ in range(2)]
-    np.testing.assert_array_equal(*ends)
+    one, two = ([*Clear(task, rule(task.experiment, DEFAULT)).rounds()][-1].model for _ in range(2))
+    np.testing.assert_array_equal(one, two)
 
 
 def test_an_attack_that_is_not_finite_is_rejected_in_any_format():
