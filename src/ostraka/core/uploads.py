@@ -47,6 +47,7 @@ MAX_Q = 127
 _STEP_BITS = 16
 _BLOCK = 1 << 16  # values at a time, so that float64 copies stay in the cache
 _WORD = 2.0**-32
+_ROUNDED = 2.0**-40  # how far a norm may be off by rounding
 
 
 @dataclass(frozen=True)
@@ -234,10 +235,13 @@ class Integers:
             return Rejection.BAD_NORM
         if not (MIN_STEP <= step <= MAX_STEP and _is_short(step)):
             return Rejection.BAD_STEP
-        if norm > step * math.sqrt(min(exact.MAX_SQUARE, d * MAX_Q**2)):
+        if norm > 2 * step * math.sqrt(exact.MAX_SQUARE):
             return Rejection.BAD_NORM
         square = self.stated_square(norm, step)
-        return None if square and norm == step * math.sqrt(square) else Rejection.BAD_NORM
+        possible = 1 <= square <= min(exact.MAX_SQUARE, d * MAX_Q**2)
+        exactly = step * math.sqrt(square)
+        # Sums and roots may be rounded in another order than here.
+        return None if possible and abs(norm - exactly) <= _ROUNDED * norm else Rejection.BAD_NORM
 
     def tile_flaw(self, values: AnyArray) -> Rejection | None:
         return Rejection.BAD_VALUE if values.min(initial=0) < -MAX_Q else None
@@ -251,8 +255,8 @@ class Integers:
         return total
 
     def stated_square(self, norm: float, step: float) -> int:
-        """|q|^2 as a header states it: its norm is step sqrt(|q|^2), to the last bit."""
-        # |q|^2 has 30 bits, so that two roundings of 53 leave no doubt.
+        """|q|^2 as a header states it, whose norm is step sqrt(|q|^2)."""
+        # |q|^2 has 30 bits, so that an error of 2^-40 leaves no doubt.
         return round((norm / step) ** 2) if step else 0
 
     def require_dimension(self, d: int) -> None:

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
@@ -274,6 +274,26 @@ FLAWS = {
 def test_a_header_that_cannot_be_true_is_refused(norm, step, flaw):
     assert flaw.provable
     assert INT8.header_flaw(norm, step, 9) is flaw
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(norm=st.floats(), step=st.floats(), d=st.integers(1, 10**8))
+@example(norm=1e308, step=MIN_STEP, d=9)
+@example(norm=5e-324, step=MAX_STEP, d=9)
+@example(norm=1e200, step=1.0, d=9)
+def test_no_numbers_whatever_are_a_crash(name, norm, step, d):
+    """They are a client's own."""
+    flaw = FORMATS[name].header_flaw(norm, step, d)
+    if flaw is None and name == "int8":
+        assert 0 <= INT8.stated_square(norm, step) <= exact.MAX_SQUARE
+
+
+def test_a_norm_may_be_rounded_in_another_order():
+    norm = STEP * math.sqrt(123_457)
+    for factor in (1 - 2.0**-42, 1 + 2.0**-42):
+        assert INT8.header_flaw(norm * factor, STEP, 1000) is None
+        assert INT8.stated_square(norm * factor, STEP) == 123_457
+    assert INT8.header_flaw(norm * (1 + 2.0**-38), STEP, 1000) is Rejection.BAD_NORM
 
 
 def test_a_norm_beyond_the_field_is_refused():

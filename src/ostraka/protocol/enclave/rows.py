@@ -177,15 +177,12 @@ class RowReader:
 
     def _check(self, row: int, index: int, values: AnyArray) -> None:
         """Hold a span of one row (b,) to its format, and zero it if it breaks that."""
-        flaw = self._format.tile_flaw(values)
-        if flaw is None and self._format.integers:
-            self._integers[row] += INT8.square(values)
-            if self._integers[row] > self._stated_integers[row]:
-                flaw = Rejection.FALSE_NORM
-        if flaw is not None:
+        if (flaw := self._format.tile_flaw(values)) is not None:
             self.reject(row, flaw)
             self._zero(row, index)
             values.fill(0)
+        if self._format.integers:
+            self._integers[row] += INT8.square(values)
 
     def compare_to_last(self, lane: int, span: Span, rows: range, raw: AnyArray) -> None:
         """Add up the inner products with the last aggregate, where the rule starts from it.
