@@ -27,13 +27,10 @@ from difflib import get_close_matches
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ostraka.arrays import AnyArray, Float32, Float64
 from ostraka.core import exact
 from ostraka.errors import ConfigError, LocalProtocolError, Rejection
-
-UInt16: TypeAlias = npt.NDArray[np.uint16]
 
 Fill: TypeAlias = Callable[[AnyArray], None]
 """Overwrites an array with secret, uniform bytes, such as `SecretStream.fill`."""
@@ -109,7 +106,7 @@ class Format(Protocol):
 
 @dataclass(frozen=True)
 class Floats:
-    """A format of floating point numbers, which need no step.
+    """A format of floating point numbers, which need no step; numpy knows those of float16.
 
     smallest, largest: positive values that it has. wider: what to use for larger ones.
     """
@@ -125,8 +122,6 @@ class Floats:
         return False
 
     def encode(self, update: Float32, fill: Fill) -> Encoded:
-        if self.name == DEFAULT:
-            return Encoded(self, update, 0.0, norm(update))
         values = np.empty(update.shape, self.dtype)
         square = 0.0
         wide = np.empty(min(_BLOCK, update.size), np.float32)
@@ -139,9 +134,6 @@ class Floats:
         return Encoded(self, values, 0.0, math.sqrt(square))
 
     def widen(self, values: AnyArray, step: float, out: Float32) -> None:
-        if self.name == "bfloat16":
-            np.left_shift(values, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
-            return
         # An attacker's signalling NaN must not print a warning.
         with np.errstate(invalid="ignore"):
             np.copyto(out, values)
@@ -162,9 +154,6 @@ class Floats:
         """Accept any."""
 
     def _narrow(self, given: Float32, out: AnyArray) -> None:
-        if self.name == "bfloat16":
-            _to_bfloat16(given, out)
-            return
         with np.errstate(over="ignore", invalid="ignore"):
             np.copyto(out, given, casting="same_kind")
 
@@ -177,6 +166,28 @@ class Floats:
                 f"{self.largest:.5g}: train with smaller steps, or have the terms say "
                 f"upload = {self.wider!r}"
             )
+
+
+class Whole(Floats):
+    """float32: nothing is rounded, and nothing copied."""
+
+    def encode(self, update: Float32, fill: Fill) -> Encoded:
+        return Encoded(self, update, 0.0, norm(update))
+
+
+class UpperHalves(Floats):
+    """bfloat16, which numpy does not have: the upper halves of float32s, as integers."""
+
+    def widen(self, values: AnyArray, step: float, out: Float32) -> None:
+        np.left_shift(values, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+
+    def _narrow(self, given: Float32, out: AnyArray) -> None:
+        """Round to nearest even; a NaN stays one."""
+        bits = np.ascontiguousarray(given).view(np.uint32)
+        rounded = (bits >> np.uint32(16)) & np.uint32(1)
+        rounded += bits + np.uint32(0x7FFF)  # A NaN may wrap around, and is set below.
+        np.copyto(out, rounded >> np.uint32(16), casting="unsafe")
+        out[np.isnan(given)] = 0x7FC0
 
 
 class Integers:
@@ -275,8 +286,8 @@ INT8 = Integers()
 FORMATS: dict[str, Format] = {
     each.name: each
     for each in (
-        Floats("float32", np.dtype("<f4"), 2.0**-149, 2.0**128),
-        Floats("bfloat16", np.dtype("<u2"), 2.0**-133, 2.0**128 - 2.0**120, wider="float32"),
+        Whole("float32", np.dtype("<f4"), 2.0**-149, 2.0**128),
+        UpperHalves("bfloat16", np.dtype("<u2"), 2.0**-133, 2.0**128 - 2.0**120, wider="float32"),
         Floats("float16", np.dtype("<f2"), 2.0**-24, 65504.0, wider="bfloat16"),
         INT8,
     )
@@ -302,15 +313,6 @@ def _square(values: Float32) -> float:
     with np.errstate(all="ignore"):
         wide: Float64 = values.astype(np.float64)
         return float(wide @ wide)
-
-
-def _to_bfloat16(given: Float32, out: UInt16) -> None:
-    """Keep the upper halves, rounded to nearest even; a NaN stays one."""
-    bits = np.ascontiguousarray(given).view(np.uint32)
-    rounded = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded += bits + np.uint32(0x7FFF)  # A NaN may wrap around, and is set below.
-    np.copyto(out, rounded >> np.uint32(16), casting="unsafe")
-    out[np.isnan(given)] = 0x7FC0
 
 
 def _is_short(step: float) -> bool:
