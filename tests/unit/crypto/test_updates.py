@@ -9,7 +9,7 @@ from ostraka.crypto import hpke, updates
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.stream import SecretStream
-from ostraka.encoding import UNSIGNED
+from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError, OpenError
 from ostraka.messages import RoundOffer
 
@@ -208,6 +208,22 @@ def test_tiles_hold_the_values_of_the_format_and_the_step_is_sealed(name):
     assert np.array_equal(out, encoded.values)
     assert (norm, step) == (encoded.norm, encoded.step)
     assert bool(step) == (name == "int8")
+
+
+def sealed_bytes(name, d):
+    """What an upload of d values takes on its way, header and tags included."""
+    terms = Terms(Manifest.flat(d), f=1, masking="none", upload=name)
+    encoded = updates.rounded(np.ones(d, np.float32), terms)
+    sealed = updates.seal(encoded, offer=OFFER, terms=terms, client="alice", identity=CLIENT)
+    return len(encode(sealed.header)) + sum(len(encode(tile)) for tile in sealed.tiles)
+
+
+def test_shorter_formats_take_a_half_and_a_quarter_of_the_bytes():
+    d = 3_500_000
+    whole = sealed_bytes("float32", d)
+    assert sealed_bytes("int8", d) <= 0.27 * whole
+    for name in ("bfloat16", "float16"):
+        assert sealed_bytes(name, d) <= 0.52 * whole
 
 
 def test_values_of_another_format_are_not_sealed():
