@@ -465,10 +465,14 @@ class Round:
         update: np.ndarray | None = None,
         *,
         norm: float | None = None,
+        step: float = 0.0,
         to: bytes | None = None,
         **fields: Any,
     ) -> Forgery:
-        """An upload that its client signed, with any norm, any fields, and sealed to any key."""
+        """An upload that its client signed, with any norm, step and fields, sealed to any key.
+
+        update: values of any format.
+        """
         terms, identity = self.terms, self.simulation.identities[row]
         update = self.simulation.rows[row] if update is None else update
         norm = float(norms_of(update[None])[0]) if norm is None else norm
@@ -489,7 +493,7 @@ class Round:
         sealed_key = fields.pop("sealed_key", None)
         header = replace(header, **fields)
         if sealed_key is None:
-            secret = struct.pack(">32sd", key, norm)
+            secret = struct.pack(">32sdd", key, norm, step)
             sealed_key = hpke.seal(to or self.offer.key, secret, info=updates.context(header))
         forgery = Forgery(identity.sign(replace(header, sealed_key=sealed_key)), (), norm, key)
         forgery.tiles = tuple(

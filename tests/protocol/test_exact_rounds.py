@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka import run_round
+from ostraka.arrays import cut
 from ostraka.core import exact, field, leakage
 from ostraka.core.rules.krum import multi_krum
 from ostraka.crypto.stream import SecretStream
@@ -19,15 +20,19 @@ class Recording(ExactEncoder):
 
     last: "Recording"
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
         Recording.last = self
         self.q: list[list[np.ndarray]] = [[] for _ in self._s]
 
     def witness(self, lane, rows):
         super().witness(lane, rows)
-        for row, values in zip(rows, self._lanes[lane].q.signed, strict=True):
-            self.q[row].append(values.astype(np.int64))
+        scratch = self._lanes[lane]
+        dither = cut(scratch._dither_words, len(rows), len(scratch._values[0]))
+        for row, values, scale, words in zip(
+            rows, scratch._values, scratch._scales, dither, strict=True
+        ):
+            self.q[row].append((np.rint(values * scale).astype(np.int64) + words) >> 16)
 
     def decode(self, matrices):
         check = self._lanes[0].check

@@ -88,6 +88,11 @@ IMPOSSIBLE = {
     "a client momentum of 1": (lambda: terms(client_momentum=1.0), "client_momentum < 1; got 1"),
     "a client momentum below zero": (lambda: terms(client_momentum=-0.1), "got -0.1"),
     "a client momentum of NaN": (lambda: terms(client_momentum=math.nan), "got nan"),
+    "a format that is none": (lambda: terms(upload="int4"), "'int4': did you mean int8"),
+    "int8 for updates that are too long": (
+        lambda: terms(d=100_000_001, upload="int8"),
+        "at most 100000000 values; got 100000001.*take bfloat16",
+    ),
     "a clip norm of zero": (lambda: terms(clip_norm=0.0), "got 0.0"),
     "a clip norm below zero": (lambda: terms(clip_norm=-1.0), "got -1.0"),
     "a clip norm below float32's range": (lambda: terms(clip_norm=1e-40), "got 1e-40"),
@@ -244,6 +249,7 @@ CHANGES = {
     "optimiser": Optimiser(learning_rate=0.5),
     "confirm": "none",
     "witness_f": 1,
+    "upload": "int8",
 }
 
 

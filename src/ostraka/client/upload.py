@@ -24,6 +24,7 @@ from ostraka.client.events import AlreadySent, Resending, Uploading, Waiting
 from ostraka.client.following import require_same
 from ostraka.client.results import Outcome
 from ostraka.client.session import Session
+from ostraka.core.uploads import Encoded
 from ostraka.crypto.updates import Sealed, Sealing
 from ostraka.encoding import decode, encode
 from ostraka.errors import (
@@ -274,7 +275,7 @@ def submit(
     joined: Joined,
     update: Float32,
     *,
-    outgoing: Callable[[Joined, Float32], Float32],
+    outgoing: Callable[[Joined, Float32], Encoded],
     resends: int,
 ) -> Outcome:
     """Seal an update (d,), send it, confirm its round, and wait for the receipt.

@@ -1,7 +1,7 @@
 """Sealed updates: a fresh key per upload, one AES-256-GCM seal per tile.
 
     header  = signed(federation, round, round key, client, upload, manifest, d, tile size and count,
-                     HPKE(key, stated norm))
+                     HPKE(key, stated norm, step))
     tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
 
 A key seals one upload. A resumed upload sends the same bytes, and changed content is a new upload
@@ -11,7 +11,6 @@ the tag that is kept of each tile tells whether they are the same. `SealedUpdate
 """
 
 import hashlib
-import math
 import os
 import struct
 from dataclasses import dataclass, replace
@@ -27,19 +26,19 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from ostraka.arrays import AnyArray, Buffer, Float32
 from ostraka.config import Terms, Tiling
+from ostraka.core.uploads import Encoded
 from ostraka.crypto import hpke
 from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy, HybridKey
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError, LocalProtocolError, OpenError
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile
 
 _ID_BYTES = 32
 _FIRST_BLOCK, _BLOCK_BYTES = 2, 16
-_VALUE_BYTES = 4
-_WIDE = 2**14  # values that are widened at a time, so that they stay in the cache
-_SECRET = struct.Struct(">32sd")  # the AES key and the stated norm
+_SECRET = struct.Struct(">32sdd")  # the AES key, the stated norm and the step
 
 
 @dataclass(frozen=True)
@@ -66,12 +65,13 @@ class SealedUpdate:
 class Sealing:
     """An upload whose tiles are sealed one at a time, as they are sent. For one thread only.
 
-    It reads the update (d,) where it is, which must not change until the upload is complete.
+    It reads the values (d,) where they are, which must not change until the upload is complete.
     """
 
-    def __init__(self, header: UpdateHeader, update: Float32, key: bytes, tiling: Tiling) -> None:
+    def __init__(self, header: UpdateHeader, values: AnyArray, key: bytes, tiling: Tiling) -> None:
         self.header = header
-        self._raw = np.ascontiguousarray(update).data.cast("B")
+        self._raw = np.ascontiguousarray(values).data.cast("B")
+        self._value_bytes = values.itemsize
         self._cipher = AESGCM(key)
         self._bound = tile_context(header)
         self._tiling = tiling
@@ -86,12 +86,12 @@ class Sealing:
 
     @property
     def largest(self) -> int:
-        return _VALUE_BYTES * self._tiling.size(0) + TAG_BYTES
+        return self._value_bytes * self._tiling.size(0) + TAG_BYTES
 
     def put(self, index: int, out: memoryview) -> int:
         """Seals tile `index`. Raises LocalProtocolError if it was another one the last time."""
-        part = self._tiling.part(index)
-        values = self._raw[_VALUE_BYTES * part.start : _VALUE_BYTES * part.stop]
+        part, each = self._tiling.part(index), self._value_bytes
+        values = self._raw[each * part.start : each * part.stop]
         size = len(values) + TAG_BYTES
         self._cipher.encrypt_into(nonce(index), values, self._bound, out[:size])
         tag = bytes(out[size - TAG_BYTES : size])
@@ -164,8 +164,19 @@ class TileOpener:
         Cipher(self._keystream, counter).decryptor().update_into(ciphertext, as_bytes(out))
 
 
+def rounded(update: Float32, terms: Terms, entropy: Entropy = os.urandom) -> Encoded:
+    """Rounds an update (d,) to the format of the terms. Raises ConfigError if it does not fit."""
+    if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
+        raise ConfigError(
+            f"an update is ({terms.dimension},) float32, little-endian; "
+            f"got {update.shape} {update.dtype}"
+        )
+    key = entropy(KEY_BYTES) if terms.format.integers else bytes(KEY_BYTES)  # else nothing is drawn
+    return terms.format.encode(update, SecretStream(key).fill)
+
+
 def seal(  # one upload, from the update to the bytes that leave the client
-    update: Float32,
+    update: Encoded,
     *,
     offer: RoundOffer,
     terms: Terms,
@@ -173,11 +184,12 @@ def seal(  # one upload, from the update to the bytes that leave the client
     identity: Identity,
     entropy: Entropy = os.urandom,
 ) -> Sealing:
-    """Seals a fresh key for an update (d,) to the round that `offer` opened."""
-    if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
+    """Seals a fresh key for an update, in the format of the terms, to the round of this offer."""
+    values = update.values
+    if values.shape != (terms.dimension,) or values.dtype != terms.format.dtype:
         raise ConfigError(
-            f"an update is ({terms.dimension},) float32, little-endian; "
-            f"got {update.shape} {update.dtype}"
+            f"an upload has {terms.dimension} values of {terms.upload}; "
+            f"got {values.shape} {values.dtype}"
         )
     blank = UpdateHeader(
         federation=offer.federation,
@@ -193,31 +205,19 @@ def seal(  # one upload, from the update to the bytes that leave the client
         signature=UNSIGNED,
     )
     key = entropy(KEY_BYTES)
-    secret = _SECRET.pack(key, stated_norm(update))
+    secret = _SECRET.pack(key, update.norm, update.step)
     header = replace(blank, sealed_key=hpke.seal(offer.key, secret, info=context(blank)))
-    return Sealing(identity.sign(header), update, key, terms.tiling)
+    return Sealing(identity.sign(header), values, key, terms.tiling)
 
 
-def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float]:
-    """Returns the opener of this upload's tiles, and its stated norm. Raises OpenError."""
+def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float, float]:
+    """Returns the opener of this upload's tiles, its stated norm and its step. Raises OpenError."""
     bound = context(header)
     secret = key.open(header.sealed_key, info=bound)
     if len(secret) != _SECRET.size:
         raise OpenError("sealed key")
-    tile_key, norm = _SECRET.unpack(secret)
-    return TileOpener(tile_key, hashlib.sha256(bound).digest()), norm
-
-
-def stated_norm(update: Float32) -> float:
-    """Returns the Euclidean norm, accumulated in float64."""
-    wide, total = np.empty(_WIDE), 0.0
-    # The enclave rejects what is not finite. Here it must not even cause a warning.
-    with np.errstate(all="ignore"):
-        for start in range(0, len(update), _WIDE):
-            part = wide[: len(update) - start]
-            part[:] = update[start : start + _WIDE]
-            total += float(part @ part)
-        return math.sqrt(total)
+    tile_key, norm, step = _SECRET.unpack(secret)
+    return TileOpener(tile_key, hashlib.sha256(bound).digest()), norm, step
 
 
 def context(header: UpdateHeader) -> bytes:

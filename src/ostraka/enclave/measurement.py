@@ -60,6 +60,7 @@ MEASURED = (
     "ostraka.core.rules.subsets",
     "ostraka.core.rules.trusted",
     "ostraka.core.sketch",
+    "ostraka.core.uploads",
     "ostraka.crypto",
     "ostraka.crypto.aead",
     "ostraka.crypto.channel",

@@ -9,6 +9,7 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import Attested
 from ostraka.config import Federation
+from ostraka.core.uploads import Encoded
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity, check_signature
@@ -280,15 +281,23 @@ class Joined:
     offer: RoundOffer
     attested: Attested
 
+    def encode(self, update: Float32) -> Encoded:
+        """Round an update (d,) to the format of the terms. Raises ConfigError beyond its range."""
+        return updates.rounded(update, self.client.federation.terms, self.client.entropy)
+
     def seal(self, update: Float32) -> "Submitted[SealedUpdate]":
-        """Seal an update (d,) for this round. The result can be sent any number of times."""
+        """Seal an update (d,) for this round, rounded without regard to earlier ones."""
+        return self.seal_encoded(self.encode(update))
+
+    def seal_encoded(self, update: Encoded) -> "Submitted[SealedUpdate]":
+        """Seal an update for this round. The result can be sent any number of times."""
         return Submitted(self, self._seal(update).whole())
 
-    def sealing(self, update: Float32) -> "Submitted[Sealing]":
+    def sealing(self, update: Encoded) -> "Submitted[Sealing]":
         """The same, without a copy: each tile is sealed when it is sent."""
         return Submitted(self, self._seal(update))
 
-    def _seal(self, update: Float32) -> Sealing:
+    def _seal(self, update: Encoded) -> Sealing:
         client = self.client
         return updates.seal(
             update,

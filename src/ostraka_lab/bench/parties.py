@@ -31,13 +31,13 @@ from ostraka.config import (
     Terms,
     default_tile,
 )
-from ostraka.core import optimiser, rules
+from ostraka.core import optimiser, rules, uploads
 from ostraka.core.optimiser import ServerState
 from ostraka.core.rules import Composition
 from ostraka.core.sketch import MIN_SIZE
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
-from ostraka.crypto.updates import SealedUpdate, TileOpener, stated_norm, tile_context
+from ostraka.crypto.updates import SealedUpdate, TileOpener, tile_context
 from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.messages import IN_PROCESS, RoundOffer
 from ostraka.protocol.client import Client
@@ -285,7 +285,7 @@ class Workload:
             upload = self.parties.seal(row, offer, values)
             for tile in upload.tiles:
                 self._tiles[tile.index].append(tile.ciphertext)
-            header, norm = upload.header, stated_norm(values)
+            header, norm = upload.header, uploads.norm(values)
             opener = TileOpener(_upload_key(row), tile_context(header))
             self.rows.append(Row(header.client, header.upload_id, leaf(header), opener, norm))
 

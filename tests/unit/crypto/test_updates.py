@@ -9,7 +9,7 @@ from ostraka.crypto import hpke, updates
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.stream import SecretStream
-from ostraka.encoding import UNSIGNED
+from ostraka.encoding import UNSIGNED, encode
 from ostraka.errors import ConfigError, LocalProtocolError, OpenError
 from ostraka.messages import RoundOffer
 
@@ -27,7 +27,12 @@ def entropy(seed):
 
 def sealing(update=UPDATE, seed=1, client="alice"):
     return updates.seal(
-        update, offer=OFFER, terms=TERMS, client=client, identity=CLIENT, entropy=entropy(seed)
+        updates.rounded(update, TERMS),
+        offer=OFFER,
+        terms=TERMS,
+        client=client,
+        identity=CLIENT,
+        entropy=entropy(seed),
     )
 
 
@@ -36,7 +41,7 @@ def seal(update=UPDATE, seed=1, client="alice"):
 
 
 def open_all(header, tiles):
-    opener, norm = updates.open_header(header, KEY)
+    opener, norm, _ = updates.open_header(header, KEY)
     out = np.empty(50, np.float32)
     for tile in tiles:
         opener.open_into(tile.index, tile.ciphertext, out[TERMS.tiling.part(tile.index)])
@@ -92,7 +97,7 @@ def test_every_upload_has_a_key_of_its_own():
         two.tiles[0].ciphertext, np.uint8
     )
     assert np.count_nonzero(xor[:64]) > 48
-    opener, _ = updates.open_header(one.header, KEY)
+    opener, *_ = updates.open_header(one.header, KEY)
     with pytest.raises(OpenError):
         opener.open_into(0, two.tiles[0].ciphertext, np.empty(16, np.float32))
 
@@ -161,7 +166,13 @@ def test_the_norm_of_a_long_update_is_summed_part_by_part():
 
 def test_by_default_the_key_is_the_system_s():
     sealed = [
-        updates.seal(UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT).whole()
+        updates.seal(
+            updates.rounded(UPDATE, TERMS),
+            offer=OFFER,
+            terms=TERMS,
+            client="alice",
+            identity=CLIENT,
+        ).whole()
         for _ in range(2)
     ]
     assert sealed[0].tiles[0].ciphertext != sealed[1].tiles[0].ciphertext
@@ -176,7 +187,12 @@ def test_the_key_is_in_no_message():
         return drawn[-1]
 
     sealed = updates.seal(
-        UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT, entropy=recording
+        updates.rounded(UPDATE, TERMS, recording),
+        offer=OFFER,
+        terms=TERMS,
+        client="alice",
+        identity=CLIENT,
+        entropy=recording,
     ).whole()
     upload_id, key = drawn
     assert upload_id == sealed.header.upload_id
@@ -211,7 +227,7 @@ def test_a_header_opens_with_its_own_key_only():
         updates.open_header(seal().header, HybridKey())
 
 
-@pytest.mark.parametrize("length", [0, 8, 39, 41, 80])
+@pytest.mark.parametrize("length", [0, 8, 40, 47, 49, 80])
 def test_a_secret_of_another_length_is_refused(length):
     header = replace(seal().header, sealed_key=b"")
     sealed_key = hpke.seal(KEY.public, bytes(length), info=updates.context(header))
@@ -219,11 +235,11 @@ def test_a_secret_of_another_length_is_refused(length):
         updates.open_header(replace(header, sealed_key=sealed_key), KEY)
 
 
-def test_the_secret_is_a_key_and_a_norm():
+def test_the_secret_is_a_key_a_norm_and_a_step():
     header = replace(seal().header, sealed_key=b"")
-    secret = struct.pack(">32sd", bytes(32), -3.5)
+    secret = struct.pack(">32sdd", bytes(32), -3.5, 0.25)
     sealed_key = hpke.seal(KEY.public, secret, info=updates.context(header))
-    assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1] == -3.5
+    assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1:] == (-3.5, 0.25)
 
 
 BAD_UPDATES = {
@@ -247,25 +263,49 @@ def test_an_update_may_be_a_view():
     assert np.array_equal(open_all(sealed.header, sealed.tiles)[0], UPDATE)
 
 
-def test_the_stated_norm_is_accumulated_in_float64():
-    update = np.full(50, np.finfo(np.float32).max, np.float32)
-    assert updates.stated_norm(update) == pytest.approx(float(update[0]) * np.sqrt(50), rel=1e-15)
-    assert updates.stated_norm(np.array([2.0**-149], np.float32)) == 2.0**-149
-    assert updates.stated_norm(np.zeros(3, np.float32)) == 0
+FORMATS = ["bfloat16", "float16", "int8"]
 
 
-def test_a_norm_that_is_not_finite_is_stated_without_a_warning():
-    """The enclave rejects it. A client's training may well diverge."""
-    update = UPDATE.copy()
-    update.view(np.uint32)[3] = 0x7F800001  # a signalling NaN
-    assert np.isnan(updates.stated_norm(update))
-    update[3] = np.inf
-    assert updates.stated_norm(update) == np.inf
+@pytest.mark.parametrize("name", FORMATS)
+def test_tiles_hold_the_values_of_the_format_and_the_step_is_sealed(name):
+    terms = replace(TERMS, upload=name)
+    encoded = updates.rounded(UPDATE, terms, entropy(9))
+    sealed = updates.seal(encoded, offer=OFFER, terms=terms, client="alice", identity=CLIENT)
+    opener, norm, step = updates.open_header(sealed.header, KEY)
+    out = np.empty(50, terms.format.dtype)
+    for tile in sealed.tiles:
+        assert len(tile.ciphertext) == terms.tile_bytes(tile.index) + 16
+        opener.open_into(tile.index, tile.ciphertext, out[terms.tiling.part(tile.index)])
+    assert np.array_equal(out, encoded.values)
+    assert (norm, step) == (encoded.norm, encoded.step)
+    assert bool(step) == (name == "int8")
+
+
+def sealed_bytes(name, d):
+    """What an upload of d values takes on its way, header and tags included."""
+    terms = Terms(Manifest.flat(d), f=1, masking="none", upload=name)
+    encoded = updates.rounded(np.ones(d, np.float32), terms)
+    sealed = updates.seal(encoded, offer=OFFER, terms=terms, client="alice", identity=CLIENT)
+    return len(encode(sealed.header)) + sum(len(encode(tile)) for tile in sealed.tiles)
+
+
+def test_shorter_formats_take_a_half_and_a_quarter_of_the_bytes():
+    d = 3_500_000
+    whole = sealed_bytes("float32", d)
+    assert sealed_bytes("int8", d) <= 0.27 * whole
+    for name in ("bfloat16", "float16"):
+        assert sealed_bytes(name, d) <= 0.52 * whole
+
+
+def test_values_of_another_format_are_not_sealed():
+    encoded = updates.rounded(UPDATE, replace(TERMS, upload="float16"))
+    with pytest.raises(ConfigError, match=r"50 values of float32; got .* float16"):
+        updates.seal(encoded, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT)
 
 
 def test_a_tile_that_fails_leaves_zeros():
     sealed = seal()
-    opener, _ = updates.open_header(sealed.header, KEY)
+    opener, *_ = updates.open_header(sealed.header, KEY)
     out = np.full(16, 7, np.float32)
     with pytest.raises(OpenError):
         opener.open_into(1, sealed.tiles[0].ciphertext, out)

@@ -41,6 +41,7 @@ STATUS = {
     "rule",
     "note",
     "masking",
+    "upload",
     "evidence",
     "simulated",
     "events",
