@@ -31,9 +31,8 @@ FRAMES = [LENGTH.pack(SIZE) + tile for tile in TILES]
 class Kept:
     """What has arrived of one upload. fails: raised in place of taking this tile."""
 
-    size = SIZE
-
     def __init__(self, fails: dict[int, Exception] | None = None) -> None:
+        self.size = SIZE
         self.tiles: list[bytes] = []
         self.memory: set[int] = set()
         self.gate = threading.Event()
@@ -181,6 +180,37 @@ def test_a_silent_peer_is_not_waited_for(said):
                 await opened.received()
 
     run(work, idle_s=0.1)
+
+
+def test_a_sender_that_is_too_fast_is_held_up_and_loses_nothing():
+    """Nothing is kept for it but what the kernel holds and one frame."""
+    kept = Kept()
+    kept.size = 2**18
+    kept.gate.clear()
+    data = b"".join(LENGTH.pack(2**18) + bytes([index]) * 2**18 for index in range(COUNT)) * 20
+
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(kept, None) as opened, connected(opened) as far:
+            receiving = asyncio.create_task(opened.received())
+            far.setblocking(False)
+            sent, quiet = 0, 0
+            while quiet < 20:  # until nothing more fits in between
+                try:
+                    sent += far.send(data[sent : sent + 2**16])
+                    quiet = 0
+                except BlockingIOError:
+                    quiet += 1
+                    await asyncio.sleep(0.01)
+            assert sent < len(data) / 4
+            assert kept.tiles == []
+            kept.gate.set()
+            far.settimeout(PATIENCE_S)
+            with suppress(ConnectionError):  # It ends when it has all that it wants.
+                await asyncio.to_thread(far.sendall, data[sent:])
+            await receiving
+
+    run(work)
+    assert [tile[0] for tile in kept.tiles] == list(range(COUNT))
 
 
 @pytest.mark.usefixtures("way")
