@@ -21,7 +21,6 @@ class OpenRound:
     spool: Spool
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     _rows: dict[str, int] = field(init=False)
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
     _bytes: dict[str, int] = field(init=False)  # of each client, by one thread at a time
@@ -88,11 +87,9 @@ class OpenRound:
         """Return the passes over what these clients have sent."""
         return partial(self.spool.tiles, [self._rows[name] for name in cohort.clients])
 
-    def count(self, client: str, size: int, *, complete: bool) -> None:
-        """Count a tile, from any thread. The event loop is told of whole updates only."""
+    def count(self, client: str, size: int) -> None:
+        """Count a tile, from any thread."""
         self._bytes[client] += size
-        if complete:
-            self.loop.call_soon_threadsafe(self.changed.set)
 
 
 class Receiver:
@@ -130,5 +127,5 @@ class Receiver:
         except LocalProtocolError:  # The round is over, and its spool is closed.
             raise UpdateRejected(client, Rejection.LATE) from None
         current.intake.accept_tile(client, tile)
-        # To wake the event loop for every tile would cost more than to open it.
-        current.count(client, len(ciphertext), complete=self.complete)
+        # The event loop is not told: to wake it for every tile would cost more than to open it.
+        current.count(client, len(ciphertext))
