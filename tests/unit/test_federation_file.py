@@ -447,11 +447,6 @@ REFUSED = {
     "Byzantine witnesses below zero": ({"witness_f": -1}, "witness_f", "witness_f is 0 to"),
     "a short authority": ({"authority": '"ab"'}, "authority", "64 hex digits; got 2"),
     "no dimension": ({"dimension": 0}, "dimension", "an update has 1 to"),
-    "too small a message": (
-        {"message_kib": 60, "tile": 16384},
-        "message_kib",
-        "must hold a tile of 16384 values: 68; got 60",
-    ),
     "too small a spool": (
         {"spool_mib": 1, "dimension": 100_000},
         "spool_mib",

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from ostraka.config import Federation
-from ostraka.errors import Rejection, UpdateRejected
+from ostraka.errors import LocalProtocolError, Rejection, UpdateRejected
 from ostraka.messages import UpdateHeader, UpdateTile
 from ostraka.protocol.enclave import Intake
 
@@ -104,6 +104,8 @@ class Receiver:
         except UpdateRejected:
             self._tell()
             raise
+        except LocalProtocolError:  # The round was given up, and its spool is closed.
+            raise UpdateRejected(header.client, Rejection.LATE) from None
         if self.complete:
             self._tell()
 
