@@ -228,7 +228,7 @@ def test_a_disk_that_is_full_for_a_while_delays_the_round(stage):
     ("held", "reason"),
     [
         ("client-8", "a tile does not open"),
-        ("worker-1", "a tile changed between the two passes"),
+        ("worker-1", "a tile changed after it arrived"),
     ],
     ids=["while collecting", "while the workers compute"],
 )

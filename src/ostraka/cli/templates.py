@@ -85,7 +85,8 @@ requests_per_minute = 600  # from one peer
 [enclave]
 listen = "127.0.0.1:7420"  # host:port, for clients and workers
 # metrics = "127.0.0.1:7421"  # host:port, for Prometheus; none unless given
-threads = 2  # that open, mask and sum updates
+threads = 2  # that mask and sum updates
+# memory_mib = 4096  # that opened updates take; default: half of what is to spare, and others go to the spool
 # tls_certificate = "tls.pem"  # for TLS on top of what is sealed anyway
 # tls_key = "tls.key"
 

@@ -34,6 +34,7 @@ STATUS = {
     "deadline_in_s",
     "arrived",
     "awaited",
+    "spooled",
     "rejected",
     "workers",
     "stages_s",
