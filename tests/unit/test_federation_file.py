@@ -165,7 +165,9 @@ class TakesAll(rules.Rule):
 
 
 def test_settings_of_the_operator_do_not_change_the_federation(read):
-    other = changed(template(), count=3, deadline_s=5, spool_mib=100, uploads=2, threads=1, memory_mib=0)
+    other = changed(
+        template(), count=3, deadline_s=5, spool_mib=100, uploads=2, threads=1, memory_mib=0
+    )
     assert read(other).federation() == read(template()).federation()
 
 

@@ -86,7 +86,7 @@ requests_per_minute = 600  # from one peer
 listen = "127.0.0.1:7420"  # host:port, for clients and workers
 # metrics = "127.0.0.1:7421"  # host:port, for Prometheus; none unless given
 threads = 2  # that mask and sum updates
-# memory_mib = 4096  # that opened updates take; default: half of what is to spare, and others go to the spool
+# memory_mib = 4096  # for opened updates; half of what is to spare unless given. Others: spool
 # tls_certificate = "tls.pem"  # for TLS on top of what is sealed anyway
 # tls_key = "tls.key"
 

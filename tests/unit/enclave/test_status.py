@@ -81,7 +81,7 @@ def federation(start):
 
 
 def status_of(service, speaker):
-    return json.loads(speaker(service, 1).stub.GetStatus(wire.StatusRequest()).json)
+    return speaker(service, 1).status()
 
 
 def scrape(port):
