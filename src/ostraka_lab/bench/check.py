@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,7 @@ import numpy as np
 from ostraka.calibration import Costs
 from ostraka.config import DEFAULT_TILE, Manifest, Terms
 from ostraka.errors import ConfigError
-from ostraka.protocol.enclave import Inside, Lanes, Offload
-from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.enclave import Inside, Offload
 from ostraka.protocol.round import enrol
 from ostraka_lab.bench import machine
 from ostraka_lab.bench.kernels import REFERENCE, Plan, run_kernels
@@ -46,7 +44,6 @@ BASELINE = Path("benchmarks") / "baseline.json"
 
 _DEVIATIONS = 3  # of noise that are allowed
 _FORMAT = 2
-_LEAST = 1e-4  # ns: a cost that is lost in noise must still be positive
 
 
 @dataclass(frozen=True)
@@ -139,11 +136,11 @@ def calibrate(begin: Begin, *, clients: int = 64, tiles: int = 2, repeat: int = 
     first, runs = cohorts[0], []
     for number in range(1, repeat + 1):
         begin(f"run {number}", number, repeat + 1)
-        runs.append([first.opened(), first.inside(), *(cohort.masked() for cohort in cohorts)])
-    opened, inside, *masked = (statistics.median(times) for times in zip(*runs, strict=True))
+        runs.append([first.inside(), *(cohort.masked() for cohort in cohorts)])
+    inside, *masked = (statistics.median(times) for times in zip(*runs, strict=True))
     values = clients * tiles * DEFAULT_TILE
-    one, two, three = (max((total - opened) / values * 1e9, _LEAST) for total in masked)
-    return Costs(max((inside - opened) / (clients * values) * 1e9, _LEAST), (one, two, three))
+    one, two, three = (total / values * 1e9 for total in masked)
+    return Costs(inside / (clients * values) * 1e9, (one, two, three))
 
 
 class _Cohort:
@@ -159,21 +156,8 @@ class _Cohort:
             self._federation.take(parties.seal(client, offer, update))
         self._cohort = self._federation.close()
 
-    def opened(self) -> float:
-        """Measure opening, which both ways have in common."""
-        reader = RowReader(self._cohort, Lanes())
-
-        def open_all() -> None:
-            for span in reader.spans(self._federation.tiles(self._cohort)):
-                for start in range(0, len(reader.rows), reader.group):
-                    rows = range(start, min(start + reader.group, len(reader.rows)))
-                    reader.open(0, span, rows)
-
-        return _cpu(open_all)
-
     def inside(self) -> float:
-        inside = Inside(self._cohort)
-        return _cpu(partial(inside.measure, self._federation.tiles(self._cohort)))
+        return _cpu(Inside(self._cohort).measure)
 
     def masked(self) -> float:
         offload = Offload(self._cohort)
@@ -181,7 +165,7 @@ class _Cohort:
         masking = offload.connect([worker.accept(offer)[1] for worker, offer in workers])
 
         def mask_all() -> None:
-            for _ in masking.encode(self._federation.tiles(self._cohort)):
+            for _ in masking.encode():
                 pass
 
         return _cpu(mask_all)

@@ -53,6 +53,7 @@ _MEDIANS = (
     "enclave_cpu_s",
     "worker_cpu_s",
     "prepare_cpu_s",
+    "receiving_cpu_s",
     "sealing_cpu_s",
     "wall_s",
     "peak_rss_mib",

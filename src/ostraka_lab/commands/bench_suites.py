@@ -23,8 +23,9 @@ _LIMITS = "Measured outside of SGX: paging and transitions are in none of these 
 _DEFINED = (
     "Correct: no attacker is selected, and what is selected is what float64 selects by the same "
     "convention (ByzFL counts one neighbour more). CPU of Ostraka: of the enclave and the workers, "
-    "from sealed updates to the signed model. The clients' sealing is not counted; the report and "
-    "JSON have it."
+    "from sealed updates to the signed model, headers and opening included. The clients' sealing "
+    "is not counted; the report and JSON have it. No bytes cross a network: "
+    "that is in `ostraka bench service`."
 )
 
 

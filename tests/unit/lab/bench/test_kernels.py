@@ -155,7 +155,7 @@ def test_all_stages_run_unless_some_are_named():
 
 def test_short_updates_have_no_sketch():
     without = set(STAGES) - set(Plan(8, 16_383).stages)
-    assert without == {"exact_sketch", "sketch_inside", "second_pass"}
+    assert without == {"arrival_sketch", "exact_sketch", "sketch_inside", "second_pass"}
 
 
 def test_the_reference_runs_whatever_is_named():

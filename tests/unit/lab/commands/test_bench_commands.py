@@ -30,6 +30,7 @@ PEER_FIGURES = {
             "cpu_spread": 0.0,
             "peak_rss_mib": 100.0,
             "prepare_cpu_s": 0.1,
+            "receiving_cpu_s": 0.2,
             "sealing_cpu_s": 0.1,
             "correct": True,
             "attackers_kept": 0,
@@ -38,7 +39,8 @@ PEER_FIGURES = {
         dict.fromkeys(
             (
                 *("cpu_s", "enclave_cpu_s", "wall_s", "x_floor", "cpu_spread", "peak_rss_mib"),
-                *("prepare_cpu_s", "sealing_cpu_s", "correct", "attackers_kept"),
+                *("prepare_cpu_s", "receiving_cpu_s", "sealing_cpu_s"),
+                *("correct", "attackers_kept"),
             )
         )
         | {"name": "flower", "absent": "absent: pip install 'ostraka[flower]'"},
