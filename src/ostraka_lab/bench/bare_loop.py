@@ -150,6 +150,9 @@ def send(port: int, tiles: Tiles, repeat: int, *, certificate: str | None = None
         with _dial(port, certificate) as connection:
             for tile in tiles:
                 connection.sendall(tile)
+            # Until the other side closes: a socket that is closed with something unread, such as
+            # TLS's session tickets, throws away what it has not sent.
+            connection.recv(1)
 
 
 def _dial(port: int, certificate: str | None) -> socket.socket:
