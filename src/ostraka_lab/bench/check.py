@@ -1,6 +1,7 @@
 """`ostraka bench check`: has anything become slower? And `ostraka bench calibrate`.
 
-`check` divides the cost of every stage by that of opening all updates once, in the same run. The
+`check` divides the cost of every stage by that of opening all updates once, in the same run; and
+what a whole service and its clients spend on an upload by a bare loop that receives and opens. The
 ratio depends little on how fast or how busy a machine is. A stage has become slower if its ratio
 exceeds the baseline's by more than both runs' noise and a tolerance.
 
@@ -24,16 +25,20 @@ from ostraka.config import DEFAULT_TILE, Manifest, Terms
 from ostraka.errors import ConfigError
 from ostraka.protocol.enclave import Inside, Offload
 from ostraka.protocol.round import enrol
-from ostraka_lab.bench import machine
+from ostraka_lab.bench import machine, service
 from ostraka_lab.bench.kernels import REFERENCE, Plan, run_kernels
 from ostraka_lab.bench.process import Begin, Figures, report, run_module
 from ostraka_lab.bench.results import noise
+from ostraka_lab.bench.service_rounds import Plan as ServicePlan
 
 STAGES = (
     "floor",
     "inside_naive",
     "inside_blas32",
     "inside_blas64",
+    "headers",
+    "arrival",
+    "arrival_sketch",
     "sketch_inside",
     "exact_online",
     "exact_sketch",
@@ -43,7 +48,7 @@ STAGES = (
 BASELINE = Path("benchmarks") / "baseline.json"
 
 _DEVIATIONS = 3  # of noise that are allowed
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,14 @@ def plan(clients: int, dimension: int, repeat: int) -> Plan:
     if repeat < 3:
         raise ConfigError(f"repeat must be at least 3 to show noise; got {repeat}")
     return Plan(clients, dimension, repeat=repeat, only=STAGES)
+
+
+# What a whole service is measured by: a figure, and the two spreads that it has.
+SERVICE = {
+    "service_receive": ("enclave_x_bare_loop", "receive_cpu_s", "loop_cpu_s"),
+    "service_client": ("client_x_bare_loop", "client_cpu_s", "loop_cpu_s"),
+    "service_close": ("close_cpu_x_open", "close_cpu_s", "open_cpu_s"),
+}
 
 
 def run(plan: Plan, begin: Begin) -> Figures:
@@ -78,8 +91,25 @@ def run(plan: Plan, begin: Begin) -> Figures:
             }
             for name, stage in stages.items()
             if name != REFERENCE
-        },
+        }
+        | _service_ratios(plan, begin),
         "machine": machine.describe(threads=plan.threads),
+    }
+
+
+def _service_ratios(plan: Plan, begin: Begin) -> Figures:
+    served = ServicePlan(plan.clients, plan.dimension, repeat=plan.repeat, small=False)
+    figures = service.measure(served, begin)
+    spreads = figures["spread"]
+    return {
+        name: {
+            "value": figures[value],
+            # What it is divided by is measured before and after.
+            "noise": math.hypot(
+                noise(spreads[own], plan.repeat), noise(spreads[base], 2 * plan.repeat)
+            ),
+        }
+        for name, (value, own, base) in SERVICE.items()
     }
 
 

@@ -138,6 +138,10 @@ def _figures(plan: Plan, rounds: Sequence[Round], bare: Sequence[Figures]) -> Fi
         "spread": {
             what: spread([getattr(each, what) for each in rounds])
             for what in ("receive_cpu_s", "client_cpu_s", "close_cpu_s")
+        }
+        | {
+            what: spread([seconds for each in bare for seconds in each[what]])
+            for what in ("loop_cpu_s", "open_cpu_s")
         },
     }
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.core import gram
-from ostraka.errors import ConfigError, LocalProtocolError
+from ostraka.errors import ConfigError, LocalProtocolError, UpdateRejected
 from ostraka.protocol.worker import Computing
 from ostraka_lab.bench import enclave_memory, kernels, process
 from ostraka_lab.bench import kernels as plans
@@ -202,6 +202,41 @@ def test_tiles_open_to_the_updates(load):
     for index in range(load.tiling.count):
         opened = load.open_tile(index, block)
         np.testing.assert_array_equal(opened, load.updates[:, load.tiling.part(index)])
+
+
+@pytest.mark.parametrize("sketch", [None, 16_384])
+def test_rows_that_were_received_are_the_updates(load, sketch):
+    rows = load.receive(Stopwatch(), sketch=sketch)
+    pieces = load.parties.federation.pieces
+    space = np.empty(pieces.tile, np.float32)
+    for row, values in zip(rows, load.updates, strict=True):
+        assert row.values.resident
+        read = [row.values.read(index, space) for index in range(pieces.count)]
+        np.testing.assert_array_equal(np.concatenate(read), values)
+        if sketch:
+            # A sketch keeps norms, up to its own error.
+            assert np.linalg.norm(row.sketch) == pytest.approx(row.norm, rel=0.1)
+        else:
+            assert row.sketch is None
+    kernels.arrival(load, Stopwatch())
+    assert all(row.sketch is not None for row in load.rows)
+
+
+def test_the_memory_of_rows_is_there_before_the_clock_runs(load):
+    assert load.rows
+    space = load._memory._space
+    load.receive(Stopwatch(), sketch=None)
+    assert load._memory._space is space
+    assert len(space) == CLIENTS * DIMENSION * 4
+
+
+def test_headers_are_taken_as_often_as_they_are_measured(load):
+    for _ in range(2):
+        intake = load.intake()
+        for header in load.headers:
+            intake.accept(header)
+        with pytest.raises(UpdateRejected):
+            intake.accept(load.headers[0])
 
 
 @pytest.mark.parametrize(
