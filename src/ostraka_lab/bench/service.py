@@ -134,7 +134,7 @@ def _figures(plan: Plan, rounds: Sequence[Round], bare: Sequence[Figures]) -> Fi
         "close_wall_s": median("close_wall_s"),
         "close_cpu_x_open": median("close_cpu_s") / opened,
         "close_wall_x_open": median("close_wall_s") / opened_wall,
-        "round_cpu_s": _by_process(rounds),
+        "round_cpu_s": _by_party(rounds),
         "spread": {
             what: spread([getattr(each, what) for each in rounds])
             for what in ("receive_cpu_s", "client_cpu_s", "close_cpu_s")
@@ -146,8 +146,8 @@ def _figures(plan: Plan, rounds: Sequence[Round], bare: Sequence[Figures]) -> Fi
     }
 
 
-def _by_process(rounds: Sequence[Round]) -> dict[str, float]:
-    """CPU of every process, from the end of one round to the end of the next."""
+def _by_party(rounds: Sequence[Round]) -> dict[str, float]:
+    """CPU of every party, from the end of one round to the end of the next."""
     names = rounds[0].cpu_s
     return {name: statistics.median(each.cpu_s[name] for each in rounds) for name in names}
 
@@ -163,13 +163,13 @@ def _compare_small(step: _Steps) -> Figures:
         rounds = serve(SMALL, Path(directory) / "federation", None)[1:]
     step("the same in one process")
     figures = run_module("ostraka_lab.bench.service", [], lambda *_: None)
-    by_process, simulated = _by_process(rounds), figures["cpu_s"]
-    services, training = sum(by_process.values()), figures["training_cpu_s"]
+    by_party, simulated = _by_party(rounds), figures["cpu_s"]
+    services, training = sum(by_party.values()), figures["training_cpu_s"]
     return {
         "clients": SMALL.clients,
         "dimension": SMALL.dimension,
         "services_cpu_s": services,
-        "round_cpu_s": by_process,
+        "round_cpu_s": by_party,
         "simulated_cpu_s": simulated,
         "training_cpu_s": training,
         "x_protocol": services / simulated,

@@ -1,14 +1,17 @@
 """A process of clients that send as fast as they can: a thread for each of them.
 
-python -m ostraka_lab.bench.service_clients FOLDER ADDRESS CLIENTS DIMENSION ROUNDS [CERTIFICATE]
+python -m ostraka_lab.bench.service_clients FOLDER ADDRESS FIRST LAST DIMENSION ROUNDS [CERTIFICATE]
 
-They wait for each other before they send, so that what a round's uploads cost can be told from what
-it costs to join it.
+All clients of all processes wait for each other before they send, so that what a round's uploads
+cost can be told from what it costs to join it: a process logs that its clients have joined, and
+waits for a file.
 """
 
 import logging
 import sys
 import threading
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,11 +23,12 @@ from ostraka.errors import FAILED
 from ostraka_lab.bench.whole_round import repeated
 
 _LOG = logging.getLogger("ostraka.lab.clients")
+_POLL_S = 0.005
 
 
 @dataclass(frozen=True)
-class Sending:
-    """All clients have joined this round, and begin to send."""
+class Joined:
+    """All clients of this process have joined this round, and wait to send."""
 
     round: int
 
@@ -32,6 +36,11 @@ class Sending:
 @dataclass(frozen=True)
 class ClientFailed:
     client: str
+
+
+def gate(folder: Path, number: int) -> Path:
+    """The file that lets clients send in their round of this number. folder: the federation's."""
+    return folder.parent / f"go-{number}"
 
 
 class Clients:
@@ -45,12 +54,12 @@ class Clients:
         self._joined = 0
         self.failed = False
 
-    def run(self, updates: list[Float32]) -> None:
-        """Take part in all rounds. updates: one (d,) per client, the same in every round."""
-        together = threading.Barrier(len(updates), action=self._tell)
+    def run(self, updates: Mapping[int, Float32]) -> None:
+        """Take part in all rounds. updates: (d,) by a client's number, the same in every round."""
+        together = threading.Barrier(len(updates), action=self._wait)
         threads = [
             threading.Thread(target=self._guarded, args=(f"client-{number}", update, together))
-            for number, update in enumerate(updates, 1)
+            for number, update in updates.items()
         ]
         for thread in threads:
             thread.start()
@@ -83,16 +92,20 @@ class Clients:
                 together.wait()
                 client.submit(update)
 
-    def _tell(self) -> None:
+    def _wait(self) -> None:
         self._joined += 1
-        logs.event(_LOG, Sending(self._joined))
+        logs.event(_LOG, Joined(self._joined))
+        while not gate(self._folder, self._joined).exists():
+            time.sleep(_POLL_S)
 
 
-def main(folder: str, address: str, clients: str, dimension: str, rounds: str, *tls: str) -> int:
+def main(folder: str, address: str, *numbers: str) -> int:
+    first, last, dimension, rounds = map(int, numbers[:4])
     logs.setup(json=True, simulated=True)
-    certificate = Path(tls[0]) if tls else None
-    taking_part = Clients(Path(folder), address, int(rounds), certificate)
-    taking_part.run(list(repeated(int(clients), int(dimension))))
+    certificate = Path(numbers[4]) if numbers[4:] else None
+    taking_part = Clients(Path(folder), address, rounds, certificate)
+    clients = range(first, last + 1)
+    taking_part.run(dict(zip(clients, repeated(len(clients), dimension), strict=True)))
     return FAILED if taking_part.failed else 0
 
 

@@ -1,7 +1,8 @@
 """Rounds of a whole service over loopback, and what each of its processes spends on them.
 
-The enclave's service, the workers and a process of clients run as they do anywhere. This process
-looks at their CPU clocks all the time, and afterwards cuts at the moments that their logs tell:
+The enclave's service, the workers and some processes of clients run as they do anywhere. This
+process looks at their CPU clocks all the time, and afterwards cuts at the moments that their logs
+tell:
 
     all have joined, and begin to send -> the last update is complete    receiving, or sending
     the last update is complete -> the outcome is published              the close
@@ -10,6 +11,7 @@ looks at their CPU clocks all the time, and afterwards cuts at the moments that 
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ from ostraka.crypto.aead import TAG_BYTES
 from ostraka.errors import ConfigError, ServiceError
 from ostraka_lab.bench.machine import available_bytes, process_cpu_s
 from ostraka_lab.bench.parties import byzantine, sketch_size
+from ostraka_lab.bench.service_clients import gate
 from ostraka_lab.children import Child, Children, Logged
 from ostraka_lab.deployment import Deployment, Setting, found
 
@@ -39,7 +42,10 @@ UPDATE_BYTES = 4  # a value
 CERTIFICATE, KEY = "tls.pem", "tls.key"
 
 _BYTES_A_VALUE = 16  # of all processes together
-_BASE_BYTES = 600 * 2**20  # five interpreters
+_PROCESSES = (
+    8  # of clients: threads of one process wait for each other
+)
+_BASE_BYTES = 1200 * 2**20  # a dozen interpreters
 _GIB = 2**30
 _SAMPLE_S = 0.002
 _POLL_S = 0.05
@@ -83,6 +89,13 @@ class Plan:
         return sketch_size(self.clients, self.dimension) if self.sketched else None
 
     @property
+    def shares(self) -> list[range]:
+        """The numbers of the clients in each of their processes."""
+        size = -(-self.clients // _PROCESSES)
+        numbers = range(1, self.clients + 1)
+        return [numbers[start : start + size] for start in range(0, self.clients, size)]
+
+    @property
     def tiles(self) -> int:
         """Sealed tiles of all clients."""
         return self.clients * Tiling(self.dimension, default_tile(self.dimension)).count
@@ -97,7 +110,7 @@ class Plan:
 class Round:
     """What one round took: CPU and wall seconds until all updates were in, and from then on.
 
-    cpu_s: of every process, from the end of the round before to the end of this one.
+    cpu_s: of every party, from the end of the round before to the end of this one.
     """
 
     receive_cpu_s: float
@@ -150,6 +163,7 @@ class _Watch:
         self._deployment = deployment
         self._plan = plan
         self._times: dict[int, _Times] = {}
+        self._joined: Counter[int] = Counter()  # processes of clients, by round
         self._arrived = 0.0
         self._ready = 0
         self._published = 0
@@ -160,18 +174,23 @@ class _Watch:
         self._until(lambda: self._ready > 0, [enclave])
         workers = [deployment.start_worker(number) for number in range(1, plan.workers + 1)]
         self._until(lambda: self._ready > plan.workers, [enclave])
-        words = (deployment.root, deployment.address, plan.clients, plan.dimension, plan.repeat + 1)
-        tls = () if deployment.certificate is None else (deployment.certificate,)
-        clients = deployment.children.start(
-            "clients",
-            "ostraka_lab.bench.service_clients",
-            *(str(each) for each in (*words, *tls)),
-            serves=False,
-        )
-        with _sampled({each.name: each for each in (enclave, clients, *workers)}) as clocks:
-            self._until(lambda: self._published > plan.repeat, [enclave, clients])
+        clients = [self._start_clients(part) for part in plan.shares]
+        parties = {"enclave": [enclave], "clients": clients, "workers": workers}
+        with _sampled(parties) as clocks:
+            self._until(lambda: self._published > plan.repeat, [enclave, *clients])
             deployment.children.wait(_ENDING_S)
         return [self._round(number, clocks) for number in range(1, plan.repeat + 2)]
+
+    def _start_clients(self, numbers: range) -> Child:
+        deployment, plan = self._deployment, self._plan
+        words = (deployment.root, deployment.address, numbers[0], numbers[-1], plan.dimension)
+        tls = () if deployment.certificate is None else (deployment.certificate,)
+        return deployment.children.start(
+            f"clients-{numbers[0]}",
+            "ostraka_lab.bench.service_clients",
+            *(str(each) for each in (*words, plan.repeat + 1, *tls)),
+            serves=False,
+        )
 
     def _until(self, done: Callable[[], bool], heard: Sequence[Child]) -> None:
         """Follow logs until then. Raises ServiceError if a process fails, or all are silent."""
@@ -193,8 +212,8 @@ class _Watch:
         match event.get("event"):
             case "ServiceStarted" | "WorkerJoined":
                 self._ready += 1
-            case "Sending":
-                self._at(event["round"]).sending = _time(event)
+            case "Joined":
+                self._let_send(event["round"])
             case "UploadCompleted":
                 self._arrived = _time(event)
             case "RoundClosed":
@@ -206,6 +225,13 @@ class _Watch:
                 self._published = event["number"]
             case "RoundSkipped" | "NullStep" | "TooFewWorkers" | "ClientRejected":
                 raise ServiceError(f"a round of the benchmark did not succeed: {event}")
+
+    def _let_send(self, number: int) -> None:
+        """Note that the clients of one process have joined. When all have, they send."""
+        self._joined[number] += 1
+        if self._joined[number] == len(self._plan.shares):
+            self._at(number).sending = time.time()
+            gate(self._deployment.root, number).touch()
 
     def _at(self, number: int) -> _Times:
         return self._times.setdefault(number, _Times())
@@ -227,17 +253,17 @@ class _Watch:
 
 @dataclass
 class Clocks:
-    """CPU seconds of processes, at many moments. names: of the processes."""
+    """CPU seconds of parties, at many moments. names: of the parties."""
 
     names: tuple[str, ...]
     _moments: list[tuple[float, ...]] = field(default_factory=list)
 
     def note(self, moment: float, seconds: Mapping[str, float]) -> None:
-        """Keep what the processes' clocks show at a moment, in seconds since 1970."""
+        """Keep what the parties' clocks show at a moment, in seconds since 1970."""
         self._moments.append((moment, *(seconds[name] for name in self.names)))
 
     def between(self, name: str, start: float, end: float) -> float:
-        """The CPU seconds of a process between two moments."""
+        """The CPU seconds of a party between two moments."""
         table: Float64 = np.array(self._moments)
         seconds = table[:, 1 + self.names.index(name)]
         first, last = np.interp((start, end), table[:, 0], seconds)
@@ -245,15 +271,21 @@ class Clocks:
 
 
 @contextmanager
-def _sampled(processes: Mapping[str, Child]) -> Iterator[Clocks]:
-    """Look at the clocks of these processes again and again while the block lasts."""
-    clocks, done = Clocks(tuple(processes)), threading.Event()
-    shown = dict.fromkeys(processes, 0.0)
+def _sampled(parties: Mapping[str, Sequence[Child]]) -> Iterator[Clocks]:
+    """Look at the clocks of these parties' processes again and again while the block lasts."""
+    clocks, done = Clocks(tuple(parties)), threading.Event()
+    shown = {child.process.pid: 0.0 for children in parties.values() for child in children}
 
     def look() -> None:
-        for name, child in processes.items():
-            shown[name] = process_cpu_s(child.process.pid, otherwise=shown[name])
-        clocks.note(time.time(), shown)
+        for pid, before in shown.items():
+            shown[pid] = process_cpu_s(pid, otherwise=before)
+        clocks.note(
+            time.time(),
+            {
+                name: sum(shown[child.process.pid] for child in children)
+                for name, children in parties.items()
+            },
+        )
 
     def sample() -> None:
         while not done.wait(_SAMPLE_S):

@@ -38,10 +38,10 @@ def service(
 ) -> None:
     """Measure a whole service over loopback, process by process.
 
-    Starts an enclave (simulated), three workers and a process of clients. Shows what the enclave
-    and the clients spend on a received GB, beside a bare loop that receives and opens; and what it
-    takes from the last byte to the published outcome, in multiples of opening the same bytes on the
-    same number of threads.
+    Starts an enclave (simulated), three workers and up to eight processes of clients. Shows what
+    the enclave and the clients spend on a received GB, beside a bare loop that receives and opens;
+    and what it takes from the last byte to the published outcome, in multiples of opening the same
+    bytes on the same number of threads.
 
     \b
     Examples:

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from ostraka.cli import app
 from ostraka.errors import ConfigError, ServiceError
 from ostraka_lab.bench import service, service_clients, service_rounds
 from ostraka_lab.bench.machine import process_cpu_s
+from ostraka_lab.bench.service_clients import gate
 from ostraka_lab.bench.service_rounds import Clocks, Plan, Round, _Watch
 from ostraka_lab.children import Children
 from ostraka_lab.deployment import Deployment
@@ -62,32 +62,51 @@ def logged(event, seconds, **fields):
     return {"event": event, "time": f"2026-01-01T00:00:{seconds:06.3f}+00:00"} | fields
 
 
-def heard(*events):
-    watch = _Watch(Deployment(Path(), "", Children(Path())), PLAN)
+def heard(folder, *events):
+    """PLAN has four processes of clients."""
+    watch = _Watch(Deployment(folder / "federation", "", Children(folder)), PLAN)
     for event in events:
         watch._hear(event)
     return watch
 
 
-def test_a_round_is_cut_where_the_logs_say():
+def test_all_send_when_all_have_joined(tmp_path):
+    joined = [logged("Joined", 1, round=1)] * 3
+    watch = heard(tmp_path, *joined, logged("Joined", 2, round=2))
+    assert not gate(tmp_path / "federation", 1).exists()
+    before = time.time()
+    watch._hear(joined[0])
+    assert before <= watch._at(1).sending <= time.time()
+    assert gate(tmp_path / "federation", 1).exists()
+    assert not gate(tmp_path / "federation", 2).exists()
+
+
+def test_clients_share_a_few_processes():
+    shares = Plan(clients=100, dimension=10).shares
+    assert len(shares) == 8
+    assert [number for share in shares for number in share] == list(range(1, 101))
+    assert [len(share) for share in PLAN.shares] == [1, 1, 1, 1]
+
+
+def test_a_round_is_cut_where_the_logs_say(tmp_path):
     watch = heard(
+        tmp_path,
         logged("ServiceStarted", 0),
         logged("WorkerJoined", 0),
-        logged("Sending", 1, round=1),
         logged("UploadCompleted", 2, client="client-1"),
         logged("UploadCompleted", 3, client="client-2"),
         logged("RoundClosed", 3.5, number=1, missing=[]),
         logged("RoundPublished", 5, number=1),
-        logged("Sending", 6, round=2),
         logged("UploadCompleted", 6.5, client="client-1"),
         logged("RoundClosed", 6.5, number=2, missing=[]),
         logged("RoundPublished", 7, number=2),
     )
     assert watch._ready == 2
-    start = watch._at(1).sending
+    start = watch._at(1).arrived - 3
+    watch._at(1).sending, watch._at(2).sending = start + 1, start + 6
     clocks = Clocks(("enclave", "clients"))
     for second in range(8):
-        clocks.note(start - 1 + second, {"enclave": float(second), "clients": 2.0 * second})
+        clocks.note(start + second, {"enclave": float(second), "clients": 2.0 * second})
     assert watch._round(1, clocks) == Round(
         receive_cpu_s=2,
         client_cpu_s=4,
@@ -111,9 +130,9 @@ def test_a_round_is_cut_where_the_logs_say():
     ],
     ids=lambda event: event["event"],
 )
-def test_a_round_that_is_not_a_whole_one_is_no_measurement(event):
+def test_a_round_that_is_not_a_whole_one_is_no_measurement(event, tmp_path):
     with pytest.raises(ServiceError, match="benchmark"):
-        heard(event)
+        heard(tmp_path, event)
 
 
 def test_figures_are_medians_by_the_gigabyte_and_by_what_is_least():
@@ -139,7 +158,7 @@ def test_figures_are_medians_by_the_gigabyte_and_by_what_is_least():
 
 def test_clients_that_fail_end_their_process(tmp_path, capsys):
     """There are no keys in this folder."""
-    assert service_clients.main(str(tmp_path), "127.0.0.1:1", "3", "50", "2") == 1
+    assert service_clients.main(str(tmp_path), "127.0.0.1:1", "1", "3", "50", "2") == 1
     assert '"event": "ClientFailed"' in capsys.readouterr().err
 
 
@@ -200,7 +219,7 @@ def test_a_small_service_is_measured_with_tls_and_without():
     assert figures["small"] is None
     for way in (figures, figures["tls"]):
         assert all(way[name] > 0 and np.isfinite(way[name]) for name in NAMED)
-        assert set(way["round_cpu_s"]) == {"enclave", "clients", "worker-1", "worker-2", "worker-3"}
+        assert set(way["round_cpu_s"]) == {"enclave", "clients", "workers"}
 
 
 FIGURES = {
