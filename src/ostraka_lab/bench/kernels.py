@@ -240,6 +240,14 @@ STAGES = {
 }
 
 
+# What a whole round is made of: what is done as updates arrive, what measures them, and the rest.
+ROUNDS = {
+    "sketch": ("arrival_sketch", "exact_sketch", "second_pass"),
+    "sketch-inside": ("arrival_sketch", "sketch_inside", "second_pass"),
+    "exact": ("arrival", "exact_online", "second_pass"),
+}
+
+
 @dataclass(frozen=True)
 class Plan:
     """Sizes and stages of one run. only: empty for all stages."""
@@ -331,7 +339,8 @@ def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
         "tile": load.terms.tile,
         "sketch": sketch_size(plan.clients, plan.dimension),
         "enclave_rss_mib": None if peak is None else peak / _MIB,
-        "stages": summary(clocks),
+        "stages": (stages := summary(clocks)),
+        "rounds": whole_rounds(stages),
     }
 
 
@@ -363,6 +372,24 @@ def summary(clocks: dict[str, list[Stopwatch]]) -> Figures:
         if note := clocks[name][0].note:
             stages[name]["note"] = note
     return stages
+
+
+def whole_rounds(stages: Figures) -> Figures:
+    """Add up the rounds whose stages are all there, in multiples of the reference.
+
+    measure_x_open: arrival and inner products. close_x_open: what is left at the close. x_open: all
+    of it, headers included.
+    """
+    found: Figures = {}
+    for name, parts in ROUNDS.items():
+        if {"headers", *parts} <= stages.keys():
+            arrives, measures, rest = (stages[part]["x_open"] for part in parts)
+            found[name] = {
+                "measure_x_open": arrives + measures,
+                "close_x_open": measures + rest,
+                "x_open": stages["headers"]["x_open"] + arrives + measures + rest,
+            }
+    return found
 
 
 def _plan(text: str) -> Plan:

@@ -42,9 +42,7 @@ UPDATE_BYTES = 4  # a value
 CERTIFICATE, KEY = "tls.pem", "tls.key"
 
 _BYTES_A_VALUE = 16  # of all processes together
-_PROCESSES = (
-    8  # of clients: threads of one process wait for each other
-)
+_PROCESSES = 8  # of clients: threads of one process wait for each other
 _BASE_BYTES = 1200 * 2**20  # a dozen interpreters
 _GIB = 2**30
 _SAMPLE_S = 0.002

@@ -40,6 +40,15 @@ def test_figures_are_medians_and_multiples_of_open():
     }
 
 
+def test_whole_rounds_are_sums_of_their_stages():
+    costs = {"headers": 0.25, "arrival": 1.0, "exact_online": 8.0, "second_pass": 0.5}
+    stages = {name: {"x_open": cost} for name, cost in costs.items()}
+    assert kernels.whole_rounds(stages) == {
+        "exact": {"measure_x_open": 9.0, "close_x_open": 8.5, "x_open": 9.75}
+    }
+    assert {part for parts in kernels.ROUNDS.values() for part in parts} < set(STAGES)
+
+
 def test_every_repeat_runs_every_stage_but_the_costly_ones():
     plan = Plan(8, 1000, repeat=3, only=("floor", "noise_mgs"))
     assert list(kernels._turns(plan)) == [
@@ -60,6 +69,7 @@ def test_a_tiny_run_in_its_own_process_gives_every_figure():
     }
     assert 5 < figures["enclave_rss_mib"] < 512
     assert set(figures["stages"]) == set(STAGES)
+    assert set(figures["rounds"]) == {"sketch", "sketch-inside", "exact"}
     reference = figures["stages"]["open"]["cpu_s"]
     for stage in figures["stages"].values():
         assert 0 < stage["cpu_s"] < math.inf
