@@ -51,12 +51,13 @@ fmt: $(STAMP) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, caches and built packages
-	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist src/ostraka/core/loops/_native.so .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp goes before the work starts and returns when all of it is done. Without it the
 # environment is of unknown state, and is made anew.
-$(CORE): pyproject.toml constraints.txt
+# The loops in C are built by the installation, so it is repeated when they change.
+$(CORE): pyproject.toml constraints.txt hatch_build.py src/ostraka/core/loops/native.c
 	@command -v $(PYTHON) >/dev/null || \
 		$(call stop,$(PYTHON) was not found: install Python 3.11 or newer$(comma) $(OTHER))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

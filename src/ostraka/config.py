@@ -11,7 +11,7 @@ import numpy as np
 
 from ostraka import encoding
 from ostraka.arrays import Float64
-from ostraka.core import exact, leakage, rules, sketch
+from ostraka.core import exact, leakage, rules, sketch, uploads
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.encoding import Digest, Id, Key
 from ostraka.errors import ConfigError
@@ -125,9 +125,11 @@ class Terms:
     that copies the enclave's state can read an update.
 
     `disclose_values` allows rules whose aggregate holds single values of single clients.
+
+    `upload` names the format in which clients send their updates (`uploads.FORMATS`).
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/terms/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/terms/v5"
 
     manifest: Manifest
     f: int
@@ -149,6 +151,7 @@ class Terms:
     optimiser: Optimiser = FEDAVG
     confirm: str = "clients"
     witness_f: int = 0
+    upload: str = uploads.DEFAULT
 
     def __post_init__(self) -> None:
         if min(self.f, self.witness_f) < 0:
@@ -162,6 +165,7 @@ class Terms:
             raise ConfigError(f"masking is one of {', '.join(MASKINGS)}; got {self.masking!r}")
         if not 0 <= self.client_momentum < 1:
             raise ConfigError(f"0 <= client_momentum < 1; got {self.client_momentum}")
+        self.format.require_dimension(self.dimension)
         self._check_rule()
         largest = 2.0**128 * math.sqrt(self.dimension)  # no float32 update is longer
         if self.clip_norm is not None and not 2.0**-126 <= self.clip_norm <= largest:
@@ -221,6 +225,15 @@ class Terms:
         """How many columns are measured: those of the update itself, or of its sketch."""
         return self.sketch or self.dimension
 
+    @cached_property
+    def format(self) -> uploads.Format:
+        """How the values of an upload are written."""
+        return uploads.find(self.upload)
+
+    def tile_bytes(self, index: int) -> int:
+        """The size of a tile of an upload, before it is sealed."""
+        return self.tiling.size(index) * self.format.dtype.itemsize
+
     @property
     def inside(self) -> bool:
         """Whether the enclave measures by itself."""
@@ -276,7 +289,7 @@ class Federation:
     this revision, so that a host cannot withhold the next one for ever.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/federation/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/federation/v5"
 
     terms: Terms
     clients: tuple[Member, ...]

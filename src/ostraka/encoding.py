@@ -16,9 +16,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, TypeVar, get_args, get_origin
 from typing import get_type_hints as type_hints
 
-from ostraka.errors import MalformedMessage
+from ostraka.errors import LocalProtocolError, MalformedMessage
 
 _PREFIX = 8
+_length = struct.Struct(">Q").pack
 _PLAIN: dict[Any, Callable[[Any], bytes]] = {
     bytes: bytes,
     str: lambda value: str(value).encode(),
@@ -68,7 +69,7 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 def pack(*fields: bytes) -> bytes:
     """Joins fields, each behind its length."""
-    return b"".join([part for field in fields for part in (_length(field), field)])
+    return b"".join([part for field in fields for part in (_length(len(field)), field)])
 
 
 def unpack(data: bytes) -> list[bytes]:
@@ -83,16 +84,23 @@ def unpack(data: bytes) -> list[bytes]:
     return fields
 
 
-def encode(message: Message) -> bytes:
-    """Returns the canonical bytes of a message."""
-    return pack(message.LABEL, _writer(type(message))(message))
+def encode(message: Message, **instead: Any) -> bytes:
+    """Returns the canonical bytes of a message. instead: other values for some of its fields."""
+    kind = type(message)
+    if not instead.keys() <= message.__dataclass_fields__.keys():
+        raise LocalProtocolError(f"{kind.__name__} has not all of the fields {sorted(instead)}")
+    values = [
+        write(instead[name] if name in instead else getattr(message, name))
+        for name, write in _fields(kind)
+    ]
+    return pack(message.LABEL, pack(*values))
 
 
 def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
     """Returns the message that these bytes encode. Raises MalformedMessage and nothing else."""
     match unpack(bytes(data)):
         case [label, body] if label == kind.LABEL:
-            message: AnyMessage = _from_bytes(kind, body)
+            message: AnyMessage = _reader(kind)(body)
             return message
     raise MalformedMessage(f"not a {kind.__name__}")
 
@@ -100,10 +108,6 @@ def decode(kind: type[AnyMessage], data: bytes) -> AnyMessage:
 def digest(message: Message) -> bytes:
     """Returns the SHA-256 of the canonical bytes."""
     return hashlib.sha256(encode(message)).digest()
-
-
-def _length(field: bytes) -> bytes:
-    return len(field).to_bytes(_PREFIX, "big")
 
 
 @cache
@@ -125,44 +129,50 @@ def _writer(kind: Any) -> Callable[[Any], bytes]:
 
 
 def _dataclass_writer(kind: Any) -> Callable[[Any], bytes]:
-    names = [field.name for field in dataclasses.fields(kind)]
-    fields = [(name, _writer(hint)) for name, hint in zip(names, _field_types(kind), strict=True)]
+    fields = _fields(kind)
     return lambda value: pack(*[write(getattr(value, name)) for name, write in fields])
 
 
-def _from_bytes(kind: Any, raw: bytes) -> Any:
+@cache
+def _fields(kind: Any) -> tuple[tuple[str, Callable[[Any], bytes]], ...]:
+    """The fields of a message, each with what writes it."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    types = _field_types(kind)
+    return tuple((name, _writer(hint)) for name, hint in zip(names, types, strict=True))
+
+
+@cache
+def _reader(kind: Any) -> Callable[[bytes], Any]:
+    """Returns what reads a declared type, and is made once for it, as its writer is."""
     if dataclasses.is_dataclass(kind):
-        return _dataclass_from_bytes(kind, raw)
+        return _dataclass_reader(kind)
     origin = get_origin(kind)
     if origin is tuple:
-        return tuple(_from_bytes(get_args(kind)[0], field) for field in unpack(raw))
+        read_each = _reader(get_args(kind)[0])
+        return lambda raw: tuple(map(read_each, unpack(raw)))
     if origin is Annotated:
         mark = get_args(kind)[1]
-        _expect_length(raw, mark.bytes if isinstance(mark, Length) else len(raw))
-        return raw
+        return _exactly(mark.bytes) if isinstance(mark, Length) else bytes
     if isinstance(kind, UnionType):  # optional: no bytes at all stand for None
-        inner = next(option for option in get_args(kind) if option is not NoneType)
-        return _from_bytes(inner, raw) if raw else None
-    if kind is bytes:
-        return raw
-    if kind is str:
-        return _text(raw)
-    _expect_length(raw, 1 if kind is bool else 8)
-    if kind is bool:
-        return _truth(raw)
-    return int.from_bytes(raw, "big") if kind is int else struct.unpack(">d", raw)[0]
+        read = _reader(next(option for option in get_args(kind) if option is not NoneType))
+        return lambda raw: read(raw) if raw else None
+    return _READERS[kind]
 
 
-def _dataclass_from_bytes(kind: Any, raw: bytes) -> Any:
-    hints = _field_types(kind)
-    values = unpack(raw)
-    if len(values) != len(hints):
-        raise MalformedMessage(f"{kind.__name__} has {len(hints)} fields; got {len(values)}")
-    fields = (_from_bytes(hint, value) for hint, value in zip(hints, values, strict=True))
-    try:
-        return kind(*fields)
-    except ValueError as invalid:
-        raise MalformedMessage(f"{kind.__name__}: {invalid}") from None
+def _dataclass_reader(kind: Any) -> Callable[[bytes], Any]:
+    readers = [_reader(hint) for hint in _field_types(kind)]
+
+    def read_fields(raw: bytes) -> Any:
+        values = unpack(raw)
+        if len(values) != len(readers):
+            raise MalformedMessage(f"{kind.__name__} has {len(readers)} fields; got {len(values)}")
+        fields = [read(value) for read, value in zip(readers, values, strict=True)]
+        try:
+            return kind(*fields)
+        except ValueError as invalid:
+            raise MalformedMessage(f"{kind.__name__}: {invalid}") from None
+
+    return read_fields
 
 
 @cache
@@ -171,9 +181,13 @@ def _field_types(kind: type[Any]) -> tuple[Any, ...]:
     return tuple(hints[field.name] for field in dataclasses.fields(kind))
 
 
-def _expect_length(raw: bytes, length: int) -> None:
-    if len(raw) != length:
-        raise MalformedMessage(f"a field of {length} bytes has {len(raw)}")
+def _exactly(length: int) -> Callable[[bytes], bytes]:
+    def read(raw: bytes) -> bytes:
+        if len(raw) != length:
+            raise MalformedMessage(f"a field of {length} bytes has {len(raw)}")
+        return raw
+
+    return read
 
 
 def _text(raw: bytes) -> str:
@@ -184,6 +198,16 @@ def _text(raw: bytes) -> str:
 
 
 def _truth(raw: bytes) -> bool:
-    if raw not in (b"\0", b"\1"):
+    if _one(raw) not in (b"\0", b"\1"):
         raise MalformedMessage("a truth value is neither 0 nor 1")
     return raw == b"\1"
+
+
+_one, _eight = _exactly(1), _exactly(8)
+_READERS: dict[Any, Callable[[bytes], Any]] = {
+    bytes: bytes,
+    str: _text,
+    bool: _truth,
+    int: lambda raw: int.from_bytes(_eight(raw), "big"),
+    float: lambda raw: struct.unpack(">d", _eight(raw))[0],
+}

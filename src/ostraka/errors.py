@@ -78,11 +78,13 @@ class Rejection(StrEnum):
     WRONG_SHAPE = "wrong dimension, tiles or manifest"
     UNOPENABLE_KEY = "its sealed key does not open"
     BAD_NORM = "its stated norm is not possible (a NaN or an infinity in the update makes it so)"
+    BAD_STEP = "its stated step is not possible in the format of its upload"
     DUPLICATE = "sent twice"
     LATE = "arrived after the round closed"
     INCOMPLETE = "incomplete when the round closed"
     UNOPENABLE_TILE = "a tile does not open"
     NOT_FINITE = "holds a NaN or an infinity"
+    BAD_VALUE = "holds a value that its format does not have"
     FALSE_NORM = "its norm is not the stated one"
     CHANGED = "a tile changed between the two passes"
 
@@ -97,7 +99,9 @@ _PROVABLE = frozenset(
         Rejection.WRONG_SHAPE,
         Rejection.UNOPENABLE_KEY,
         Rejection.BAD_NORM,
+        Rejection.BAD_STEP,
         Rejection.NOT_FINITE,
+        Rejection.BAD_VALUE,
         Rejection.FALSE_NORM,
     }
 )

@@ -21,7 +21,7 @@ from ostraka.config import (
     Terms,
     default_tile,
 )
-from ostraka.core import leakage, rules
+from ostraka.core import leakage, rules, uploads
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
@@ -118,9 +118,10 @@ class TermsTable:
     disclose_values: bool = False
     confirm: str = "clients"
     witness_f: int = 0
+    upload: str = uploads.DEFAULT
 
     def __post_init__(self) -> None:
-        _ = self.composition  # refuses what cannot work
+        _ = self.composition, uploads.find(self.upload)  # refuses what cannot work
         _require("f", self.f, 0, _MANY)
         _require("witness_f", self.witness_f, 0, _MANY)
         _require("leakage_bits", self.leakage_bits, 1e-30, 1e30)
@@ -361,6 +362,7 @@ class FederationFile:
             optimiser=self.optimiser,
             confirm=terms.confirm,
             witness_f=terms.witness_f,
+            upload=terms.upload,
         )
 
     def tls(self) -> tuple[bytes, bytes] | None:
@@ -577,7 +579,8 @@ def _require_quorum(document: Document, file: FederationFile, clients: int) -> N
 
 def _require_room(document: Document, file: FederationFile, federation: Federation) -> None:
     terms, clients = federation.terms, len(federation.clients)
-    update = 4 * terms.dimension + TAG_BYTES * terms.tiling.count
+    value_bytes = terms.format.dtype.itemsize
+    update = value_bytes * terms.dimension + TAG_BYTES * terms.tiling.count
     round_mib = -(-clients * update // _MIB)
     if file.storage.spool_mib < round_mib:
         raise document.error(
@@ -585,7 +588,7 @@ def _require_room(document: Document, file: FederationFile, federation: Federati
             f"storage.spool_mib must hold a round: {clients} updates of {terms.dimension} values "
             f"take {round_mib}; got {file.storage.spool_mib}",
         )
-    message_kib = -(-(4 * terms.tile + _MESSAGE_OVERHEAD) // 1024)
+    message_kib = -(-(value_bytes * terms.tile + _MESSAGE_OVERHEAD) // 1024)
     if file.limits.message_kib < message_kib:
         raise document.error(
             "limits.message_kib",

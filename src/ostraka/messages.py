@@ -19,13 +19,16 @@ Every message is frozen, canonically encoded (`ostraka.encoding`) and free of se
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, TypeAlias
+from weakref import ref
 
 import numpy as np
 
-from ostraka.arrays import Float32
+from ostraka import merkle
+from ostraka.arrays import Float32, is_frozen
 from ostraka.config import Federation
 from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature, pack
 
@@ -35,11 +38,41 @@ SIMULATION = "simulation"  # evidence that proves nothing but that the protocol 
 IN_PROCESS = "in-process"  # no evidence: the client runs the enclave in its own process
 
 _GENESIS = b"ostraka/genesis/v1"
+_VECTOR = b"ostraka/vector/v1"
+_LEAF_VALUES = 65_536
+
+Run: TypeAlias = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
+
+# A model is named in a receipt, when it is stored, in the next offer, and when clients ask for it.
+_named: deque[tuple[ref[Float32], bytes]] = deque(maxlen=8)
 
 
-def vector_digest(vector: Float32) -> bytes:
-    """The name of a model or an aggregate (d,) in other messages: SHA-256 of its bytes."""
-    return hashlib.sha256(vector.data).digest()
+def vector_digest(vector: Float32, run: Run = map) -> bytes:
+    """The name of a model or an aggregate (d,) in other messages.
+
+    SHA-256 of a label, d, and the root of the tree over its tiles of 65,536 values: so a tile can
+    be checked without the others. It is computed once for an array that is frozen, and each time
+    for one that can be written to. run: a `map` that may hash tiles in parallel.
+    """
+    if not is_frozen(vector):
+        return _vector_digest(vector, run)
+    for known, name in tuple(_named):
+        if known() is vector:
+            return name
+    name = _vector_digest(vector, run)
+    _named.append((ref(vector), name))
+    return name
+
+
+def _vector_digest(vector: Float32, run: Run) -> bytes:
+    values = vector.data
+
+    def leaf(start: int) -> bytes:
+        return merkle.leaf(values[start : start + _LEAF_VALUES])
+
+    leaves = tuple(run(leaf, range(0, len(values), _LEAF_VALUES)))
+    length = len(values).to_bytes(8, "big")
+    return hashlib.sha256(pack(_VECTOR, length, merkle.root(leaves))).digest()
 
 
 def first_model(federation: Federation) -> bytes:
@@ -51,7 +84,7 @@ def first_model(federation: Federation) -> bytes:
 class Charter:
     """The federation's terms and roster, as its authority signed them."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/charter/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/charter/v5"
 
     federation: Federation
     signature: Signature
@@ -96,7 +129,7 @@ class Evidence:
 class RoundOffer:
     """The enclave opens a round. The client checks it, trains, and seals its update to `key`."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/round-offer/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/round-offer/v2"
 
     number: int
     round_id: Id
@@ -260,7 +293,7 @@ class Receipt:
     step, which leaves the model as it was; empty if it is none. cohort: as in the proposal.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/receipt/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/receipt/v5"
 
     number: int
     round_id: Id
@@ -360,7 +393,7 @@ class Abandon:
     of this number was or will be confirmed; without that it counts as a release.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/abandon/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/abandon/v2"
 
     number: int
     previous: Digest

@@ -20,8 +20,11 @@ import torch
 
 from ostraka import files, logs
 from ostraka.arrays import Float32, Float64
-from ostraka.client.momentum import InMemory, Momentum
-from ostraka.core import rules
+from ostraka.client.kept import InMemory
+from ostraka.client.momentum import Momentum
+from ostraka.client.outgoing import Feedback, Outgoing
+from ostraka.config import Manifest, Terms
+from ostraka.core import rules, uploads
 from ostraka.errors import OstrakaError
 from ostraka_lab.defence import Aggregate, Defence, Past, Plain
 from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Participant, Task
@@ -71,9 +74,10 @@ class Clear:
         self._participants = [
             Participant(task, number, shared, defence) for number in task.experiment.numbers
         ]
-        beta = task.experiment.client_momentum
-        self._momenta = {
-            number: Momentum(beta, manifest, InMemory()) for number in task.experiment.numbers
+        self._format = uploads.find(task.experiment.upload)
+        self._ways_out = {
+            number: _way_out(task.experiment, number, manifest)
+            for number in task.experiment.numbers
         }
 
     def rounds(self, after: int = 0) -> Iterator[ClearRound]:
@@ -103,7 +107,7 @@ class Clear:
     def _own(self, participant: Participant, number: int) -> Float32:
         """Its own update (d,), as an honest client sends it."""
         trained = participant.train(self.model, number)
-        return self._momenta[participant.number].apply(trained.update, number)
+        return self._ways_out[participant.number].apply(trained.update, number).widened()
 
     def _sent(self, own: dict[int, Float32], number: int, known: Float32 | None) -> Float32:
         """What all of them send (n, d)."""
@@ -114,9 +118,18 @@ class Clear:
                 sent.append(common)
                 continue
             sent.append(each.sends(own[each.number], number, known if each.asks else None))
+            if sent[-1] is not own[each.number]:
+                sent[-1] = self._rounded(each.number, sent[-1])
             if each.attack is not None and attack is not None and attack.alike:
                 common = sent[-1]
         return np.stack(sent)
+
+    def _rounded(self, client: int, update: Float32) -> Float32:
+        """What an attacker's vector (d,) becomes on its way. What is not finite is rejected."""
+        if not np.isfinite(update).all():
+            return update
+        stream = self._experiment.rounding(client)
+        return self._format.encode(update, stream.fill).widened()
 
     def _attackers_share(self, result: Aggregate) -> float | None:
         if result.shares is None:
@@ -128,6 +141,13 @@ class Clear:
         if attack is None or not attack.needs_known:
             return None
         return np.stack([own[client] for client in self._experiment.telling])
+
+
+def _way_out(experiment: Experiment, client: int, manifest: Manifest) -> Outgoing:
+    """What a client does to its updates, with a memory that lasts as long as the run."""
+    terms = Terms(manifest, f=0, upload=experiment.upload)
+    feedback = Feedback(terms, InMemory(), entropy=experiment.rounding(client).bytes)
+    return Outgoing(Momentum(experiment.client_momentum, manifest, InMemory()), feedback)
 
 
 @dataclass(frozen=True)

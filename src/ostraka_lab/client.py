@@ -16,6 +16,7 @@ import ostraka
 from ostraka import logs
 from ostraka.arrays import Float32
 from ostraka.client.results import Model
+from ostraka.core.uploads import Encoded
 from ostraka.errors import OstrakaError, UpdateRejected
 from ostraka.protocol.client import Joined
 from ostraka_lab.experiment import Participant, Task
@@ -125,19 +126,21 @@ class LabClient(ostraka.Client):
         )
         self._fellows, self._participant = fellows, participant
 
-    def _outgoing(self, joined: Joined, update: Float32) -> Float32:
+    def _outgoing(self, joined: Joined, update: Float32) -> Encoded:
         """What an honest client sends, or in its place what an attacker likes, unchecked.
 
         Attackers get to know what others send, and not what those have trained.
         """
         fellows, participant, number = self._fellows, self._participant, joined.offer.number
-        own = super()._outgoing(joined, update)
+        encoded = super()._outgoing(joined, update)
+        own = encoded.widened()
         if participant.tells:
             fellows.board.tell(participant.number, number, own)
         known = None
         if participant.asks:
             known = fellows.board.read(fellows.task.experiment.telling, number)
-        return participant.sends(own, number, known)
+        sent = participant.sends(own, number, known)
+        return encoded if sent is own else joined.encode(sent)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from torch import nn
 
 from ostraka.arrays import Float32, Float64
 from ostraka.config import MAX_WORKERS, MIN_WORKERS, Manifest
-from ostraka.core import rules
+from ostraka.core import rules, uploads
+from ostraka.crypto.stream import KEY_BYTES, SecretStream
 from ostraka.errors import ConfigError
 from ostraka_lab import data, models
 from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene, stamped
@@ -42,7 +43,7 @@ _EVERY_CLIENT_A_PROCESS = 16
 _PROCESSES = 2
 
 # What random numbers are drawn for: each purpose has a stream of its own.
-_CAST, _TRAINING, _ATTACK, _POISON, _ROOT = range(5)
+_CAST, _TRAINING, _ATTACK, _POISON, _ROOT, _ROUNDING = range(6)
 
 CLIENT = "client-"  # before a client's number
 
@@ -59,7 +60,8 @@ class Experiment:
     terms name it, with options in brackets if it has any. pre: pre-aggregations before it; None for
     the usual ones. k: of multi-krum, None for n - f. root: the client that rules with a root client
     trust; None for an honest one, drawn from the seed. root_images: how many images that client
-    has, drawn from all, in place of its part; None for its part.
+    has, drawn from all, in place of its part; None for its part. upload: the format of uploads, in
+    which attackers are held to its range.
     processes: how many the clients share; None for one each, unless there are many clients.
     evaluate_every: in rounds; the last is always evaluated. deadline_s: how long the first round
     waits for a client that does not come.
@@ -90,6 +92,7 @@ class Experiment:
     distances: str = "workers"
     workers: int = 2
     sketch: int | None = None
+    upload: str = uploads.DEFAULT
     seed: int = 0
     processes: int | None = None
     baseline: bool = False
@@ -102,6 +105,7 @@ class Experiment:
         find("attack", self.attack, {**ATTACKS, NO_ATTACK: None})
         find("kind of knowledge", self.know, dict.fromkeys(KNOWING))
         partition.parse(self.partition)
+        uploads.find(self.upload)
         self._require_least(
             byzantine=0, f=0, rounds=1, seed=0, processes=1, evaluate_every=1, root_images=2
         )
@@ -263,12 +267,19 @@ class Experiment:
 
     @property
     def resumes_in_the_clear(self) -> bool:
-        """Whether a run in the clear can go on from its last model: momenta are kept in memory."""
-        return self.client_momentum == 0
+        """Whether a run in the clear can go on from its last model.
+
+        Momenta and residuals are kept in memory.
+        """
+        return self.client_momentum == 0 and self.upload == uploads.DEFAULT
 
     def training_seed(self, client: int, number: int) -> tuple[int, ...]:
         """The seed of one client's training in one round."""
         return (self.seed, _TRAINING, client, number)
+
+    def rounding(self, client: int) -> SecretStream:
+        """What a client in the clear rounds its updates with, the same in every run."""
+        return SecretStream(self.stream(_ROUNDING, client).bytes(KEY_BYTES))
 
     def attack_stream(self, client: int, number: int) -> np.random.Generator:
         return self.stream(_ATTACK, client, number)
@@ -412,7 +423,14 @@ class Participant:
         )
         # A value beyond float32 becomes an infinity, and the update is rejected for that.
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.attack.send(scene)
+            return self._in_range(self.attack.send(scene))
+
+    def _in_range(self, sent: Float32) -> Float32:
+        """What the format of uploads can hold of finite values; others are sent as they are."""
+        largest = uploads.find(self._experiment.upload).largest
+        if self._experiment.upload == uploads.DEFAULT:
+            return sent
+        return np.where(np.isfinite(sent), sent.clip(-largest, largest), sent).astype(np.float32)
 
     def _root(self) -> int | None:
         """The row of the root client among the updates that attackers know."""

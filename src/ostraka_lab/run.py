@@ -86,6 +86,7 @@ def _plan(folder: RunFolder, experiment: Experiment) -> Plan:
         model=folder.first_model,
         composition=experiment.composition,
         disclose_values=experiment.composition.discloses,
+        upload=experiment.upload,
     )
 
 

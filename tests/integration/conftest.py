@@ -548,15 +548,15 @@ class Stage:
 def stage(deploy, monkeypatch) -> Iterator[Callable[..., Stage]]:
     """stage(clients=8, f=2, ...) is ready to start. settings: lines of the federation file."""
     stages: list[Stage] = []
-    at_once = upload._requests
+    at_once = upload.frames
 
-    def tile_by_tile(sealed: Any, asked: Any, batch: int) -> Iterator[wire.UploadRequest]:
-        for i, request in enumerate(at_once(sealed, asked, 1)):
-            if i == len(sealed.tiles) // 2:
+    def half_way(sealed: Any, numbers: range) -> Iterator[memoryview]:
+        for number, frame in zip(numbers, at_once(sealed, numbers), strict=True):
+            if number == sealed.count // 2:
                 stages[-1].clients[sealed.header.client].come_to("half")
-            yield request
+            yield frame
 
-    monkeypatch.setattr(upload, "_requests", tile_by_tile)
+    monkeypatch.setattr(upload, "frames", half_way)
     monkeypatch.setattr(connection, "LONGEST_WAIT_S", 0.5)  # so that no test waits for a client
 
     def make(

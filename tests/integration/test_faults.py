@@ -46,7 +46,7 @@ from ostraka.client import upload as uploading
 
 address, name, root, place = sys.argv[1:]
 updates = np.load(f"{root}/{name}.npy")
-at_once = uploading._requests
+at_once = uploading.frames
 
 def say(*what):
     line = " ".join(map(str, what))
@@ -54,13 +54,13 @@ def say(*what):
     if line == place:
         time.sleep(600)
 
-def tile_by_tile(sealed, asked, batch):
-    for i, request in enumerate(at_once(sealed, asked, 1)):
-        if i == len(sealed.tiles) // 2:
+def half_way(sealed, numbers):
+    for number, frame in zip(numbers, at_once(sealed, numbers)):
+        if number == sealed.count // 2:
             say("half", model.round)
-        yield request
+        yield frame
 
-uploading._requests = tile_by_tile
+uploading.frames = half_way
 with ostraka.Client(
     address, name=name, key=f"{root}/keys/{name}.key", policy=f"{root}/policy.toml",
     unsafe_simulation=True, timeout=300,

@@ -34,6 +34,7 @@ from ostraka.messages import (
     WorkerHello,
 )
 from ostraka.protocol.client import Client
+from ostraka.transport import LANE, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
@@ -101,12 +102,18 @@ def mutate(rng, data):
 
 @dataclass
 class Talk:
-    """One stream of messages to one method. cut: it is broken off behind the last of them."""
+    """One stream of messages to one method. cut: it is broken off behind the last of them.
+
+    frames: what goes over the lane, if a ticket is granted.
+    """
 
     method: str
     messages: list[bytes]
     cut: bool
+    frames: bytes
 
+
+ON_A_LANE = "on a lane"  # what is said there, beside the methods
 
 # What a call of asyncio raises when the other side has ended it. The last one has no public name.
 ENDED = (
@@ -129,10 +136,20 @@ def fuzz(rng, genuine):
         rng.shuffle(messages)
     elif change < 0.9:
         messages.insert(rng.integers(len(messages) + 1), pick(rng, messages))
-    return Talk(method, messages[: rng.integers(len(messages) + 1)] or messages, rng.random() < 0.2)
+    messages = messages[: rng.integers(len(messages) + 1)] or messages
+    return Talk(method, messages, rng.random() < 0.2, mutate(rng, *genuine[ON_A_LANE]))
 
 
-async def converse(channel, talk):
+async def bring(port, ticket, frames):
+    """What a lane is told, before it is broken off."""
+    with suppress(OSError):
+        _, lane = await asyncio.open_connection("127.0.0.1", port)
+        lane.write(LANE + ticket + frames)
+        await lane.drain()
+        lane.close()
+
+
+async def converse(channel, talk, port):
     """How the conversation ended."""
     # Whoever asks rightly for the outcome waits for the round to end.
     patience = GLANCE_S if talk.method == "AwaitOutcome" else PATIENCE_S
@@ -144,8 +161,10 @@ async def converse(channel, talk):
             call.cancel()
         else:
             await call.done_writing()
-            while await call.read() is not grpc.aio.EOF:
-                pass
+            while (reply := await call.read()) is not grpc.aio.EOF:
+                if talk.method == "Upload":
+                    ticket = wire.UploadReply.FromString(reply).granted.ticket
+                    await bring(port, ticket, talk.frames)
     except ENDED:
         pass
     return await call.code(), str(await call.details())
@@ -171,6 +190,7 @@ async def work_badly(channel, identity, genuine, rng):
 async def send_fuzzed(address, genuine, identity, rng, count):
     """So many messages, in conversations of one or more. Counts how those ended."""
     channels = [own_channel(address) for _ in range(8)]
+    port = int(address.rpartition(":")[2])
     ends: Counter[str] = Counter()
     sent = 0
 
@@ -183,7 +203,7 @@ async def send_fuzzed(address, genuine, identity, rng, count):
             if talk.method == "Work" and rng.random() < 0.5:
                 code, details = await work_badly(channel, identity, genuine, rng)
             else:
-                code, details = await converse(channel, talk)
+                code, details = await converse(channel, talk, port)
             assert time.monotonic() - start < PATIENCE_S, (talk.method, code)
             assert "service failed" not in details, talk
             assert "Unexpected" not in details, talk
@@ -256,6 +276,9 @@ def random_frames(rng):
 
 
 BROKEN = {
+    "a lane with any ticket": lambda rng: LANE + rng.bytes(rng.integers(1, 500)),
+    "half of a ticket": lambda rng: (LANE + rng.bytes(TICKET_BYTES))[: rng.integers(40)],
+    "a lane of another version": lambda rng: LANE[:-1] + b"\xff" + rng.bytes(100),
     "any bytes": lambda rng: rng.bytes(rng.integers(1, 5000)),
     "another protocol": lambda rng: b"GET / HTTP/1.1\r\nHost: enclave\r\n\r\n",
     "a TLS hello": lambda rng: b"\x16\x03\x01\x02\x00\x01" + rng.bytes(512),
@@ -342,7 +365,7 @@ async def send_broken(port, rng, count):
 
 
 def conversations(deployment):
-    """What an enrolled client and a worker would say, for each method."""
+    """What an enrolled client and a worker would say, for each method, and on a lane."""
     identity = read_identity(deployment.key(HOSTILE))
     challenge = identity.sign(Challenge(b"n" * 32, HOSTILE, UNSIGNED))
     introduce = wire.IntroduceRequest(challenge=encode(challenge))
@@ -355,10 +378,8 @@ def conversations(deployment):
     )
     client = Client(HOSTILE, identity, decode(Charter, charter).federation)
     sealed = client.join(told.offer, attested).seal(np.ones(D, np.float32)).sealed
-    upload = [
-        wire.UploadRequest(header=encode(sealed.header)),
-        *(wire.UploadRequest(tiles=wire.Tiles(tile=[encode(tile)])) for tile in sealed.tiles),
-    ]
+    tiles = [bytes(tile.ciphertext) for tile in sealed.tiles]
+    frames = b"".join(LENGTH.pack(len(tile)) + tile for tile in tiles)
     work = [
         wire.WorkerSays(hello=encode(worker_hello(bytes(32), bytes(32)))),
         wire.WorkerSays(accept=encode(ChannelAccept(bytes(32), bytes(1200), UNSIGNED))),
@@ -378,7 +399,7 @@ def conversations(deployment):
         "Prove": [wire.ProveRequest(challenge=encode(challenge))],
         "Confirm": [wire.ConfirmRequest(confirmation=encode(vote))],
         "Remind": [wire.RemindRequest(proposal=encode(proposal))],
-        "Upload": upload,
+        "Upload": [wire.UploadRequest(header=encode(sealed.header))],
         "AwaitOutcome": [wire.OutcomeRequest(number=1, round_id=told.offer.round_id)],
         "GetChain": [wire.ChainRequest(after=1)],
         "GetModel": [wire.ModelRequest(digest=told.offer.model)],
@@ -387,7 +408,8 @@ def conversations(deployment):
         "GetStatus": [wire.StatusRequest()],
     }
     assert said.keys() == set(METHODS)
-    return {method: [each.SerializeToString() for each in said[method]] for method in said}
+    raw = {method: [each.SerializeToString() for each in said[method]] for method in said}
+    return raw | {ON_A_LANE: [frames]}
 
 
 def resident_mib(process):

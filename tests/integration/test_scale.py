@@ -28,6 +28,7 @@ from ostraka.config import default_tile
 from ostraka.core import rules
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.files import read_identity
+from ostraka.merkle import is_under
 from ostraka.messages import (
     Certified,
     Challenge,
@@ -37,12 +38,11 @@ from ostraka.messages import (
     Proposal,
 )
 from ostraka.protocol.client import Client
-from ostraka.protocol.confirm import is_under
+from ostraka.transport import LANE, LENGTH
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
-BATCH_BYTES = 2**18
-TILE_BYTES = 4 * default_tile(64, 10**6)
+TILE_BYTES = 4 * default_tile(10**6)
 
 
 def row(number, d, n, f):
@@ -64,6 +64,7 @@ class Sender:
             address, options=[("grpc.use_local_subchannel_pool", 1)]
         )
         self.stub = EnclaveStub(self.channel)
+        self.address = address
         self.name = name
         self.identity = read_identity(root / "keys" / f"{name}.key")
 
@@ -84,13 +85,18 @@ class Sender:
         return Client(self.name, self.identity, federation).join(told.offer, attested)
 
     async def upload(self, sealed):
-        call = self.stub.Upload()
-        await call.write(wire.UploadRequest(header=encode(sealed.header)))
-        assert (await call.read()).WhichOneof("answer") == "missing"
-        for tiles in batches(sealed.tiles):
-            await call.write(wire.UploadRequest(tiles=wire.Tiles(tile=map(encode, tiles))))
+        call = self.stub.Upload(wire.UploadRequest(header=encode(sealed.header)))
+        granted = (await call.read()).granted
+        host, _, port = self.address.rpartition(":")
+        _, lane = await asyncio.open_connection(host, int(port))
+        lane.write(LANE + granted.ticket)
+        memory = memoryview(bytearray(sealed.largest))
+        for index in range(sealed.count):
+            size = sealed.put(index, memory)
+            lane.write(LENGTH.pack(size) + memory[:size])
+            await lane.drain()
         assert (await call.read()).WhichOneof("answer") == "complete"
-        await call.done_writing()
+        lane.close()
 
     async def confirm(self, joined, leaf):
         """Wait for the round's certified receipt, and confirm it on the way, if it waits for that.
@@ -126,12 +132,6 @@ class Sender:
         )
 
 
-def batches(tiles):
-    """Tiles of about a quarter of a mebibyte together."""
-    size = max(1, BATCH_BYTES // len(tiles[0].ciphertext))
-    return [tiles[start : start + size] for start in range(0, len(tiles), size)]
-
-
 async def send_all(address, root, n, f, at_a_time):
     """A round of n clients. All are connected before any of them sends; so many seal at a time."""
     senders = [Sender(address, root, f"client-{number}") for number in range(1, n + 1)]
@@ -143,7 +143,7 @@ async def send_all(address, root, n, f, at_a_time):
     async def send(number):
         sender, join = senders[number - 1], joined[number - 1]
         async with gate:
-            submitted = join.seal(row(number, d, n, f))
+            submitted = join.sealing(row(number, d, n, f))
             await sender.upload(submitted.sealed)
         leaf = submitted.leaf
         del submitted  # It is large, and not needed any more.

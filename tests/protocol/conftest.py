@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from ostraka.arrays import Buffer
 from ostraka.attestation.claims import in_process
 from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.core import rules
@@ -24,7 +25,7 @@ from ostraka.crypto.aead import nonce
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, decode, encode
-from ostraka.errors import Rejection, UpdateRejected
+from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.messages import (
     Abandon,
     Answer,
@@ -49,6 +50,7 @@ from ostraka.protocol.enclave import (
     Inside,
     Lanes,
     Measured,
+    Memory,
     Offload,
     Proposed,
     combine,
@@ -226,7 +228,7 @@ class Simulation:
     """Everybody in a federation, their secrets included.
 
     defence: pre-aggregations and a rule, with options in brackets. k: how many rows multi-krum
-    keeps.
+    keeps. budget: bytes of memory for rows; with 0, all of them are spooled.
     """
 
     def __init__(
@@ -243,8 +245,10 @@ class Simulation:
         witnesses: int = 0,
         defence: str = DEFAULT,
         k: int | None = None,
+        budget: int = 2**62,
         **terms: Any,
     ) -> None:
+        self.budget = budget
         self.drawn: list[bytes] = []
         self.lanes = Lanes(lanes)
         self._stream = SecretStream(seed.to_bytes(32, "big"))
@@ -414,15 +418,31 @@ class Forgery:
         return UpdateTile(self.header.upload_id, index, sealed)
 
 
+class HostSpool:
+    """Where the enclave puts sealed tiles for which it has no memory: the round's `spool`."""
+
+    def __init__(self, round_: "Round") -> None:
+        self._round = round_
+
+    def write(self, row: int, index: int, ciphertext: Buffer) -> None:
+        """The round notes what arrives, whether it is spooled or not."""
+
+    def read(self, row: int, index: int, start: int, size: int) -> bytes:
+        self._round.reads.append((self._round.name(row), index))
+        return self._round.spool[self._round.upload(row), index][start : start + size]
+
+
 class Round:
-    """One round, driven as a host would. `spool` is the host's: a test may alter what is there."""
+    """One round, driven as a host would. `spool` is the host's: a test may alter what is there, and
+    what the enclave has in memory stays as it is."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.terms = simulation.terms
-        self.intake = simulation.enclave.open_round()
-        self.offer = wire(self.intake.offer)
         self.spool: dict[tuple[tuple[str, bytes], int], bytes] = {}
+        self.reads: list[tuple[str, int]] = []  # of the spool: the client, and the tile
+        self.intake = simulation.enclave.open_round(Memory(simulation.budget), HostSpool(self))
+        self.offer = wire(self.intake.offer)
         self.norms: dict[tuple[str, bytes], float] = {}  # as stated, by upload
         self.senders: dict[bytes, str] = {}  # of uploads
         self.changed: list[UpdateRejected] = []
@@ -445,10 +465,14 @@ class Round:
         update: np.ndarray | None = None,
         *,
         norm: float | None = None,
+        step: float = 0.0,
         to: bytes | None = None,
         **fields: Any,
     ) -> Forgery:
-        """An upload that its client signed, with any norm, any fields, and sealed to any key."""
+        """An upload that its client signed, with any norm, step and fields, sealed to any key.
+
+        update: values of any format.
+        """
         terms, identity = self.terms, self.simulation.identities[row]
         update = self.simulation.rows[row] if update is None else update
         norm = float(norms_of(update[None])[0]) if norm is None else norm
@@ -469,7 +493,7 @@ class Round:
         sealed_key = fields.pop("sealed_key", None)
         header = replace(header, **fields)
         if sealed_key is None:
-            secret = struct.pack(">32sd", key, norm)
+            secret = struct.pack(">32sdd", key, norm, step)
             sealed_key = hpke.seal(to or self.offer.key, secret, info=updates.context(header))
         forgery = Forgery(identity.sign(replace(header, sealed_key=sealed_key)), (), norm, key)
         forgery.tiles = tuple(
@@ -491,13 +515,15 @@ class Round:
         """Take a tile from this client; unless given, from the one that sealed its upload."""
         tile = wire(tile)
         client = client or self.senders.get(tile.upload_id, self.name(0))
-        self.intake.accept_tile(client, tile)
+        self.intake.take(client, tile)
         self.spool[(client, tile.upload_id), tile.index] = bytes(tile.ciphertext)
 
     def send(self, upload: updates.SealedUpdate | Forgery) -> None:
+        """All of it, up to a tile that is refused."""
         self.accept(upload.header)
-        for tile in upload.tiles:
-            self.accept_tile(tile, client=upload.header.client)
+        with contextlib.suppress(UpdateRejected, OpenError):
+            for tile in upload.tiles:
+                self.accept_tile(tile, client=upload.header.client)
 
     def send_all(self, *, but: Iterable[int] = ()) -> None:
         """The honest uploads of all clients but these."""
@@ -507,31 +533,38 @@ class Round:
     def close(self) -> None:
         self.cohort = self.intake.close()
 
-    def stored(self) -> Iterator[list[bytes]]:
-        """What the host shows: tile by tile, the ciphertext of every row."""
-        for index in range(self.terms.tiling.count):
-            yield [self.spool[upload, index] for upload in self.cohort.uploads]
+    def upload(self, row: int) -> tuple[str, bytes]:
+        """A client, and the id of its newest upload."""
+        name = self.name(row)
+        return name, self.intake._uploads[name].row.upload_id
+
+    @property
+    def uploads(self) -> tuple[tuple[str, bytes], ...]:
+        """The client and upload id of each row of the cohort."""
+        return tuple((row.client, row.upload_id) for row in self.cohort.rows)
 
     def host(self) -> Host:
         """The real driver of the steps behind the intake, with no worker."""
         lanes = self.simulation.lanes
-        return Host(lanes, tiles=self.stored, workers={}, tell=lambda event: None)
+        return Host(lanes, workers={}, tell=lambda event: None)
 
     def offload(self) -> "Attempt":
         return Attempt(self)
 
     def measure(self) -> None:
-        """The first pass, by workers or inside; anew without a row that does not open."""
-        if self.terms.inside:
-            self.measured = Inside(self.cohort, self.simulation.lanes).measure(self.stored())
-            return
+        """The first pass, by workers or inside; anew without a row that has changed."""
         for _ in range(len(self.cohort.rows) + 1):
-            attempt = self.offload()
-            attempt.connect(attempt.accepts())
             with contextlib.suppress(UpdateRejected):
-                attempt.encode()
-                self.measured = attempt.decode(attempt.answers())
+                self.measured = self.try_to_measure()
                 return
+
+    def try_to_measure(self) -> Measured:
+        if self.terms.inside:
+            return Inside(self.cohort, self.simulation.lanes).measure()
+        attempt = self.offload()
+        attempt.connect(attempt.accepts())
+        attempt.encode()
+        return attempt.decode(attempt.answers())
 
     def average(self) -> Proposed:
         """The second pass, begun again whenever a row is found changed; `changed` lists those."""
@@ -543,11 +576,11 @@ class Round:
                     raise  # It was not recorded, and this would never end.
                 self.changed.append(rejected)
 
-    def try_to_average(self, tiles: Any = None, measured: Measured | None = None) -> Proposed:
+    def try_to_average(self, measured: Measured | None = None) -> Proposed:
         """Decide, combine and propose. Raises UpdateRejected if a row is found changed."""
-        tiles, measured = tiles or self.stored(), measured or self.measured
+        measured = measured or self.measured
         plan = decide(self.cohort, measured)
-        aggregate = combine(self.cohort, measured, plan, tiles, self.simulation.lanes)
+        aggregate = combine(self.cohort, measured, plan, self.simulation.lanes)
         return propose(self.cohort, measured, plan, aggregate)
 
     def finish(self) -> Proposed:
@@ -564,7 +597,7 @@ class Round:
         left = [row for row in range(len(names)) if row not in {*rejected, *absent}]
         n, f = len(left), self.terms.f - sum(reason.provable for reason in rejected.values())
 
-        stated = [self.norms[upload] for upload in self.cohort.uploads]
+        stated = [self.norms[upload] for upload in self.uploads]
         rows = clip(self.simulation.rows[left], stated)
         composition, options = self.terms.composition, self.terms.options
         weights, decided = weights_of(rows, f, composition.plain, options.k)
@@ -608,7 +641,7 @@ class Attempt:
 
     def shares(self) -> Iterator[list[ShareTile]]:
         """Mask tile after tile: one share for each worker that gets any."""
-        for shares in self.masking.encode(self.round.stored()):
+        for shares in self.masking.encode():
             yield [wire(share) for share in shares]
 
     def encode(self) -> None:
@@ -626,7 +659,7 @@ class Attempt:
         """Answers that contradict what the enclave knows are settled at once: WorkerLied."""
         outcome = self.masking.decode(answers)
         if isinstance(outcome, Dispute):
-            outcome.settle(self.round.stored())
+            outcome.settle()
         return outcome
 
     def told(self, worker: int) -> np.ndarray:

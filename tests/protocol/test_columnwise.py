@@ -1,14 +1,15 @@
 """Column-wise rules through whole rounds: the same rows, the same rejections, any tile."""
 
+import dataclasses
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 
 import numpy as np
 import pytest
 
 import ostraka
-from ostraka.config import MAX_TILE_VALUES, Manifest, Member, Terms
+from ostraka.config import MAX_PIECE_VALUES, Manifest, Member, Terms
 from ostraka.core import rules
 from ostraka.core.rules import Columnwise, Weights
 from ostraka.crypto.identity import Identity
@@ -125,12 +126,14 @@ def test_a_false_norm_and_a_change_between_the_passes_cost_their_senders_only(
     simulate, defence: str
 ):
     rows = updates(15, 50, seed=3)
-    round_ = simulate(rows=rows, f=2, lanes=2, defence=defence, disclose_values=True).open()
+    round_ = simulate(
+        rows=rows, f=2, lanes=2, defence=defence, disclose_values=True, budget=0
+    ).open()
     round_.send(round_.forge(6, norm=2 * float(norms_of(rows)[6])))
     round_.send_all(but=[6])
     round_.close()
     round_.measure()
-    place = round_.cohort.uploads[11], 2
+    place = round_.upload(11), 2
     altered = bytearray(round_.spool[place])
     altered[5] ^= 1
     round_.spool[place] = bytes(altered)
@@ -188,13 +191,11 @@ def test_one_row_that_is_far_away_is_clipped_and_outvoted(defence: str):
     assert_reduced(result.aggregate, clip(rows, norms_of(rows)), 2, defence)
 
 
-def test_a_sketch_reads_no_more_of_all_rows_than_a_tile(simulate):
-    """Rows that are only folded are read in larger pieces; columns need all rows at a time."""
+@pytest.mark.parametrize("budget", [0, 2**62])
+def test_columns_of_rows_that_were_folded(simulate, budget):
     rows = updates(13, 20_000)
-    simulation = simulate(rows=rows, f=2, tile=512, sketch=4096, defence="trimmed-mean")
-    assert simulation.terms.spans.tile == 512
-    assert simulate(rows=rows, f=2, tile=512, sketch=4096, defence="mean").terms.spans.tile > 512
-    round_ = simulation.open()
+    terms = {"tile": 512, "sketch": 4096, "defence": "trimmed-mean"}
+    round_ = simulate(rows=rows, f=2, budget=budget, **terms).open()
     round_.send_all()
     published = round_.finish()
     assert_reduced(published.aggregate, clip(rows, norms_of(rows)), 2, "trimmed-mean")
@@ -204,11 +205,15 @@ def clients(n: int) -> list[Member]:
     return [Member(f"client-{i}", Identity.generate().public) for i in range(n)]
 
 
-def test_too_large_a_tile_for_all_rows_is_refused_before_a_round_begins():
+def test_a_tile_that_cannot_be_cut_for_all_rows_is_refused_before_a_round_begins():
     terms = Terms(Manifest.flat(10**6), f=1, rule="meamed", pre=(), masking="none", tile=2**16)
-    most = MAX_TILE_VALUES // 2**16
-    with pytest.raises(ConfigError, match=f"{most + 1} x 65536: take a tile of at most 64527"):
-        LocalFederation.found(terms, clients(most + 1), entropy=bytes_of(1))
+    most = MAX_PIECE_VALUES // 2**16
+    local = LocalFederation.found(terms, clients(most + 1), entropy=bytes_of(1))
+    assert local.federation.pieces.tile == 2**15
+    with pytest.raises(ConfigError, match=r"pieces of at most 64527.*take a power of two"):
+        LocalFederation.found(
+            dataclasses.replace(terms, tile=2**16 - 1), clients(most + 1), entropy=bytes_of(1)
+        )
 
 
 def bytes_of(seed: int) -> Callable[[int], bytes]:
@@ -225,11 +230,11 @@ def test_the_second_pass_holds_one_tile_of_all_rows_and_little_else(simulate, de
     plan = decide(round_.cohort, round_.measured)
     tracemalloc.start()
     try:
-        combine(round_.cohort, round_.measured, plan, round_.stored())
+        combine(round_.cohort, round_.measured, plan)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 4 * MAX_TILE_VALUES + 12 * 2**20
+    assert peak < 4 * MAX_PIECE_VALUES + 12 * 2**20
 
 
 # What a plan may not be.
@@ -303,26 +308,15 @@ def test_weights_are_carried_out_in_vain_as_weights(simulate):
 
 
 def test_too_few_rows_are_a_null_step_and_all_of_them_are_read(simulate):
-    round_ = simulate(n=8, f=2, defence="trimmed-mean").open()
+    round_ = simulate(n=8, f=2, defence="trimmed-mean", budget=0).open()
     round_.send_all()
     round_.close()
     round_.measure()
-    round_.cohort.standing.reject("client-3", Rejection.UNOPENABLE_TILE)
-    read = []
-
-    def tiles() -> Iterator[list[bytes]]:
-        for tile in round_.stored():
-            read.append(len(tile))
-            yield tile
-
-    proposed = combine_in_vain(round_, tiles)
+    round_.cohort.standing.reject("client-3", Rejection.CHANGED)
+    round_.reads.clear()
+    proposed = round_.host().finish(round_.cohort, round_.measured)
     assert "trimmed-mean needs at least 8 updates" in proposed.receipt.failure
-    assert len(read) == round_.terms.tiling.count
-
-
-def combine_in_vain(round_, tiles):
-    host = round_.host()
-    return type(host)(host.lanes, tiles, {}, host.tell).finish(round_.cohort, round_.measured)
+    assert len(round_.reads) == 7 * round_.terms.tiling.count
 
 
 def test_a_median_is_published_only_where_the_terms_say_so():
@@ -353,7 +347,7 @@ def test_too_few_in_a_round_that_is_played_is_said(monkeypatch):
 def test_a_change_that_the_rule_would_not_have_used_is_noticed(simulate):
     """Bulyan takes 9 of 13 rows; all 13 are read."""
     for row in range(13):
-        round_ = measured_round(simulate, defence="bulyan")
-        round_.spool[round_.cohort.uploads[row], 3] = b""
+        round_ = measured_round(simulate, defence="bulyan", budget=0)
+        round_.spool[round_.uploads[row], 3] = b""
         with pytest.raises(UpdateRejected):
             round_.try_to_average()

@@ -100,7 +100,7 @@ def test_any_tile_gives_the_same(simulate):
 
 
 def test_rejected_rows_have_no_part_in_it(simulate, masking):
-    simulation = simulate(n=N, d=D, defence=CENTRED, masking=masking)
+    simulation = simulate(n=N, d=D, defence=CENTRED, masking=masking, budget=0)
     first = play(simulation, 1)
     simulation.rows = updates(2)
     round_ = simulation.open()
@@ -111,7 +111,7 @@ def test_rejected_rows_have_no_part_in_it(simulate, masking):
     round_.send_all(but=[4])
     round_.close()
     round_.measure()
-    round_.spool[round_.cohort.uploads[6], 1] = b""
+    round_.spool[round_.upload(6), 1] = b""
     proposed = round_.average()
     assert proposed.rejected == {
         "client-4": Rejection.NOT_FINITE,

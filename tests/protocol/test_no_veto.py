@@ -34,6 +34,7 @@ LIES = {
         Rejection.UNOPENABLE_KEY,
     ),
     "an impossible norm": (lambda r, i: refused(r, i, norm=-1.0), Rejection.BAD_NORM),
+    "a step of floats": (lambda r, i: refused(r, i, step=0.5), Rejection.BAD_STEP),
     "a NaN": (with_nan, Rejection.NOT_FINITE),
     "too small a norm": (lambda r, i: uploaded(r, i, norm=1e-3), Rejection.FALSE_NORM),
     "too large a norm": (lambda r, i: uploaded(r, i, norm=1e3), Rejection.FALSE_NORM),
@@ -41,9 +42,21 @@ LIES = {
 
 
 def test_the_table_holds_every_provable_reason():
-    assert {reason for _, reason in LIES.values()} == {
-        reason for reason in Rejection if reason.provable
-    }
+    here = {reason for _, reason in LIES.values()} | {Rejection.BAD_VALUE}  # which int8 alone has
+    assert here == {reason for reason in Rejection if reason.provable}
+
+
+@pytest.mark.parametrize("f", [1, 2])
+def test_f_liars_by_a_value_that_is_none_do_not_end_the_round(simulate, masking, f):
+    rows = np.rint(10 * simulate.updates(2 * f + 2, 50)).clip(-127, 126).astype(np.float32)
+    rows[:, 0] = 127  # So that each row is of integers, in steps of 1.
+    round_ = simulate(f=f, masking=masking, rows=rows, upload="int8").open()
+    for row in range(f):
+        values = rows[row].astype(np.int8)
+        values[-1] = -128
+        uploaded(round_, row, values, norm=float(np.linalg.norm(rows[row].astype(float))), step=1.0)
+    round_.send_all(but=range(f))
+    round_.assert_result(round_.finish(), dict.fromkeys(range(f), Rejection.BAD_VALUE))
 
 
 @pytest.mark.parametrize("f", [1, 2, 3])
@@ -78,10 +91,10 @@ def test_drop_outs_do_end_the_round(simulate, masking, defence, least, f):
 
 
 def test_a_tile_that_does_not_open_counts_as_a_drop_out(simulate, masking):
-    round_ = simulate(n=4, f=1, masking=masking).open()
+    round_ = simulate(n=4, f=1, masking=masking, budget=0).open()
     round_.send_all()
     round_.close()
-    round_.spool[round_.cohort.uploads[3], 0] = bytes(16 * 4 + 16)
+    round_.spool[round_.uploads[3], 0] = bytes(16 * 4 + 16)
     round_.measure()
     with pytest.raises(TooFewUpdates):
         round_.average()
@@ -117,13 +130,13 @@ def test_f_liars_and_a_host_do_not_shrink_the_cohort(simulate, masking, defence,
 
 
 def test_liars_found_later_and_a_host_do_not_shrink_the_cohort_either(simulate, masking):
-    round_ = simulate(n=6, f=2, masking=masking).open()
+    round_ = simulate(n=6, f=2, masking=masking, budget=0).open()
     for row in (0, 1):
         with_nan(round_, row)
     round_.send_all(but=[0, 1])
     round_.close()
     for row in (2, 3):
-        round_.spool[round_.cohort.uploads[row], 0] = bytes(16 * 4 + 16)
+        round_.spool[round_.upload(row), 0] = bytes(16 * 4 + 16)
     round_.measure()
     with pytest.raises(TooFewUpdates, match="needs at least 4 updates; 2 valid updates and f=0"):
         round_.average()

@@ -16,7 +16,7 @@ from ostraka.errors import (
     ReceiptRefused,
     Rejection,
 )
-from ostraka.messages import Receipt, genesis
+from ostraka.messages import Receipt, genesis, vector_digest
 
 
 def play(simulation):
@@ -52,7 +52,7 @@ def test_a_receipt_says_what_happened(simulate, masking):
     assert receipt == published.receipt
     assert receipt.round_id == round_.offer.round_id
     assert receipt.federation == simulation.federation.digest()
-    assert receipt.aggregate == hashlib.sha256(published.state.model.tobytes()).digest()
+    assert receipt.aggregate == vector_digest(published.state.model)
     assert (receipt.participants, receipt.kept) == (5, 4)
     assert [(each.client, each.reason) for each in receipt.rejected] == [
         ("client-3", Rejection.FALSE_NORM)

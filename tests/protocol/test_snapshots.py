@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import pytest
 
 from ostraka.config import Manifest, Terms
 from ostraka.core import field
+from ostraka.protocol.enclave import Memory
 from ostraka.protocol.round import enrol
 
 SCHEMES: dict[str, dict[str, Any]] = {
@@ -120,18 +120,17 @@ def main(scheme: str, when: str) -> None:
     name, worker = next(iter(local.workers.items()))
     local.workers[name] = watched = Watched(worker)
     early = when.startswith("before")
-    honest = local.tiles
+    local.memory = Memory(0)
+    honest = local._spool.read
 
-    def tiles(cohort: Any) -> Iterator[Any]:
+    def read(row: int, index: int, start: int, size: int) -> Any:
         """In its first pass the host copies the process, and then spoils a tile for the copy."""
         if not fork.done:
             fork.split()
-        for index, tile in enumerate(honest(cohort)):
-            if fork.copied and not early and index == 1:
-                tile[VICTIM] = bytes(len(tile[VICTIM]))
-            yield tile
+        spoils = fork.copied and not early and (row, index) == (VICTIM, 1)
+        return bytes(size) if spoils else honest(row, index, start, size)
 
-    local.tiles = tiles  # type: ignore[method-assign]
+    local._spool.read = read  # type: ignore[method-assign]
     offer = local.open()
     uploads = [
         parties.seal(client, offer, row) for client, row in zip(parties.clients, ROWS, strict=True)
@@ -145,6 +144,8 @@ def main(scheme: str, when: str) -> None:
     else:
         local.take(uploads[VICTIM])
     cohort = local.close()
+    if not fork.done and terms.sketch:  # It was folded on arrival, and the spool is not read.
+        fork.split()
     local.host(cohort).measure(cohort)
     json.dump(compare(*fork.join(watched.attempts)), sys.stdout)
 

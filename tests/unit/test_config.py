@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ostraka.config import (
     DEFAULT_TILE,
-    MAX_TILE_VALUES,
+    MAX_PIECE_VALUES,
     Federation,
     Manifest,
     Member,
@@ -88,6 +88,11 @@ IMPOSSIBLE = {
     "a client momentum of 1": (lambda: terms(client_momentum=1.0), "client_momentum < 1; got 1"),
     "a client momentum below zero": (lambda: terms(client_momentum=-0.1), "got -0.1"),
     "a client momentum of NaN": (lambda: terms(client_momentum=math.nan), "got nan"),
+    "a format that is none": (lambda: terms(upload="int4"), "'int4': did you mean int8"),
+    "int8 for updates that are too long": (
+        lambda: terms(d=100_000_001, upload="int8"),
+        "at most 100000000 values; got 100000001.*take bfloat16",
+    ),
     "a clip norm of zero": (lambda: terms(clip_norm=0.0), "got 0.0"),
     "a clip norm below zero": (lambda: terms(clip_norm=-1.0), "got -1.0"),
     "a clip norm below float32's range": (lambda: terms(clip_norm=1e-40), "got 1e-40"),
@@ -96,7 +101,10 @@ IMPOSSIBLE = {
     "a clip norm beyond any float32 update": (lambda: terms(clip_norm=1e300), "1e\\+300"),
     "an empty tile": (lambda: terms(tile=0), "got 0"),
     "too large a tile": (lambda: federation(7, tile=2**20), r"1 to 262144 values; got 1048576"),
-    "too many tiles": (lambda: federation(17, tile=2**18), r"17 x 262144.*at most 246723"),
+    "a tile that cannot be cut": (
+        lambda: federation(17, tile=2**18 - 1),
+        r"17 clients, tiles of 262143.*at most 246723, and cannot be cut so: take a power of two",
+    ),
     "no values": (lambda: Manifest(()), "values; got 0"),
     "a tensor of no values": (lambda: Manifest((Tensor("w", (3, 0)),)), "values; got 0"),
     "a tensor of negative shape": (lambda: Manifest((Tensor("w", (-2, -3)),)), "-3"),
@@ -241,6 +249,7 @@ CHANGES = {
     "optimiser": Optimiser(learning_rate=0.5),
     "confirm": "none",
     "witness_f": 1,
+    "upload": "int8",
 }
 
 
@@ -438,17 +447,23 @@ def test_tiles_cut_an_update_into_parts(d, tile):
     assert 1 <= lengths[-1] <= tile
 
 
-def test_the_default_tile_fits_any_federation():
-    for clients in (1, 5, 64, 256, 257, 1_024, 100_000, MAX_TILE_VALUES):
-        tile = default_tile(clients, 2**30)
-        assert clients * tile <= MAX_TILE_VALUES
-        assert tile == DEFAULT_TILE or 2 * clients * tile > MAX_TILE_VALUES
+@pytest.mark.parametrize("clients", [5, 64, 65, 128, 200])
+@pytest.mark.parametrize("tile", [DEFAULT_TILE, 2**18, 3 * 2**16])
+def test_passes_go_by_pieces_of_tiles_that_all_clients_fit_in(clients, tile):
+    agreed = federation(clients, d=2**19 + 5, tile=tile, sketch=2**14)
+    piece = agreed.pieces.tile
+    assert clients * piece <= MAX_PIECE_VALUES
+    assert tile % piece == 0
+    assert piece == tile or piece % 16 == 0
+    assert piece == tile or clients * tile > MAX_PIECE_VALUES
+    assert agreed.pieces.length == 2**19 + 5
+    assert (agreed.columns.length, agreed.columns.tile) == (2**14, piece)
 
 
 @pytest.mark.parametrize(("d", "tile"), [(1, 1), (5, 8), (4096, 4096), (4097, 8192)])
 def test_a_short_update_has_a_short_tile(d, tile):
     """Groups of rows are made by the tile's width."""
-    assert default_tile(5, d) == tile
+    assert default_tile(d) == tile
 
 
 @pytest.mark.parametrize(

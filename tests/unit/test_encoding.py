@@ -1,7 +1,7 @@
 import hashlib
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ostraka.config import Federation, Manifest, Terms
 from ostraka.encoding import Digest, Payload, decode, digest, encode, pack, unpack
-from ostraka.errors import MalformedMessage
+from ostraka.errors import LocalProtocolError, MalformedMessage
 from ostraka.messages import Receipt, UpdateTile
 
 
@@ -64,6 +64,18 @@ wholes = st.builds(
 )
 
 WHOLE = Whole(7, 0.5, True, "λ", b"raw", bytes(32), b"view", ("a", ""), (Part("p", (1, 2)),), None)
+
+
+@given(wholes, wholes)
+def test_other_values_of_some_fields_give_the_bytes_of_a_message_that_has_them(one, two):
+    assert encode(one, raw=two.raw, count=two.count) == encode(
+        replace(one, raw=two.raw, count=two.count)
+    )
+
+
+def test_a_field_that_a_message_has_not_is_refused():
+    with pytest.raises(LocalProtocolError, match="size"):
+        encode(Other("a", (1,)), size=3)
 
 
 @given(fields=st.lists(st.binary()))

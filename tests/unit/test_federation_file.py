@@ -59,6 +59,7 @@ def template(clients=5, workers=2, f=1, rule=USUAL, **changes):
         workers=members("worker", workers),
         composition=rules.parse(rule),
         disclose_values=False,
+        upload="float32",
         **values,
     )
 
@@ -142,6 +143,7 @@ TERMS = {
     "disclose_values": "true",
     "confirm": '"none"',
     "witness_f": "1",
+    "upload": '"float16"',
 }
 
 
@@ -340,6 +342,11 @@ def test_a_model_of_nan_is_refused(read, tmp_path):
 
 # What is wrong: the lines to change, the key whose line is to blame, and what is said.
 REFUSED = {
+    "a format that is not there": (
+        {"upload": '"float8"'},
+        "upload",
+        "upload is one of float32, bfloat16, float16, int8; got 'float8': did you mean float",
+    ),
     "a rule that is not there": (
         {"rule": '"geometrik-median"'},
         "rule",

@@ -17,7 +17,7 @@ from ostraka.carried.messages import Hello, KeyProof, Proof
 from ostraka.carried.relay import Head, Outcome, PublishedModel
 from ostraka.client.attesting import Unconfirmed
 from ostraka.config import DEFAULT_MOMENTUM, Manifest, Member, Terms, default_tile
-from ostraka.core import optimiser, rules
+from ostraka.core import optimiser, rules, uploads
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import check_signature
 from ostraka.crypto.updates import SealedUpdate
@@ -25,6 +25,7 @@ from ostraka.enclave import measurement
 from ostraka.enclave.platform.simulated import UnsafeSimulatedProvider
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError
 from ostraka.events import CopyProved, Event
+from ostraka.merkle import path_to
 from ostraka.messages import (
     SIMULATION,
     Confirmation,
@@ -33,7 +34,6 @@ from ostraka.messages import (
     chain,
     milestones,
 )
-from ostraka.protocol.confirm import path_to
 from ostraka.protocol.local import WORKER, LocalFederation
 from ostraka.transport import chain_link
 
@@ -54,6 +54,7 @@ class FoundingTerms:
     disclose_selection: bool = False
     disclose_values: bool = False
     confirm: str = "clients"
+    upload: str = uploads.DEFAULT
 
     def __post_init__(self) -> None:
         self.terms(Manifest.flat(1), clients=1)  # refuses numbers that cannot work
@@ -72,6 +73,7 @@ class FoundingTerms:
             disclose_selection=self.disclose_selection,
             disclose_values=self.disclose_values,
             confirm=self.confirm,
+            upload=self.upload,
         )
 
 

@@ -39,7 +39,6 @@ ASK = pack(b"ostraka/carried-ask/v1")
 
 _LONGEST_NAME = 256  # characters
 _LARGEST_HEADER = 8192  # bytes; the sealed key in it takes about 1,200
-_FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class SealedReply:
         if not len(sealed.tiles) == sealed.header.tiles == tiling.count:
             raise MalformedMessage(f"a sealed update has {tiling.count} tiles")
         for index, tile in enumerate(sealed.tiles):
-            if len(tile.ciphertext) != _FLOAT_BYTES * tiling.size(index) + TAG_BYTES:
+            if len(tile.ciphertext) != terms.tile_bytes(index) + TAG_BYTES:
                 raise MalformedMessage(f"tile {index} of a sealed update is too long or too short")
 
 

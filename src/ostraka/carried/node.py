@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from ostraka.arrays import Float32
@@ -26,7 +27,7 @@ from ostraka.carried.trust import Listed, Standards, UnsafeFirstSeen
 from ostraka.client.attesting import Verifier, require_enrolled
 from ostraka.client.following import begin_with, follow
 from ostraka.client.memory import Memory, MemoryFile
-from ostraka.client.momentum import Momentum
+from ostraka.client.outgoing import Outgoing
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
@@ -39,9 +40,9 @@ from ostraka.errors import (
     RolledBack,
 )
 from ostraka.files import read_identity, read_policy
+from ostraka.merkle import is_under
 from ostraka.messages import Abandon, Certified, Challenge, Charter, Evidence, Proposal
 from ostraka.protocol.client import Client, Joined
-from ostraka.protocol.confirm import is_under
 from ostraka.transport import ostraka_pb2 as wire
 
 DEFAULT_RESENDS = 8
@@ -126,15 +127,17 @@ class Node:
             self._counted(notes.joins, joined, nonce)
             kept = self.notebook.remember(Memory.of(joined.client, proof.charter))
             self._sending(kept, joined)
-        self._momentum(joined).require_usable(joined.offer.number)
+        self._way_out(joined).require_usable(joined.offer.number)
         return Participation(joined, nonce)
 
     def seal(self, part: Participation, update: Float32) -> bytes:
         """Return the sealed update (d,) with the next Hello. It is counted before it leaves.
 
-        What is sealed is made from it by the federation's client momentum. Runs in parallel have
-        joined by the same notes, so what `join` has checked is checked again.
-        Raises ReceiptRefused, StateError, or AttestationRefused if the nonce was used since.
+        What is sealed is made from it by the federation's client momentum and format of uploads.
+        Runs in parallel have joined by the same notes, so what `join` has checked is checked again.
+        Raises ReceiptRefused, StateError, ConfigError for an update beyond that format, or
+        AttestationRefused if the nonce was used since. A ConfigError tells about the update, and
+        stays at the node.
         """
         client, joined = part.joined.client, part.joined
         with self._alone() as notes:
@@ -145,7 +148,7 @@ class Node:
             counted = self._counted(notes.joins, joined, part.nonce)
             self.notebook.change(lambda stored: self._sending(stored, joined))
             self.notebook.count(counted)
-        submitted = joined.seal(self._momentum(joined).apply(update, joined.offer.number))
+        submitted = joined.seal_encoded(self._way_out(joined).apply(update, joined.offer.number))
         self._keep_leaf(joined.offer.number, submitted.leaf)
         return SealedReply(submitted.sealed, self._challenge()).to_bytes()
 
@@ -298,9 +301,9 @@ class Node:
         refused.add_note(self.notebook.counted)
         return refused
 
-    def _momentum(self, joined: Joined) -> Momentum:
+    def _way_out(self, joined: Joined) -> Outgoing:
         federation = joined.client.federation
-        return Momentum.of(federation, self.notebook.momentum(federation))
+        return Outgoing.of(federation, partial(self.notebook.kept, federation))
 
     def _keep_leaf(self, number: int, leaf: bytes) -> None:
         """Keep what finds this upload in the cohort, beside others of the same number."""

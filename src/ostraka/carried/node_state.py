@@ -10,8 +10,8 @@ import numpy as np
 
 from ostraka import files
 from ostraka.arrays import Float32
+from ostraka.client.kept import Kept, KeptFiles
 from ostraka.client.memory import LOCKED_S, NEW_KEY, Memory, MemoryFile
-from ostraka.client.momentum import Kept, MomentumFiles
 from ostraka.config import Federation
 from ostraka.encoding import Id, decode, encode, pack
 from ostraka.errors import Fork, MalformedMessage, RolledBack, StateError
@@ -22,7 +22,7 @@ SUFFIX = ".joins"
 Scratch: TypeAlias = MutableMapping[str, Any]
 """Bytes by name, which the framework keeps at the node from one message to the next of a run."""
 
-_MEMORY, _JOINS, _MOMENTUM = "memory", "joins", "momentum-"
+_MEMORY, _JOINS = "memory", "joins"
 _KEPT = 256  # joins
 _OF_0_1 = pack(b"ostraka/flower-joins/v1")
 
@@ -88,8 +88,8 @@ class Notebook(Protocol):
 
     def change(self, change: Callable[[Memory | None], Memory]) -> Memory: ...
     def count(self, joins: Joins) -> None: ...
-    def momentum(self, federation: Federation) -> Kept:
-        """Where the node's momentum is."""
+    def kept(self, federation: Federation, what: str) -> Kept:
+        """Where vectors of this name are kept, such as the node's momentum."""
 
     def prove(self, refused: Fork | RolledBack) -> None: ...
 
@@ -127,8 +127,8 @@ class RunNotebook:
     def count(self, joins: Joins) -> None:
         self.scratch[_JOINS] = encode(joins)
 
-    def momentum(self, federation: Federation) -> Kept:
-        return _RunMomentum(self.scratch)
+    def kept(self, federation: Federation, what: str) -> Kept:
+        return _RunKept(self.scratch, f"{what}-")
 
     def prove(self, refused: Fork | RolledBack) -> None:
         """Keep nothing: a simulated enclave's proof is worth nothing."""
@@ -139,27 +139,27 @@ class RunNotebook:
 
 
 @dataclass(frozen=True)
-class _RunMomentum:
-    """The momentum of a simulated node, which ends with the run."""
+class _RunKept:
+    """What a simulated node keeps, which ends with the run. stem: begins the names of vectors."""
 
     scratch: Scratch = field(repr=False)
+    stem: str
 
     def alone(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def numbers(self) -> set[int]:
-        return {
-            int(name.removeprefix(_MOMENTUM)) for name in self.scratch if name.startswith(_MOMENTUM)
-        }
+        stem = self.stem
+        return {int(name.removeprefix(stem)) for name in self.scratch if name.startswith(stem)}
 
     def read(self, number: int) -> Float32:
-        return np.frombuffer(self.scratch[f"{_MOMENTUM}{number}"], "<f4")
+        return np.frombuffer(self.scratch[f"{self.stem}{number}"], "<f4")
 
-    def write(self, number: int, sent: Float32) -> None:
-        self.scratch[f"{_MOMENTUM}{number}"] = sent.tobytes()
+    def write(self, number: int, vector: Float32) -> None:
+        self.scratch[f"{self.stem}{number}"] = vector.tobytes()
 
     def drop(self, number: int) -> None:
-        del self.scratch[f"{_MOMENTUM}{number}"]
+        del self.scratch[f"{self.stem}{number}"]
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,8 @@ class FileNotebook:
         except OSError as failed:
             raise StateError(self._path, f"cannot be written: {failed.strerror}") from None
 
-    def momentum(self, federation: Federation) -> Kept:
-        return MomentumFiles.beside(self.file, federation)
+    def kept(self, federation: Federation, what: str) -> Kept:
+        return KeptFiles.beside(self.file, federation, what)
 
     def prove(self, refused: Fork | RolledBack) -> None:
         """Keep both receipts, or the proposal. Raises StateError."""

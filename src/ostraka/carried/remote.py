@@ -21,7 +21,7 @@ from ostraka.client.connection import (
 from ostraka.client.events import Event, Reconnecting
 from ostraka.client.following import Followed, begin_with, follow
 from ostraka.client.memory import Memory
-from ostraka.client.upload import BATCH_BYTES, Upload
+from ostraka.client.upload import Upload
 from ostraka.config import CONFIRMS, Manifest
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
@@ -124,7 +124,7 @@ class RemoteEnclave:
     def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
         if self._joined is None:
             raise LocalProtocolError("no round was joined")
-        upload = Upload(self._joined.number, sealed, BATCH_BYTES)
+        upload = Upload(self._joined.number, sealed)
         connection = self._connected(seconds)
         try:
             connection.attempt(partial(upload.stream, connection))

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Annotated, Any
 
@@ -201,7 +202,8 @@ def _plain_warnings() -> Iterator[None]:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        click.echo(f"ostraka {__version__}")
+        loops = import_module("ostraka.core.loops")  # with numpy, which nothing else here needs
+        click.echo(f"ostraka {__version__}, loops: {loops.kind()}")
         raise typer.Exit
 
 

@@ -36,7 +36,7 @@ from ostraka.config import (
     Terms,
     default_tile,
 )
-from ostraka.core import rules
+from ostraka.core import rules, uploads
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import measurement
@@ -63,7 +63,8 @@ class Plan:
 
     dimension: values in an update; the first model is zero. model: a safetensors file to start from
     instead. With neither, an example model is made. composition: the rule and what comes before it.
-    disclose_values: aggregates may hold single values of single clients.
+    disclose_values: aggregates may hold single values of single clients. upload: the format of
+    uploads.
     """
 
     clients: int = 12
@@ -75,6 +76,7 @@ class Plan:
     simulation: bool = True
     composition: rules.Composition = _USUAL
     disclose_values: bool = False
+    upload: str = uploads.DEFAULT
 
     def __post_init__(self) -> None:
         if self.dimension is not None and self.model is not None:
@@ -125,6 +127,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             workers=workers,
             composition=plan.composition,
             disclose_values=plan.disclose_values,
+            upload=plan.upload,
         )
         (partial / FEDERATION).write_text(text, "utf-8")
         (partial / IGNORED).write_text(f"/{KEYS}/\n/{SIMULATION}/\n/{Storage().folder}/\n", "utf-8")
@@ -175,6 +178,7 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
         options=plan.composition.options,
         disclose_values=plan.disclose_values,
         workers=plan.working,
+        upload=plan.upload,
         tile=default_tile(manifest.dimension),
     )
     names = [name for each in plan.names() for name in each]

@@ -18,7 +18,7 @@ from ostraka.cli.federation_folder import Plan
 from ostraka.cli.output import Json, show
 from ostraka.cli.templates import member_lines
 from ostraka.config import MASKINGS, Member
-from ostraka.core import rules
+from ostraka.core import rules, uploads
 from ostraka.enclave import measurement
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError, ServiceError
@@ -76,6 +76,9 @@ def init(
         str,
         typer.Option(click_type=click.Choice(MASKINGS), help="How updates are masked."),
     ] = "exact",
+    upload: Annotated[
+        str, typer.Option(help=f"How values are sent: {', '.join(uploads.FORMATS)}.")
+    ] = uploads.DEFAULT,
     no_simulation: Annotated[
         bool, typer.Option("--no-simulation", help="Make no simulated platform.")
     ] = False,
@@ -92,6 +95,7 @@ def init(
       ostraka init first-run
       ostraka init first-run --clients 20 --f 5 --workers 3 --dimension 100000
       ostraka init first-run --rule arc+caf
+      ostraka init first-run --upload int8
       ostraka init first-run --rule geometric-median --pre clip --pre nnm
       ostraka init first-run --rule fltrust --root client-1
       ostraka init hospitals --model model.safetensors --no-simulation --json
@@ -106,6 +110,7 @@ def init(
         simulation=not no_simulation,
         composition=_composition(rule, pre, root),
         disclose_values=disclose_values,
+        upload=upload,
     )
     file = federation_folder.create(target, plan, now=int(time.time()))
     federation = file.federation()
@@ -116,6 +121,7 @@ def init(
         "workers": workers,
         "f": f,
         "rule": str(plan.composition),
+        "upload": upload,
         "dimension": federation.terms.dimension,
         "revision": federation.revision,
         "authority": federation.authority.hex(),

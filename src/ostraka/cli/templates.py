@@ -36,6 +36,7 @@ rule = "{rule}"  # how updates are weighed; all of them: ostraka rules --n {n} -
 {pre}
 {options}
 client_momentum = 0.9  # what clients keep of their last updates in the next; 0 for nothing
+upload = "{upload}"  # how values are sent: float32, bfloat16, float16 or int8
 masking = "{masking}"  # exact, gaussian (the paper's, which leaks) or none
 distances = "workers"  # who measures them: workers, or inside the enclave
 workers = {workers}  # that take part in a round, 2 to 7; half of them may collude
@@ -191,6 +192,7 @@ def federation_toml(
     workers: Sequence[Member],
     composition: rules.Composition,
     disclose_values: bool,
+    upload: str,
 ) -> str:
     """Write federation.toml.
 
@@ -214,6 +216,7 @@ def federation_toml(
         advice=_ADVICE.format(here="as here" if n >= 3 * f + 2 else f"here {3 * f + 2}"),
         options=_option_lines(composition.options, n, f),
         disclose_values=json.dumps(disclose_values),
+        upload=upload,
         quorum=composition.least(f),
     )
     enrolled = [member_lines("client", each) for each in clients]

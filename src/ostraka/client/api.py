@@ -8,6 +8,7 @@ with ostraka.Client("host:7420", name="hospital-a", key="keys/hospital-a.key",
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -16,11 +17,13 @@ from ostraka.client import upload
 from ostraka.client.attesting import Verifier
 from ostraka.client.connection import Connection, Patience
 from ostraka.client.events import Event, Report
+from ostraka.client.kept import KeptFiles
 from ostraka.client.memory import MemoryFile
-from ostraka.client.momentum import Momentum, MomentumFiles
+from ostraka.client.outgoing import Outgoing
 from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.client.session import Session, Shelf
 from ostraka.client.voting import Voter
+from ostraka.core.uploads import Encoded
 from ostraka.errors import ConfigError, LocalProtocolError, ServiceError
 from ostraka.files import read_identity, read_policy
 from ostraka.messages import Receipt
@@ -36,7 +39,8 @@ class Client:
 
     address: HOST:PORT of the enclave's service. name, key: who this is, as it is enrolled. policy:
     what is accepted as an enclave. memory: what is kept between runs, by default beside the key,
-    one for each federation: who loses it needs a new key. Beside it is the client's momentum.
+    one for each federation: who loses it needs a new key. Beside it are the client's
+    momentum and residuals.
     tls_ca: certificates that vouch for the service, if it speaks TLS. unsafe_simulation: accept an
     enclave that no TEE protects, if the policy does, too. timeout: seconds for one call, None to
     wait as long as it takes. resends: how often one update goes to a round that was opened again,
@@ -122,7 +126,7 @@ class Client:
                 self._finished = True
                 return _last_model(session)
             joined, vector = found
-        self._momentum(joined).require_usable(joined.offer.number)
+        self._way_out(joined).require_usable(joined.offer.number)
         self._joined = joined
         return Model.before(joined, vector)
 
@@ -130,9 +134,10 @@ class Client:
         """Send an update for the round of the model fetched last, and wait for the receipt.
 
         delta: the difference from that model, as arrays by name or as one vector (d,), without
-        momentum: what goes out is made from it by the federation's client momentum. Raises as
-        `fetch` does, ConfigError for an update of another form, and UpdateRejected if the enclave
-        refuses it. After a ServiceError it can be called again with the same update.
+        momentum: what goes out is made from it by the federation's client momentum and format of
+        uploads. Raises as `fetch` does, ConfigError for an update of another form or beyond the
+        range of that format, and UpdateRejected if the enclave refuses it. After a ServiceError it
+        can be called again with the same update.
         """
         joined = self._require_joined()
         update = flatten(delta, joined.client.federation.terms.manifest)
@@ -144,13 +149,13 @@ class Client:
         self._begun.clear()
         return outcome
 
-    def _outgoing(self, joined: Joined, update: Float32) -> Float32:
-        """What goes out (d,) to this round in place of an update."""
-        return self._momentum(joined).apply(update, joined.offer.number)
+    def _outgoing(self, joined: Joined, update: Float32) -> Encoded:
+        """What goes out to this round in place of an update (d,)."""
+        return self._way_out(joined).apply(update, joined.offer.number)
 
-    def _momentum(self, joined: Joined) -> Momentum:
+    def _way_out(self, joined: Joined) -> Outgoing:
         federation = joined.client.federation
-        return Momentum.of(federation, MomentumFiles.beside(self._file, federation))
+        return Outgoing.of(federation, partial(KeptFiles.beside, self._file, federation))
 
     @contextmanager
     def confirming(self) -> Iterator[None]:

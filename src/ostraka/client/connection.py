@@ -1,11 +1,13 @@
 """How long to go on."""
 
+import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -22,7 +24,7 @@ from ostraka.messages import ClientHello
 from ostraka.protocol.client import require_model
 from ostraka.transport import PROVED
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import Backoff, dial
+from ostraka.transport.dial import Backoff, dial, dial_lane
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 
@@ -103,6 +105,16 @@ class Status:
         return self.said or self.code.name.lower().replace("_", " ")
 
 
+class LaneBroken(grpc.RpcError):
+    """A lane could not be opened, or has ended, and its call does not say why. It may pass."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.ABORTED
+
+    def details(self) -> str:
+        return str(self)
+
+
 @dataclass(frozen=True)
 class Greeting:
     """How a client proves that a connection is its own, which keeps a place there for it.
@@ -149,6 +161,7 @@ class Connection:
         greeting: Greeting | None = None,
     ) -> None:
         self._address = address
+        self._tls_ca = tls_ca
         self.patience = patience
         self.tell = tell
         self._channel = dial(address, tls_ca=tls_ca, largest=_LARGEST)
@@ -219,6 +232,30 @@ class Connection:
             yield replies
         finally:
             replies.cancel()
+
+    @contextmanager
+    def lane(self, ticket: bytes, call: Any) -> Iterator[socket.socket]:
+        """The lane that this call was granted. It ends with the call. Raises LaneBroken."""
+        limit = self.patience.limit(REQUEST_S)
+        try:
+            near = dial_lane(self._address, ticket, tls_ca=self._tls_ca, seconds=limit)
+        except OSError as failed:
+            raise LaneBroken(f"no lane to {self._address}: {failed}") from None
+
+        closing = Lock()
+
+        def end() -> None:
+            with closing, suppress(OSError):
+                # TLS must not notice: another thread may be sending.
+                socket.socket.shutdown(near, socket.SHUT_RDWR)
+
+        try:
+            if not call.add_callback(end):
+                end()
+            yield near
+        finally:
+            with closing:
+                near.close()
 
     def attempt(self, work: Callable[[], _T]) -> _T:
         """What `work` returns, begun again while the service is away. Raises ServiceError."""

@@ -31,7 +31,7 @@ from ostraka.protocol.client import Client, Voted
 SUFFIX = ".memory"
 LOCKED_S = 10.0  # A change takes a moment.
 
-_OLDER = tuple(pack(b"ostraka/client-memory/v%d" % version) for version in (1, 2, 3))
+_OLDER = tuple(pack(b"ostraka/client-memory/v%d" % version) for version in (1, 2, 3, 4))
 
 NEW_KEY = (
     "A client that may have forgotten how it voted must not vote again: make a new key (ostraka "
@@ -73,7 +73,7 @@ class Memory:
     where an update went last.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/client-memory/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/client-memory/v5"
 
     client: str
     charter: Charter

@@ -1,10 +1,10 @@
 """Brings one update to its round's outcome, through restarts and broken connections."""
 
-from collections.abc import Callable, Iterator
+import socket
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice
-from queue import SimpleQueue
+from threading import Event
 from typing import Any
 
 import grpc
@@ -15,6 +15,7 @@ from ostraka.client.connection import (
     LONG_POLL_S,
     TRANSFER_S,
     Connection,
+    LaneBroken,
     Patience,
     Retries,
     Status,
@@ -23,7 +24,8 @@ from ostraka.client.events import AlreadySent, Resending, Uploading, Waiting
 from ostraka.client.following import require_same
 from ostraka.client.results import Outcome
 from ostraka.client.session import Session
-from ostraka.crypto.updates import SealedUpdate
+from ostraka.core.uploads import Encoded
+from ostraka.crypto.updates import Sealed, Sealing
 from ostraka.encoding import decode, encode
 from ostraka.errors import (
     LocalProtocolError,
@@ -33,59 +35,66 @@ from ostraka.errors import (
     ServiceError,
     UpdateRejected,
 )
+from ostraka.merkle import is_under
 from ostraka.messages import Certified, Proposal, Receipt, RoundOffer
 from ostraka.protocol.client import Joined, Submitted
-from ostraka.protocol.confirm import is_under
+from ostraka.transport import LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff
-
-BATCH_BYTES = 2**18
 
 
 @dataclass
 class Upload:
-    """One upload, over as many streams as it takes.
+    """One upload, over as many lanes as it takes.
 
-    batch: how many bytes of tiles go into one message, at the least one tile. begun: the enclave
-    has taken its header, so that the receipt will name this client unless its update counts.
+    begun: the enclave has taken its header, so that the receipt will name this client unless its
+    update counts.
     """
 
     round: int
-    sealed: SealedUpdate
-    batch: int
+    sealed: Sealed
     begun: bool = False
 
     def stream(self, connection: Connection) -> None:
         """Send what is missing, and return when the upload is complete.
 
-        Raises grpc.RpcError where the stream breaks. The next one sends the same stored bytes.
+        Raises grpc.RpcError where the call or its lane breaks. The next one sends the same bytes.
         """
-        asked: SimpleQueue[list[range]] = SimpleQueue()
-        replies = connection.stub.Upload(
-            _requests(self.sealed, asked, self.batch), timeout=connection.patience.limit(TRANSFER_S)
-        )
-        count = len(self.sealed.tiles)
+        request = wire.UploadRequest(header=encode(self.sealed.header))
+        call = connection.stub.Upload(request, timeout=connection.patience.limit(TRANSFER_S))
         try:
-            missing = _missing(_next(replies, "missing"), count)
+            granted = _granted(_next(call, "granted"), self.sealed.count)
             self.begun = True
-            connection.tell(Uploading(self.round, sum(map(len, missing)), count))
-            asked.put(missing)
-            _next(replies, "complete")
+            left = range(granted.next, self.sealed.count)
+            connection.tell(Uploading(self.round, len(left), self.sealed.count))
+            if left:
+                with connection.lane(granted.ticket, call) as lane:
+                    _send(frames(self.sealed, left), lane, call, connection.patience)
+                    _next(call, "complete")
+            else:
+                _next(call, "complete")
         finally:
-            # In case it still waits: gRPC reads requests in a thread of its own, which has to end.
-            asked.put([])
-            replies.cancel()
+            call.cancel()
 
 
-def _requests(
-    sealed: SealedUpdate, asked: SimpleQueue[list[range]], batch: int
-) -> Iterator[wire.UploadRequest]:
-    yield wire.UploadRequest(header=encode(sealed.header))
-    size = len(encode(sealed.tiles[0]))  # no tile is larger
-    indices = chain.from_iterable(asked.get())
-    while some := list(islice(indices, max(1, batch // size))):
-        tiles = [encode(sealed.tiles[index]) for index in some]
-        yield wire.UploadRequest(tiles=wire.Tiles(tile=tiles))
+def _send(frames: Iterable[memoryview], lane: socket.socket, call: Any, patience: Patience) -> None:
+    """Send these. If the other side ends the lane, return when the call has ended, and says why."""
+    try:
+        for frame in frames:
+            lane.sendall(frame)
+    except OSError as broken:
+        over = Event()
+        if call.add_callback(over.set) and not over.wait(patience.limit(_VERDICT_S)):
+            raise LaneBroken(f"the lane has ended: {broken}") from None
+
+
+def frames(sealed: Sealed, numbers: range) -> Iterator[memoryview]:
+    """These tiles as they are sent, each in the memory of the one before it."""
+    memory = memoryview(bytearray(LENGTH.size + sealed.largest))
+    for number in numbers:
+        size = sealed.put(number, memory[LENGTH.size :])
+        LENGTH.pack_into(memory, 0, size)
+        yield memory[: LENGTH.size + size]
 
 
 def _next(replies: Any, kind: str) -> Any:
@@ -97,15 +106,17 @@ def _next(replies: Any, kind: str) -> Any:
     return getattr(reply, kind)
 
 
-def _missing(missing: wire.Missing, count: int) -> list[range]:
-    """Tile numbers that exist, each once and in order."""
-    ranges = [range(each.start, each.stop) for each in missing.range]
-    edges = [edge for each in ranges for edge in (each.start, each.stop)]
-    if edges != sorted(edges) or any(edge > count for edge in edges):
-        raise MalformedMessage(f"an upload of {count} tiles was asked for tiles that it has not")
-    return ranges
+def _granted(granted: wire.Granted, count: int) -> wire.Granted:
+    """Raises MalformedMessage unless there is a ticket for tiles that this upload has."""
+    if granted.next > count:
+        raise MalformedMessage(f"an upload of {count} tiles was asked for tile {granted.next}")
+    if granted.next < count and len(granted.ticket) != TICKET_BYTES:
+        raise MalformedMessage(f"a ticket has {TICKET_BYTES} bytes; got {len(granted.ticket)}")
+    return granted
 
 
+_VERDICT_S = 5.0  # for the other side to say why it has ended a lane
+_STOLEN = 3  # tiles in a row that did not open there, and were right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send
 _PENDING_S = 0.2  # between two questions, should the other side answer at once
 
@@ -130,7 +141,7 @@ class Delivery:
     left_out: bool
 
 
-def deliver(session: Session, submitted: Submitted) -> Delivery:
+def deliver(session: Session, submitted: Submitted[Sealing]) -> Delivery:
     """Send an upload, on as many streams as it takes, and wait for what becomes of its round.
 
     The outcome is confirmed on the way. session.begun: ids of rounds whose enclave has taken the
@@ -166,7 +177,7 @@ def deliver(session: Session, submitted: Submitted) -> Delivery:
                 raise MalformedMessage("the answer about a round's outcome is empty")
 
 
-def _is_included(proposed: wire.Proposed, submitted: Submitted) -> bool:
+def _is_included(proposed: wire.Proposed, submitted: Submitted[Sealing]) -> bool:
     """Whether the enclave proves that this upload is in the outcome that it proposes."""
     root = decode(Proposal, proposed.proposal).cohort
     return proposed.included and is_under(root, submitted.leaf, proposed.path)
@@ -191,15 +202,18 @@ def _unpublished(offer: RoundOffer, patience: Patience) -> ServiceError:
 class _Sending:
     """An upload under way. done: nothing is left to send, whether it was taken or not."""
 
-    def __init__(self, connection: Connection, submitted: Submitted, begun: set[bytes]) -> None:
+    def __init__(
+        self, connection: Connection, submitted: Submitted[Sealing], begun: set[bytes]
+    ) -> None:
         self.done = False
+        self._stolen = 0
         self.earlier = False  # another upload of this client is complete in the round
         self._begun = begun
         self._round_id = submitted.joined.offer.round_id
         self._connection = connection
         self._client = submitted.joined.client.name
         self._retries: Retries = connection.retries()
-        self._upload = Upload(submitted.joined.offer.number, submitted.sealed, BATCH_BYTES)
+        self._upload = Upload(submitted.joined.offer.number, submitted.sealed)
 
     @property
     def begun(self) -> bool:
@@ -225,9 +239,11 @@ class _Sending:
                 self._begun.add(self._round_id)
 
     def _after(self, broken: grpc.RpcError) -> None:
-        # The other side may take smaller messages only.
-        if Status.of(broken).code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-            self._upload.batch //= 4
+        if self._upload.begun and Status.of(broken).code is grpc.StatusCode.PERMISSION_DENIED:
+            self._stolen += 1
+            if self._stolen <= _STOLEN:
+                # Its tiles are right. On the way somebody has changed them, or has used its ticket.
+                broken = LaneBroken(Status.of(broken).said)
         try:
             self._retries.after(broken)
         except ServiceError as refused:
@@ -259,7 +275,7 @@ def submit(
     joined: Joined,
     update: Float32,
     *,
-    outgoing: Callable[[Joined, Float32], Float32],
+    outgoing: Callable[[Joined, Float32], Encoded],
     resends: int,
 ) -> Outcome:
     """Seal an update (d,), send it, confirm its round, and wait for the receipt.
@@ -271,7 +287,7 @@ def submit(
     backoff = Backoff()
     while True:
         session.sending(joined, resends=resends)
-        submitted = joined.seal(outgoing(joined, update))
+        submitted = joined.sealing(outgoing(joined, update))
         delivery = deliver(session, submitted)
         certified = delivery.certified
         if certified is not None and certified.receipt.round_id == joined.offer.round_id:
@@ -285,7 +301,7 @@ def submit(
 
 
 def _published(
-    session: Session, submitted: Submitted, certified: Certified, delivery: Delivery
+    session: Session, submitted: Submitted[Sealing], certified: Certified, delivery: Delivery
 ) -> Outcome:
     """The round that was joined is over."""
     joined, receipt = submitted.joined, certified.receipt

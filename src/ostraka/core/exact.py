@@ -28,6 +28,7 @@ from ostraka.core.field import Int64, P
 from ostraka.errors import ConfigError
 
 UInt16: TypeAlias = npt.NDArray[np.uint16]
+Int8: TypeAlias = npt.NDArray[np.int8]
 Int16: TypeAlias = npt.NDArray[np.int16]
 
 MAX_SQUARE = (P - 1) // 2
@@ -64,8 +65,12 @@ def step(norms: Float64, d: int) -> Float64:
     """
     if not 1 <= d <= MAX_DIMENSION:
         raise ConfigError(f"exact masking takes 1 to {MAX_DIMENSION} dimensions; got {d}")
-    radius = math.sqrt(MAX_SQUARE - d / 4) - _MARGIN
-    return _ONE / scale(np.clip(norms / radius, _MIN_STEP, _MAX_STEP)).astype(np.float64)
+    return _ONE / scale(np.clip(norms / radius(d), _MIN_STEP, _MAX_STEP)).astype(np.float64)
+
+
+def radius(d: int) -> float:
+    """Returns the longest row of d values, in steps, that fits when it has been rounded."""
+    return math.sqrt(MAX_SQUARE - d / 4) - _MARGIN
 
 
 def scale(steps: Float64) -> Float32:
@@ -136,10 +141,32 @@ def quantise_loaded(dither: UInt16, out: Quantised) -> tuple[Int64, Int64]:
     np.add(fixed, spare, out=fixed)
     np.right_shift(fixed, _BITS, out=fixed)
     np.copyto(out.signed, fixed)
-    # As an unsigned number a negative q is huge, and q + p is its residue.
-    np.add(out.residues, np.uint32(P), out=spare.view(np.uint32))
-    np.minimum(out.residues, spare.view(np.uint32), out=out.residues)
+    _reduce(out)
     return _squares(out.signed), variance
+
+
+def load_integers(q: Int8, out: Quantised) -> Int64:
+    """Takes rows that are integers already (law 19). Returns their s (g,); their v is 0.
+
+    q: (g, b). It sets out.signed, which may still be changed before `take_loaded`.
+    """
+    np.copyto(out.signed, q)
+    return _squares(out.signed)
+
+
+def take_loaded(out: Quantised) -> None:
+    """Makes the residues of the integers that were loaded."""
+    fixed = out.residues.view(np.int32)
+    np.copyto(fixed, out.signed, casting="unsafe")
+    _reduce(out)
+
+
+def _reduce(out: Quantised) -> None:
+    """Turns signed integers in the memory of the residues into residues."""
+    # As an unsigned number a negative q is huge, and q + p is its residue.
+    spare = out.real.view(np.uint32)
+    np.add(out.residues, np.uint32(P), out=spare)
+    np.minimum(out.residues, spare, out=out.residues)
 
 
 def _variance(fixed: npt.NDArray[np.int32], out: Quantised) -> Int64:
@@ -262,21 +289,28 @@ class Freivalds:
     def __init__(self, challenge: UInt32, width: int) -> None:
         """challenge: (n, 2), secret and uniform modulo p. width: the most columns of a block."""
         self._challenge = challenge
-        self._weights = np.ascontiguousarray(field.signed(challenge).T, np.float64)
+        self._weights = field.signed(challenge).astype(np.float64)
         self._evidence = np.zeros((2, 2), np.uint32)
         self._sums, self._terms = np.zeros((2, width)), 0
 
     def __repr__(self) -> str:
         return f"Freivalds(<secret>, rows={len(self._challenge)})"
 
+    def expect(self, rows: range) -> tuple[Float64, Float64]:
+        """Returns the weights (g, 2) of some rows of a block, at most 128, and the sums (2, width)
+        to which their products with these rows' q are to be added, as `loops.share` does.
+        """
+        if self._terms + len(rows) > _EXACT_TERMS:
+            self._settle()
+        self._terms += len(rows)
+        return self._weights[rows.start : rows.stop], self._sums
+
     def add(self, first: int, q: Float64) -> None:
         """Takes rows first, first + 1, ... of a block. q: (g, b) integers within 2^15, g <= 128."""
-        if self._terms + len(q) > _EXACT_TERMS:
-            self._settle()
+        weights, sums = self.expect(range(first, first + len(q)))
         # Two products with a vector each: for one product with two rows BLAS copies the matrix.
-        for weights, sums in zip(self._weights, self._sums, strict=True):
-            sums[: q.shape[1]] += weights[first : first + len(q)] @ q
-        self._terms += len(q)
+        for place, column in enumerate(np.ascontiguousarray(weights.T)):
+            sums[place, : q.shape[1]] += column @ q
 
     def take(self, other: "Freivalds") -> None:
         """Takes over the rows of this block that another one with the same challenge has taken."""

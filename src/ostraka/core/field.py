@@ -19,7 +19,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import AnyArray, Float64, UInt32
+from ostraka.arrays import AnyArray, Float64, UInt32, cut
+from ostraka.core import loops
 
 P = 2**31 - 1
 
@@ -91,9 +92,7 @@ def balanced_limbs(values: Float64) -> tuple[Float64, Float64]:
 
 def matmul(a: UInt32, b: UInt32) -> UInt32:
     """Returns a @ b modulo p. a: (m, k), b: (k, n) residues, k <= 2^19."""
-    high_a, low_a = _limbs(a)
-    high_b, low_b = _limbs(b)
-    return _join(high_a @ high_b, (high_a + low_a) @ (high_b + low_b), low_a @ low_b)
+    return _join(*(left @ right for left, right in zip(_limbs(a), _limbs(b), strict=True)))
 
 
 def gram(block: UInt32) -> UInt32:
@@ -123,10 +122,13 @@ def _limb_grams(block: UInt32) -> Float64:
     """Returns what `_join` takes, of a block with itself: (3, n, n). block: up to 2^19 columns."""
     n, width = block.shape
     sums, product = np.zeros((3, n, n)), np.empty((n, n))
-    panel = max(1, min(_PANEL, _PANEL_VALUES // n))
+    panel = min(width, max(1, min(_PANEL, _PANEL_VALUES // n)))
+    space = np.empty((3, n * panel))
     for start in range(0, width, panel):
-        high, low = _limbs(block[:, start : start + panel])
-        for place, limb in enumerate((high, high + low, low)):
+        columns = block[:, start : start + panel]
+        limbs = [cut(each, *columns.shape) for each in space]
+        loops.limbs(columns, *limbs)
+        for place, limb in enumerate(limbs):
             np.matmul(limb, limb.T, out=product)  # BLAS syrk: half the cost of a general product
             sums[place] += product
     return sums
@@ -138,11 +140,11 @@ def _products(high: Float64, low: Float64) -> tuple[Float64, Float64, Float64]:
     return high @ high.T, both @ both.T, low @ low.T
 
 
-def _limbs(residues: UInt32) -> tuple[Float64, Float64]:
-    """Returns the 15 high and the 16 low bits."""
-    high = (residues >> np.uint32(_LIMB)).astype(np.float64)
-    low = (residues & np.uint32((1 << _LIMB) - 1)).astype(np.float64)
-    return high, low
+def _limbs(residues: UInt32) -> Float64:
+    """Returns the 15 high bits, their sum with the others, and the 16 low bits: (3, n, b)."""
+    limbs = np.empty((3, *residues.shape))
+    loops.limbs(np.ascontiguousarray(residues), *limbs)
+    return limbs
 
 
 def _join(high: AnyArray, both: AnyArray, low: AnyArray) -> UInt32:

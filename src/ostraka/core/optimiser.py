@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ostraka.arrays import Float32, Float64
+from ostraka.arrays import Float32, Float64, freeze, is_frozen
 from ostraka.errors import ConfigError
 
 KINDS = ("fedavg", "sgd", "fedadam")
@@ -75,8 +75,17 @@ def keeping_last(state: ServerState, keep: bool) -> ServerState:
     return replace(state, last=np.zeros_like(state.model) if keep else None)
 
 
+def frozen(state: ServerState) -> ServerState:
+    """Returns the state with a model that nobody writes to: its own, or a copy of it."""
+    if is_frozen(state.model):
+        return state
+    model = state.model.copy()
+    freeze(model)
+    return replace(state, model=model)
+
+
 def advance(state: ServerState, aggregate: Float32, optimiser: Optimiser) -> ServerState:
-    """Returns the state after a round with this aggregate (d,), by law 13."""
+    """Returns the state after a round with this aggregate (d,), by law 13. Its model is frozen."""
     if len(state.moments) != _MOMENTS[optimiser.kind]:
         raise ConfigError(f"{optimiser.kind} does not go on from {len(state.moments)} moments")
     after = ServerState(
@@ -92,6 +101,7 @@ def advance(state: ServerState, aggregate: Float32, optimiser: Optimiser) -> Ser
         after.model[part] = state.model[part] + optimiser.learning_rate * step
         for out, moment in zip(after.moments, moments, strict=True):
             out[part] = moment
+    freeze(after.model)
     return after
 
 

@@ -14,7 +14,7 @@ from ostraka.errors import MalformedMessage, OpenError
 
 _SEED = 32
 _REMEMBERED = 1024
-_SHORT = 512  # bytes; a confirmation is shorter
+_SHORT = 2048  # bytes; the header of an upload is shorter
 
 AnySigned = TypeVar("AnySigned", bound=SignedMessage)
 
@@ -66,7 +66,8 @@ def check_encoded(kind: type[SignedMessage], data: bytes, public: bytes) -> None
 def verify(public: bytes, signature: bytes, signed: bytes) -> None:
     """Raises InvalidSignature or ValueError. Short messages that verify are remembered.
 
-    A ballot and its certificate have the same votes. Long messages would fill the memory.
+    A ballot and its certificate have the same votes, and a service looks at a header before it
+    waits for its turn, and then accepts it. Long messages would fill the memory.
     """
     (_remembered if len(signed) <= _SHORT else _verify)(public, signature, signed)
 
@@ -84,7 +85,7 @@ def forget() -> None:
 
 
 def _signed_bytes(message: SignedMessage) -> bytes:
-    return encode(_with_signature(message, UNSIGNED))
+    return encode(message, signature=UNSIGNED)
 
 
 def _with_signature(message: AnySigned, signature: bytes) -> AnySigned:

@@ -1,17 +1,21 @@
 """Sealed updates: a fresh key per upload, one AES-256-GCM seal per tile.
 
     header  = signed(federation, round, round key, client, upload, manifest, d, tile size and count,
-                     HPKE(key, stated norm))
+                     HPKE(key, stated norm, step))
     tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
 
-A key seals one upload and is gone when `seal` returns: a resumed upload sends the stored bytes, and
-changed content is a new upload under a new key. Reusing a key would show the XOR of two updates.
+A key seals one upload. A resumed upload sends the same bytes, and changed content is a new upload
+under a new key: reusing a key would show the XOR of two updates. `Sealing` holds the update
+and its key, and seals each tile when it is sent: GCM gives the same bytes for the same values, and
+the tag that is kept of each tile tells whether they are the same. `SealedUpdate` holds the bytes.
 """
 
 import hashlib
 import os
 import struct
 from dataclasses import dataclass, replace
+from hmac import compare_digest
+from typing import Protocol
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -21,18 +25,20 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from ostraka.arrays import AnyArray, Buffer, Float32
-from ostraka.config import Terms
+from ostraka.config import Terms, Tiling
+from ostraka.core.uploads import Encoded
 from ostraka.crypto import hpke
-from ostraka.crypto.aead import KEY_BYTES, as_bytes, nonce
+from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy, HybridKey
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import ConfigError, OpenError
+from ostraka.errors import ConfigError, LocalProtocolError, OpenError
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile
 
 _ID_BYTES = 32
 _FIRST_BLOCK, _BLOCK_BYTES = 2, 16
-_SECRET = struct.Struct(">32sd")  # the AES key and the stated norm
+_SECRET = struct.Struct(">32sdd")  # the AES key, the stated norm and the step
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,87 @@ class SealedUpdate:
 
     header: UpdateHeader
     tiles: tuple[UpdateTile, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.tiles)
+
+    @property
+    def largest(self) -> int:
+        return max((len(tile.ciphertext) for tile in self.tiles), default=0)
+
+    def put(self, index: int, out: memoryview) -> int:
+        sealed = self.tiles[index].ciphertext
+        out[: len(sealed)] = sealed
+        return len(sealed)
+
+
+class Sealing:
+    """An upload whose tiles are sealed one at a time, as they are sent. For one thread only.
+
+    It reads the values (d,) where they are, which must not change until the upload is complete.
+    """
+
+    def __init__(self, header: UpdateHeader, values: AnyArray, key: bytes, tiling: Tiling) -> None:
+        self.header = header
+        self._raw = np.ascontiguousarray(values).data.cast("B")
+        self._value_bytes = values.itemsize
+        self._cipher = AESGCM(key)
+        self._bound = tile_context(header)
+        self._tiling = tiling
+        self._tags: dict[int, bytes] = {}
+
+    def __repr__(self) -> str:
+        return f"Sealing({self.count} tiles, <secret>)"
+
+    @property
+    def count(self) -> int:
+        return self._tiling.count
+
+    @property
+    def largest(self) -> int:
+        return self._value_bytes * self._tiling.size(0) + TAG_BYTES
+
+    def put(self, index: int, out: memoryview) -> int:
+        """Seals tile `index`. Raises LocalProtocolError if it was another one the last time."""
+        part, each = self._tiling.part(index), self._value_bytes
+        values = self._raw[each * part.start : each * part.stop]
+        size = len(values) + TAG_BYTES
+        self._cipher.encrypt_into(nonce(index), values, self._bound, out[:size])
+        tag = bytes(out[size - TAG_BYTES : size])
+        if not compare_digest(tag, self._tags.setdefault(index, tag)):
+            out[:size] = bytes(size)  # Two seals of one key and nonce must not both be seen.
+            raise LocalProtocolError(
+                "the update was changed while it was being sent: submit an array that nothing else "
+                "writes to"
+            )
+        return size
+
+    def whole(self) -> SealedUpdate:
+        """Returns all tiles, for who carries them as messages."""
+        memory = memoryview(bytearray(self.largest))
+        sealed = (bytes(memory[: self.put(index, memory)]) for index in range(self.count))
+        tiles = tuple(UpdateTile(self.header.upload_id, *each) for each in enumerate(sealed))
+        return SealedUpdate(self.header, tiles)
+
+
+class Sealed(Protocol):
+    """What is sent of an upload: its header, and then its tiles in order."""
+
+    @property
+    def header(self) -> UpdateHeader: ...
+
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def largest(self) -> int:
+        """The bytes of the largest sealed tile."""
+        ...
+
+    def put(self, index: int, out: memoryview) -> int:
+        """Writes a sealed tile, the same bytes each time. Returns how many."""
+        ...
 
 
 class TileOpener:
@@ -77,20 +164,32 @@ class TileOpener:
         Cipher(self._keystream, counter).decryptor().update_into(ciphertext, as_bytes(out))
 
 
+def rounded(update: Float32, terms: Terms, entropy: Entropy = os.urandom) -> Encoded:
+    """Rounds an update (d,) to the format of the terms. Raises ConfigError if it does not fit."""
+    if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
+        raise ConfigError(
+            f"an update is ({terms.dimension},) float32, little-endian; "
+            f"got {update.shape} {update.dtype}"
+        )
+    key = entropy(KEY_BYTES) if terms.format.integers else bytes(KEY_BYTES)  # else nothing is drawn
+    return terms.format.encode(update, SecretStream(key).fill)
+
+
 def seal(  # one upload, from the update to the bytes that leave the client
-    update: Float32,
+    update: Encoded,
     *,
     offer: RoundOffer,
     terms: Terms,
     client: str,
     identity: Identity,
     entropy: Entropy = os.urandom,
-) -> SealedUpdate:
-    """Seals an update (d,) to the round that `offer` opened."""
-    if update.shape != (terms.dimension,) or update.dtype != np.dtype("<f4"):
+) -> Sealing:
+    """Seals a fresh key for an update, in the format of the terms, to the round of this offer."""
+    values = update.values
+    if values.shape != (terms.dimension,) or values.dtype != terms.format.dtype:
         raise ConfigError(
-            f"an update is ({terms.dimension},) float32, little-endian; "
-            f"got {update.shape} {update.dtype}"
+            f"an upload has {terms.dimension} values of {terms.upload}; "
+            f"got {values.shape} {values.dtype}"
         )
     blank = UpdateHeader(
         federation=offer.federation,
@@ -106,40 +205,24 @@ def seal(  # one upload, from the update to the bytes that leave the client
         signature=UNSIGNED,
     )
     key = entropy(KEY_BYTES)
-    secret = _SECRET.pack(key, stated_norm(update))
+    secret = _SECRET.pack(key, update.norm, update.step)
     header = replace(blank, sealed_key=hpke.seal(offer.key, secret, info=context(blank)))
-    cipher, bound = AESGCM(key), tile_context(blank)
-    tiles = tuple(
-        UpdateTile(
-            blank.upload_id,
-            index,
-            cipher.encrypt(nonce(index), update[terms.tiling.part(index)].tobytes(), bound),
-        )
-        for index in range(terms.tiling.count)
-    )
-    return SealedUpdate(identity.sign(header), tiles)
+    return Sealing(identity.sign(header), values, key, terms.tiling)
 
 
-def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float]:
-    """Returns the opener of this upload's tiles, and its stated norm. Raises OpenError."""
-    secret = key.open(header.sealed_key, info=context(header))
+def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float, float]:
+    """Returns the opener of this upload's tiles, its stated norm and its step. Raises OpenError."""
+    bound = context(header)
+    secret = key.open(header.sealed_key, info=bound)
     if len(secret) != _SECRET.size:
         raise OpenError("sealed key")
-    tile_key, norm = _SECRET.unpack(secret)
-    return TileOpener(tile_key, tile_context(header)), norm
-
-
-def stated_norm(update: Float32) -> float:
-    """Returns the Euclidean norm, accumulated in float64."""
-    # The enclave rejects what is not finite. Here it must not even cause a warning.
-    with np.errstate(all="ignore"):
-        wide = update.astype(np.float64)
-        return float(np.sqrt(wide @ wide))
+    tile_key, norm, step = _SECRET.unpack(secret)
+    return TileOpener(tile_key, hashlib.sha256(bound).digest()), norm, step
 
 
 def context(header: UpdateHeader) -> bytes:
     """Returns what an upload's seals are bound to: the signed fields without the HPKE output."""
-    return encode(replace(header, sealed_key=b"", signature=UNSIGNED))
+    return encode(header, sealed_key=b"", signature=UNSIGNED)
 
 
 def tile_context(header: UpdateHeader) -> bytes:

@@ -2,7 +2,8 @@
 
 gRPC limits all connections together and none by address, and an idle connection never reaches our
 code. So gRPC listens behind this door, on a socket that only this process can reach. Bytes are
-passed on unread: with TLS, the door sees ciphertext.
+passed on unread: with TLS, the door sees ciphertext. Only connections that begin as a lane does are
+not for gRPC: with a ticket they go to the upload that it was issued for.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ostraka.config import Member
+from ostraka.enclave.lane import Lane, Tickets
 from ostraka.enclave.limits import neighbourhood
 from ostraka.enclave.passage import Passage, Pipes
 from ostraka.errors import ConfigError
@@ -108,7 +110,7 @@ class Front:
     """Listens for clients and workers, and passes each connection on to the server behind it.
 
     folder: for sockets; an empty one that only this process reaches. idle_s: after which a
-    connection is closed whose peer says nothing at first, or takes nothing.
+    connection is closed whose peer says nothing at first, or takes nothing. tickets: of lanes.
     crowded: told of an address that had to give up a connection. Use it as a context.
     """
 
@@ -118,10 +120,12 @@ class Front:
         *,
         folder: Path,
         idle_s: float,
+        tickets: Tickets,
         crowded: Callable[[str], None] = lambda address: None,
     ) -> None:
         self._guests = Guests(_affordable(places))
         self._idle_s = idle_s
+        self._tickets = tickets
         self._crowded = crowded
         self._pipes = Pipes()
         self._loop = asyncio.get_running_loop()
@@ -249,12 +253,29 @@ class Front:
         visitor.end = Passage(
             near,
             dial=partial(self._dial, visitor),
+            lane=partial(self._open_lane, visitor),
             gone=partial(self._gone, visitor),
             pipes=self._pipes,
             idle_s=self._idle_s,
         ).close
         self._visitors.add(visitor)
         self._evict(self._guests.admit(visitor))
+
+    def _open_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes) -> None:
+        """Hand a connection to the upload that its ticket is for, or close it."""
+        lane = self._tickets.claim(ticket)
+        if lane is None:
+            near.close()
+            self._gone(visitor)
+            return
+        visitor.end = partial(self._end_lane, visitor, lane)
+        lane.connect(near, partial(self._gone, visitor))
+        if lane.party is not None:
+            self.prove(visitor, lane.party)
+
+    def _end_lane(self, visitor: Visitor, lane: Lane) -> None:
+        self._gone(visitor)  # Its place is free before its thread has noticed.
+        lane.cut()
 
     def _evict(self, visitor: Visitor | None) -> None:
         if visitor is not None:

@@ -43,6 +43,9 @@ MEASURED = (
     "ostraka.core.gaussian",
     "ostraka.core.gram",
     "ostraka.core.leakage",
+    "ostraka.core.loops",
+    "ostraka.core.loops.native",
+    "ostraka.core.loops.twin",
     "ostraka.core.optimiser",
     "ostraka.core.rules",
     "ostraka.core.rules.averaging",
@@ -57,6 +60,7 @@ MEASURED = (
     "ostraka.core.rules.subsets",
     "ostraka.core.rules.trusted",
     "ostraka.core.sketch",
+    "ostraka.core.uploads",
     "ostraka.crypto",
     "ostraka.crypto.aead",
     "ostraka.crypto.channel",
@@ -72,6 +76,7 @@ MEASURED = (
     "ostraka.enclave.engine",
     "ostraka.enclave.front",
     "ostraka.enclave.hardening",
+    "ostraka.enclave.lane",
     "ostraka.enclave.limits",
     "ostraka.enclave.measurement",
     "ostraka.enclave.migration",
@@ -103,6 +108,7 @@ MEASURED = (
     "ostraka.federation_file",
     "ostraka.files",
     "ostraka.logs",
+    "ostraka.merkle",
     "ostraka.messages",
     "ostraka.model_file",
     "ostraka.protocol",
@@ -127,6 +133,10 @@ MEASURED = (
     "ostraka.transport.ostraka_pb2",
     "ostraka.transport.ostraka_pb2_grpc",
 )
+
+# What a module of ours loads by itself. It is there if the package was built with a compiler, and
+# code that was built otherwise measures otherwise.
+_LIBRARIES = ("core/loops/_native.so",)
 
 # The distributions whose code it loads as well.
 DEPENDENCIES = (
@@ -180,15 +190,16 @@ def measure(package: Path = _PACKAGE) -> Measurement:
         sum(
             len(text.splitlines())
             for path, text in texts.items()
-            if not path.stem.endswith(_GENERATED)
+            if path.suffix == ".py" and not path.stem.endswith(_GENERATED)
         ),
     )
 
 
 def measured_files(package: Path = _PACKAGE) -> list[Path]:
     """Every file that is measured, in the order of their names on every file system."""
-    found = (path for name in MEASURED for path in _files(name, package))
-    return sorted(found, key=lambda path: _name(path, package))
+    modules = (path for name in MEASURED for path in _files(name, package))
+    libraries = (package / name for name in _LIBRARIES if (package / name).is_file())
+    return sorted((*modules, *libraries), key=lambda path: _name(path, package))
 
 
 def _files(module: str, package: Path) -> Iterator[Path]:

@@ -17,6 +17,7 @@ class OpenRound:
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
+    _bytes: dict[str, int] = field(init=False)  # of each client, by one thread at a time
     _own: set[str] = field(default_factory=set)  # whose uploads they began themselves
 
     @property

@@ -1,4 +1,4 @@
-"""Passes the bytes of one connection on, both ways and unread.
+"""Passes the bytes of one connection on, both ways and unread, unless it is a lane's.
 
 Nothing is taken from a side before the other side has taken what came before, so that a peer that
 does not read fills its own connection only.
@@ -11,6 +11,8 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
+
+from ostraka.transport import LANE, TICKET_BYTES
 
 CHUNK = 2**20  # bytes that are passed on at a time
 
@@ -27,8 +29,9 @@ class Passage:
     """One connection, from its first byte to its end.
 
     near: the peer's side. dial: connects to the server, which hears of a connection when there is
-    something to hear. idle_s: for a peer that says nothing at first, or takes nothing that it is
-    sent. gone: called once the connection has ended.
+    something to hear. lane: takes over a connection that has shown a ticket. idle_s: for a peer
+    that says nothing at first, or takes nothing that it is sent. gone: called once the connection
+    has ended.
     """
 
     def __init__(
@@ -36,6 +39,7 @@ class Passage:
         near: socket.socket,
         *,
         dial: Callable[[], socket.socket],
+        lane: Callable[[socket.socket, bytes], None],
         gone: Callable[[], None],
         pipes: "Pipes",
         idle_s: float,
@@ -43,6 +47,7 @@ class Passage:
         self.loop = asyncio.get_running_loop()
         self._near = near
         self._dial = dial
+        self._lane = lane
         self._gone = gone
         self._pipes = pipes
         self._idle_s = idle_s
@@ -50,7 +55,8 @@ class Passage:
         self._ways: tuple[Way, ...] = ()
         self._timer = self.loop.call_later(idle_s, self.close)
         self._closed = False
-        self.loop.add_reader(near, self._begin)
+        self._said = b""  # of what begins a lane
+        self.loop.add_reader(near, self._hear)
 
     def close(self) -> None:
         """End the connection on both sides, at once."""
@@ -98,6 +104,38 @@ class Passage:
             pass
         except OSError:
             self.close()
+
+    def _hear(self) -> None:
+        """Tell by the first byte who is meant. Neither TLS nor HTTP/2 begins as a lane does."""
+        try:
+            first = self._near.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        if first == LANE[:1]:
+            self.loop.add_reader(self._near, self._read_ticket)
+        else:
+            self._begin()
+
+    def _read_ticket(self) -> None:
+        """Read what begins a lane, and no byte more: all that follows is for its thread."""
+        whole = len(LANE) + TICKET_BYTES
+        try:
+            more = self._near.recv(whole - len(self._said))
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        self._said += more
+        if not more or self._said[: len(LANE)] != LANE[: len(self._said)]:
+            self.close()
+        elif len(self._said) == whole:
+            self._closed = True  # This passage has ended, and the connection goes on.
+            self._timer.cancel()
+            self.loop.remove_reader(self._near)
+            self._lane(self._near, self._said[len(LANE) :])
 
     def _begin(self, tries: int = _RETRIES) -> None:
         self.loop.remove_reader(self._near)

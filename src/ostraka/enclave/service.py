@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import signal
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from ostraka.enclave import hardening
 from ostraka.enclave.budget import default_budget
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
+from ostraka.enclave.lane import Tickets
 from ostraka.enclave.limits import Punctual, Rate, Share, TooMany, Turns
 from ostraka.enclave.platform.choose import Platform
 from ostraka.enclave.servicer import Allowance, Servicer
@@ -118,8 +120,9 @@ async def serve(
         with _metrics(file, status), ExitStack() as stack:
             if sockets is None:
                 sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
-            front = stack.enter_context(_front(engine, sockets))
-            server = await _start(engine, platform, status, front)
+            tickets = stack.enter_context(_tickets(file))
+            front = stack.enter_context(_front(engine, sockets, tickets))
+            server = await _start(engine, platform, status, front, tickets)
             try:
                 port = front.listen(file.enclave.listen)
             except ConfigError:
@@ -142,7 +145,7 @@ async def serve(
             try:
                 while not await _ended_first(server, rounds):
                     await server.stop(None)
-                    server = await _start(engine, platform, status, front)
+                    server = await _start(engine, platform, status, front, tickets)
                     tell(events.ServerRestarted())
                 await rounds
                 tell(events.Stopping(str(engine.phase)))
@@ -161,7 +164,32 @@ def _budget(file: FederationFile) -> int:
     return default_budget() if given is None else given * _MIB
 
 
-def _front(engine: Engine, sockets: Path) -> Front:
+def _tickets(file: FederationFile) -> Tickets:
+    """Return what opens lanes. Strangers have as many turns as the enrolled."""
+    limits = file.limits
+    return Tickets(2 * limits.uploads, idle_s=limits.idle_s, tls=_tls(file))
+
+
+def _tls(file: FederationFile) -> ssl.SSLContext | None:
+    """Return what shakes hands on lanes, with the same certificate as gRPC. Raises ConfigError."""
+    if file.tls() is None or file.enclave.tls_certificate is None or file.enclave.tls_key is None:
+        return None
+    certificate, key = (
+        file.folder / each for each in (file.enclave.tls_certificate, file.enclave.tls_key)
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0  # A lane is not resumed, and nothing is sent over it.
+    try:
+        context.load_cert_chain(certificate, key, password=lambda: b"")  # and asks no terminal
+    except OSError as unfit:
+        raise ConfigError(
+            f"{certificate} and {key} are no certificate with its key, as PEM without a password: "
+            f"{unfit}"
+        ) from None
+    return context
+
+
+def _front(engine: Engine, sockets: Path, tickets: Tickets) -> Front:
     """Return the door. Of an address that has too many connections it is told once a minute."""
     limits = engine.file.limits
     once, some = Rate(1), Rate(_GOSSIP)
@@ -172,11 +200,17 @@ def _front(engine: Engine, sockets: Path) -> Front:
             some.spend("")
             engine.tell(events.AddressCrowded(address, limits.connections))
 
-    return Front(limits.connections, folder=sockets, idle_s=limits.idle_s, crowded=crowded)
+    return Front(
+        limits.connections,
+        folder=sockets,
+        idle_s=limits.idle_s,
+        tickets=tickets,
+        crowded=crowded,
+    )
 
 
 async def _start(
-    engine: Engine, platform: Platform, status: Status, front: Front
+    engine: Engine, platform: Platform, status: Status, front: Front, tickets: Tickets
 ) -> grpc.aio.Server:
     """Start the server behind the door."""
     file, limits = engine.file, engine.file.limits
@@ -187,6 +221,7 @@ async def _start(
         provider=platform.provider,
         status=status,
         door=front,
+        tickets=tickets,
         enrolled=_allowance(file, calls=_CALLS, rate=limits.requests_per_minute),
         strangers=_allowance(file, calls=_STRANGERS_CALLS, rate=relayed),
         gossip=Rate(limits.requests_per_minute),
@@ -237,7 +272,7 @@ def _bind(server: grpc.aio.Server, file: FederationFile, address: str) -> int:
 
 
 def _options(file: FederationFile) -> list[tuple[str, int]]:
-    """Return gRPC's settings. The largest message is a batch of tiles or a worker's answer.
+    """Return gRPC's settings. The largest message is a worker's answer.
 
     The door limits connections. Calls are limited by caller: a peer that does not read its answer
     keeps its call open, and others must not have to wait for that.

@@ -31,6 +31,7 @@ from ostraka.crypto.identity import check_encoded, check_signature
 from ostraka.enclave import hardening
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
+from ostraka.enclave.lane import LaneBroken, Tickets
 from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns
 from ostraka.enclave.open_round import OpenRound
 from ostraka.enclave.platform.interface import EvidenceProvider
@@ -50,6 +51,7 @@ from ostraka.errors import (
     UpdateRejected,
     printable,
 )
+from ostraka.merkle import path_to
 from ostraka.messages import (
     Certified,
     Challenge,
@@ -60,13 +62,11 @@ from ostraka.messages import (
     Introduction,
     Proposal,
     UpdateHeader,
-    UpdateTile,
     WorkerHello,
     chain,
     milestones,
     vector_digest,
 )
-from ostraka.protocol.confirm import path_to
 from ostraka.transport import PROVED, chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
@@ -97,6 +97,7 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (UpdateRejected, grpc.StatusCode.FAILED_PRECONDITION),
     (TooMany, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (StorageFull, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (LaneBroken, grpc.StatusCode.ABORTED),
     (TimeoutError, grpc.StatusCode.DEADLINE_EXCEEDED),
     (PlatformError, grpc.StatusCode.UNAVAILABLE),
 )
@@ -170,6 +171,7 @@ class Servicer(EnclaveServicer):
     provider: EvidenceProvider
     status: Status
     door: Front
+    tickets: Tickets
     enrolled: Allowance
     strangers: Allowance
     gossip: Rate  # of what is told of strangers
@@ -282,17 +284,16 @@ class Servicer(EnclaveServicer):
                 evidence = await self._evidence(bound, self._caller(context))
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
 
-    async def Upload(self, requests: AsyncIterator[wire.UploadRequest], context: Context) -> None:
+    async def Upload(self, request: wire.UploadRequest, context: Context) -> None:
         async with _streaming(context):
-            patient = _Patient(requests, self.engine.file.limits.idle_s)
             caller = self._caller(context)
             with self._place(context):
                 self._charge(context)
-                header = await self._read_header(patient, context)
+                header = await self._read_header(request, context)
             async with self.newest.of(header.client, proved=caller.is_called(header.client)):
                 with self._refusals(header.client, caller):
                     async with self._allowance(caller).uploads.turn():
-                        await self._receive(header, patient, context)
+                        await self._receive(header, context)
 
     # What enrolled workers do.
 
@@ -421,12 +422,9 @@ class Servicer(EnclaveServicer):
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(Rejection.LATE))
         raise AssertionError  # abort has raised
 
-    async def _read_header(self, requests: "_Patient", context: Context) -> UpdateHeader:
-        """Return the header of an upload: its first message, signed for the open round."""
-        first = await requests.next()
-        if first is None or first.WhichOneof("part") != "header":
-            raise MalformedMessage("an upload begins with its header")
-        header = decode(UpdateHeader, first.header)
+    async def _read_header(self, request: wire.UploadRequest, context: Context) -> UpdateHeader:
+        """Return the header of an upload, signed for the open round."""
+        header = decode(UpdateHeader, request.header)
         current = await self._current(context)
         with self._refusals(header.client, self._caller(context)):
             current.intake.require_current(header)
@@ -444,7 +442,7 @@ class Servicer(EnclaveServicer):
             own = rejected.reason.provable  # It can be nobody else's fault, whoever brought it.
             self._refused(client, rejected.reason, caller, own=own)
             raise
-        except (OstrakaError, DecodeError, TimeoutError) as failed:
+        except (OstrakaError, LaneBroken, TimeoutError) as failed:
             self._refused(client, str(failed) or "too slow", caller)
             raise
 
@@ -459,26 +457,19 @@ class Servicer(EnclaveServicer):
                 self.gossip.spend("")
             self.engine.tell(events.UploadRefused(printable(client, _SHOWN), why, address))
 
-    async def _receive(self, header: UpdateHeader, requests: "_Patient", context: Context) -> None:
+    async def _receive(self, header: UpdateHeader, context: Context) -> None:
         """Receive one upload, or the rest of it."""
-        current = await self._current(context)
-        own = self._caller(context).is_called(header.client)
-        count = current.federation.terms.tiling.count
-        missing = frozenset(range(current.begin(header, own=own), count))
-        receiver = current.receiver(header)
-        self.engine.tell(events.UploadStarted(header.client, len(missing)))
-        await context.write(wire.UploadReply(missing=wire.Missing(range=_ranges(missing))))
-        while header.client not in current.intake.complete:
-            tiles = await _tiles(requests)
-            if self.engine.current is not current:
-                raise UpdateRejected(header.client, Rejection.LATE)
-            for tile in tiles:
-                if tile.upload_id != header.upload_id:
-                    raise OpenError("tile")
-                await asyncio.to_thread(receiver.take, memoryview(tile.ciphertext))
-            del tiles  # They are not kept while this upload waits for its next ones.
+        current, caller = await self._current(context), self._caller(context)
+        first = current.begin(header, own=caller.is_called(header.client))
+        self.engine.tell(events.UploadStarted(header.client, header.tiles - first))
+        if first == header.tiles:
+            await context.write(_granted(b"", first))
+        else:
+            with self.tickets.issue(current.receiver(header), caller.party) as lane:
+                await context.write(_granted(lane.ticket, first))
+                await lane.received()
         self.engine.tell(events.UploadCompleted(header.client))
-        if missing and len(current.intake.complete) % _TIDIED == 0:
+        if first < header.tiles and len(current.intake.complete) % _TIDIED == 0:
             hardening.give_back()
         await context.write(wire.UploadReply(complete=wire.Complete()))
 
@@ -592,26 +583,8 @@ def _proposed(engine: Engine, leaf: bytes) -> wire.Proposed:
     return wire.Proposed(proposal=proposal, path=path or (), included=path is not None)
 
 
-@dataclass(frozen=True)
-class _Patient:
-    """The same messages, with a time limit for each."""
-
-    requests: AsyncIterator[wire.UploadRequest]
-    seconds: float
-
-    async def next(self) -> wire.UploadRequest | None:
-        """Return the next message, or None after the last one. Raises TimeoutError."""
-        async with asyncio.timeout(self.seconds):
-            return await anext(self.requests, None)
-
-
-async def _tiles(requests: _Patient) -> list[UpdateTile]:
-    request = await requests.next()
-    if request is None:
-        raise MalformedMessage("the upload ended before it was complete")
-    if request.WhichOneof("part") != "tiles":
-        raise MalformedMessage("behind its header, an upload has tiles only")
-    return [decode(UpdateTile, raw) for raw in request.tiles.tile]
+def _granted(ticket: bytes, first: int) -> wire.UploadReply:
+    return wire.UploadReply(granted=wire.Granted(ticket=ticket, next=first))
 
 
 async def _converse(
@@ -649,11 +622,3 @@ def _parts(model: Float32) -> Iterator[wire.ModelPart]:
         wire.ModelPart(data=bytes(raw[start : start + _PART]))
         for start in range(0, len(raw), _PART)
     )
-
-
-def _ranges(numbers: frozenset[int]) -> Iterator[wire.Range]:
-    """Return the numbers as ranges."""
-    ordered = sorted(numbers)
-    starts = [n for n in ordered if n - 1 not in numbers]
-    stops = [n + 1 for n in ordered if n + 1 not in numbers]
-    return (wire.Range(start=a, stop=b) for a, b in zip(starts, stops, strict=True))

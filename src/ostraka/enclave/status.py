@@ -152,6 +152,7 @@ class Status:
             "rule": str(engine.federation.terms.composition),
             "note": _note(head) or None,
             "masking": engine.federation.terms.masking,
+            "upload": engine.federation.terms.upload,
             "evidence": self.evidence,
             "receipt_key": engine.enclave.receipt_key.hex(),
             "simulated": self.simulated,

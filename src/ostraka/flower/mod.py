@@ -166,12 +166,14 @@ def _train(app: _App, node: Node, carried: bytes, *, disclose_metrics: bool) -> 
     manifest, offer = part.federation.terms.manifest, part.joined.offer
     key, arrays, model = app.require_model(offer.model, part.federation)
     answer = app.run(key, arrays, manifest)
-    with _keeping_back():
+    with _keeping_back(ConfigError, RemoteProtocolError):
         _, trained = _only_arrays(answer)
         update, stays = records.difference(trained, model, manifest)
         content = _metrics(answer) if disclose_metrics else RecordDict()
     app.keep(stays)
-    content[RECORD] = message_record(node.seal(part, update))
+    with _keeping_back(ConfigError):  # A value beyond the format of uploads.
+        sealed = node.seal(part, update)
+    content[RECORD] = message_record(sealed)
     LOG.info("sealed an update for round %d", offer.number)
     return content
 
@@ -189,11 +191,11 @@ def _evaluate(app: _App, node: Node, carried: bytes, *, disclose_metrics: bool) 
 
 
 @contextmanager
-def _keeping_back() -> Iterator[None]:
+def _keeping_back(*kinds: type[OstrakaError]) -> Iterator[None]:
     """Log what is wrong with the app's reply, and do not send it: it could tell about data."""
     try:
         yield
-    except (ConfigError, RemoteProtocolError) as unfit:
+    except kinds as unfit:
         LOG.error("the app's reply: %s", unfit)
         raise RemoteProtocolError(_FAILED) from None
 

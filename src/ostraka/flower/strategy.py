@@ -19,7 +19,7 @@ from ostraka.carried.in_process import FoundingTerms, UnsafeInProcessEnclave
 from ostraka.carried.relay import CarriedEnclave, Enough, Head, PublishedModel, Relay
 from ostraka.carried.remote import RemoteEnclave
 from ostraka.config import DEFAULT_MOMENTUM
-from ostraka.core import rules
+from ostraka.core import rules, uploads
 from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
 from ostraka.flower import metrics, records
 from ostraka.flower.grid import LOG, Courier, read_replies
@@ -74,7 +74,8 @@ class PrivateRobust(FedAvg):
     have answered that took part before. outcome_timeout: how many seconds the enclave has to
     propose an outcome once it has all replies, nodes have to confirm it, and the enclave has to
     publish it then. tls_ca: certificates that vouch for the enclave's service. masking,
-    client_momentum, disclose_selection, disclose_values: terms of an enclave in this process.
+    client_momentum, upload, disclose_selection, disclose_values: terms of an enclave in this
+    process.
 
     `receipts` are those of the rounds that this strategy has seen published.
     """
@@ -102,6 +103,7 @@ class PrivateRobust(FedAvg):
         tls_ca: str | Path | None = None,
         masking: str = "exact",
         client_momentum: float = DEFAULT_MOMENTUM,
+        upload: str = uploads.DEFAULT,
         disclose_selection: bool = False,
         disclose_values: bool = False,
         **options: float | str | None,
@@ -137,6 +139,7 @@ class PrivateRobust(FedAvg):
                 composition,
                 client_momentum,
                 masking=masking,
+                upload=upload,
                 disclose_selection=disclose_selection,
                 disclose_values=disclose_values,
             )
@@ -411,6 +414,7 @@ class PrivateMultiKrum(PrivateRobust):
         outcome_timeout: float = 900.0,
         tls_ca: str | Path | None = None,
         masking: str = "exact",
+        upload: str = uploads.DEFAULT,
         disclose_selection: bool = False,
     ) -> None:
         super().__init__(
@@ -434,6 +438,7 @@ class PrivateMultiKrum(PrivateRobust):
             tls_ca=tls_ca,
             masking=masking,
             client_momentum=0.0,
+            upload=upload,
             disclose_selection=disclose_selection,
             k=num_nodes_to_select,
         )

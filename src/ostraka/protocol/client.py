@@ -2,16 +2,18 @@
 
 import os
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import Attested
 from ostraka.config import Federation
+from ostraka.core.uploads import Encoded
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity, check_signature
-from ostraka.crypto.updates import SealedUpdate
+from ostraka.crypto.updates import Sealed, SealedUpdate, Sealing
 from ostraka.encoding import digest
 from ostraka.errors import ConfigError, Fork, LocalProtocolError, ReceiptRefused, RolledBack
 from ostraka.messages import (
@@ -279,10 +281,25 @@ class Joined:
     offer: RoundOffer
     attested: Attested
 
-    def seal(self, update: Float32) -> "Submitted":
-        """Seal an update (d,) for this round. The result can be sent any number of times."""
+    def encode(self, update: Float32) -> Encoded:
+        """Round an update (d,) to the format of the terms. Raises ConfigError beyond its range."""
+        return updates.rounded(update, self.client.federation.terms, self.client.entropy)
+
+    def seal(self, update: Float32) -> "Submitted[SealedUpdate]":
+        """Seal an update (d,) for this round, rounded without regard to earlier ones."""
+        return self.seal_encoded(self.encode(update))
+
+    def seal_encoded(self, update: Encoded) -> "Submitted[SealedUpdate]":
+        """Seal an update for this round. The result can be sent any number of times."""
+        return Submitted(self, self._seal(update).whole())
+
+    def sealing(self, update: Encoded) -> "Submitted[Sealing]":
+        """The same, without a copy: each tile is sealed when it is sent."""
+        return Submitted(self, self._seal(update))
+
+    def _seal(self, update: Encoded) -> Sealing:
         client = self.client
-        sealed = updates.seal(
+        return updates.seal(
             update,
             offer=self.offer,
             terms=client.federation.terms,
@@ -290,22 +307,24 @@ class Joined:
             identity=client.identity,
             entropy=client.entropy,
         )
-        return Submitted(self, sealed)
+
+
+_SealedT_co = TypeVar("_SealedT_co", bound=Sealed, covariant=True)
 
 
 @dataclass(frozen=True)
-class Submitted:
+class Submitted(Generic[_SealedT_co]):
     """A client that waits for the round's receipt. It keeps its upload until it holds that."""
 
     joined: Joined
-    sealed: SealedUpdate = field(repr=False)
+    sealed: _SealedT_co = field(repr=False)
 
     @property
     def leaf(self) -> bytes:
         """This upload's place in the tree of the cohort."""
         return leaf(self.sealed.header)
 
-    def vote(self, proposal: Proposal) -> "Submitted":
+    def vote(self, proposal: Proposal) -> "Submitted[_SealedT_co]":
         """Decide to confirm this proposal, as `Client.vote` does."""
         return replace(self, joined=replace(self.joined, client=self.joined.client.vote(proposal)))
 

@@ -6,10 +6,11 @@ number, ever. So of each number at most one outcome is released, whatever a host
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
+from ostraka import merkle
 from ostraka.config import Federation, Member
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, digest, encode, pack
@@ -27,10 +28,6 @@ from ostraka.messages import (
 )
 
 _OUTCOME = b"ostraka/outcome/v1"
-_LEAF, _NODE = b"\0", b"\1"
-_LEFT, _RIGHT = b"\0", b"\1"
-_HASH_BYTES = 32
-_LONGEST_PATH = 64
 
 
 @dataclass(frozen=True)
@@ -75,54 +72,7 @@ def outcome_digest(salt: bytes, receipt: Receipt) -> bytes:
 
 def leaf(header: UpdateHeader) -> bytes:
     """A signed header, as a leaf of the cohort's tree."""
-    return hashlib.sha256(_LEAF + encode(header)).digest()
-
-
-def cohort_root(leaves: Sequence[bytes]) -> bytes:
-    """The root of the tree over these leaves, in order."""
-    return _tree(tuple(leaves) or (bytes(_HASH_BYTES),))[-1][0]
-
-
-def path_to(leaves: Sequence[bytes], wanted: bytes) -> tuple[bytes, ...] | None:
-    """What proves that a leaf is under the root: its neighbours, each behind its side."""
-    if wanted not in leaves:
-        return None
-    place, path = list(leaves).index(wanted), []
-    for level in _tree(tuple(leaves))[:-1]:
-        beside = place ^ 1
-        if beside < len(level):
-            path.append((_LEFT if beside < place else _RIGHT) + level[beside])
-        place //= 2
-    return tuple(path)
-
-
-def is_under(root: bytes, leaf: bytes, path: Sequence[bytes]) -> bool:
-    """Whether this path leads from the leaf to the root."""
-    if len(path) > _LONGEST_PATH or any(len(each) != 1 + _HASH_BYTES for each in path):
-        return False
-    for each in path:
-        side, beside = each[:1], each[1:]
-        leaf = _join(beside, leaf) if side == _LEFT else _join(leaf, beside)
-    return leaf == root
-
-
-@lru_cache(maxsize=2)  # Every client asks for a path in the same tree.
-def _tree(leaves: tuple[bytes, ...]) -> list[tuple[bytes, ...]]:
-    """All levels of the tree, from the leaves to the root."""
-    levels = [leaves]
-    while len(levels[-1]) > 1:
-        levels.append(_above(levels[-1]))
-    return levels
-
-
-def _above(level: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """One level up. A node without a neighbour moves up as it is."""
-    pairs = [_join(*level[at : at + 2]) for at in range(0, len(level) - 1, 2)]
-    return (*pairs, *level[len(pairs) * 2 :])
-
-
-def _join(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(_NODE + left + right).digest()
+    return merkle.leaf(encode(header))
 
 
 def confirm(

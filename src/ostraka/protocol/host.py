@@ -101,8 +101,8 @@ class Host:
             with contextlib.suppress(UpdateRejected):  # The receipt names the client.
                 aggregate = combine(cohort, measured, plan, self.lanes)
                 if failure:
-                    return propose_null_step(cohort, measured, failure)
-                return propose(cohort, measured, plan, aggregate)
+                    return propose_null_step(cohort, measured, failure, self.lanes)
+                return propose(cohort, measured, plan, aggregate, self.lanes)
 
     def _offload(self, cohort: Cohort, workers: dict[str, Worker]) -> Measured:
         """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""

@@ -6,7 +6,6 @@ protects no one from the process that it runs in.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from ostraka.arrays import Buffer
 from ostraka.config import Federation, Member, Terms
@@ -34,7 +33,6 @@ from ostraka.protocol.host import Host
 from ostraka.protocol.worker import Worker
 
 _ID_BYTES = 32
-_UNLIMITED = 2**62  # bytes
 
 WORKER = "worker-"  # begins the names of the workers
 
@@ -72,7 +70,7 @@ class LocalFederation:
     published: list[Certified] = field(default_factory=list)
     _intake: Intake | None = None
     _proposed: Proposed | None = None
-    memory: Memory = field(default_factory=partial(Memory, _UNLIMITED))
+    memory: Memory = field(default_factory=Memory)
     _ballot: Ballot | None = None
     _spool: InMemory = field(default_factory=InMemory)
 

@@ -18,7 +18,7 @@ from ostraka import calibration, events
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import in_process
 from ostraka.config import Manifest, Member, Terms, default_tile
-from ostraka.core import rules
+from ostraka.core import rules, uploads
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
@@ -63,7 +63,7 @@ class Parties:
     federation: LocalFederation
     clients: list[Client]
 
-    def join(self, client: Client, offer: RoundOffer, update: Float32) -> Submitted:
+    def join(self, client: Client, offer: RoundOffer, update: Float32) -> Submitted[SealedUpdate]:
         """What a client does that shares its process with the enclave."""
         attested = in_process(offer, self.federation.enclave.receipt_key)
         return client.join(offer, attested).seal(update)
@@ -86,6 +86,7 @@ def run_round(
     distances: str = "workers",
     threads: int = 1,
     disclose_values: bool = False,
+    upload: str = uploads.DEFAULT,
     entropy: Entropy | None = None,
     **options: float | str | None,
 ) -> RoundResult:
@@ -97,8 +98,8 @@ def run_round(
     distances inside the enclave. sketch: fold rows to this many columns
     first. workers: 2 to 7, of which half may collude. clip_norm: longer rows are scaled down to it
     (None: 4 x the median norm, rounded up to a power of two). verify: check the workers. distances:
-    "workers", "inside", or "auto" for the cheaper. entropy: a source of secret bytes, called with a
-    count (None: the OS).
+    "workers", "inside", or "auto" for the cheaper. upload: the format that rows are sent in, such
+    as "int8". entropy: a source of secret bytes, called with a count (None: the OS).
     """
     rows = _as_rows(updates)
     n, d = rows.shape
@@ -116,6 +117,7 @@ def run_round(
         clip_norm=None if clip_norm is None else float(clip_norm),
         verify=bool(verify),
         disclose_values=disclose_values,
+        upload=upload,
         distances="workers" if distances == "auto" else distances,
         tile=default_tile(d),
     )

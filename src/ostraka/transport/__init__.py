@@ -1,8 +1,14 @@
-"""Moves bytes (gRPC), and knows no roles."""
+"""Moves bytes (gRPC, and tiles beside it), and knows no roles."""
+
+import struct
 
 from ostraka.encoding import encode
 from ostraka.messages import Abandon, Charter, Link
 from ostraka.transport import ostraka_pb2 as wire
+
+LANE = b"OSTRAKA\x01"  # begins the connection of a lane; a ticket follows
+TICKET_BYTES = 32
+LENGTH = struct.Struct(">I")  # begins each frame of a lane; a sealed tile follows
 
 PROVED = "ostraka-proved"  # a caller's metadata, on a connection that it has proved to be its own
 

@@ -1,12 +1,18 @@
 """Connects clients and workers to the enclave's service, and decides when they try again."""
 
+import os
 import re
+import socket
+import ssl
+from base64 import b64encode
 from pathlib import Path
 from secrets import SystemRandom
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import grpc
 
 from ostraka.errors import ConfigError
+from ostraka.transport import LANE
 
 _KEEPALIVE_MS = 30_000
 _MEBIBYTE = 2**20
@@ -14,6 +20,11 @@ _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _PORTS = range(1, 2**16)
 _FIRST_S = 0.25
 _CAP_S = 30.0
+_HTTP = 80
+_LONGEST_ANSWER = 2**14
+# In gRPC's order.
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+_NO_PROXIES = ("no_grpc_proxy", "no_proxy")
 
 
 def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) -> grpc.Channel:
@@ -54,6 +65,86 @@ def _certificates(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as unreadable:
         raise ConfigError(f"{path}: {unreadable.strerror}") from None
+
+
+def dial_lane(
+    address: str, ticket: bytes, *, tls_ca: Path | None = None, seconds: float
+) -> socket.socket:
+    """Opens the lane that this ticket is for, on the way that gRPC takes to HOST:PORT.
+
+    seconds: for each step on the way. Raises OSError, and ConfigError as `dial` does.
+    """
+    _require_address(address)
+    host, port = _host_and_port(address)
+    near = _connect(host, port, seconds)
+    try:
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        near.sendall(LANE + ticket)
+        if tls_ca is not None:
+            near = _tls(tls_ca).wrap_socket(near, server_hostname=host)
+        near.settimeout(None)  # From here on, the lane's call says when it has ended.
+    except BaseException:
+        near.close()
+        raise
+    return near
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _tls(tls_ca: Path) -> ssl.SSLContext:
+    """Returns what trusts these certificates, and takes any of them for a root, as gRPC does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.load_verify_locations(cadata=_certificates(tls_ca).decode("ascii", "ignore"))
+    return context
+
+
+def _connect(host: str, port: int, seconds: float) -> socket.socket:
+    proxy = _proxy(host)
+    if proxy is None:
+        return socket.create_connection((host, port), seconds)
+    near = socket.create_connection((proxy.hostname, proxy.port or _HTTP), seconds)
+    try:
+        _ask_proxy(near, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except BaseException:
+        near.close()
+        raise
+    return near
+
+
+def _proxy(host: str) -> SplitResult | None:
+    """Returns the proxy that gRPC goes by for this host, if any: it reads these variables."""
+    given = next(filter(None, map(os.environ.get, _PROXIES)), "")
+    spared = next(filter(None, map(os.environ.get, _NO_PROXIES)), "").split(",")
+    if any(host.endswith(each.strip()) for each in spared if each.strip()):
+        return None
+    try:
+        proxy = urlsplit(given)
+        return proxy if proxy.scheme == "http" and proxy.hostname and proxy.port != 0 else None
+    except ValueError:  # such as a port that is no number
+        return None
+
+
+def _ask_proxy(near: socket.socket, proxy: SplitResult, target: str) -> None:
+    """Has the proxy connect to HOST:PORT (HTTP's CONNECT). Raises OSError if it does not."""
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
+    if proxy.username is not None:
+        user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+        lines.append(f"Proxy-Authorization: Basic {b64encode(user.encode()).decode()}")
+    near.sendall("\r\n".join([*lines, "", ""]).encode())
+    answer = b""
+    # What follows the answer is the other side's, so no byte more is read.
+    while not answer.endswith(b"\r\n\r\n"):
+        byte = near.recv(1)
+        if not byte or len(answer) > _LONGEST_ANSWER:
+            raise ConnectionError(f"the proxy at {proxy.hostname} does not answer as one")
+        answer += byte
+    status = answer.split(b" ", 2)[1:2]
+    if status != [b"200"]:
+        raise ConnectionError(f"the proxy at {proxy.hostname} does not connect to {target}")
 
 
 class Backoff:

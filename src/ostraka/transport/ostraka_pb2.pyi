@@ -55,40 +55,26 @@ class ProveReply(_message.Message):
     def __init__(self, receipt_key: _Optional[bytes] = ..., evidence: _Optional[bytes] = ...) -> None: ...
 
 class UploadRequest(_message.Message):
-    __slots__ = ("header", "tiles")
+    __slots__ = ("header",)
     HEADER_FIELD_NUMBER: _ClassVar[int]
-    TILES_FIELD_NUMBER: _ClassVar[int]
     header: bytes
-    tiles: Tiles
-    def __init__(self, header: _Optional[bytes] = ..., tiles: _Optional[_Union[Tiles, _Mapping]] = ...) -> None: ...
-
-class Tiles(_message.Message):
-    __slots__ = ("tile",)
-    TILE_FIELD_NUMBER: _ClassVar[int]
-    tile: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, tile: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, header: _Optional[bytes] = ...) -> None: ...
 
 class UploadReply(_message.Message):
-    __slots__ = ("missing", "complete")
-    MISSING_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("granted", "complete")
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
-    missing: Missing
+    granted: Granted
     complete: Complete
-    def __init__(self, missing: _Optional[_Union[Missing, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
+    def __init__(self, granted: _Optional[_Union[Granted, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
 
-class Missing(_message.Message):
-    __slots__ = ("range",)
-    RANGE_FIELD_NUMBER: _ClassVar[int]
-    range: _containers.RepeatedCompositeFieldContainer[Range]
-    def __init__(self, range: _Optional[_Iterable[_Union[Range, _Mapping]]] = ...) -> None: ...
-
-class Range(_message.Message):
-    __slots__ = ("start", "stop")
-    START_FIELD_NUMBER: _ClassVar[int]
-    STOP_FIELD_NUMBER: _ClassVar[int]
-    start: int
-    stop: int
-    def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
+class Granted(_message.Message):
+    __slots__ = ("ticket", "next")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    next: int
+    def __init__(self, ticket: _Optional[bytes] = ..., next: _Optional[int] = ...) -> None: ...
 
 class Complete(_message.Message):
     __slots__ = ()

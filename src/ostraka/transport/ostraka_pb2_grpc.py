@@ -54,7 +54,7 @@ class EnclaveStub:
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ProveReply.FromString,
                 _registered_method=True)
-        self.Upload = channel.stream_stream(
+        self.Upload = channel.unary_stream(
                 '/ostraka.v1.Enclave/Upload',
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.UploadRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.UploadReply.FromString,
@@ -134,8 +134,9 @@ class EnclaveServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Upload(self, request_iterator, context):
-        """One upload: the header, an answer that says what is missing, tiles, and a last answer.
+    def Upload(self, request, context):
+        """One upload, or the rest of it: its header, a ticket for the lane that takes its tiles, and a
+        last answer when it is complete. The lane lasts as long as the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -221,7 +222,7 @@ def add_EnclaveServicer_to_server(servicer, server):
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ProveReply.SerializeToString,
             ),
-            'Upload': grpc.stream_stream_rpc_method_handler(
+            'Upload': grpc.unary_stream_rpc_method_handler(
                     servicer.Upload,
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.UploadRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.UploadReply.SerializeToString,
@@ -386,7 +387,7 @@ class Enclave:
             _registered_method=True)
 
     @staticmethod
-    def Upload(request_iterator,
+    def Upload(request,
             target,
             options=(),
             channel_credentials=None,
@@ -396,8 +397,8 @@ class Enclave:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
+        return grpc.experimental.unary_stream(
+            request,
             target,
             '/ostraka.v1.Enclave/Upload',
             ostraka_dot_transport_dot_ostraka__pb2.UploadRequest.SerializeToString,

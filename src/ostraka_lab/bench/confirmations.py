@@ -22,9 +22,11 @@ from ostraka.core import optimiser
 from ostraka.crypto import identity
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.sealing import CODE_ID_BYTES, Sealer
+from ostraka.crypto.updates import SealedUpdate
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import ConfigError
+from ostraka.merkle import is_under, path_to
 from ostraka.messages import (
     IN_PROCESS,
     Certificate,
@@ -39,9 +41,7 @@ from ostraka.protocol.client import Client, Submitted
 from ostraka.protocol.confirm import (
     confirm,
     electorates,
-    is_under,
     outcome_digest,
-    path_to,
     require_certified,
 )
 from ostraka.protocol.round import Parties, enrol
@@ -147,7 +147,7 @@ def _found(parties: Parties, state: EnclaveState) -> None:
     local.enclave = state.start(evidence=IN_PROCESS)
 
 
-def _submit(parties: Parties) -> list[Submitted]:
+def _submit(parties: Parties) -> list[Submitted[SealedUpdate]]:
     """A round up to its outcome, which is not measured here."""
     federation = parties.federation
     offer = federation.open()
@@ -162,7 +162,7 @@ def _submit(parties: Parties) -> list[Submitted]:
 
 
 def _confirm(
-    parties: Parties, submitted: list[Submitted], state: EnclaveState, meter: Meter
+    parties: Parties, submitted: list[Submitted[SealedUpdate]], state: EnclaveState, meter: Meter
 ) -> None:
     federation, proposed = parties.federation, parties.federation.proposed
     pending = proposed.pending
@@ -195,7 +195,9 @@ def _confirm(
     parties.clients[:] = [each.finish(outcome, proposed.state.model) for each in submitted]
 
 
-def _vote(submitted: Submitted, shown: bytes, path: tuple[bytes, ...] | None) -> bytes:
+def _vote(
+    submitted: Submitted[SealedUpdate], shown: bytes, path: tuple[bytes, ...] | None
+) -> bytes:
     proposal = decode(Proposal, shown)
     if path is None or not is_under(proposal.cohort, submitted.leaf, path):
         raise ConfigError("an upload of the benchmark is not in its round")

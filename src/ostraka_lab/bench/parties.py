@@ -30,7 +30,7 @@ from ostraka.config import (
     Terms,
     default_tile,
 )
-from ostraka.core import optimiser, rules
+from ostraka.core import optimiser, rules, uploads
 from ostraka.core.optimiser import ServerState
 from ostraka.core.rules import Composition
 from ostraka.core.sketch import MIN_SIZE
@@ -38,11 +38,10 @@ from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.stream import SecretStream
-from ostraka.crypto.updates import SealedUpdate, TileOpener, stated_norm, tile_context
+from ostraka.crypto.updates import SealedUpdate, TileOpener, tile_context
 from ostraka.errors import ConfigError
 from ostraka.messages import IN_PROCESS, RoundOffer, UpdateHeader
 from ostraka.protocol.client import Client
-from ostraka.protocol.confirm import leaf
 from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Memory
 from ostraka.protocol.enclave.arrival import Arrivals
 from ostraka.protocol.enclave.cohort import Publication, RoundContext, Row, Standing
@@ -281,10 +280,7 @@ class Workload:
         keeping = Keeping(parties.federation, self._memory, None, os.urandom)
         arrivals = Arrivals(_context(parties), keeping)
         each = zip(self.headers, self._openers, self._norms, strict=True)
-        begun = [
-            arrivals.begin(header.client, header.upload_id, leaf(header), opener, norm)
-            for header, opener, norm in each
-        ]
+        begun = [arrivals.begin(header, opener, norm, step=0) for header, opener, norm in each]
         with clock:
             for row, arrival in enumerate(begun):
                 for index, tiles in enumerate(self._tiles):
@@ -309,7 +305,7 @@ class Workload:
             for tile in upload.tiles:
                 self._tiles[tile.index].append(tile.ciphertext)
             self.headers.append(upload.header)
-            self._norms.append(stated_norm(values))
+            self._norms.append(uploads.norm(values))
             self._openers.append(TileOpener(_upload_key(row), tile_context(upload.header)))
 
 

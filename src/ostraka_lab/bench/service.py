@@ -59,7 +59,7 @@ def measure(plan: Plan, begin: Begin) -> Figures:
         **measured[False],
         "tls": measured.get(True),
         "small": _compare_small(step) if plan.small else None,
-        "native": bool(getattr(loops, "NATIVE", False)),
+        "native": loops.NATIVE,
         "vaes": machine.has_flag("vaes"),
         "machine": machine.describe(threads=plan.threads),
     }

@@ -24,7 +24,6 @@ from ostraka.events import TooFewWorkers
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 from ostraka.protocol.enclave import Intake, Lanes, Masking, Proposed
 from ostraka.protocol.enclave.encoders import LeadingGram
-from ostraka.protocol.enclave.keeping import VALUE_BYTES
 from ostraka.protocol.host import Computing, Worker
 from ostraka.protocol.round import Parties, enrol
 from ostraka_lab.bench.machine import Ledger, forget_peak, peak_bytes, resident_bytes
@@ -125,7 +124,7 @@ def play(
     traffic.uploads = sum(_size(each.sealed) for each in submitted)
 
     forget_peak()
-    inputs = resident_bytes() - clients * terms.dimension * VALUE_BYTES
+    inputs = resident_bytes() - clients * terms.dimension * terms.format.dtype.itemsize
     start = time.perf_counter()
     with _told_apart(ledger) if parts else contextlib.nullcontext():
         with ledger(COLLECT):

@@ -15,7 +15,7 @@ import click
 import typer
 
 from ostraka.cli.output import Json, progress, show, table
-from ostraka.core import rules
+from ostraka.core import rules, uploads
 from ostraka.errors import INTERRUPTED, RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
 from ostraka_lab.commands.round_view import percent
@@ -69,6 +69,7 @@ def compare(
     root: options.Root = None,
     root_images: options.RootImages = None,
     sketch: options.Sketch = None,
+    upload: options.Upload = uploads.DEFAULT,
     seed: options.Seed = 0,
     processes: options.Processes = None,
     evaluate_every: options.EvaluateEvery = 1,
@@ -92,6 +93,7 @@ def compare(
       ostraka compare --attack alie:1.5 --attack min-max --client-momentum 0.9
       ostraka compare --defence multi-krum --defence arc+caf --defence arc+nnm+geometric-median
       ostraka compare --defence fltrust --defence exact --root-images 100 --seeds 3
+      ostraka compare --upload int8 --defence arc+nnm+geometric-median --client-momentum 0.9
       ostraka compare --rule multi-krum --defence multi-krum --defence exact --defence gaussian
       ostraka compare --resume runs/compare-digits-20260101-120000
     """

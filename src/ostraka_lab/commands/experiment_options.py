@@ -11,7 +11,7 @@ import typer
 from click.core import ParameterSource
 
 from ostraka.config import DISTANCES, MASKINGS
-from ostraka.core import rules
+from ostraka.core import rules, uploads
 from ostraka.errors import ConfigError
 
 _RUNS = Path("runs")
@@ -96,6 +96,7 @@ Workers = Annotated[int, typer.Option(help="Workers, 2 to 7.")]
 Sketch = Annotated[
     int | None, typer.Option(help="Columns to measure distances on.", show_default="all")
 ]
+Upload = Annotated[str, typer.Option(help=f"How values are sent: {', '.join(uploads.FORMATS)}.")]
 Seed = Annotated[
     int, typer.Option(help="Seed of data, models and attacks; secrets are always new.")
 ]

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from ostraka.cli.output import Json, show, table
-from ostraka.core import rules
+from ostraka.core import rules, uploads
 from ostraka.errors import FAILED, INTERRUPTED, RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
 from ostraka_lab.commands.round_view import RoundView, percent
@@ -59,6 +59,7 @@ def train(
     distances: options.Distances = "workers",
     workers: options.Workers = 2,
     sketch: options.Sketch = None,
+    upload: options.Upload = uploads.DEFAULT,
     seed: options.Seed = 0,
     processes: options.Processes = None,
     baseline: Annotated[

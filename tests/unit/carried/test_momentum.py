@@ -58,7 +58,7 @@ class Moving:
         notebook = self.node(number).notebook
         memory = notebook.load().memory
         assert memory is not None
-        kept = notebook.momentum(memory.federation)
+        kept = notebook.kept(memory.federation, "momentum")
         return {each: float(kept.read(each)[0]) for each in sorted(kept.numbers())}
 
 

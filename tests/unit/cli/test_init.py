@@ -69,6 +69,14 @@ def test_init_prints_one_object_and_everything_else_on_stderr(tmp_path, monkeypa
     assert "Made fed" in result.stderr
 
 
+def test_init_signs_the_format_of_uploads(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert last_line_only(run("init fed --upload int8 --json"))["upload"] == "int8"
+    charter = federation_file.load_charter(tmp_path / "fed" / "federation.charter")
+    assert charter.federation.terms.upload == "int8"
+    assert last_line_only(run("init other --json"))["upload"] == "float32"
+
+
 def test_init_without_simulation_warns_of_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("init fed --no-simulation")
@@ -160,6 +168,7 @@ MISTAKES = {
     "a root for a rule that has none": ("init new --root client-1", "root is no option of arc+nnm"),
     "trust without a root": ("init new --rule fltrust", "name that client as root"),
     "values of single clients": ("init new --rule FedMedian", "by disclose_values = true"),
+    "a format that is not there": ("init new --upload int4", "did you mean int8?"),
     "a masking that is not there": ("init new --masking tape", "'exact', 'gaussian', 'none'"),
     "two models": ("init new --dimension 3 --model m", "not from both"),
     "a model that is not there": ("init new --model m.safetensors", "cannot be read"),

@@ -18,6 +18,7 @@ import ostraka
 from ostraka.cli import _added, app, lazy
 from ostraka.cli.enclave import WORDS
 from ostraka.cli.lazy import RENAMED, Command, Group, LazyGroup
+from ostraka.core import loops
 from ostraka.enclave import __main__ as enclave
 
 SOURCE = Path(ostraka.__file__).parents[1]
@@ -67,9 +68,7 @@ def run(*arguments):
     return CliRunner().invoke(app, arguments, prog_name="ostraka")
 
 
-@pytest.mark.parametrize(
-    "line", ["--help", "", "--version", "client --help", "worker", "bench --help", "data"]
-)
+@pytest.mark.parametrize("line", ["--help", "", "client --help", "worker", "bench --help", "data"])
 def test_help_loads_no_command(line):
     shown, loaded = start(*line.split())
     assert shown
@@ -93,8 +92,8 @@ def test_the_package_s_names_are_there_when_they_are_used():
         assert getattr(ostraka, name) is not None
 
 
-def test_the_version_is_that_of_the_package():
-    assert run("--version").stdout == f"ostraka {ostraka.__version__}\n"
+def test_the_version_is_that_of_the_package_with_the_loops_that_run():
+    assert run("--version").stdout == f"ostraka {ostraka.__version__}, loops: {loops.kind()}\n"
 
 
 # The lab.

@@ -1,13 +1,18 @@
 """An enclave's service on loopback that drives the real roles, and can be made to misbehave."""
 
+import os
+import socket
+import ssl
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import grpc
@@ -27,6 +32,7 @@ from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import OpenError, UpdateRejected
 from ostraka.files import write_identity
+from ostraka.merkle import path_to
 from ostraka.messages import (
     SIMULATION,
     Abandon,
@@ -44,10 +50,12 @@ from ostraka.messages import (
     milestones,
     vector_digest,
 )
+from ostraka.protocol import host as driver
 from ostraka.protocol.client import Client as Role
-from ostraka.protocol.confirm import Ballot, confirm, path_to
-from ostraka.protocol.enclave import Enclave, Inside, Proposed, combine, decide, propose
-from ostraka.transport import chain_link
+from ostraka.protocol.confirm import Ballot, confirm
+from ostraka.protocol.enclave import Enclave, Lanes, Memory, Proposed, combine, decide, propose
+from ostraka.protocol.local import InMemory
+from ostraka.transport import LANE, LENGTH, TICKET_BYTES, chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 
@@ -120,6 +128,8 @@ class Service(EnclaveServicer):
         self.watch: dict[str, Callable[[], None]] = {}
         self.failures: dict[str, list[tuple[grpc.StatusCode, str]]] = defaultdict(list)
         self.breaks: list[int] = []  # after so many tiles, stream by stream
+        self.cuts: list[int] = []  # likewise, of the lane alone
+        self.spoils: list[tuple[grpc.StatusCode, str]] = []  # after the first tile
         self.arrived: list[list[Any]] = []
         self.calls: list[str] = []
         self.confirmations: list[Confirmation] = []  # that were shown over the wire
@@ -127,7 +137,8 @@ class Service(EnclaveServicer):
         self.forgotten: Proposal | None = None
         self.pending: Proposed | None = None
         self.ballot: Ballot | None = None
-        self.auto, self.finished, self.largest = True, False, 2**22
+        self.auto, self.finished = True, False
+        self.lanes: dict[bytes, SimpleQueue[socket.socket]] = {}  # by ticket
         self.moved = threading.Condition()
         self.restart()
 
@@ -171,8 +182,8 @@ class Service(EnclaveServicer):
                 state=self.state,
                 evidence=SIMULATION,
             )
-            self.intake = self.enclave.open_round()
-            self.spool: dict[tuple[tuple[str, bytes], int], bytes] = {}
+            self.spool = InMemory()
+            self.intake = self.enclave.open_round(Memory(0), self.spool)
             if self.pending is not None:
                 self.ballot = self.enclave.ballot(self.pending.pending)
             self.moved.notify_all()
@@ -201,13 +212,9 @@ class Service(EnclaveServicer):
         """Close the round, and have these confirm what comes of it."""
         cohort = self.intake.close()
 
-        def tiles():
-            for index in range(TILES):
-                yield [self.spool[each, index] for each in cohort.uploads]
-
-        measured = Inside(cohort).measure(tiles())
+        measured = driver.Host(Lanes(), {}, lambda event: None).measure(cohort)
         plan = decide(cohort, measured)
-        aggregate = combine(cohort, measured, plan, tiles())
+        aggregate = combine(cohort, measured, plan)
         with self.moved:
             self.pending = propose(cohort, measured, plan, aggregate)
             self.ballot = self.enclave.ballot(self.pending.pending)
@@ -255,8 +262,7 @@ class Service(EnclaveServicer):
             self.take(name, tile)
 
     def take(self, client: str, tile: UpdateTile) -> None:
-        self.intake.accept_tile(client, tile)
-        self.spool[(client, tile.upload_id), tile.index] = bytes(tile.ciphertext)
+        self.intake.take(client, tile)
 
     # What it answers.
 
@@ -387,30 +393,38 @@ class Service(EnclaveServicer):
             self.forgotten = proposal
         return wire.RemindReply()
 
-    def Upload(self, requests, context):  # noqa: N802
+    def Upload(self, request, context):  # noqa: N802
         stream: list[Any] = []
         self.arrived.append(stream)
         self._begin("Upload", context)
-        header = decode(UpdateHeader, next(requests).header)
+        header = decode(UpdateHeader, request.header)
         stream.append(header)
         try:
-            if self.intake.missing(header.client, header.upload_id) is None:
+            if self.intake.next_tile(header.client, header.upload_id) is None:
                 self.intake.accept(header)
         except UpdateRejected as rejected:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(rejected.reason))
-        missing = sorted(self.intake.missing(header.client, header.upload_id) or ())
-        ranges = [wire.Range(start=index, stop=index + 1) for index in missing]
-        answer = wire.UploadReply(missing=wire.Missing(range=ranges))
-        yield self._tell("Missing", answer)
+        first = self.intake.next_tile(header.client, header.upload_id) or 0
+        ticket = os.urandom(TICKET_BYTES)
+        self.lanes[ticket] = SimpleQueue()
+        granted = wire.Granted(ticket=ticket, next=first)
+        yield self._tell("Granted", wire.UploadReply(granted=granted))
         left = self.breaks.pop(0) if self.breaks else TILES
-        for request in requests:
-            if len(request.SerializeToString()) > self.largest:
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "message too large")
-            for raw in request.tiles.tile:
+        cut = first + self.cuts.pop(0) if self.cuts else TILES
+        lane: Any
+        with self._lane(ticket, context) if first < TILES else nullcontext() as lane:
+            for index in range(first, TILES):
                 if left == 0:
                     context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
                 left -= 1
-                stream.append(decode(UpdateTile, raw))
+                if index == cut:
+                    lane.close()
+                    time.sleep(0.1)
+                    context.abort(grpc.StatusCode.ABORTED, "the lane ended")
+                if self.spoils:
+                    self._frame(lane, context)
+                    context.abort(*self.spoils.pop())
+                stream.append(UpdateTile(header.upload_id, index, self._frame(lane, context)))
                 self.take(header.client, stream[-1])
         if header.client in self.intake.complete:
             if self.auto:
@@ -418,11 +432,96 @@ class Service(EnclaveServicer):
                 self.propose(*self.auto_voters)
             yield self._tell("Complete", wire.UploadReply(complete=wire.Complete()))
 
+    def _lane(self, ticket: bytes, context: grpc.ServicerContext) -> Any:
+        """The connection that shows this ticket."""
+        while context.is_active():
+            with suppress(Empty):
+                return self.lanes[ticket].get(timeout=0.05)
+        raise ConnectionError("the call has ended")
+
+    def _frame(self, lane: Any, context: grpc.ServicerContext) -> bytes:
+        try:
+            return read(lane, *LENGTH.unpack(read(lane, LENGTH.size)))
+        except OSError:
+            context.abort(grpc.StatusCode.ABORTED, "the lane ended")
+            raise
+
+
+def read(near: socket.socket, size: int) -> bytes:
+    whole = b""
+    while len(whole) < size:
+        more = near.recv(size - len(whole))
+        if not more:
+            raise ConnectionError("the other side has ended")
+        whole += more
+    return whole
+
+
+class Door:
+    """Takes in who comes to a port: lanes go to the service, everybody else to gRPC behind it."""
+
+    def __init__(
+        self, port: int, behind: int, lanes: dict[bytes, Any], tls: ssl.SSLContext | None
+    ) -> None:
+        self._listening = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listening.getsockname()[1]
+        self._behind, self._lanes, self._tls = behind, lanes, tls
+        self._sockets: list[socket.socket] = [self._listening]
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, work: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(
+            target=work, args=arguments, name="fake-service-door", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                self._sockets.append(near)
+                self._start(self._take_in, near)
+
+    def _take_in(self, near: socket.socket) -> None:
+        with suppress(OSError):
+            if near.recv(1, socket.MSG_PEEK) == LANE[:1]:
+                assert read(near, len(LANE)) == LANE
+                lane = self._lanes[read(near, TICKET_BYTES)]
+                if self._tls is not None:
+                    near = self._tls.wrap_socket(near, server_side=True)
+                    self._sockets.append(near)
+                lane.put(near)
+                return
+            far = socket.create_connection(("127.0.0.1", self._behind))
+            self._sockets.append(far)
+            self._start(self._pump, far, near)
+            self._pump(near, far)
+
+    @staticmethod
+    def _pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(2**16):
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for each in self._sockets:
+            with suppress(OSError):
+                socket.socket.shutdown(each, socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        for each in self._sockets:
+            each.close()
+
 
 class Host:
     """Where a service runs: it can go away and come back under the same address."""
 
-    def __init__(self, service: Service, tls: grpc.ServerCredentials | None = None) -> None:
+    def __init__(self, service: Service, tls: tuple[Path, Path] | None = None) -> None:
         self.service, self.port, self._tls = service, 0, tls
         self._server: grpc.Server | None = None
         self.up()
@@ -436,13 +535,22 @@ class Host:
         self._server = grpc.server(self._pool, options=[("grpc.so_reuseport", 0)])
         add_EnclaveServicer_to_server(self.service, self._server)
         if self._tls is None:
-            self.port = self._server.add_insecure_port(self.address)
+            behind, context = self._server.add_insecure_port("127.0.0.1:0"), None
         else:
-            self.port = self._server.add_secure_port(self.address, self._tls)
+            certificate, key = self._tls
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            credentials = grpc.ssl_server_credentials(
+                [(key.read_bytes(), certificate.read_bytes())]
+            )
+            behind = self._server.add_secure_port("127.0.0.1:0", credentials)
         self._server.start()
+        self._door = Door(self.port, behind, self.service.lanes, context)
+        self.port = self._door.port
 
     def down(self) -> None:
         if self._server is not None:
+            self._door.close()
             self._server.stop(0).wait()
             self._pool.shutdown()
             self._server = None
@@ -456,7 +564,7 @@ def sealed(monkeypatch):
     def seal(update, **options):
         result = real(update, **options)
         if not getattr(SERVICE, "seals", False):
-            seen.append(result)
+            seen.append(result.whole())
         return result
 
     monkeypatch.setattr(updates, "seal", seal)
@@ -470,7 +578,7 @@ def went_out(monkeypatch):
 
     def seal(update, **options):
         if not getattr(SERVICE, "seals", False):
-            seen.append((options["offer"].number, update.copy()))
+            seen.append((options["offer"].number, update.widened()))
         return real(update, **options)
 
     monkeypatch.setattr(updates, "seal", seal)
@@ -510,7 +618,7 @@ def serve():
     """Starts services, and stops them."""
     running: list[Host] = []
 
-    def start_one(tls: grpc.ServerCredentials | None = None) -> Host:
+    def start_one(tls: tuple[Path, Path] | None = None) -> Host:
         running.append(Host(Service(), tls))
         return running[-1]
 

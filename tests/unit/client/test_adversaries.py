@@ -448,9 +448,14 @@ def certified(shown):
     return wire.OutcomeReply(certified=encode(shown))
 
 
-def asked_for(*ranges):
-    each = [wire.Range(start=start, stop=stop) for start, stop in ranges]
-    return lambda _: wire.UploadReply(missing=wire.Missing(range=each))
+def granted(**lies):
+    """A grant with other fields."""
+
+    def change(honest):
+        fields = {"ticket": honest.granted.ticket, "next": honest.granted.next} | lies
+        return wire.UploadReply(granted=wire.Granted(**fields))
+
+    return change
 
 
 AFTER = {
@@ -473,18 +478,20 @@ AFTER = {
         lambda raw: bytes(len(raw)),
         ReceiptRefused,
     ),
-    "a request for tiles beyond the last": ("Missing", asked_for((0, 6)), MalformedMessage),
-    "a request for no end of tiles": ("Missing", asked_for((0, 2**63)), MalformedMessage),
-    "a request for the same tiles twice": ("Missing", asked_for((0, 5), (0, 5)), MalformedMessage),
-    "completion instead of a request": (
-        "Missing",
+    "a request for a tile beyond the last": ("Granted", granted(next=6), MalformedMessage),
+    "a request for no end of tiles": ("Granted", granted(next=2**64 - 1), MalformedMessage),
+    "a grant without a ticket": ("Granted", granted(ticket=b""), MalformedMessage),
+    "a ticket that is too short": ("Granted", granted(ticket=b"t" * 31), MalformedMessage),
+    "a ticket that is too long": ("Granted", granted(ticket=b"t" * 33), MalformedMessage),
+    "completion instead of a ticket": (
+        "Granted",
         lambda _: wire.UploadReply(complete=wire.Complete()),
         MalformedMessage,
     ),
-    "no answer to an upload": ("Missing", lambda _: wire.UploadReply(), MalformedMessage),
-    "a second request instead of completion": (
+    "no answer to an upload": ("Granted", lambda _: wire.UploadReply(), MalformedMessage),
+    "a second ticket instead of completion": (
         "Complete",
-        lambda _: wire.UploadReply(missing=wire.Missing()),
+        lambda _: wire.UploadReply(granted=wire.Granted(ticket=b"t" * 32)),
         MalformedMessage,
     ),
 }

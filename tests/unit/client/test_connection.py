@@ -67,11 +67,13 @@ def self_signed():
 
 def test_tls_with_the_certificate_that_vouches_for_the_service(serve, connect, folder):
     private, certificate = self_signed()
-    secure = serve(grpc.ssl_server_credentials([(private, certificate)]))
     (folder / "ca.pem").write_bytes(certificate)
+    (folder / "tls.key").write_bytes(private)
+    secure = serve((folder / "ca.pem", folder / "tls.key"))
     (folder / "other.pem").write_bytes(self_signed()[1])
     with connect(address=secure.address, tls_ca=folder / "ca.pem") as client:
         assert client.fetch().round == 1
+        assert client.submit([1.0] * 17).accepted
     for tls_ca in (None, folder / "other.pem"):
         with (
             connect(address=secure.address, tls_ca=tls_ca, timeout=0.5) as client,

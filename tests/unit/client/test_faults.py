@@ -10,12 +10,14 @@ import grpc
 import numpy as np
 import pytest
 
-from ostraka.client import upload
+from ostraka.client import connection
 from ostraka.client.events import AlreadySent, Reconnecting, Resending, Uploading, Waiting
 from ostraka.client.upload import ENDED, WITHOUT
 from ostraka.config import Member
+from ostraka.crypto import updates
 from ostraka.encoding import encode
-from ostraka.errors import ReceiptRefused, Rejection, ServiceError
+from ostraka.errors import LocalProtocolError, ReceiptRefused, Rejection, ServiceError
+from ostraka.transport import dial
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
@@ -37,9 +39,8 @@ def mean_of(update):
 
 @pytest.mark.parametrize("breaks", [[0], [1], [4], [5], [1, 0, 2], [2, 2, 0]])
 def test_a_broken_upload_goes_on_where_it_stopped_with_the_same_bytes(
-    breaks, alice, service, sealed, monkeypatch
+    breaks, alice, service, sealed
 ):
-    monkeypatch.setattr(upload, "BATCH_BYTES", 1)  # one tile in a message
     alice.fetch()
     service.breaks = breaks
     before = service.state.model
@@ -47,11 +48,11 @@ def test_a_broken_upload_goes_on_where_it_stopped_with_the_same_bytes(
     (one,) = sealed
     assert {stream[0] for stream in service.arrived} == {one.header}
     arrived = [tile for stream in service.arrived for tile in stream[1:]]
-    assert sorted(arrived, key=lambda tile: tile.index) == list(one.tiles)
+    assert arrived == list(one.tiles)
     assert np.allclose(service.state.model, before + mean_of(UPDATE), atol=1e-6)
 
 
-def test_tiles_go_in_batches(alice, service, told):
+def test_all_tiles_go_over_one_lane(alice, service, told):
     alice.fetch()
     alice.submit(UPDATE)
     assert Uploading(1, TILES, TILES) in told
@@ -59,11 +60,74 @@ def test_tiles_go_in_batches(alice, service, told):
     assert len(stream) == 1 + TILES
 
 
-def test_smaller_messages_are_sent_where_large_ones_are_not_taken(alice, service):
+@pytest.mark.parametrize("tiles", [0, 2])
+def test_a_lane_that_breaks_alone_is_opened_again(tiles, alice, service, told):
+    """The call goes on, until its service notices."""
     alice.fetch()
-    service.largest = 400
+    service.cuts = [tiles]
     assert alice.submit(UPDATE).accepted
-    assert len(service.arrived) > 1
+    assert [each.tiles for each in told if isinstance(each, Uploading)] == [TILES, TILES - tiles]
+
+
+def test_a_lane_that_cannot_be_opened_is_tried_again(alice, service, told, monkeypatch):
+    alice.fetch()
+    real, refused = dial.dial_lane, [ConnectionRefusedError(111, "refused")] * 2
+
+    def dial_lane(*arguments, **options):
+        if refused:
+            raise refused.pop()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(connection, "dial_lane", dial_lane)
+    assert alice.submit(UPDATE).accepted
+    reasons = [each.why for each in told if isinstance(each, Reconnecting)]
+    assert len(reasons) == 2
+    assert all("no lane to 127.0.0.1" in each for each in reasons)
+
+
+def test_an_array_that_changes_is_not_sent_again_under_the_same_key(
+    alice, service, sealed, monkeypatch
+):
+    """Two seals under one key and nonce would show the difference of two updates."""
+    alice.fetch()
+    service.breaks = [3]
+    real, arrays = updates.seal, []
+
+    def seal(update, **options):
+        arrays.append(update)
+        return real(update, **options)
+
+    def change(honest):
+        arrays[0].flags.writeable = True
+        arrays[0][0] += 1
+        return honest
+
+    def from_the_start(honest):
+        return wire.UploadReply(granted=wire.Granted(ticket=honest.granted.ticket, next=0))
+
+    monkeypatch.setattr(updates, "seal", seal)
+    service.lies |= {"AwaitOutcome": change, "Granted": from_the_start}
+    with pytest.raises(LocalProtocolError, match="changed while it was being sent"):
+        alice.submit(UPDATE.copy())
+    sent = [tile for stream in service.arrived for tile in stream[1:]]
+    assert sent == list(sealed[0].tiles[:3])  # Nothing came over the second lane.
+
+
+def test_a_tile_that_was_changed_on_the_way_is_sent_again(alice, service, sealed):
+    alice.fetch()
+    denied = (grpc.StatusCode.PERMISSION_DENIED, "tile does not open")
+    service.spoils = [denied] * 3
+    assert alice.submit(UPDATE).accepted
+    assert len(sealed) == 1
+
+
+def test_tiles_that_never_open_are_given_up(alice, service):
+    alice.fetch()
+    denied = (grpc.StatusCode.PERMISSION_DENIED, "tile does not open")
+    service.spoils = [denied] * 100
+    with pytest.raises(ServiceError, match="tile does not open"):
+        alice.submit(UPDATE)
+    assert len(service.spoils) == 96
 
 
 def test_an_enclave_that_restarts_gets_the_same_update_under_a_fresh_key(
@@ -417,13 +481,14 @@ def test_an_update_rejected_while_measured_is_told_with_the_receipt_s_reason(ali
         """The host changes a bit of what it stores of alice's."""
         take(client, tile)
         if client == "alice" and tile.index == 0:
-            place = (client, tile.upload_id), 0
-            stored = service.spool[place]
-            service.spool[place] = bytes([stored[0] ^ 1]) + stored[1:]
+            names = [member.name for member in service.charter.federation.clients]
+            row = names.index(client)
+            stored = service.spool.read(row, 0, 0, len(tile.ciphertext))
+            service.spool.write(row, 0, bytes([stored[0] ^ 1]) + stored[1:])
 
     service.take = spoil
     outcome = alice.submit(UPDATE)
-    assert (outcome.accepted, outcome.reason) == (False, Rejection.UNOPENABLE_TILE)
+    assert (outcome.accepted, outcome.reason) == (False, Rejection.CHANGED)
 
 
 def test_a_round_that_opens_between_two_questions(alice, service, charter):

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from ostraka import files
 from ostraka.cli import app
 from ostraka.client import momentum
-from ostraka.client.momentum import InMemory, Momentum, MomentumFiles, is_statistic, moved
+from ostraka.client.kept import InMemory, KeptFiles
+from ostraka.client.momentum import Momentum, is_statistic, moved
 from ostraka.config import Manifest, Tensor
 from ostraka.errors import ConfigError, ServiceError, StateError
 from ostraka.transport import ostraka_pb2 as wire
@@ -96,7 +97,7 @@ def keep(request, tmp_path):
     memory = InMemory()
 
     def make(beta=0.5, manifest=MANIFEST):
-        on_disk = MomentumFiles(tmp_path / "alice.memory.momentum", "alice", ID, manifest)
+        on_disk = KeptFiles(tmp_path / "alice.memory.momentum", "alice", ID, manifest, "momentum")
         return Momentum(beta, manifest, memory if request.param == "in memory" else on_disk)
 
     return make
@@ -175,7 +176,7 @@ def test_with_a_momentum_of_zero_nothing_is_kept_and_nothing_is_read(keep, tmp_p
 @pytest.fixture
 def on_disk(tmp_path):
     """alice's momentum after two numbers."""
-    mine = MomentumFiles(tmp_path / "alice.memory.momentum", "alice", ID, MANIFEST)
+    mine = KeptFiles(tmp_path / "alice.memory.momentum", "alice", ID, MANIFEST, "momentum")
     for number, value in ((1, 8), (2, 4)):
         Momentum(0.5, MANIFEST, mine).apply(full(value), number)
     return mine
@@ -257,7 +258,7 @@ def test_a_file_that_cannot_be_used_is_refused_and_named(on_disk, spoil, said):
 
 @given(content=st.binary(max_size=400))
 def test_no_bytes_whatever_are_a_crash(content, tmp_path_factory):
-    mine = MomentumFiles(tmp_path_factory.mktemp("m") / "a.momentum", "alice", ID, MANIFEST)
+    mine = KeptFiles(tmp_path_factory.mktemp("m") / "a.momentum", "alice", ID, MANIFEST, "momentum")
     mine._file(1).write_bytes(content)
     with pytest.raises(StateError, match="Delete the file"):
         mine.read(1)
@@ -280,7 +281,7 @@ def test_other_files_in_the_folder_are_left_alone(on_disk, tmp_path):
 
 
 def test_a_disk_that_cannot_be_written_to_is_told_of(on_disk, tmp_path, monkeypatch):
-    away = MomentumFiles(tmp_path / "gone" / "a.momentum", "alice", ID, MANIFEST)
+    away = KeptFiles(tmp_path / "gone" / "a.momentum", "alice", ID, MANIFEST, "momentum")
     with pytest.raises(StateError, match=r"a\.momentum: cannot be written \(No such file"):
         Momentum(0.5, MANIFEST, away).require_usable(1)
 
@@ -297,9 +298,10 @@ DIES = """
 import os, signal, sys
 from pathlib import Path
 import numpy as np
-from ostraka.client.momentum import Momentum, MomentumFiles
+from ostraka.client.kept import KeptFiles
+from ostraka.client.momentum import Momentum
 from ostraka.config import Manifest
-mine = MomentumFiles(Path(sys.argv[1]), "alice", bytes(32), Manifest.flat(1000))
+mine = KeptFiles(Path(sys.argv[1]), "alice", bytes(32), Manifest.flat(1000), "momentum")
 real, calls = os.fsync, []
 def fsync(opened):
     calls.append(opened)
@@ -317,7 +319,7 @@ Momentum(0.5, mine.manifest, mine).apply(np.full(1000, 4, "<f4"), 2)
 def test_a_process_that_dies_while_it_writes_leaves_what_there_was(tmp_path, step, then):
     """Before the new file has its name, and after; then it goes on with this number, or a later."""
     path, manifest = tmp_path / "alice.memory.momentum", Manifest.flat(1000)
-    mine = Momentum(0.5, manifest, MomentumFiles(path, "alice", bytes(32), manifest))
+    mine = Momentum(0.5, manifest, KeptFiles(path, "alice", bytes(32), manifest, "momentum"))
     mine.apply(full(8, 1000), 1)
     died = subprocess.run([sys.executable, "-c", DIES, str(path), str(step)], check=False)
     assert died.returncode == -signal.SIGKILL
@@ -332,9 +334,10 @@ RACES = """
 import sys
 from pathlib import Path
 import numpy as np
-from ostraka.client.momentum import Momentum, MomentumFiles
+from ostraka.client.kept import KeptFiles
+from ostraka.client.momentum import Momentum
 from ostraka.config import Manifest
-mine = MomentumFiles(Path(sys.argv[1]), "alice", bytes(32), Manifest.flat(50_000))
+mine = KeptFiles(Path(sys.argv[1]), "alice", bytes(32), Manifest.flat(50_000), "momentum")
 for number in range(1, 16):
     Momentum(0.5, mine.manifest, mine).apply(np.full(50_000, float(sys.argv[2]), "<f4"), number)
 """
@@ -346,7 +349,7 @@ def test_two_processes_of_one_client_spoil_nothing(tmp_path):
     command = [sys.executable, "-c", RACES, str(path)]
     both = [subprocess.Popen([*command, value]) for value in ("1", "3")]
     assert [each.wait(120) for each in both] == [0, 0]
-    mine = MomentumFiles(path, "alice", bytes(32), manifest)
+    mine = KeptFiles(path, "alice", bytes(32), manifest, "momentum")
     assert max(mine.numbers()) == 15
     for number in mine.numbers():
         assert 1 <= first_of(mine.read(number)) <= 3  # Raises if it is damaged.

@@ -149,12 +149,12 @@ def test_no_thread_is_left_behind(alice, service):
 
     def fail_slowly(_):
         service.lies.clear()
-        time.sleep(0.2)  # until gRPC waits for what is sent next
+        time.sleep(0.2)  # until the client waits for its ticket
         raise RuntimeError
 
     before = threads()
     alice.fetch()
-    service.lies["Missing"] = fail_slowly
+    service.lies["Granted"] = fail_slowly
     service.breaks = [TILES, 1]
     alice.submit(np.ones(D))
     deadline = time.monotonic() + 60

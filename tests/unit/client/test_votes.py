@@ -652,7 +652,7 @@ def test_a_charter_of_another_federation_of_the_same_authority_is_refused(
     assert sealed == []
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
+@pytest.mark.parametrize("version", [1, 2, 3, 4])
 def test_a_memory_of_an_older_version_is_named(file, version):
     file.path.write_bytes(pack(f"ostraka/client-memory/v{version}".encode(), b"whatever"))
     with pytest.raises(StateError, match="a memory of an older version"):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.config import MAX_DIMENSION, MAX_TILE_VALUES
+from ostraka.config import MAX_DIMENSION, MAX_PIECE_VALUES
 from ostraka.crypto import channel
 from ostraka.crypto.channel import PendingChannel, accept_offer
 from ostraka.crypto.hpke import HybridKey
@@ -91,7 +91,7 @@ def test_no_share_has_the_nonce_of_a_seed(monkeypatch):
     # A tile has one column at least, so no tile has a number as high as the seed's.
     assert int.from_bytes(seed[:6], "big") > MAX_DIMENSION
     for index in (0, 1, MAX_DIMENSION):
-        for first in (0, 1, MAX_TILE_VALUES):
+        for first in (0, 1, MAX_PIECE_VALUES):
             sealed_share(enclave, index, first)
     assert len(set(used)) == len(used) == 10
 

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ostraka.crypto import hpke
 from ostraka.crypto.identity import (
     Identity,
     _remembered,
@@ -13,7 +14,7 @@ from ostraka.crypto.identity import (
 )
 from ostraka.encoding import UNSIGNED, Signature, encode, pack
 from ostraka.errors import MalformedMessage, OpenError
-from ostraka.messages import Challenge, RoundOffer
+from ostraka.messages import Challenge, RoundOffer, UpdateHeader
 
 ALICE, BOB = Identity(bytes([1]) * 32), Identity(bytes([2]) * 32)
 OFFER = RoundOffer(
@@ -48,12 +49,32 @@ def test_what_has_verified_once_counts_for_no_other_key_or_signature():
 
 def test_only_short_messages_that_verify_are_remembered():
     forget()
-    short = Challenge(b"n" * 32, "alice", UNSIGNED)
-    check_signature(ALICE.sign(OFFER), ALICE.public)
+    short, long = Challenge(b"n" * 32, "alice", UNSIGNED), One("x" * 2048, UNSIGNED)
+    check_signature(ALICE.sign(long), ALICE.public)
     with pytest.raises(OpenError):
         check_signature(BOB.sign(short), ALICE.public)
     assert _remembered.cache_info().currsize == 0
     check_signature(ALICE.sign(short), ALICE.public)
+    assert _remembered.cache_info().currsize == 1
+
+
+def test_the_header_of_an_upload_is_short_enough_to_be_remembered():
+    """A service checks it twice: before the upload waits for its turn, and when it begins."""
+    forget()
+    header = UpdateHeader(
+        federation=bytes(32),
+        round_id=bytes(32),
+        round_key=bytes(32),
+        client="c" * 255,
+        upload_id=bytes(32),
+        manifest=bytes(32),
+        dimension=2**63,
+        tile=2**16,
+        tiles=2**47,
+        sealed_key=hpke.seal(hpke.HybridKey().public, bytes(40), info=b""),
+        signature=UNSIGNED,
+    )
+    check_signature(ALICE.sign(header), ALICE.public)
     assert _remembered.cache_info().currsize == 1
 
 

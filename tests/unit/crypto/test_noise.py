@@ -25,7 +25,9 @@ def tiles(noise, agreed):
 def made(seed=1, **changes):
     """All rows (n, d)."""
     agreed = terms(**changes)
-    return np.concatenate(tiles(Noise(agreed, ROWS, entropy(seed)), agreed), axis=1)
+    return np.concatenate(
+        tiles(Noise(agreed.sigma, agreed.tiling, ROWS, entropy(seed)), agreed), axis=1
+    )
 
 
 @pytest.mark.parametrize(("d", "tile"), [(7, 3), (100, 32), (100, 100), (100, 1_000), (2_000, 64)])
@@ -46,13 +48,13 @@ def test_no_value_serves_twice():
 
 def test_one_source_gives_fresh_noise_every_time():
     source, agreed = entropy(), terms()
-    one, two = (Noise(agreed, ROWS, source).tile(0) for _ in range(2))
+    one, two = (Noise(agreed.sigma, agreed.tiling, ROWS, source).tile(0) for _ in range(2))
     assert not np.isclose(one, two).any()
 
 
 def test_a_tile_can_be_made_again():
     agreed = terms()
-    noise = Noise(agreed, ROWS, entropy())
+    noise = Noise(agreed.sigma, agreed.tiling, ROWS, entropy())
     first = tiles(noise, agreed)
     for index in (2, 0, 3):
         assert np.array_equal(noise.tile(index), first[index])
@@ -76,4 +78,4 @@ def test_rows_that_are_nearly_dependent_are_drawn_again(monkeypatch):
 
 
 def test_the_seed_does_not_print():
-    assert repr(Noise(terms(), ROWS, entropy())) == "Noise(7 rows, <secret>)"
+    assert repr(Noise(terms().sigma, terms().tiling, ROWS, entropy())) == "Noise(7 rows, <secret>)"

@@ -1,6 +1,12 @@
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import (
+    AEADEncryptionContext,
+    Cipher,
+    algorithms,
+    modes,
+)
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -14,7 +20,7 @@ P = 2**31 - 1
 
 
 def aes_ctr(stream: int, n: int) -> bytes:
-    iv = stream.to_bytes(8, "big") + bytes(8)
+    iv = stream.to_bytes(12, "big") + (2).to_bytes(4, "big")
     return Cipher(algorithms.AES(KEY), modes.CTR(iv)).encryptor().update(bytes(n))
 
 
@@ -30,18 +36,79 @@ class Scripted(SecretStream):
         self.words = self.words[out.size :]
 
 
-@pytest.mark.parametrize("stream", [0, 1, 2**63, 2**64 - 1])
+@pytest.fixture(params=[False, True], ids=["counter mode", "gcm"])
+def source(request, monkeypatch):
+    """Streams from one or the other, whichever is faster here."""
+    monkeypatch.setattr(module, "gcm_is_faster", lambda: request.param)
+    monkeypatch.setattr(module, "_LONG", 0)
+
+
+@pytest.mark.usefixtures("source")
+@pytest.mark.parametrize("stream", [0, 1, 2**63, 2**96 - 1])
 def test_bytes_are_aes_ctr_with_the_stream_in_the_nonce(stream):
     assert SecretStream(KEY, stream=stream).bytes(70_001) == aes_ctr(stream, 70_001)
 
 
-@settings(deadline=None)
-@given(cuts=st.lists(st.integers(0, 100_000), max_size=6))
-def test_bytes_do_not_depend_on_how_they_are_asked_for(cuts):
+@pytest.mark.parametrize("stream", [0, 7])
+def test_bytes_are_those_of_aes_gcm_over_zeros(stream):
+    sealed = AESGCM(KEY).encrypt(stream.to_bytes(12, "big"), bytes(70_001), None)
+    assert SecretStream(KEY, stream=stream).bytes(70_001) == sealed[:-16]
+
+
+def test_the_faster_source_is_chosen_and_both_give_the_same_values(monkeypatch):
+    drawn = []
+    for gcm in (False, True):
+        monkeypatch.setattr(module, "gcm_is_faster", lambda gcm=gcm: gcm)
+        s = SecretStream(KEY, stream=5)
+        parts = [s.bytes(n) for n in (140_001, 0, 1, 15, 16, 17, 65_535, 65_537)]
+        assert isinstance(s._cipher, AEADEncryptionContext) == gcm
+        s.seek(6)
+        parts += [s.uniform(1001, P).tobytes(), s.normal(77).tobytes()]
+        s.seek(5)
+        drawn.append([*parts, s.bytes(33)])
+    assert drawn[0] == drawn[1]
+
+
+def test_short_reads_do_not_pay_for_a_new_context(monkeypatch):
+    monkeypatch.setattr(module, "gcm_is_faster", lambda: True)
     s = SecretStream(KEY)
-    assert b"".join(s.bytes(n) for n in cuts) == SecretStream(KEY).bytes(sum(cuts))
+    short = s.bytes(module._LONG - 1) + s.bytes(1)
+    assert not isinstance(s._cipher, AEADEncryptionContext)
+    s.seek(0)
+    assert s.bytes(module._LONG) == short
+    assert isinstance(s._cipher, AEADEncryptionContext)
 
 
+def test_the_choice_is_made_once():
+    assert module.gcm_is_faster() is module.gcm_is_faster()
+    assert module.gcm_is_faster.cache_info().currsize == 1
+
+
+@pytest.mark.usefixtures("source")
+def test_a_stream_ends_before_its_counter_would_wrap(monkeypatch):
+    assert module._STREAM_BYTES == 16 * (2**32 - 2)
+    monkeypatch.setattr(module, "_STREAM_BYTES", 70_000)
+    s = SecretStream(KEY)
+    with pytest.raises(LocalProtocolError, match="seek another"):
+        s.bytes(70_001)
+    assert s.bytes(70_000) == aes_ctr(0, 70_000)
+    with pytest.raises(LocalProtocolError, match="0 bytes left"):
+        s.bytes(1)
+    s.seek(1)
+    assert s.bytes(70_000) == aes_ctr(1, 70_000)
+
+
+@settings(deadline=None)
+@given(cuts=st.lists(st.integers(0, 100_000), max_size=6), gcm=st.booleans())
+def test_bytes_do_not_depend_on_how_they_are_asked_for(cuts, gcm):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "gcm_is_faster", lambda: gcm)
+        patched.setattr(module, "_LONG", 0)
+        s = SecretStream(KEY)
+        assert b"".join(s.bytes(n) for n in cuts) == aes_ctr(0, sum(cuts))
+
+
+@pytest.mark.usefixtures("source")
 def test_seek_goes_to_the_start_of_the_other_stream():
     s = SecretStream(KEY, stream=3)
     s.bytes(33)
@@ -133,8 +200,8 @@ def test_box_muller_is_finite_at_both_ends():
 REFUSED = {
     "a short key": lambda: SecretStream(KEY[:-1]),
     "a negative stream": lambda: SecretStream(KEY, stream=-1),
-    "a stream of 65 bits": lambda: SecretStream(KEY, stream=2**64),
-    "seeking a stream of 65 bits": lambda: SecretStream(KEY).seek(2**64),
+    "a stream of 97 bits": lambda: SecretStream(KEY, stream=2**96),
+    "seeking a stream of 97 bits": lambda: SecretStream(KEY).seek(2**96),
     "modulus zero": lambda: SecretStream(KEY).uniform(3, 0),
     "a modulus beyond the words": lambda: SecretStream(KEY).uniform(3, 2**32 + 1),
 }

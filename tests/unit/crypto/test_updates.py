@@ -9,8 +9,8 @@ from ostraka.crypto import hpke, updates
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.stream import SecretStream
-from ostraka.encoding import UNSIGNED
-from ostraka.errors import ConfigError, OpenError
+from ostraka.encoding import UNSIGNED, encode
+from ostraka.errors import ConfigError, LocalProtocolError, OpenError
 from ostraka.messages import RoundOffer
 
 ENCLAVE, CLIENT, KEY = Identity(bytes(32)), Identity(bytes([1]) * 32), HybridKey()
@@ -25,14 +25,23 @@ def entropy(seed):
     return SecretStream(bytes([seed]) * 32).bytes
 
 
-def seal(update=UPDATE, seed=1, client="alice"):
+def sealing(update=UPDATE, seed=1, client="alice"):
     return updates.seal(
-        update, offer=OFFER, terms=TERMS, client=client, identity=CLIENT, entropy=entropy(seed)
+        updates.rounded(update, TERMS),
+        offer=OFFER,
+        terms=TERMS,
+        client=client,
+        identity=CLIENT,
+        entropy=entropy(seed),
     )
 
 
+def seal(update=UPDATE, seed=1, client="alice"):
+    return sealing(update, seed, client).whole()
+
+
 def open_all(header, tiles):
-    opener, norm = updates.open_header(header, KEY)
+    opener, norm, _ = updates.open_header(header, KEY)
     out = np.empty(50, np.float32)
     for tile in tiles:
         opener.open_into(tile.index, tile.ciphertext, out[TERMS.tiling.part(tile.index)])
@@ -46,16 +55,21 @@ def test_the_enclave_opens_what_the_client_sealed():
     assert norm == pytest.approx(np.linalg.norm(UPDATE.astype(np.float64)), rel=1e-15)
 
 
-def test_a_tile_opens_again_without_its_tag():
+@pytest.mark.parametrize("values", [4, 8, 16])
+def test_a_tile_opens_again_in_parts_without_its_tag(values):
     sealed, out = seal(), np.empty(50, np.float32)
-    unchecked = updates.open_header(sealed.header, KEY)[0].unchecked()
+    opener = updates.open_header(sealed.header, KEY)[0]
     for tile in sealed.tiles:
         part = out[TERMS.tiling.part(tile.index)]
-        unchecked.open_into(tile.index, tile.ciphertext, part)
+        for start in range(0, len(part), values):
+            some = part[start : start + values]
+            raw = tile.ciphertext[4 * start : 4 * start + some.nbytes]
+            opener.open_part(tile.index, 4 * start, raw, some)
     assert np.array_equal(out, UPDATE)
-    for wrong in (b"", sealed.tiles[0].ciphertext[:-1], sealed.tiles[0].ciphertext + b"0"):
+    raw = sealed.tiles[0].ciphertext[:64]
+    for wrong in (b"", raw[:-1], raw + b"0"):
         with pytest.raises(OpenError):
-            unchecked.open_into(0, wrong, np.empty(16, np.float32))
+            opener.open_part(0, 0, wrong, np.empty(16, np.float32))
 
 
 def test_the_header_says_what_it_is_for_and_is_signed():
@@ -83,14 +97,82 @@ def test_every_upload_has_a_key_of_its_own():
         two.tiles[0].ciphertext, np.uint8
     )
     assert np.count_nonzero(xor[:64]) > 48
-    opener, _ = updates.open_header(one.header, KEY)
+    opener, *_ = updates.open_header(one.header, KEY)
     with pytest.raises(OpenError):
         opener.open_into(0, two.tiles[0].ciphertext, np.empty(16, np.float32))
 
 
+# Sealing as tiles are sent.
+
+
+def test_tiles_that_are_sealed_one_by_one_are_the_same_bytes():
+    whole, one_by_one = seal(), sealing()
+    out = memoryview(bytearray(one_by_one.largest))
+    assert (one_by_one.count, one_by_one.largest) == (whole.count, whole.largest)
+    for index in (3, 0, 1, 0, 2, 3):  # A resumed upload begins anywhere.
+        size = one_by_one.put(index, out)
+        assert bytes(out[:size]) == whole.tiles[index].ciphertext
+        assert whole.put(index, out) == size
+        assert bytes(out[:size]) == whole.tiles[index].ciphertext
+
+
+def test_an_update_is_not_copied():
+    update = UPDATE.copy()
+    held = sealing(update)
+    update[0] = 7.0
+    out = memoryview(bytearray(held.largest))
+    size = held.put(0, out)
+    opener, _ = updates.open_header(held.header, KEY)
+    opened = np.empty(16, np.float32)
+    opener.open_into(0, out[:size], opened)
+    assert opened[0] == 7.0
+
+
+def test_a_strided_or_read_only_update_is_sealed_as_its_values():
+    strided = np.repeat(UPDATE, 2)[::2]
+    fixed = UPDATE.copy()
+    fixed.flags.writeable = False
+    for update in (strided, fixed):
+        assert sealing(update).whole().tiles == seal().tiles
+
+
+@pytest.mark.parametrize("place", [0, 15, 16, 49])
+def test_a_changed_array_is_never_given_out_under_the_same_key(place):
+    """GCM under one key and nonce would show the XOR of the two, and forge tags."""
+    update = UPDATE.copy()
+    held = sealing(update)
+    out = memoryview(bytearray(held.largest))
+    first = [bytes(out[: held.put(index, out)]) for index in range(held.count)]
+    update[place] = np.nextafter(update[place], np.float32(np.inf))
+    changed = next(i for i in range(held.count) if place in range(50)[TERMS.tiling.part(i)])
+    with pytest.raises(LocalProtocolError, match="changed while it was being sent"):
+        held.put(changed, out)
+    assert not any(out[: len(first[changed])])
+    with pytest.raises(LocalProtocolError):
+        held.whole()
+    update[place] = UPDATE[place]
+    assert bytes(out[: held.put(changed, out)]) == first[changed]
+
+
+def test_what_holds_a_key_does_not_show_it():
+    assert repr(sealing()) == "Sealing(4 tiles, <secret>)"
+
+
+def test_the_norm_of_a_long_update_is_summed_part_by_part():
+    update = np.random.default_rng(1).normal(size=2**15 + 5).astype(np.float32)
+    expected = np.linalg.norm(update.astype(np.float64))
+    assert updates.stated_norm(update) == pytest.approx(expected, rel=1e-14)
+
+
 def test_by_default_the_key_is_the_system_s():
     sealed = [
-        updates.seal(UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT)
+        updates.seal(
+            updates.rounded(UPDATE, TERMS),
+            offer=OFFER,
+            terms=TERMS,
+            client="alice",
+            identity=CLIENT,
+        ).whole()
         for _ in range(2)
     ]
     assert sealed[0].tiles[0].ciphertext != sealed[1].tiles[0].ciphertext
@@ -105,8 +187,13 @@ def test_the_key_is_in_no_message():
         return drawn[-1]
 
     sealed = updates.seal(
-        UPDATE, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT, entropy=recording
-    )
+        updates.rounded(UPDATE, TERMS, recording),
+        offer=OFFER,
+        terms=TERMS,
+        client="alice",
+        identity=CLIENT,
+        entropy=recording,
+    ).whole()
     upload_id, key = drawn
     assert upload_id == sealed.header.upload_id
     assert key not in sealed.header.sealed_key
@@ -140,7 +227,7 @@ def test_a_header_opens_with_its_own_key_only():
         updates.open_header(seal().header, HybridKey())
 
 
-@pytest.mark.parametrize("length", [0, 8, 39, 41, 80])
+@pytest.mark.parametrize("length", [0, 8, 40, 47, 49, 80])
 def test_a_secret_of_another_length_is_refused(length):
     header = replace(seal().header, sealed_key=b"")
     sealed_key = hpke.seal(KEY.public, bytes(length), info=updates.context(header))
@@ -148,11 +235,11 @@ def test_a_secret_of_another_length_is_refused(length):
         updates.open_header(replace(header, sealed_key=sealed_key), KEY)
 
 
-def test_the_secret_is_a_key_and_a_norm():
+def test_the_secret_is_a_key_a_norm_and_a_step():
     header = replace(seal().header, sealed_key=b"")
-    secret = struct.pack(">32sd", bytes(32), -3.5)
+    secret = struct.pack(">32sdd", bytes(32), -3.5, 0.25)
     sealed_key = hpke.seal(KEY.public, secret, info=updates.context(header))
-    assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1] == -3.5
+    assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1:] == (-3.5, 0.25)
 
 
 BAD_UPDATES = {
@@ -176,25 +263,49 @@ def test_an_update_may_be_a_view():
     assert np.array_equal(open_all(sealed.header, sealed.tiles)[0], UPDATE)
 
 
-def test_the_stated_norm_is_accumulated_in_float64():
-    update = np.full(50, np.finfo(np.float32).max, np.float32)
-    assert updates.stated_norm(update) == pytest.approx(float(update[0]) * np.sqrt(50), rel=1e-15)
-    assert updates.stated_norm(np.array([2.0**-149], np.float32)) == 2.0**-149
-    assert updates.stated_norm(np.zeros(3, np.float32)) == 0
+FORMATS = ["bfloat16", "float16", "int8"]
 
 
-def test_a_norm_that_is_not_finite_is_stated_without_a_warning():
-    """The enclave rejects it. A client's training may well diverge."""
-    update = UPDATE.copy()
-    update.view(np.uint32)[3] = 0x7F800001  # a signalling NaN
-    assert np.isnan(updates.stated_norm(update))
-    update[3] = np.inf
-    assert updates.stated_norm(update) == np.inf
+@pytest.mark.parametrize("name", FORMATS)
+def test_tiles_hold_the_values_of_the_format_and_the_step_is_sealed(name):
+    terms = replace(TERMS, upload=name)
+    encoded = updates.rounded(UPDATE, terms, entropy(9))
+    sealed = updates.seal(encoded, offer=OFFER, terms=terms, client="alice", identity=CLIENT)
+    opener, norm, step = updates.open_header(sealed.header, KEY)
+    out = np.empty(50, terms.format.dtype)
+    for tile in sealed.tiles:
+        assert len(tile.ciphertext) == terms.tile_bytes(tile.index) + 16
+        opener.open_into(tile.index, tile.ciphertext, out[terms.tiling.part(tile.index)])
+    assert np.array_equal(out, encoded.values)
+    assert (norm, step) == (encoded.norm, encoded.step)
+    assert bool(step) == (name == "int8")
+
+
+def sealed_bytes(name, d):
+    """What an upload of d values takes on its way, header and tags included."""
+    terms = Terms(Manifest.flat(d), f=1, masking="none", upload=name)
+    encoded = updates.rounded(np.ones(d, np.float32), terms)
+    sealed = updates.seal(encoded, offer=OFFER, terms=terms, client="alice", identity=CLIENT)
+    return len(encode(sealed.header)) + sum(len(encode(tile)) for tile in sealed.tiles)
+
+
+def test_shorter_formats_take_a_half_and_a_quarter_of_the_bytes():
+    d = 3_500_000
+    whole = sealed_bytes("float32", d)
+    assert sealed_bytes("int8", d) <= 0.27 * whole
+    for name in ("bfloat16", "float16"):
+        assert sealed_bytes(name, d) <= 0.52 * whole
+
+
+def test_values_of_another_format_are_not_sealed():
+    encoded = updates.rounded(UPDATE, replace(TERMS, upload="float16"))
+    with pytest.raises(ConfigError, match=r"50 values of float32; got .* float16"):
+        updates.seal(encoded, offer=OFFER, terms=TERMS, client="alice", identity=CLIENT)
 
 
 def test_a_tile_that_fails_leaves_zeros():
     sealed = seal()
-    opener, _ = updates.open_header(sealed.header, KEY)
+    opener, *_ = updates.open_header(sealed.header, KEY)
     out = np.full(16, 7, np.float32)
     with pytest.raises(OpenError):
         opener.open_into(1, sealed.tiles[0].ciphertext, out)

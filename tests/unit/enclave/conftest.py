@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from ostraka import federation_file
 from ostraka.attestation.claims import Attested
@@ -38,12 +42,12 @@ from ostraka.messages import (
 )
 from ostraka.protocol.client import Client, Joined
 from ostraka.protocol.confirm import confirm
+from ostraka.transport import LANE, LENGTH
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 PATIENCE_S = 60.0
-PARTS = 8  # messages of an upload, at most: a limit of seconds is a wide one for so few
 
 
 @dataclass
@@ -177,6 +181,75 @@ class Running:
         return dial(f"127.0.0.1:{self.port}")
 
 
+class Upload:
+    """An upload under way: a call, and the lane that it is granted. It says what it is told to."""
+
+    def __init__(self, port: int, stub: Any, header: Any) -> None:
+        raw = header if isinstance(header, bytes) else encode(header)
+        self.call = stub.Upload(wire.UploadRequest(header=raw), timeout=PATIENCE_S)
+        self.granted: wire.Granted | None = None
+        self._port = port
+        self._lane: socket.socket | None = None
+
+    def __enter__(self) -> "Upload":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def hear(self) -> wire.UploadReply:
+        """The next reply. After a ticket, the lane is open."""
+        reply: wire.UploadReply = next(self.call)
+        if reply.WhichOneof("answer") == "granted":
+            self.granted = reply.granted
+            if reply.granted.ticket:
+                self._lane = self.open_lane(reply.granted.ticket)
+        return reply
+
+    def open_lane(self, ticket: bytes) -> socket.socket:
+        lane = socket.create_connection(("127.0.0.1", self._port), PATIENCE_S)
+        lane.sendall(LANE + ticket)
+        return lane
+
+    @property
+    def lane(self) -> socket.socket:
+        assert self._lane is not None
+        return self._lane
+
+    def say(self, *tiles: Any) -> None:
+        """Send these tiles, or any bytes in their places, as frames."""
+        raw = [tile if isinstance(tile, bytes) else bytes(tile.ciphertext) for tile in tiles]
+        self.say_raw(b"".join(LENGTH.pack(len(each)) + each for each in raw))
+
+    def say_raw(self, data: bytes) -> None:
+        if self._lane is not None:
+            with suppress(OSError):  # The other side may have ended it.
+                self._lane.sendall(data)
+
+    def hang_up(self) -> None:
+        if self._lane is not None:
+            with suppress(OSError):
+                self._lane.shutdown(socket.SHUT_WR)
+
+    def finish(self, sealed: SealedUpdate) -> str:
+        """Send what is missing, and return the last answer."""
+        assert self.granted is not None
+        self.say(*sealed.tiles[self.granted.next :])
+        return str(self.hear().WhichOneof("answer"))
+
+    def ends_with(self) -> grpc.StatusCode:
+        """How the service ended it."""
+        with suppress(grpc.RpcError):
+            list(self.call)
+        assert self.call.details() != "Deadline Exceeded", "the service has not ended it"
+        return self.call.code()
+
+    def close(self) -> None:
+        self.call.cancel()
+        if self._lane is not None:
+            self._lane.close()
+
+
 @dataclass
 class Speaker:
     """A client by hand: each step of the wire, to be done right or wrong."""
@@ -232,17 +305,18 @@ class Speaker:
         self.client = client
         return client
 
+    def begin(self, header: Any) -> "Upload":
+        """An upload by hand."""
+        return Upload(self.service.port, self.stub, header)
+
     def upload(self, sealed: SealedUpdate, tiles: Any = None) -> list[wire.UploadReply]:
-        given = list(sealed.tiles if tiles is None else tiles)
-        size = -(-len(given) // PARTS) or 1
-
-        def requests() -> Iterator[wire.UploadRequest]:
-            yield wire.UploadRequest(header=encode(sealed.header))
-            for start in range(0, len(given), size):
-                part = map(encode, given[start : start + size])
-                yield wire.UploadRequest(tiles=wire.Tiles(tile=part))
-
-        return list(self.stub.Upload(requests(), timeout=PATIENCE_S))
+        """The replies to an upload whose lane ends behind these tiles, or all that are missing."""
+        with self.begin(sealed.header) as sending:
+            replies = [sending.hear()]
+            first = replies[0].granted.next
+            sending.say(*(sealed.tiles[first:] if tiles is None else tiles))
+            sending.hang_up()
+            return [*replies, *sending.call]
 
     def send(self, update: np.ndarray) -> Joined:
         joined = self.join()
@@ -404,3 +478,28 @@ def _shut(each: socket.socket) -> None:
 def other_address() -> Callable[..., Any]:
     """other_address(port, source) is a context with a port that leads to the service."""
     return coming_from
+
+
+@pytest.fixture(scope="session")
+def certificate() -> tuple[bytes, bytes]:
+    """A certificate for localhost, and its key, both PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return made.public_bytes(serialization.Encoding.PEM), private

@@ -14,14 +14,15 @@ import grpc
 import numpy as np
 import pytest
 
-from ostraka.crypto import updates
+from ostraka.core import uploads
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import engine, servicer
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import decode, digest, encode
 from ostraka.errors import OpenError, StateError
+from ostraka.merkle import is_under
 from ostraka.messages import NO_PROPOSAL, Certified, Confirmation, Proposal, vector_digest
-from ostraka.protocol.confirm import confirm, is_under, leaf
+from ostraka.protocol.confirm import confirm, leaf
 from ostraka.protocol.host import Host
 from ostraka.transport import ostraka_pb2 as wire
 
@@ -329,13 +330,13 @@ def test_a_pending_round_is_not_skipped_when_it_cannot_be_published(quiet, speak
 def test_a_rule_that_cannot_stand_makes_a_null_step_that_is_confirmed_like_any_other(
     quiet, speaker, monkeypatch
 ):
-    real = updates.stated_norm
-    monkeypatch.setattr(updates, "stated_norm", lambda update: 3.0 * real(update))
+    real = uploads.norm
+    monkeypatch.setattr(uploads, "norm", lambda update: 3.0 * real(update))
     speakers = [speaker(quiet, at + 1) for at in range(N)]
     given = rows()
     for one, row in zip(speakers[:3], given[:3], strict=True):
         one.send(row)
-    monkeypatch.setattr(updates, "stated_norm", real)
+    monkeypatch.setattr(uploads, "norm", real)
     for one, row in zip(speakers[3:], given[3:], strict=True):
         before = one.send(row).offer.model
     quiet.wait_for("RoundProposed")

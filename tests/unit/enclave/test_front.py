@@ -9,22 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from ostraka.config import Member
 from ostraka.enclave import front, passage
 from ostraka.enclave.front import Front, Guests, Visitor
+from ostraka.enclave.lane import Tickets
 from ostraka.enclave.passage import Pipes
 from ostraka.errors import ConfigError
+from ostraka.transport import LANE, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.dial import dial_lane
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 RNG = np.random.default_rng(0)
@@ -101,7 +100,7 @@ def flood(port: int, count: int, source: str, said: bytes) -> Iterator[list[sock
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("said", [b"", HELLO_HTTP2], ids=["silent", "http2"])
+@pytest.mark.parametrize("said", [b"", HELLO_HTTP2, LANE], ids=["silent", "http2", "lane"])
 @pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"])
 def test_1100_idle_connections_keep_no_client_out(start, speaker, source, said):
     service = start(clients=N, settings={"deadline_s": 600})
@@ -161,7 +160,11 @@ def door(tmp_path: Any, **settings: Any) -> Iterator[tuple[int, socket.socket, C
     made: dict[str, Any] = {}
 
     async def main() -> None:
-        with Front(folder=tmp_path, **({"places": 8, "idle_s": PATIENCE_S} | settings)) as it:
+        given = {"places": 8, "idle_s": PATIENCE_S} | settings
+        with (
+            Tickets(1, idle_s=1) as tickets,
+            Front(folder=tmp_path, tickets=tickets, **given) as it,
+        ):
             address = it.back_address()
             if address.startswith("unix:"):
                 behind = socket.socket(socket.AF_UNIX)
@@ -366,7 +369,8 @@ def test_what_a_displaced_connection_left_in_a_pipe_reaches_nobody_else():
 def test_an_address_that_is_taken_is_named(tmp_path):
     async def main() -> None:
         with (
-            Front(8, folder=tmp_path, idle_s=1) as it,
+            Tickets(1, idle_s=1) as tickets,
+            Front(8, folder=tmp_path, idle_s=1, tickets=tickets) as it,
             socket.create_server(("127.0.0.1", 0)) as by,
         ):
             address = f"127.0.0.1:{by.getsockname()[1]}"
@@ -398,33 +402,13 @@ def test_the_service_listens_where_it_is_told_to(start, listen):
     for host in hosts:
         with grpc.insecure_channel(f"{host}:{service.port}") as channel:
             assert EnclaveStub(channel).GetStatus(wire.StatusRequest(), timeout=PATIENCE_S).json
+        with dial_lane(f"{host}:{service.port}", bytes(TICKET_BYTES), seconds=PATIENCE_S) as lane:
+            lane.settimeout(PATIENCE_S)
+            assert lane.recv(1) == b""
 
 
-def certificate() -> tuple[bytes, bytes]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    return made.public_bytes(serialization.Encoding.PEM), private
-
-
-def test_tls_passes_through(start):
-    public, private = certificate()
+def test_tls_passes_through(start, certificate):
+    public, private = certificate
     service = start(run=False)
     (service.root / "tls.pem").write_bytes(public)
     (service.root / "tls.key").write_bytes(private)

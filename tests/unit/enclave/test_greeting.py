@@ -1,7 +1,6 @@
 """What a client signed can be replayed by anyone. It costs its sender, and keeps nobody out."""
 
 import asyncio
-import queue
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -46,34 +45,13 @@ def code_of(call: Any, *arguments: Any, **named: Any) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def replay(stub: Any, header: Any) -> grpc.StatusCode:
-    part = wire.UploadRequest(header=encode(header))
-    return code_of(stub.Upload, iter([part]), timeout=PATIENCE_S)
-
-
-class Upload:
-    """An upload under way, which says what it is told to."""
-
-    def __init__(self, stub: Any, sealed: Any) -> None:
-        self._sealed = sealed
-        self._parts: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._parts.put(wire.UploadRequest(header=encode(sealed.header)))
-        self._call = stub.Upload(iter(self._parts.get, None), timeout=PATIENCE_S)
-        assert next(self._call).WhichOneof("answer") == "missing"
-
-    def finish(self) -> str:
-        tiles = [encode(tile) for tile in self._sealed.tiles]
-        self._parts.put(wire.UploadRequest(tiles=wire.Tiles(tile=tiles)))
-        try:
-            return str(next(self._call).WhichOneof("answer"))
-        finally:
-            self._parts.put(None)
-
-    def end(self) -> grpc.StatusCode:
+def replay(who: Any, header: Any) -> grpc.StatusCode:
+    """How an upload ends of which nothing is sent but the header."""
+    with who.begin(header) as sending:
         with suppress(grpc.RpcError):
-            list(self._call)
-        self._parts.put(None)
-        return self._call.code()
+            sending.hear()
+            sending.hang_up()
+        return sending.ends_with()
 
 
 @pytest.fixture
@@ -86,14 +64,16 @@ def service(start):
 @pytest.fixture
 def stranger(service, speaker):
     """A connection that nobody has proved to be its own, from the same address as all clients."""
-    return speaker(service, 1, greets=False).stub
+    return speaker(service, 1, greets=False)
 
 
 def test_a_replayed_challenge_does_not_keep_its_client_out(service, speaker, stranger):
     identity = service.identity("client-1")
     old = identity.sign(Challenge(b"n" * 32, "client-1", UNSIGNED))
     request = wire.IntroduceRequest(challenge=encode(old))
-    codes = {code_of(stranger.Introduce, request, timeout=PATIENCE_S) for _ in range(8 * N + 2)}
+    codes = {
+        code_of(stranger.stub.Introduce, request, timeout=PATIENCE_S) for _ in range(8 * N + 2)
+    }
     assert codes == {grpc.StatusCode.OK, EXHAUSTED}  # The address has had what it may have.
     for number in range(1, N + 1):
         assert speaker(service, number).send(rows()[number - 1])
@@ -110,10 +90,13 @@ def test_a_header_of_an_old_round_does_not_end_its_client_s_stream(service, spea
         client.follow(each)
     service.wait_for("RoundOpened", 2)
 
-    upload = Upload(clients[0].stub, clients[0].join().seal(updates[0]).sealed)
+    ours = clients[0].join().seal(updates[0]).sealed
+    upload = clients[0].begin(ours.header)
+    assert upload.hear().granted.ticket
     assert replay(stranger, sealed[0].header) == REFUSED
     assert {replay(stranger, sealed[0].header) for _ in range(8 * N + 2)} == {REFUSED, EXHAUSTED}
-    assert upload.finish() == "complete"
+    with upload:
+        assert upload.finish(ours) == "complete"
     told = service.named("UploadRefused")
     assert {(each.client, each.address) for each in told} == {("client-1", "127.0.0.1")}
     assert len(told) <= 20  # as often as strangers are told of
@@ -122,19 +105,23 @@ def test_a_header_of_an_old_round_does_not_end_its_client_s_stream(service, spea
 def test_a_header_of_this_round_does_not_end_its_client_s_stream(service, speaker, stranger):
     client = speaker(service, 1)
     sealed = client.join().seal(rows()[0]).sealed
-    upload = Upload(client.stub, sealed)
-    assert {replay(stranger, sealed.header) for _ in range(10)} == {EXHAUSTED}
-    other = speaker(service, 2)  # Another client's connection is not client 1's either.
-    assert replay(other.stub, sealed.header) == EXHAUSTED
-    assert upload.finish() == "complete"
+    with client.begin(sealed.header) as upload:
+        assert upload.hear().granted.ticket
+        assert {replay(stranger, sealed.header) for _ in range(10)} == {EXHAUSTED}
+        other = speaker(service, 2)  # Another client's connection is not client 1's either.
+        assert replay(other, sealed.header) == EXHAUSTED
+        assert upload.finish(sealed) == "complete"
 
 
 def test_its_client_ends_a_stream_that_somebody_else_began(service, speaker, stranger):
     client = speaker(service, 1)
     sealed = client.join().seal(rows()[0]).sealed
-    replayed = Upload(stranger, sealed)
-    assert Upload(client.stub, sealed).finish() == "complete"
-    assert replayed.end() == LATE
+    with stranger.begin(sealed.header) as replayed:
+        assert replayed.hear().granted.ticket
+        with client.begin(sealed.header) as ours:
+            assert ours.hear().granted.ticket
+            assert ours.finish(sealed) == "complete"
+        assert replayed.ends_with() == LATE
 
 
 def test_a_header_that_was_held_back_does_not_replace_its_client_s_upload(
@@ -148,7 +135,7 @@ def test_a_header_that_was_held_back_does_not_replace_its_client_s_upload(
         client.upload(sealed, sealed.tiles[:0])
     assert replay(stranger, held_back.header) == REFUSED
     answers = [each.WhichOneof("answer") for each in client.upload(sealed)]
-    assert answers == ["missing", "complete"]
+    assert answers == ["granted", "complete"]
 
 
 def test_a_relay_that_never_greets_delivers_for_all(service, speaker):
@@ -168,7 +155,7 @@ COSTLY = {
 
 @pytest.mark.parametrize("what", COSTLY)
 def test_whatever_takes_a_signature_to_check_is_charged(service, stranger, what):
-    call, request = getattr(stranger, what), COSTLY[what]()
+    call, request = getattr(stranger.stub, what), COSTLY[what]()
     codes = [code_of(call, request, timeout=PATIENCE_S) for _ in range(8 * N + 2)]
     assert codes[0] == grpc.StatusCode.INVALID_ARGUMENT
     assert codes[-1] == EXHAUSTED
@@ -201,8 +188,8 @@ def test_one_stranger_at_a_time_is_in_line_for_evidence_with_the_enrolled():
 def test_what_a_client_does_wrong_itself_is_told_in_its_name(service, speaker, stranger):
     client = speaker(service, 1)
     header = replace(client.join().seal(rows()[0]).sealed.header, round_id=bytes(32))
-    for stub in (client.stub, stranger):
-        assert replay(stub, client.identity.sign(header)) == REFUSED
+    for who in (client, stranger):
+        assert replay(who, client.identity.sign(header)) == REFUSED
     told = service.named("UploadRefused")
     assert [each.address for each in told] == ["", "127.0.0.1"]
 

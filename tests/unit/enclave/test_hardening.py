@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ostraka.core import loops
 from ostraka.enclave import hardening
 from ostraka.enclave.hardening import ROOT_CAN_READ, harden, restrict_files
 from ostraka.errors import ConfigError
@@ -53,6 +54,7 @@ print(json.dumps({
     "children": os.system(f"cat {closed / 'file'} >/dev/null 2>&1"),
     "null": allowed(lambda: open("/dev/null", "w").write("x")),
     "import": bool(__import__("xml.dom.minidom")),
+    "loops": __import__("ostraka.core.loops", fromlist=["loops"]).kind(),
 }))
 """
 
@@ -121,6 +123,7 @@ def test_only_the_folders_that_were_named_are_open(probe, tmp_path):
     assert found["remove"]
     assert found["null"]
     assert found["import"]
+    assert found["loops"] == loops.kind()  # The library in C is loaded from inside, too.
     for denied in (
         "write to read",
         "append to read",

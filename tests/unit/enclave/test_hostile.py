@@ -19,7 +19,8 @@ import pytest
 
 from ostraka.enclave.workers import Pool
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.messages import Challenge, Charter, Receipt, UpdateTile
+from ostraka.messages import Challenge, Charter, Receipt
+from ostraka.transport import LANE, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
@@ -30,6 +31,7 @@ N, D, TILE = 5, 1000, 128
 # Meant for whoever is hostile. The honest ones meet it too, on a machine that may be slow.
 SHORT_S = 3.0
 
+BROKEN = grpc.StatusCode.ABORTED
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -120,17 +122,13 @@ def raw_call(scene: Scene, method: str, messages: tuple[bytes, ...] = ()) -> lis
         return list(channel.stream_stream(f"{SERVICE}/{method}")(iter(messages), timeout=60))
 
 
-def upload(scene: Scene, *parts: wire.UploadRequest) -> list[wire.UploadReply]:
-    return list(scene.stub.Upload(iter(parts), timeout=60))
-
-
-def header_part(header: Any) -> wire.UploadRequest:
-    return wire.UploadRequest(header=header if isinstance(header, bytes) else encode(header))
-
-
-def tiles_part(*tiles: Any) -> wire.UploadRequest:
-    raw = [tile if isinstance(tile, bytes) else encode(tile) for tile in tiles]
-    return wire.UploadRequest(tiles=wire.Tiles(tile=raw))
+def upload(scene: Scene, header: Any, *tiles: Any) -> list[wire.UploadReply]:
+    """An upload of client 1 whose lane ends behind these tiles."""
+    with scene.client(1).begin(header) as sending:
+        replies = [sending.hear()]
+        sending.say(*tiles)
+        sending.hang_up()
+        return [*replies, *sending.call]
 
 
 def introduce(scene: Scene, challenge: Any) -> None:
@@ -142,23 +140,29 @@ def challenge_of(scene: Scene, who: str = "client-1", by: str = "client-1") -> C
     return scene.service.identity(by).sign(Challenge(b"n" * 32, who, UNSIGNED))
 
 
-def signed_header(scene: Scene, **lies: Any) -> wire.UploadRequest:
+def signed_header(scene: Scene, **lies: Any) -> Any:
     """What client 1 itself has signed."""
     header = replace(scene.seal(1).header, **lies)
-    return header_part(scene.service.identity("client-1").sign(header))
+    return scene.service.identity("client-1").sign(header)
 
 
-def with_tile(change: Callable[[UpdateTile], Any]) -> Callable[[Scene], None]:
+def with_tile(change: Callable[[bytes], bytes]) -> Callable[[Scene], None]:
     """An upload of client 1 with its third tile changed."""
 
     def attack(scene: Scene) -> None:
         sealed = scene.seal(1)
-        upload(
-            scene,
-            header_part(sealed.header),
-            tiles_part(*sealed.tiles[:2], change(sealed.tiles[2])),
-            tiles_part(*sealed.tiles[3:]),
-        )
+        tiles = [bytes(tile.ciphertext) for tile in sealed.tiles]
+        upload(scene, sealed.header, *tiles[:2], change(tiles[2]), *tiles[3:])
+
+    return attack
+
+
+def with_order(*numbers: int) -> Callable[[Scene], None]:
+    """An upload of client 1 whose tiles come in this order."""
+
+    def attack(scene: Scene) -> None:
+        sealed = scene.seal(1)
+        upload(scene, sealed.header, *(sealed.tiles[number] for number in numbers))
 
     return attack
 
@@ -168,7 +172,20 @@ def foreign_tile(scene: Scene) -> None:
     victim = scene.seal(2)
     with pytest.raises(grpc.RpcError):
         scene.client(2).upload(victim, victim.tiles[:-1])
-    upload(scene, header_part(scene.seal(1).header), tiles_part(victim.tiles[-1]))
+    upload(scene, scene.seal(1).header, victim.tiles[-1])
+
+
+def raw_frames(*data: bytes) -> Callable[[Scene], None]:
+    """A lane of client 1 that says this, and ends."""
+
+    def attack(scene: Scene) -> None:
+        with scene.client(1).begin(scene.seal(1).header) as sending:
+            sending.hear()
+            sending.say_raw(b"".join(data))
+            sending.hang_up()
+            list(sending.call)
+
+    return attack
 
 
 def flip(data: bytes, place: int) -> bytes:
@@ -208,31 +225,28 @@ REFUSALS: dict[str, tuple[Callable[[Scene], Any], grpc.StatusCode, str]] = {
         DENIED,
         "does not open",
     ),
-    "an upload that ends before it begins": (upload, INVALID, "header"),
-    "an upload whose first message is empty": (
-        lambda scene: upload(scene, wire.UploadRequest()),
+    "an upload without a header": (
+        lambda scene: upload(scene, b""),
         INVALID,
-        "header",
+        "UpdateHeader",
     ),
-    "an upload whose first message is a tile": (
-        lambda scene: upload(scene, tiles_part(scene.seal(1).tiles[0])),
+    "an upload that begins with a tile": (
+        lambda scene: upload(scene, encode(scene.seal(1).tiles[0])),
         INVALID,
-        "header",
+        "UpdateHeader",
     ),
     "a header of any bytes": (
-        lambda scene: upload(scene, header_part(RNG.bytes(2000))),
+        lambda scene: upload(scene, RNG.bytes(2000)),
         INVALID,
         "",
     ),
     "a header with one bit changed": (
-        lambda scene: upload(scene, header_part(flip(encode(scene.seal(1).header), -100))),
+        lambda scene: upload(scene, flip(encode(scene.seal(1).header), -100)),
         DENIED,
         "does not open",
     ),
     "a header signed by another client": (
-        lambda scene: upload(
-            scene, header_part(scene.service.identity("client-2").sign(scene.seal(1).header))
-        ),
+        lambda scene: upload(scene, scene.service.identity("client-2").sign(scene.seal(1).header)),
         DENIED,
         "does not open",
     ),
@@ -266,60 +280,40 @@ REFUSALS: dict[str, tuple[Callable[[Scene], Any], grpc.StatusCode, str]] = {
         REFUSED,
         "does not open",
     ),
-    "a second header in the middle": (
-        lambda scene: upload(scene, *[header_part(scene.seal(1).header)] * 2),
-        INVALID,
-        "tiles only",
-    ),
-    "an empty message in the middle": (
-        lambda scene: upload(scene, header_part(scene.seal(1).header), wire.UploadRequest()),
-        INVALID,
-        "tiles only",
-    ),
-    "an upload that breaks off": (
-        lambda scene: upload(scene, header_part(scene.seal(1).header)),
-        INVALID,
+    "an upload that breaks off before it begins": (
+        lambda scene: upload(scene, scene.seal(1).header),
+        BROKEN,
         "before it was complete",
     ),
-    "a tile of any bytes": (with_tile(lambda tile: RNG.bytes(600)), INVALID, ""),
-    "a tile of another upload": (
-        with_tile(lambda tile: replace(tile, upload_id=bytes(32))),
-        DENIED,
-        "tile does not open",
-    ),
+    "an upload that breaks off behind a tile": (with_order(0, 1), BROKEN, "before it was complete"),
+    "a tile of any bytes": (with_tile(lambda tile: RNG.bytes(len(tile))), DENIED, "tile does not"),
+    "a tile with one bit changed": (with_tile(lambda tile: flip(tile, 7)), DENIED, "tile does not"),
     "a tile of another client's upload": (foreign_tile, DENIED, "tile does not open"),
-    "a tile behind the last one": (
-        with_tile(lambda tile: replace(tile, index=8)),
+    "a tile twice": (with_order(0, 0), DENIED, "tile does not open"),
+    "a tile before its turn": (with_order(0, 2, 1), DENIED, "tile does not open"),
+    "tiles backwards": (with_order(6, 5, 4), DENIED, "tile does not open"),
+    "a tile that is too long": (with_tile(lambda tile: tile + b"x"), DENIED, "tile does not open"),
+    "a tile that is too short": (with_tile(lambda tile: tile[1:]), DENIED, "tile does not open"),
+    "a tile of nothing": (with_tile(lambda tile: b""), DENIED, "tile does not open"),
+    "a frame that promises too much, and ends": (
+        raw_frames(LENGTH.pack(2**32 - 1), b"x"),
         DENIED,
         "tile does not open",
     ),
-    "a tile far behind the last one": (
-        with_tile(lambda tile: replace(tile, index=2**64 - 1)),
+    "a frame that promises too little, and ends": (
+        raw_frames(LENGTH.pack(1), b"x"),
         DENIED,
         "tile does not open",
     ),
-    "a tile in another one's place": (
-        with_tile(lambda tile: replace(tile, index=1)),
-        DENIED,
-        "tile does not open",
+    "half of a frame": (
+        raw_frames(LENGTH.pack(4 * TILE + 16), bytes(2 * TILE)),
+        BROKEN,
+        "before it was complete",
     ),
-    "a tile that is too long": (
-        with_tile(lambda tile: replace(tile, ciphertext=bytes(tile.ciphertext) + b"x")),
-        DENIED,
-        "tile does not open",
-    ),
-    "a tile that is too short": (
-        with_tile(lambda tile: replace(tile, ciphertext=bytes(tile.ciphertext)[1:])),
-        DENIED,
-        "tile does not open",
-    ),
-    "a tile of nothing": (
-        with_tile(lambda tile: replace(tile, ciphertext=b"")),
-        DENIED,
-        "tile does not open",
-    ),
+    "half of a frame's length": (raw_frames(b"\0\0"), BROKEN, "before it was complete"),
+    "noise on a lane": (raw_frames(RNG.bytes(10**5)), DENIED, "tile does not open"),
     "a message above the limit": (
-        lambda scene: upload(scene, header_part(bytes(2**23))),
+        lambda scene: upload(scene, bytes(2**23)),
         EXHAUSTED,
         "larger than max",
     ),
@@ -421,18 +415,32 @@ def stream() -> Iterator[Callable[..., Stream]]:
         each.close()
 
 
+@pytest.fixture
+def begin() -> Iterator[Callable[..., Any]]:
+    """begin(client, header) is an upload that ends with the test, at the latest."""
+    uploads: list[Any] = []
+
+    def make(client: Any, header: Any) -> Any:
+        uploads.append(client.begin(header))
+        return uploads[-1]
+
+    yield make
+    for each in uploads:
+        each.close()
+
+
 @contextmanager
-def trickle(sending: Stream, sealed: Any) -> Iterator[None]:
-    """Tile after tile, 20 seconds long, without falling silent."""
+def drip(say: Callable[[bytes], None], data: bytes, size: int) -> Iterator[None]:
+    """So many bytes at a time, many seconds long, without falling silent."""
     over = threading.Event()
 
-    def drip() -> None:
-        for tile in sealed.tiles:
+    def drop() -> None:
+        for start in range(0, len(data), size):
             if over.wait(0.2):
                 return
-            sending.say(tiles_part(tile))
+            say(data[start : start + size])
 
-    thread = threading.Thread(target=drip)
+    thread = threading.Thread(target=drop)
     thread.start()
     try:
         yield
@@ -441,53 +449,91 @@ def trickle(sending: Stream, sealed: Any) -> Iterator[None]:
         thread.join()
 
 
-def test_a_stream_that_falls_silent_loses_its_place(scene, stream):
+def framed(sealed: Any) -> bytes:
+    raw = [bytes(tile.ciphertext) for tile in sealed.tiles]
+    return b"".join(LENGTH.pack(len(each)) + each for each in raw)
+
+
+def test_a_ticket_that_is_not_shown_loses_its_place(scene, begin):
     here = scene(uploads=1, idle_s=SHORT_S)
-    silent = stream(here.stub.Upload, header_part(here.seal(1).header))
-    assert silent.hear().WhichOneof("answer") == "missing"
+    silent = begin(here.client(1), here.seal(1).header)
+    assert len(next(silent.call).granted.ticket) == TICKET_BYTES
     for number in range(2, N + 1):
         here.client(number).send(here.updates[number - 1])
     assert silent.ends_with() == LATE
-    assert here.service.named("UploadRefused")[0].client == "client-1"
     joined = here.client(1).send(here.updates[0])
     assert here.client(1).follow(joined).participants == N
 
 
-def test_a_stream_that_trickles_ends(scene, stream):
-    here = scene(tile=10, upload_s=SHORT_S)
+def test_a_lane_that_falls_silent_loses_its_place(scene, begin):
+    here = scene(uploads=1, idle_s=SHORT_S)
     sealed = here.seal(1)
-    slow = stream(here.stub.Upload, header_part(sealed.header))
-    with trickle(slow, sealed):
+    silent = begin(here.client(1), sealed.header)
+    assert silent.hear().WhichOneof("answer") == "granted"
+    silent.say(*sealed.tiles[:2])
+    for number in range(2, N + 1):
+        here.client(number).send(here.updates[number - 1])
+    assert silent.ends_with() == LATE
+    assert here.service.named("UploadRefused")[0].client == "client-1"
+    assert silent.lane.recv(1) == b""
+    joined = here.client(1).send(here.updates[0])
+    assert here.client(1).follow(joined).participants == N
+
+
+def test_a_frame_that_drips_ends(scene, begin):
+    """It never falls silent; each frame has its time all the same."""
+    here = scene(idle_s=SHORT_S)
+    sealed = here.seal(1)
+    slow = begin(here.client(1), sealed.header)
+    assert slow.hear().WhichOneof("answer") == "granted"
+    with drip(slow.say_raw, framed(sealed), 5):
         assert slow.ends_with() == LATE
     assert here.service.named("UploadRefused")[-1].why == "too slow"
     here.assert_unaffected()
 
 
-def test_a_stream_that_trickles_makes_room_for_those_who_wait(scene, stream):
+def test_a_lane_that_trickles_ends(scene, begin):
+    here = scene(tile=10, upload_s=SHORT_S)
+    sealed = here.seal(1)
+    slow = begin(here.client(1), sealed.header)
+    assert slow.hear().WhichOneof("answer") == "granted"
+    with drip(slow.say_raw, framed(sealed), 60):
+        assert slow.ends_with() == LATE
+    assert here.service.named("UploadRefused")[-1].why == "too slow"
+    here.assert_unaffected()
+
+
+def test_a_lane_that_trickles_makes_room_for_those_who_wait(scene, begin):
     here = scene(tile=10, uploads=1, idle_s=SHORT_S, upload_s=600)
     sealed = here.seal(1)
-    slow = stream(here.stub.Upload, header_part(sealed.header))
-    assert slow.hear().WhichOneof("answer") == "missing"
-    with trickle(slow, sealed):
+    slow = begin(here.client(1), sealed.header)
+    assert slow.hear().WhichOneof("answer") == "granted"
+    with drip(slow.say_raw, framed(sealed), 60):
         here.client(2).send(here.updates[1])
         assert slow.ends_with() == LATE
-    again = stream(here.stub.Upload, header_part(sealed.header))
-    missing = again.hear().missing.range
-    assert missing[0].start > 0  # What has arrived is kept.
-    again.say(tiles_part(*sealed.tiles[missing[0].start :]))
-    assert again.hear().WhichOneof("answer") == "complete"
+    again = begin(here.client(1), sealed.header)
+    assert again.hear().granted.next > 0  # What has arrived is kept.
+    assert again.finish(sealed) == "complete"
     for number in range(3, N + 1):
         joined = here.client(number).send(here.updates[number - 1])
     assert here.client(N).follow(joined).participants == N
 
 
-def test_more_uploads_than_there_are_places_wait(scene, stream):
+@pytest.fixture
+def lane_threads() -> Callable[[], int]:
+    """How many threads of lanes there are that were not there before."""
+
+    def found() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name.startswith("ostraka-lane")}
+
+    before = found()
+    return lambda: len(found() - before)
+
+
+def test_more_uploads_than_there_are_places_wait(scene, begin, lane_threads):
     here = scene(uploads=2)
     sealed = {number: here.seal(number) for number in range(1, N + 1)}
-    streams = {
-        number: stream(here.client(number).stub.Upload, header_part(sealed[number].header))
-        for number in sealed
-    }
+    uploads = {number: begin(here.client(number), each.header) for number, each in sealed.items()}
     here.service.wait_for("UploadStarted", 2)
     time.sleep(0.2)
     done: set[int] = set()
@@ -495,32 +541,169 @@ def test_more_uploads_than_there_are_places_wait(scene, stream):
         started = [int(each.client[-1]) for each in here.service.named("UploadStarted")]
         assert len(set(started) - done) <= 2
         number = next(each for each in started if each not in done)
-        streams[number].say(tiles_part(*sealed[number].tiles))
-        assert [streams[number].hear().WhichOneof("answer") for _ in range(2)] == [
-            "missing",
-            "complete",
-        ]
+        assert uploads[number].hear().WhichOneof("answer") == "granted"
+        assert uploads[number].finish(sealed[number]) == "complete"
+        assert lane_threads() <= 2
         done.add(number)
         here.service.wait_for("UploadStarted", min(N, len(done) + 2))
     assert here.service.wait_for("RoundPublished").participants == N
 
 
-def test_of_two_streams_of_one_client_the_newer_one_counts(scene, stream):
+def test_of_two_uploads_of_one_client_the_newer_one_counts(scene, begin):
     here = scene()
     sealed = here.seal(1)
-    older = stream(here.stub.Upload, header_part(sealed.header), tiles_part(*sealed.tiles[:3]))
-    assert older.hear().WhichOneof("answer") == "missing"
-    newer = stream(here.speaker(here.service, 1).stub.Upload, header_part(sealed.header))
-    assert newer.hear().WhichOneof("answer") == "missing"
+    older = begin(here.client(1), sealed.header)
+    assert older.hear().WhichOneof("answer") == "granted"
+    older.say(*sealed.tiles[:3])
+    newer = begin(here.speaker(here.service, 1), sealed.header)
+    assert newer.hear().WhichOneof("answer") == "granted"
     assert older.ends_with() == LATE
-    newest = stream(here.speaker(here.service, 1).stub.Upload, header_part(sealed.header))
-    missing = newest.hear().missing.range
+    newest = begin(here.speaker(here.service, 1), sealed.header)
+    assert newest.hear().granted.next <= 3
     assert newer.ends_with() == LATE
-    rest = [tile for tile in sealed.tiles if any(a.start <= tile.index < a.stop for a in missing)]
-    newest.say(tiles_part(*rest))
-    assert newest.hear().WhichOneof("answer") == "complete"
+    assert newest.finish(sealed) == "complete"
     here.service.wait_for("UploadCompleted")
     assert here.finish(but=(1,)).participants == N
+
+
+# Lanes.
+
+
+def closed(lane: socket.socket) -> bool:
+    """Whether the other side closes it. It sends nothing over a lane."""
+    lane.settimeout(60)
+    try:
+        return lane.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_connection_without_a_ticket_is_closed_and_costs_no_thread(scene, lane_threads):
+    here = scene()
+    for said in (LANE + bytes(TICKET_BYTES), LANE + RNG.bytes(1000), b"OSTRAKA\x02", b"OPTIONS *"):
+        with socket.create_connection(("127.0.0.1", here.service.port)) as stranger:
+            stranger.sendall(said)
+            assert closed(stranger)
+    assert lane_threads() == 0
+    here.assert_unaffected()
+
+
+def test_half_of_a_ticket_is_waited_for_as_long_as_for_any_first_word(scene):
+    here = scene(idle_s=SHORT_S)
+    with ExitStack() as stack:
+        waiting = []
+        for length in (1, len(LANE), len(LANE) + TICKET_BYTES - 1):
+            each = socket.create_connection(("127.0.0.1", here.service.port))
+            waiting.append(stack.enter_context(each))
+            each.sendall((LANE + bytes(TICKET_BYTES))[:length])
+        assert all(map(closed, waiting))
+    here.assert_unaffected()
+
+
+def test_a_ticket_that_comes_byte_by_byte_is_a_ticket(scene, begin):
+    here = scene()
+    sealed = here.seal(1)
+    slow = begin(here.client(1), sealed.header)
+    ticket = next(slow.call).granted.ticket
+    with socket.create_connection(("127.0.0.1", here.service.port)) as lane:
+        lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in LANE + ticket:
+            lane.sendall(bytes([byte]))
+            time.sleep(0.002)
+        lane.sendall(framed(sealed))
+        assert next(slow.call).WhichOneof("answer") == "complete"
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_ticket_serves_one_connection(scene, begin):
+    here = scene()
+    sealed = here.seal(1)
+    ours = begin(here.client(1), sealed.header)
+    ticket = ours.hear().granted.ticket
+    ours.say(sealed.tiles[0])
+    with ours.open_lane(ticket) as second:
+        assert closed(second)
+    ours.say(*sealed.tiles[1:])
+    assert ours.hear().WhichOneof("answer") == "complete"
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_ticket_ends_with_its_call(scene, begin):
+    here = scene()
+    sealed = here.seal(1)
+    cancelled = begin(here.client(1), sealed.header)
+    ticket = next(cancelled.call).granted.ticket
+    cancelled.call.cancel()
+    over = begin(here.client(1), sealed.header)  # It begins when the one before it has ended.
+    assert over.hear().WhichOneof("answer") == "granted"
+    with cancelled.open_lane(ticket) as late:
+        assert closed(late)
+    assert over.finish(sealed) == "complete"
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_call_that_ends_ends_its_lane(scene, begin):
+    here = scene()
+    sealed = here.seal(1)
+    cancelled = begin(here.client(1), sealed.header)
+    assert cancelled.hear().WhichOneof("answer") == "granted"
+    cancelled.say(*sealed.tiles[:2])
+    cancelled.call.cancel()
+    assert closed(cancelled.lane)
+    replies = here.client(1).upload(sealed)
+    assert replies[-1].WhichOneof("answer") == "complete"
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_client_that_disappears_half_way_comes_again(scene, begin):
+    here = scene()
+    sealed = here.seal(1)
+    lost = begin(here.client(1), sealed.header)
+    assert lost.hear().WhichOneof("answer") == "granted"
+    lost.say(*sealed.tiles[:4])
+    lost.lane.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    lost.lane.close()  # with a reset
+    assert lost.ends_with() == BROKEN
+    assert here.client(1).upload(sealed)[-1].WhichOneof("answer") == "complete"
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_bytes_behind_the_last_frame_are_read_by_nobody(scene, begin):
+    here = scene()
+    sealed = here.seal(1)
+    talking = begin(here.client(1), sealed.header)
+    assert talking.hear().WhichOneof("answer") == "granted"
+    talking.say_raw(framed(sealed) + RNG.bytes(10**6))
+    assert talking.hear().WhichOneof("answer") == "complete"
+    assert closed(talking.lane)
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_thief_of_a_ticket_spoils_one_call_and_nothing_of_the_upload(scene, begin):
+    here = scene()
+    sealed = here.seal(1)
+    robbed = begin(here.client(1), sealed.header)
+    ticket = next(robbed.call).granted.ticket
+    with robbed.open_lane(ticket) as thief:
+        thief.sendall(framed(sealed)[:600] + RNG.bytes(2000))
+        assert robbed.ends_with() == DENIED
+    replies = here.client(1).upload(sealed)
+    assert replies[0].granted.next == 1  # The first tile was a true one, whoever brought it.
+    assert replies[-1].WhichOneof("answer") == "complete"
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_the_service_s_end_ends_lanes_and_their_threads(scene, begin, lane_threads):
+    here = scene()
+    sealed = here.seal(1)
+    halfway = begin(here.client(1), sealed.header)
+    assert halfway.hear().WhichOneof("answer") == "granted"
+    halfway.say(*sealed.tiles[:2])
+    while not lane_threads():
+        time.sleep(0.01)
+    here.service.crash()
+    assert closed(halfway.lane)
+    assert lane_threads() == 0
 
 
 def test_a_replayed_header_changes_nothing(scene):
@@ -535,10 +718,10 @@ def test_a_replayed_header_changes_nothing(scene):
         here.client(2).upload(replaced)  # The name is in the header; who carries it is no matter.
     assert (caught.value.code(), caught.value.details()) == (REFUSED, "sent twice")
     replies = here.client(1).upload(sealed, sealed.tiles[4:])
-    assert [each.WhichOneof("answer") for each in replies] == ["missing", "complete"]
+    assert [each.WhichOneof("answer") for each in replies] == ["granted", "complete"]
     replies = here.client(2).upload(sealed, [])
-    assert [each.WhichOneof("answer") for each in replies] == ["missing", "complete"]
-    assert not replies[0].missing.range
+    assert [each.WhichOneof("answer") for each in replies] == ["granted", "complete"]
+    assert (replies[0].granted.next, replies[0].granted.ticket) == (8, b"")
     assert here.finish(but=(1,)).participants == N
 
 
@@ -565,12 +748,12 @@ def test_a_revoked_client_is_refused_by_name(start, speaker):
     assert caught.value.code() == DENIED
     header = replace(here.seal(1).header, client="client-6")
     with pytest.raises(grpc.RpcError) as caught:
-        upload(here, header_part(service.identity("client-6").sign(header)))
+        upload(here, service.identity("client-6").sign(header))
     assert caught.value.code() == DENIED
     refused = [(each.client, "revoked" in each.why) for each in service.named("UploadRefused")]
     assert refused == [("client-6", True)] * 2
     with pytest.raises(grpc.RpcError):
-        upload(here, header_part(header))
+        upload(here, header)
     assert "does not open" in service.named("UploadRefused")[2].why
     here.assert_unaffected()
 
@@ -591,21 +774,21 @@ def test_a_client_that_asks_too_often_waits_alone(scene):
 
 def test_strangers_cannot_fill_the_log_or_the_terminal(scene):
     here = scene(requests_per_minute=6)
-    stranger = here.speaker(here.service, 1, greets=False).stub
+    stranger = here.speaker(here.service, 1, greets=False)
     for number in range(12):
         header = signed_header_by_a_stranger(here, f"\x1b[2J\n{number}" + "x" * 1000)
-        with pytest.raises(grpc.RpcError):
-            list(stranger.Upload(iter([header]), timeout=60))
+        with stranger.begin(header) as refused, pytest.raises(grpc.RpcError):
+            refused.hear()
     refused = here.service.named("UploadRefused")
     assert len(refused) == 6
     assert {each.why for each in refused} == {"not enrolled"}
     assert all(each.client.isprintable() and len(each.client) <= 64 for each in refused)
 
 
-def signed_header_by_a_stranger(scene: Scene, name: str) -> wire.UploadRequest:
+def signed_header_by_a_stranger(scene: Scene, name: str) -> Any:
     if "sealed" not in scene.clients:
         scene.clients["sealed"] = scene.seal(1)
-    return header_part(replace(scene.clients["sealed"].header, client=name))
+    return replace(scene.clients["sealed"].header, client=name)
 
 
 def ask_outcome(scene: Scene, number: int, round_id: bytes) -> str | None:

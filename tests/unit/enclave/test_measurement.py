@@ -17,6 +17,7 @@ import pytest
 
 import ostraka
 from ostraka.cli.federation_folder import Plan
+from ostraka.core.loops import native
 from ostraka.enclave import measurement
 from ostraka.enclave.measurement import DEPENDENCIES, MEASURED, measure, measured_files
 from ostraka_lab.children import Children
@@ -176,12 +177,32 @@ def test_it_does_not_depend_on_caches_and_other_files(copy):
 
 def test_it_does_not_depend_on_line_ends(copy):
     for path in measured_files(copy):
-        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+        if path.suffix == ".py":
+            path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert measure(copy) == measure()
 
 
 def test_every_measured_module_is_one_file():
-    assert len(measured_files()) == len(MEASURED)
+    assert len([path for path in measured_files() if path.suffix == ".py"]) == len(MEASURED)
+
+
+LIBRARY = Path("core", "loops", "_native.so")
+
+
+def test_the_library_of_loops_is_measured_by_its_bytes_if_it_is_there(copy):
+    (copy / LIBRARY).unlink(missing_ok=True)
+    seen = {measure(copy)}
+    for content in (b"one build", b"another build\r\n", b"another build\n"):
+        (copy / LIBRARY).write_bytes(content)
+        assert measured_files(copy).count(copy / LIBRARY) == 1
+        seen.add(measure(copy))
+    assert len({each.digest for each in seen}) == 4
+    assert len({each.lines for each in seen}) == 1, "a library has no lines"
+
+
+def test_the_library_that_is_loaded_is_the_one_that_is_measured():
+    assert native.LIBRARY == PACKAGE / LIBRARY
+    assert native.LIBRARY.is_file() == (native.LIBRARY in measured_files())
 
 
 def test_one_changed_byte_in_any_loaded_file_changes_it(copy):
@@ -191,7 +212,7 @@ def test_one_changed_byte_in_any_loaded_file_changes_it(copy):
         path.write_bytes(before + b"#")
         seen.add(measure(copy).digest)
         path.write_bytes(before)
-    assert len(seen) == len(MEASURED) + 1
+    assert len(seen) == len(measured_files(copy)) + 1
     assert measure(copy) == measure()
 
 

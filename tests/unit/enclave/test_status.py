@@ -41,6 +41,7 @@ STATUS = {
     "rule",
     "note",
     "masking",
+    "upload",
     "evidence",
     "simulated",
     "events",
@@ -148,12 +149,10 @@ def test_who_was_refused_and_why(federation, speaker):
     sealed = joined.seal(updates[0]).sealed
     liar = speaker(service, 2)
     stranger = encode(replace(sealed.header, client="mallory\x1b[31m"))
-    for requests in (
-        [wire.UploadRequest(header=stranger)],
-        [wire.UploadRequest(header=encode(sealed.header))],
-    ):
-        with pytest.raises(grpc.RpcError):
-            list(liar.stub.Upload(iter(requests)))
+    with liar.begin(stranger) as refused, pytest.raises(grpc.RpcError):
+        refused.hear()
+    with pytest.raises(grpc.RpcError):
+        liar.upload(sealed, [])
     updates[2, 5] = np.inf
     with pytest.raises(grpc.RpcError):
         speaker(service, 3).send(updates[2])

@@ -76,3 +76,39 @@ def test_statistics_of_batch_norm_are_sent_as_they_were_measured(flower):
     arrays = {name: each.numpy() for name, each in federation.start(2).arrays.items()}
     np.testing.assert_allclose(arrays["bias"], 8 + 4, atol=1e-5)
     np.testing.assert_allclose(arrays["bn.running_var"], 1 - 0.5 - 0.25, atol=1e-5)
+
+
+@pytest.mark.parametrize("upload", ["bfloat16", "float16", "int8"])
+def test_formats_are_the_mod_s_business_and_residuals_outlive_a_message(flower, upload):
+    """Over six rounds all of every update arrives but the last residual, in each format."""
+
+    def update(node, number, model):
+        return {
+            name: value + np.linspace(0.1, 1, value.size, dtype="<f4").reshape(value.shape) / 7
+            for name, value in model.items()
+        }
+
+    federation = flower(update=update, terms={"client_momentum": 0.0, "upload": upload})
+    arrays = {name: each.numpy() for name, each in federation.start(6).arrays.items()}
+    for name, first in federation.model.items():
+        wanted = 6 * np.linspace(0.1, 1, first.size).reshape(first.shape) / 7
+        assert abs(arrays[name] - first - wanted).max() < 0.003
+
+
+def test_a_value_beyond_float16_keeps_the_node_out_and_its_size_at_the_node(flower, said):
+    replies = []
+
+    def update(node, number, model):
+        return {name: each + np.float32(7e4 if node == 3 else 1) for name, each in model.items()}
+
+    def note(node, reply):
+        if node == 3 and reply.has_error():
+            replies.append(reply.error.reason)
+        return reply
+
+    federation = flower(update=update, terms={"client_momentum": 0.0, "upload": "float16"})
+    federation.grid.up = note
+    federation.start(1)
+    assert federation.receipts[0].participants == 6
+    assert replies == ["the app failed; the node's log says why"]
+    assert any("value of 7e+04, and float16 ends at 65504" in line for line in said)

@@ -229,3 +229,30 @@ def test_attackers_get_to_know_what_they_may():
 
 def test_the_digits_need_no_download():
     assert len(data.load("digits").train) > 1000
+
+
+@pytest.mark.parametrize("upload", ["bfloat16", "float16", "int8"])
+def test_a_short_format_learns_as_float32_does(upload):
+    """The same updates, rounded with error feedback: after some rounds the models are close."""
+    fields = {"clients": 6, "byzantine": 1, "rounds": 6, "steps": 2}
+    models = []
+    for each in ("float32", upload):
+        task = loaded(**fields, upload=each)
+        *_, last = Clear(task, rule(task.experiment, DEFAULT)).rounds()
+        models.append(last.model - task.first()[1])
+    assert 0 < off(models[1], models[0]) < 0.1
+    assert not task.experiment.resumes_in_the_clear
+
+
+def test_a_run_in_the_clear_rounds_alike_every_time():
+    """Its rounding is drawn from the seed, unlike that of a real client."""
+    task = loaded(clients=6, byzantine=1, rounds=2, steps=1, upload="int8")
+    one, two = ([*Clear(task, rule(task.experiment, DEFAULT)).rounds()][-1].model for _ in range(2))
+    np.testing.assert_array_equal(one, two)
+
+
+def test_an_attack_that_is_not_finite_is_rejected_in_any_format():
+    task = loaded(clients=6, byzantine=1, rounds=1, steps=1, upload="int8", attack="nan")
+    (only,) = Clear(task, rule(task.experiment, DEFAULT)).rounds()
+    assert not set(only.selected) & set(task.experiment.attackers)
+    assert np.isfinite(only.model).all()

@@ -15,8 +15,10 @@ from ostraka import federation_file
 from ostraka.attestation.claims import in_process
 from ostraka.cli.federation_folder import FEDERATION
 from ostraka.client.results import Model
+from ostraka.core import uploads
 from ostraka.core.optimiser import FEDAVG, start
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.stream import SecretStream
 from ostraka.files import read_identity
 from ostraka.model_file import read_model
 from ostraka.protocol.client import Client as Role
@@ -114,7 +116,8 @@ def goes_out(experiment, folder):
     def send(number, participant, one):
         with fellows.turn:
             update = participant.train(model, number).update
-        return one._outgoing(joined(folder, client_name(participant.number), number), update)
+        place = joined(folder, client_name(participant.number), number)
+        return one._outgoing(place, update).widened()
 
     with ThreadPoolExecutor(experiment.clients) as pool:
         first, second, again = (
@@ -125,11 +128,20 @@ def goes_out(experiment, folder):
     return first, second
 
 
-@pytest.mark.parametrize("attack", ["mimic", "sign-flip", "label-flip"])
-def test_clients_send_what_they_send_in_the_clear(tmp_path, attack):
-    """To the bit, momentum included; attackers and honest clients share a process."""
+@pytest.mark.parametrize(
+    ("attack", "upload"),
+    [
+        ("mimic", "float32"),
+        ("sign-flip", "float32"),
+        ("label-flip", "float32"),
+        ("mimic", "bfloat16"),
+        ("sign-flip", "float16"),
+    ],
+)
+def test_clients_send_what_they_send_in_the_clear(tmp_path, attack, upload):
+    """To the bit, momentum and residuals included; attackers and honest clients share a process."""
     experiment = Experiment(
-        clients=5, byzantine=1, attack=attack, steps=1, rounds=2, client_momentum=0.5
+        clients=5, byzantine=1, attack=attack, steps=1, rounds=2, client_momentum=0.5, upload=upload
     )
     rounds = goes_out(experiment, RunFolder(tmp_path / "run"))
     clear = Clear(Task.load(experiment), plain_average)
@@ -148,6 +160,26 @@ def test_an_attacker_copies_what_an_honest_client_sends_and_keeps_it_so(tmp_path
     (attacker,) = experiment.attackers
     honest = np.delete(second, attacker - 1, axis=0)
     assert any(np.array_equal(second[attacker - 1], row) for row in honest)
+
+
+@pytest.mark.parametrize("upload", ["float16", "int8"])
+def test_an_attacker_is_held_to_the_range_of_the_format(upload):
+    """What float16 cannot hold would not be sent at all; the largest value is a strong attack."""
+    experiment = Experiment(
+        clients=5,
+        byzantine=1,
+        attack="sign-flip",
+        attack_scale=1e38,
+        steps=1,
+        rounds=2,
+        upload=upload,
+    )
+    task = Task.load(experiment)
+    (attacker,) = experiment.attackers
+    own = np.full(task.first()[0].dimension, 0.5, "<f4")
+    sent = Participant(task, attacker, task.model()).sends(own, 1)
+    assert abs(sent).max() == uploads.find(upload).largest
+    assert uploads.find(upload).encode(sent, SecretStream(bytes(32)).fill).norm > 1e3
 
 
 def test_an_attacker_sends_what_the_library_would_keep_to_itself(tmp_path):
@@ -171,5 +203,5 @@ def test_honest_clients_send_as_the_signed_terms_say(tmp_path):
     one = client.LabClient(fellows, Participant(task, 1, task.model()))
     ones, zeros = np.ones(task.first()[0].dimension, "<f4"), np.zeros(task.first()[0].dimension)
     one._outgoing(joined(folder, "client-1", 1), ones)
-    sent = one._outgoing(joined(folder, "client-1", 2), zeros.astype("<f4"))
+    sent = one._outgoing(joined(folder, "client-1", 2), zeros.astype("<f4")).widened()
     np.testing.assert_array_equal(sent, np.full_like(sent, 0.25))

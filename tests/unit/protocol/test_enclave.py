@@ -122,13 +122,13 @@ def test_a_round_without_updates_stays_open():
     with pytest.raises(TooFewUpdates, match="needs at least 6 updates; 0 valid updates and f=2"):
         intake.close()
     with pytest.raises(OpenError):
-        intake.accept_tile("client-0", UpdateTile(bytes(32), 0, bytes(32)))
+        intake.take("client-0", UpdateTile(bytes(32), 0, bytes(32)))
 
 
 def test_standing_lowers_f_for_provable_lies_only():
     standing = Standing(TERMS, {"client-0": Rejection.BAD_NORM})
     assert standing.f == 1
-    standing.reject("client-1", Rejection.UNOPENABLE_TILE)
+    standing.reject("client-1", Rejection.CHANGED)
     assert standing.f == 1
     standing.require(5)
     with pytest.raises(TooFewUpdates, match="needs at least 5 updates; 4 valid updates and f=1"):

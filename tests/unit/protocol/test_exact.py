@@ -23,7 +23,7 @@ class Reader:
     def __init__(self) -> None:
         self.terms = Terms(Manifest.flat(D), f=1, tile=D)
         self.entropy = np.random.default_rng(1).bytes
-        self.rows, self.lanes, self.group = range(N), Lanes(), N
+        self.rows, self.lanes, self.columns = range(N), Lanes(), self.terms.tiling
         self.rejected: dict[int, Rejection] = {}
 
     def reject(self, row: int, reason: Rejection) -> None:
@@ -34,7 +34,7 @@ def rejected(norms: np.ndarray) -> dict[int, Rejection]:
     """What an encoder rejects that was told these norms of the rows, and measured honestly."""
     reader: Any = Reader()
     encoder = ExactEncoder(reader, bytes(32), np.ones(N), norms)
-    encoder.load(0, range(N), ROWS)
+    encoder.load(0, range(N), list(ROWS))
     shares = encoder.shares(0, 0, range(N))
     matrices = [field.gram(share) for share in shares]
     encoder.witness(0, range(N))

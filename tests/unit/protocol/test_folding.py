@@ -1,4 +1,4 @@
-"""The first pass over a sketch: how much of the spool it holds at a time, and its secrets."""
+"""The secret sketch: what its secrets are, and that a row is folded as law 12 says."""
 
 import operator
 from functools import partial
@@ -6,83 +6,86 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ostraka.config import MAX_TILE_VALUES, Manifest, Terms
+from ostraka.config import Manifest, Terms, Tiling
 from ostraka.core import sketch
-from ostraka.crypto.updates import TileOpener
-from ostraka.protocol.enclave import Inside, Lanes
-from ostraka.protocol.enclave.folding import Folding
-from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.enclave.folding import Folds, scale_of
 from ostraka.protocol.round import enrol
 
-N, M, BATCH = 5, 4096, 16 * 4096  # values of a row that are folded before they are added
+N, M = 5, 4096
 
 
-def collected(tile, d=3 * BATCH + 1):
-    """A cohort, and the federation that stores what its clients sent."""
+@pytest.mark.parametrize("tile", [1_000, M, 2 * M, 3 * M + 5])
+def test_every_tile_has_signs_and_as_many_shifts_as_blocks(tile):
+    tiling = Tiling(10 * M + 1, tile)
+    folds = Folds(tiling, M, np.random.default_rng(0).bytes)
+    seen = set()
+    for index in range(tiling.count):
+        bits, shifts = folds.of(index)
+        assert 8 * len(bits) >= tiling.size(index)
+        assert len(shifts) == sketch.blocks(tiling.size(index), M)
+        assert (shifts < M).all()
+        seen.add(bits.tobytes())
+    assert len(seen) == tiling.count
+
+
+def test_law12_signs_and_shifts_are_a_function_of_the_enclave_s_entropy():
+    """The sketch has no other secret than the bytes that the enclave drew for it."""
+    tiling = Tiling(3 * M, M)
+    one, same, other = (Folds(tiling, M, partial(operator.mul, key)) for key in (b"a", b"a", b"b"))
+    for index in range(tiling.count):
+        for a, b, c in zip(one.of(index), same.of(index), other.of(index), strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert not np.array_equal(a, c)
+
+
+def test_the_secrets_do_not_print():
+    assert repr(Folds(Tiling(M, M), M, np.random.default_rng(0).bytes)) == "Folds(<secret>)"
+
+
+@pytest.mark.parametrize("norm", [0.0, 2.0**-149, 1e-30, 1e-3, 1.0, 1e9, 1e20, 3e41])
+def test_a_row_s_scale_brings_its_squares_into_the_range_of_float32(norm):
+    scale = scale_of(norm)
+    assert scale == 1 or not 2.0**-40 <= norm <= 2.0**40
+    assert norm * scale == 0 or 2.0**-41 <= norm * scale <= 2.0**40
+    assert np.float32(scale) == pytest.approx(scale, rel=1e-6)
+
+
+def folded(tile, size=1.0, d=5 * M + 77):
+    """Rows, and what a round has folded them to with the secrets that it drew."""
     terms = Terms(
         Manifest.flat(d), f=1, masking="none", rule="multi-krum", pre=(), sketch=M, tile=tile
     )
     parties = enrol(terms, clients=N)
     local = parties.federation
     offer = local.open()
-    rows = np.random.default_rng(0).normal(size=(N, d)).astype(np.float32)
+    rows = (size * np.random.default_rng(0).normal(size=(N, d))).astype(np.float32)
     for client, update in zip(parties.clients, rows, strict=True):
         local.take(parties.seal(client, offer, update))
-    return local.close(), local
+    return rows, local.intake._arrivals.folds, local.close()
 
 
-def counted(tiles, taken):
-    for tile in tiles:
-        taken.append(tile)
-        yield tile
+@pytest.mark.parametrize("size", [1.0, 2.0**100, 2.0**-100])
+@pytest.mark.parametrize("tile", [1_000, M, 2 * M, 3 * M + 5])
+def test_law12_rows_are_folded_as_they_arrive(tile, size):
+    rows, folds, cohort = folded(tile, size)
+    tiling = cohort.terms.tiling
+    for row, member in zip(rows.astype(np.float64), cohort.rows, strict=True):
+        expected = np.zeros(M)
+        for index in range(tiling.count):
+            bits, shifts = folds.of(index)
+            values = row[tiling.part(index)] * (1 - 2.0 * np.unpackbits(bits)[: tiling.size(index)])
+            for k, value in enumerate(values):
+                expected[(k % M + shifts[k // M]) % M] += value
+        got = member.sketch / np.float64(scale_of(member.norm))
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("tile", [M, BATCH // 2, BATCH, 2 * BATCH])
-def test_a_few_tiles_are_held_at_a_time_and_at_least_one(monkeypatch, tile):
-    assert BATCH < MAX_TILE_VALUES
-    cohort, spool = collected(tile)
-    taken: list[object] = []
-    ahead = []
-    real = TileOpener.open_into
-
-    def open_into(self, index, ciphertext, out):
-        ahead.append(len(taken) - index)
-        real(self, index, ciphertext, out)
-
-    monkeypatch.setattr(TileOpener, "open_into", open_into)
-    Inside(cohort).measure(counted(spool.tiles(cohort), taken))
-    assert len(taken) == cohort.terms.tiling.count
-    assert max(ahead) == max(1, BATCH // tile)
-
-
-def test_law12_every_attempt_draws_signs_and_shifts_of_its_own(monkeypatch):
-    """What one attempt was folded with says nothing of the next attempt with the same rows."""
-    cohort, spool = collected(BATCH)
-    signs, shifts, real = set(), set(), sketch.fold
-
-    def fold(values, its_signs, its_shifts, out):
-        signs.add(its_signs.tobytes())
-        shifts.add(its_shifts.tobytes())
-        real(values, its_signs, its_shifts, out)
-
-    monkeypatch.setattr(sketch, "fold", fold)
-    attempts = 3
-    for _ in range(attempts):
-        Folding(RowReader(cohort, Lanes())).fold(spool.tiles(cohort))
-    # The last tile is one value: one sign and one shift, which attempts may well have in common.
-    assert len(signs) >= attempts * 3
-    assert len(shifts) >= attempts * 3
-
-
-def test_law12_signs_and_shifts_are_a_function_of_the_enclave_s_entropy():
-    """The sketch has no other secret than the bytes that the enclave drew for it."""
-    cohort, spool = collected(BATCH)
-    folded = []
-    for key in (b"a", b"a", b"b"):
-        reader = RowReader(cohort, Lanes())
-        reader.entropy = partial(operator.mul, key)
-        folding = Folding(reader)
-        folding.fold(spool.tiles(cohort))
-        folded.append(folding.rows)
-    np.testing.assert_array_equal(folded[0], folded[1])
-    assert not np.array_equal(folded[0], folded[2])
+def test_every_opening_of_a_round_has_secrets_of_its_own():
+    """What one opening was folded with says nothing of the next, even of the same number."""
+    terms = Terms(Manifest.flat(M), f=1, masking="none", sketch=M, rule="multi-krum", pre=())
+    local = enrol(terms, clients=N).federation
+    seen = set()
+    for _ in range(3):
+        local.open()
+        seen.add(local.intake._arrivals.folds.of(0)[0].tobytes())
+    assert len(seen) == 3

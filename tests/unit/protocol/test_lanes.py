@@ -46,6 +46,11 @@ def test_batches_take_all_items_in_order(lanes, items):
     assert sorted(done) == [(place, f"item {place}", place % lanes.count) for place in range(items)]
 
 
+@pytest.mark.parametrize("items", [range(0), range(1), range(3, 90, 7)])
+def test_a_map_keeps_the_order(lanes, items):
+    assert lanes.map(lambda item: item * item, items) == [item * item for item in items]
+
+
 def test_no_lane_does_two_things_at_a_time(lanes):
     busy = [threading.Lock() for _ in range(lanes.count)]
 

@@ -1,4 +1,3 @@
-import hashlib
 import warnings
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import ostraka
 from ostraka import run_round
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError, LeakyMasking, Rejection, TooFewUpdates
+from ostraka.messages import vector_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
@@ -36,7 +36,7 @@ def test_the_result(masking):
     assert result.rejected == {}
     assert result.receipt.number == 1
     assert result.receipt.masking == masking
-    assert result.receipt.aggregate == hashlib.sha256(result.aggregate.tobytes()).digest()
+    assert result.receipt.aggregate == vector_digest(result.aggregate)
     assert 0 < result.distance_error < 1
     np.testing.assert_allclose(
         result.aggregate, rows[list(result.selected)].mean(axis=0), rtol=1e-5, atol=1e-7
@@ -164,6 +164,19 @@ def test_threads_change_nothing(masking):
         assert one.selected == other.selected
         assert one.aggregate.tobytes() == other.aggregate.tobytes()
         assert settled(one.receipt) == settled(other.receipt)
+
+
+@every_masking
+def test_a_machine_s_faster_cipher_changes_nothing(masking, monkeypatch):
+    monkeypatch.setattr("ostraka.crypto.stream._LONG", 0)
+    results = []
+    for gcm in (False, True):
+        monkeypatch.setattr("ostraka.crypto.stream.gcm_is_faster", lambda gcm=gcm: gcm)
+        results.append(run_round(updates(), f=2, masking=masking, entropy=entropy(1)))
+    one, other = results
+    assert one.aggregate.tobytes() == other.aggregate.tobytes()
+    assert settled(one.receipt) == settled(other.receipt)
+    assert one.distance_error == other.distance_error
 
 
 def test_without_entropy_every_round_differs():

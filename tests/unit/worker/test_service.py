@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraka.config import MAX_TILE_VALUES, Manifest, Terms, Tiling
+from ostraka.config import MAX_PIECE_VALUES, Manifest, Terms, Tiling
 from ostraka.core.gram import NumpyKernel
 from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import PendingChannel
@@ -438,7 +438,7 @@ BAD_IN_AN_ATTEMPT = {
         offer=encode(Attempt(9, worker=IMPOSTOR.public).offer)
     ),
     "an offer of more rows than any memory holds": lambda a: EnclaveSays(
-        offer=encode(Attempt(9, rows=MAX_TILE_VALUES, tile=1).offer)
+        offer=encode(Attempt(9, rows=MAX_PIECE_VALUES, tile=1).offer)
     ),
     "a share twice": lambda a: EnclaveSays(share=encode(a.tile(0))),
     "a share beyond the last": lambda a: EnclaveSays(share=encode(replace(a.tile(1), index=99))),
@@ -645,9 +645,9 @@ def test_no_bytes_end_a_session(messages):
     assert all(each.WhichOneof("what") == "sorry" for each in said[1:])
 
 
-@given(st.integers(1, MAX_TILE_VALUES), st.integers(1, 2**18))
+@given(st.integers(1, MAX_PIECE_VALUES), st.integers(1, 2**18))
 def test_every_share_fits_into_a_message(rows, tile):
-    rows = min(rows, MAX_TILE_VALUES // tile)
+    rows = min(rows, MAX_PIECE_VALUES // tile)
     size = SealedGroups(Tiling(tile, tile), rows, 8).size(0)
     frame = len(encode(ShareTile(bytes(32), 0, b""))) + 100
     assert size + frame <= LARGEST_MESSAGE == 40 * 2**20

@@ -24,7 +24,7 @@ class Founded:
     abandon: what its first round follows, if it goes on for an enclave that was lost.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/founded/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/founded/v5"
 
     receipt_key: Key
     charter: Charter
@@ -49,7 +49,7 @@ class TakenOver:
 class Adopted:
     """A new revision of the federation holds, from the next round on."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/adopted/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/adopted/v5"
 
     charter: Charter
 
@@ -58,7 +58,7 @@ class Adopted:
 class Published:
     """A round is over. state: digest of the model and the optimiser's moments after it."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/ledger/published/v4"
+    LABEL: ClassVar[bytes] = b"ostraka/ledger/published/v5"
 
     certified: Certified
     state: Digest

@@ -101,9 +101,6 @@ def _explained(path: Path) -> Iterator[None]:
         raise StateError(path, f"{failed.strerror}: check its disk") from None
 
 
-_VALUE_BYTES = 4
-
-
 class Spool:
     """The uploads of one round that found no room in memory, closed after it.
 
@@ -116,6 +113,7 @@ class Spool:
 
     def __init__(self, folder: Path, *, terms: Terms, rows: int, limit: int) -> None:
         self._tiling = terms.tiling
+        self._value_bytes = terms.format.dtype.itemsize
         self._rows = rows
         self._room = limit
         self._limit = limit
@@ -164,7 +162,7 @@ class Spool:
             raise LocalProtocolError(f"there are {self._rows} rows; got {rows}")
 
     def _size(self, index: int) -> int:
-        return self._tiling.size(index) * _VALUE_BYTES + TAG_BYTES
+        return self._tiling.size(index) * self._value_bytes + TAG_BYTES
 
     def _offset(self, index: int, row: int) -> int:
         # Only the last tile may be shorter, and nothing follows it.

@@ -4,15 +4,17 @@ Whether a tile is accepted depends on its own row alone. The sketch's secrets ar
 rows, and so nothing that anybody sees before the round is closed may depend on them (ADR 15).
 """
 
-import math
 from threading import Lock
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float32
+from ostraka.arrays import Buffer, Float32, UInt8
 from ostraka.core import loops
+from ostraka.core.uploads import INT8
 from ostraka.crypto.updates import TileOpener
 from ostraka.errors import Rejection, UpdateRejected
+from ostraka.messages import UpdateHeader
+from ostraka.protocol.confirm import leaf
 from ostraka.protocol.enclave.cohort import RoundContext, Row
 from ostraka.protocol.enclave.folding import Folds, scale_of
 from ostraka.protocol.enclave.keeping import Keeping
@@ -37,17 +39,16 @@ class Arrivals:
             self._sketches = np.zeros(shape, np.float32)
 
     def begin(
-        self, client: str, upload_id: bytes, header: bytes, opener: TileOpener, norm: float
+        self, header: UpdateHeader, opener: TileOpener, norm: float, step: float
     ) -> "Arrival":
-        """A place for this client's row. Raises StorageFull.
-
-        header: the leaf of its signed header in the cohort's tree.
-        """
+        """A place for this client's row. Raises StorageFull. norm, step: as its header states."""
+        client = header.client
         number = self._rows[client]
         sketch = self._sketches[number] if self.folds is not None else None
         if sketch is not None:
             sketch.fill(0)  # of an upload that this one replaces
-        row = Row(client, upload_id, header, norm, self.keeping.place(number, opener), sketch)
+        values = self.keeping.place(number, opener, step)
+        row = Row(client, header.upload_id, leaf(header), norm, step, values, sketch)
         return Arrival(row, opener, self)
 
 
@@ -88,8 +89,7 @@ class Arrival:
             room = kept.room(index)
             self._opener.open_into(index, ciphertext, room)
             kept.keep(index, ciphertext)
-            self._absorb(index, room.view("<f4"))
-            if (reason := self._flaw(index, room.view("<f4"))) is not None:
+            if (reason := self._absorb(index, room)) is not None:
                 self.spoilt = reason
                 self._drop()
                 raise UpdateRejected(self.row.client, reason)
@@ -107,21 +107,39 @@ class Arrival:
         self._open = False
         self.row.values.free()
 
-    def _absorb(self, index: int, values: Float32) -> None:
-        common, row = self._common, self.row
-        if common.folds is None or row.sketch is None:
-            self._squares += loops.squares(values)
-        else:
-            self._squares += loops.absorb(values, *common.folds.of(index), self._scale, row.sketch)
+    def _absorb(self, index: int, opened: UInt8) -> Rejection | None:
+        """Add a tile to what is known of the row. What is wrong with it, if anything is."""
+        common, keeping = self._common, self._common.keeping
+        raw = opened.view(keeping.format.dtype)
+        flaw = keeping.format.tile_flaw(raw)
+        if flaw is not None:
+            return flaw
+        values = keeping.widened(raw, self.row.step, keeping.wide(len(raw)))
+        squares = self._fold(index, values)
+        self._squares += INT8.square(raw) if keeping.format.integers else squares
         if common.last is not None:
-            row.along += loops.dot(values, common.last[common.tiling.part(index)])
-
-    def _flaw(self, index: int, values: Float32) -> Rejection | None:
-        """What is wrong with the row so far. One that is already too long cannot become shorter."""
-        norm, stated = math.sqrt(self._squares) if self._squares >= 0 else math.nan, self.row.norm
-        last = index == self._common.tiling.count - 1
-        least = stated * (1 - _NORM_TOLERANCE) if last else 0.0
+            self.row.along += loops.dot(values, common.last[common.tiling.part(index)])
+        least, most = self._bounds(last=index == common.tiling.count - 1)
         # Written as a positive condition: a NaN fails it.
-        if least <= norm <= stated * (1 + _NORM_TOLERANCE):
+        if least <= self._squares <= most:
             return None
         return Rejection.FALSE_NORM if np.isfinite(values).all() else Rejection.NOT_FINITE
+
+    def _fold(self, index: int, values: Float32) -> float:
+        """The squares of a tile, which is folded on the way, if there is a sketch."""
+        folds, sketch = self._common.folds, self.row.sketch
+        if folds is None or sketch is None:
+            return loops.squares(values)
+        return loops.absorb(values, *folds.of(index), self._scale, sketch)
+
+    def _bounds(self, *, last: bool) -> tuple[float, float]:
+        """The least and the most that the squares of all values so far may sum to.
+
+        Those of integers are exact. A row that is already too long cannot become shorter.
+        """
+        norm, step = self.row.norm, self.row.step
+        if self._common.keeping.format.integers:
+            stated = INT8.stated_square(norm, step)
+            return (stated if last else 0), stated
+        least = (norm * (1 - _NORM_TOLERANCE)) ** 2 if last else 0.0
+        return least, (norm * (1 + _NORM_TOLERANCE)) ** 2

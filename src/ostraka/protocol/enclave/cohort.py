@@ -55,15 +55,16 @@ class RoundContext:
 class Row:
     """One client's upload: its place in every matrix of the round.
 
-    header: the leaf of its signed header in the cohort's tree. values: where they are. sketch: (m,)
-    what they are folded to, at the scale `scale_of(norm)`. along: the inner product with the last
-    aggregate.
+    header: the leaf of its signed header in the cohort's tree. step: of integers, 0 for others.
+    values: where they are. sketch: (m,) what they are folded to, at the scale `scale_of(norm)`.
+    along: the inner product with the last aggregate.
     """
 
     client: str
     upload_id: bytes
     header: bytes
     norm: float = field(repr=False)
+    step: float = field(repr=False)
     values: Kept = field(repr=False)
     sketch: Float32 | None = field(repr=False)
     along: float = field(default=0.0, repr=False)

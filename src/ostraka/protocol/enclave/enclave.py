@@ -64,12 +64,13 @@ class Enclave:
         """The key under which offers and receipts are signed."""
         return self._identity.public
 
-    def open_round(self, memory: Memory, spool: Spool | None = None) -> "Intake":
+    def open_round(self, memory: Memory | None = None, spool: Spool | None = None) -> "Intake":
         """A round under a fresh key and a random id, after the last receipt.
 
-        memory: for its rows, which no other round may use meanwhile. spool: for what finds no room.
+        memory: for its rows, which no other round may use meanwhile; its own unless given. spool:
+        for what finds no room there.
         """
-        keeping = Keeping(self._federation, memory, spool, self._entropy)
+        keeping = Keeping(self._federation, memory or Memory(), spool, self._entropy)
         return Intake(
             RoundContext(
                 federation=self._federation,
@@ -138,6 +139,7 @@ class Enclave:
     def _continue(
         self, head: Receipt | Abandon | None, state: ServerState, electors: Federation
     ) -> None:
+        state = optimiser.frozen(state)
         promised = head.model if head is not None else first_model(self._federation)
         if promised != vector_digest(state.model):
             raise LocalProtocolError("this model is not the one of the last receipt or the charter")

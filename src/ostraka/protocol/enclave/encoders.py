@@ -9,8 +9,8 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, Float32, Float64, UInt32, cut
 from ostraka.config import Tiling
-from ostraka.core import exact, field, gaussian, leakage
-from ostraka.core.exact import Freivalds, Quantised
+from ostraka.core import exact, field, gaussian, leakage, loops
+from ostraka.core.exact import Freivalds
 from ostraka.core.gaussian import Agreement
 from ostraka.core.gram import add_gram, from_gram, gram_error
 from ostraka.crypto.aead import KEY_BYTES
@@ -22,6 +22,9 @@ from ostraka.protocol.enclave.rows import DEVIATIONS, RowReader
 # The norm of a sketch is random around that of its row. Halved, it stays within the unit ball that
 # law 6 is for: m >= 4,096 columns make a norm of twice the row's a matter of 100 deviations.
 _SKETCH_SHRINK = 0.5
+
+# Products of integers are exact, and a distance in the unit ball is rounded a few times.
+_INTEGER_DEVIATION = 2.0**-48
 
 
 @dataclass(frozen=True)
@@ -78,14 +81,25 @@ class Auditor(Protocol):
 
 
 class ExactEncoder:
-    """Laws 7 to 11. One attempt: fresh masks, dither and challenge."""
+    """Laws 7 to 11. One attempt: fresh masks, dither and challenge.
+
+    Rows that are integers (law 19) are masked as they are, in their own steps, without dither.
+    """
 
     value_type: np.dtype[Any] = np.dtype("<u4")
     answer_has_diagonal = True
 
-    def __init__(self, reader: RowReader, seed: bytes, factors: Float64, norms: Float64) -> None:
+    def __init__(
+        self,
+        reader: RowReader,
+        seed: bytes,
+        factors: Float64,
+        norms: Float64,
+        *,
+        integers: bool = False,
+    ) -> None:
         """seed: of the leading mask. norms: (n,) of the rows to come, within 2^-10. factors: (n,)
-        to the unit ball.
+        to the unit ball. integers: rows are loaded in units of their own steps.
         """
         terms, entropy = reader.terms, reader.entropy
         self._reader = reader
@@ -93,12 +107,13 @@ class ExactEncoder:
         self._collusion = terms.workers // 2
         self.shares_per_row = 2 * self._collusion
         self._columns = columns = reader.columns
-        self._steps = exact.step(norms, columns.length)
-        self._scales = exact.scale(self._steps)
+        self._integers = integers
+        self._steps = reader.steps if integers else exact.step(norms, columns.length)
+        self._scales = exact.scale(np.ones_like(norms) if integers else self._steps)
         self._s, self._v = np.zeros((2, len(norms)), np.int64)
         self._leading = LeadingGram(len(norms), columns) if terms.workers % 2 == 0 else None
         mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [seed]
-        dither_key = entropy(KEY_BYTES)
+        dither_key = None if integers else entropy(KEY_BYTES)
         challenge, shape = _challenge(reader), (columns.group, columns.tile)
         self._lanes = [
             _Lane(shape, mask_keys, dither_key, Freivalds(challenge, columns.tile))
@@ -115,8 +130,8 @@ class ExactEncoder:
         self._lanes[lane].load(values, self._scales[rows.start : rows.stop])
 
     def shares(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
-        """Laws 7 and 8 for one tile of some rows."""
-        return self._lanes[lane].shares(index, rows)
+        """Laws 7 and 8 for one tile of some rows, and the sums of law 11."""
+        return self._lanes[lane].shares(index, rows, witnessed=self._reader.terms.verify)
 
     def witness(self, lane: int, rows: range) -> None:
         scratch, part = self._lanes[lane], slice(rows.start, rows.stop)
@@ -124,8 +139,6 @@ class ExactEncoder:
         self._v[part] += scratch.v
         if self._leading is not None:
             self._leading.keep(rows, scratch.leading)
-        if self._reader.terms.verify:
-            scratch.check.add(rows.start, scratch.q.signed)
 
     def end_tile(self) -> None:
         first, *others = (lane.check for lane in self._lanes)
@@ -149,11 +162,13 @@ class ExactEncoder:
             self._reader.reject(row, Rejection.FALSE_NORM)
         steps = self._steps * self._factors
         products = exact.products(field.signed(residues), steps, self._s, self._v)
+        if self._integers:
+            return Decoded(products, np.array(_INTEGER_DEVIATION))
         deviation = exact.deviation(from_gram(products), steps, self._columns.length)
         return Decoded(products, DEVIATIONS * deviation)
 
     def audited(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
-        shares = self.shares(lane, index, rows)
+        shares = self._lanes[lane].shares(index, rows, witnessed=False)
         leading = [self._lanes[lane].leading] if self._leading is None else []
         return [*shares, *leading]
 
@@ -203,39 +218,46 @@ class _Lane:
     """One lane's memory and streams."""
 
     def __init__(
-        self, shape: tuple[int, int], mask_keys: list[bytes], dither_key: bytes, check: Freivalds
+        self,
+        shape: tuple[int, int],
+        mask_keys: list[bytes],
+        dither_key: bytes | None,
+        check: Freivalds,
     ) -> None:
-        """shape: (g, b), of the largest group."""
+        """shape: (g, b), of the largest group. dither_key: None for integers, which need none."""
         t = len(mask_keys)
         self._masks = [SecretStream(key) for key in mask_keys]
-        self._dither = SecretStream(dither_key)
-        self._quantised = Quantised.empty(*shape)
-        self._dither_words = np.empty(shape, np.uint16)
+        self._dither = None if dither_key is None else SecretStream(dither_key)
+        self._dither_words = np.zeros(shape, np.uint16)
         self._mask_words = np.empty((t, *shape), np.uint32)
         self._share_words = np.empty((2 * t, *shape), np.uint32)
         self.check = check
 
     def load(self, values: Sequence[Float32], scales: Float32) -> None:
-        """Rows, (b,) each, in units of their steps."""
-        self.q = self._quantised.cut(len(values), len(values[0]))
-        for row, scale, out in zip(values, scales, self.q.real, strict=True):
-            np.multiply(row, scale, out=out)
+        """Take rows, (b,) each, and what turns them into units of their steps."""
+        self._values, self._scales = values, scales
 
-    def shares(self, index: int, rows: range) -> Sequence[UInt32]:
-        """The shares of what was loaded, quantised with the dither that belongs to it."""
-        shape, stream = self.q.real.shape, mask_stream(index, rows)
+    def shares(self, index: int, rows: range, *, witnessed: bool) -> Sequence[UInt32]:
+        """The shares of what was loaded, quantised with the dither that belongs to it.
+
+        witnessed: add to the sums of law 11, too.
+        """
+        shape, stream = (len(self._values), len(self._values[0])), mask_stream(index, rows)
         dither = cut(self._dither_words, *shape)
-        self._dither.seek(stream)
-        self._dither.fill(dither)
-        self.s, self.v = exact.quantise_loaded(dither, self.q)
-        masks = [cut(words, *shape) for words in self._mask_words]
+        if self._dither is not None:
+            self._dither.seek(stream)
+            self._dither.fill(dither)
+        masks = cut(self._mask_words, len(self._masks), *shape)
         for source, mask in zip(self._masks, masks, strict=True):
             source.seek(stream)
             source.uniform_into(mask, field.P)
         self.leading = masks[-1]
-        shares = [cut(words, *shape) for words in self._share_words]
-        exact.shares(self.q.residues, masks, shares, self.q.real.view(np.uint32))
-        return shares
+        shares: UInt32 = cut(self._share_words, 2 * len(masks), *shape)
+        challenge, sums = self.check.expect(rows) if witnessed else (None, None)
+        self.s, self.v = loops.share(
+            self._values, self._scales, dither, masks, shares, challenge=challenge, sums=sums
+        )
+        return list(shares)
 
 
 def _challenge(reader: RowReader) -> UInt32:

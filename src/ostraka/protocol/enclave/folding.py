@@ -33,8 +33,9 @@ class Folds:
 
     def of(self, index: int) -> tuple[UInt8, UInt32]:
         """The bits of the signs, and the shifts, of one tile."""
-        blocks = sketch.blocks(self._tiling.size(index), self.m)
-        return self._bits[index], self._shifts[index, :blocks]
+        size = self._tiling.size(index)
+        blocks = sketch.blocks(size, self.m)
+        return self._bits[index, : -(-size // 8)], self._shifts[index, :blocks]
 
 
 def scale_of(norm: float) -> float:

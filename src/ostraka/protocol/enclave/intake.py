@@ -1,7 +1,5 @@
 """Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`."""
 
-import math
-
 from ostraka.attestation.claims import Binding
 from ostraka.crypto import updates
 from ostraka.crypto.aead import TAG_BYTES
@@ -10,12 +8,10 @@ from ostraka.crypto.identity import check_signature
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import LocalProtocolError, NotEnrolled, OpenError, Rejection, UpdateRejected
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile, vector_digest
-from ostraka.protocol.confirm import leaf
 from ostraka.protocol.enclave.arrival import Arrival, Arrivals
 from ostraka.protocol.enclave.cohort import Cohort, RoundContext, Standing
-from ostraka.protocol.enclave.keeping import VALUE_BYTES, Keeping
+from ostraka.protocol.enclave.keeping import Keeping
 
-_SMALLEST_NORM = 2.0**-149  # of a float32 vector that is not zero
 _MOST_UPLOADS = 64  # of one client in one round, each replacing an incomplete one
 
 
@@ -99,7 +95,7 @@ class Intake:
             raise UpdateRejected(client, Rejection.LATE)
         if arrival.row.upload_id != tile.upload_id:
             raise UpdateRejected(client, Rejection.DUPLICATE)
-        if tile.index > arrival.next:
+        if tile.index > arrival.next and arrival.spoilt is None:
             raise OpenError("tile")
         arrival.take(tile.index, tile.ciphertext)
 
@@ -112,7 +108,7 @@ class Intake:
 
     def sealed_size(self, index: int) -> int:
         """How many bytes a sealed tile has."""
-        return self._context.terms.tiling.size(index) * VALUE_BYTES + TAG_BYTES
+        return self._context.terms.tile_bytes(index) + TAG_BYTES
 
     @property
     def complete(self) -> frozenset[str]:
@@ -189,19 +185,15 @@ class Intake:
         if shape != (self._manifest, terms.dimension, terms.tile, terms.tiling.count):
             raise UpdateRejected(header.client, Rejection.WRONG_SHAPE)
         try:
-            opener, norm = updates.open_header(header, self._key)
+            opener, norm, step = updates.open_header(header, self._key)
         except OpenError:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
-        if not _possible_norm(norm, terms.dimension):
-            raise UpdateRejected(header.client, Rejection.BAD_NORM)
+        if (flaw := terms.format.header_flaw(norm, step, terms.dimension)) is not None:
+            raise UpdateRejected(header.client, flaw)
         if (replaced := self._uploads.get(header.client)) is not None:
             replaced.end()
-        return self._arrivals.begin(header.client, header.upload_id, leaf(header), opener, norm)
+        return self._arrivals.begin(header, opener, norm, step)
 
     def _fits(self, tile: UpdateTile) -> bool:
         size = self._rest if tile.index == self._last else self._whole
         return 0 <= tile.index <= self._last and len(tile.ciphertext) == size
-
-
-def _possible_norm(norm: float, d: int) -> bool:
-    return norm == 0 or _SMALLEST_NORM <= norm <= 2.0**128 * math.sqrt(d)

@@ -24,15 +24,13 @@ from typing import Protocol
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.arrays import Buffer, Float32, UInt8
+from ostraka.arrays import AnyArray, Buffer, Float32, UInt8
 from ostraka.config import Federation
 from ostraka.crypto.aead import KEY_BYTES, nonce
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.stream import SecretStream
 from ostraka.crypto.updates import TileOpener
 from ostraka.errors import LocalProtocolError, OpenError, StorageFull
-
-VALUE_BYTES = 4
 
 
 class Spool(Protocol):
@@ -59,6 +57,9 @@ class Kept(Protocol):
     def read(self, index: int, out: Float32) -> Float32:
         """Piece `index`, in `out` or as a view of where it lies. Raises OpenError if it changed."""
 
+    def integers(self, index: int, out: Float32) -> Float32:
+        """The same of a row of integers, in units of its step."""
+
     def free(self) -> None:
         """Give its room back."""
 
@@ -66,7 +67,7 @@ class Kept(Protocol):
 class Memory:
     """Room for resident rows. budget: how many bytes of the machine's memory they may take."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int = 2**62) -> None:
         self._budget = budget
         self._space: UInt8 = np.empty(0, np.uint8)
 
@@ -105,26 +106,44 @@ class Keeping:
     ) -> None:
         terms, rows = federation.terms, len(federation.clients)
         self.tiling, self.pieces = terms.tiling, federation.pieces
+        self.format, self.value_bytes = terms.format, terms.format.dtype.itemsize
         self.entropy = entropy
         self._spool = spool
-        self._rooms = memory.rooms(rows, terms.dimension * VALUE_BYTES, entropy)
+        self._rooms = memory.rooms(rows, terms.dimension * self.value_bytes, entropy)
         self._scratch = local()
 
-    def place(self, row: int, opener: TileOpener) -> Kept:
-        """A place for the row of the roster's client number `row`. Raises StorageFull."""
+    def place(self, row: int, opener: TileOpener, step: float = 0.0) -> Kept:
+        """A place for the row of the roster's client number `row`. Raises StorageFull.
+
+        step: that integers are counted in.
+        """
         if self._rooms:
             room = self._rooms.pop()
-            return _Resident(room, self, lambda: self._rooms.append(room))
+            return _Resident(room, step, self, lambda: self._rooms.append(room))
         if self._spool is None:
             raise StorageFull("there is no room for another update in memory, and no spool")
-        return _Spooled(row, opener, self._spool, self)
+        return _Spooled(row, step, opener, self._spool, self)
 
-    def scratch(self) -> UInt8:
-        """Memory for one tile, of this thread's own."""
-        if not hasattr(self._scratch, "tile"):
-            self._scratch.tile = np.empty(self.tiling.size(0) * VALUE_BYTES, np.uint8)
-        tile: UInt8 = self._scratch.tile
-        return tile
+    def widened(self, raw: AnyArray, step: float, out: Float32) -> Float32:
+        """Values (b,) as float32: in `out`, or where they are if that is what they are."""
+        if raw.dtype == out.dtype:
+            return raw
+        self.format.widen(raw, step, out[: len(raw)])
+        return out[: len(raw)]
+
+    def tile(self) -> UInt8:
+        """Memory for one tile as it was sealed, of this thread's own."""
+        return self._own("tile", self.tiling.tile * self.value_bytes)
+
+    def wide(self, size: int) -> Float32:
+        """Memory for `size` values of a tile, of this thread's own."""
+        return self._own("wide", self.tiling.tile * 4).view("<f4")[:size]
+
+    def _own(self, name: str, size: int) -> UInt8:
+        if not hasattr(self._scratch, name):
+            setattr(self._scratch, name, np.empty(size, np.uint8))
+        space: UInt8 = getattr(self._scratch, name)
+        return space
 
 
 class _Resident:
@@ -132,29 +151,38 @@ class _Resident:
 
     resident = True
 
-    def __init__(self, room: UInt8, keeping: Keeping, give_back: Callable[[], None]) -> None:
+    def __init__(
+        self, room: UInt8, step: float, keeping: Keeping, give_back: Callable[[], None]
+    ) -> None:
         self._room = room
-        self._values: Float32 = room.view("<f4")
-        self._tiling, self._pieces = keeping.tiling, keeping.pieces
+        self._values: AnyArray = room.view(keeping.format.dtype)
+        self._step = step
+        self._keeping = keeping
         self._give_back = give_back
 
     def __repr__(self) -> str:
         return "_Resident(<secret>)"
 
     def room(self, index: int) -> UInt8:
-        part = self._tiling.part(index)
-        return self._room[part.start * VALUE_BYTES : part.stop * VALUE_BYTES]
+        part, each = self._keeping.tiling.part(index), self._keeping.value_bytes
+        return self._room[part.start * each : part.stop * each]
 
     def keep(self, index: int, ciphertext: Buffer) -> None:
         """It is where it belongs."""
 
     def read(self, index: int, out: Float32) -> Float32:
-        return self._values[self._pieces.part(index)]
+        return self._keeping.widened(self._raw(index), self._step, out)
+
+    def integers(self, index: int, out: Float32) -> Float32:
+        return self._keeping.widened(self._raw(index), 1.0, out)
 
     def free(self) -> None:
-        self._room = self._values = np.empty(0, np.uint8).view("<f4")
+        self._room = self._values = np.empty(0, np.uint8)
         self._give_back()
         self._give_back = _freed
+
+    def _raw(self, index: int) -> AnyArray:
+        return self._values[self._keeping.pieces.part(index)]
 
 
 def _freed() -> None:
@@ -166,13 +194,16 @@ class _Spooled:
 
     resident = False
 
-    def __init__(self, row: int, opener: TileOpener, spool: Spool, keeping: Keeping) -> None:
+    def __init__(
+        self, row: int, step: float, opener: TileOpener, spool: Spool, keeping: Keeping
+    ) -> None:
         self._row = row
+        self._step = step
         self._opener = opener
         self._spool = spool
         self._keeping = keeping
-        self._tiling, self._pieces = keeping.tiling, keeping.pieces
-        self._together = self._tiling.tile // self._pieces.tile
+        self._piece_bytes = keeping.pieces.tile * keeping.value_bytes
+        self._together = keeping.tiling.tile // keeping.pieces.tile
         self._cipher = AESGCM(keeping.entropy(KEY_BYTES))
         self._marks: dict[int, bytes] = {}  # GMACs, by piece
 
@@ -180,29 +211,36 @@ class _Spooled:
         return "_Spooled(<secret>)"
 
     def room(self, index: int) -> UInt8:
-        return self._keeping.scratch()[: self._tiling.size(index) * VALUE_BYTES]
+        return self._keeping.tile()[: self._keeping.tiling.size(index) * self._keeping.value_bytes]
 
     def keep(self, index: int, ciphertext: Buffer) -> None:
         self._spool.write(self._row, index, ciphertext)
-        opened, size = self.room(index), self._pieces.tile * VALUE_BYTES
+        opened, size = self.room(index), self._piece_bytes
         for number, start in enumerate(range(0, len(opened), size)):
             piece = index * self._together + number
             self._marks[piece] = self._mark(piece, opened[start : start + size])
 
     def read(self, index: int, out: Float32) -> Float32:
-        tile, number = divmod(index, self._together)
-        size = self._pieces.size(index)
-        values = out[:size]
-        start = number * self._pieces.tile * VALUE_BYTES
-        sealed = self._spool.read(self._row, tile, start, size * VALUE_BYTES)
+        return self._keeping.widened(self._raw(index, out), self._step, out)
+
+    def integers(self, index: int, out: Float32) -> Float32:
+        return self._keeping.widened(self._raw(index, out), 1.0, out)
+
+    def free(self) -> None:
+        """Its file is deleted with the round's."""
+
+    def _raw(self, index: int, out: Float32) -> AnyArray:
+        """Piece `index` as it was sealed: in `out`, if it is of that type."""
+        (tile, number), size = divmod(index, self._together), self._keeping.pieces.size(index)
+        dtype = self._keeping.format.dtype
+        values = out[:size] if dtype == out.dtype else np.empty(size, dtype)
+        start = number * self._piece_bytes
+        sealed = self._spool.read(self._row, tile, start, values.nbytes)
         self._opener.open_part(tile, start, sealed, values)
         if not compare_digest(self._marks[index], self._mark(index, values)):
             raise OpenError("tile")
         return values
 
-    def free(self) -> None:
-        """Its file is deleted with the round's."""
-
-    def _mark(self, piece: int, values: UInt8 | Float32) -> bytes:
+    def _mark(self, piece: int, values: AnyArray) -> bytes:
         # Marks never leave the enclave, so computing one twice under a nonce shows nothing.
         return self._cipher.encrypt(nonce(piece), b"", values.data.cast("B"))

@@ -31,6 +31,17 @@ class Lanes:
 
         self._all(lane_work, self.count)
 
+    def map(self, work: Callable[[int], T], items: Iterable[int]) -> list[T]:
+        """Return work(item) of every item, in order."""
+        given, done = list(items), dict[int, T]()
+
+        def each(_: int, group: range) -> None:
+            for at in group:
+                done[at] = work(given[at])
+
+        self.groups(len(given), 1, each)
+        return [done[at] for at in range(len(given))]
+
     def batches(self, items: Iterable[T], work: Callable[[int, int, T], None]) -> None:
         """Call work(lane, index, item) for every item, `count` items at a time."""
         numbered = enumerate(items)

@@ -14,7 +14,7 @@ from typing import NoReturn
 import numpy as np
 
 from ostraka.arrays import AnyArray, Float32, Float64
-from ostraka.config import Member
+from ostraka.config import Member, Terms
 from ostraka.core.gram import from_upper
 from ostraka.crypto.aead import KEY_BYTES, SealedGroups
 from ostraka.crypto.channel import Channel, PendingChannel
@@ -128,6 +128,7 @@ class Masking:
         self._channels = channels
         self._names = names
         self._sketches = reader.sketches() if reader.terms.sketch else None
+        self._integers = takes_integers(reader.terms)
         self._encoder: Encoder | None = None
         self._encoded = 0
         self._decoded = False
@@ -175,7 +176,7 @@ class Masking:
     def _values(self, lane: int, index: int, rows: range) -> Sequence[Float32]:
         """What is masked in tile `index` of some rows, (b,) each."""
         if self._sketches is None:
-            return self._reader.read(lane, index, rows)
+            return self._reader.read(lane, index, rows, integers=self._integers)
         return list(self._sketches[rows.start : rows.stop, self._columns.part(index)])
 
     def _make_encoder(self) -> Encoder:
@@ -184,7 +185,7 @@ class Masking:
             factors, norms = np.ones_like(factors), _norms(self._sketches)
         if self._gaussian:
             return GaussianEncoder(self._reader, factors)
-        return ExactEncoder(self._reader, self._seed, factors, norms)
+        return ExactEncoder(self._reader, self._seed, factors, norms, integers=self._integers)
 
     def _encode_tile(
         self, encoder: Encoder, index: int, sealed: list[memoryview]
@@ -221,6 +222,11 @@ class Masking:
         if (flaw := encoder.flaw(upper)) is not None:
             raise WorkerError(name, flaw)
         return from_upper(upper, n, diagonal=diagonal)
+
+
+def takes_integers(terms: Terms) -> bool:
+    """Whether rows are masked as the integers that clients have sent, and not widened before."""
+    return terms.format.integers and terms.masking == "exact" and not terms.sketch
 
 
 def _norms(rows: Float32) -> Float64:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from ostraka import merkle
 from ostraka.arrays import Float32
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
@@ -18,8 +19,9 @@ from ostraka.core.rules import Columnwise, Plan
 from ostraka.encoding import UNSIGNED, Digest, Id, pack
 from ostraka.errors import Rejection
 from ostraka.messages import SIMULATION, Proposal, Receipt, RejectedClient, vector_digest
-from ostraka.protocol.confirm import cohort_root, outcome_digest
+from ostraka.protocol.confirm import outcome_digest
 from ostraka.protocol.enclave.cohort import Cohort
+from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.rows import Measured
 
 NO_AGGREGATE = bytes(32)  # of a null step
@@ -69,16 +71,18 @@ class Proposed:
         return self.pending.receipt
 
 
-def propose(cohort: Cohort, measured: Measured, plan: Plan, aggregate: Float32) -> Proposed:
+def propose(
+    cohort: Cohort, measured: Measured, plan: Plan, aggregate: Float32, lanes: Lanes | None = None
+) -> Proposed:
     """Advance the model by the aggregate, and sign the outcome. Raises for a second time."""
-    context = cohort.context
+    context, lanes = cohort.context, lanes or Lanes()
     context.publication.claim()
     state = optimiser.advance(context.state, aggregate, context.terms.optimiser)
     selected = tuple(cohort.rows[row].client for row in plan.selected)
     receipt = _receipt(
         cohort,
-        state,
-        aggregate=vector_digest(aggregate),
+        model=vector_digest(state.model, lanes.map),
+        aggregate=vector_digest(aggregate, lanes.map),
         selected=selected,
         note=plan.note,
         by=measured.by,
@@ -94,28 +98,35 @@ def propose(cohort: Cohort, measured: Measured, plan: Plan, aggregate: Float32) 
     )
 
 
-def propose_null_step(cohort: Cohort, measured: Measured, failure: str) -> Proposed:
+def propose_null_step(
+    cohort: Cohort, measured: Measured, failure: str, lanes: Lanes | None = None
+) -> Proposed:
     """Sign that the rule could not stand: an outcome like any other, that changes no model.
 
     If the number were free again instead, a host could ask it as often as it likes, each time with
     other rows, whether the rule stands on them. So it takes as long as any other, too: the same
     work is done for nothing.
     """
-    context = cohort.context
+    context, lanes = cohort.context, lanes or Lanes()
     context.publication.claim()
     nothing = np.zeros(context.terms.dimension, np.float32)
-    optimiser.advance(context.state, nothing, context.terms.optimiser)
-    vector_digest(nothing)
+    after = optimiser.advance(context.state, nothing, context.terms.optimiser)
+    for vector in (nothing, after.model):  # The model that is kept was hashed for the offer.
+        vector_digest(vector, lanes.map)
     receipt = _receipt(
-        cohort, context.state, aggregate=NO_AGGREGATE, failure=failure, by=measured.by
+        cohort,
+        model=vector_digest(context.state.model),
+        aggregate=NO_AGGREGATE,
+        failure=failure,
+        by=measured.by,
     )
     return Proposed(_pending(cohort, receipt), context.state, nothing, rejected=_rejected(cohort))
 
 
 def _receipt(
     cohort: Cohort,
-    state: ServerState,
     *,
+    model: bytes,
     aggregate: bytes,
     by: str,
     failure: str = "",
@@ -134,8 +145,8 @@ def _receipt(
             evidence=context.evidence,
             failure=failure,
             aggregate=aggregate,
-            model=vector_digest(state.model),
-            cohort=cohort_root([row.header for row in cohort.rows]),
+            model=model,
+            cohort=merkle.root([row.header for row in cohort.rows]),
             participants=len(cohort.alive),
             kept=len(selected),
             rejected=tuple(RejectedClient(client, reason) for client, reason in rejected.items()),

@@ -63,6 +63,7 @@ class RowReader:
         self.rows = cohort.rows
         self.lanes = lanes
         self.norms = np.array([row.norm for row in cohort.rows])
+        self.steps = np.array([row.step for row in cohort.rows])
         self.clip = self.terms.clipping_norm(self.norms)
         # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
         # scales short rows with the federation, and long ones down to the sphere.
@@ -76,21 +77,24 @@ class RowReader:
         """Call work(lane, rows) for all rows, as many at a time as have their masks together."""
         self.lanes.groups(len(self.rows), self.columns.group, work)
 
-    def read(self, lane: int, index: int, rows: range) -> list[Float32]:
+    def read(self, lane: int, index: int, rows: range, *, integers: bool = False) -> list[Float32]:
         """A piece of some rows, (b,) each: views of the rows, or of the lane's scratch memory.
 
-        Raises UpdateRejected for a row that has changed: measure anew without it.
+        integers: in units of the rows' steps. Raises UpdateRejected for a row that has changed:
+        measure anew without it.
         """
         return [
-            self._read(row, index, out) for row, out in zip(rows, self._space[lane], strict=False)
+            self._read(row, index, out, integers=integers)
+            for row, out in zip(rows, self._space[lane], strict=False)
         ]
 
-    def _read(self, row: int, index: int, out: Float32) -> Float32:
+    def _read(self, row: int, index: int, out: Float32, *, integers: bool) -> Float32:
         if row in self._absent:
             return self._zeros[: self.columns.size(index)]
         member = self.rows[row]
         with unchanged(self._cohort, member):
-            return member.values.read(index, out)
+            values = member.values
+            return values.integers(index, out) if integers else values.read(index, out)
 
     def sketches(self) -> Float32:
         """The rows' sketches in the unit ball, (n, m)."""

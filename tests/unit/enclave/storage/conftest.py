@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ostraka import merkle
 from ostraka.config import Federation, Manifest, Member, Tensor, Terms
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.identity import Identity
@@ -22,7 +23,7 @@ from ostraka.messages import (
     genesis,
     vector_digest,
 )
-from ostraka.protocol.confirm import Ballot, cohort_root, confirm, outcome_digest
+from ostraka.protocol.confirm import Ballot, confirm, outcome_digest
 from ostraka.protocol.enclave import Pending
 
 AUTHORITY = Identity(b"a" * 32)
@@ -81,7 +82,7 @@ class Life:
             failure="",
             aggregate=bytes(32),
             model=vector_digest(after.model),
-            cohort=cohort_root(LEAVES),
+            cohort=merkle.root(LEAVES),
             participants=3,
             kept=3,
             rejected=(),

@@ -289,3 +289,15 @@ def test_client_momentum_has_its_older_name_too_and_is_signed(stage, tmp_path, n
     assert facts["command"].endswith("--client-momentum 0.75")
     signed = federation_file.load_charter(folder.federation / "federation.charter").federation
     assert signed.terms.client_momentum == 0.75
+
+
+def test_the_format_of_uploads_is_signed_and_on_record(stage, tmp_path):
+    stage()
+    assert run(f"train {SMALL} --upload int8 --out here").exit_code == 0
+    folder = RunFolder(tmp_path / "here")
+    experiment, facts = folder.load()
+    assert experiment.upload == "int8"
+    assert facts["command"].endswith("--upload int8")
+    signed = federation_file.load_charter(folder.federation / "federation.charter").federation
+    assert signed.terms.upload == "int8"
+    assert "did you mean int8?" in run(f"train {SMALL} --upload int").output

@@ -1,0 +1,236 @@
+"""The loops over all values of a round, in C where the package was built with a compiler.
+
+There are two of each, native.c and its twin in numpy, and they give the same bits for every input,
+but for the payload of a NaN. So a round's results do not depend on which one runs. The environment
+variable OSTRAKA_NATIVE=0 chooses numpy.
+
+Arrays are contiguous and aligned unless stated otherwise, and an array that is written overlaps no
+other; anything else is a LocalProtocolError.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
+from ostraka.core.loops import native, twin
+from ostraka.core.loops.twin import UInt8, UInt16
+from ostraka.errors import LocalProtocolError
+
+# Exact masking makes 2t shares of t masks.
+MAX_MASKS = 3
+# Sums of the squares of this many 16-bit integers are exact in float64.
+MAX_WIDTH = 1 << 22
+
+Kind: TypeAlias = Literal["float16", "bfloat16", "int8"]
+
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
+_UINT8, _UINT16, _UINT32 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32)
+_INT8 = np.dtype(np.int8)
+
+
+class _Loops(Protocol):
+    """What the twin and the library have in common."""
+
+    def dot(self, x: Float32, y: Float32) -> float: ...
+
+    def squares(self, values: Float32) -> float: ...
+
+    def absorb(
+        self, values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32
+    ) -> float: ...
+
+    def add_rows(self, rows: Sequence[Float32], weights: Float64, total: Float64) -> None: ...
+
+    def share(
+        self,
+        values: Sequence[Float32],
+        scales: Float32,
+        dither: UInt16,
+        masks: UInt32,
+        shares: UInt32,
+        *,
+        challenge: Float64 | None,
+        sums: Float64 | None,
+    ) -> tuple[Int64, Int64]: ...
+
+    def keep_bits(self, words: UInt32, mask: int) -> int: ...
+
+    def limbs(self, residues: UInt32, high: Float64, both: Float64, low: Float64) -> None: ...
+
+    def widen_float16(self, raw: UInt16, out: Float32) -> None: ...
+
+    def widen_bfloat16(self, raw: UInt16, out: Float32) -> None: ...
+
+    def widen_int8(self, raw: AnyArray, step: float, out: Float32) -> None: ...
+
+
+_native = native.load() if os.environ.get("OSTRAKA_NATIVE") != "0" else None
+_loops: _Loops = twin if _native is None else _native
+NATIVE: Final = _native is not None
+
+
+def kind() -> str:
+    """Returns which loops run: "native (avx512)", or another instruction set, or "numpy"."""
+    return "numpy" if _native is None else f"native ({_native.level})"
+
+
+def squares(values: Float32) -> float:
+    """Returns the sum of the squares of (b,) values in float64: `dot` with itself."""
+    _check("values", values, _FLOAT32, (_length("values", values),))
+    return _loops.squares(values)
+
+
+def dot(values: Float32, other: Float32) -> float:
+    """Returns the inner product of two rows (b,) in float64, in a fixed order of additions.
+
+    A NaN or an infinity in either gives one, or a NaN.
+    """
+    _check("values", values, _FLOAT32, (_length("values", values),))
+    _check("other", other, _FLOAT32, values.shape)
+    return _loops.dot(values, other)
+
+
+def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32) -> float:
+    """Folds a tile of one row into its sketch by law 12. Returns its `squares`, without the scale.
+
+    values: (b,). bits: (ceil(b / 8),), the highest of a byte first; 1 turns a value's sign.
+    shifts: (ceil(b / m),). sketch: (m,), which values times float32(scale) are added to in float32,
+    in the order of blocks.
+    """
+    width, m = _length("values", values), _length("sketch", sketch)
+    _check("values", values, _FLOAT32, (width,))
+    _check("sketch", sketch, _FLOAT32, (m,), written=True)
+    if not m:
+        raise LocalProtocolError("a sketch has at least one value")
+    _check("bits", bits, _UINT8, (-(-width // 8),))
+    _check("shifts", shifts, _UINT32, (-(-width // m),))
+    return _loops.absorb(values, bits, shifts, float(scale), sketch)
+
+
+def add_rows(rows: Sequence[Float32], weights: Float64, total: Float64) -> None:
+    """Adds weights[i] rows[i] to `total`, in float64 and in the order of rows.
+
+    rows: n arrays (b,), anywhere in memory. weights: (n,). total: (b,).
+    """
+    _check("total", total, _FLOAT64, (_length("total", total),), written=True)
+    _check("weights", weights, _FLOAT64, (len(rows),))
+    for row in rows:
+        _check("rows", row, _FLOAT32, total.shape)
+    _loops.add_rows(rows, weights, total)
+
+
+def share(
+    values: Sequence[Float32],
+    scales: Float32,
+    dither: UInt16,
+    masks: UInt32,
+    shares: UInt32,
+    *,
+    challenge: Float64 | None = None,
+    sums: Float64 | None = None,
+) -> tuple[Int64, Int64]:
+    """Quantises a group of rows by law 7, and makes their shares by law 8.
+
+    Returns their parts of s and of 2^32 v, (g,), exact. `ostraka.core.exact` has the laws.
+
+    values: g rows (b,), anywhere in memory, b <= 2^22. scales: (g,). dither: (g, b) secret uniform
+    words, used once. masks: (t, g, b) residues R_1 ... R_t, used once. shares: (2t, g, b), set to
+    those at the points 1, -1, ..., t, -t. In units of delta / 2^16, a value that is a NaN or not
+    within 2^31 counts as -2^31.
+
+    challenge: (g, 2) integers within 2^30, and sums: (2, b) or wider, to which law 11's products
+    with q are added. Sums of 192 products stay exact.
+    """
+    rows, width = _plane("dither", dither)
+    if width > MAX_WIDTH:
+        raise LocalProtocolError(f"a tile has at most {MAX_WIDTH} values; got {width}")
+    t = len(masks)
+    if not 1 <= t <= MAX_MASKS:
+        raise LocalProtocolError(f"there are 1 to {MAX_MASKS} masks; got {t}")
+    for row in values:
+        _check("values", row, _FLOAT32, (width,))
+    _check("scales", scales, _FLOAT32, (len(values),))
+    _check("dither", dither, _UINT16, (len(values), width))
+    _check("masks", masks, _UINT32, (t, rows, width))
+    _check("shares", shares, _UINT32, (2 * t, rows, width), written=True)
+    if (challenge is None) != (sums is None):
+        raise LocalProtocolError("a challenge needs sums, and sums a challenge")
+    if challenge is not None and sums is not None:
+        _check("challenge", challenge, _FLOAT64, (rows, 2))
+        reach = max(width, _plane("sums", sums)[1])
+        _check("sums", sums, _FLOAT64, (2, reach), written=True)
+    return _loops.share(values, scales, dither, masks, shares, challenge=challenge, sums=sums)
+
+
+def keep_bits(words: UInt32, mask: int) -> int:
+    """Keeps the bits of `mask` in all words (n,), and returns the greatest of the results, or 0."""
+    _check("words", words, _UINT32, (_length("words", words),), written=True)
+    if not 0 <= mask < 1 << 32:
+        raise LocalProtocolError(f"a mask has 32 bits; got {mask}")
+    return _loops.keep_bits(words, mask)
+
+
+def limbs(residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:
+    """Cuts residues 2^16 h + l and sets h, h + l and l, each (n, b), for a product by BLAS.
+
+    residues: (n, b), which may be some columns of a larger array.
+    """
+    shape = _plane("residues", residues)
+    words = residues.dtype == _UINT32 and residues.flags.aligned
+    if not words or (shape[1] > 1 and residues.strides[1] != _UINT32.itemsize):
+        raise LocalProtocolError("residues are uint32, and adjacent within a row")
+    for name, out in (("high", high), ("both", both), ("low", low)):
+        _check(name, out, _FLOAT64, shape, written=True)
+    _loops.limbs(residues, high, both, low)
+
+
+def widen(raw: AnyArray, kind: Kind, out: Float32, step: float = 1.0) -> None:
+    """Sets `out` (b,) to the values of a shorter type. It is exact, but for int8 times a step.
+
+    raw: (b,) uint16 that hold float16 or bfloat16, or int8, which count in multiples of
+    float32(step).
+    """
+    _check("out", out, _FLOAT32, (_length("out", out),), written=True)
+    _check("raw", raw, _INT8 if kind == "int8" else _UINT16, out.shape)
+    if kind == "int8":
+        _loops.widen_int8(raw, float(step), out)
+    elif kind == "bfloat16":
+        _loops.widen_bfloat16(raw, out)
+    elif kind == "float16":
+        _loops.widen_float16(raw, out)
+    else:
+        raise LocalProtocolError(f"no such type of values: {kind!r}")
+
+
+def _length(what: str, array: Any) -> int:
+    if not isinstance(array, np.ndarray) or array.ndim != 1:
+        raise LocalProtocolError(f"{what} must be an array of one dimension")
+    return len(array)
+
+
+def _plane(what: str, array: Any) -> tuple[int, int]:
+    if not isinstance(array, np.ndarray) or array.ndim != 2:
+        raise LocalProtocolError(f"{what} must be an array of rows")
+    rows, width = array.shape
+    return rows, width
+
+
+def _check(
+    what: str,
+    array: Any,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    *,
+    written: bool = False,
+) -> None:
+    """Raises LocalProtocolError for an array whose memory is not what the loops take it for."""
+    if isinstance(array, np.ndarray) and array.dtype == dtype and array.shape == shape:
+        flags = array.flags
+        if flags.c_contiguous and flags.aligned and (flags.writeable or not written):
+            return
+    got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+    how = "contiguous, aligned" + (", writeable" if written else "")
+    raise LocalProtocolError(f"{what} must be {how} {dtype} {shape}; got {got}")

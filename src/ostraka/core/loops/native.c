@@ -1,0 +1,477 @@
+/* The loops of `ostraka.core.loops` in C, each equal to its numpy twin to the bit (ADR 0017).
+ *
+ * Nothing here allocates, keeps state, reads a clock or knows a key. Python has checked types,
+ * shapes and alignment before a pointer gets here, so sizes are true, and no array that is written
+ * overlaps another one.
+ *
+ * Floating-point sums have one order, which the code states: sums are made in LANES separate
+ * places, value k in place k mod LANES, which are then added up in halves. The compiler may use
+ * vectors of any width for that and get the same bits. It must not contract a product and a sum
+ * into one rounding: -ffp-contract=off. Everything else is integers, or float64 sums of integers
+ * that stay below 2^53, and these are exact in any order.
+ *
+ * A loop is written once, as NAME_body, and compiled for several instruction sets. The caller says
+ * which one to run, and asks `ostraka_level` first for what the processor has.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define ABI 1
+#define LANES 128
+#define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
+#define SUMMED 16384 /* columns whose sums stay in the second cache; memory likes long runs */
+#define SHARED 512 /* columns, and rows, that are shared at a time, and stay in the first cache */
+#define TOGETHER 8
+#define P 0x7fffffffu
+
+#define EXPORT __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+
+enum { BASELINE, AVX2, AVX512 };
+
+/* Defines NAME(level, ...) from NAME_body(...). PARAMETERS and ARGUMENTS are in brackets. */
+#if defined(__x86_64__)
+#define TARGET_AVX2 __attribute__((target("avx2")))
+#define TARGET_AVX512                                                                              \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define LOOP(TYPE, NAME, PARAMETERS, ARGUMENTS)                                                    \
+    static TYPE NAME##_baseline PARAMETERS { return NAME##_body ARGUMENTS; }                       \
+    TARGET_AVX2 static TYPE NAME##_avx2 PARAMETERS { return NAME##_body ARGUMENTS; }               \
+    TARGET_AVX512 static TYPE NAME##_avx512 PARAMETERS { return NAME##_body ARGUMENTS; }           \
+    EXPORT TYPE ostraka_##NAME PARAMETERS                                                          \
+    {                                                                                              \
+        switch (level) {                                                                           \
+        case AVX512: return NAME##_avx512 ARGUMENTS;                                               \
+        case AVX2: return NAME##_avx2 ARGUMENTS;                                                   \
+        default: return NAME##_baseline ARGUMENTS;                                                 \
+        }                                                                                          \
+    }
+#else
+#define LOOP(TYPE, NAME, PARAMETERS, ARGUMENTS)                                                    \
+    EXPORT TYPE ostraka_##NAME PARAMETERS { return NAME##_body ARGUMENTS; }
+#endif
+
+EXPORT int32_t ostraka_abi(void) { return ABI; }
+
+/* Returns the widest instruction set that this processor and its system have. */
+EXPORT int32_t ostraka_level(void)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return AVX512;
+    if (__builtin_cpu_supports("avx2"))
+        return AVX2;
+#endif
+    return BASELINE;
+}
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Adds x[k] y[k] to sums[k mod LANES]. Four at a time need a quarter of the loads and stores. */
+INLINE void add_products(const float *x, const float *y, int64_t n, double *restrict sums)
+{
+    int64_t k = 0;
+    for (; k + 4 * LANES <= n; k += 4 * LANES)
+        for (int64_t lane = k; lane < k + LANES; lane++) {
+            double sum = sums[lane - k] + (double)x[lane] * (double)y[lane];
+            sum += (double)x[lane + LANES] * (double)y[lane + LANES];
+            sum += (double)x[lane + 2 * LANES] * (double)y[lane + 2 * LANES];
+            sums[lane - k] = sum + (double)x[lane + 3 * LANES] * (double)y[lane + 3 * LANES];
+        }
+    for (; k < n; k++)
+        sums[k % LANES] += (double)x[k] * (double)y[k];
+}
+
+INLINE double add_up(double *sums)
+{
+    for (int half = LANES / 2; half; half /= 2)
+        for (int lane = 0; lane < half; lane++)
+            sums[lane] += sums[lane + half];
+    return sums[0];
+}
+
+/* The inner product of x and y, each (n,). */
+INLINE double dot_body(int32_t level, const float *x, const float *y, int64_t n)
+{
+    double sums[LANES] = {0};
+    for (int64_t start = 0; start < n; start += CHUNK)
+        add_products(x + start, y + start, least(CHUNK, n - start), sums);
+    return add_up(sums);
+}
+
+LOOP(double, dot, (int32_t level, const float *x, const float *y, int64_t n), (level, x, y, n))
+
+/* The same of x and x, which are then widened once. */
+INLINE double squares_body(int32_t level, const float *x, int64_t n)
+{
+    return dot_body(level, x, x, n);
+}
+
+LOOP(double, squares, (int32_t level, const float *x, int64_t n), (level, x, n))
+
+/* out[i] += values[i] scale, with its sign turned where bit `first` + i is 1, the highest bit of a
+ * byte being the first. */
+static void add_signed_baseline(
+    const float *restrict values, const uint8_t *restrict bits, int64_t first, float scale,
+    int64_t n, float *restrict out)
+{
+    for (int64_t i = 0; i < n; i++) {
+        union { float real; uint32_t bits; } value = {values[i] * scale};
+        int64_t k = first + i;
+        value.bits ^= ((uint32_t)bits[k / 8] << (24 + k % 8)) & 0x80000000u;
+        out[i] += value.real;
+    }
+}
+
+#if defined(__x86_64__)
+/* The next two do the same, eight and sixteen at a time, and return how many they did. The bits of
+ * so many are among the 32 from the first one's byte on, and each lane shifts its own to the place
+ * of the sign. `end` is behind the last byte: nothing is read from there on. */
+typedef uint32_t unaligned_32 __attribute__((aligned(1), may_alias));
+#define WINDOW(place) (__builtin_bswap32(*(const unaligned_32 *)(place)))
+
+TARGET_AVX2 static int64_t add_signed_avx2(
+    const float *values, const uint8_t *bits, const uint8_t *end, int64_t first, float scale,
+    int64_t n, float *out)
+{
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i sign = _mm256_set1_epi32(INT32_MIN);
+    const __m256 factor = _mm256_set1_ps(scale);
+    int64_t i = 0;
+    for (; i + 8 <= n && bits + ((first + i) >> 3) + 4 <= end; i += 8) {
+        uint32_t window = WINDOW(bits + ((first + i) >> 3)) << (first & 7);
+        __m256i turned = _mm256_sllv_epi32(_mm256_set1_epi32((int32_t)window), lanes);
+        __m256 value = _mm256_mul_ps(_mm256_loadu_ps(values + i), factor);
+        value = _mm256_xor_ps(value, _mm256_castsi256_ps(_mm256_and_si256(turned, sign)));
+        _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), value));
+    }
+    return i;
+}
+
+TARGET_AVX512 static int64_t add_signed_avx512(
+    const float *values, const uint8_t *bits, const uint8_t *end, int64_t first, float scale,
+    int64_t n, float *out)
+{
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i sign = _mm512_set1_epi32(INT32_MIN);
+    const __m512 factor = _mm512_set1_ps(scale);
+    int64_t i = 0;
+    for (; i + 16 <= n && bits + ((first + i) >> 3) + 4 <= end; i += 16) {
+        uint32_t window = WINDOW(bits + ((first + i) >> 3)) << (first & 7);
+        __m512i turned = _mm512_sllv_epi32(_mm512_set1_epi32((int32_t)window), lanes);
+        __m512 value = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
+        value = _mm512_xor_ps(value, _mm512_castsi512_ps(_mm512_and_si512(turned, sign)));
+        _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), value));
+    }
+    return i;
+}
+#endif
+
+INLINE void add_signed(
+    int32_t level, const float *values, const uint8_t *bits, const uint8_t *end, int64_t first,
+    float scale, int64_t n, float *out)
+{
+    int64_t done = 0;
+#if defined(__x86_64__)
+    if (level == AVX512)
+        done = add_signed_avx512(values, bits, end, first, scale, n, out);
+    if (level == AVX2)
+        done = add_signed_avx2(values, bits, end, first, scale, n, out);
+#endif
+    add_signed_baseline(values + done, bits, first + done, scale, n - done, out + done);
+}
+
+/* Law 12: folds values (n,) into a sketch (m,), and returns their squares. A block's values go to
+ * consecutive places, from its shift on and then from zero. */
+INLINE double absorb_body(
+    int32_t level, const float *values, int64_t n, const uint8_t *bits, const uint32_t *shifts,
+    float scale, float *sketch, int64_t m)
+{
+    double sums[LANES] = {0};
+    const uint8_t *last = bits + (n + 7) / 8;
+    for (int64_t start = 0; start < n; start += CHUNK) {
+        int64_t end = least(start + CHUNK, n);
+        add_products(values + start, values + start, end - start, sums);
+        for (int64_t k = start; k < end;) {
+            int64_t offset = k % m, place = (offset + shifts[k / m]) % m;
+            int64_t run = least(end - k, least(m - offset, m - place));
+            add_signed(level, values + k, bits, last, k, scale, run, sketch + place);
+            k += run;
+        }
+    }
+    return add_up(sums);
+}
+
+LOOP(double, absorb,
+    (int32_t level, const float *values, int64_t n, const uint8_t *bits, const uint32_t *shifts,
+        float scale, float *sketch, int64_t m),
+    (level, values, n, bits, shifts, scale, sketch, m))
+
+INLINE void add_one(double weight, const float *restrict row, int64_t n, double *restrict total)
+{
+    for (int64_t k = 0; k < n; k++)
+        total[k] += weight * (double)row[k];
+}
+
+/* As `add_one` four times, with a quarter of the loads and stores of sums. */
+INLINE void add_four(
+    const double *weights, const float *restrict a, const float *restrict b,
+    const float *restrict c, const float *restrict d, int64_t n, double *restrict total)
+{
+    double wa = weights[0], wb = weights[1], wc = weights[2], wd = weights[3];
+    for (int64_t k = 0; k < n; k++) {
+        double sum = total[k] + wa * (double)a[k];
+        sum = sum + wb * (double)b[k];
+        sum = sum + wc * (double)c[k];
+        total[k] = sum + wd * (double)d[k];
+    }
+}
+
+/* Adds weights[i] rows[i] to total (n,), in the order of rows. */
+INLINE void add_rows_body(
+    int32_t level, const float *const *rows, const double *weights, int64_t count, int64_t n,
+    double *total)
+{
+    for (int64_t start = 0; start < n; start += SUMMED) {
+        int64_t size = least(SUMMED, n - start), row = 0;
+        double *part = total + start;
+        for (; row + 4 <= count; row += 4)
+            add_four(weights + row, rows[row] + start, rows[row + 1] + start, rows[row + 2] + start,
+                rows[row + 3] + start, size, part);
+        for (; row < count; row++)
+            add_one(weights[row], rows[row] + start, size, part);
+    }
+}
+
+LOOP(void, add_rows,
+    (int32_t level, const float *const *rows, const double *weights, int64_t count, int64_t n,
+        double *total),
+    (level, rows, weights, count, n, total))
+
+/* Law 7 for n values of a row: q, and their parts of s and of 2^32 v. What is no number in the
+ * range of int32 counts as its least one. */
+INLINE void quantise(
+    const float *restrict values, float scale, const uint16_t *restrict dither, int64_t n,
+    int32_t *restrict q, int64_t *s, int64_t *v)
+{
+    uint32_t spread_out[SHARED]; /* f (2^16 - f), at most 2^30 */
+    for (int64_t i = 0; i < n; i++) {
+        float real = __builtin_rintf(values[i] * scale);
+        int32_t fixed = (int32_t)(real >= -0x1p31f && real < 0x1p31f ? real : -0x1p31f);
+        uint32_t low = (uint32_t)fixed & 0xffff;
+        spread_out[i] = low * (0x10000 - low);
+        q[i] = (int32_t)((uint32_t)fixed + dither[i]) >> 16;
+    }
+    int64_t squares = 0, variance = 0;
+    for (int64_t i = 0; i < n; i++)
+        squares += (int64_t)(q[i] * q[i]);
+    for (int64_t i = 0; i < n; i++)
+        variance += (int64_t)spread_out[i];
+    *s += squares;
+    *v += variance;
+}
+
+INLINE uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+
+/* Sums and differences of residues. Of two candidates the wrong one has wrapped, and is huge. */
+INLINE uint32_t add(uint32_t a, uint32_t b) { return min_u32(a + b, a + b - P); }
+INLINE uint32_t sub(uint32_t a, uint32_t b) { return min_u32(a - b, a - b + P); }
+
+
+/* factor a by doubling, for the factors x and x x of the points x = 1, 2 and 3. */
+INLINE uint32_t times(uint32_t a, int factor)
+{
+    uint32_t two = add(a, a), four = add(two, two);
+    switch (factor) {
+    case 2: return two;
+    case 3: return add(two, a);
+    case 4: return four;
+    case 9: return add(add(four, four), a);
+    default: return a;
+    }
+}
+
+/* Law 8 at x and at -x, for n values. Of the t masks r1, r2, r3 only t are read. */
+INLINE void share_at(
+    int x, int t, const int32_t *restrict q, const uint32_t *restrict r1,
+    const uint32_t *restrict r2, const uint32_t *restrict r3, int64_t n, uint32_t *restrict plus,
+    uint32_t *restrict minus)
+{
+    for (int64_t i = 0; i < n; i++) {
+        /* As an unsigned number a negative q is huge, and q + p is its residue. */
+        uint32_t even = min_u32((uint32_t)q[i], (uint32_t)q[i] + P), odd = r1[i];
+        if (t > 1)
+            even = add(times(r2[i], x * x), even);
+        if (t > 2)
+            odd = add(times(r3[i], x * x), odd);
+        odd = times(odd, x);
+        plus[i] = add(even, odd);
+        minus[i] = sub(even, odd);
+    }
+}
+
+/* Law 11: sums[k] += weights[0] q[0][k] + weights[2] q[1][k] + ..., exact integers. */
+INLINE void witness(
+    const double *weights, const int32_t (*q)[SHARED], int64_t rows, int64_t n,
+    double *restrict sums)
+{
+    int64_t row = 0;
+    for (; row + 4 <= rows; row += 4) {
+        double wa = weights[2 * row], wb = weights[2 * row + 2];
+        double wc = weights[2 * row + 4], wd = weights[2 * row + 6];
+        for (int64_t i = 0; i < n; i++)
+            sums[i] += (wa * (double)q[row][i] + wb * (double)q[row + 1][i]) +
+                       (wc * (double)q[row + 2][i] + wd * (double)q[row + 3][i]);
+    }
+    for (; row < rows; row++)
+        for (int64_t i = 0; i < n; i++)
+            sums[i] += weights[2 * row] * (double)q[row][i];
+}
+
+/* Laws 7, 8 and 11 for a group of rows. t is 1, 2 or 3. challenge and sums may be absent.
+ *
+ * values: rows times (width,). dither: (rows, width). masks: (t, rows, width).
+ * shares: (2t, rows, width). challenge: (rows, 2). sums: (2, reach). s, v: (rows,), zeros at first.
+ * A few rows of a few columns are worked on at a time, so that q and the sums stay in the cache. */
+INLINE void share_of(
+    int t, const float *const *values, const float *scales, const uint16_t *dither,
+    const uint32_t *masks, uint32_t *shares, const double *challenge, double *sums, int64_t reach,
+    int64_t rows, int64_t width, int64_t *s, int64_t *v)
+{
+    int32_t q[TOGETHER][SHARED];
+    int64_t plane = rows * width;
+    for (int64_t start = 0; start < width; start += SHARED) {
+        int64_t n = least(SHARED, width - start);
+        for (int64_t first = 0; first < rows; first += TOGETHER) {
+            int64_t count = least(TOGETHER, rows - first);
+            for (int64_t row = first; row < first + count; row++) {
+                int64_t at = row * width + start;
+                int32_t *own = q[row - first];
+                const uint32_t *r1 = masks + at, *r2 = t > 1 ? r1 + plane : r1;
+                const uint32_t *r3 = t > 2 ? r2 + plane : r1;
+                quantise(values[row] + start, scales[row], dither + at, n, own, s + row, v + row);
+                uint32_t *plus = shares + at, *minus = plus + plane;
+                share_at(1, t, own, r1, r2, r3, n, plus, minus);
+                if (t > 1)
+                    share_at(2, t, own, r1, r2, r3, n, plus + 2 * plane, minus + 2 * plane);
+                if (t > 2)
+                    share_at(3, t, own, r1, r2, r3, n, plus + 4 * plane, minus + 4 * plane);
+            }
+            if (challenge) {
+                const double *weights = challenge + 2 * first;
+                witness(weights, (const int32_t(*)[SHARED])q, count, n, sums + start);
+                witness(weights + 1, (const int32_t(*)[SHARED])q, count, n, sums + reach + start);
+            }
+        }
+    }
+}
+
+INLINE void share_body(
+    int32_t level, int32_t t, const float *const *values, const float *scales,
+    const uint16_t *dither, const uint32_t *masks, uint32_t *shares, const double *challenge,
+    double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v)
+{
+    if (t == 1)
+        share_of(1, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
+            v);
+    else if (t == 2)
+        share_of(2, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
+            v);
+    else
+        share_of(3, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
+            v);
+}
+
+LOOP(void, share,
+    (int32_t level, int32_t t, const float *const *values, const float *scales,
+        const uint16_t *dither, const uint32_t *masks, uint32_t *shares, const double *challenge,
+        double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v),
+    (level, t, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s, v))
+
+/* Keeps the bits of `mask` in every word (n,), and returns the greatest of them, or 0. */
+INLINE uint32_t keep_bits_body(int32_t level, uint32_t *words, int64_t n, uint32_t mask)
+{
+    uint32_t greatest = 0;
+    for (int64_t i = 0; i < n; i++) {
+        words[i] &= mask;
+        greatest = words[i] > greatest ? words[i] : greatest;
+    }
+    return greatest;
+}
+
+LOOP(uint32_t, keep_bits, (int32_t level, uint32_t *words, int64_t n, uint32_t mask),
+    (level, words, n, mask))
+
+INLINE void limbs_of(
+    const uint32_t *restrict residues, int64_t n, double *restrict high, double *restrict both,
+    double *restrict low)
+{
+    for (int64_t i = 0; i < n; i++) {
+        int32_t above = (int32_t)(residues[i] >> 16), below = (int32_t)(residues[i] & 0xffff);
+        high[i] = (double)above;
+        both[i] = (double)(above + below);
+        low[i] = (double)below;
+    }
+}
+
+/* The limbs h, h + l and l of 2^16 h + l. residues: (rows, width), its rows `stride` apart. */
+INLINE void limbs_body(
+    int32_t level, const uint32_t *residues, int64_t rows, int64_t width, int64_t stride,
+    double *high, double *both, double *low)
+{
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t at = row * width;
+        limbs_of(residues + row * stride, width, high + at, both + at, low + at);
+    }
+}
+
+LOOP(void, limbs,
+    (int32_t level, const uint32_t *residues, int64_t rows, int64_t width, int64_t stride,
+        double *high, double *both, double *low),
+    (level, residues, rows, width, stride, high, both, low))
+
+/* float16 (n,) as float32. Shifted to their place, exponent and mantissa are those of a float32
+ * that is 2^112 too small, denormal ones included; only infinities and NaN are not. */
+INLINE void widen_float16_body(
+    int32_t level, const uint16_t *restrict raw, int64_t n, float *restrict out)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t magnitude = (uint32_t)(raw[i] & 0x7fff) << 13;
+        union { uint32_t bits; float real; } value = {magnitude};
+        value.real *= 0x1p112f;
+        value.bits = magnitude >= 0x0f800000u ? magnitude | 0x7f800000u : value.bits;
+        value.bits |= (uint32_t)(raw[i] & 0x8000) << 16;
+        out[i] = value.real;
+    }
+}
+
+LOOP(void, widen_float16, (int32_t level, const uint16_t *raw, int64_t n, float *out),
+    (level, raw, n, out))
+
+/* bfloat16 (n,) as float32: the upper half of its bits. */
+INLINE void widen_bfloat16_body(
+    int32_t level, const uint16_t *restrict raw, int64_t n, uint32_t *restrict out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = (uint32_t)raw[i] << 16;
+}
+
+LOOP(void, widen_bfloat16, (int32_t level, const uint16_t *raw, int64_t n, uint32_t *out),
+    (level, raw, n, out))
+
+/* int8 (n,) as float32, in multiples of `step`. */
+INLINE void widen_int8_body(
+    int32_t level, const int8_t *restrict raw, int64_t n, float step, float *restrict out)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = (float)raw[i] * step;
+}
+
+LOOP(void, widen_int8, (int32_t level, const int8_t *raw, int64_t n, float step, float *out),
+    (level, raw, n, step, out))

@@ -1,0 +1,145 @@
+"""The loops in C: loads `_native.so`, if the package was built with a compiler.
+
+Calls release the interpreter's lock. `ostraka.core.loops` has checked every argument, and so sizes,
+types and alignment are what native.c takes for granted.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
+from ostraka.core.loops.twin import UInt8, UInt16
+
+LIBRARY = Path(__file__).with_name("_native.so")
+LEVELS = ("baseline", "avx2", "avx512")
+
+_ABI = 1
+_LEVEL, _SIZE, _REAL, _WORD = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_uint32
+_AT = ctypes.c_void_p  # an array
+_SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "dot": (ctypes.c_double, (_AT, _AT, _SIZE)),
+    "squares": (ctypes.c_double, (_AT, _SIZE)),
+    "absorb": (ctypes.c_double, (_AT, _SIZE, _AT, _AT, _REAL, _AT, _SIZE)),
+    "add_rows": (None, (_AT, _AT, _SIZE, _SIZE, _AT)),
+    "share": (None, (_LEVEL, *[_AT] * 7, _SIZE, _SIZE, _SIZE, _AT, _AT)),
+    "keep_bits": (_WORD, (_AT, _SIZE, _WORD)),
+    "limbs": (None, (_AT, _SIZE, _SIZE, _SIZE, _AT, _AT, _AT)),
+    "widen_float16": (None, (_AT, _SIZE, _AT)),
+    "widen_bfloat16": (None, (_AT, _SIZE, _AT)),
+    "widen_int8": (None, (_AT, _SIZE, _REAL, _AT)),
+}
+_Start = ctypes.c_char * 0
+
+
+class Native:
+    """The functions of `twin`, for one instruction set."""
+
+    def __init__(self, library: ctypes.CDLL, level: int) -> None:
+        """level: an index of LEVELS, at most what `best` says."""
+        self.level, self._level = LEVELS[level], level
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = library[f"ostraka_{name}"]
+            function.restype, function.argtypes = result, (_LEVEL, *arguments)
+            setattr(self, f"_{name}", function)
+
+    _dot: Any
+    _squares: Any
+    _absorb: Any
+    _add_rows: Any
+    _share: Any
+    _keep_bits: Any
+    _limbs: Any
+    _widen_float16: Any
+    _widen_bfloat16: Any
+    _widen_int8: Any
+
+    def dot(self, x: Float32, y: Float32) -> float:
+        result: float = self._dot(self._level, _start(x), _start(y), len(x))
+        return result
+
+    def squares(self, values: Float32) -> float:
+        result: float = self._squares(self._level, _start(values), len(values))
+        return result
+
+    def absorb(
+        self, values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32
+    ) -> float:
+        places = _start(values), len(values), _start(bits), _start(shifts)
+        result: float = self._absorb(self._level, *places, scale, _start(sketch), len(sketch))
+        return result
+
+    def add_rows(self, rows: Sequence[Float32], weights: Float64, total: Float64) -> None:
+        size = len(rows), len(total)
+        self._add_rows(self._level, _starts(rows), _start(weights), *size, _start(total))
+
+    def share(
+        self,
+        values: Sequence[Float32],
+        scales: Float32,
+        dither: UInt16,
+        masks: UInt32,
+        shares: UInt32,
+        *,
+        challenge: Float64 | None,
+        sums: Float64 | None,
+    ) -> tuple[Int64, Int64]:
+        s, v = np.zeros((2, len(values)), np.int64)
+        arrays = [_start(each) for each in (scales, dither, masks, shares)]
+        check = [None if each is None else _start(each) for each in (challenge, sums)]
+        size = (0 if sums is None else sums.shape[1], *dither.shape)
+        places = (_starts(values), *arrays, *check, *size, _start(s), _start(v))
+        self._share(self._level, len(masks), *places)
+        return s, v
+
+    def keep_bits(self, words: UInt32, mask: int) -> int:
+        greatest: int = self._keep_bits(self._level, _start(words), len(words), mask)
+        return greatest
+
+    def limbs(self, residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:
+        size = (*residues.shape, residues.strides[0] // residues.itemsize)
+        parts = _start(high), _start(both), _start(low)
+        self._limbs(self._level, residues.ctypes.data, *size, *parts)
+
+    def widen_float16(self, raw: UInt16, out: Float32) -> None:
+        self._widen_float16(self._level, _start(raw), len(raw), _start(out))
+
+    def widen_bfloat16(self, raw: UInt16, out: Float32) -> None:
+        self._widen_bfloat16(self._level, _start(raw), len(raw), _start(out))
+
+    def widen_int8(self, raw: AnyArray, step: float, out: Float32) -> None:
+        self._widen_int8(self._level, _start(raw), len(raw), step, _start(out))
+
+
+def load(path: Path = LIBRARY) -> Native | None:
+    """Returns the loops for this processor, or None where there is no library for it.
+
+    A library of another version, which an old build has left, or one for another machine is none.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+        if library.ostraka_abi() != _ABI:
+            return None
+        return Native(library, best(library))
+    except (OSError, AttributeError):
+        return None
+
+
+def best(library: ctypes.CDLL) -> int:
+    """Returns the widest instruction set that this processor has, an index of LEVELS."""
+    level: int = library.ostraka_level()
+    return level
+
+
+def _start(array: Any) -> Any:
+    """Returns what ctypes passes as the array's address, quickly but for read-only arrays."""
+    if array.flags.writeable:
+        return _Start.from_buffer(array)
+    return _Start.from_address(array.ctypes.data)
+
+
+def _starts(arrays: Sequence[AnyArray]) -> Any:
+    return (_AT * len(arrays))(*[ctypes.addressof(_start(each)) for each in arrays])

@@ -1,0 +1,202 @@
+"""The loops in numpy: what they compute, stated once, and what runs where there is no compiler.
+
+native.c does the same to the bit. A sum of float64 is therefore made in one order, which BLAS does
+not have: value k is added to sum k mod 128, and the 128 sums are then added up in halves. Sums of
+integers below 2^53 are exact in any order, and BLAS makes those.
+
+`ostraka.core.loops` has checked every argument.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
+
+UInt8: TypeAlias = npt.NDArray[np.uint8]
+UInt16: TypeAlias = npt.NDArray[np.uint16]
+Int32: TypeAlias = npt.NDArray[np.int32]
+
+_LANES = 128
+# Values that are worked on at a time, so that temporaries stay in the cache.
+_CHUNK = 1 << 14
+_P = np.uint32(2**31 - 1)
+_LIMB = 16
+_ONE = 1 << 16
+_INT32 = 2.0**31
+
+
+def dot(x: Float32, y: Float32) -> float:
+    """Returns the inner product of two rows (b,), in float64."""
+    sums = np.zeros(_LANES)
+    _add_products(x, y, sums)
+    return _add_up(sums)
+
+
+def squares(values: Float32) -> float:
+    """Returns the inner product of a row (b,) with itself."""
+    return dot(values, values)
+
+
+def _add_products(x: Float32, y: Float32, sums: Float64) -> None:
+    space = np.empty(_LANES + min(_CHUNK, len(x)))
+    # An attacker's signalling NaN must not print a warning.
+    with np.errstate(all="ignore"):
+        for start in range(0, len(x), _CHUNK):
+            part = x[start : start + _CHUNK]
+            whole = _LANES + len(part) // _LANES * _LANES
+            space[:_LANES], products = sums, space[_LANES : _LANES + len(part)]
+            np.copyto(products, part)
+            np.multiply(products, y[start : start + _CHUNK], out=products)
+            # Along the first axis numpy adds row after row, beginning with the sums so far.
+            np.add.reduce(space[:whole].reshape(-1, _LANES), axis=0, out=sums)
+            rest = space[whole : _LANES + len(part)]
+            sums[: len(rest)] += rest
+
+
+def _add_up(sums: Float64) -> float:
+    with np.errstate(all="ignore"):
+        while len(sums) > 1:
+            half = len(sums) // 2
+            sums = sums[:half] + sums[half:]
+    return float(sums[0])
+
+
+def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32) -> float:
+    """Folds values (b,) into a sketch (m,) by law 12, and returns their squares."""
+    m = len(sketch)
+    turned = np.unpackbits(bits, count=len(values)).astype(np.uint32) << np.uint32(31)
+    with np.errstate(all="ignore"):
+        signed = values * np.float32(scale)
+        signed.view(np.uint32)[...] ^= turned
+        for block, shift in enumerate(shifts.tolist()):
+            part, place = signed[block * m : (block + 1) * m], shift % m
+            first, rest = part[: m - place], part[m - place :]
+            sketch[place : place + len(first)] += first
+            sketch[: len(rest)] += rest
+    return squares(values)
+
+
+def add_rows(rows: Sequence[Float32], weights: Float64, total: Float64) -> None:
+    """Adds weights[i] rows[i] to total (b,), in the order of rows."""
+    scratch = np.empty(min(_CHUNK, len(total)))
+    with np.errstate(all="ignore"):
+        for start in range(0, len(total), _CHUNK):
+            part = total[start : start + _CHUNK]
+            weighted = scratch[: len(part)]
+            for row, weight in zip(rows, weights, strict=True):
+                np.copyto(weighted, row[start : start + _CHUNK])
+                np.multiply(weighted, weight, out=weighted)
+                np.add(part, weighted, out=part)
+
+
+def share(
+    values: Sequence[Float32],
+    scales: Float32,
+    dither: UInt16,
+    masks: UInt32,
+    shares: UInt32,
+    *,
+    challenge: Float64 | None,
+    sums: Float64 | None,
+) -> tuple[Int64, Int64]:
+    """Makes the shares of a group of rows by laws 7 and 8, and law 11's sums."""
+    fixed = _rounded(values, scales, dither.shape)
+    v = _variance(fixed)
+    np.add(fixed, dither, out=fixed, casting="unsafe")
+    np.right_shift(fixed, _LIMB, out=fixed)
+    q = fixed.astype(np.float64)
+    if challenge is not None and sums is not None:
+        # Two products with a vector each: for one product with two rows BLAS copies the matrix.
+        for place, weights in enumerate(np.ascontiguousarray(challenge.T)):
+            sums[place, : q.shape[1]] += weights @ q
+    residues, scratch = fixed.view(np.uint32), np.empty(fixed.shape, np.uint32)
+    # As an unsigned number a negative q is huge, and q + p is its residue.
+    np.minimum(residues, np.add(residues, _P, out=scratch), out=residues)
+    _shares(residues, masks, shares, scratch)
+    return _squares(q), v
+
+
+def _rounded(values: Sequence[Float32], scales: Float32, shape: tuple[int, ...]) -> Int32:
+    """Returns what law 7 rounds to. What is no number in the range of int32 counts as -2^31."""
+    real = np.empty(shape, np.float32)
+    with np.errstate(all="ignore"):
+        for row, scale, out in zip(values, scales, real, strict=True):
+            np.multiply(row, scale, out=out)
+        np.rint(real, out=real)
+        # Written as a positive condition, for NaN.
+        if real.size and not (real.min() >= -_INT32 and real.max() < _INT32):
+            real[~((real >= -_INT32) & (real < _INT32))] = -_INT32
+        return real.astype(np.int32)
+
+
+def _variance(fixed: Int32) -> Int64:
+    """Returns the row sums of f (2^16 - f) = 2^30 - (f - 2^15)^2, f the low 16 bits."""
+    # Read as a signed number they are f - 2^15, once their top bit is flipped.
+    low = fixed.astype(np.int16)
+    np.bitwise_xor(low, np.int16(-_ONE // 2), out=low)
+    variance: Int64 = fixed.shape[1] * (_ONE // 2) ** 2 - _squares(low.astype(np.float64))
+    return variance
+
+
+def _squares(integers: Float64) -> Int64:
+    """Sums squares by row. It is exact: 2^22 squares of 16-bit integers sum to 2^52 at most."""
+    squares: Int64 = np.vecdot(integers, integers).astype(np.int64)
+    return squares
+
+
+def _shares(q: UInt32, masks: UInt32, shares: UInt32, scratch: UInt32) -> None:
+    t = len(masks)
+    for x in range(1, t + 1):
+        even = q if t < 2 else _plus(_times(masks[1], x * x, scratch), q, scratch)
+        odd = masks[0] if t < 3 else _plus(_times(masks[2], x * x, scratch), masks[0], scratch)
+        odd = odd if x == 1 else _times(odd, x, scratch)
+        plus, minus = shares[2 * x - 2], shares[2 * x - 1]
+        np.minimum(np.add(even, odd, out=plus), np.subtract(plus, _P, out=scratch), out=plus)
+        np.minimum(np.subtract(even, odd, out=minus), np.add(minus, _P, out=scratch), out=minus)
+
+
+def _plus(a: UInt32, b: UInt32, scratch: UInt32) -> UInt32:
+    """Returns a + b modulo p, in the memory of a. Of two candidates the wrong one is huge."""
+    np.add(a, b, out=a)
+    np.subtract(a, _P, out=scratch)
+    return np.minimum(a, scratch, out=a)
+
+
+def _times(a: UInt32, factor: int, scratch: UInt32) -> UInt32:
+    """Returns factor * a modulo p by doubling, in new memory."""
+    product = a.copy()
+    for bit in f"{factor:b}"[1:]:
+        _plus(product, product, scratch)
+        if bit == "1":
+            _plus(product, a, scratch)
+    return product
+
+
+def keep_bits(words: UInt32, mask: int) -> int:
+    """Keeps the bits of `mask` in every word (n,), and returns the greatest of them, or 0."""
+    np.bitwise_and(words, np.uint32(mask), out=words)
+    return int(np.maximum.reduce(words, initial=0))
+
+
+def limbs(residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:
+    """Sets the limbs h, h + l and l, each (n, b), of 2^16 h + l."""
+    np.copyto(high, residues >> np.uint32(_LIMB))
+    np.copyto(low, residues & np.uint32((1 << _LIMB) - 1))
+    np.add(high, low, out=both)
+
+
+def widen_float16(raw: UInt16, out: Float32) -> None:
+    with np.errstate(all="ignore"):
+        np.copyto(out, raw.view(np.float16))
+
+
+def widen_bfloat16(raw: UInt16, out: Float32) -> None:
+    np.left_shift(raw, np.uint32(16), out=out.view(np.uint32))
+
+
+def widen_int8(raw: AnyArray, step: float, out: Float32) -> None:
+    with np.errstate(all="ignore"):
+        np.multiply(raw, np.float32(step), out=out, dtype=np.float32)

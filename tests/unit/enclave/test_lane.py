@@ -1,0 +1,388 @@
+"""Lanes: frames go into one memory, each call decides about its own, and TLS is TLS there too."""
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from ostraka.client.connection import Connection, Patience
+from ostraka.client.upload import Upload
+from ostraka.config import Member
+from ostraka.enclave.front import Front
+from ostraka.enclave.lane import Lane, LaneBroken, Tickets
+from ostraka.errors import ConfigError, OpenError, StorageFull
+from ostraka.transport import LANE, LENGTH, TICKET_BYTES
+
+PATIENCE_S = 60.0
+SIZE, COUNT = 100, 5
+TILES = [bytes([index]) * SIZE for index in range(COUNT)]
+FRAMES = [LENGTH.pack(SIZE) + tile for tile in TILES]
+
+
+class Kept:
+    """What has arrived of one upload. fails: raised in place of taking this tile."""
+
+    size = SIZE
+
+    def __init__(self, fails: dict[int, Exception] | None = None) -> None:
+        self.tiles: list[bytes] = []
+        self.memory: set[int] = set()
+        self.gate = threading.Event()
+        self.gate.set()
+        self.taking = threading.Event()
+        self._fails = fails or {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self.tiles) == COUNT
+
+    def take(self, ciphertext: memoryview) -> None:
+        self.taking.set()
+        assert self.gate.wait(PATIENCE_S)
+        self.memory.add(id(ciphertext.obj))
+        if len(self.tiles) in self._fails:
+            raise self._fails[len(self.tiles)]
+        self.tiles.append(bytes(ciphertext))
+
+
+def run(work: Callable[[Tickets], Awaitable[None]], *, idle_s: float = PATIENCE_S) -> None:
+    async def main() -> None:
+        with Tickets(2, idle_s=idle_s) as tickets:
+            await work(tickets)
+
+    asyncio.run(main())
+
+
+def connected(lane: Lane, gone: Callable[[], None] = lambda: None) -> socket.socket:
+    """The peer's side of a connection that has shown the ticket."""
+    near, far = socket.socketpair()
+    far.settimeout(PATIENCE_S)
+    lane.connect(near, gone)
+    return far
+
+
+def test_tiles_arrive_in_order_and_in_one_memory():
+    kept, gone = Kept(), []
+
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(kept, None) as lane, connected(lane, lambda: gone.append(1)) as far:
+            far.sendall(b"".join(FRAMES))
+            await lane.received()
+            assert far.recv(1) == b""
+
+    run(work)
+    assert (kept.tiles, len(kept.memory), gone) == (TILES, 1, [1])
+
+
+def test_a_ticket_is_known_once_and_only_while_its_call_lasts():
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(Kept(), None) as one, tickets.issue(Kept(), None) as two:
+            assert len({one.ticket, two.ticket, bytes(TICKET_BYTES)}) == 3
+            assert len(one.ticket) == TICKET_BYTES
+            assert one.ticket.hex() not in repr(one)
+            assert tickets.claim(bytes(TICKET_BYTES)) is None
+            assert tickets.claim(one.ticket) is one
+            assert tickets.claim(one.ticket) is None
+        assert tickets.claim(two.ticket) is None
+
+    run(work)
+
+
+def test_a_connection_that_comes_as_its_call_ends_is_closed():
+    gone: list[int] = []
+
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(Kept(), None) as lane:
+            far = connected(lane, lambda: gone.append(1))
+        with far:
+            assert far.recv(1) == b""
+
+    run(work)
+    assert gone == [1]
+
+
+def test_a_connection_that_never_comes_is_not_waited_for():
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(Kept(), None) as lane, pytest.raises(TimeoutError):
+            await lane.received()
+
+    run(work, idle_s=0.05)
+
+
+FAULTS: dict[str, tuple[bytes, type[Exception]]] = {
+    "an end before the first frame": (b"", LaneBroken),
+    "an end within a length": (FRAMES[0] + b"\0\0", LaneBroken),
+    "an end within a tile": (FRAMES[0] + FRAMES[1][:-1], LaneBroken),
+    "an end between two frames": (FRAMES[0], LaneBroken),
+    "a frame that is too long": (FRAMES[0] + LENGTH.pack(SIZE + 1) + bytes(SIZE + 1), OpenError),
+    "a frame that is too short": (FRAMES[0] + LENGTH.pack(SIZE - 1) + bytes(SIZE - 1), OpenError),
+    "a frame of nothing": (FRAMES[0] + LENGTH.pack(0), OpenError),
+    "a frame without end": (FRAMES[0] + b"\xff" * 4, OpenError),
+}
+
+
+@pytest.mark.parametrize("sentence", FAULTS)
+def test_a_fault_ends_the_call_and_what_came_before_it_counts(sentence):
+    said, error = FAULTS[sentence]
+    kept = Kept()
+
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(kept, None) as lane, connected(lane) as far:
+            far.sendall(said)
+            far.shutdown(socket.SHUT_WR)
+            with pytest.raises(error):
+                await lane.received()
+            with suppress(ConnectionResetError):
+                assert far.recv(1) == b""
+
+    run(work)
+    assert kept.tiles == TILES[: len(said) // len(FRAMES[0])][:1]
+
+
+def test_what_the_enclave_refuses_is_what_the_call_ends_with():
+    kept = Kept({3: StorageFull("no room")})
+
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(kept, None) as lane, connected(lane) as far:
+            far.sendall(b"".join(FRAMES))
+            with pytest.raises(StorageFull):
+                await lane.received()
+
+    run(work)
+    assert kept.tiles == TILES[:3]
+
+
+@pytest.mark.parametrize("said", [b"", FRAMES[0], FRAMES[0] + FRAMES[1][:50]])
+def test_a_silent_peer_is_not_waited_for(said):
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(Kept(), None) as lane, connected(lane) as far:
+            far.sendall(said)
+            with pytest.raises(TimeoutError):
+                await lane.received()
+
+    run(work, idle_s=0.1)
+
+
+def test_a_call_that_is_cancelled_waits_for_the_tile_in_hand():
+    """The client's next call begins then, and nothing must arrive behind its back."""
+    kept = Kept()
+
+    async def work(tickets: Tickets) -> None:
+        kept.gate.clear()
+        with tickets.issue(kept, None) as lane, connected(lane) as far:
+            far.sendall(b"".join(FRAMES))
+            receiving = asyncio.create_task(lane.received())
+            await asyncio.to_thread(kept.taking.wait, PATIENCE_S)
+            receiving.cancel()
+            await asyncio.sleep(0.05)
+            assert not receiving.done()
+            kept.gate.set()
+            with pytest.raises(asyncio.CancelledError):
+                await receiving
+            before = len(kept.tiles)
+            await asyncio.sleep(0.05)
+            assert len(kept.tiles) == before
+
+    run(work)
+
+
+def test_a_cancelled_call_wakes_a_thread_that_waits_for_its_peer():
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(Kept(), None) as lane, connected(lane) as far:
+            receiving = asyncio.create_task(lane.received())
+            await asyncio.sleep(0.05)
+            receiving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await receiving
+            assert far.recv(1) == b""
+
+    run(work)
+    assert not [each for each in threading.enumerate() if each.name.startswith("ostraka-lane")]
+
+
+# At the door.
+
+
+@pytest.mark.parametrize("party", [None, Member("client-1", bytes(32))])
+def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path, party):
+    kept = Kept()
+
+    def connect(port: int, stack: ExitStack) -> socket.socket:
+        return stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+
+    async def work(tickets: Tickets) -> None:
+        with (
+            Front(4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets) as front,
+            tickets.issue(kept, party) as lane,
+            ExitStack() as stack,
+        ):
+            front.pass_on_to(front.back_address(), 1)  # where nobody is
+            port = front.listen("127.0.0.1:0")
+            ours = connect(port, stack)
+            ours.sendall(LANE + lane.ticket + FRAMES[0])
+            receiving = asyncio.create_task(lane.received())
+            await asyncio.to_thread(kept.taking.wait, PATIENCE_S)
+            for _ in range(6):
+                connect(port, stack)
+            await asyncio.sleep(0.05)
+            if party is None:
+                with pytest.raises(LaneBroken):
+                    await receiving
+            else:
+                ours.sendall(b"".join(FRAMES[1:]))
+                await receiving
+
+    run(work)
+    assert kept.complete is (party is not None)
+
+
+# TLS.
+
+
+@contextmanager
+def secured(start: Any, certificate: Any, **settings: Any) -> Iterator[tuple[Any, Path]]:
+    service = start(clients=5, dimension=1000, run=False, settings={"tile": 128, **settings})
+    public, private = certificate
+    (service.root / "tls.pem").write_bytes(public)
+    (service.root / "tls.key").write_bytes(private)
+    (service.root / "tls.key").chmod(0o600)
+    service.set(tls_certificate="tls.pem", tls_key="tls.key")
+    service.start()
+    service.wait_for("RoundOpened")
+    yield service, service.root / "tls.pem"
+
+
+@contextmanager
+def client_of(service: Any, ca: Path, speaker_of: Any) -> Iterator[tuple[Connection, Any]]:
+    """A connection as this package makes it, and a client by hand that speaks over it."""
+    with Connection(
+        f"localhost:{service.port}",
+        tls_ca=ca,
+        patience=Patience(PATIENCE_S),
+        tell=lambda event: None,
+    ) as connection:
+        yield connection, speaker_of(service, connection.stub)
+
+
+@pytest.fixture
+def by_hand(speaker):
+    """A client by hand over any stub."""
+
+    def make(service: Any, stub: Any) -> Any:
+        made = speaker(service, 1, greets=False)
+        made.stub = stub
+        return made
+
+    return make
+
+
+UPDATE = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+
+
+def test_an_upload_over_tls(start, by_hand, certificate):
+    with secured(start, certificate) as (service, ca), client_of(service, ca, by_hand) as each:
+        connection, client = each
+        upload = Upload(1, client.join().sealing(UPDATE).sealed)
+        upload.stream(connection)
+        assert service.wait_for("UploadCompleted").client == "client-1"
+
+
+def tls_lane(port: int, ticket: bytes, ca: Path) -> ssl.SSLSocket:
+    near = socket.create_connection(("localhost", port), PATIENCE_S)
+    near.sendall(LANE + ticket)
+    context = ssl.create_default_context(cafile=str(ca))
+    return context.wrap_socket(near, server_hostname="localhost")
+
+
+BROKEN, DENIED = grpc.StatusCode.ABORTED, grpc.StatusCode.PERMISSION_DENIED
+LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+
+OVER_TLS: dict[str, tuple[Callable[[Any, int, Path], socket.socket], grpc.StatusCode]] = {
+    "frames without TLS": (
+        lambda upload, port, ca: spoken(upload, LENGTH.pack(528) + bytes(528)),
+        BROKEN,
+    ),
+    "no handshake": (lambda upload, port, ca: spoken(upload, b""), LATE),
+    "half of a handshake": (lambda upload, port, ca: spoken(upload, b"\x16\x03\x01\x02\0"), LATE),
+    "silence behind the handshake": (
+        lambda upload, port, ca: tls_lane(port, upload.granted.ticket, ca),
+        LATE,
+    ),
+    "an end behind the handshake": (
+        lambda upload, port, ca: closing(tls_lane(port, upload.granted.ticket, ca)),
+        BROKEN,
+    ),
+    "noise within TLS": (
+        lambda upload, port, ca: said(tls_lane(port, upload.granted.ticket, ca), b"x" * 5000),
+        DENIED,
+    ),
+}
+
+
+def spoken(upload: Any, data: bytes) -> socket.socket:
+    return said(upload.open_lane(upload.granted.ticket), data)
+
+
+def said(lane: socket.socket, data: bytes) -> socket.socket:
+    lane.sendall(data)
+    return lane
+
+
+def closing(lane: socket.socket) -> socket.socket:
+    lane.shutdown(socket.SHUT_RDWR)
+    return lane
+
+
+@pytest.mark.slow
+def test_what_is_wrong_over_tls_ends_the_call_and_the_next_one_goes_on(start, by_hand, certificate):
+    with (
+        secured(start, certificate, idle_s=2.0) as (service, ca),
+        client_of(service, ca, by_hand) as (connection, client),
+    ):
+        sealing = client.join().sealing(UPDATE).sealed
+        for sentence, (attack, code) in OVER_TLS.items():
+            with client.begin(sealing.header) as upload:
+                upload.granted = next(upload.call).granted
+                with attack(upload, service.port, ca):
+                    assert (sentence, upload.ends_with()) == (sentence, code)
+        Upload(1, sealing).stream(connection)
+        assert service.wait_for("UploadCompleted").client == "client-1"
+
+
+def test_a_lane_is_opened_to_whom_the_certificate_vouches_for(start, by_hand, certificate):
+    with (
+        secured(start, certificate) as (service, ca),
+        client_of(service, ca, by_hand) as (_, client),
+        client.begin(client.join().seal(UPDATE).sealed.header) as upload,
+    ):
+        upload.granted = next(upload.call).granted
+        other = Connection(
+            f"127.0.0.1:{service.port}",  # The certificate is for localhost.
+            tls_ca=ca,
+            patience=Patience(PATIENCE_S),
+            tell=lambda event: None,
+        )
+        with (
+            other,
+            pytest.raises(grpc.RpcError, match="no lane to"),
+            other.lane(upload.granted.ticket, upload.call),
+        ):
+            pass
+
+
+def test_a_key_that_is_not_the_certificate_s_is_told_at_the_start(start, certificate):
+    service = start(run=False)
+    (service.root / "tls.pem").write_bytes(certificate[0])
+    (service.root / "tls.key").write_bytes(b"no key")
+    (service.root / "tls.key").chmod(0o600)
+    service.set(tls_certificate="tls.pem", tls_key="tls.key")
+    with pytest.raises(ConfigError, match=r"tls\.pem and .*tls\.key are no certificate"):
+        service.start()
