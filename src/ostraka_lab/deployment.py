@@ -40,11 +40,15 @@ _SETTINGS: dict[str, Setting] = {
 
 @dataclass(frozen=True)
 class Deployment:
-    """A federation that was founded in a folder. `children` ends its processes."""
+    """A federation that was founded in a folder. `children` ends its processes.
+
+    certificate: of its service, if it speaks TLS.
+    """
 
     root: Path
     address: str
     children: Children
+    certificate: Path | None = None
 
     @property
     def config(self) -> Path:
@@ -66,7 +70,8 @@ class Deployment:
         arguments = ("worker", "run", "--enclave", self.address, "--name", name)
         key = str(self.root / KEYS / f"{name}.key")
         policy = ("--policy", str(self.root / POLICY), "--unsafe-simulation")
-        more = ("--key", key, *policy, "--device", "cpu", "--log-json")
+        tls = () if self.certificate is None else ("--tls-ca", str(self.certificate))
+        more = ("--key", key, *policy, *tls, "--device", "cpu", "--log-json")
         return self.children.start(name, "ostraka", *arguments, *more, serves=True)
 
     def start_client(self, name: str, module: str, *arguments: str) -> Child:

@@ -8,6 +8,8 @@ Benchmarks:
     confirmations  what confirming an outcome takes, step by step
     rules       what a rule costs beside the enclave's round; networks against sorts
     kernels     the stages of a round, timed side by side
+    service     a whole service over loopback, process by process: `service_rounds` starts and
+                watches it, `service_clients` sends, and `bare_loop` is what it is measured by
     check       has anything become slower? And the costs that `distances="auto"` needs
 
 What they share:

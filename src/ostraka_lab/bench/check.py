@@ -1,6 +1,7 @@
 """`ostraka bench check`: has anything become slower? And `ostraka bench calibrate`.
 
-`check` divides the cost of every stage by that of opening all updates once, in the same run. The
+`check` divides the cost of every stage by that of opening all updates once, in the same run; and
+what a whole service and its clients spend on an upload by a bare loop that receives and opens. The
 ratio depends little on how fast or how busy a machine is. A stage has become slower if its ratio
 exceeds the baseline's by more than both runs' noise and a tolerance.
 
@@ -15,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,19 +23,22 @@ import numpy as np
 from ostraka.calibration import Costs
 from ostraka.config import DEFAULT_TILE, Manifest, Terms
 from ostraka.errors import ConfigError
-from ostraka.protocol.enclave import Inside, Lanes, Offload
-from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.enclave import Inside, Offload
 from ostraka.protocol.round import enrol
-from ostraka_lab.bench import machine
+from ostraka_lab.bench import machine, service
 from ostraka_lab.bench.kernels import REFERENCE, Plan, run_kernels
 from ostraka_lab.bench.process import Begin, Figures, report, run_module
 from ostraka_lab.bench.results import noise
+from ostraka_lab.bench.service_rounds import Plan as ServicePlan
 
 STAGES = (
     "floor",
     "inside_naive",
     "inside_blas32",
     "inside_blas64",
+    "headers",
+    "arrival",
+    "arrival_sketch",
     "sketch_inside",
     "exact_online",
     "exact_sketch",
@@ -45,8 +48,7 @@ STAGES = (
 BASELINE = Path("benchmarks") / "baseline.json"
 
 _DEVIATIONS = 3  # of noise that are allowed
-_FORMAT = 2
-_LEAST = 1e-4  # ns: a cost that is lost in noise must still be positive
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,14 @@ def plan(clients: int, dimension: int, repeat: int) -> Plan:
     if repeat < 3:
         raise ConfigError(f"repeat must be at least 3 to show noise; got {repeat}")
     return Plan(clients, dimension, repeat=repeat, only=STAGES)
+
+
+# What a whole service is measured by: a figure, and the two spreads that it has.
+SERVICE = {
+    "service_receive": ("enclave_x_bare_loop", "receive_cpu_s", "loop_cpu_s"),
+    "service_client": ("client_x_bare_loop", "client_cpu_s", "loop_cpu_s"),
+    "service_close": ("close_cpu_x_open", "close_cpu_s", "open_cpu_s"),
+}
 
 
 def run(plan: Plan, begin: Begin) -> Figures:
@@ -81,8 +91,25 @@ def run(plan: Plan, begin: Begin) -> Figures:
             }
             for name, stage in stages.items()
             if name != REFERENCE
-        },
+        }
+        | _service_ratios(plan, begin),
         "machine": machine.describe(threads=plan.threads),
+    }
+
+
+def _service_ratios(plan: Plan, begin: Begin) -> Figures:
+    served = ServicePlan(plan.clients, plan.dimension, repeat=plan.repeat, small=False)
+    figures = service.measure(served, begin)
+    spreads = figures["spread"]
+    return {
+        name: {
+            "value": figures[value],
+            # What it is divided by is measured before and after.
+            "noise": math.hypot(
+                noise(spreads[own], plan.repeat), noise(spreads[base], 2 * plan.repeat)
+            ),
+        }
+        for name, (value, own, base) in SERVICE.items()
     }
 
 
@@ -139,11 +166,11 @@ def calibrate(begin: Begin, *, clients: int = 64, tiles: int = 2, repeat: int = 
     first, runs = cohorts[0], []
     for number in range(1, repeat + 1):
         begin(f"run {number}", number, repeat + 1)
-        runs.append([first.opened(), first.inside(), *(cohort.masked() for cohort in cohorts)])
-    opened, inside, *masked = (statistics.median(times) for times in zip(*runs, strict=True))
+        runs.append([first.inside(), *(cohort.masked() for cohort in cohorts)])
+    inside, *masked = (statistics.median(times) for times in zip(*runs, strict=True))
     values = clients * tiles * DEFAULT_TILE
-    one, two, three = (max((total - opened) / values * 1e9, _LEAST) for total in masked)
-    return Costs(max((inside - opened) / (clients * values) * 1e9, _LEAST), (one, two, three))
+    one, two, three = (total / values * 1e9 for total in masked)
+    return Costs(inside / (clients * values) * 1e9, (one, two, three))
 
 
 class _Cohort:
@@ -159,21 +186,8 @@ class _Cohort:
             self._federation.take(parties.seal(client, offer, update))
         self._cohort = self._federation.close()
 
-    def opened(self) -> float:
-        """Measure opening, which both ways have in common."""
-        reader = RowReader(self._cohort, Lanes())
-
-        def open_all() -> None:
-            for span in reader.spans(self._federation.tiles(self._cohort)):
-                for start in range(0, len(reader.rows), reader.group):
-                    rows = range(start, min(start + reader.group, len(reader.rows)))
-                    reader.open(0, span, rows)
-
-        return _cpu(open_all)
-
     def inside(self) -> float:
-        inside = Inside(self._cohort)
-        return _cpu(partial(inside.measure, self._federation.tiles(self._cohort)))
+        return _cpu(Inside(self._cohort).measure)
 
     def masked(self) -> float:
         offload = Offload(self._cohort)
@@ -181,7 +195,7 @@ class _Cohort:
         masking = offload.connect([worker.accept(offer)[1] for worker, offer in workers])
 
         def mask_all() -> None:
-            for _ in masking.encode(self._federation.tiles(self._cohort)):
+            for _ in masking.encode():
                 pass
 
         return _cpu(mask_all)

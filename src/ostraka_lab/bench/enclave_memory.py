@@ -1,7 +1,7 @@
-"""How much memory the enclave takes: a whole round, the enclave in a process of its own.
+"""How much memory the enclave takes beside rows: a whole round, the enclave in its own process.
 
-Clients and workers are on this side of a pipe; ciphertext lies in files, as a host would keep it,
-and the enclave reads it tile by tile into buffers of its own.
+Clients and workers are on this side of a pipe. All rows are spooled: ciphertext lies in a file, as
+a host would keep it, and the enclave reads it tile by tile into buffers of its own.
 """
 
 import multiprocessing
@@ -9,6 +9,7 @@ import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from ostraka.arrays import Buffer
 from ostraka.encoding import decode, encode
 from ostraka.errors import LocalProtocolError
 from ostraka.messages import (
@@ -21,7 +22,7 @@ from ostraka.messages import (
     UpdateHeader,
     UpdateTile,
 )
-from ostraka.protocol.enclave import Enclave, Intake, Lanes
+from ostraka.protocol.enclave import Enclave, Lanes, Memory
 from ostraka.protocol.host import Host
 from ostraka_lab.bench.machine import PeakMemory
 from ostraka_lab.bench.parties import UPDATES, Cast, Layout, cast
@@ -72,7 +73,7 @@ def _outside(pipe: Connection, parties: Cast, directory: Path) -> int:
     if len(computing) % 2:
         *shared, last = computing
         last.add_seed(MaskSeed(channel.attempt_id, pipe.recv_bytes()))
-    for index in range(parties.terms.tiling.count):
+    for index in range(parties.federation.columns.count):
         for each in shared:
             each.add(ShareTile(channel.attempt_id, index, pipe.recv_bytes()))
     for each in computing:
@@ -96,19 +97,20 @@ def _enclave(pipe: Connection, clients: int, dimension: int, masking: str, direc
 
 def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
     enclave = Enclave(parties.federation, parties.enclave)
-    intake = enclave.open_round()
-    pipe.send_bytes(encode(intake.offer))
     rows = len(parties.federation.clients)
-    updates = Layout(parties.terms, rows)
+    spool = _Spool(directory / UPDATES, Layout(parties.terms, rows))
+    intake = enclave.open_round(Memory(0), spool)
+    pipe.send_bytes(encode(intake.offer))
     for row in range(rows):
         header = decode(UpdateHeader, pipe.recv_bytes())
         intake.accept(header)
-        _accept_tiles(intake, header, row, updates, directory / UPDATES)
+        for index in range(parties.terms.tiling.count):
+            sealed = spool.read(row, index, 0, spool.layout.size(index))
+            intake.take(header.client, UpdateTile(header.upload_id, index, sealed))
         pipe.send_bytes(_READY)
 
     host = Host(
         lanes=Lanes(),
-        tiles=lambda: updates.read_rows(directory / UPDATES),
         workers={member.name: _PipedWorker(pipe) for member in parties.federation.workers},
         tell=refuse_surprises,
     )
@@ -116,14 +118,20 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
     host.finish(cohort, host.measure(cohort))
 
 
-def _accept_tiles(
-    intake: Intake, header: UpdateHeader, row: int, layout: Layout, path: Path
-) -> None:
-    with path.open("rb") as spool:
-        for index in range(layout.tiling.count):
-            spool.seek(layout.offset(index, row))
-            tile = UpdateTile(header.upload_id, index, spool.read(layout.size(index)))
-            intake.accept_tile(header.client, tile)
+class _Spool:
+    """What the clients have written to a file: the enclave finds its spooled rows there, too."""
+
+    def __init__(self, path: Path, layout: Layout) -> None:
+        self.layout = layout
+        self._path = path
+
+    def write(self, row: int, index: int, ciphertext: Buffer) -> None:
+        """It lies where it was read from."""
+
+    def read(self, row: int, index: int, start: int, size: int) -> bytes:
+        with self._path.open("rb", buffering=0) as file:
+            file.seek(self.layout.offset(index, row) + start)
+            return file.read(size)
 
 
 class _PipedWorker:

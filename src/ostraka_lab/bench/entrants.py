@@ -252,7 +252,9 @@ def _enter_ostraka(contest: Contest, *, name: str) -> Entrant:
     """Ostraka: sealed updates in, model out, all roles in one process on clocks of their own.
 
     The whole round is played, and what enclave and workers do in it is reported as its CPU time.
-    What the clients' sealing takes is a figure beside it.
+    The part of it before the close, as updates arrive, is also a figure of its own: receiving. What
+    the clients' sealing takes is a figure beside it. No bytes cross a network: `bench service` has
+    what that costs.
     """
     terms = terms_of(name, contest.clients, contest.dimension, f=contest.f, composition=PAPER)
     played: list[Played] = []
@@ -273,6 +275,7 @@ def _details(played: Played) -> Details:
         "enclave_cpu_s": played.enclave_cpu_s,
         "worker_cpu_s": played.worker_cpu_s,
         "prepare_cpu_s": played.prepare_cpu_s,
+        "receiving_cpu_s": played.arrival_cpu_s,
         "sealing_cpu_s": played.cpu_s[CLIENTS],
         "wall_s": played.wall_s,
         "peak_rss_mib": played.peak_rss / _MIB,

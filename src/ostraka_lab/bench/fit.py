@@ -18,7 +18,7 @@ from types import MappingProxyType
 import numpy as np
 
 from ostraka.arrays import Float64
-from ostraka.config import MAX_PIECE_VALUES, MAX_SKETCH_VALUES, default_tile
+from ostraka.config import MAX_PIECE_VALUES, MAX_SKETCH_VALUES
 from ostraka.core.exact import MAX_DIMENSION
 from ostraka.errors import ConfigError
 from ostraka_lab.bench.process import Figures
@@ -29,7 +29,7 @@ _DRAWS = 200
 _BAND = (5, 95)  # per cent
 _HOUR_S = 3600
 _ENTRY_BYTES = 8  # of a matrix of distances
-_LEAST_TILE = 1024
+_LEAST_PIECE = 1024
 
 
 @dataclass(frozen=True)
@@ -152,19 +152,19 @@ def splits(
 
     sketch: the columns of the shortest sketch that the rule takes.
     """
-    tile, checks = default_tile(dimension), _checks(clients, dimension, costs, sketch)
+    piece, checks = MAX_PIECE_VALUES // clients, _checks(clients, dimension, costs, sketch)
     found = [
         {"what": what, "why": why, "pieces": math.ceil(need / limit)}
         for what, why, need, limit in checks
         if need > limit
     ]
-    if tile < _LEAST_TILE:
+    if piece < _LEAST_PIECE:
         found.append(
             {
-                "what": "tiles",
-                "why": f"{MAX_PIECE_VALUES:,} values for all clients leave {tile} per client: "
-                "every tile is a message, and its 16 bytes of tag begin to count",
-                "pieces": math.ceil(_LEAST_TILE / tile),
+                "what": "pieces of tiles",
+                "why": f"{MAX_PIECE_VALUES:,} values for all clients leave {piece} per client: "
+                "every piece is a message, and its 16 bytes of tag begin to count",
+                "pieces": math.ceil(_LEAST_PIECE / piece),
             }
         )
     return found

@@ -71,6 +71,22 @@ def floor(load: Workload, clock: Stopwatch) -> Float32:
     return mean
 
 
+def headers(load: Workload, clock: Stopwatch) -> None:
+    intake = load.intake()
+    with clock:
+        for header in load.headers:
+            intake.accept(header)
+
+
+def arrival(load: Workload, clock: Stopwatch) -> None:
+    load.receive(clock, sketch=None)
+    del load.rows  # They have no sketches, which other stages need.
+
+
+def arrival_sketch(load: Workload, clock: Stopwatch) -> None:
+    load.receive(clock, sketch=load.sketch)
+
+
 def inside_naive(load: Workload, clock: Stopwatch) -> None:
     _inside(load, clock, gram.add_naive)
 
@@ -105,12 +121,12 @@ def exact_sketch(load: Workload, clock: Stopwatch) -> None:
 def sketch_inside(load: Workload, clock: Stopwatch) -> None:
     inside = Inside(load.attempt("exact", sketch=True).cohort, load.lanes)
     with clock:
-        inside.measure(load.tiles())
+        inside.measure()
 
 
 def second_pass(load: Workload, clock: Stopwatch) -> None:
     attempt = load.attempt("exact", sketch=True)
-    measured = Inside(attempt.cohort, load.lanes).measure(load.tiles())
+    measured = Inside(attempt.cohort, load.lanes).measure()
     with clock:
         attempt.host(clock).finish(attempt.cohort, measured)
 
@@ -185,7 +201,8 @@ class Stage:
     """A row of the table.
 
     once: not repeated, because it is costly. extra: bytes of memory per value of an update, beyond
-    the updates and their ciphertext. sketches: only where updates are long enough for a sketch.
+    the updates, their ciphertext and the enclave's rows. sketches: only where updates are long
+    enough for a sketch.
     """
 
     run: Callable[[Workload, Stopwatch], object]
@@ -202,15 +219,16 @@ STAGES = {
     "inside_naive": Stage(inside_naive, "open, distances pair by pair in the enclave"),
     "inside_blas32": Stage(inside_blas32, "open, float32 Gram matrix in the enclave"),
     "inside_blas64": Stage(inside_blas64, "open, float64 Gram matrix in the enclave"),
+    "headers": Stage(headers, "arrival: check and open the header of every update"),
+    "arrival": Stage(arrival, "arrival: open every tile into its row, and check it"),
+    "arrival_sketch": Stage(arrival_sketch, "the same, and fold it to a sketch", sketches=True),
     "sketch_inside": Stage(
-        sketch_inside, "the enclave's whole first pass on a sketch, no workers", sketches=True
+        sketch_inside, "close: inner products of sketches, no workers", sketches=True
     ),
-    "exact_online": Stage(exact_online, "the enclave's first pass with exact masks, and decoding"),
-    "exact_sketch": Stage(exact_sketch, "the same on a sketch", sketches=True),
-    "gaussian_online": Stage(gaussian_online, "the same with Gaussian masks, no sketch, no noise"),
-    "second_pass": Stage(
-        second_pass, "the enclave's second pass: open, check, average, sign", sketches=True
-    ),
+    "exact_online": Stage(exact_online, "close: exact masks on rows, checked and decoded"),
+    "exact_sketch": Stage(exact_sketch, "the same on sketches", sketches=True),
+    "gaussian_online": Stage(gaussian_online, "close: Gaussian masks on rows, without the noise"),
+    "second_pass": Stage(second_pass, "close: decide, average, sign", sketches=True),
     "mask_gram": Stage(
         mask_gram, "prepare: the Gram matrix of an exact mask, for 2, 4 or 6 workers", once=True
     ),
@@ -219,6 +237,14 @@ STAGES = {
     ),
     "noise_orth": Stage(noise_orth, "prepare: orthogonalise them by CholeskyQR"),
     "noise_mgs": Stage(noise_mgs, "prepare: the same by modified Gram-Schmidt", once=True, extra=8),
+}
+
+
+# What a whole round is made of: what is done as updates arrive, what measures them, and the rest.
+ROUNDS = {
+    "sketch": ("arrival_sketch", "exact_sketch", "second_pass"),
+    "sketch-inside": ("arrival_sketch", "sketch_inside", "second_pass"),
+    "exact": ("arrival", "exact_online", "second_pass"),
 }
 
 
@@ -258,8 +284,8 @@ class Plan:
 
     @property
     def memory_bytes(self) -> int:
-        """About the memory that the run needs: updates, ciphertext, and what the stages add."""
-        per_value = 8 + sum(STAGES[name].extra for name in self.stages)
+        """About what the run needs: updates, ciphertext, rows, and what the stages add."""
+        per_value = 12 + sum(STAGES[name].extra for name in self.stages)
         return self.clients * self.dimension * per_value + _BASE_BYTES
 
     @property
@@ -313,7 +339,8 @@ def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
         "tile": load.terms.tile,
         "sketch": sketch_size(plan.clients, plan.dimension),
         "enclave_rss_mib": None if peak is None else peak / _MIB,
-        "stages": summary(clocks),
+        "stages": (stages := summary(clocks)),
+        "rounds": whole_rounds(stages),
     }
 
 
@@ -345,6 +372,24 @@ def summary(clocks: dict[str, list[Stopwatch]]) -> Figures:
         if note := clocks[name][0].note:
             stages[name]["note"] = note
     return stages
+
+
+def whole_rounds(stages: Figures) -> Figures:
+    """Add up the rounds whose stages are all there, in multiples of the reference.
+
+    measure_x_open: arrival and inner products. close_x_open: what is left at the close. x_open: all
+    of it, headers included.
+    """
+    found: Figures = {}
+    for name, parts in ROUNDS.items():
+        if {"headers", *parts} <= stages.keys():
+            arrives, measures, rest = (stages[part]["x_open"] for part in parts)
+            found[name] = {
+                "measure_x_open": arrives + measures,
+                "close_x_open": measures + rest,
+                "x_open": stages["headers"]["x_open"] + arrives + measures + rest,
+            }
+    return found
 
 
 def _plan(text: str) -> Plan:

@@ -49,11 +49,12 @@ BASELINES = {
     "blas32": kernels.inside_blas32,
 }
 
-_BYTES_A_VALUE = 6  # ciphertext, and what is made of it on the way
+_BYTES_A_VALUE = 10  # ciphertext, rows, and what is made of them on the way
 _SHARE = 0.7  # of the available memory
 _PARTS = (
     "prepare",
     "collect",
+    "arrive",
     "open",
     "encode",
     "encrypt",

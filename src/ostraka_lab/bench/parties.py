@@ -12,11 +12,10 @@ exchanging them. Nothing here is secret.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -36,14 +35,17 @@ from ostraka.core.optimiser import ServerState
 from ostraka.core.rules import Composition
 from ostraka.core.sketch import MIN_SIZE
 from ostraka.crypto.aead import TAG_BYTES
+from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
+from ostraka.crypto.stream import SecretStream
 from ostraka.crypto.updates import SealedUpdate, TileOpener, tile_context
-from ostraka.errors import ConfigError, LocalProtocolError
-from ostraka.messages import IN_PROCESS, RoundOffer
+from ostraka.errors import ConfigError
+from ostraka.messages import IN_PROCESS, RoundOffer, UpdateHeader
 from ostraka.protocol.client import Client
-from ostraka.protocol.confirm import leaf
-from ostraka.protocol.enclave import Cohort, Enclave, Lanes
+from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Memory
+from ostraka.protocol.enclave.arrival import Arrivals
 from ostraka.protocol.enclave.cohort import Publication, RoundContext, Row, Standing
+from ostraka.protocol.enclave.keeping import Keeping
 from ostraka.protocol.host import Host
 from ostraka.protocol.worker import Worker
 from ostraka_lab.bench.machine import Stopwatch
@@ -190,17 +192,6 @@ def terms_of(
     )
 
 
-def _read_tiles(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
-    """Read tiles of these sizes, the first the largest, into one buffer that is reused."""
-    buffer = memoryview(b"")
-    with path.open("rb", buffering=0) as file:
-        for index, size in enumerate(sizes):
-            buffer = buffer or memoryview(bytearray(size))
-            if file.readinto(buffer[:size]) != size:
-                raise LocalProtocolError(f"{path.name} ends within tile {index}")
-            yield buffer[:size]
-
-
 class Layout:
     """Where each row's part of a sealed tile lies in the file of updates: row after row."""
 
@@ -216,17 +207,9 @@ class Layout:
         # Only the last tile may be shorter, and nothing lies behind it.
         return index * self.rows * self.size(0) + row * self.size(index)
 
-    def read_rows(self, path: Path) -> Iterator[list[Buffer]]:
-        """Read tile by tile, each row's part."""
-        sizes = [self.size(index) for index in range(self.tiling.count)]
-        for size, tile in zip(
-            sizes, _read_tiles(path, [self.rows * s for s in sizes]), strict=True
-        ):
-            yield [tile[row * size : (row + 1) * size] for row in range(self.rows)]
-
 
 class Workload:
-    """A federation between the closing of a round and its first pass, all in memory.
+    """A federation whose clients have sealed their updates, all in memory.
 
     One set of uploads serves rounds under different terms: these are tried in turn, by cohorts
     that hold the same rows. row_of: the update (d,) of a row.
@@ -246,8 +229,11 @@ class Workload:
         self.terms = self.parties.terms
         self.tiling = self.terms.tiling
         self.lanes = Lanes(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Lanes()
+        self.headers: list[UpdateHeader] = []
+        self._norms: list[float] = []
+        self._openers: list[TileOpener] = []
         self._tiles: list[list[Buffer]] = [[] for _ in range(self.tiling.count)]
-        self.rows: list[Row] = []
+        self._memory = Memory(clients * dimension * _UPDATE_BYTES)
         self._seal_updates()
 
     @cached_property
@@ -258,13 +244,19 @@ class Workload:
             rows[row] = self._row_of(row)
         return rows
 
-    def tiles(self) -> Iterator[list[Buffer]]:
-        """Give the ciphertext of every row, tile by tile."""
-        return iter(self._tiles)
+    @property
+    def sketch(self) -> int | None:
+        """The columns that rows can be folded to."""
+        return sketch_size(self.clients, self.dimension)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows as the enclave keeps them, folded if they can be. They serve under any terms."""
+        return self.receive(Stopwatch(), sketch=self.sketch)
 
     def open_row(self, index: int, row: int, out: AnyArray) -> None:
         """Open one tile of one row into `out`, a view as bytes, as the enclave does."""
-        self.rows[row].opener.open_into(index, self._tiles[index][row], out)
+        self._openers[row].open_into(index, self._tiles[index][row], out)
 
     def open_tile(self, index: int, block: Float32) -> Float32:
         """Open one tile of all rows into `block` (n, tile), and give the part that was written."""
@@ -273,39 +265,74 @@ class Workload:
             self.open_row(index, row, out)
         return block
 
+    def intake(self) -> Intake:
+        """The round that the updates are sealed to, open and without uploads. It can be opened as
+        often as it is measured: its key comes from no real randomness."""
+        return self._open_round(self._memory)
+
+    def receive(self, clock: Stopwatch, *, sketch: int | None) -> tuple[Row, ...]:
+        """Bring all tiles, as they arrive behind their headers: opened, checked, folded and kept.
+
+        There is memory for one set of rows, and these take the place of those before. sketch: how
+        many columns to fold to.
+        """
+        parties = cast(self.clients, self.dimension, masking="none", sketch=sketch)
+        keeping = Keeping(parties.federation, self._memory, None, os.urandom)
+        arrivals = Arrivals(_context(parties), keeping)
+        each = zip(self.headers, self._openers, self._norms, strict=True)
+        begun = [arrivals.begin(header, opener, norm, step=0) for header, opener, norm in each]
+        with clock:
+            for row, arrival in enumerate(begun):
+                for index, tiles in enumerate(self._tiles):
+                    arrival.take(index, tiles[row])
+        self.rows = tuple(arrival.row for arrival in begun)
+        return self.rows
+
     def attempt(self, masking: str, *, sketch: bool = False) -> "Attempt":
-        """Make a round under these terms, before its first pass."""
-        columns = sketch_size(self.clients, self.dimension) if sketch else None
+        """Make a round under these terms, after its close."""
+        columns = self.sketch if sketch else None
         return Attempt(self, cast(self.clients, self.dimension, masking=masking, sketch=columns))
 
+    def _open_round(self, memory: Memory) -> Intake:
+        enclave = Enclave(self.parties.federation, self.parties.enclave, entropy=_entropy())
+        return enclave.open_round(memory)
+
     def _seal_updates(self) -> None:
-        offer = Enclave(self.parties.federation, self.parties.enclave).open_round().offer
+        offer = self._open_round(Memory(0)).offer
         for row in range(self.clients):
             values = self._row_of(row)
             upload = self.parties.seal(row, offer, values)
             for tile in upload.tiles:
                 self._tiles[tile.index].append(tile.ciphertext)
-            header, norm = upload.header, uploads.norm(values)
-            opener = TileOpener(_upload_key(row), tile_context(header))
-            self.rows.append(Row(header.client, header.upload_id, leaf(header), opener, norm))
+            self.headers.append(upload.header)
+            self._norms.append(uploads.norm(values))
+            self._openers.append(TileOpener(_upload_key(row), tile_context(upload.header)))
+
+
+def _entropy() -> Entropy:
+    """The same bytes in every process. What is measured keeps no secret."""
+    return SecretStream(_seed("enclave's entropy")).bytes
+
+
+def _context(parties: Cast) -> RoundContext:
+    return RoundContext(
+        federation=parties.federation,
+        identity=parties.enclave,
+        entropy=os.urandom,
+        publication=Publication(1),
+        round_id=bytes(32),
+        previous=bytes(32),
+        confirmed=True,
+        state=parties.state(),
+        evidence=IN_PROCESS,
+    )
 
 
 class Attempt:
     """One round, closed and ready to be measured."""
 
     def __init__(self, load: Workload, parties: Cast) -> None:
-        context = RoundContext(
-            federation=parties.federation,
-            identity=parties.enclave,
-            entropy=os.urandom,
-            publication=Publication(1),
-            round_id=bytes(32),
-            previous=bytes(32),
-            confirmed=True,
-            state=parties.state(),
-            evidence=IN_PROCESS,
-        )
-        self.cohort = Cohort(context, tuple(load.rows), Standing(parties.terms, {}))
+        self.cohort = Cohort(_context(parties), load.rows, Standing(parties.terms, {}))
         self._load = load
         self._workers = parties.workers()
 
@@ -313,7 +340,6 @@ class Attempt:
         """The real driver of the round. The clock stands still while a worker works."""
         return Host(
             lanes=self._load.lanes,
-            tiles=self._load.tiles,
             workers={
                 name: ClockedWorker(worker, clock.paused) for name, worker in self._workers.items()
             },

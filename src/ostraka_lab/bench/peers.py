@@ -15,7 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,13 +46,14 @@ _STAND_INS = {
     "matplotlib/__init__": "",
 }
 
-_FLOOR = "floor"
+_FLOOR, _CLEAR = "floor", "blas-clear"
 _ON_WEIGHTS = ("flower", "byzfl-torch", "byzfl-numpy")
 _MEDIANS = (
     "cpu_s",
     "enclave_cpu_s",
     "worker_cpu_s",
     "prepare_cpu_s",
+    "receiving_cpu_s",
     "sealing_cpu_s",
     "wall_s",
     "peak_rss_mib",
@@ -127,19 +128,23 @@ def _quietly(*_: object) -> None:
 
 
 def _rows(runs: dict[str, list[Figures]], truth: Figures, contest: Contest) -> list[Figures]:
-    floor = _median(runs.get(_FLOOR, []), "cpu_s")
+    bases = {name: _median(runs.get(name, []), "cpu_s") for name in (_FLOOR, _CLEAR)}
     return [
-        _row(name, figures, truth, floor)
+        _row(name, figures, truth, bases)
         if figures
         else _absent(name, _absence(name, contest) or "")
         for name, figures in runs.items()
     ]
 
 
-def _row(name: str, runs: list[Figures], truth: Figures, floor: float | None) -> Figures:
+def _row(
+    name: str, runs: list[Figures], truth: Figures, bases: Mapping[str, float | None]
+) -> Figures:
     row: Figures = {"name": name} | {what: _median(runs, what) for what in _MEDIANS}
     row["cpu_spread"] = spread([run["cpu_s"] for run in runs])
-    row["x_floor"] = row["cpu_s"] / floor if floor else None
+    row["x_floor"] = _ratio(row["cpu_s"], bases[_FLOOR])
+    row["enclave_x_floor"] = _ratio(row["enclave_cpu_s"], bases[_FLOOR])
+    row["enclave_x_clear"] = _ratio(row["enclave_cpu_s"], bases[_CLEAR])
     chosen = [set(run["selected"]) for run in runs]
     if name == _FLOOR:
         return row | dict.fromkeys((*_VERDICTS, "absent"))
@@ -154,8 +159,13 @@ def _row(name: str, runs: list[Figures], truth: Figures, floor: float | None) ->
     }
 
 
+def _ratio(seconds: float | None, base: float | None) -> float | None:
+    return seconds / base if seconds and base else None
+
+
 def _absent(name: str, why: str) -> Figures:
-    nothing = dict.fromkeys((*_MEDIANS, "cpu_spread", "x_floor", *_VERDICTS))
+    ratios = ("x_floor", "enclave_x_floor", "enclave_x_clear")
+    nothing = dict.fromkeys((*_MEDIANS, "cpu_spread", *ratios, *_VERDICTS))
     return {"name": name, **nothing, "absent": why}
 
 

@@ -17,12 +17,11 @@ from functools import partial
 import numpy as np
 
 from ostraka.arrays import Float32
-from ostraka.core import optimiser, rules
+from ostraka.core import loops, optimiser, rules
 from ostraka.core.columns import Reducer, Reduction, Scratch
 from ostraka.core.rules import Composition, Options
 from ostraka.errors import ConfigError
-from ostraka.protocol.enclave import Cohort, Lanes, Measured, combine, decide
-from ostraka.protocol.enclave.rows import RowReader
+from ostraka.protocol.enclave import Cohort, Measured, combine, decide
 from ostraka_lab.bench import machine
 from ostraka_lab.bench.machine import Stopwatch, available_bytes
 from ostraka_lab.bench.parties import (
@@ -54,6 +53,7 @@ _ROWS = (16, 32, 64, 128, 256)
 _REDUCERS: tuple[Reducer, ...] = ("median", "trimmed", "near-median")
 _COLUMNS = 16_384
 _GIB = 2**30
+_BYTES_A_VALUE = 9  # ciphertext, rows, and what is made of them on the way
 _BASE_BYTES = 200 * 2**20  # interpreter, numpy and BLAS
 
 
@@ -71,7 +71,7 @@ class Plan:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
         cast(self.clients, self.dimension, masking="exact")
-        needed = self.clients * self.dimension * 5 + _BASE_BYTES
+        needed = self.clients * self.dimension * _BYTES_A_VALUE + _BASE_BYTES
         if needed > available_bytes():
             raise ConfigError(
                 f"{self.clients} clients of {self.dimension} values need about "
@@ -182,20 +182,20 @@ def _second_passes(load: Workload, measured: Measured, meter: Meter) -> None:
 
         def work(clock: Stopwatch, cohort: Cohort = cohort, plan: rules.Plan = plan) -> None:
             with clock:
-                combine(cohort, measured, plan, load.tiles(), load.lanes)
+                combine(cohort, measured, plan, load.lanes)
 
         meter.time("second", name, work)
 
 
 def _compare_to_last(load: Workload, clock: Stopwatch) -> None:
-    """What the first pass does besides, for a rule that starts from the last aggregate."""
-    reader = RowReader(_under(load, rules.compose("centred-clipping")), Lanes())
-    for span in reader.spans(load.tiles()):
-        for start in range(0, load.clients, reader.batch):
-            rows = range(start, min(start + reader.batch, load.clients))
-            raw = reader.open(0, span, rows)
+    """What arrival does besides, for a rule that starts from the last aggregate."""
+    pieces, last = load.parties.federation.pieces, np.zeros(load.dimension, np.float32)
+    space = np.empty(pieces.tile, np.float32)
+    for row in load.rows:
+        for index in range(pieces.count):
+            values = row.values.read(index, space)
             with clock:
-                reader.compare_to_last(0, span, rows, raw)
+                loops.dot(values, last[pieces.part(index)])
 
 
 def _f(load: Workload, composition: Composition) -> int | None:

@@ -32,7 +32,7 @@ UNCHECKED = "exact-unchecked"
 
 _CELL = "ostraka_lab.bench.scale"
 _LONG_S = 60.0  # a size that takes longer is not repeated: long runs are less noisy than short ones
-_BYTES_A_VALUE = 6  # ciphertext, and what the host keeps beside it
+_BYTES_A_VALUE = 10  # ciphertext, the enclave's rows, and what is kept beside them
 _DISK_BYTES_A_VALUE = 4  # ciphertext that the enclave's own process reads
 _SHARE = 0.6  # of what is available of either
 _FEW = 256  # clients, up to which an exponent is given by itself

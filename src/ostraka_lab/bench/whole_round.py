@@ -1,7 +1,8 @@
 """One whole round by the real roles and their real driver, with a clock for every party.
 
-Sealing comes first, on a clock of its own. Then the round itself: sealed updates in, confirmed
-model out. What the enclave prepares in it, noise or a mask's Gram matrix, has a clock, too.
+Sealing comes first, on a clock of its own. So does the enclave's memory for rows, which a service
+takes once, at its start. Then the round itself: sealed updates in, confirmed model out. What the
+enclave prepares in it, noise or a mask's Gram matrix, has a clock, too.
 """
 
 import contextlib
@@ -21,20 +22,21 @@ from ostraka.crypto.updates import SealedUpdate, TileOpener
 from ostraka.errors import LocalProtocolError
 from ostraka.events import TooFewWorkers
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
-from ostraka.protocol.enclave import Lanes, Masking, Proposed
+from ostraka.protocol.enclave import Intake, Lanes, Masking, Proposed
 from ostraka.protocol.enclave.encoders import LeadingGram
 from ostraka.protocol.host import Computing, Worker
 from ostraka.protocol.round import Parties, enrol
 from ostraka_lab.bench.machine import Ledger, forget_peak, peak_bytes, resident_bytes
 
 CLIENTS = "clients"
-COLLECT, PREPARE, ENCODE, AGGREGATE = "collect", "prepare", "encode", "aggregate"
-CONFIRM, RELEASE = "confirm", "release"
-# Only where `parts` is asked for; else they are in ENCODE.
+COLLECT, ARRIVE, PREPARE, ENCODE = "collect", "arrive", "prepare", "encode"
+AGGREGATE, CONFIRM, RELEASE = "aggregate", "confirm", "release"
+# Only where `parts` is asked for; else they are in ARRIVE and in ENCODE.
 OPEN, ENCRYPT, DECODE = "open", "encrypt", "decode"
 
 _SMALL = 8192
-_FIRST_PASS = (PREPARE, OPEN, ENCODE, ENCRYPT, DECODE)
+_ARRIVAL = (COLLECT, ARRIVE, OPEN)
+_FIRST_PASS = (ARRIVE, PREPARE, OPEN, ENCODE, ENCRYPT, DECODE)
 _BESIDES = (COLLECT, AGGREGATE, CONFIRM, RELEASE)
 
 
@@ -51,7 +53,8 @@ class Traffic:
 class Played:
     """What one round took. cpu_s: by party and part. wall_s, peak_rss: of the round itself.
 
-    inputs_rss: what was resident when it began, with sealed updates.
+    inputs_rss: what was resident when it began, with sealed updates, and without the memory for
+    rows that the enclave takes at its start.
     """
 
     cpu_s: dict[str, float]
@@ -69,8 +72,13 @@ class Played:
 
     @property
     def first_pass_cpu_s(self) -> float:
-        """The enclave's CPU to find the outliers."""
+        """The enclave's CPU to find the outliers: from the first tile to the inner products."""
         return sum(self.cpu_s.get(part, 0.0) for part in _FIRST_PASS)
+
+    @property
+    def arrival_cpu_s(self) -> float:
+        """The enclave's CPU before the close: headers; tiles opened, checked, folded and kept."""
+        return sum(self.cpu_s.get(part, 0.0) for part in _ARRIVAL)
 
     @property
     def prepare_cpu_s(self) -> float:
@@ -116,19 +124,16 @@ def play(
     traffic.uploads = sum(_size(each.sealed) for each in submitted)
 
     forget_peak()
-    inputs = resident_bytes()
+    inputs = resident_bytes() - clients * terms.dimension * terms.format.dtype.itemsize
     start = time.perf_counter()
-    with ledger(COLLECT):
-        for each in submitted:
-            federation.take(each.sealed)
-        cohort = federation.close()
-    host = replace(federation.host(cohort), workers=_clocked_workers(parties, ledger, traffic))
-    with (
-        prepared_apart(partial(ledger, PREPARE)),
-        _told_apart(ledger) if parts else contextlib.nullcontext(),
-        ledger(ENCODE),
-    ):
-        measured = host.measure(cohort)
+    with _told_apart(ledger) if parts else contextlib.nullcontext():
+        with ledger(COLLECT):
+            for each in submitted:
+                _receive(federation.intake, each.sealed, ledger)
+            cohort = federation.close()
+        host = replace(federation.host(cohort), workers=_clocked_workers(parties, ledger, traffic))
+        with prepared_apart(partial(ledger, PREPARE)), ledger(ENCODE):
+            measured = host.measure(cohort)
     with ledger(AGGREGATE):
         ballot = federation.propose(host.finish(cohort, measured))
     with ledger(CONFIRM):
@@ -148,6 +153,13 @@ def play(
         selected=_rows(proposed, parties),
         aggregate=proposed.aggregate,
     )
+
+
+def _receive(intake: Intake, sealed: SealedUpdate, ledger: Ledger) -> None:
+    intake.accept(sealed.header)
+    with ledger(ARRIVE):
+        for tile in sealed.tiles:
+            intake.take(sealed.header.client, tile)
 
 
 def warm_up(terms: Terms, *, clients: int) -> None:

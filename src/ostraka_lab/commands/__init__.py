@@ -55,6 +55,9 @@ BENCH = Group(
         "rules": _command(
             "bench_rules:rules", "Measure what an aggregation rule costs the enclave."
         ),
+        "service": _command(
+            "bench_service:service", "Measure a whole service over loopback, process by process."
+        ),
         "check": _command("bench:check", "Fail if a stage has become slower."),
         "kernels": _command("bench:kernels", "Measure the CPU time of each stage of a round."),
         "calibrate": _command("bench:calibrate", 'Measure this machine for distances="auto".'),

@@ -59,7 +59,7 @@ def test_the_commands_of_this_release_are_there():
         *("attest show", "attest verify", "attest measure"),
         *("demo", "train", "compare", "data get", "data list"),
         *("bench paper", "bench peers", "bench scale", "bench leakage", "bench check"),
-        *("bench confirm", "bench rules", "bench kernels", "bench calibrate"),
+        *("bench confirm", "bench rules", "bench kernels", "bench service", "bench calibrate"),
     }
     assert expected == set(LOADED)
 

@@ -13,6 +13,7 @@ _COSTS = (
     Column("Name"),
     Column("CPU", number=True),
     Column("of the enclave", number=True),
+    Column("of that, receiving", number=True),
     Column("of that, noise", number=True),
     Column("wall", number=True),
     Column("spread", number=True),
@@ -70,9 +71,11 @@ def by_name(figures: Figures) -> dict[str, Any]:
 _TERMS = (
     "Flower and ByzFL get whole weights, as Flower's clients send them: Flower as replies of nodes "
     "to aggregate_train, ByzFL as one tensor or array. blas-clear gets differences. Timed is "
-    "aggregation alone, on inputs that lie in memory. Ostraka gets sealed updates: opening, "
-    "checking, masking, the workers, decoding, averaging and signing are in its CPU time. The "
-    "clients' sealing is not: it has a column of its own. Every run is a process of its own, and "
+    "aggregation alone, on inputs that lie in memory. Ostraka gets sealed updates: headers, "
+    "opening, checking, folding, masking, the workers, decoding, averaging and signing are in its "
+    "CPU time. Receiving is the part of it that is done as updates arrive; no bytes cross a "
+    "network, whose cost `ostraka bench service` measures. The clients' sealing is not counted: it "
+    "has a column of its own. Every run is a process of its own, and "
     "peak memory is that of the process with its inputs. A selection is correct if it holds no "
     "attacker and is what float64 selects by the same convention: Flower and Ostraka sum the "
     "n - f - 2 nearest, ByzFL n - f - 1. The floor selects nothing. On differences: whether the "
@@ -98,6 +101,7 @@ def _cost(row: Figures) -> list[str]:
         row["name"],
         format.seconds(row["cpu_s"]),
         format.seconds(row["enclave_cpu_s"]),
+        format.seconds(row["receiving_cpu_s"]),
         format.seconds(row["prepare_cpu_s"]),
         format.seconds(row["wall_s"]),
         format.percent(row["cpu_spread"]),

@@ -103,6 +103,7 @@ def test_all_roles_of_ours_are_counted(name):
     assert figures["cpu_s"] == figures["enclave_cpu_s"] + figures["worker_cpu_s"]
     assert (figures["worker_cpu_s"] > 0) == ("inside" not in name)
     assert figures["sealing_cpu_s"] > 0
+    assert 0 < figures["receiving_cpu_s"] < figures["enclave_cpu_s"]
 
 
 def test_the_floor_averages_k_rows_of_the_same_updates():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.core import gram
-from ostraka.errors import ConfigError, LocalProtocolError
+from ostraka.errors import ConfigError, LocalProtocolError, UpdateRejected
 from ostraka.protocol.worker import Computing
 from ostraka_lab.bench import enclave_memory, kernels, process
 from ostraka_lab.bench import kernels as plans
@@ -40,6 +40,15 @@ def test_figures_are_medians_and_multiples_of_open():
     }
 
 
+def test_whole_rounds_are_sums_of_their_stages():
+    costs = {"headers": 0.25, "arrival": 1.0, "exact_online": 8.0, "second_pass": 0.5}
+    stages = {name: {"x_open": cost} for name, cost in costs.items()}
+    assert kernels.whole_rounds(stages) == {
+        "exact": {"measure_x_open": 9.0, "close_x_open": 8.5, "x_open": 9.75}
+    }
+    assert {part for parts in kernels.ROUNDS.values() for part in parts} < set(STAGES)
+
+
 def test_every_repeat_runs_every_stage_but_the_costly_ones():
     plan = Plan(8, 1000, repeat=3, only=("floor", "noise_mgs"))
     assert list(kernels._turns(plan)) == [
@@ -60,6 +69,7 @@ def test_a_tiny_run_in_its_own_process_gives_every_figure():
     }
     assert 5 < figures["enclave_rss_mib"] < 512
     assert set(figures["stages"]) == set(STAGES)
+    assert set(figures["rounds"]) == {"sketch", "sketch-inside", "exact"}
     reference = figures["stages"]["open"]["cpu_s"]
     for stage in figures["stages"].values():
         assert 0 < stage["cpu_s"] < math.inf
@@ -155,7 +165,7 @@ def test_all_stages_run_unless_some_are_named():
 
 def test_short_updates_have_no_sketch():
     without = set(STAGES) - set(Plan(8, 16_383).stages)
-    assert without == {"exact_sketch", "sketch_inside", "second_pass"}
+    assert without == {"arrival_sketch", "exact_sketch", "sketch_inside", "second_pass"}
 
 
 def test_the_reference_runs_whatever_is_named():
@@ -202,6 +212,41 @@ def test_tiles_open_to_the_updates(load):
     for index in range(load.tiling.count):
         opened = load.open_tile(index, block)
         np.testing.assert_array_equal(opened, load.updates[:, load.tiling.part(index)])
+
+
+@pytest.mark.parametrize("sketch", [None, 16_384])
+def test_rows_that_were_received_are_the_updates(load, sketch):
+    rows = load.receive(Stopwatch(), sketch=sketch)
+    pieces = load.parties.federation.pieces
+    space = np.empty(pieces.tile, np.float32)
+    for row, values in zip(rows, load.updates, strict=True):
+        assert row.values.resident
+        read = [row.values.read(index, space) for index in range(pieces.count)]
+        np.testing.assert_array_equal(np.concatenate(read), values)
+        if sketch:
+            # A sketch keeps norms, up to its own error.
+            assert np.linalg.norm(row.sketch) == pytest.approx(row.norm, rel=0.1)
+        else:
+            assert row.sketch is None
+    kernels.arrival(load, Stopwatch())
+    assert all(row.sketch is not None for row in load.rows)
+
+
+def test_the_memory_of_rows_is_there_before_the_clock_runs(load):
+    assert load.rows
+    space = load._memory._space
+    load.receive(Stopwatch(), sketch=None)
+    assert load._memory._space is space
+    assert len(space) == CLIENTS * DIMENSION * 4
+
+
+def test_headers_are_taken_as_often_as_they_are_measured(load):
+    for _ in range(2):
+        intake = load.intake()
+        for header in load.headers:
+            intake.accept(header)
+        with pytest.raises(UpdateRejected):
+            intake.accept(load.headers[0])
 
 
 @pytest.mark.parametrize(

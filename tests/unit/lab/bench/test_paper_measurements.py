@@ -26,7 +26,7 @@ def test_distances_inside_and_of_workers(monkeypatch):
 
 def test_what_does_not_fit_is_measured_in_part_and_scaled(monkeypatch):
     monkeypatch.setattr(measurements, "_has_cuda", lambda: False)
-    monkeypatch.setattr(measurements, "available_bytes", lambda: 6 * 6 * 20_000 / 0.7)
+    monkeypatch.setattr(measurements, "available_bytes", lambda: 10 * 6 * 20_000 / 0.7)
     figures = measurements.distances(6, 2_000_000_000, 1, quietly)
     assert 19_990 <= figures["columns"] <= 20_000
     # A hundred thousand times what was measured.
@@ -66,7 +66,7 @@ def test_without_cuda_there_is_none(monkeypatch):
 @pytest.mark.parametrize("masking", MASKINGS)
 def test_an_epoch_is_cut_into_the_papers_parts(masking):
     figures = measurements.epoch(8, 6000, masking, 2, quietly)
-    first_pass = {"open", "encode", "encrypt", "distances", "decode"}
+    first_pass = {"arrive", "open", "encode", "encrypt", "distances", "decode"}
     besides = {"prepare", "collect", "aggregate", "confirm", "release"}
     assert set(figures["parts"]) == first_pass | besides
     # A third worker makes the Gram matrix of an exact mask.

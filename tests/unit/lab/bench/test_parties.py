@@ -3,7 +3,7 @@
 import pytest
 
 from ostraka.config import Manifest, Terms
-from ostraka.errors import ConfigError, LocalProtocolError
+from ostraka.errors import ConfigError
 from ostraka_lab.bench.parties import (
     DEFAULT,
     EXACT,
@@ -16,39 +16,13 @@ from ostraka_lab.bench.parties import (
 )
 
 
-@pytest.fixture
-def layout():
-    """Three rows in tiles of 4, 4 and 2 values."""
-    terms = Terms(Manifest.flat(10), f=0, masking="none", tile=4)
-    return Layout(terms, 3)
-
-
-def write(layout, path):
-    """Every row's part of a tile is filled with a byte of its own, the rows written in turn."""
-    with path.open("wb") as file:
-        for row in range(3):
-            for index in range(3):
-                file.seek(layout.offset(index, row))
-                file.write(bytes([10 * index + row]) * layout.size(index))
-
-
-def test_what_is_written_at_an_offset_is_read_in_its_place(layout, tmp_path):
-    path = tmp_path / "spool"
-    write(layout, path)
-    assert path.stat().st_size == 3 * (10 * 4 + 3 * 16)
-    for index, rows in enumerate(layout.read_rows(path)):
-        assert [bytes(part) for part in rows] == [
-            bytes([10 * index + row]) * layout.size(index) for row in range(3)
-        ]
-    assert index == 2
-
-
-def test_a_file_that_ends_early_is_noticed(layout, tmp_path):
-    path = tmp_path / "spool"
-    write(layout, path)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(LocalProtocolError, match="within tile 2"):
-        list(layout.read_rows(path))
+def test_parts_of_tiles_lie_side_by_side_and_nothing_between_them():
+    """Three rows in tiles of 4, 4 and 2 values, and a tag behind each."""
+    layout = Layout(Terms(Manifest.flat(10), f=0, masking="none", tile=4), 3)
+    parts = [(index, row) for index in range(3) for row in range(3)]
+    assert [layout.size(index) for index in range(3)] == [32, 32, 24]
+    ends = [layout.offset(*part) + layout.size(part[0]) for part in parts]
+    assert [layout.offset(*part) for part in parts] == [0, *ends[:-1]]
 
 
 def test_the_default_rule_is_measured_unless_another_is_named():

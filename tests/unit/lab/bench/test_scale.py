@@ -99,7 +99,7 @@ def test_what_takes_too_long_must_be_split(surveyed):
     pieces = {each["what"]: each["pieces"] for each in surveyed()["splits"]}
     assert pieces["dimensions, by time (exact worker)"] == pytest.approx(1e8 / 3600, rel=0.02)
     assert pieces["clients, by the sketch"] == 10
-    assert "tiles" in pieces
+    assert pieces["pieces of tiles"] == 3
 
 
 def test_a_budget_that_is_spent_leaves_the_large_sizes_out(surveyed, monkeypatch):
@@ -152,7 +152,7 @@ def test_a_size_that_was_measured_counts_though_there_is_no_memory_for_it_now(
 
 
 def test_sizes_beyond_the_memory_are_left_out(monkeypatch):
-    monkeypatch.setattr(scale, "available_bytes", lambda: 10 * 32 * 1_000_000)
+    monkeypatch.setattr(scale, "available_bytes", lambda: 17 * 32 * 1_000_000)
     sizes = list(GRID.sizes())
     assert (32, 1_000_000) in sizes
     assert (1024, 100_000) not in sizes

@@ -27,9 +27,12 @@ PEER_FIGURES = {
             "enclave_cpu_s": 0.5,
             "wall_s": 1.0,
             "x_floor": None,
+            "enclave_x_floor": 1.75,
+            "enclave_x_clear": 0.625,
             "cpu_spread": 0.0,
             "peak_rss_mib": 100.0,
             "prepare_cpu_s": 0.1,
+            "receiving_cpu_s": 0.2,
             "sealing_cpu_s": 0.1,
             "correct": True,
             "attackers_kept": 0,
@@ -38,7 +41,9 @@ PEER_FIGURES = {
         dict.fromkeys(
             (
                 *("cpu_s", "enclave_cpu_s", "wall_s", "x_floor", "cpu_spread", "peak_rss_mib"),
-                *("prepare_cpu_s", "sealing_cpu_s", "correct", "attackers_kept"),
+                *("enclave_x_floor", "enclave_x_clear"),
+                *("prepare_cpu_s", "receiving_cpu_s", "sealing_cpu_s"),
+                *("correct", "attackers_kept"),
             )
         )
         | {"name": "flower", "absent": "absent: pip install 'ostraka[flower]'"},
@@ -88,6 +93,7 @@ def test_a_table_says_who_is_right_and_who_is_absent(run, peers):
     assert "ostraka-exact" in shown
     assert "flower is absent: pip install" in shown
     assert "Correct: no attacker" in shown
+    assert "Enclave of ostraka-exact: 1.75 floors, 0.62 of blas-clear" in shown
 
 
 def test_setup_measures_nothing(run, peers, monkeypatch, tmp_path):
@@ -286,7 +292,7 @@ def test_parts_are_kept_until_the_figures_are(run, cells, tmp_path, monkeypatch)
 
 def now(value):
     return {
-        "format": 2,
+        "format": 3,
         "clients": 8,
         "dimension": 5000,
         "repeat": 3,
