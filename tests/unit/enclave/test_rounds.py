@@ -9,8 +9,7 @@ import pytest
 from ostraka import federation_file, run_round
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.client.following import begin_with
-from ostraka.core import rules
-from ostraka.crypto.updates import stated_norm
+from ostraka.core import rules, uploads
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import ReceiptRefused
 from ostraka.messages import Certified, Charter, vector_digest
@@ -160,7 +159,7 @@ def seal_stating(monkeypatch):
 
     def seal(norm, joined, update):
         with monkeypatch.context() as lying:
-            lying.setattr("ostraka.crypto.updates.stated_norm", lambda _: norm)
+            lying.setattr("ostraka.core.uploads.norm", lambda _: norm)
             return joined.seal(update).sealed
 
     return seal
@@ -176,8 +175,8 @@ def test_what_a_client_spoils_in_a_tile_it_hears_at_once_and_may_correct(
     spoilt = update.copy()
     spoilt[200] = value  # in tile 3
     joined = liar.join()
-    sealed = seal_stating(stated_norm(update), joined, spoilt)
-    for tiles in (sealed.tiles[:4], []):  # It cannot go on with it either.
+    sealed = seal_stating(uploads.norm(update), joined, spoilt)
+    for tiles in (sealed.tiles[:4], ()):  # It cannot go on with it either.
         with pytest.raises(grpc.RpcError, match=why) as refused:
             liar.upload(sealed, tiles)
         assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
@@ -195,7 +194,7 @@ def test_a_norm_that_is_too_short_is_known_when_the_last_tile_is_there(
 ):
     service = start(dimension=1000, settings={"tile": 64})
     update, liar = rows(1, 1000)[0], speaker(service, 1)
-    sealed = seal_stating(1.01 * stated_norm(update), liar.join(), update)
+    sealed = seal_stating(1.01 * uploads.norm(update), liar.join(), update)
     with pytest.raises(grpc.RpcError, match="before it was complete"):
         liar.upload(sealed, sealed.tiles[:-1])
     with pytest.raises(grpc.RpcError, match="norm is not the stated one"):
