@@ -94,7 +94,8 @@ def dot(values: Float32, other: Float32) -> float:
 
 
 def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32) -> float:
-    """Folds a tile of one row into its sketch by law 12. Returns its `squares`, without the scale.
+    """Folds a tile of one row into its sketch by law 12. Returns the sum of the squares of what it
+    folds: in float64 of sums of eight in float32, whose range the scale has to bring them into.
 
     values: (b,). bits: (ceil(b / 8),), the highest of a byte first; 1 turns a value's sign.
     shifts: (ceil(b / m),). sketch: (m,), which values times float32(scale) are added to in float32,

@@ -20,7 +20,7 @@
 #include <immintrin.h>
 #endif
 
-#define ABI 1
+#define ABI 2
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
 #define SUMMED 16384 /* columns whose sums stay in the second cache; memory likes long runs */
@@ -179,31 +179,55 @@ INLINE void add_signed(
 {
     int64_t done = 0;
 #if defined(__x86_64__)
+    if (level != BASELINE) {
+        /* Where vectors are written, none lies across two lines of the cache. */
+        done = least(n, (int64_t)((-(uintptr_t)out & 63) / sizeof(float)));
+        add_signed_baseline(values, bits, first, scale, done, out);
+    }
     if (level == AVX512)
-        done = add_signed_avx512(values, bits, end, first, scale, n, out);
+        done += add_signed_avx512(values + done, bits, end, first + done, scale, n - done, out + done);
     if (level == AVX2)
-        done = add_signed_avx2(values, bits, end, first, scale, n, out);
+        done += add_signed_avx2(values + done, bits, end, first + done, scale, n - done, out + done);
 #endif
     add_signed_baseline(values + done, bits, first + done, scale, n - done, out + done);
 }
 
-/* Law 12: folds values (n,) into a sketch (m,), and returns their squares. A block's values go to
- * consecutive places, from its shift on and then from zero. */
+/* Adds (x[k] scale)^2, for at most CHUNK values, to sums[k mod LANES]: first each place's few in
+ * float32, whose squares are in its range if the scale is chosen well. */
+INLINE void add_squares(const float *restrict x, float scale, int64_t n, double *restrict sums)
+{
+    float parts[LANES] = {0};
+    int64_t k = 0;
+    for (; k + 4 * LANES <= n; k += 4 * LANES)
+        for (int64_t lane = 0; lane < LANES; lane++) {
+            const float *at = x + k + lane;
+            float a = at[0] * scale, b = at[LANES] * scale;
+            float c = at[2 * LANES] * scale, d = at[3 * LANES] * scale;
+            float sum = parts[lane] + a * a;
+            sum += b * b;
+            sum += c * c;
+            parts[lane] = sum + d * d;
+        }
+    for (; k < n; k++)
+        parts[k % LANES] += (x[k] * scale) * (x[k] * scale);
+    for (int64_t lane = 0; lane < LANES; lane++)
+        sums[lane] += (double)parts[lane];
+}
+
+/* Law 12: folds values (n,) into a sketch (m,), and returns the squares of what it has folded. A
+ * block's values go to consecutive places, from its shift on and then from zero. */
 INLINE double absorb_body(
     int32_t level, const float *values, int64_t n, const uint8_t *bits, const uint32_t *shifts,
     float scale, float *sketch, int64_t m)
 {
     double sums[LANES] = {0};
-    const uint8_t *last = bits + (n + 7) / 8;
-    for (int64_t start = 0; start < n; start += CHUNK) {
-        int64_t end = least(start + CHUNK, n);
-        add_products(values + start, values + start, end - start, sums);
-        for (int64_t k = start; k < end;) {
-            int64_t offset = k % m, place = (offset + shifts[k / m]) % m;
-            int64_t run = least(end - k, least(m - offset, m - place));
-            add_signed(level, values + k, bits, last, k, scale, run, sketch + place);
-            k += run;
-        }
+    const uint8_t *end = bits + (n + 7) / 8;
+    for (int64_t start = 0; start < n; start += CHUNK)
+        add_squares(values + start, scale, least(CHUNK, n - start), sums);
+    for (int64_t k = 0, run; k < n; k += run) {
+        int64_t offset = k % m, place = (offset + shifts[k / m]) % m;
+        run = least(n - k, least(m - offset, m - place));
+        add_signed(level, values + k, bits, end, k, scale, run, sketch + place);
     }
     return add_up(sums);
 }

@@ -65,7 +65,7 @@ class Arrival:
         self.spoilt: Rejection | None = None
         self._opener = opener
         self._common = common
-        self._scale = scale_of(row.norm)
+        self._scale = 1.0 if common.folds is None else scale_of(row.norm)
         self._squares = 0.0
         self._open = True
         self._lock = Lock()
@@ -126,7 +126,7 @@ class Arrival:
         return Rejection.FALSE_NORM if np.isfinite(values).all() else Rejection.NOT_FINITE
 
     def _fold(self, index: int, values: Float32) -> float:
-        """The squares of a tile, which is folded on the way, if there is a sketch."""
+        """The squares of a tile, at the row's scale. If there is a sketch, the tile is folded."""
         folds, sketch = self._common.folds, self.row.sketch
         if folds is None or sketch is None:
             return loops.squares(values)
@@ -137,9 +137,9 @@ class Arrival:
 
         Those of integers are exact. A row that is already too long cannot become shorter.
         """
-        norm, step = self.row.norm, self.row.step
         if self._common.keeping.format.integers:
-            stated = INT8.stated_square(norm, step)
+            stated = INT8.stated_square(self.row.norm, self.row.step)
             return (stated if last else 0), stated
+        norm = self.row.norm * float(np.float32(self._scale))
         least = (norm * (1 - _NORM_TOLERANCE)) ** 2 if last else 0.0
         return least, (norm * (1 + _NORM_TOLERANCE)) ** 2
