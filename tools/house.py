@@ -80,7 +80,7 @@ def _size(paths: Sequence[Path]) -> str:
 
 
 def _entry() -> str:
-    paths = [path for path in measured_files() if "_pb2" not in path.stem]
+    paths = [path for path in measured_files() if path.suffix == ".py" and "_pb2" not in path.stem]
     inner = [path for path in paths if path.relative_to(PACKAGES[0]).parts[0] in TRUSTED]
     return (
         f"{len(MEASURED)} modules, {sum(map(_lines, paths))} lines; "

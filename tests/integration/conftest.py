@@ -471,6 +471,13 @@ class Stage:
         everything = [said for enclave in self.enclaves for said in events(enclave, event)]
         return [said for said in everything if fields.items() <= said.items()]
 
+    def status(self) -> dict[str, Any]:
+        """As strangers see it: with numbers for names."""
+        with dial(self.deployment.address) as channel:
+            stub: Any = EnclaveStub(channel)
+            shown: dict[str, Any] = json.loads(stub.GetStatus(wire.StatusRequest()).json)
+        return shown
+
     def chain(self) -> list[Receipt]:
         """All receipts over the wire, followed by a client that has seen none before."""
         identity = read_identity(self.deployment.key("client-1"))

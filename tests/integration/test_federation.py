@@ -71,3 +71,32 @@ def test_sixteen_clients_and_four_attackers(deploy, logged, masking):
     assert json.loads(fetching.lines[-1])["simulated"]
     assert enclave.stop() == 0
     assert all(line["simulated"] for line in map(json.loads, enclave.lines))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("masking", ["none", "exact"])
+def test_a_federation_comes_to_the_same_whatever_memory_its_enclave_has(stage, masking):
+    """Where a row is kept changes no bit of it, and no order in which rows are added up."""
+    receipts = []
+    for mib, spooled in ((0, 5), (3, 3), (8, 0)):  # A row takes 1.14 MiB.
+        play = stage(
+            clients=5,
+            f=1,
+            masking=masking,
+            dimension=300_000,
+            settings={"memory_mib": mib, "tile": 2**14, "quorum": 5},
+        )
+        last = play.gate()
+        play.client("client-5").gates["fetched", 1] = last
+        play.start_enclave()
+        for number in (1, 2):
+            play.start_worker(number)
+        play.start_clients()
+        for name in play.names[:-1]:
+            play.wait_for("UploadCompleted", client=name)
+        assert play.status()["spooled"] == max(0, spooled - 1)
+        last.open()
+        (receipt,) = play.check()
+        receipts.append((receipt.aggregate, receipt.model, receipt.selected))
+    assert len(set(receipts)) == 1
+    assert any(receipts[0][0])

@@ -126,6 +126,8 @@ def _limb_grams(block: UInt32) -> Float64:
     space = np.empty((3, n * panel))
     for start in range(0, width, panel):
         columns = block[:, start : start + panel]
+        if block.strides[1] != block.itemsize:  # Loops take values that are adjacent in a row.
+            columns = np.ascontiguousarray(columns)
         limbs = [cut(each, *columns.shape) for each in space]
         loops.limbs(columns, *limbs)
         for place, limb in enumerate(limbs):

@@ -108,6 +108,12 @@ def test_gram_of_random_blocks(rows, columns):
     np.testing.assert_array_equal(field.gram(block), exact_product(block, block.T))
 
 
+def test_gram_takes_any_layout():
+    whole = matrices(20, 90, seed=1)
+    for block in (whole[:, 3:50], whole[::2], whole[:, ::-1], whole[:, ::3], whole.T):
+        np.testing.assert_array_equal(field.gram(block), exact_product(block, block.T))
+
+
 def test_gram_of_the_largest_residues_in_more_columns_than_one_sum_holds(monkeypatch):
     block = np.full((2, 3000), P - 1, np.uint32)
     assert (field.gram(block) == 3000).all()  # (-1)^2 in each of 3000 columns

@@ -249,8 +249,19 @@ def test_law12_absorb_is_the_formula(n, m, scale, seed):
         sign = -1 if bits[k // 8] >> (7 - k % 8) & 1 else 1
         place = (k % m + int(shifts[k // m])) % m
         expected[place] += np.float32(sign) * (values[k] * np.float32(scale))
-    assert loops.absorb(values, bits, shifts, scale, sketch) == loops.squares(values)
+    squares = loops.absorb(values, bits, shifts, scale, sketch)
+    scaled = values.astype(np.float64) * np.float32(scale)
+    assert squares == pytest.approx(scaled @ scaled, rel=1e-5, abs=1e-30)
     assert_same(sketch, expected)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
+@pytest.mark.parametrize("place", [0, 127, 128, 999, 1500])
+def test_absorbed_squares_show_what_is_not_finite_or_out_of_range(bad, place):
+    values = np.ones(1501, np.float32)
+    values[place] = bad
+    bits, shifts = np.zeros(188, np.uint8), np.zeros(1, np.uint32)
+    assert not loops.absorb(values, bits, shifts, 1.0, np.zeros(2000, np.float32)) < 1e38
 
 
 @given(count=st.integers(0, 9), n=st.integers(0, 50), seed=SEEDS)
