@@ -82,11 +82,10 @@ class Rejection(StrEnum):
     DUPLICATE = "sent twice"
     LATE = "arrived after the round closed"
     INCOMPLETE = "incomplete when the round closed"
-    UNOPENABLE_TILE = "a tile does not open"
     NOT_FINITE = "holds a NaN or an infinity"
     BAD_VALUE = "holds a value that its format does not have"
     FALSE_NORM = "its norm is not the stated one"
-    CHANGED = "a tile changed between the two passes"
+    CHANGED = "a tile changed after it arrived"
 
     @property
     def provable(self) -> bool:

@@ -37,7 +37,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
 _LONGEST_NAME = 64
 _MIB = 2**20
-_MESSAGE_OVERHEAD = 4096  # of a tile's message, generously
 _YEAR = 366 * 24 * 3600
 _MANY = 2**31 - 1
 
@@ -189,9 +188,9 @@ class Limits:
     """[limits]: so that no peer can starve the others.
 
     connections: of strangers, open at a time; those of enrolled parties are not counted. uploads:
-    clients that send at a time; others wait. message_kib: the largest single message. idle_s: a
-    silent connection is closed after this. upload_s: the time for one client's upload.
-    requests_per_minute: from one peer.
+    clients that send at a time; others wait. message_kib: the largest single message; tiles are no
+    messages. idle_s: a silent connection is closed after this, and a lane whose next tile takes
+    longer. upload_s: the time for one client's upload. requests_per_minute: from one peer.
     """
 
     connections: int = 1024
@@ -587,11 +586,4 @@ def _require_room(document: Document, file: FederationFile, federation: Federati
             "storage.spool_mib",
             f"storage.spool_mib must hold a round: {clients} updates of {terms.dimension} values "
             f"take {round_mib}; got {file.storage.spool_mib}",
-        )
-    message_kib = -(-(value_bytes * terms.tile + _MESSAGE_OVERHEAD) // 1024)
-    if file.limits.message_kib < message_kib:
-        raise document.error(
-            "limits.message_kib",
-            f"limits.message_kib must hold a tile of {terms.tile} values: "
-            f"{message_kib}; got {file.limits.message_kib}",
         )

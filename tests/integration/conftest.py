@@ -31,7 +31,6 @@ from ostraka.cli.federation_folder import Plan
 from ostraka.client import connection, upload
 from ostraka.client.memory import MemoryFile
 from ostraka.client.results import Model, Outcome
-from ostraka.config import Tiling
 from ostraka.core import rules
 from ostraka.core.gram import NumpyKernel, Sum, Values
 from ostraka.encoding import decode
@@ -425,8 +424,7 @@ class Stage:
     @property
     def tiles(self) -> int:
         """Of shares, in one attempt at one worker."""
-        terms = federation_file.load(self.deployment.config).federation().terms
-        return Tiling(terms.columns.length, terms.tile).count
+        return federation_file.load(self.deployment.config).federation().columns.count
 
     def gate(self) -> Gate:
         self.gates.append(Gate())

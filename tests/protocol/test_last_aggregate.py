@@ -133,7 +133,7 @@ def test_a_null_step_keeps_it(simulate):
     round_.close()
     round_.measure()
     for client in range(6):
-        round_.cohort.standing.reject(f"client-{client}", Rejection.UNOPENABLE_TILE)
+        round_.cohort.standing.reject(f"client-{client}", Rejection.CHANGED)
     null = round_.host().finish(round_.cohort, round_.measured)
     assert null.receipt.failure
     np.testing.assert_array_equal(null.state.last, first.aggregate)
@@ -152,7 +152,7 @@ def test_a_null_step_before_any_aggregate_leaves_a_state_of_the_same_size(simula
         round_.close()
         round_.measure()
         for client in range(lost):
-            round_.cohort.standing.reject(f"client-{client}", Rejection.UNOPENABLE_TILE)
+            round_.cohort.standing.reject(f"client-{client}", Rejection.CHANGED)
         proposed = round_.host().finish(round_.cohort, round_.measured)
         assert bool(proposed.receipt.failure) == bool(lost)
         sizes.append(len(to_bytes(proposed.state)))

@@ -87,7 +87,6 @@ def test_what_the_host_can_cause_is_not_provable(reason):
         Rejection.DUPLICATE,
         Rejection.LATE,
         Rejection.INCOMPLETE,
-        Rejection.UNOPENABLE_TILE,
         Rejection.CHANGED,
     }
     assert reason.provable == (reason not in host)

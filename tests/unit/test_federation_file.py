@@ -167,7 +167,9 @@ class TakesAll(rules.Rule):
 
 
 def test_settings_of_the_operator_do_not_change_the_federation(read):
-    other = changed(template(), count=3, deadline_s=5, spool_mib=100, uploads=2, threads=1)
+    other = changed(
+        template(), count=3, deadline_s=5, spool_mib=100, uploads=2, threads=1, memory_mib=0
+    )
     assert read(other).federation() == read(template()).federation()
 
 
@@ -433,6 +435,8 @@ REFUSED = {
     "an optimiser that is not there": ({"kind": '"lion"'}, "[optimiser]", "'lion'"),
     "a learning rate of zero": ({"learning_rate": 0}, "learning_rate", "must be positive"),
     "momentum of one": ({"momentum": 1}, "momentum", "0 <= momentum < 1"),
+    "memory below zero": ({"memory_mib": -1}, "memory_mib", "memory_mib is 0 to"),
+    "memory in parts": ({"memory_mib": 0.5}, "memory_mib", "memory_mib is a whole number"),
     "a folder without a name": ({"folder": '""'}, "folder", "folder cannot be empty"),
     "no models kept": ({"keep_models": 0}, "keep_models", "keep_models is 1 to"),
     "an address without a port": ({"listen": '"localhost"'}, "listen", "host:port"),
@@ -447,11 +451,6 @@ REFUSED = {
     "Byzantine witnesses below zero": ({"witness_f": -1}, "witness_f", "witness_f is 0 to"),
     "a short authority": ({"authority": '"ab"'}, "authority", "64 hex digits; got 2"),
     "no dimension": ({"dimension": 0}, "dimension", "an update has 1 to"),
-    "too small a message": (
-        {"message_kib": 60, "tile": 16384},
-        "message_kib",
-        "must hold a tile of 16384 values: 68; got 60",
-    ),
     "too small a spool": (
         {"spool_mib": 1, "dimension": 100_000},
         "spool_mib",

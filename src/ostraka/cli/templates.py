@@ -86,7 +86,8 @@ requests_per_minute = 600  # from one peer
 [enclave]
 listen = "127.0.0.1:7420"  # host:port, for clients and workers
 # metrics = "127.0.0.1:7421"  # host:port, for Prometheus; none unless given
-threads = 2  # that open, mask and sum updates
+threads = 2  # that mask and sum updates
+# memory_mib = 4096  # for opened updates; half of what is to spare unless given. Others: spool
 # tls_certificate = "tls.pem"  # for TLS on top of what is sealed anyway
 # tls_key = "tls.key"
 

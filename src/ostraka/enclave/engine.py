@@ -177,6 +177,8 @@ class Engine:
                     if cohort is not None:
                         await self._finish(cohort)
                 finally:
+                    if self.current is not None:
+                        self.current.intake.stop()
                     self.current = self.measuring = None
         except (RoundFailed, RemoteProtocolError, StateError, StorageFull) as failed:
             if self.state.pending is None:  # Otherwise it goes on when the service starts again.

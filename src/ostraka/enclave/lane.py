@@ -17,6 +17,7 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Protocol
@@ -59,8 +60,8 @@ class Tickets:
     def __init__(self, threads: int, *, idle_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._issued: dict[bytes, Lane] = {}
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ostraka-lane")
+        self._source = partial(_Source, idle_s=idle_s, tls=tls, waits=kernel_waits())
         self._idle_s = idle_s
-        self._tls = tls
 
     def __enter__(self) -> "Tickets":
         return self
@@ -76,7 +77,7 @@ class Tickets:
     @contextmanager
     def issue(self, receiver: Receiver, party: Member | None) -> Iterator["Lane"]:
         """Hold a lane open for the block. party: who has proved that the upload is its own."""
-        lane = Lane(receiver, party, self._threads, idle_s=self._idle_s, tls=self._tls)
+        lane = Lane(receiver, party, self._threads, source=self._source, idle_s=self._idle_s)
         self._issued[lane.ticket] = lane
         try:
             yield lane
@@ -98,15 +99,15 @@ class Lane:
         party: Member | None,
         threads: ThreadPoolExecutor,
         *,
+        source: "Callable[[socket.socket], _Source]",
         idle_s: float,
-        tls: ssl.SSLContext | None,
     ) -> None:
         self.ticket = os.urandom(TICKET_BYTES)
         self.party = party
         self._receiver = receiver
         self._threads = threads
+        self._read_from = source
         self._idle_s = idle_s
-        self._tls = tls
         self._loop = asyncio.get_running_loop()
         self._came: asyncio.Future[_Source] = self._loop.create_future()
         self._source: _Source | None = None
@@ -119,7 +120,7 @@ class Lane:
     def connect(self, near: socket.socket, gone: Callable[[], None]) -> None:
         """Take in the connection that has shown the ticket. gone: called once it is closed."""
         try:
-            self._source = _Source(near, self._idle_s, self._tls)
+            self._source = self._read_from(near)
         except OSError:  # It has ended already.
             near.close()
             gone()
@@ -168,26 +169,28 @@ class Lane:
 
 
 class _Source:
-    """Reads frames from a connection. late: the last one did not come in time."""
+    """Reads frames from a connection. late: the last one did not come in time.
 
-    def __init__(self, near: socket.socket, idle_s: float, tls: ssl.SSLContext | None) -> None:
+    waits: the kernel waits for a whole frame in one call, and no longer than it may take.
+    """
+
+    def __init__(
+        self, near: socket.socket, *, idle_s: float, tls: ssl.SSLContext | None, waits: bool
+    ) -> None:
         self.late = False
         self._idle_s = idle_s
         self._near = near
+        self._waits = waits and tls is None
         if tls is not None:
             self._near = tls.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
 
     def begin(self) -> None:
         """Shake hands, where there is TLS. Raises OSError."""
-        if isinstance(self._near, ssl.SSLSocket):
+        if self._waits:
+            _wait_at_most(self._near, self._idle_s)
+        elif isinstance(self._near, ssl.SSLSocket):
             self._near.settimeout(self._idle_s)
             self._near.do_handshake()
-            return
-        self._near.setblocking(True)
-        # The kernel waits for a whole frame in one call, and no longer than this.
-        seconds, part = divmod(self._idle_s, 1)
-        limit = _TIMEVAL.pack(int(seconds), int(part * 1e6))
-        self._near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
     def fill(self, frame: memoryview) -> int:
         """Read until the frame is full. Return how many bytes came before the end, or in time."""
@@ -205,10 +208,10 @@ class _Source:
         left = until - monotonic()
         if left <= 0:
             raise TimeoutError
-        if isinstance(self._near, ssl.SSLSocket):
-            self._near.settimeout(left)
-            return self._near.recv_into(rest)
-        return self._near.recv_into(rest, 0, socket.MSG_WAITALL)
+        if self._waits:
+            return self._near.recv_into(rest, 0, socket.MSG_WAITALL)
+        self._near.settimeout(left)
+        return self._near.recv_into(rest)
 
     def cut(self) -> None:
         with suppress(OSError):
@@ -237,3 +240,23 @@ def _receive(source: _Source, receiver: Receiver) -> None:
         if came < len(frame):
             raise TimeoutError if source.late else LaneBroken(_ENDED)
         receiver.take(frame[LENGTH.size :])
+
+
+def _wait_at_most(near: socket.socket, seconds: float) -> None:
+    """Have the kernel end each wait for this socket after a time."""
+    near.setblocking(True)
+    whole, part = divmod(seconds, 1)
+    limit = _TIMEVAL.pack(int(whole), max(1, int(part * 1e6)))
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+
+def kernel_waits() -> bool:
+    """Return whether the kernel waits for whole frames. Some that imitate Linux do not."""
+    near, far = socket.socketpair()
+    with near, far:
+        try:
+            _wait_at_most(near, 0.001)
+            far.sendall(b"?")
+            return near.recv_into(bytearray(2), 0, socket.MSG_WAITALL) == 1
+        except OSError:
+            return False

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from ostraka.config import Federation
-from ostraka.errors import Rejection, UpdateRejected
+from ostraka.errors import LocalProtocolError, Rejection, UpdateRejected
 from ostraka.messages import UpdateHeader, UpdateTile
 from ostraka.protocol.enclave import Intake
 
@@ -17,7 +17,6 @@ class OpenRound:
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
-    _bytes: dict[str, int] = field(init=False)  # of each client, by one thread at a time
     _own: set[str] = field(default_factory=set)  # whose uploads they began themselves
 
     @property
@@ -104,6 +103,8 @@ class Receiver:
         except UpdateRejected:
             self._tell()
             raise
+        except LocalProtocolError:  # The round was given up, and its spool is closed.
+            raise UpdateRejected(header.client, Rejection.LATE) from None
         if self.complete:
             self._tell()
 

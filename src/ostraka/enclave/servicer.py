@@ -469,6 +469,7 @@ class Servicer(EnclaveServicer):
                 await context.write(_granted(lane.ticket, first))
                 await lane.received()
         self.engine.tell(events.UploadCompleted(header.client))
+        current.changed.set()  # Only now, so that the round's end is told after this.
         if first < header.tiles and len(current.intake.complete) % _TIDIED == 0:
             hardening.give_back()
         await context.write(wire.UploadReply(complete=wire.Complete()))

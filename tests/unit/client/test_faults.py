@@ -10,7 +10,7 @@ import grpc
 import numpy as np
 import pytest
 
-from ostraka.client import connection
+from ostraka.client import connection, upload
 from ostraka.client.events import AlreadySent, Reconnecting, Resending, Uploading, Waiting
 from ostraka.client.upload import ENDED, WITHOUT
 from ostraka.config import Member
@@ -111,6 +111,29 @@ def test_an_array_that_changes_is_not_sent_again_under_the_same_key(
         alice.submit(UPDATE.copy())
     sent = [tile for stream in service.arrived for tile in stream[1:]]
     assert sent == list(sealed[0].tiles[:3])  # Nothing came over the second lane.
+
+
+def test_an_interrupt_half_way_leaves_no_lane_behind(alice, service, monkeypatch):
+    alice.fetch()
+    real, lanes = upload.frames, []
+
+    def interrupted(sealed, numbers):
+        for number, frame in zip(numbers, real(sealed, numbers), strict=True):
+            if number == 2:
+                raise KeyboardInterrupt
+            yield frame
+
+    def dial_lane(*arguments, **options):
+        lanes.append(dial.dial_lane(*arguments, **options))
+        return lanes[-1]
+
+    monkeypatch.setattr(connection, "dial_lane", dial_lane)
+    monkeypatch.setattr(upload, "frames", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        alice.submit(UPDATE)
+    monkeypatch.setattr(upload, "frames", real)
+    assert alice.submit(UPDATE).accepted
+    assert [lane.fileno() for lane in lanes] == [-1, -1]
 
 
 def test_a_tile_that_was_changed_on_the_way_is_sent_again(alice, service, sealed):

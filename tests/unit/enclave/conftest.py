@@ -269,6 +269,10 @@ class Speaker:
         signed = self.identity.sign(replace(hello, **lies))
         self.stub.Greet(wire.GreetRequest(hello=encode(signed)), timeout=PATIENCE_S)
 
+    def status(self) -> dict[str, Any]:
+        shown: dict[str, Any] = json.loads(self.stub.GetStatus(wire.StatusRequest()).json)
+        return shown
+
     def charter(self) -> Charter:
         return decode(Charter, self.stub.GetCharter(wire.CharterRequest()).charter)
 

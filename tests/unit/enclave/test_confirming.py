@@ -14,7 +14,6 @@ import grpc
 import numpy as np
 import pytest
 
-from ostraka.core import uploads
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import engine, servicer
 from ostraka.enclave.storage.state import EnclaveState
@@ -328,17 +327,18 @@ def test_a_pending_round_is_not_skipped_when_it_cannot_be_published(quiet, speak
 
 
 def test_a_rule_that_cannot_stand_makes_a_null_step_that_is_confirmed_like_any_other(
-    quiet, speaker, monkeypatch
+    start, speaker
 ):
-    real = uploads.norm
-    monkeypatch.setattr(uploads, "norm", lambda update: 3.0 * real(update))
+    """The host changes three rows on its disk: what clients spoil is refused as it arrives."""
+    quiet = start(voters=(), settings={"memory_mib": 0})
     speakers = [speaker(quiet, at + 1) for at in range(N)]
     given = rows()
-    for one, row in zip(speakers[:3], given[:3], strict=True):
-        one.send(row)
-    monkeypatch.setattr(uploads, "norm", real)
-    for one, row in zip(speakers[3:], given[3:], strict=True):
+    for one, row in zip(speakers[:-1], given[:-1], strict=True):
         before = one.send(row).offer.model
+    (spool,) = (quiet.root / "state").glob("spool-round-*.bin")
+    with spool.open("r+b") as disk:
+        disk.write(bytes(3 * (4 * D + 16)))  # the first three of the roster
+    speakers[-1].send(given[-1])
     quiet.wait_for("RoundProposed")
     proposal = proposal_of(speakers[0])
     told = {type(each).__name__ for each in quiet.events}

@@ -16,6 +16,7 @@ import pytest
 from ostraka.client.connection import Connection, Patience
 from ostraka.client.upload import Upload
 from ostraka.config import Member
+from ostraka.enclave import lane
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import Lane, LaneBroken, Tickets
 from ostraka.errors import ConfigError, OpenError, StorageFull
@@ -30,9 +31,8 @@ FRAMES = [LENGTH.pack(SIZE) + tile for tile in TILES]
 class Kept:
     """What has arrived of one upload. fails: raised in place of taking this tile."""
 
-    size = SIZE
-
     def __init__(self, fails: dict[int, Exception] | None = None) -> None:
+        self.size = SIZE
         self.tiles: list[bytes] = []
         self.memory: set[int] = set()
         self.gate = threading.Event()
@@ -61,21 +61,30 @@ def run(work: Callable[[Tickets], Awaitable[None]], *, idle_s: float = PATIENCE_
     asyncio.run(main())
 
 
-def connected(lane: Lane, gone: Callable[[], None] = lambda: None) -> socket.socket:
+def connected(opened: Lane, gone: Callable[[], None] = lambda: None) -> socket.socket:
     """The peer's side of a connection that has shown the ticket."""
     near, far = socket.socketpair()
     far.settimeout(PATIENCE_S)
-    lane.connect(near, gone)
+    opened.connect(near, gone)
     return far
 
 
+@pytest.fixture(params=["the kernel waits", "it does not"])
+def way(request, monkeypatch):
+    """How frames are read."""
+    assert lane.kernel_waits(), "what is tested here is what the kernel does"
+    if request.param == "it does not":
+        monkeypatch.setattr(lane, "kernel_waits", lambda: False)
+
+
+@pytest.mark.usefixtures("way")
 def test_tiles_arrive_in_order_and_in_one_memory():
     kept, gone = Kept(), []
 
     async def work(tickets: Tickets) -> None:
-        with tickets.issue(kept, None) as lane, connected(lane, lambda: gone.append(1)) as far:
+        with tickets.issue(kept, None) as opened, connected(opened, lambda: gone.append(1)) as far:
             far.sendall(b"".join(FRAMES))
-            await lane.received()
+            await opened.received()
             assert far.recv(1) == b""
 
     run(work)
@@ -100,8 +109,8 @@ def test_a_connection_that_comes_as_its_call_ends_is_closed():
     gone: list[int] = []
 
     async def work(tickets: Tickets) -> None:
-        with tickets.issue(Kept(), None) as lane:
-            far = connected(lane, lambda: gone.append(1))
+        with tickets.issue(Kept(), None) as opened:
+            far = connected(opened, lambda: gone.append(1))
         with far:
             assert far.recv(1) == b""
 
@@ -111,8 +120,8 @@ def test_a_connection_that_comes_as_its_call_ends_is_closed():
 
 def test_a_connection_that_never_comes_is_not_waited_for():
     async def work(tickets: Tickets) -> None:
-        with tickets.issue(Kept(), None) as lane, pytest.raises(TimeoutError):
-            await lane.received()
+        with tickets.issue(Kept(), None) as opened, pytest.raises(TimeoutError):
+            await opened.received()
 
     run(work, idle_s=0.05)
 
@@ -129,17 +138,18 @@ FAULTS: dict[str, tuple[bytes, type[Exception]]] = {
 }
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("sentence", FAULTS)
 def test_a_fault_ends_the_call_and_what_came_before_it_counts(sentence):
     said, error = FAULTS[sentence]
     kept = Kept()
 
     async def work(tickets: Tickets) -> None:
-        with tickets.issue(kept, None) as lane, connected(lane) as far:
+        with tickets.issue(kept, None) as opened, connected(opened) as far:
             far.sendall(said)
             far.shutdown(socket.SHUT_WR)
             with pytest.raises(error):
-                await lane.received()
+                await opened.received()
             with suppress(ConnectionResetError):
                 assert far.recv(1) == b""
 
@@ -151,24 +161,81 @@ def test_what_the_enclave_refuses_is_what_the_call_ends_with():
     kept = Kept({3: StorageFull("no room")})
 
     async def work(tickets: Tickets) -> None:
-        with tickets.issue(kept, None) as lane, connected(lane) as far:
+        with tickets.issue(kept, None) as opened, connected(opened) as far:
             far.sendall(b"".join(FRAMES))
             with pytest.raises(StorageFull):
-                await lane.received()
+                await opened.received()
 
     run(work)
     assert kept.tiles == TILES[:3]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("said", [b"", FRAMES[0], FRAMES[0] + FRAMES[1][:50]])
 def test_a_silent_peer_is_not_waited_for(said):
     async def work(tickets: Tickets) -> None:
-        with tickets.issue(Kept(), None) as lane, connected(lane) as far:
+        with tickets.issue(Kept(), None) as opened, connected(opened) as far:
             far.sendall(said)
             with pytest.raises(TimeoutError):
-                await lane.received()
+                await opened.received()
 
     run(work, idle_s=0.1)
+
+
+def test_a_sender_that_is_too_fast_is_held_up_and_loses_nothing():
+    """Nothing is kept for it but what the kernel holds and one frame."""
+    kept = Kept()
+    kept.size = 2**18
+    kept.gate.clear()
+    data = b"".join(LENGTH.pack(2**18) + bytes([index]) * 2**18 for index in range(COUNT)) * 20
+
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(kept, None) as opened, connected(opened) as far:
+            receiving = asyncio.create_task(opened.received())
+            far.setblocking(False)
+            sent, quiet = 0, 0
+            while quiet < 20:  # until nothing more fits in between
+                try:
+                    sent += far.send(data[sent : sent + 2**16])
+                    quiet = 0
+                except BlockingIOError:
+                    quiet += 1
+                    await asyncio.sleep(0.01)
+            assert sent < len(data) / 4
+            assert kept.tiles == []
+            kept.gate.set()
+            far.settimeout(PATIENCE_S)
+            with suppress(ConnectionError):  # It ends when it has all that it wants.
+                await asyncio.to_thread(far.sendall, data[sent:])
+            await receiving
+
+    run(work)
+    assert [tile[0] for tile in kept.tiles] == list(range(COUNT))
+
+
+@pytest.mark.usefixtures("way")
+def test_a_peer_that_drips_has_its_time_for_each_frame_and_not_for_each_byte():
+    """It never falls silent for as long as it may."""
+    kept, over = Kept(), threading.Event()
+
+    def drip(far: socket.socket) -> None:
+        for byte in b"".join(FRAMES):
+            if over.wait(0.02):
+                return
+            with suppress(OSError):
+                far.sendall(bytes([byte]))
+
+    async def work(tickets: Tickets) -> None:
+        with tickets.issue(kept, None) as opened, connected(opened) as far:
+            dripping = threading.Thread(target=drip, args=(far,))
+            dripping.start()
+            with pytest.raises(TimeoutError):
+                await opened.received()
+            over.set()
+            dripping.join()
+
+    run(work, idle_s=0.5)
+    assert kept.tiles == []
 
 
 def test_a_call_that_is_cancelled_waits_for_the_tile_in_hand():
@@ -177,9 +244,9 @@ def test_a_call_that_is_cancelled_waits_for_the_tile_in_hand():
 
     async def work(tickets: Tickets) -> None:
         kept.gate.clear()
-        with tickets.issue(kept, None) as lane, connected(lane) as far:
+        with tickets.issue(kept, None) as opened, connected(opened) as far:
             far.sendall(b"".join(FRAMES))
-            receiving = asyncio.create_task(lane.received())
+            receiving = asyncio.create_task(opened.received())
             await asyncio.to_thread(kept.taking.wait, PATIENCE_S)
             receiving.cancel()
             await asyncio.sleep(0.05)
@@ -194,10 +261,11 @@ def test_a_call_that_is_cancelled_waits_for_the_tile_in_hand():
     run(work)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_cancelled_call_wakes_a_thread_that_waits_for_its_peer():
     async def work(tickets: Tickets) -> None:
-        with tickets.issue(Kept(), None) as lane, connected(lane) as far:
-            receiving = asyncio.create_task(lane.received())
+        with tickets.issue(Kept(), None) as opened, connected(opened) as far:
+            receiving = asyncio.create_task(opened.received())
             await asyncio.sleep(0.05)
             receiving.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -221,14 +289,14 @@ def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path,
     async def work(tickets: Tickets) -> None:
         with (
             Front(4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets) as front,
-            tickets.issue(kept, party) as lane,
+            tickets.issue(kept, party) as opened,
             ExitStack() as stack,
         ):
             front.pass_on_to(front.back_address(), 1)  # where nobody is
             port = front.listen("127.0.0.1:0")
             ours = connect(port, stack)
-            ours.sendall(LANE + lane.ticket + FRAMES[0])
-            receiving = asyncio.create_task(lane.received())
+            ours.sendall(LANE + opened.ticket + FRAMES[0])
+            receiving = asyncio.create_task(opened.received())
             await asyncio.to_thread(kept.taking.wait, PATIENCE_S)
             for _ in range(6):
                 connect(port, stack)
@@ -331,14 +399,14 @@ def spoken(upload: Any, data: bytes) -> socket.socket:
     return said(upload.open_lane(upload.granted.ticket), data)
 
 
-def said(lane: socket.socket, data: bytes) -> socket.socket:
-    lane.sendall(data)
-    return lane
+def said(near: socket.socket, data: bytes) -> socket.socket:
+    near.sendall(data)
+    return near
 
 
-def closing(lane: socket.socket) -> socket.socket:
-    lane.shutdown(socket.SHUT_RDWR)
-    return lane
+def closing(near: socket.socket) -> socket.socket:
+    near.shutdown(socket.SHUT_RDWR)
+    return near
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from ostraka import federation_file, run_round
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.client.following import begin_with
-from ostraka.core import rules
+from ostraka.core import rules, uploads
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import ReceiptRefused
 from ostraka.messages import Certified, Charter, vector_digest
@@ -144,6 +144,102 @@ def test_f_liars_and_an_absent_client_do_not_end_a_round(start, speaker):
     assert receipt.participants == 5
     assert {each.client for each in receipt.rejected} == {"client-1", "client-2"}
     assert not service.named("RoundSkipped")
+
+
+SPOILT = {
+    "a NaN where the norm does not show it": (np.nan, "NaN or an infinity"),
+    "an infinity": (-np.inf, "NaN or an infinity"),
+    "more than the stated norm": (100.0, "norm is not the stated one"),
+}
+
+
+@pytest.fixture
+def seal_stating(monkeypatch):
+    """seal_stating(norm, joined, update) is sealed with a norm that may be a lie."""
+
+    def seal(norm, joined, update):
+        with monkeypatch.context() as lying:
+            lying.setattr("ostraka.core.uploads.norm", lambda _: norm)
+            return joined.seal(update).sealed
+
+    return seal
+
+
+@pytest.mark.parametrize(("value", "why"), SPOILT.values(), ids=SPOILT.keys())
+def test_what_a_client_spoils_in_a_tile_it_hears_at_once_and_may_correct(
+    start, speaker, seal_stating, value, why
+):
+    """The tile is refused as it arrives, and none behind it is waited for."""
+    service = start(dimension=1000, settings={"tile": 64, "deadline_s": 600})
+    update, liar = rows(1, 1000)[0], speaker(service, 1)
+    spoilt = update.copy()
+    spoilt[200] = value  # in tile 3
+    joined = liar.join()
+    sealed = seal_stating(uploads.norm(update), joined, spoilt)
+    for tiles in (sealed.tiles[:4], ()):  # It cannot go on with it either.
+        with pytest.raises(grpc.RpcError, match=why) as refused:
+            liar.upload(sealed, tiles)
+        assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert liar.status()["awaited"] == [f"client-{i}" for i in range(2, 6)]
+    assert liar.upload(joined.seal(update).sealed)[-1].WhichOneof("answer") == "complete"
+    assert liar.status()["arrived"] == ["client-1"]
+    for i in range(2, 6):
+        speaker(service, i).send(rows(1, 1000)[0])
+    receipt = liar.follow(joined)
+    assert (receipt.participants, receipt.rejected) == (5, ())
+
+
+def test_a_norm_that_is_too_short_is_known_when_the_last_tile_is_there(
+    start, speaker, seal_stating
+):
+    service = start(dimension=1000, settings={"tile": 64})
+    update, liar = rows(1, 1000)[0], speaker(service, 1)
+    sealed = seal_stating(1.01 * uploads.norm(update), liar.join(), update)
+    with pytest.raises(grpc.RpcError, match="before it was complete"):
+        liar.upload(sealed, sealed.tiles[:-1])
+    with pytest.raises(grpc.RpcError, match="norm is not the stated one"):
+        liar.upload(sealed, sealed.tiles[-1:])
+
+
+def test_an_upload_that_is_complete_is_told_so_again(start, speaker):
+    """Its client may not have heard it."""
+    service = start(dimension=1000, settings={"tile": 64})
+    one = speaker(service, 1)
+    sealed = one.join().seal(rows(1, 1000)[0]).sealed
+    assert one.upload(sealed)[0].granted.next == 0
+    for _ in range(2):
+        first, complete = one.upload(sealed)
+        assert (first.granted.ticket, first.granted.next) == (b"", 16)
+        assert complete.WhichOneof("answer") == "complete"
+    assert one.status()["arrived"] == ["client-1"]
+
+
+ROOMS = {
+    "none": (0, 5),
+    "too little for one row": (1, 5),
+    "two rows": (3, 3),
+    "all rows": (8, 0),
+    "the default": (None, 0),
+}
+
+
+@pytest.mark.parametrize(("mib", "spooled"), ROOMS.values(), ids=ROOMS.keys())
+def test_rows_that_find_no_room_in_memory_are_spooled_and_the_round_goes_on(
+    start, speaker, mib, spooled
+):
+    d, settings = 300_000, {} if mib is None else {"memory_mib": mib}  # 1.14 MiB a row
+    service = start(dimension=d, settings=settings | {"tile": 2**14})
+    updates = np.random.default_rng(5).normal(size=(5, d)).astype(np.float32)
+    speakers = [speaker(service, i + 1) for i in range(5)]
+    joined = [speakers[i].send(updates[i]) for i in range(4)]
+    seen = speakers[0].status()["spooled"]
+    assert len(seen) == max(0, spooled - 1)
+    joined.append(speakers[4].send(updates[4]))
+    receipt = speakers[0].follow(joined[0])
+    assert (receipt.participants, receipt.rejected) == (5, ())
+    expected = run_round(updates, f=1, masking="none").aggregate
+    np.testing.assert_allclose(speakers[0].model(receipt.model), expected, rtol=1e-6, atol=1e-8)
+    assert speakers[0].status()["spooled"] == []
 
 
 def test_an_upload_goes_on_where_it_broke_off(start, speaker):

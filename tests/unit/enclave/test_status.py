@@ -34,6 +34,7 @@ STATUS = {
     "deadline_in_s",
     "arrived",
     "awaited",
+    "spooled",
     "rejected",
     "workers",
     "stages_s",
@@ -81,7 +82,7 @@ def federation(start):
 
 
 def status_of(service, speaker):
-    return json.loads(speaker(service, 1).stub.GetStatus(wire.StatusRequest()).json)
+    return speaker(service, 1).status()
 
 
 def scrape(port):

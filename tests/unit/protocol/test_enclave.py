@@ -144,8 +144,8 @@ def test_standing_lowers_f_for_provable_lies_only():
 
 def test_the_first_reason_stands():
     standing = Standing(TERMS, {})
-    standing.reject("client-0", Rejection.UNOPENABLE_TILE)
+    standing.reject("client-0", Rejection.CHANGED)
     standing.reject("client-0", Rejection.FALSE_NORM)
-    assert standing.rejected == {"client-0": Rejection.UNOPENABLE_TILE}
+    assert standing.rejected == {"client-0": Rejection.CHANGED}
     assert "client-0" not in standing
     assert "client-1" in standing

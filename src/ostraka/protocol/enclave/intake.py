@@ -147,12 +147,16 @@ class Intake:
         incomplete = dict.fromkeys(self._uploads.keys() - complete, Rejection.INCOMPLETE)
         standing = Standing(self._context.terms, incomplete | spoilt)
         standing.require(len(complete))
-        self._closed = True
-        for client in self._uploads.keys() - complete:
-            self._uploads[client].end()
+        self.stop()
         clients = (member.name for member in self._context.federation.clients)
         rows = tuple(self._uploads[name].row for name in clients if name in complete)
         return Cohort(self._context, rows, standing)
+
+    def stop(self) -> None:
+        """Take no more. Afterwards no thread writes into the round's memory."""
+        self._closed = True
+        for arrival in list(self._uploads.values()):
+            arrival.end()
 
     def _authenticate(self, header: UpdateHeader) -> None:
         name = header.client

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 
 import numpy as np
 import pytest
@@ -40,40 +41,46 @@ def ciphertext(row, index):
     return bytes([16 * row + index]) * size(index)
 
 
-def test_what_was_written_comes_back_in_the_order_asked_for(spool):
-    for row in (3, 0, 4):
-        for index in (2, 0, 1):
-            spool.write(row, index, ciphertext(row, index))
-    for rows in ([0, 3, 4], [4, 0], [3]):
-        tiles = [list(tile) for tile in spool.tiles(rows)]
-        assert tiles == [[ciphertext(row, index) for row in rows] for index in range(3)]
+def whole(spool, row, index, d=20):
+    return spool.read(row, index, 0, size(index, d))
+
+
+def test_what_was_written_comes_back(spool):
+    slots = [(row, index) for row in (3, 0, 4) for index in (2, 0, 1)]
+    for row, index in slots:
+        spool.write(row, index, ciphertext(row, index))
+    for row, index in sorted(slots):
+        assert whole(spool, row, index) == ciphertext(row, index)
+
+
+def test_any_part_of_a_tile_comes_back(spool):
+    tile = os.urandom(SLOT)
+    spool.write(2, 1, tile)
+    for start in range(SLOT + 1):
+        for length in range(SLOT - start + 1):
+            assert spool.read(2, 1, start, length) == tile[start : start + length]
 
 
 def test_what_was_never_written_is_zeros(spool):
     spool.write(1, 1, ciphertext(1, 1))
-    for index, tile in enumerate(spool.tiles(range(ROWS))):
-        for row, got in enumerate(tile):
-            written = (row, index) == (1, 1)
-            assert got == (ciphertext(1, 1) if written else bytes(size(index)))
+    for row, index in product(range(ROWS), range(3)):
+        written = (row, index) == (1, 1)
+        assert whole(spool, row, index) == (ciphertext(1, 1) if written else bytes(size(index)))
 
 
 def test_the_last_write_of_a_tile_counts(spool):
     spool.write(2, 0, b"a" * SLOT)
     spool.write(2, 0, b"b" * SLOT)
-    assert list(spool.read(0, [2])) == [b"b" * SLOT]
+    assert whole(spool, 2, 0) == b"b" * SLOT
 
 
 def test_a_read_is_of_memory_that_no_other_read_touches(spool):
     spool.write(2, 0, b"a" * SLOT)
-    (before,) = spool.read(0, [2])
+    before = whole(spool, 2, 0)
     spool.write(2, 0, b"b" * SLOT)
-    spool.read(0, [2])
+    whole(spool, 2, 0)
     assert before == b"a" * SLOT
     assert memoryview(before).readonly
-
-
-def test_no_rows_are_nothing(spool):
-    assert [list(tile) for tile in spool.tiles([])] == [[], [], []]
 
 
 @given(st.integers(1, 40), st.integers(1, 4), st.randoms(use_true_random=False))
@@ -85,8 +92,8 @@ def test_no_slot_overlaps_another(tmp_path_factory, d, rows, random):
     content = {slot: random.randbytes(size(slot[1], d)) for slot in slots}
     for (row, index), data in content.items():
         spool.write(row, index, data)
-    for index, tile in enumerate(spool.tiles(range(rows))):
-        assert list(tile) == [content[row, index] for row in range(rows)]
+    for (row, index), data in content.items():
+        assert whole(spool, row, index, d) == data
     spool.close()
 
 
@@ -100,11 +107,13 @@ def test_only_what_is_asked_for_is_read(spool, monkeypatch):
 
     spool.write(4, 1, ciphertext(4, 1))
     monkeypatch.setattr(os, "pread", pread)
-    tile = spool.read(1, range(ROWS))
-    assert asked == []
-    assert tile[4] == ciphertext(4, 1)
-    assert asked[0] == ((ROWS + 4) * SLOT, SLOT)
-    assert all(at >= (ROWS + 4) * SLOT for at, _ in asked)
+    first = (ROWS + 4) * SLOT
+    assert whole(spool, 4, 1) == ciphertext(4, 1)
+    assert asked[0] == (first, SLOT)
+    assert all(first <= at < at + length <= first + SLOT for at, length in asked)
+    asked.clear()
+    assert spool.read(4, 1, 8, 12) == ciphertext(4, 1)[8:20]
+    assert asked == [(first + 8, 12), (first + 13, 7), (first + 18, 2)]
 
 
 def test_disk_is_taken_for_what_was_written_only(tmp_path):
@@ -124,7 +133,8 @@ def test_a_limit_counts_slots_and_not_writes(tmp_path):
         spool.write(1, 0, ciphertext(1, 0))
     with pytest.raises(StorageFull, match="spool_mib"):
         spool.write(2, 0, ciphertext(2, 0))
-    assert list(spool.read(0, [0, 1, 2])) == [ciphertext(0, 0), ciphertext(1, 0), bytes(SLOT)]
+    kept = [whole(spool, row, 0) for row in range(3)]
+    assert kept == [ciphertext(0, 0), ciphertext(1, 0), bytes(SLOT)]
     spool.write(0, 0, b"x" * SLOT)
     spool.close()
 
@@ -137,8 +147,14 @@ MISUSES = {
     "a ciphertext that is too short": lambda s: s.write(0, 0, bytes(SLOT - 1)),
     "a ciphertext that is too long": lambda s: s.write(0, 0, bytes(SLOT + 1)),
     "a last tile as long as the others": lambda s: s.write(0, 2, bytes(SLOT)),
-    "reading a row beyond the roster": lambda s: s.read(0, [0, ROWS]),
-    "reading a tile beyond the last": lambda s: s.read(3, [0]),
+    "reading a row beyond the roster": lambda s: s.read(ROWS, 0, 0, SLOT),
+    "reading a row before the first": lambda s: s.read(-1, 0, 0, SLOT),
+    "reading a tile beyond the last": lambda s: s.read(0, 3, 0, SLOT),
+    "reading a tile before the first": lambda s: s.read(0, -1, 0, SLOT),
+    "reading behind a tile": lambda s: s.read(0, 0, 1, SLOT),
+    "reading before a tile": lambda s: s.read(0, 1, -1, SLOT),
+    "reading behind a shorter last tile": lambda s: s.read(0, 2, 0, SLOT),
+    "reading backwards": lambda s: s.read(0, 0, 2, -1),
 }
 
 
@@ -146,7 +162,8 @@ MISUSES = {
 def test_a_misuse_is_refused_and_leaves_no_trace(spool, misuse):
     with pytest.raises(LocalProtocolError):
         misuse(spool)
-    assert all(not any(bytes(got)) for tile in spool.tiles(range(ROWS)) for got in tile)
+    slots = product(range(ROWS), range(3))
+    assert not any(any(whole(spool, row, index)) for row, index in slots)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -157,7 +174,7 @@ def test_a_full_disk_is_said_in_words_and_the_spool_goes_on(spool, monkeypatch, 
         with pytest.raises(StorageFull, match="make room"):
             spool.write(1, 0, ciphertext(1, 0))
     spool.write(1, 0, ciphertext(1, 0))
-    assert list(spool.read(0, [0, 1])) == [ciphertext(0, 0), ciphertext(1, 0)]
+    assert [whole(spool, row, 0) for row in (0, 1)] == [ciphertext(0, 0), ciphertext(1, 0)]
 
 
 def test_a_broken_disk_is_no_full_disk(spool, monkeypatch):
@@ -170,9 +187,9 @@ def test_a_write_that_stops_short_goes_on(spool, monkeypatch):
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, data, at: real(file, data[:7], at))
     spool.write(1, 1, os.urandom(SLOT))
-    whole = os.urandom(SLOT)
-    spool.write(1, 1, whole)
-    assert list(spool.read(1, [1])) == [whole]
+    tile = os.urandom(SLOT)
+    spool.write(1, 1, tile)
+    assert whole(spool, 1, 1) == tile
 
 
 FULL_DISK = """
@@ -192,7 +209,7 @@ try:
 except StorageFull:
     pass
 assert 1 <= written < 8, written
-assert all(list(tile) == [b"x" * slot] for tile, _ in zip(spool.tiles([0]), range(written)))
+assert all(spool.read(0, index, 0, slot) == b"x" * slot for index in range(written))
 spool.close()
 again = Spool(folder, terms=Terms(Manifest.flat(8), f=1, tile=8), rows=1, limit=99)
 again.write(0, 0, bytes(48))
@@ -223,7 +240,7 @@ def test_closing_deletes_and_ends_everything(tmp_path):
     with pytest.raises(LocalProtocolError, match="closed"):
         spool.write(0, 0, ciphertext(0, 0))
     with pytest.raises(LocalProtocolError, match="closed"):
-        list(spool.read(0, [0]))
+        whole(spool, 0, 0)
 
 
 def test_a_spool_that_is_closed_within_a_write_harms_no_other_file(tmp_path, monkeypatch):
@@ -278,8 +295,8 @@ def test_many_threads_write_at_once(tmp_path):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(upload, range(rows)))
-    for index, tile in enumerate(spool.tiles(range(rows))):
-        assert list(tile) == [part(row, index) for row in range(rows)]
+    for row, index in product(range(rows), range(125)):
+        assert whole(spool, row, index, d) == part(row, index)
     spool.close()
 
 
