@@ -19,6 +19,7 @@ import numpy as np
 
 from ostraka.arrays import Float32, Float64
 from ostraka.core import gaussian, gram
+from ostraka.crypto import identity
 from ostraka.crypto.masks import mask_tile
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError
@@ -73,6 +74,7 @@ def floor(load: Workload, clock: Stopwatch) -> Float32:
 
 def headers(load: Workload, clock: Stopwatch) -> None:
     intake = load.intake()
+    identity.forget()  # A service has not seen these headers before.
     with clock:
         for header in load.headers:
             intake.accept(header)
