@@ -14,6 +14,7 @@ place holds equal bytes at two times, so places are given out in a random order 
 for each round.
 """
 
+import ctypes
 import mmap
 from collections.abc import Callable
 from contextlib import suppress
@@ -95,6 +96,8 @@ def _touched(size: int) -> UInt8:
         space.madvise(mmap.MADV_DONTDUMP)
     touched = np.frombuffer(space, np.uint8)
     touched[:: mmap.PAGESIZE] = 0
+    # Systems limit what may be locked, and memory that is not locked may be written to a swap disk.
+    ctypes.CDLL(None).mlock(ctypes.c_void_p(touched.ctypes.data), ctypes.c_size_t(size))
     return touched
 
 
