@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ostraka.arrays import AnyArray, Float32
-from ostraka.core import gram, rules
+from ostraka.core import gram, rules, uploads
 from ostraka.core.rules import krum
 from ostraka.errors import ConfigError, LeakyMasking, LocalProtocolError
 from ostraka.protocol.host import lanes
@@ -248,7 +248,7 @@ def _enter_floor(contest: Contest) -> Entrant:
     return Entrant(lambda: kernels.floor(load, Stopwatch()))
 
 
-def _enter_ostraka(contest: Contest, *, name: str) -> Entrant:
+def _enter_ostraka(contest: Contest, *, name: str, upload: str = uploads.DEFAULT) -> Entrant:
     """Ostraka: sealed updates in, model out, all roles in one process on clocks of their own.
 
     The whole round is played, and what enclave and workers do in it is reported as its CPU time.
@@ -256,7 +256,14 @@ def _enter_ostraka(contest: Contest, *, name: str) -> Entrant:
     the clients' sealing takes is a figure beside it. No bytes cross a network: `bench service` has
     what that costs.
     """
-    terms = terms_of(name, contest.clients, contest.dimension, f=contest.f, composition=PAPER)
+    terms = terms_of(
+        name,
+        contest.clients,
+        contest.dimension,
+        f=contest.f,
+        composition=PAPER,
+        upload=upload,
+    )
     played: list[Played] = []
 
     def run() -> Float32:
@@ -277,6 +284,7 @@ def _details(played: Played) -> Details:
         "prepare_cpu_s": played.prepare_cpu_s,
         "receiving_cpu_s": played.arrival_cpu_s,
         "sealing_cpu_s": played.cpu_s[CLIENTS],
+        "uploaded_bytes": played.traffic.uploads,
         "wall_s": played.wall_s,
         "peak_rss_mib": played.peak_rss / _MIB,
         "inputs_rss_mib": played.inputs_rss / _MIB,
@@ -292,6 +300,7 @@ ENTRANTS: dict[str, Callable[[Contest], Entrant]] = {
     "floor": _enter_floor,
     "ostraka-gaussian": partial(_enter_ostraka, name=GAUSSIAN),
     "ostraka-exact": partial(_enter_ostraka, name=EXACT),
+    "ostraka-exact-int8": partial(_enter_ostraka, name=EXACT, upload="int8"),
     "ostraka-exact-sketch": partial(_enter_ostraka, name=SKETCH),
     "ostraka-sketch-inside": partial(_enter_ostraka, name=SKETCH_INSIDE),
 }

@@ -18,7 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from ostraka.arrays import Float32, Float64
-from ostraka.core import gaussian, gram
+from ostraka.core import gaussian, gram, loops
+from ostraka.crypto import identity
 from ostraka.crypto.masks import mask_tile
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError
@@ -73,6 +74,7 @@ def floor(load: Workload, clock: Stopwatch) -> Float32:
 
 def headers(load: Workload, clock: Stopwatch) -> None:
     intake = load.intake()
+    identity.forget()  # A service has not seen these headers before.
     with clock:
         for header in load.headers:
             intake.accept(header)
@@ -337,6 +339,7 @@ def measure(plan: Plan, directory: Path, begin: Begin) -> Figures:
         "threads": plan.threads,
         "repeat": plan.repeat,
         "tile": load.terms.tile,
+        "loops": loops.kind(),
         "sketch": sketch_size(plan.clients, plan.dimension),
         "enclave_rss_mib": None if peak is None else peak / _MIB,
         "stages": (stages := summary(clocks)),

@@ -24,6 +24,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ostraka.core import loops
 from ostraka.errors import ConfigError
 from ostraka_lab.bench.process import Figures
 
@@ -207,6 +208,7 @@ def describe(*, threads: int) -> Figures:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "blas": _blas(),
+        "loops": loops.kind(),
         "threads": threads,
         "packages": {name: found for name in _PACKAGES if (found := installed(name))},
     }

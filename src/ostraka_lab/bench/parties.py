@@ -170,8 +170,12 @@ def terms_of(
     *,
     f: int | None = None,
     composition: Composition = DEFAULT,
+    upload: str = uploads.DEFAULT,
 ) -> Terms:
-    """The terms of a round. f: None for a fifth of the clients. Raises ConfigError."""
+    """The terms of a round. f: None for a fifth of the clients. upload: the format of updates.
+
+    Raises ConfigError.
+    """
     folded = name in (SKETCH, SKETCH_INSIDE)
     columns = sketch_size(clients, dimension, composition) if folded else dimension
     if columns is None:
@@ -189,6 +193,7 @@ def terms_of(
         workers=_WORKERS[_MASKINGS[name]],
         sketch=None if name in (GAUSSIAN, EXACT) else columns,
         tile=default_tile(dimension),
+        upload=upload,
     )
 
 

@@ -55,6 +55,7 @@ _MEDIANS = (
     "prepare_cpu_s",
     "receiving_cpu_s",
     "sealing_cpu_s",
+    "uploaded_bytes",
     "wall_s",
     "peak_rss_mib",
     "inputs_rss_mib",

@@ -107,9 +107,10 @@ def _verdict(slower: list[str]) -> str:
 
 
 def _warn_of_another_machine(now: dict[str, Any], old: dict[str, Any]) -> None:
-    here, there = now["machine"]["processor"], old["machine"]["processor"]
-    if here != there:
-        click.echo(f"warning: the baseline is from another processor: {there}", err=True)
+    for what, name in (("from another processor", "processor"), ("of other loops", "loops")):
+        here, there = now["machine"][name], old["machine"].get(name)
+        if here != there:
+            click.echo(f"warning: the baseline is {what}: {there}", err=True)
 
 
 def kernels(
@@ -191,7 +192,7 @@ def _table(figures: dict[str, Any]) -> Table:
         "spread",
         "What",
         title=f"{figures['clients']} updates of {figures['dimension']} values, tiles of "
-        f"{figures['tile']}, threads: {figures['threads']}",
+        f"{figures['tile']}, threads: {figures['threads']}, loops: {figures['loops']}",
     )
     for name, stage in figures["stages"].items():
         rows.add_row(

@@ -104,6 +104,8 @@ def test_all_roles_of_ours_are_counted(name):
     assert (figures["worker_cpu_s"] > 0) == ("inside" not in name)
     assert figures["sealing_cpu_s"] > 0
     assert 0 < figures["receiving_cpu_s"] < figures["enclave_cpu_s"]
+    value = 1 if name.endswith("int8") else 4
+    assert figures["uploaded_bytes"] == LARGER.clients * (LARGER.dimension * value + 16)
 
 
 def test_the_floor_averages_k_rows_of_the_same_updates():

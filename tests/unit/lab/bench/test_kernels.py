@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.core import gram
+from ostraka.crypto import identity
 from ostraka.errors import ConfigError, LocalProtocolError, UpdateRejected
 from ostraka.protocol.worker import Computing
 from ostraka_lab.bench import enclave_memory, kernels, process
@@ -238,6 +239,12 @@ def test_the_memory_of_rows_is_there_before_the_clock_runs(load):
     load.receive(Stopwatch(), sketch=None)
     assert load._memory._space is space
     assert len(space) == CLIENTS * DIMENSION * 4
+
+
+def test_every_run_verifies_all_headers(load):
+    for _ in range(2):
+        kernels.headers(load, Stopwatch())
+        assert identity._remembered.cache_info().misses == CLIENTS
 
 
 def test_headers_are_taken_as_often_as_they_are_measured(load):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from ostraka.core import loops
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import machine
 from ostraka_lab.bench.machine import Ledger, Stopwatch, measured
@@ -14,6 +15,7 @@ from ostraka_lab.bench.machine import Ledger, Stopwatch, measured
 
 def test_what_a_reader_needs_to_know_is_there():
     told = machine.describe(threads=3)
+    assert told["loops"] == loops.kind()
     assert told["threads"] == 3
     assert told["cores"] >= 1
     assert 0 < told["available_gib"] <= told["memory_gib"]

@@ -331,6 +331,21 @@ def test_a_regression_fails_and_noise_does_not(run, measuring, tmp_path):
     assert run("bench check --tolerance 0.6").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("processor", "from another processor: abacus"), ("loops", "of other loops: abacus")],
+)
+def test_a_baseline_of_another_machine_is_told_of(run, measuring, tmp_path, name, told):
+    measuring(1.0)
+    run("bench check --save")
+    assert "warning" not in run("bench check").output
+    path = tmp_path / "benchmarks" / "baseline.json"
+    baseline = json.loads(path.read_text())
+    baseline["machine"][name] = "abacus"
+    path.write_text(json.dumps(baseline))
+    assert f"warning: the baseline is {told}" in run("bench check").output
+
+
 def test_a_check_without_a_baseline_says_how_to_make_one(run):
     result = run("bench check")
     assert result.exit_code == 2
