@@ -65,6 +65,8 @@ class Arrival:
         self.spoilt: Rejection | None = None
         self._opener = opener
         self._common = common
+        self._integers = common.keeping.format.integers
+        self._unit = row.step if self._integers else 1.0
         self._scale = 1.0 if common.folds is None else scale_of(row.norm)
         self._squares = 0.0
         self._open = True
@@ -111,14 +113,13 @@ class Arrival:
         """Add a tile to what is known of the row. What is wrong with it, if anything is."""
         common, keeping = self._common, self._common.keeping
         raw = opened.view(keeping.format.dtype)
-        flaw = keeping.format.tile_flaw(raw)
-        if flaw is not None:
+        if (flaw := keeping.format.tile_flaw(raw)) is not None:
             return flaw
-        values = keeping.widened(raw, self.row.step, keeping.wide(len(raw)))
-        squares = self._fold(index, values)
-        self._squares += INT8.square(raw) if keeping.format.integers else squares
+        values = keeping.widened(raw, 1.0, keeping.wide(len(raw)))
+        self._squares += self._fold(index, values)
         if common.last is not None:
-            self.row.along += loops.dot(values, common.last[common.tiling.part(index)])
+            along = loops.dot(values, common.last[common.tiling.part(index)])
+            self.row.along += along * self._unit
         least, most = self._bounds(last=index == common.tiling.count - 1)
         # Written as a positive condition: a NaN fails it.
         if least <= self._squares <= most:
@@ -126,18 +127,20 @@ class Arrival:
         return Rejection.FALSE_NORM if np.isfinite(values).all() else Rejection.NOT_FINITE
 
     def _fold(self, index: int, values: Float32) -> float:
-        """The squares of a tile, at the row's scale. If there is a sketch, the tile is folded."""
+        """The squares of a tile: of integers as they are, of others at the row's scale. If there is
+        a sketch, the tile is folded."""
         folds, sketch = self._common.folds, self.row.sketch
         if folds is None or sketch is None:
             return loops.squares(values)
-        return loops.absorb(values, *folds.of(index), self._scale, sketch)
+        folded = loops.absorb(values, *folds.of(index), self._scale * self._unit, sketch)
+        return loops.squares(values) if self._integers else folded
 
     def _bounds(self, *, last: bool) -> tuple[float, float]:
         """The least and the most that the squares of all values so far may sum to.
 
         Those of integers are exact. A row that is already too long cannot become shorter.
         """
-        if self._common.keeping.format.integers:
+        if self._integers:
             stated = INT8.stated_square(self.row.norm, self.row.step)
             return (stated if last else 0), stated
         norm = self.row.norm * float(np.float32(self._scale))
