@@ -7,8 +7,10 @@ clients and workers are threads of the test, with the same code, which can be he
 it knows what has to come out in the end.
 """
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -65,9 +67,12 @@ with ostraka.Client(
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that no connection gets by itself: a service that was stopped finds it free again."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass

@@ -143,7 +143,7 @@ async def send_all(address, root, n, f, at_a_time):
     async def send(number):
         sender, join = senders[number - 1], joined[number - 1]
         async with gate:
-            submitted = join.sealing(row(number, d, n, f))
+            submitted = join.sealing(join.encode(row(number, d, n, f)))
             await sender.upload(submitted.sealed)
         leaf = submitted.leaf
         del submitted  # It is large, and not needed any more.
