@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from ostraka.config import Federation
 from ostraka.errors import LocalProtocolError, Rejection, UpdateRejected
-from ostraka.messages import UpdateHeader, UpdateTile
-from ostraka.protocol.enclave import Intake
+from ostraka.messages import UpdateHeader
+from ostraka.protocol.enclave import Arrival, Intake
 
 
 @dataclass
@@ -62,50 +62,50 @@ class OpenRound:
         return self.receiver(header).next
 
     def receiver(self, header: UpdateHeader) -> "Receiver":
-        """What takes the tiles of an upload that was begun, in any thread."""
-        return Receiver(self, header, asyncio.get_running_loop())
+        """What takes the tiles of an upload that was begun, in any thread.
+
+        Raises UpdateRejected if it is not its client's current one any more.
+        """
+        arrival = self.intake.arrival(header.client, header.upload_id)
+        if arrival is None:
+            raise UpdateRejected(header.client, Rejection.DUPLICATE)
+        return Receiver(arrival, self, asyncio.get_running_loop())
 
 
 @dataclass(frozen=True)
 class Receiver:
     """Takes the tiles of one upload, one after another."""
 
+    _arrival: Arrival
     _round: OpenRound
-    _header: UpdateHeader
     _loop: asyncio.AbstractEventLoop
 
     @property
     def next(self) -> int:
-        """The number of the tile that comes next. Raises UpdateRejected if none is awaited."""
-        header = self._header
-        number = self._round.intake.next_tile(header.client, header.upload_id)
-        if number is None:
-            reason = self._round.intake.spoilt.get(header.client, Rejection.DUPLICATE)
-            raise UpdateRejected(header.client, reason)
-        return number
+        """The number of the tile that comes next. Raises UpdateRejected if its client spoilt it."""
+        if self._arrival.spoilt is not None:
+            raise UpdateRejected(self._arrival.row.client, self._arrival.spoilt)
+        return self._arrival.next
 
     @property
     def size(self) -> int:
         """How many bytes the next sealed tile has."""
-        return self._round.intake.sealed_size(self.next)
+        return self._round.intake.sealed_size(self._arrival.next)
 
     @property
     def complete(self) -> bool:
-        return self.next == self._round.federation.terms.tiling.count
+        return self._arrival.complete
 
     def take(self, ciphertext: memoryview) -> None:
-        """Open, check and keep the next tile. Raises as `Intake.take` does."""
-        header = self._header
+        """Open, check and keep the next tile. Raises as `Arrival.take` does."""
         try:
-            self._round.intake.take(
-                header.client, UpdateTile(header.upload_id, self.next, ciphertext)
-            )
+            self._arrival.take(self._arrival.next, ciphertext)
         except UpdateRejected:
             self._tell()
             raise
         except LocalProtocolError:  # The round was given up, and its spool is closed.
-            raise UpdateRejected(header.client, Rejection.LATE) from None
-        if self.complete:
+            raise UpdateRejected(self._arrival.row.client, Rejection.LATE) from None
+        if self._arrival.complete:
             self._tell()
 
     def _tell(self) -> None:

@@ -15,6 +15,7 @@ Nothing of that leaves before clients or witnesses have confirmed it: Enclave.ba
 Ballot counts them, and Enclave.follow(certified, state) goes on with the next number.
 """
 
+from ostraka.protocol.enclave.arrival import Arrival
 from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.combine import combine
 from ostraka.protocol.enclave.decide import decide, in_vain
@@ -35,6 +36,7 @@ from ostraka.protocol.enclave.rows import Measured
 
 __all__ = [
     "NOT_ROBUST",
+    "Arrival",
     "Cohort",
     "Dispute",
     "Enclave",

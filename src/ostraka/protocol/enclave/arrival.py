@@ -115,7 +115,7 @@ class Arrival:
         raw = opened.view(keeping.format.dtype)
         if (flaw := keeping.format.tile_flaw(raw)) is not None:
             return flaw
-        values = keeping.widened(raw, 1.0, keeping.wide(len(raw)))
+        values = keeping.widened(raw, 1.0)
         self._squares += self._fold(index, values)
         if common.last is not None:
             along = loops.dot(values, common.last[common.tiling.part(index)])

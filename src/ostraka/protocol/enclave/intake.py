@@ -35,7 +35,9 @@ class Intake:
         self._uploads: dict[str, Arrival] = {}
         self._begun: dict[str, set[bytes]] = {name: set() for name in self._members}
         self._last = context.terms.tiling.count - 1
-        self._whole, self._rest = (self.sealed_size(index) for index in (0, self._last))
+        self._whole, self._rest = (
+            context.terms.tile_bytes(index) + TAG_BYTES for index in (0, self._last)
+        )
         self._liars: dict[str, Rejection] = {}
         self._closed = False
         self.offer = context.identity.sign(
@@ -99,16 +101,19 @@ class Intake:
             raise OpenError("tile")
         arrival.take(tile.index, tile.ciphertext)
 
+    def arrival(self, client: str, upload_id: bytes) -> Arrival | None:
+        """What takes the tiles of a client's current upload; None if this is not it."""
+        arrival = self._uploads.get(client)
+        return arrival if arrival is not None and arrival.row.upload_id == upload_id else None
+
     def next_tile(self, client: str, upload_id: bytes) -> int | None:
         """The number of the tile that comes next in a current upload; None if it is not one."""
-        arrival = self._uploads.get(client)
-        if arrival is None or arrival.row.upload_id != upload_id or arrival.spoilt is not None:
-            return None
-        return arrival.next
+        arrival = self.arrival(client, upload_id)
+        return arrival.next if arrival is not None and arrival.spoilt is None else None
 
     def sealed_size(self, index: int) -> int:
         """How many bytes a sealed tile has."""
-        return self._context.terms.tile_bytes(index) + TAG_BYTES
+        return self._rest if index == self._last else self._whole
 
     @property
     def complete(self) -> frozenset[str]:
@@ -199,5 +204,5 @@ class Intake:
         return self._arrivals.begin(header, opener, norm, step)
 
     def _fits(self, tile: UpdateTile) -> bool:
-        size = self._rest if tile.index == self._last else self._whole
+        size = self.sealed_size(tile.index)
         return 0 <= tile.index <= self._last and len(tile.ciphertext) == size

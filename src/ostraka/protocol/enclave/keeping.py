@@ -33,6 +33,8 @@ from ostraka.crypto.stream import SecretStream
 from ostraka.crypto.updates import TileOpener
 from ostraka.errors import LocalProtocolError, OpenError, StorageFull
 
+_FLOAT32 = np.dtype("<f4")
+
 
 class Spool(Protocol):
     """Where the host keeps sealed tiles. row: a client's place in the roster."""
@@ -127,20 +129,18 @@ class Keeping:
             raise StorageFull("there is no room for another update in memory, and no spool")
         return _Spooled(row, step, opener, self._spool, self)
 
-    def widened(self, raw: AnyArray, step: float, out: Float32) -> Float32:
-        """Values (b,) as float32: in `out`, or where they are if that is what they are."""
-        if raw.dtype == out.dtype:
+    def widened(self, raw: AnyArray, step: float, out: Float32 | None = None) -> Float32:
+        """Values (b,) as float32: in `out`, in memory of this thread's own if there is none, or
+        where they are if that is what they are."""
+        if raw.dtype == _FLOAT32:
             return raw
-        self.format.widen(raw, step, out[: len(raw)])
-        return out[: len(raw)]
+        wide = self._own("wide", 4 * self.tiling.tile).view("<f4") if out is None else out
+        self.format.widen(raw, step, wide[: len(raw)])
+        return wide[: len(raw)]
 
     def tile(self) -> UInt8:
         """Memory for one tile as it was sealed, of this thread's own."""
         return self._own("tile", self.tiling.tile * self.value_bytes)
-
-    def wide(self, size: int) -> Float32:
-        """Memory for `size` values of a tile, of this thread's own."""
-        return self._own("wide", self.tiling.tile * 4).view("<f4")[:size]
 
     def _own(self, name: str, size: int) -> UInt8:
         if not hasattr(self._scratch, name):
@@ -236,7 +236,7 @@ class _Spooled:
         """Piece `index` as it was sealed: in `out`, if it is of that type."""
         (tile, number), size = divmod(index, self._together), self._keeping.pieces.size(index)
         dtype = self._keeping.format.dtype
-        values = out[:size] if dtype == out.dtype else np.empty(size, dtype)
+        values = out[:size] if dtype == _FLOAT32 else np.empty(size, dtype)
         start = number * self._piece_bytes
         sealed = self._spool.read(self._row, tile, start, values.nbytes)
         self._opener.open_part(tile, start, sealed, values)
