@@ -9,7 +9,7 @@ import pytest
 
 from ostraka.core import loops
 from ostraka.crypto.stream import SecretStream
-from ostraka.errors import OpenError, UpdateRejected
+from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.enclave.folding import Folds
 
@@ -78,6 +78,18 @@ def test_what_is_accepted_does_not_depend_on_other_rows(simulate):
     among.send_all(but=[2])
     for how in ("a NaN", "too long", "too short"):
         assert answers(alone, spoilt(alone, 2, how)) == answers(among, spoilt(among, 2, how))
+
+
+@pytest.mark.parametrize("least", [2.0**-149, 2.0**-100, 2.0**-76])
+@pytest.mark.parametrize("sketch", [None, SKETCH])
+def test_a_row_whose_squares_are_below_float32_does_not_pass_for_zeros(simulate, sketch, least):
+    """Among rows that are shorter still, it would escape the clipping."""
+    tiny = np.ldexp(updates(), -140).astype(np.float32)
+    round_ = simulate(rows=tiny, **TERMS | {"sketch": sketch}).open()
+    round_.send(round_.forge(2, np.full(D, least, np.float32), norm=0.0))
+    assert round_.intake.spoilt == {"client-2": Rejection.FALSE_NORM}
+    round_.send(round_.forge(3, np.zeros(D, np.float32), norm=0.0))
+    assert round_.intake.complete == {"client-3"}
 
 
 @pytest.mark.parametrize("budget", [0, 2**62])
