@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.core import loops
+from ostraka.crypto import updates as opening
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.protocol.enclave import Lanes
@@ -137,6 +138,30 @@ def test_an_upload_that_is_replaced_leaves_nothing_in_the_one_after_it(
         for index in range(round_.terms.tiling.count):
             expected = round_.simulation.rows[row][round_.terms.tiling.part(index)]
             np.testing.assert_array_equal(member.values.read(index, out), expected)
+
+
+def test_an_upload_that_is_completed_while_another_header_is_opened_is_not_replaced(
+    simulate, monkeypatch
+):
+    """Its client was told that it is complete. And its place would be lost to the round."""
+    round_ = simulate(rows=updates(), **TERMS).open()
+    first, second = round_.seal(1), round_.seal(1)
+    round_.accept(first.header)
+    for tile in first.tiles[:-1]:
+        round_.accept_tile(tile)
+    real = opening.open_header
+
+    def open_slowly(*arguments):
+        with ThreadPoolExecutor(1) as lane:
+            lane.submit(round_.intake.take, "client-1", first.tiles[-1]).result()
+        return real(*arguments)
+
+    monkeypatch.setattr(opening, "open_header", open_slowly)
+    with pytest.raises(UpdateRejected, match="sent twice"):
+        round_.accept(second.header)
+    assert round_.intake.complete == {"client-1"}
+    assert round_.intake.spoilt == {}
+    assert round_.intake.next_tile("client-1", first.header.upload_id) == len(first.tiles)
 
 
 def test_places_of_uploads_that_are_given_up_are_used_again(simulate):
