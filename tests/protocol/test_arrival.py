@@ -115,6 +115,28 @@ def test_a_tile_is_folded_once_and_only_if_it_is_authentic(simulate, monkeypatch
     np.testing.assert_array_equal(np.concatenate(folded), round_.simulation.rows[0])
 
 
+def test_a_tile_that_was_folded_and_failed_then_is_not_folded_again(simulate, monkeypatch):
+    """Memory may run out behind the fold. A row folded otherwise than it is could hide."""
+    round_ = simulate(rows=updates(), **TERMS).open()
+    real = loops.absorb
+
+    def absorb_and_fail(*arguments):
+        real(*arguments)
+        raise MemoryError
+
+    sealed = round_.seal(0)
+    round_.accept(sealed.header)
+    with monkeypatch.context() as patched:
+        patched.setattr(loops, "absorb", absorb_and_fail)
+        with pytest.raises(MemoryError):
+            round_.accept_tile(sealed.tiles[0])
+    with pytest.raises(UpdateRejected):
+        round_.accept_tile(sealed.tiles[0])
+    assert round_.intake.spoilt == {}  # It is nobody's fault, and another upload is welcome.
+    round_.send(round_.seal(0))
+    assert round_.intake.complete == {"client-0"}
+
+
 @pytest.mark.parametrize("budget", [0, 2**62])
 def test_an_upload_that_is_replaced_leaves_nothing_in_the_one_after_it(
     simulate, monkeypatch, budget
