@@ -94,7 +94,7 @@ def test_an_array_that_changes_is_not_sent_again_under_the_same_key(
     real, arrays = updates.seal, []
 
     def seal(update, **options):
-        arrays.append(update)
+        arrays.append(update.values)
         return real(update, **options)
 
     def change(honest):

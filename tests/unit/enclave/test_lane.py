@@ -363,7 +363,8 @@ UPDATE = np.random.default_rng(0).normal(size=1000).astype(np.float32)
 def test_an_upload_over_tls(start, by_hand, certificate):
     with secured(start, certificate) as (service, ca), client_of(service, ca, by_hand) as each:
         connection, client = each
-        upload = Upload(1, client.join().sealing(UPDATE).sealed)
+        joined = client.join()
+        upload = Upload(1, joined.sealing(joined.encode(UPDATE)).sealed)
         upload.stream(connection)
         assert service.wait_for("UploadCompleted").client == "client-1"
 
@@ -420,7 +421,8 @@ def test_what_is_wrong_over_tls_ends_the_call_and_the_next_one_goes_on(start, by
         secured(start, certificate, idle_s=2.0) as (service, ca),
         client_of(service, ca, by_hand) as (connection, client),
     ):
-        sealing = client.join().sealing(UPDATE).sealed
+        joined = client.join()
+        sealing = joined.sealing(joined.encode(UPDATE)).sealed
         for sentence, (attack, code) in OVER_TLS.items():
             with client.begin(sealing.header) as upload:
                 upload.granted = next(upload.call).granted
