@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ostraka.core import loops
+from ostraka.crypto import updates as opening
 from ostraka.crypto.stream import SecretStream
-from ostraka.errors import OpenError, UpdateRejected
+from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.protocol.enclave import Lanes
 from ostraka.protocol.enclave.folding import Folds
 
@@ -80,6 +81,18 @@ def test_what_is_accepted_does_not_depend_on_other_rows(simulate):
         assert answers(alone, spoilt(alone, 2, how)) == answers(among, spoilt(among, 2, how))
 
 
+@pytest.mark.parametrize("least", [2.0**-149, 2.0**-100, 2.0**-76])
+@pytest.mark.parametrize("sketch", [None, SKETCH])
+def test_a_row_whose_squares_are_below_float32_does_not_pass_for_zeros(simulate, sketch, least):
+    """Among rows that are shorter still, it would escape the clipping."""
+    tiny = np.ldexp(updates(), -140).astype(np.float32)
+    round_ = simulate(rows=tiny, **TERMS | {"sketch": sketch}).open()
+    round_.send(round_.forge(2, np.full(D, least, np.float32), norm=0.0))
+    assert round_.intake.spoilt == {"client-2": Rejection.FALSE_NORM}
+    round_.send(round_.forge(3, np.zeros(D, np.float32), norm=0.0))
+    assert round_.intake.complete == {"client-3"}
+
+
 @pytest.mark.parametrize("budget", [0, 2**62])
 def test_a_tile_is_folded_once_and_only_if_it_is_authentic(simulate, monkeypatch, budget):
     round_ = simulate(rows=updates(), budget=budget, **TERMS).open()
@@ -100,6 +113,28 @@ def test_a_tile_is_folded_once_and_only_if_it_is_authentic(simulate, monkeypatch
         with pytest.raises(UpdateRejected, match="sent twice"):
             round_.accept_tile(tile)
     np.testing.assert_array_equal(np.concatenate(folded), round_.simulation.rows[0])
+
+
+def test_a_tile_that_was_folded_and_failed_then_is_not_folded_again(simulate, monkeypatch):
+    """Memory may run out behind the fold. A row folded otherwise than it is could hide."""
+    round_ = simulate(rows=updates(), **TERMS).open()
+    real = loops.absorb
+
+    def absorb_and_fail(*arguments):
+        real(*arguments)
+        raise MemoryError
+
+    sealed = round_.seal(0)
+    round_.accept(sealed.header)
+    with monkeypatch.context() as patched:
+        patched.setattr(loops, "absorb", absorb_and_fail)
+        with pytest.raises(MemoryError):
+            round_.accept_tile(sealed.tiles[0])
+    with pytest.raises(UpdateRejected):
+        round_.accept_tile(sealed.tiles[0])
+    assert round_.intake.spoilt == {}  # It is nobody's fault, and another upload is welcome.
+    round_.send(round_.seal(0))
+    assert round_.intake.complete == {"client-0"}
 
 
 @pytest.mark.parametrize("budget", [0, 2**62])
@@ -125,6 +160,30 @@ def test_an_upload_that_is_replaced_leaves_nothing_in_the_one_after_it(
         for index in range(round_.terms.tiling.count):
             expected = round_.simulation.rows[row][round_.terms.tiling.part(index)]
             np.testing.assert_array_equal(member.values.read(index, out), expected)
+
+
+def test_an_upload_that_is_completed_while_another_header_is_opened_is_not_replaced(
+    simulate, monkeypatch
+):
+    """Its client was told that it is complete. And its place would be lost to the round."""
+    round_ = simulate(rows=updates(), **TERMS).open()
+    first, second = round_.seal(1), round_.seal(1)
+    round_.accept(first.header)
+    for tile in first.tiles[:-1]:
+        round_.accept_tile(tile)
+    real = opening.open_header
+
+    def open_slowly(*arguments):
+        with ThreadPoolExecutor(1) as lane:
+            lane.submit(round_.intake.take, "client-1", first.tiles[-1]).result()
+        return real(*arguments)
+
+    monkeypatch.setattr(opening, "open_header", open_slowly)
+    with pytest.raises(UpdateRejected, match="sent twice"):
+        round_.accept(second.header)
+    assert round_.intake.complete == {"client-1"}
+    assert round_.intake.spoilt == {}
+    assert round_.intake.next_tile("client-1", first.header.upload_id) == len(first.tiles)
 
 
 def test_places_of_uploads_that_are_given_up_are_used_again(simulate):

@@ -48,12 +48,13 @@ class Upload:
     """One upload, over as many lanes as it takes.
 
     begun: the enclave has taken its header, so that the receipt will name this client unless its
-    update counts.
+    update counts. first: the tile that the last lane began with.
     """
 
     round: int
     sealed: Sealed
     begun: bool = False
+    first: int = 0
 
     def stream(self, connection: Connection) -> None:
         """Send what is missing, and return when the upload is complete.
@@ -64,7 +65,7 @@ class Upload:
         call = connection.stub.Upload(request, timeout=connection.patience.limit(TRANSFER_S))
         try:
             granted = _granted(_next(call, "granted"), self.sealed.count)
-            self.begun = True
+            self.begun, self.first = True, granted.next
             left = range(granted.next, self.sealed.count)
             connection.tell(Uploading(self.round, len(left), self.sealed.count))
             if left:
@@ -116,7 +117,7 @@ def _granted(granted: wire.Granted, count: int) -> wire.Granted:
 
 
 _VERDICT_S = 5.0  # for the other side to say why it has ended a lane
-_STOLEN = 3  # tiles in a row that did not open there, and were right
+_STOLEN = 3  # lanes in a row that brought nothing further: a tile did not open, and was right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send
 _PENDING_S = 0.2  # between two questions, should the other side answer at once
 
@@ -206,7 +207,7 @@ class _Sending:
         self, connection: Connection, submitted: Submitted[Sealing], begun: set[bytes]
     ) -> None:
         self.done = False
-        self._stolen = 0
+        self._stolen = self._stuck = 0  # lanes that began with one tile, and that tile
         self.earlier = False  # another upload of this client is complete in the round
         self._begun = begun
         self._round_id = submitted.joined.offer.round_id
@@ -240,7 +241,8 @@ class _Sending:
 
     def _after(self, broken: grpc.RpcError) -> None:
         if self._upload.begun and Status.of(broken).code is grpc.StatusCode.PERMISSION_DENIED:
-            self._stolen += 1
+            self._stolen = self._stolen + 1 if self._upload.first == self._stuck else 1
+            self._stuck = self._upload.first
             if self._stolen <= _STOLEN:
                 # Its tiles are right. On the way somebody has changed them, or has used its ticket.
                 broken = LaneBroken(Status.of(broken).said)

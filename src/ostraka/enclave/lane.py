@@ -142,10 +142,12 @@ class Lane:
         try:
             await asyncio.shield(reading)
         finally:
-            # The call may be ended in the middle of a tile. The client's next call must not begin
-            # before this one's thread has ended.
+            # The call may be ended in the middle of a tile, for several reasons at once. The
+            # client's next call must not begin before this one's thread has ended.
             self.cut()
-            await asyncio.wait([reading])
+            while not reading.done():
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([reading])
 
     def cut(self) -> None:
         """Break the connection off, if there is one. Its thread finds that it has ended."""

@@ -17,7 +17,7 @@ class OpenRound:
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
-    _own: set[str] = field(default_factory=set)  # whose uploads they began themselves
+    _own: set[str] = field(default_factory=set)  # whose uploads they brought themselves
 
     @property
     def number(self) -> int:
@@ -57,8 +57,8 @@ class OpenRound:
             finally:
                 self.changed.set()
             self._headers[header.client] = header
-            if own:
-                self._own.add(header.client)
+        if own:
+            self._own.add(header.client)
         return self.receiver(header).next
 
     def receiver(self, header: UpdateHeader) -> "Receiver":

@@ -133,7 +133,9 @@ class LocalFederation:
         self.charters.append(charter)
 
     def open(self) -> RoundOffer:
-        """Open the next round. One that was open is given up."""
+        """Open the next round. One that was open is given up, and takes no more."""
+        if self._intake is not None:
+            self._intake.stop()  # Both have the same memory.
         self._spool.clear()
         self._intake = self.enclave.open_round(self.memory, self._spool)
         return self._intake.offer

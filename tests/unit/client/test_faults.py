@@ -144,6 +144,22 @@ def test_a_tile_that_was_changed_on_the_way_is_sent_again(alice, service, sealed
     assert len(sealed) == 1
 
 
+def test_an_upload_that_makes_progress_is_not_given_up(alice, service):
+    """Whoever changes one bit of each lane delays it, and ends nothing."""
+    alice.fetch()
+    service.spoils = [(grpc.StatusCode.PERMISSION_DENIED, "tile does not open")] * 9
+    steps = iter(range(9))
+
+    def one_tile_further(honest):
+        if not service.spoils:
+            return honest
+        behind = next(steps) // 3
+        return wire.UploadReply(granted=wire.Granted(ticket=honest.granted.ticket, next=behind))
+
+    service.lies["Granted"] = one_tile_further
+    assert alice.submit(UPDATE).accepted
+
+
 def test_tiles_that_never_open_are_given_up(alice, service):
     alice.fetch()
     denied = (grpc.StatusCode.PERMISSION_DENIED, "tile does not open")

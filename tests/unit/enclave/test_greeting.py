@@ -124,13 +124,19 @@ def test_its_client_ends_a_stream_that_somebody_else_began(service, speaker, str
         assert replayed.ends_with() == LATE
 
 
+@pytest.mark.parametrize("first", ["its client", "a stranger"])
 def test_a_header_that_was_held_back_does_not_replace_its_client_s_upload(
-    service, speaker, stranger
+    service, speaker, stranger, first
 ):
-    """On a stream of its own the client would find its upload gone, as if it were complete."""
+    """On a stream of its own the client would find its upload gone, as if it were complete.
+
+    first: who brings the header of that upload at first.
+    """
     client = speaker(service, 1)
     joined = client.join()
     held_back, sealed = (joined.seal(rows()[0]).sealed for _ in range(2))
+    if first == "a stranger":
+        assert replay(stranger, sealed.header) != REFUSED
     with pytest.raises(grpc.RpcError, match="before it was complete"):
         client.upload(sealed, sealed.tiles[:0])
     assert replay(stranger, held_back.header) == REFUSED

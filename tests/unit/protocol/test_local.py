@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ostraka.config import Manifest, Terms
-from ostraka.errors import LocalProtocolError, TooFewUpdates
+from ostraka.errors import LocalProtocolError, TooFewUpdates, UpdateRejected
 from ostraka.messages import Certified, Charter
 from ostraka.protocol.round import enrol, play
 
@@ -46,3 +46,14 @@ def test_a_round_that_cannot_stand_is_given_up_by_opening_the_next():
     with pytest.raises(TooFewUpdates):
         local.finish()
     assert play(parties, ROWS).receipt.number == 1
+
+
+def test_a_round_that_was_given_up_writes_nothing_into_the_memory_of_the_next():
+    parties = founded()
+    local = parties.federation
+    sealed = parties.seal(parties.clients[0], local.open(), ROWS[0])
+    given_up = local.intake
+    given_up.accept(sealed.header)
+    local.open()
+    with pytest.raises(UpdateRejected, match="after the round closed"):
+        given_up.take(sealed.header.client, sealed.tiles[0])

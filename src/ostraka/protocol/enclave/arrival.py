@@ -91,10 +91,14 @@ class Arrival:
             room = kept.room(index)
             self._opener.open_into(index, ciphertext, room)
             kept.keep(index, ciphertext)
-            if (reason := self._absorb(index, room)) is not None:
-                self.spoilt = reason
+            try:
+                self.spoilt = self._absorb(index, room)
+            except BaseException:
+                self._drop()  # It may be folded already, and must not be folded again.
+                raise
+            if self.spoilt is not None:
                 self._drop()
-                raise UpdateRejected(self.row.client, reason)
+                raise UpdateRejected(self.row.client, self.spoilt)
             self.next += 1
 
     def end(self) -> Row | None:

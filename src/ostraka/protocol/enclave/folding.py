@@ -12,6 +12,7 @@ from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.stream import SecretStream
 
 _TAME = 40  # the binary logarithm of a norm that needs no scale, at most, up or down
+_LARGEST = 2.0**126
 
 
 class Folds:
@@ -41,6 +42,8 @@ class Folds:
 def scale_of(norm: float) -> float:
     """What a row is multiplied by as it is folded: one whose squares would leave the range of
     float32 has a scale of its own."""
-    if norm == 0 or abs(math.log2(norm)) <= _TAME:
+    if norm == 0:
+        return _LARGEST  # The square of any other value than 0 must show.
+    if abs(math.log2(norm)) <= _TAME:
         return 1.0
-    return min(max(1 / norm, 2.0**-126), 2.0**126)
+    return min(max(1 / norm, 1 / _LARGEST), _LARGEST)

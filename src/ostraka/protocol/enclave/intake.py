@@ -199,8 +199,10 @@ class Intake:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
         if (flaw := terms.format.header_flaw(norm, step, terms.dimension)) is not None:
             raise UpdateRejected(header.client, flaw)
-        if (replaced := self._uploads.get(header.client)) is not None:
-            replaced.end()
+        replaced = self._uploads.get(header.client)
+        if replaced is not None and replaced.end() is not None:
+            # A thread has brought its last tile since, and a complete upload stays.
+            raise UpdateRejected(header.client, Rejection.DUPLICATE)
         return self._arrivals.begin(header, opener, norm, step)
 
     def _fits(self, tile: UpdateTile) -> bool:
