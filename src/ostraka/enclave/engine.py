@@ -196,7 +196,8 @@ class Engine:
         )
 
     async def _open(self, spool: Spool) -> None:
-        intake = self.enclave.open_round(self.memory, spool)
+        # The first round, and one with more clients, touches memory, which may take seconds.
+        intake = await asyncio.to_thread(self.enclave.open_round, self.memory, spool)
         self.current = OpenRound(intake, self.federation)
         self.deadline = time.monotonic() + self.file.rounds.deadline_s
         self.tell(events.RoundOpened(self.current.number, self.file.rounds.deadline_s))

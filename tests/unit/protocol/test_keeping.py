@@ -111,6 +111,18 @@ def test_a_place_that_was_freed_is_the_next_one():
         place.free()
 
 
+def test_the_room_that_was_free_for_longest_is_the_next():
+    """Else whoever spoils an upload would know whose row lies where its own was."""
+    keeping = Keeping(federation(), Memory(), InMemory(), np.random.default_rng(0).bytes)
+    opener = TileOpener(KEY, BOUND)
+    first, *others = (keeping.place(row, opener) for row in range(ROWS))
+    at = first.room(0).ctypes.data
+    others[0].free()
+    first.free()
+    assert keeping.place(0, opener).room(0).ctypes.data != at
+    assert keeping.place(1, opener).room(0).ctypes.data == at
+
+
 def addresses(memory, seed):
     rooms = memory.rooms(ROWS, SIZE, np.random.default_rng(seed).bytes)
     return [room.ctypes.data for room in rooms]

@@ -4,8 +4,8 @@ There are two of each, native.c and its twin in numpy, and they give the same bi
 but for the payload of a NaN. So a round's results do not depend on which one runs. The environment
 variable OSTRAKA_NATIVE=0 chooses numpy.
 
-Arrays are contiguous and aligned unless stated otherwise, and an array that is written overlaps no
-other; anything else is a LocalProtocolError.
+Arrays are contiguous and aligned unless stated otherwise; anything else is a LocalProtocolError. An
+array that is written must overlap no other, which is not checked.
 """
 
 import os

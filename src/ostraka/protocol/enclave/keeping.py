@@ -16,6 +16,7 @@ for each round.
 
 import ctypes
 import mmap
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from hmac import compare_digest
@@ -114,7 +115,9 @@ class Keeping:
         self.format, self.value_bytes = terms.format, terms.format.dtype.itemsize
         self.entropy = entropy
         self._spool = spool
-        self._rooms = memory.rooms(rows, terms.dimension * self.value_bytes, entropy)
+        # Whoever spoils an upload must not choose whose row comes to lie where its own was: the
+        # room that was free for longest is the next.
+        self._rooms = deque(memory.rooms(rows, terms.dimension * self.value_bytes, entropy))
         self._scratch = local()
 
     def place(self, row: int, opener: TileOpener, step: float = 0.0) -> Kept:
@@ -123,7 +126,7 @@ class Keeping:
         step: that integers are counted in.
         """
         if self._rooms:
-            room = self._rooms.pop()
+            room = self._rooms.popleft()
             return _Resident(room, step, self, lambda: self._rooms.append(room))
         if self._spool is None:
             raise StorageFull("there is no room for another update in memory, and no spool")
