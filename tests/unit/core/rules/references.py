@@ -214,6 +214,8 @@ def dnc(rows: Float64, f: int, options: Options, **_: Any) -> Float64:
 
 def flame(rows: Float64, f: int, options: Options, **_: Any) -> Float64:
     n = len(rows)
+    if rows.shape[1] == 1:
+        raise Tie  # All cosines are 1 or -1, and the order of equal links decides.
     lengths = np.linalg.norm(rows, axis=1)
     directions = rows / np.where(lengths > 0, lengths, 1)[:, None]
     apart = 1 - directions @ directions.T
