@@ -28,7 +28,6 @@ from ostraka.core.field import Int64, P
 from ostraka.errors import ConfigError
 
 UInt16: TypeAlias = npt.NDArray[np.uint16]
-Int8: TypeAlias = npt.NDArray[np.int8]
 Int16: TypeAlias = npt.NDArray[np.int16]
 
 MAX_SQUARE = (P - 1) // 2
@@ -143,22 +142,6 @@ def quantise_loaded(dither: UInt16, out: Quantised) -> tuple[Int64, Int64]:
     np.copyto(out.signed, fixed)
     _reduce(out)
     return _squares(out.signed), variance
-
-
-def load_integers(q: Int8, out: Quantised) -> Int64:
-    """Takes rows that are integers already (law 19). Returns their s (g,); their v is 0.
-
-    q: (g, b). It sets out.signed, which may still be changed before `take_loaded`.
-    """
-    np.copyto(out.signed, q)
-    return _squares(out.signed)
-
-
-def take_loaded(out: Quantised) -> None:
-    """Makes the residues of the integers that were loaded."""
-    fixed = out.residues.view(np.int32)
-    np.copyto(fixed, out.signed, casting="unsafe")
-    _reduce(out)
 
 
 def _reduce(out: Quantised) -> None:

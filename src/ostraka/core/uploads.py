@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from ostraka.arrays import AnyArray, Float32, Float64
-from ostraka.core import exact
+from ostraka.core import exact, loops
 from ostraka.errors import ConfigError, LocalProtocolError, Rejection
 
 Fill: TypeAlias = Callable[[AnyArray], None]
@@ -92,7 +92,7 @@ class Format(Protocol):
         """
 
     def widen(self, values: AnyArray, step: float, out: Float32) -> None:
-        """Write the values as float32, in any shape. Nothing is rounded."""
+        """Write the values (b,) as float32. Nothing is rounded."""
 
     def header_flaw(self, norm: float, step: float, d: int) -> Rejection | None:
         """What is wrong with the numbers that a header states, if anything is."""
@@ -134,9 +134,7 @@ class Floats:
         return Encoded(self, values, 0.0, math.sqrt(square))
 
     def widen(self, values: AnyArray, step: float, out: Float32) -> None:
-        # An attacker's signalling NaN must not print a warning.
-        with np.errstate(invalid="ignore"):
-            np.copyto(out, values)
+        loops.widen(values.view(np.uint16), "float16", out)
 
     def header_flaw(self, norm: float, step: float, d: int) -> Rejection | None:
         if not (norm == 0 or self.smallest <= norm <= self._longest(d)):
@@ -174,12 +172,15 @@ class Whole(Floats):
     def encode(self, update: Float32, fill: Fill) -> Encoded:
         return Encoded(self, update, 0.0, norm(update))
 
+    def widen(self, values: AnyArray, step: float, out: Float32) -> None:
+        np.copyto(out, values)
+
 
 class UpperHalves(Floats):
     """bfloat16, which numpy does not have: the upper halves of float32s, as integers."""
 
     def widen(self, values: AnyArray, step: float, out: Float32) -> None:
-        np.left_shift(values, np.uint32(16), out=out.view(np.uint32), dtype=np.uint32)
+        loops.widen(values, "bfloat16", out)
 
     def _narrow(self, given: Float32, out: AnyArray) -> None:
         """Round to nearest even; a NaN stays one."""
@@ -238,7 +239,7 @@ class Integers:
         return step
 
     def widen(self, values: AnyArray, step: float, out: Float32) -> None:
-        np.multiply(values, np.float32(step), out=out)
+        loops.widen(values, "int8", out, step)
 
     def header_flaw(self, norm: float, step: float, d: int) -> Rejection | None:
         if norm == 0 and step == 0:

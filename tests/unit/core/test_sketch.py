@@ -3,24 +3,29 @@ import math
 import numpy as np
 import pytest
 
-from ostraka.core import sketch
+from ostraka.core import loops, sketch
 from ostraka.errors import ConfigError
 
 
 def draw(rng, d, m, tile):
-    """Signs and shifts of every tile, as a cohort's secret stream would give them."""
+    """Bits of signs, and shifts, of every tile, as a round's secret stream would give them."""
     for start in range(0, d, tile):
         width = min(tile, d - start)
         bits = rng.integers(0, 256, -(-width // 8)).astype(np.uint8)
         shifts = rng.integers(0, m, sketch.blocks(width, m)).astype(np.uint32)
-        yield start, width, sketch.signs(bits, width), shifts
+        yield start, width, bits, shifts
+
+
+def signs_of(bits, width):
+    return 1 - 2 * np.unpackbits(bits, count=width).astype(np.float32)
 
 
 def folded(rows, m, tile, rng):
-    wide, out = np.zeros((len(rows), 2 * m), np.float32), np.zeros((len(rows), m), np.float32)
-    for start, width, signs, shifts in draw(rng, rows.shape[1], m, tile):
-        sketch.fold(rows[:, start : start + width].astype(np.float32), signs, shifts, wide)
-    sketch.wrap(wide, out)
+    out = np.zeros((len(rows), m), np.float32)
+    for start, width, bits, shifts in draw(rng, rows.shape[1], m, tile):
+        for row, sketched in zip(rows[:, start : start + width], out, strict=True):
+            values = np.ascontiguousarray(row, np.float32)
+            loops.absorb(values, bits, shifts, 1.0, sketched)
     return out
 
 
@@ -37,10 +42,10 @@ def test_law12_against_the_formula():
     rows = rng.standard_normal((3, d)).astype(np.float32)
     out = folded(rows, m, tile, np.random.default_rng(1))
     expected = np.zeros((3, m))
-    for start, width, signs, shifts in draw(np.random.default_rng(1), d, m, tile):
+    for start, width, bits, shifts in draw(np.random.default_rng(1), d, m, tile):
         for k in range(width):
             place = (k % m + int(shifts[k // m])) % m
-            expected[:, place] += signs[k] * rows[:, start + k]
+            expected[:, place] += signs_of(bits, width)[k] * rows[:, start + k]
     np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -136,16 +141,17 @@ def test_law12_float32_sums_are_exact_enough():
     m, tile = 4096, 1000
     out = folded(x[None], m, tile, np.random.default_rng(8))[0]
     wide = np.zeros(m)
-    for start, width, signs, shifts in draw(np.random.default_rng(8), len(x), m, tile):
+    for start, width, bits, shifts in draw(np.random.default_rng(8), len(x), m, tile):
         part = np.zeros(m)
-        part[:width] = signs * x[start : start + width].astype(np.float32)
+        part[:width] = signs_of(bits, width) * x[start : start + width].astype(np.float32)
         wide += np.roll(part, int(shifts[0]))
     assert np.linalg.norm(out - wide) < 1e-5 * np.linalg.norm(wide)
 
 
 def test_signs_use_one_bit_each():
-    bits = np.array([0b10110000, 0b01000000], np.uint8)
-    assert sketch.signs(bits, 11).tolist() == [-1, 1, -1, -1, 1, 1, 1, 1, 1, -1, 1]
+    bits, out = np.array([0b10110000, 0b01000000], np.uint8), np.zeros(11, np.float32)
+    loops.absorb(np.ones(11, np.float32), bits, np.zeros(1, np.uint32), 1.0, out)
+    assert out.tolist() == [-1, 1, -1, -1, 1, 1, 1, 1, 1, -1, 1]
 
 
 @pytest.mark.parametrize(("m", "d"), [(4095, 10**6), (0, 10**6), (-1, 10**6), (5001, 5000)])
