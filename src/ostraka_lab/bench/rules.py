@@ -22,7 +22,7 @@ from ostraka.core.columns import Reducer, Reduction, Scratch
 from ostraka.core.rules import Composition, Options
 from ostraka.errors import ConfigError
 from ostraka.protocol.enclave import Cohort, Measured, combine, decide
-from ostraka_lab.bench import machine
+from ostraka_lab.bench import kernels, machine
 from ostraka_lab.bench.machine import Stopwatch, available_bytes
 from ostraka_lab.bench.parties import (
     Attempt,
@@ -142,7 +142,13 @@ def measure(plan: Plan, begin: Begin) -> Figures:
 
 
 def _round(load: Workload, kind: str, meter: Meter) -> Measured:
-    """The whole round of the enclave, under the default rule."""
+    """The whole round of the enclave, headers and arrival included, under the default rule."""
+
+    def arrive(clock: Stopwatch) -> None:
+        kernels.headers(load, clock)
+        (kernels.arrival if kind == EXACT else kernels.arrival_sketch)(load, clock)
+
+    meter.time("arrive", kind, arrive)
     if kind == EXACT:
         attempt, found = load.attempt("exact"), list[Measured]()
     else:
@@ -224,9 +230,10 @@ def _summary(load: Workload, meter: Meter) -> Figures:
     kinds = [kind for kind in (EXACT, SKETCH) if ("rest", kind) in meter.runs]
     rounds = {
         kind: {
+            "arrive_s": meter.median("arrive", kind),
             "first_s": meter.median("first", kind),
             "rest_s": meter.median("rest", kind),
-            "round_s": meter.median("first", kind) + meter.median("rest", kind),
+            "round_s": sum(meter.median(part, kind) for part in ("arrive", "first", "rest")),
         }
         for kind in kinds
     }

@@ -28,7 +28,9 @@ def test_every_rule_is_in_one_of_the_tables(figures):
 def test_costs_are_parts_of_a_round_that_was_measured(figures):
     assert set(figures["rounds"]) == {EXACT, SKETCH}
     for kind, each in figures["rounds"].items():
-        assert each["round_s"] == each["first_s"] + each["rest_s"] > 0
+        parts = [each[part] for part in ("arrive_s", "first_s", "rest_s")]
+        assert each["round_s"] == sum(parts)
+        assert all(part > 0 for part in parts)
         for rule in figures["rules"]:
             assert rule["of_round"][kind] == rule["cpu_s"] / each["round_s"] > 0
     last = figures["last"]
