@@ -57,12 +57,12 @@ def _last(figures: dict[str, Any]) -> str:
     last = figures["last"]
     return (
         f"Inner products with the last aggregate, for centred-clipping, take {last['cpu_s']:.3g} s "
-        f"of the first pass: {last['of_round']:.2%} of a round with exact masks."
+        f"at arrival: {last['of_round']:.2%} of a round with exact masks."
     )
 
 
 def _columns(figures: dict[str, Any]) -> Table:
-    rows = table("Rule", "f", "cpu s", "x weights", title="The second pass: open, check, reduce")
+    rows = table("Rule", "f", "cpu s", "x weights", title="The pass over the rows")
     for each in figures["columns"]:
         rows.add_row(
             each["rule"], str(each["f"]), f"{each['cpu_s']:.3g}", f"{each['x_weights']:.2f}"
