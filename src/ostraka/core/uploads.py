@@ -44,7 +44,7 @@ MAX_Q = 127
 _STEP_BITS = 16
 _BLOCK = 1 << 16  # values at a time, so that float64 copies stay in the cache
 _WORD = 2.0**-32
-_EXACT_SQUARES = 1 << 10  # squares up to 2^14, of which float32 sums so many exactly
+_EXACT_SQUARES = 1 << 10  # squares up to 2^14, of which float32 sums this number exactly
 _ROUNDED = 2.0**-40  # how far a norm may be off by rounding
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_SHARE = 2  # one part in so many, unless the federation file says otherwise
+_SHARE = 2  # half, unless the federation file says otherwise
 
 
 def default_budget(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:

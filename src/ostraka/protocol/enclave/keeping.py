@@ -115,8 +115,8 @@ class Keeping:
         self.format, self.value_bytes = terms.format, terms.format.dtype.itemsize
         self.entropy = entropy
         self._spool = spool
-        # Whoever spoils an upload must not choose whose row comes to lie where its own was: the
-        # room that was free for longest is the next.
+        # The room that was free for longest is the next: a client that spoils its upload must not
+        # choose whose row takes its place.
         self._rooms = deque(memory.rooms(rows, terms.dimension * self.value_bytes, entropy))
         self._scratch = local()
 

@@ -35,8 +35,10 @@ class Measured:
 
 @contextmanager
 def unchanged(cohort: Cohort, row: Row) -> Iterator[None]:
-    """For reading a row once more: if it is not what arrived, its client is out. Raises
-    UpdateRejected then, and whoever reads has to begin anew without it."""
+    """Reject the client whose row is read during the block, if the row is not what arrived.
+
+    Raises UpdateRejected then: the pass has to begin anew without it.
+    """
     try:
         yield
     except OpenError:
