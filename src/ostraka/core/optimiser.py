@@ -93,12 +93,17 @@ def advance(state: ServerState, aggregate: Float32, optimiser: Optimiser) -> Ser
         tuple(map(np.empty_like, state.moments)),
         None if state.last is None else aggregate.copy(),
     )
-    # It works by blocks, so that the memory for float64 does not grow with d.
+    # It works by blocks, so that the memory for float64 does not grow with d, and touches it once.
+    space = np.empty(min(_BLOCK, len(aggregate)))
     for start in range(0, len(aggregate), _BLOCK):
         part = slice(start, start + _BLOCK)
         before = [moment[part] for moment in state.moments]
-        step, moments = _step(aggregate[part].astype(np.float64), before, optimiser)
-        after.model[part] = state.model[part] + optimiser.learning_rate * step
+        wide = space[: len(aggregate[part])]
+        np.copyto(wide, aggregate[part])
+        step, moments = _step(wide, before, optimiser)
+        np.multiply(step, optimiser.learning_rate, out=wide)
+        np.add(state.model[part], wide, out=wide)
+        after.model[part] = wide
         for out, moment in zip(after.moments, moments, strict=True):
             out[part] = moment
     freeze(after.model)

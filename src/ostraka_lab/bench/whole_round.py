@@ -128,6 +128,9 @@ def play(
     start = time.perf_counter()
     with _told_apart(ledger) if parts else contextlib.nullcontext():
         with ledger(COLLECT):
+            # Clients that start together announce themselves together.
+            for each in submitted:
+                federation.intake.accept(each.sealed.header)
             for each in submitted:
                 _receive(federation.intake, each.sealed, ledger)
             cohort = federation.close()
@@ -156,7 +159,6 @@ def play(
 
 
 def _receive(intake: Intake, sealed: SealedUpdate, ledger: Ledger) -> None:
-    intake.accept(sealed.header)
     with ledger(ARRIVE):
         for tile in sealed.tiles:
             intake.take(sealed.header.client, tile)

@@ -68,6 +68,7 @@ class Arrival:
         self._integers = common.keeping.format.integers
         self._unit = row.step if self._integers else 1.0
         self._scale = 1.0 if common.folds is None else scale_of(row.norm)
+        self._least, self._most = self._bounds()
         self._squares = 0.0
         self._open = True
         self._lock = Lock()
@@ -124,9 +125,10 @@ class Arrival:
         if common.last is not None:
             along = loops.dot(values, common.last[common.tiling.part(index)])
             self.row.along += along * self._unit
-        least, most = self._bounds(last=index == common.tiling.count - 1)
+        # A row that is already too long cannot become shorter.
+        least = self._least if index == common.tiling.count - 1 else 0.0
         # Written as a positive condition: a NaN fails it.
-        if least <= self._squares <= most:
+        if least <= self._squares <= self._most:
             return None
         return Rejection.FALSE_NORM if np.isfinite(values).all() else Rejection.NOT_FINITE
 
@@ -139,14 +141,10 @@ class Arrival:
         folded = loops.absorb(values, *folds.of(index), self._scale * self._unit, sketch)
         return loops.squares(values) if self._integers else folded
 
-    def _bounds(self, *, last: bool) -> tuple[float, float]:
-        """The least and the most that the squares of all values so far may sum to.
-
-        Those of integers are exact. A row that is already too long cannot become shorter.
-        """
+    def _bounds(self) -> tuple[float, float]:
+        """The least and the most that a row's squares may sum to. Those of integers are exact."""
         if self._integers:
             stated = INT8.stated_square(self.row.norm, self.row.step)
-            return (stated if last else 0), stated
+            return stated, stated
         norm = self.row.norm * float(np.float32(self._scale))
-        least = (norm * (1 - _NORM_TOLERANCE)) ** 2 if last else 0.0
-        return least, (norm * (1 + _NORM_TOLERANCE)) ** 2
+        return (norm * (1 - _NORM_TOLERANCE)) ** 2, (norm * (1 + _NORM_TOLERANCE)) ** 2

@@ -10,7 +10,7 @@ from ostraka.core.columns import Reduction, Scratch
 from ostraka.core.rules import Columnwise, Plan, Weights
 from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.lanes import Lanes
-from ostraka.protocol.enclave.rows import Measured, unchanged
+from ostraka.protocol.enclave.rows import Measured, read_piece
 
 _ROWS = 8  # that are read and added at a time
 _MIXED_VALUES = 2**17  # of all rows, that are mixed at a time
@@ -57,9 +57,7 @@ class _Rows:
 
     def read(self, row: int, index: int, out: Float32) -> Float32:
         """One piece of a row, (b,), in `out` or where it lies. Raises UpdateRejected."""
-        member = self._cohort.rows[row]
-        with unchanged(self._cohort, member):
-            return member.values.read(index, out)
+        return read_piece(self._cohort, self._cohort.rows[row], index, out)
 
 
 class _Sums:

@@ -24,19 +24,21 @@ class Folds:
     def __init__(self, tiling: Tiling, m: int, entropy: Entropy) -> None:
         stream = SecretStream(entropy(KEY_BYTES))
         self.m = m
-        self._tiling = tiling
-        self._bits: UInt8 = np.empty((tiling.count, -(-tiling.tile // 8)), np.uint8)
-        stream.fill(self._bits)
-        self._shifts = stream.uniform((tiling.count, sketch.blocks(tiling.tile, m)), m)
+        bits: UInt8 = np.empty((tiling.count, -(-tiling.tile // 8)), np.uint8)
+        stream.fill(bits)
+        shifts = stream.uniform((tiling.count, sketch.blocks(tiling.tile, m)), m)
+        sizes = map(tiling.size, range(tiling.count))
+        self._tiles: list[tuple[UInt8, UInt32]] = [
+            (bits[index, : -(-size // 8)], shifts[index, : sketch.blocks(size, m)])
+            for index, size in enumerate(sizes)
+        ]
 
     def __repr__(self) -> str:
         return "Folds(<secret>)"
 
     def of(self, index: int) -> tuple[UInt8, UInt32]:
         """The bits of the signs, and the shifts, of one tile."""
-        size = self._tiling.size(index)
-        blocks = sketch.blocks(size, self.m)
-        return self._bits[index, : -(-size // 8)], self._shifts[index, :blocks]
+        return self._tiles[index]
 
 
 def scale_of(norm: float) -> float:

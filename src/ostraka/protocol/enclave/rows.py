@@ -1,7 +1,6 @@
 """Reads the rows of a cohort, piece by piece, for one pass over them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -33,14 +32,17 @@ class Measured:
     by: str
 
 
-@contextmanager
-def unchanged(cohort: Cohort, row: Row) -> Iterator[None]:
-    """Reject the client whose row is read during the block, if the row is not what arrived.
+def read_piece(
+    cohort: Cohort, row: Row, index: int, out: Float32, *, integers: bool = False
+) -> Float32:
+    """A piece of a row, (b,), in `out` or where it lies. integers: in units of the row's step.
 
-    Raises UpdateRejected then: the pass has to begin anew without it.
+    Rejects the client of a row that is not what arrived. Raises UpdateRejected then: the pass has
+    to begin anew without it.
     """
+    values = row.values
     try:
-        yield
+        return values.integers(index, out) if integers else values.read(index, out)
     except OpenError:
         cohort.standing.reject(row.client, Rejection.CHANGED)
         raise UpdateRejected(row.client, Rejection.CHANGED) from None
@@ -93,10 +95,7 @@ class RowReader:
     def _read(self, row: int, index: int, out: Float32, *, integers: bool) -> Float32:
         if row in self._absent:
             return self._zeros[: self.columns.size(index)]
-        member = self.rows[row]
-        with unchanged(self._cohort, member):
-            values = member.values
-            return values.integers(index, out) if integers else values.read(index, out)
+        return read_piece(self._cohort, self.rows[row], index, out, integers=integers)
 
     def sketches(self) -> Float32:
         """The rows' sketches in the unit ball, (n, m)."""
