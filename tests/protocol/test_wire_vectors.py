@@ -361,8 +361,10 @@ def test_shares_by_hand(t, index):
     masks = [residues(seed, stream, count) for seed in given["mask_seeds"]]
     assert [by_rows(each, 3) for each in masks] == result["masks"]
     for row, (values, scale) in enumerate(zip(given["values"], given["scales"], strict=True)):
+        variance = 0
         for k, value in enumerate(values):
             fixed = round(float(np.float32(value) * np.float32(scale)))
+            variance += fixed % 2**16 * (2**16 - fixed % 2**16)
             q = (fixed + result["dither"][row][k]) >> 16
             assert result["q"][row][k] == q
             terms = [q, *(mask[row][k] for mask in result["masks"])]
@@ -371,6 +373,7 @@ def test_shares_by_hand(t, index):
                 sum(term * x**power for power, term in enumerate(terms)) % P for x in points
             ]
         assert result["s"][row] == sum(q * q for q in result["q"][row])
+        assert result["v"][row] == variance
 
 
 def test_steps_by_hand():
@@ -419,6 +422,19 @@ def test_answers_and_what_they_decode_to_by_hand():
         each for row in symmetric(g, 3) for each in row
     ]
     assert result["decoded"] == [[dot(x, y) for y in q] for x in q]
+
+
+def test_inner_products_by_hand():
+    """Law 10: v is what the dither has added, and is taken off the diagonal."""
+    given, result = parts("grams", "inner products")
+    tiles = [parts("shares", f"t = 1, tile {index}")[1] for index in range(3)]
+    for name in ("s", "v"):
+        assert given[name] == [sum(tile[name][row] for tile in tiles) for row in range(3)]
+    steps, products = given["steps"], result["products"]
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert products[i][j] == products[j][i] == steps[i] * steps[j] * given["gram"][i][j]
+    for i, step in enumerate(steps):
+        assert products[i][i] == step**2 * (given["s"][i] - given["v"][i] / 2**32)
 
 
 def test_freivalds_check_by_hand():
