@@ -16,7 +16,7 @@ OTHER := or run make PYTHON=/path/to/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check soak bench test-env proto fmt clean
+.PHONY: help demo test check soak bench test-env proto vectors fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ test-env: $(STAMP) ## Set up .venv with everything that tests and examples need
 proto: $(STAMP) ## Generate the transport's code from its schema
 	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src --grpc_python_out=src \
 		src/ostraka/transport/ostraka.proto
+
+vectors: $(STAMP) ## Write the known-answer vectors of the wire anew
+	PYTHONPATH=tools $(BIN)/python -m wire_vectors
 
 fmt: $(STAMP) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff check --fix .
