@@ -8,23 +8,24 @@
       eta(n, f)^2 = 2 (n - f + (f (n - f - 2) + f^2 (n - f - 1)) / (n - 2f - 2)),   n >= 2f + 3
 
 That is (alpha, f)-resilience and Proposition 4.2 of Blanchard et al., NeurIPS 2017, who prove it of
-Krum, which takes one row, and give no proof of Multi-Krum. Of the mean of k rows, with f + 2 <= k
-<= n - f as our terms demand, it holds as well. Let m be the mean of the h = n - f honest rows, and
-S the sum of |x - m|^2 over them. Then, whatever the rows are,
+Krum, which takes one row, and give no proof of Multi-Krum. (By the kappa of krum it follows, too:
+6 (n - f)/(n - 2f) <= 2 (n - f) <= eta^2.) Of the mean of k rows, f + 2 <= k <= n - f, as our terms
+demand, and with the usual neighbours, it holds as well. Let m be the mean of the h = n - f honest
+rows, and S the sum of |x - m|^2 over them. Then, whatever the rows are,
 
       |F - m|^2 <= (1 + 2 (2 h (h - 2)/(h - 1) + f) / (n - 2f - 1)) S / k                      (20a)
 
-At least n - 2f - 1 neighbours of a Byzantine row B are honest: (n - 2f - 1) |B - m|^2 is at most
-2 (score of B + S). For every B that is kept an honest row is left out whose score is no lower, and
-the scores of all honest rows sum to 2 h S (h - 2)/(h - 1) at most. As E S = (h - 1) spread^2 and
-E m = g, |E F - g| stays below eta(n, f) spread. The same inequality bounds the moments of F, the
-other half of resilience. A rule with a kappa, such as nnm+krum, promises as much, with sqrt(kappa)
-in the place of eta. Rows are meant as they are after clipping.
+and S / k if f = 0. At least n - 2f - 1 neighbours of a Byzantine row B are honest, which bounds
+(n - 2f - 1) |B - m|^2 by 2 (score of B + S). For every B that is kept an honest row is left out
+whose score is no lower, and the scores of all honest rows sum to 2 h S (h - 2)/(h - 1) at most. As
+E S = (h - 1) spread^2 and E m = g, |E F - g| stays below eta(n, f) spread. The same inequality
+bounds the moments of F, the other half of resilience. A rule with a kappa, such as nnm+krum,
+promises as much, with sqrt(kappa) in the place of eta. Rows are meant as they are after clipping.
 
-Where the condition does not hold, nothing is promised. How much harm is then done by f copies of
-one row is measured here, for any rule. Honest rows are unit spread: each at distance 1 from their
-mean, any two of them equally far apart, and the mean at distance 1 from zero. So an honest row
-has as much of its own as all have in common. The copies lie at the mean - offset x its direction.
+Where the condition does not hold, nothing is promised. What f copies of one row can then do is
+measured here, for any rule. Honest rows have a spread of 1: each is at distance 1 from their mean,
+and any two are equally far apart. The mean is of length 1, so that an honest row has as much of its
+own as all have in common. The copies lie at the mean - offset x its direction.
 """
 
 import math

@@ -28,6 +28,12 @@ def test_law20_eta_by_hand():
     assert resilience.eta(33, 15) == math.sqrt(2 * (18 + (15 * 16 + 225 * 17) / 1))
 
 
+def test_law20_eta_is_as_documented():
+    small, middle, large = (resilience.eta(*each) for each in ((12, 3), (25, 9), (33, 15)))
+    told = f"{small:.1f} for 3 attackers of 12, {middle:.0f} for 9 of 25 and {large:.0f} for 15"
+    assert f"η is {told} of 33" in (ROOT / "docs" / "protocol.md").read_text()
+
+
 def test_law20_the_angle_by_hand():
     angle = resilience.promised_angle(5, 1, spread=1.0, length=math.sqrt(72))
     assert angle == pytest.approx(math.radians(30))
@@ -233,19 +239,44 @@ TURNED = {
     "nnm+krum": (33, 15, False),
     "arc+nnm+geometric-median": (33, 15, False),
     "geometric-median": (33, 15, True),
-    "centred-clipping(radius=0.001)": (33, 15, True),
+    "centred-clipping": (33, 15, True),
+    "centred-clipping(radius=100.0)": (25, 9, False),
     "cge": (33, 15, True),
     "meamed": (33, 15, True),
     "mda": (33, 15, False),
     "caf": (33, 15, False),
     "trimmed-mean": (33, 10, False),
     "trimmed-mean(beta=0.49)": (200, 1, False),
+    "bucketing+multi-krum(bucket=50)": (251, 1, False),
 }
 
 
 @pytest.mark.parametrize(("text", "n", "f", "turned"), [(t, *rest) for t, rest in TURNED.items()])
 def test_which_rules_are_turned_around(text, n, f, turned):
     assert resilience.turns_around(rules.parse(text), n, f) == turned
+
+
+@pytest.mark.parametrize(
+    ("text", "enough"),
+    {
+        "multi-krum": 114,
+        "geometric-median": 97,
+        "centred-clipping": 97,
+        "median": 100,
+        "meamed": 123,
+        "cge": 137,
+    }.items(),
+)
+def test_from_how_many_clients_on_40_attackers_turn_nothing_around(text, enough):
+    """As docs/attacks.md has it."""
+    composition = rules.parse(text)
+    assert resilience.reach(composition, enough - 1, 40).turns
+    assert not resilience.reach(composition, enough, 40).turns
+
+
+def test_the_least_number_of_clients_is_too_few_for_multi_krum_and_more_than_3_attackers():
+    turned = [resilience.turns_around(rules.parse("multi-krum"), 2 * f + 3, f) for f in range(30)]
+    assert turned == [f > 3 for f in range(30)]
 
 
 def test_many_clients_are_judged_by_their_proportions():
@@ -263,7 +294,7 @@ def test_many_clients_are_judged_by_their_proportions():
 def test_the_table_of_offsets_is_as_documented():
     """The rows that take no time; `python tools/offsets.py` prints all of them."""
     documented = (ROOT / "docs" / "attacks.md").read_text().splitlines()
-    heading, rule, *rows = OFFSETS["lines"](("multi-krum", "nnm+krum", "cge", "median"))
+    heading, rule, *rows = OFFSETS["lines"](("multi-krum", "nnm+krum", "median", "bulyan"))
     start = documented.index(heading)
     assert documented[start + 1] == rule
     assert len(rows) == 4
