@@ -16,6 +16,7 @@ from ostraka import federation_file
 from ostraka.cli import federation_folder
 from ostraka.cli.federation_folder import Plan
 from ostraka.cli.output import Json, show
+from ostraka.cli.rules import warn_of_copies
 from ostraka.cli.templates import member_lines
 from ostraka.config import MASKINGS, Member
 from ostraka.core import rules, uploads
@@ -143,6 +144,7 @@ def init(
         click.echo(_NOT_ROBUST.format(rule=plan.composition, f=f), err=True)
     if clients <= 3 * f:
         click.echo(_STALLS.format(n=clients, f=f, most=(clients - 1) // 3), err=True)
+    warn_of_copies(plan.composition, clients, f)
 
 
 def _composition(text: str, pre: list[str] | None, root: str) -> rules.Composition:
@@ -234,6 +236,7 @@ def sign(
     same = "Terms and roster are those that were signed before." if signed == before else ""
     brought = f"Brought to {push}: in force from its next round." if push is not None else ""
     show(words, *filter(None, [same, brought]), figures=figures, as_json=as_json)
+    warn_of_copies(signed.terms.composition, len(signed.clients), signed.terms.f)
 
 
 def _bring(charter: Charter, address: str, tls_ca: Path | None) -> None:

@@ -1,10 +1,12 @@
 """`ostraka rules`: all rules and pre-aggregations, as their classes describe them."""
 
 import contextlib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.table import Table
 
@@ -13,6 +15,7 @@ from ostraka.core.rules import (
     ALIASES,
     DEFAULT,
     DEFAULT_PRE,
+    FALLBACK,
     PAPER,
     PRE,
     RULES,
@@ -22,6 +25,7 @@ from ostraka.core.rules import (
     Rule,
     compose,
 )
+from ostraka.core.rules.resilience import turns_around
 from ostraka.errors import ConfigError
 
 _ANYONE = "client-1"
@@ -32,6 +36,12 @@ _BEFORE = (
     "Pre-aggregations, any number of them before a rule. They cost nothing, except before one that "
     "reduces columns: there nnm and bucketing mix all updates, inside."
 )
+
+_TURNED = (
+    "warning: with n = {n} and f = {f}, f equal updates can turn the aggregate of {rule} around "
+    "where honest updates have as much of their own as in common (docs/attacks.md): take {ways}"
+)
+_MORE = 16  # times f: as many clients as anybody is advised to enrol
 
 
 @dataclass(frozen=True)
@@ -192,3 +202,27 @@ def _words(entry: _Entry) -> Iterator[str]:
         if listed:
             yield f"{heading}: {', '.join(listed)}"
     yield entry.part.citation
+
+
+def warn_of_copies(composition: Composition, n: int, f: int) -> None:
+    """Print a warning if f equal updates of n can turn the aggregate around, and what to do.
+
+    Nothing is said of a rule that is not robust at all.
+    """
+    if composition.robust and turns_around(composition, n, f):
+        ways = ", or ".join(_ways(composition, n, f))
+        click.echo(_TURNED.format(n=n, f=f, rule=composition, ways=ways), err=True)
+
+
+def _ways(composition: Composition, n: int, f: int) -> Iterator[str]:
+    """What keeps f equal updates from turning the aggregate around."""
+    counts = range(n, _MORE * f)
+    more = bisect_left(counts, True, key=lambda each: not turns_around(composition, each, f))
+    if more < len(counts):
+        yield f"at least {counts[more]} clients"
+    if fewer := bisect_left(range(1, f), True, key=lambda each: turns_around(composition, n, each)):
+        yield f"f = {fewer}"
+    all_but_f = replace(composition, options=replace(composition.options, k=None))
+    if composition.options.k is not None and not turns_around(all_but_f, n, f):
+        yield f"k = {n - f}"
+    yield f"another rule, such as {FALLBACK}"

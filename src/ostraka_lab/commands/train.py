@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from ostraka.cli.output import Json, show, table
+from ostraka.cli.rules import warn_of_copies
 from ostraka.core import rules, uploads
 from ostraka.errors import FAILED, INTERRUPTED, RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
@@ -157,6 +158,7 @@ def _found(fields: dict[str, Any], out: Path | None, name: str | None = None) ->
     from ostraka_lab.folder import RunFolder
 
     experiment = Experiment(**fields)
+    warn_of_copies(experiment.composition, experiment.clients, experiment.tolerated)
     words = [name] if name else [experiment.dataset, experiment.architecture]
     folder = options.new_folder(out, *words)
     runs.found_run(RunFolder(folder), experiment, command=_command(experiment))

@@ -97,6 +97,19 @@ def test_init_warns_if_f_silent_clients_would_keep_rounds_from_ending(tmp_path, 
     assert "may be silent." not in (tmp_path / "enough/federation.toml").read_text()
 
 
+def test_init_and_sign_warn_if_f_copies_can_turn_the_aggregate_around(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = run("init fed --clients 11 --f 4 --rule multi-krum --dimension 9 --json")
+    assert last_line_only(made)["rule"] == "multi-krum"
+    assert made.stderr.count("f equal updates can turn the aggregate of multi-krum around") == 1
+    assert "f equal updates can turn the aggregate of multi-krum around" in sign().stderr
+    change(tmp_path / "fed", "f = 4", "f = 3")
+    change(tmp_path / "fed", "revision = 1", "revision = 2")
+    signed = sign()
+    assert signed.exit_code == 0
+    assert "f equal updates" not in signed.stderr
+
+
 def test_every_federation_has_an_id_of_its_own_and_its_policy_pins_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     ids = set()

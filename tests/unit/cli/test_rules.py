@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ostraka.cli import app
+from ostraka.cli.rules import warn_of_copies
 from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.core import rules
 from ostraka.errors import ConfigError
@@ -132,3 +133,47 @@ def test_numbers_below_zero_are_refused():
     result = run("rules --n -1")
     assert result.exit_code == 2
     assert "n counts clients and cannot be negative; got -1" in result.stderr
+
+
+WARNED = {
+    "multi-krum near 2f + 3": (
+        ("multi-krum", 33, 15),
+        "n = 33 and f = 15, f equal updates can turn the aggregate of multi-krum around",
+        "take at least 44 clients, or f = 11, or another rule, such as arc+nnm+geometric-median",
+    ),
+    "few of many are averaged": (
+        ("multi-krum(k=11)", 40, 9),
+        "the aggregate of multi-krum(k=11) around",
+        "take at least 56 clients, or f = 8, or k = 31, or another rule",
+    ),
+    "a geometric median alone": (("geometric-median", 23, 10), "geometric-median", "f = 9, or"),
+}
+
+
+@pytest.mark.parametrize(("terms", "what", "ways"), WARNED.values(), ids=list(WARNED))
+def test_copies_that_turn_the_aggregate_around_are_warned_of(terms, what, ways, capsys):
+    text, n, f = terms
+    warn_of_copies(rules.parse(text), n, f)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("warning: ")
+    assert what in told.err
+    assert ways in told.err
+
+
+QUIET = {
+    "as many clients as the warning says": ("multi-krum", 44, 15),
+    "as many clients for few rows": ("multi-krum(k=11)", 56, 9),
+    "as few attackers as the warning says": ("multi-krum", 33, 11),
+    "as many rows as the warning says": ("multi-krum(k=31)", 40, 9),
+    "the rule that the warning names": ("arc+nnm+geometric-median", 33, 15),
+    "the paper's rule as it is usual": ("multi-krum", 64, 12),
+    "a rule that is not robust at all": ("mean", 33, 15),
+    "nobody who colludes": ("multi-krum", 33, 0),
+}
+
+
+@pytest.mark.parametrize(("text", "n", "f"), QUIET.values(), ids=list(QUIET))
+def test_other_terms_are_not_warned_of(text, n, f, capsys):
+    warn_of_copies(rules.parse(text), n, f)
+    assert capsys.readouterr().err == ""

@@ -12,7 +12,8 @@ selections differ.
 
 krum is (f, kappa)-robust with kappa = 6 (1 + f/(n - 2f)), where n > 2f (Allouah et al., "Fixing by
 Mixing", AISTATS 2023), and multi-krum is no worse (Bareilles et al., "Byzantine Machine Learning:
-MultiKrum and an optimal notion of robustness", 2026).
+MultiKrum and an optimal notion of robustness", 2026). What both promise of the direction is law 20,
+in `resilience`.
 
 Distances are squared and signed: a decoded one may be slightly negative, and is used as it is. So
 is an asymmetric matrix, where row i scores client i.

@@ -247,6 +247,18 @@ def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_a_run_in_which_copies_can_turn_the_aggregate_around_is_warned_of(command, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "something").touch()  # so that nothing is started
+    warning = "f equal updates can turn the aggregate of multi-krum around"
+    told = run(f"{command} --clients 11 --byzantine 4 --rule multi-krum --out out")
+    assert told.stderr.count(warning) == 1
+    assert "is not empty" in told.stderr
+    for other in ("--byzantine 3 --rule multi-krum", "--byzantine 4"):
+        assert warning not in run(f"{command} --clients 11 {other} --out out").stderr
+
+
 def test_nothing_but_the_rounds_can_be_changed_later(stage):
     stage()
     run(f"train {SMALL} --out here")
