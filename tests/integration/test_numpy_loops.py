@@ -27,6 +27,7 @@ def run(*arguments: str, timeout: float | None = PATIENCE_S) -> str:
         capture_output=True,
         text=True,
         timeout=timeout,
+        check=False,
     )
     assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-4000:]
     return ended.stdout
