@@ -52,8 +52,9 @@ _TARGET_COLUMNS = (
 )
 _COUNTED = (
     "What is counted: the CPU of the enclave, or of the enclave and all workers together, from the "
-    "first sealed update to the released model. What is not counted: the clients' sealing, which "
-    "the section on peers shows. Where a round on a sketch is compared with one inside the "
+    "first sealed update to the released model, beside the peer's aggregation alone. In brackets "
+    "is the ratio of all roles to all roles, with the clients' sealing, and with a plain "
+    "federation's packing and unpacking. Where a round on a sketch is compared with one inside the "
     "enclave, the gain is that of sketch and off-loading together. ostraka-sketch-inside, in the "
     "section on peers, is the sketch without workers."
 )
@@ -174,7 +175,9 @@ def _beside_peers(figures: Figures | None) -> Iterator[Target]:
             counted = "enclave" if part == "enclave_cpu_s" else "enclave and workers"
             right = rows[name]["correct"] is not False
             ratio = rows[name][part] / rows[peer]["cpu_s"] if right else math.inf
-            yield Target(f"CPU of {name}, {counted} / {peer}", limit, ratio)
+            whole = rows[name]["all_roles_cpu_s"] / rows[peer]["all_roles_cpu_s"]
+            what = f"CPU of {name}, {counted} / {peer}"
+            yield Target(what, limit, ratio, beside=f"all roles {whole:.3g}")
 
 
 def _headlines(figures: Figures | None) -> Iterator[Target]:
