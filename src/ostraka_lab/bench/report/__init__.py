@@ -81,10 +81,26 @@ _MACHINE_ROWS = {
 
 
 def write(folder: Path) -> Path:
-    """Draw the page from all results in the folder. Raises ConfigError."""
-    path = folder / results.REPORT
-    write_page(describe(results.load(folder)), path)
+    """Draw the page from all results in the folder, and write paper.md. Raises ConfigError."""
+    path, found = folder / results.REPORT, results.load(folder)
+    write_page(describe(found), path)
+    if "paper" in found:
+        (folder / "paper.md").write_text(paper_document(found["paper"]))
     return path
+
+
+def paper_document(figures: Figures) -> str:
+    """The paper's figures as a document of tables, with the command and the machine."""
+    lead = (
+        f"Measured {figures['measured']} by `{figures['command']}`, medians of "
+        f"{figures['repeat']}, one thread. Written by that command; "
+        "[performance.md](../performance.md) says what is counted."
+    )
+    tables = [*paper.tables(figures), _machines({"paper": figures})]
+    notes = "\n".join(f"- {each}" for each in figures["not_measured"])
+    body = "\n".join(table.markdown() for table in tables)
+    text = f"# The paper's figures\n\n{lead}\n\nNot measured:\n\n{notes}\n\n{body}"
+    return text.replace(format.SPACE, " ")
 
 
 def describe(found: dict[str, Figures]) -> Page:

@@ -183,7 +183,10 @@ def test_paper_passes_its_options_on(run, monkeypatch):
     run("bench paper --quick")
     assert (asked[0].bandwidth, asked[0].slowdown, asked[0].repeat) == (10.0, 1.5, 2)
     assert asked[0].clients == (8, 16, 32, 64, 128)
-    assert asked[1].longest is not None
+    assert asked[1].share > 1
+    run("bench paper --only offloading")
+    assert asked[2].parts == ("offloading",)
+    assert asked[2].bandwidth == 8
 
 
 SCALE = (
