@@ -296,8 +296,8 @@ def _exponents(figures: dict[str, Any]) -> Table:
         "in N, to 256",
         "in N, beyond",
         "in d",
-        "at target",
-        title=f"Exponents, and {target['clients']} clients of {target['dimension']} values",
+        "at so many clients",
+        title=f"Exponents, and a forecast for updates of {target['dimension']} values",
     )
     for fit in figures["fits"]:
         told = fit["forecast"]
@@ -307,7 +307,7 @@ def _exponents(figures: dict[str, Any]) -> Table:
             _exponent(fit["exponents_few"], "N"),
             _exponent(fit["exponents_many"], "N"),
             _exponent(fit["exponents"], "d"),
-            f"{told['value']:.3g}",
+            f"{told['value']:.3g} at {told['clients']:,}",
         )
     return rows
 

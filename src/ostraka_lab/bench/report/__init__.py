@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ostraka_lab.bench import results
-from ostraka_lab.bench.parties import GAUSSIAN, SKETCH
+from ostraka_lab.bench.paper import LABELS
+from ostraka_lab.bench.parties import EXACT, SKETCH
 from ostraka_lab.bench.process import Figures
 from ostraka_lab.bench.report import leakage, paper, peers, scale
 from ostraka_lab.bench.scale import UNCHECKED
@@ -55,8 +56,8 @@ _COUNTED = (
     "first sealed update to the released model, beside the peer's aggregation alone. In brackets "
     "is the ratio of all roles to all roles, with the clients' sealing, and with a plain "
     "federation's packing and unpacking. Where a round on a sketch is compared with one inside the "
-    "enclave, the gain is that of sketch and off-loading together. ostraka-sketch-inside, in the "
-    "section on peers, is the sketch without workers."
+    "enclave, the gain is that of sketch and off-loading together: the section on the paper tells "
+    "them apart."
 )
 
 _CHECK_COLUMNS = (
@@ -201,7 +202,7 @@ def _headlines(figures: Figures | None) -> Iterator[Target]:
         size = (each["clients"], each["dimension"])
         rows = {row["name"]: row for row in each["rows"]}
         if size == _PEERS:
-            ours = [row for name, row in rows.items() if name != GAUSSIAN]
+            ours = [rows[name] for name in (EXACT, SKETCH) if name in rows]
             best = max(ours, key=lambda row: row["over_naive"])
             yield _gain(best, "naive", 8.0, f"the loop inside, {size[0]} clients")
         if size == _MANY and SKETCH in rows:
@@ -209,11 +210,12 @@ def _headlines(figures: Figures | None) -> Iterator[Target]:
 
 
 def _gain(row: Figures, base: str, limit: float, inside: str) -> Target:
-    beside = f"outliers alone {row[f'detection_over_{base}']:.3g}"
-    if base == "blas64":
-        beside += f"; float32 {row['over_blas32']:.3g}, {row['detection_over_blas32']:.3g}"
-    masks = "a sketch, with workers" if row["name"] == SKETCH else f"{row['name']} masks"
-    what = f"Enclave's CPU of a round: {inside} / {masks}"
+    every = [
+        f"{name} {row[f'over_{each}']:.3g}, {row[f'detection_over_{each}']:.3g}"
+        for each, name in paper.BASELINES.items()
+    ]
+    beside = f"whole round, outliers alone: {'; '.join(every)}"
+    what = f"Enclave's CPU of a round: {inside} / {LABELS[row['name']]}"
     return Target(what, limit, row[f"over_{base}"], least=True, beside=beside)
 
 

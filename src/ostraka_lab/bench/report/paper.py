@@ -24,7 +24,7 @@ from ostraka_lab.report import (
 from ostraka_lab.report.drawing import INK, SERIES
 
 _NOT_THE_ROUND = ("training", "communication", "prepare")
-_BASELINES = {"naive": "loop", "blas64": "BLAS float64", "blas32": "BLAS float32"}
+BASELINES = {"naive": "loop", "blas64": "BLAS float64", "blas32": "BLAS float32"}
 _STYLES = {"naive": "o-", "blas64": "o--", "blas32": "o:"}
 _DRAWN = "Solid: the paper's loop over pairs. Dashed: BLAS in float64. Dotted: BLAS in float32."
 _COUNTED = (
@@ -219,7 +219,7 @@ def _headline(each: Figures) -> Table:
             format.seconds(row["enclave_cpu_s"]),
             "",
             format.percent(row["spread"]),
-            *[""] * len(_BASELINES),
+            *[""] * len(BASELINES),
         ]
         for name, row in each["inside"].items()
     ]
@@ -249,7 +249,7 @@ def _offloading(figures: Figures) -> list[Table]:
     ]
     clients = [Column(f"{row['clients']} clients", number=True) for row in found["rows"]]
     values = f"{found['rows'][-1]['dimension']:,} values"
-    beside = {**_BASELINES, SKETCH_INSIDE: "the sketch inside"}
+    beside = {**BASELINES, SKETCH_INSIDE: "the sketch inside"}
     pays = [
         [LABELS[name], *("" if base not in row else _from(row[base]) for base in beside)]
         for name, row in found["pays_from"].items()
@@ -301,11 +301,11 @@ def _beside(
 
 
 def _over() -> list[Column]:
-    return [Column(f"{name} / it", number=True) for name in _BASELINES.values()]
+    return [Column(f"{name} / it", number=True) for name in BASELINES.values()]
 
 
 def _ratios(row: Figures, what: str) -> list[str]:
-    return [format.times(row[f"{what}_{base}"]) for base in _BASELINES]
+    return [format.times(row[f"{what}_{base}"]) for base in BASELINES]
 
 
 def _size(each: Figures) -> str:
@@ -325,14 +325,14 @@ def _slowdown(figures: Figures) -> list[Block]:
         Column("Clients", number=True),
         Column("values", number=True),
         Column("round"),
-        *(Column(f"over {name}", number=True) for name in _BASELINES.values()),
+        *(Column(f"over {name}", number=True) for name in BASELINES.values()),
     ]
     rows = [
         [
             str(row["clients"]),
             f"{row['dimension']:,}",
             LABELS[row["name"]],
-            *(format.times(row[f"round_over_{base}"]) for base in _BASELINES),
+            *(format.times(row[f"round_over_{base}"]) for base in BASELINES),
         ]
         for row in slowed["rows"]
     ]
@@ -349,8 +349,8 @@ def _table2a(figures: Figures) -> Table:
         Column("clients", number=True),
         Column("values", number=True),
         Column("of them measured", number=True),
-        *(Column(name, number=True) for name in _BASELINES.values()),
-        *(Column(f"spread, {name}", number=True) for name in _BASELINES.values()),
+        *(Column(name, number=True) for name in BASELINES.values()),
+        *(Column(f"spread, {name}", number=True) for name in BASELINES.values()),
     ]
     rows = [
         [
@@ -358,8 +358,8 @@ def _table2a(figures: Figures) -> Table:
             str(row["clients"]),
             f"{row['dimension']:,}",
             f"{row['columns_measured']:,}",
-            *(format.seconds(row[f"{base}_s"]) for base in _BASELINES),
-            *(format.percent(row["spread"][base]) for base in _BASELINES),
+            *(format.seconds(row[f"{base}_s"]) for base in BASELINES),
+            *(format.percent(row["spread"][base]) for base in BASELINES),
         ]
         for row in figures["figure2a"]
     ]
@@ -374,7 +374,7 @@ def _table2b(figures: Figures) -> Table:
         Column("device"),
         Column("clock"),
         Column("kernel", number=True),
-        *(Column(f"over {name}", number=True) for name in _BASELINES.values()),
+        *(Column(f"over {name}", number=True) for name in BASELINES.values()),
     ]
     rows = [
         [
@@ -384,7 +384,7 @@ def _table2b(figures: Figures) -> Table:
             row["device"],
             row["clock"],
             format.seconds(row["kernel_s"]),
-            *(format.times(row[f"over_{base}"]) for base in _BASELINES),
+            *(format.times(row[f"over_{base}"]) for base in BASELINES),
         ]
         for row in figures["figure2b"]
     ]
