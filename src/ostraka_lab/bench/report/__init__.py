@@ -94,8 +94,7 @@ def paper_document(figures: Figures) -> str:
     """The paper's figures as a document of tables, with the command and the machine."""
     lead = (
         f"Measured {figures['measured']} by `{figures['command']}`, medians of "
-        f"{figures['repeat']}, one thread. Written by that command; "
-        "[performance.md](../performance.md) says what is counted."
+        f"{figures['repeat']}, one thread. docs/performance.md says what is counted."
     )
     tables = [*paper.tables(figures), _machines({"paper": figures})]
     notes = "\n".join(f"- {each}" for each in figures["not_measured"])
