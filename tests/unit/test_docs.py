@@ -140,13 +140,13 @@ def exists(span):
 
 
 def is_command(words):
-    command = typer.main.get_command(app)
+    command: click.Command | None = typer.main.get_command(app)
     while isinstance(command, click.Group):
         try:
             _, command, words = command.resolve_command(click.Context(command), words)
         except click.UsageError:
             return False
-    known = {option for each in command.params for option in each.opts}
+    known = {option for each in command.params for option in each.opts} if command else set()
     return {word for word in words if word.startswith("--")} <= known
 
 

@@ -41,6 +41,7 @@ _BITS_A_BYTE, _GIGA = 8, 1e9
 _QUICK_SHARE = 16
 # What a round costs the enclave, at one d: so much for each client, and for each pair of them.
 _ROUND_TERMS = ("N d", "N² m")
+_MANY = 1_000_000  # clients: who pays from more on never does
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Suite:
 
     @classmethod
     def quick(cls) -> "Suite":
-        """A suite to see it work: each network is a sixteenth of its size, and runs once.
+        """A suite to see it work: each network is a sixteenth of its size.
 
         Updates are still several tiles long, so that the stages cost what they do at full size,
         and networks differ.
@@ -84,9 +85,9 @@ class Suite:
         return cls(
             clients=(16, 32),
             epoch_clients=16,
-            headline=((32, 3_500_000 // _QUICK_SHARE), (128, 65_536)),
-            offloading=((16, 65_536), (32, 65_536), (64, 65_536)),
-            repeat=1,
+            headline=((32, 3_500_000 // _QUICK_SHARE), (128, 131_072)),
+            offloading=((16, 131_072), (64, 131_072), (128, 131_072)),
+            repeat=2,
             training_steps=1,
             share=_QUICK_SHARE,
         )
@@ -227,8 +228,18 @@ def _offloading(rounds: Sequence[Figures]) -> Figures:
     pays = {}
     for name in schemes:
         bases = [*BASELINES, SKETCH_INSIDE] if name == SKETCH else list(BASELINES)
-        pays[name] = {base: _pays_from(rows, name, base) for base in bases}
-    return {"rows": rows, "pays_from": pays}
+        pays[name] = {base: _pays(rows, name, base) for base in bases}
+    return {"rows": rows, "pays": pays}
+
+
+def clients_where(pays: Sequence[int | None] | None) -> str:
+    """What `_pays` gives, in words."""
+    if pays is None:
+        return "never"
+    first, last = pays
+    if last is not None:
+        return f"up to {last:,}"
+    return "always" if first == 1 else f"from {first:,}"
 
 
 def _by_scheme(each: Figures) -> Figures:
@@ -240,19 +251,24 @@ def _by_scheme(each: Figures) -> Figures:
     return {"clients": each["clients"], "dimension": each["dimension"], "seconds": seconds}
 
 
-def _pays_from(rows: Sequence[Figures], scheme: str, base: str) -> int | None:
-    """The fewest clients from which on the scheme takes less than the base; None for never.
+def _pays(rows: Sequence[Figures], scheme: str, base: str) -> list[int | None] | None:
+    """The first and the last number of clients for which the scheme takes less than the base.
 
-    Both are fitted to so much a value and so much a pair of clients for it. What the scheme gains
-    by pairs grows with N beside what it loses by values.
+    The last is None if there is none, and all is None if it never takes less. Both costs are
+    fitted to so much a value and so much a pair of clients for it, so that what is gained for a
+    client is a line in N.
     """
     sizes = [Size(row["clients"], row["dimension"], row["dimension"]) for row in rows]
     ours, theirs = (
         fit.terms(sizes, [row["seconds"][name] for row in rows], _ROUND_TERMS)
         for name in (scheme, base)
     )
-    gained, lost = theirs["N² m"] - ours["N² m"], ours["N d"] - theirs["N d"]
-    return max(1, math.ceil(lost / gained)) if gained > 0 else None
+    by_value, by_pair = (theirs[term] - ours[term] for term in _ROUND_TERMS)
+    few, many = by_value + by_pair > 0, by_value + by_pair * _MANY > 0
+    if few == many:
+        return [1, None] if few else None
+    crossing = -by_value / by_pair
+    return [math.ceil(crossing), None] if many else [1, math.floor(crossing)]
 
 
 def _slowed(factor: float | None, headlines: Sequence[Figures]) -> Figures | None:

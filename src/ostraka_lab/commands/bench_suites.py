@@ -50,7 +50,7 @@ def paper(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Run small sizes once, to see it work.")
+        bool, typer.Option("--quick", help="Run small sizes, to see it work.")
     ] = False,
     only: Annotated[
         list[str] | None,
@@ -114,17 +114,17 @@ def _headline(each: dict[str, Any]) -> Table:
 
 
 def _offloading(found: dict[str, Any]) -> Table:
-    """From how many clients on a scheme takes the enclave less than each way inside."""
+    """For how many clients a scheme takes the enclave less than each way inside."""
     rows = table(
-        "Pays from so many clients",
+        "Pays for so many clients",
         "beside the loop",
         "BLAS float64",
         "BLAS float32",
         "the sketch inside",
         title=f"The enclave's CPU of a round, {found['rows'][-1]['dimension']} values",
     )
-    for name, pays in found["pays_from"].items():
-        cells = ("" if base not in pays else str(pays[base] or "never") for base in _OFFLOADED)
+    for name, pays in found["pays"].items():
+        cells = (papers.clients_where(pays[base]) if base in pays else "" for base in _OFFLOADED)
         rows.add_row(papers.LABELS[name], *cells)
     return rows
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from ostraka_lab.bench.paper import LABELS
+from ostraka_lab.bench.paper import LABELS, clients_where
 from ostraka_lab.bench.parties import EXACT, SKETCH, SKETCH_INSIDE
 from ostraka_lab.bench.process import Figures
 from ostraka_lab.report import (
@@ -251,8 +251,8 @@ def _offloading(figures: Figures) -> list[Table]:
     values = f"{found['rows'][-1]['dimension']:,} values"
     beside = {**BASELINES, SKETCH_INSIDE: "the sketch inside"}
     pays = [
-        [LABELS[name], *("" if base not in row else _from(row[base]) for base in beside)]
-        for name, row in found["pays_from"].items()
+        [LABELS[name], *(clients_where(row[base]) if base in row else "" for base in beside)]
+        for name, row in found["pays"].items()
     ]
     columns = [
         Column("Scheme"),
@@ -263,14 +263,10 @@ def _offloading(figures: Figures) -> list[Table]:
         Table(
             columns,
             pays,
-            caption="From how many clients on a scheme takes the enclave less, by a fit to these "
+            caption="For how many clients a scheme takes the enclave less, by a fit to these "
             "rounds (so much a value, and so much a pair of clients for each value)",
         ),
     ]
-
-
-def _from(clients: int | None) -> str:
-    return "never" if clients is None else f"{clients:,}"
 
 
 def _detection(each: Figures) -> Table:

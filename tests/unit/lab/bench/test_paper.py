@@ -133,16 +133,52 @@ def test_the_link_is_the_paper_s_gigabyte_a_second_unless_another_is_given(calls
     assert bar["seconds"]["communication"] == pytest.approx(bar["bytes"] / 1e9)
 
 
-def test_off_loading_pays_from_where_the_fitted_costs_cross(calls, run):
-    pays = run(Suite(parts=("offloading",)))["offloading"]["pays_from"]
+def test_off_loading_pays_where_the_fitted_costs_cross(calls, run):
+    pays = run(Suite(parts=("offloading",)))["offloading"]["pays"]
     assert pays == {
-        "gaussian": {"naive": 2, "blas64": None, "blas32": None},
-        "gaussian-offline": {"naive": 2, "blas64": 9, "blas32": None},
-        "exact": {"naive": 5, "blas64": 33, "blas32": None},
-        "sketch-inside": {"naive": 1, "blas64": 2, "blas32": None},
+        "gaussian": {"naive": [2, None], "blas64": None, "blas32": None},
+        "gaussian-offline": {"naive": [2, None], "blas64": [9, None], "blas32": None},
+        "exact": {"naive": [5, None], "blas64": [33, None], "blas32": None},
+        # 1.2 ns a value more than float32 takes, and a pair on top.
+        "sketch-inside": {"naive": [1, None], "blas64": [2, None], "blas32": None},
         # A client costs 1 ms more, and a pair 10 ps a value less.
-        "sketch": {"naive": 1, "blas64": 6, "blas32": None, "sketch-inside": 382},
+        "sketch": {
+            "naive": [1, None],
+            "blas64": [6, None],
+            "blas32": None,
+            "sketch-inside": [382, None],
+        },
     }
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "pays", "words"),
+    [
+        ((1, 4), (2, 4), [1, None], "always"),
+        ((1, 4), (1.5, 5), [1, None], "always"),
+        ((9, 1), (2, 3), [4, None], "from 4"),
+        ((2, 3), (9.5, 1), [1, 3], "up to 3"),
+        ((2, 3), (2.5, 1), None, "never"),
+        ((2, 3), (2, 3), None, "never"),
+        ((3, 3), (2, 3), None, "never"),
+    ],
+)
+def test_a_scheme_pays_from_or_up_to_a_number_of_clients(ours, theirs, pays, words):
+    """Costs are (a value, a pair and value) in nanoseconds."""
+    rows = [
+        {
+            "clients": n,
+            "dimension": 1000,
+            "seconds": {
+                name: 1e-9 * n * 1000 * (value + n * pair)
+                for name, (value, pair) in (("ours", ours), ("theirs", theirs))
+            },
+        }
+        for n in (4, 16, 64)
+    ]
+    found = paper._pays(rows, "ours", "theirs")
+    assert found == pays
+    assert paper.clients_where(found) == words
 
 
 def test_only_what_is_asked_for_is_measured(calls, run):
