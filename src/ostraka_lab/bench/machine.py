@@ -44,8 +44,8 @@ class Stopwatch:
     timer: another clock, such as wall time for what is not done by this process.
     """
 
-    def __init__(self, timer: Callable[[], float] = time.process_time) -> None:
-        self._timer = timer
+    def __init__(self, timer: Callable[[], float] | None = None) -> None:
+        self._timer = timer or time.process_time
         self.note: str | None = None
         self._elapsed = 0.0
         self._factor = 1.0
