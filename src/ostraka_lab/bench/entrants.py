@@ -13,13 +13,14 @@ its own, and what one peer loads must not count as another's memory. A small con
 first, so that nothing is loaded or set up on the clock.
 """
 
+import io
 import json
 import logging
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, TypeAlias
 
@@ -48,6 +49,8 @@ from ostraka_lab.bench.whole_round import CLIENTS, Played, play
 Details: TypeAlias = dict[str, Any]
 
 SCALE = 1e-4  # of an update, beside the weights
+# What the whole federation does. The enclave's receiving, and what it prepares, are in cpu_s.
+ALL_ROLES = ("clients_cpu_s", "unpacking_cpu_s", "cpu_s")
 
 _WEIGHTS, _COMMON, _OWN, _CAST = range(4)  # what numbers are drawn for
 _ROOM = 16  # columns a client, to find out afterwards which rows were averaged
@@ -136,12 +139,67 @@ class Entrant:
     """What a peer brings to the contest, with its inputs in memory.
 
     run: gives the aggregate (d,); all that is timed, unless `details` times it better.
-    from_weights: the aggregate is whole weights. details: figures of its own, after the run.
+    from_weights: the aggregate is whole weights. details: figures of its own, after the run; at
+    least `clients_cpu_s`, what all clients did to send their updates.
     """
 
     run: Callable[[], AnyArray]
+    details: Callable[[], Details]
     from_weights: bool = False
-    details: Callable[[], Details] = field(default=dict)
+
+
+class Post:
+    """How updates get from the clients of a plain federation to its server, on two clocks.
+
+    A client packs its update into bytes, and the server unpacks what arrives. Both are done row by
+    row before the aggregation. No bytes cross a network, and nothing is encrypted.
+    """
+
+    def __init__(self) -> None:
+        self._packing, self._unpacking = Stopwatch(), Stopwatch()
+
+    def array(self, values: Float32) -> Float32:
+        """Send one array (d,) in numpy's format, which is also that of Flower's arrays."""
+        with self._packing:
+            file = io.BytesIO()
+            np.save(file, values, allow_pickle=False)
+            sent = file.getvalue()
+        with self._unpacking:
+            arrived: Float32 = np.load(io.BytesIO(sent), allow_pickle=False)
+        return arrived
+
+    def reply(self, row: int, weights: Float32) -> Any:
+        """Send one node's answer by Flower's own code: a real message with a record of weights.
+
+        The node makes the objects of which a message consists and their digests. The SuperLink's
+        store checks each digest, and the server's app puts the message together again.
+        """
+        from flwr.supercore.inflatable import inflatable_object as objects  # noqa: PLC0415
+        from flwr.supercore.inflatable.inflatable_utils import (  # noqa: PLC0415
+            inflate_object_from_contents,
+        )
+        from flwr.supercore.object_store.in_memory_object_store import (  # noqa: PLC0415
+            InMemoryObjectStore,
+        )
+
+        with self._packing, objects.no_object_id_recompute():
+            message = _reply(row, weights)
+            tree = objects.get_object_tree(message)
+            nested = objects.get_all_nested_objects(message)
+            sent = {each: part.deflate() for each, part in nested.items()}
+        with self._unpacking:
+            store = InMemoryObjectStore()
+            store.preregister(1, tree)
+            for each, content in sent.items():
+                store.put(each, content)
+            found = {each: store.get(each) or b"" for each in sent}
+            return inflate_object_from_contents(tree.object_id, found)
+
+    def costs(self) -> Details:
+        return {
+            "clients_cpu_s": self._packing.seconds,
+            "unpacking_cpu_s": self._unpacking.seconds,
+        }
 
 
 def averaged(contest: Contest, aggregate: AnyArray, *, from_weights: bool) -> list[int]:
@@ -158,8 +216,8 @@ def averaged(contest: Contest, aggregate: AnyArray, *, from_weights: bool) -> li
 def _enter_flower(contest: Contest) -> Entrant:
     """Flower's MultiKrum as a ServerApp calls it: `aggregate_train` on the replies of all nodes.
 
-    Timed is `aggregate_train` alone: checking the replies, reading their arrays, distances,
-    selection and the mean. Making and sending the replies is not timed.
+    `cpu_s` is `aggregate_train` alone: checking the replies, reading their arrays, distances,
+    selection and the mean. Packing and unpacking the replies are figures beside it.
     """
     from flwr.serverapp.strategy import MultiKrum  # noqa: PLC0415
     from flwr.supercore.task_identity import TaskIdentity  # noqa: PLC0415
@@ -173,7 +231,8 @@ def _enter_flower(contest: Contest) -> Entrant:
         min_train_nodes=contest.clients,
         min_available_nodes=contest.clients,
     )
-    replies = [_reply(row, contest.trained(row)) for row in range(contest.clients)]
+    post = Post()
+    replies = [post.reply(row, contest.trained(row)) for row in range(contest.clients)]
 
     def run() -> AnyArray:
         arrays, _ = strategy.aggregate_train(1, replies)
@@ -181,7 +240,7 @@ def _enter_flower(contest: Contest) -> Entrant:
             raise LocalProtocolError("Flower aggregated nothing")
         return np.asarray(arrays[_WHAT].numpy())
 
-    return Entrant(run, from_weights=True)
+    return Entrant(run, post.costs, from_weights=True)
 
 
 def _reply(row: int, weights: Float32) -> Any:
@@ -199,29 +258,38 @@ def _reply(row: int, weights: Float32) -> Any:
 
 
 def _enter_byzfl(contest: Contest, *, torch: bool) -> Entrant:
-    """ByzFL's MultiKrum. Timed is the aggregator's call alone, on one tensor or array."""
+    """ByzFL's MultiKrum. `cpu_s` is the aggregator's call alone, on one tensor or array.
+
+    ByzFL has no messages, so that its clients send arrays.
+    """
     from byzfl import MultiKrum  # noqa: PLC0415
 
-    vectors = np.empty((contest.clients, contest.dimension), np.float32)
-    for row in range(contest.clients):
-        vectors[row] = contest.trained(row)
+    post = Post()
+    vectors = _received(post, map(contest.trained, range(contest.clients)), contest)
     rule: Callable[[Any], Any] = MultiKrum(f=contest.f)
     if not torch:
-        return Entrant(lambda: rule(vectors), from_weights=True)
+        return Entrant(lambda: rule(vectors), post.costs, from_weights=True)
 
     import torch as tensors  # noqa: PLC0415
 
     tensors.set_num_threads(contest.threads)
     given = tensors.from_numpy(vectors)
-    return Entrant(lambda: np.asarray(rule(given).numpy()), from_weights=True)
+    return Entrant(lambda: np.asarray(rule(given).numpy()), post.costs, from_weights=True)
+
+
+def _received(post: Post, sent: Iterable[Float32], contest: Contest) -> Float32:
+    """All arrays that clients send, in one (n, d)."""
+    rows = np.empty((contest.clients, contest.dimension), np.float32)
+    for row, values in enumerate(sent):
+        rows[row] = post.array(values)
+    return rows
 
 
 def _enter_clear(contest: Contest) -> Entrant:
     """The strong baseline: differences in the clear, a float32 Gram matrix by BLAS, and a mean."""
-    rows = np.empty((contest.clients, contest.dimension), np.float32)
-    for row, update in enumerate(contest.updates()):
-        rows[row] = update
-    return Entrant(lambda: multi_krum_in_the_clear(rows, contest.f, contest.k))
+    post = Post()
+    rows = _received(post, contest.updates(), contest)
+    return Entrant(lambda: multi_krum_in_the_clear(rows, contest.f, contest.k), post.costs)
 
 
 def multi_krum_in_the_clear(rows: Float32, f: int, k: int) -> Float32:
@@ -245,7 +313,9 @@ def _enter_floor(contest: Contest) -> Entrant:
     No private scheme with an enclave can cost less.
     """
     load = Workload(contest.clients, contest.dimension, row_of=contest.update)
-    return Entrant(lambda: kernels.floor(load, Stopwatch()))
+    return Entrant(
+        lambda: kernels.floor(load, Stopwatch()), lambda: {"clients_cpu_s": load.sealing.seconds}
+    )
 
 
 def _enter_ostraka(contest: Contest, *, name: str, upload: str = uploads.DEFAULT) -> Entrant:
@@ -273,7 +343,7 @@ def _enter_ostraka(contest: Contest, *, name: str, upload: str = uploads.DEFAULT
         played.append(outcome)
         return outcome.aggregate
 
-    return Entrant(run, details=lambda: _details(played[-1]))
+    return Entrant(run, lambda: _details(played[-1]))
 
 
 def _details(played: Played) -> Details:
@@ -284,6 +354,7 @@ def _details(played: Played) -> Details:
         "prepare_cpu_s": played.prepare_cpu_s,
         "receiving_cpu_s": played.arrival_cpu_s,
         "sealing_cpu_s": played.cpu_s[CLIENTS],
+        "clients_cpu_s": played.cpu_s[CLIENTS],
         "uploaded_bytes": played.traffic.uploads,
         "wall_s": played.wall_s,
         "peak_rss_mib": played.peak_rss / _MIB,
@@ -323,6 +394,7 @@ def take_turn(name: str, contest: Contest, begin: Begin) -> Figures:
         "inputs_rss_mib": before / _MIB,
     }
     figures |= entrant.details()
+    figures["all_roles_cpu_s"] = sum(figures.get(part, 0.0) for part in ALL_ROLES)
     if "selected" not in figures:
         found = averaged(contest, aggregate, from_weights=entrant.from_weights)
         figures["selected"] = found

@@ -217,7 +217,7 @@ class Workload:
     """A federation whose clients have sealed their updates, all in memory.
 
     One set of uploads serves rounds under different terms: these are tried in turn, by cohorts
-    that hold the same rows. row_of: the update (d,) of a row.
+    that hold the same rows. row_of: the update (d,) of a row. sealing: what the clients took.
     """
 
     def __init__(
@@ -239,6 +239,7 @@ class Workload:
         self._openers: list[TileOpener] = []
         self._tiles: list[list[Buffer]] = [[] for _ in range(self.tiling.count)]
         self._memory = Memory(clients * dimension * _UPDATE_BYTES)
+        self.sealing = Stopwatch()
         self._seal_updates()
 
     @cached_property
@@ -306,7 +307,8 @@ class Workload:
         offer = self._open_round(Memory(0)).offer
         for row in range(self.clients):
             values = self._row_of(row)
-            upload = self.parties.seal(row, offer, values)
+            with self.sealing:
+                upload = self.parties.seal(row, offer, values)
             for tile in upload.tiles:
                 self._tiles[tile.index].append(tile.ciphertext)
             self.headers.append(upload.header)

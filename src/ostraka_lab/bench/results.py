@@ -30,7 +30,7 @@ from ostraka_lab.bench.process import Begin, Figures, run_module
 BENCHMARKS = ("peers", "paper", "scale", "leakage", "check")
 REPORT = "report.html"
 
-_LAYOUT = 4  # of the figures, for the page that is drawn from them
+_LAYOUT = 5  # of the figures, for the page that is drawn from them
 _PARTS_LAYOUT = 1
 _PACKAGES = tuple(Path(package.__path__[0]) for package in (ostraka, ostraka_lab))
 _OF_THE_MOMENT = ("available_gib", "load")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ostraka.config import Terms
+from ostraka.config import MAX_SKETCH_VALUES, Terms
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import fit, machine
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
@@ -109,7 +109,7 @@ def run(grid: Grid, budget_s: float, begin: Begin, parts: Parts) -> Figures:
     memory = [(Size(c["clients"], c["dimension"], c["dimension"]), [c[_MEMORY]]) for c in cells]
     fits.append(_fit(EXACT, _MEMORY, memory, _MEMORY_TERMS))
     seconds = {
-        f"{each['variant']} {each['cost'].removesuffix('_cpu_s')}": each["forecast"]["value"]
+        _named(each): each["forecast"]["value"]
         for each in fits
         if each["cost"].endswith("_s") and each["variant"] != UNCHECKED
     }
@@ -124,6 +124,13 @@ def run(grid: Grid, budget_s: float, begin: Begin, parts: Parts) -> Figures:
         "splits": fit.splits(clients, dimension, seconds, sketch=least_sketch()),
         "machine": machine.describe(threads=1),
     }
+
+
+def _named(fitted: Figures) -> str:
+    """The name of a forecast of seconds, with its clients if they are not those of the target."""
+    clients = fitted["forecast"]["clients"]
+    name = f"{fitted['variant']} {fitted['cost'].removesuffix('_cpu_s')}"
+    return name if clients == TARGET[0] else f"{name} of {clients:,} clients"
 
 
 def _measure(
@@ -178,16 +185,24 @@ def _fitted(cells: Sequence[Figures], variant: str, cost: str) -> Figures | None
 
 
 def _fit(variant: str, cost: str, samples: Sequence[Sample], names: Sequence[str]) -> Figures:
-    clients, dimension = TARGET
-    target = Size(clients, dimension, least_sketch() if variant == SKETCH else dimension)
+    target = _target(variant)
     return {
         "variant": variant,
         "cost": cost,
         "exponents": _exponents(samples, lambda size: True),
         "exponents_few": _exponents(samples, lambda size: size.clients <= _FEW),
         "exponents_many": _exponents(samples, lambda size: size.clients >= _FEW),
-        "forecast": fit.extrapolate(samples, names, target),
+        "forecast": fit.extrapolate(samples, names, target) | asdict(target),
     }
+
+
+def _target(variant: str) -> Size:
+    """What to forecast. Terms refuse more clients on a sketch than its memory is for."""
+    clients, dimension = TARGET
+    if variant != SKETCH:
+        return Size(clients, dimension, dimension)
+    columns = least_sketch()
+    return Size(min(clients, MAX_SKETCH_VALUES // columns), dimension, columns)
 
 
 def _exponents(samples: Sequence[Sample], among: Callable[[Size], bool]) -> Figures | None:

@@ -130,6 +130,13 @@ class Table:
         )
         return element("div", table, class_="table", tabindex="0")
 
+    def markdown(self) -> str:
+        """The same for a document, with its caption above."""
+        rule = ["---:" if column.number else "---" for column in self.columns]
+        lines = [[column.heading for column in self.columns], rule, *self.rows]
+        above = [f"{self.caption}:", ""] if self.caption else []
+        return "\n".join([*above, *(f"| {' | '.join(cells)} |" for cells in lines)]) + "\n"
+
     def _headings(self) -> Iterator[Html]:
         for column in self.columns:
             yield element("th", column.heading, scope="col", class_=_class(column))

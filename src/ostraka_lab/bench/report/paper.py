@@ -1,11 +1,12 @@
 """The paper's figures and its headline, in pictures and tables."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from ostraka_lab.bench.parties import EXACT, SKETCH
+from ostraka_lab.bench.paper import LABELS, clients_where
+from ostraka_lab.bench.parties import EXACT, SKETCH, SKETCH_INSIDE
 from ostraka_lab.bench.process import Figures
 from ostraka_lab.report import (
     Block,
@@ -23,13 +24,15 @@ from ostraka_lab.report import (
 from ostraka_lab.report.drawing import INK, SERIES
 
 _NOT_THE_ROUND = ("training", "communication", "prepare")
-_BASELINES = {"naive": "loop", "blas64": "BLAS float64", "blas32": "BLAS float32"}
-_INSIDE_OVER_WORKERS = "the enclave's CPU of a round with the paper's loop inside, over workers"
+BASELINES = {"naive": "loop", "blas64": "BLAS float64", "blas32": "BLAS float32"}
+_STYLES = {"naive": "o-", "blas64": "o--", "blas32": "o:"}
+_DRAWN = "Solid: the paper's loop over pairs. Dashed: BLAS in float64. Dotted: BLAS in float32."
 _COUNTED = (
     "Counted is the enclave's CPU alone: the workers' time and the clients' sealing are not in it. "
-    "Gaussian noise is, though the paper makes it offline: a column shows it. The rows with "
-    "Gaussian and exact masks show what off-loading gains. A sketch makes distances cheap with or "
-    "without workers, so the gain in its row is that of both together."
+    "Gaussian noise is, though the paper makes it offline: a column shows it. Workers without a "
+    "sketch show what off-loading gains. A sketch makes distances cheap with or without workers: "
+    "the sketch inside shows what it gains alone, and what workers add is the ratio of the last "
+    "two rows."
 )
 
 
@@ -40,34 +43,30 @@ def _figure2a(figures: Figures) -> Plot:
         axes = figure.subplots()
         for colour, network in zip(SERIES, _networks(rows), strict=False):
             mine = [row for row in rows if row["network"] == network]
-            clients = [row["clients"] for row in mine]
-            axes.plot(clients, [row["naive_s"] for row in mine], "o-", color=colour, label=network)
-            axes.plot(clients, [row["blas64_s"] for row in mine], "o--", color=colour)
+            _lines(axes, mine, "{}_s", colour, network)
         _log_log(axes, [row["clients"] for row in rows])
         axes.set_xlabel("clients")
         axes.set_ylabel("seconds inside")
         drawing.legend_above(figure)
 
-    caption = (
-        "Figure 2a: opening and pairwise distances inside the enclave. Solid: the paper's loop "
-        "over pairs. Dashed: BLAS in float64."
-    )
+    caption = f"Figure 2a: opening and pairwise distances inside the enclave. {_DRAWN}"
     return Plot("Distances inside the enclave", caption, paint)
 
 
-def _figure2b(figures: Figures) -> Plot:
-    rows = [row for row in figures["figure2b"] if row["network"] == "mobilenetv2"]
-    rows = rows or figures["figure2b"]
+def _figures2b(figures: Figures) -> Iterator[Plot]:
+    """One plot for each masking and device, with one series for each network, as in the paper."""
+    every = figures["figure2b"]
+    for masking, device in dict.fromkeys((row["masking"], row["device"]) for row in every):
+        mine = [row for row in every if (row["masking"], row["device"]) == (masking, device)]
+        yield _figure2b(mine, masking, device)
 
+
+def _figure2b(rows: Sequence[Figures], masking: str, device: str) -> Plot:
     def paint(figure: Figure) -> None:
         axes = figure.subplots()
-        kinds = sorted({(row["masking"], row["device"]) for row in rows})
-        for colour, (masking, device) in zip(SERIES, kinds, strict=False):
-            mine = [r for r in rows if (r["masking"], r["device"]) == (masking, device)]
-            clients = [row["clients"] for row in mine]
-            label = f"{masking}, {device}"
-            axes.plot(clients, [row["over_naive"] for row in mine], "o-", color=colour, label=label)
-            axes.plot(clients, [row["over_blas64"] for row in mine], "o--", color=colour)
+        for colour, network in zip(SERIES, _networks(rows), strict=False):
+            mine = [row for row in rows if row["network"] == network]
+            _lines(axes, mine, "over_{}", colour, network)
         axes.axhline(1, color=INK, linewidth=0.8)
         _log_log(axes, [row["clients"] for row in rows])
         axes.set_xlabel("clients")
@@ -75,11 +74,18 @@ def _figure2b(figures: Figures) -> Plot:
         drawing.legend_above(figure)
 
     caption = (
-        "Figure 2b: a worker's kernel over distances inside the enclave, without opening, for "
-        f"{rows[0]['network'] if rows else 'no network'}. Solid: over the paper's loop. Dashed: "
-        "over BLAS in float64."
+        "Figure 2b: distances inside the enclave, without opening, over a worker's kernel on "
+        f"{device} ({rows[0]['clock']} time), {masking} masks. {_DRAWN}"
     )
-    return Plot("Speed-up of a worker's kernel", caption, paint)
+    return Plot(f"Speed-up of a worker's kernel, {masking} masks, {device}", caption, paint)
+
+
+def _lines(axes: Any, rows: Sequence[Figures], field: str, colour: str, label: str) -> None:
+    """Draw what the rows hold for each way inside, against the number of clients."""
+    clients = [row["clients"] for row in rows]
+    for base, style in _STYLES.items():
+        named = {"label": label} if base == "naive" else {}
+        axes.plot(clients, [row[field.format(base)] for row in rows], style, color=colour, **named)
 
 
 def _figure3(figures: Figures, masking: str) -> Plot:
@@ -152,31 +158,51 @@ def blocks(figures: Figures) -> list[Block]:
             for each in figures["headline"]
             for table in (_headline(each), _detection(each), _one_after_the_other(each))
         ),
-        Grid([_figure2a(figures), _figure2b(figures)]),
+        *_offloading(figures),
+        *([Grid([_figure2a(figures), *_figures2b(figures)])] if figures["figure2a"] else []),
         *(
             Grid([_figure3(figures, masking), _round_alone(figures, masking)])
             for masking in _maskings(figures)
         ),
-        Folded("Figure 2a in figures", [_table2a(figures)]),
-        Folded("Figure 2b in figures", [_table2b(figures)]),
-        Folded("Figure 3 in figures", [_table3(figures)]),
+        *(Folded(f"{title} in figures", [table]) for title, table in _tables(figures)),
         *_slowdown(figures),
         *(Notice("Not measured.", each) for each in figures["not_measured"]),
     ]
 
 
+def tables(figures: Figures) -> list[Table]:
+    """All that was measured, as tables alone."""
+    headlines = [table for each in figures["headline"] for table in (_headline(each),)]
+    return [*headlines, *_offloading(figures), *(table for _, table in _tables(figures))]
+
+
+def _tables(figures: Figures) -> Iterator[tuple[str, Table]]:
+    if figures["figure2a"]:
+        yield "Figure 2a", _table2a(figures)
+        yield "Figure 2b", _table2b(figures)
+    if figures["figure3"]:
+        yield "Figure 3", _table3(figures)
+
+
 def key_figures(figures: Figures) -> list[KeyFigure]:
+    """What workers gain without a sketch, what a sketch gains, and what workers add to it."""
     if not figures["headline"]:
         return []
     first = figures["headline"][0]
-    rows = {row["name"]: format.times(row["over_naive"]) for row in first["rows"]}
+    rows = {row["name"]: row for row in first["rows"]}
     found = []
-    if EXACT in rows:
-        note = f"{_INSIDE_OVER_WORKERS}, exact masks without a sketch; {_size(first)}"
-        found.append(KeyFigure("Off-loading alone", rows[EXACT], note))
-    if SKETCH in rows:
-        note = f"the same on a sketch: what the two gain together; {_size(first)}"
-        found.append(KeyFigure("Sketch and off-loading", rows[SKETCH], note))
+    for name, label in ((EXACT, "Workers, no sketch"), (SKETCH_INSIDE, "Sketch, no workers")):
+        if name in rows:
+            loop, *blas = _ratios(rows[name], "over")
+            note = (
+                "the enclave's CPU of a round with the paper's loop inside, over it "
+                f"(BLAS float64 {blas[0]}, float32 {blas[1]}); {_size(first)}"
+            )
+            found.append(KeyFigure(label, loop, note))
+    if SKETCH in rows and SKETCH_INSIDE in rows:
+        added = rows[SKETCH_INSIDE]["enclave_cpu_s"] / rows[SKETCH]["enclave_cpu_s"]
+        note = f"the sketch inside, over the sketch with workers; {_size(first)}"
+        found.append(KeyFigure("Workers on a sketch", format.times(added), note))
     return found
 
 
@@ -189,17 +215,17 @@ def _headline(each: Figures) -> Table:
     ]
     inside = [
         [
-            f"inside, {_BASELINES[name]}",
+            LABELS[name],
             format.seconds(row["enclave_cpu_s"]),
             "",
             format.percent(row["spread"]),
-            *[""] * len(_BASELINES),
+            *[""] * len(BASELINES),
         ]
         for name, row in each["inside"].items()
     ]
     rows = [
         [
-            f"workers, {_masking(row['name'], each)}",
+            _scheme(row["name"], each),
             format.seconds(row["enclave_cpu_s"]),
             format.seconds(row["prepare_cpu_s"]),
             format.percent(row["spread"]),
@@ -207,8 +233,40 @@ def _headline(each: Figures) -> Table:
         ]
         for row in each["rows"]
     ]
-    caption = f"The headline, {_size(each)}: a whole round inside the enclave over one with workers"
+    caption = f"The headline, {_size(each)}: a whole round inside the enclave, over one by a scheme"
     return Table([*columns, *_over()], [*inside, *rows], caption=caption)
+
+
+def _offloading(figures: Figures) -> list[Table]:
+    """By clients: what a round costs the enclave, and from where a scheme pays."""
+    found = figures["offloading"]
+    if found is None:
+        return []
+    names = list(found["rows"][-1]["seconds"])
+    costs = [
+        [LABELS[name], *(format.seconds(row["seconds"].get(name)) for row in found["rows"])]
+        for name in names
+    ]
+    clients = [Column(f"{row['clients']} clients", number=True) for row in found["rows"]]
+    values = f"{found['rows'][-1]['dimension']:,} values"
+    beside = {**BASELINES, SKETCH_INSIDE: "the sketch inside"}
+    pays = [
+        [LABELS[name], *(clients_where(row[base]) if base in row else "" for base in beside)]
+        for name, row in found["pays"].items()
+    ]
+    columns = [
+        Column("Scheme"),
+        *(Column(f"beside {name}", number=True) for name in beside.values()),
+    ]
+    return [
+        Table([Column("Round"), *clients], costs, caption=f"The enclave's CPU, {values}"),
+        Table(
+            columns,
+            pays,
+            caption="For how many clients a scheme takes the enclave less, by a fit to these "
+            "rounds (so much a value, and so much a pair of clients for each value)",
+        ),
+    ]
 
 
 def _detection(each: Figures) -> Table:
@@ -229,7 +287,7 @@ def _beside(
     """Show a time of every masking, and the ratios of the ways inside to it."""
     rows = [
         [
-            f"workers, {_masking(row['name'], each)}",
+            _scheme(row["name"], each),
             format.seconds(row[seconds]),
             *_ratios(row, over),
         ]
@@ -239,19 +297,20 @@ def _beside(
 
 
 def _over() -> list[Column]:
-    return [Column(f"{name} / it", number=True) for name in _BASELINES.values()]
+    return [Column(f"{name} / it", number=True) for name in BASELINES.values()]
 
 
 def _ratios(row: Figures, what: str) -> list[str]:
-    return [format.times(row[f"{what}_{base}"]) for base in _BASELINES]
+    return [format.times(row[f"{what}_{base}"]) for base in BASELINES]
 
 
 def _size(each: Figures) -> str:
     return f"{each['clients']:,} clients of {each['dimension']:,} values"
 
 
-def _masking(name: str, each: Figures) -> str:
-    return f"exact on a sketch of {each['sketch']:,}" if name == SKETCH else name
+def _scheme(name: str, each: Figures) -> str:
+    sketch = f"sketch of {each['sketch']:,}" if each["sketch"] else "sketch"
+    return LABELS[name].replace("sketch", sketch)
 
 
 def _slowdown(figures: Figures) -> list[Block]:
@@ -261,15 +320,15 @@ def _slowdown(figures: Figures) -> list[Block]:
     columns = [
         Column("Clients", number=True),
         Column("values", number=True),
-        Column("masks"),
-        *(Column(f"over {name}", number=True) for name in _BASELINES.values()),
+        Column("round"),
+        *(Column(f"over {name}", number=True) for name in BASELINES.values()),
     ]
     rows = [
         [
             str(row["clients"]),
             f"{row['dimension']:,}",
-            row["name"],
-            *(format.times(row[f"round_over_{base}"]) for base in _BASELINES),
+            LABELS[row["name"]],
+            *(format.times(row[f"round_over_{base}"]) for base in BASELINES),
         ]
         for row in slowed["rows"]
     ]
@@ -286,8 +345,8 @@ def _table2a(figures: Figures) -> Table:
         Column("clients", number=True),
         Column("values", number=True),
         Column("of them measured", number=True),
-        *(Column(name, number=True) for name in _BASELINES.values()),
-        *(Column(f"spread, {name}", number=True) for name in _BASELINES.values()),
+        *(Column(name, number=True) for name in BASELINES.values()),
+        *(Column(f"spread, {name}", number=True) for name in BASELINES.values()),
     ]
     rows = [
         [
@@ -295,12 +354,12 @@ def _table2a(figures: Figures) -> Table:
             str(row["clients"]),
             f"{row['dimension']:,}",
             f"{row['columns_measured']:,}",
-            *(format.seconds(row[f"{base}_s"]) for base in _BASELINES),
-            *(format.percent(row["spread"][base]) for base in _BASELINES),
+            *(format.seconds(row[f"{base}_s"]) for base in BASELINES),
+            *(format.percent(row["spread"][base]) for base in BASELINES),
         ]
         for row in figures["figure2a"]
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, caption="Figure 2a: opening and distances inside the enclave")
 
 
 def _table2b(figures: Figures) -> Table:
@@ -309,8 +368,9 @@ def _table2b(figures: Figures) -> Table:
         Column("clients", number=True),
         Column("masks"),
         Column("device"),
+        Column("clock"),
         Column("kernel", number=True),
-        *(Column(f"over {name}", number=True) for name in _BASELINES.values()),
+        *(Column(f"over {name}", number=True) for name in BASELINES.values()),
     ]
     rows = [
         [
@@ -318,12 +378,14 @@ def _table2b(figures: Figures) -> Table:
             str(row["clients"]),
             row["masking"],
             row["device"],
+            row["clock"],
             format.seconds(row["kernel_s"]),
-            *(format.times(row[f"over_{base}"]) for base in _BASELINES),
+            *(format.times(row[f"over_{base}"]) for base in BASELINES),
         ]
         for row in figures["figure2b"]
     ]
-    return Table(columns, rows)
+    caption = "Figure 2b: distances inside the enclave, without opening, over a worker's kernel"
+    return Table(columns, rows, caption=caption)
 
 
 def _table3(figures: Figures) -> Table:
@@ -337,7 +399,12 @@ def _table3(figures: Figures) -> Table:
         [bar["network"], bar["masking"], *(format.seconds(bar["seconds"][part]) for part in parts)]
         for bar in figures["figure3"]
     ]
-    return Table(columns, rows)
+    first = figures["figure3"][0]
+    caption = (
+        f"Figure 3: an epoch of {first['clients']} clients, at "
+        f"{figures['bandwidth_gbit_s']:g} Gbit/s"
+    )
+    return Table(columns, rows, caption=caption)
 
 
 def _maskings(figures: Figures) -> list[str]:

@@ -25,10 +25,10 @@ def blocks(figures: Figures) -> list[Block]:
         ),
         _exponents(figures),
         Paragraph(
-            f"Forecasts for {target['clients']:,} clients of {target['dimension']:,} values. A "
-            "cost is taken to be a sum of terms, fitted to all sizes with no negative term. The "
-            "band holds nine in ten fits to runs drawn anew; the misfit is how far the sum misses "
-            "the sizes that were measured."
+            f"Forecasts for {target['clients']:,} clients of {target['dimension']:,} values, and "
+            "for as many on a sketch as the terms allow. A cost is taken to be a sum of terms, "
+            "fitted to all sizes with no negative term. The band holds nine in ten fits to runs "
+            "drawn anew; the misfit is how far the sum misses the sizes that were measured."
         ),
         _forecast(figures),
         _splits(figures),
@@ -109,6 +109,7 @@ def _forecast(figures: Figures) -> Table:
     columns = [
         Column("Round"),
         Column("cost"),
+        Column("clients", number=True),
         Column("forecast", number=True),
         Column("band", number=True),
         Column("misfit", number=True),
@@ -125,6 +126,7 @@ def _forecast_row(fit: Figures) -> list[str]:
     return [
         fit["variant"],
         fit["cost"],
+        f"{told['clients']:,}",
         show(told["value"]),
         f"{show(told['low'])} to {show(told['high'])}",
         format.percent(told["misfit"]),

@@ -104,8 +104,35 @@ def test_all_roles_of_ours_are_counted(name):
     assert (figures["worker_cpu_s"] > 0) == ("inside" not in name)
     assert figures["sealing_cpu_s"] > 0
     assert 0 < figures["receiving_cpu_s"] < figures["enclave_cpu_s"]
+    clients = figures["sealing_cpu_s"]
+    assert figures["clients_cpu_s"] == clients
+    assert figures["all_roles_cpu_s"] == pytest.approx(figures["cpu_s"] + clients)
     value = 1 if name.endswith("int8") else 4
     assert figures["uploaded_bytes"] == LARGER.clients * (LARGER.dimension * value + 16)
+
+
+PLAIN = ("cpu_s", "clients_cpu_s", "unpacking_cpu_s")
+
+
+def test_a_plain_federation_packs_and_unpacks_its_updates():
+    figures = take("blas-clear")
+    assert all(figures[part] > 0 for part in PLAIN)
+    assert figures["all_roles_cpu_s"] == pytest.approx(sum(figures[part] for part in PLAIN))
+
+
+def test_the_clients_of_the_floor_seal():
+    figures = take("floor")
+    assert "unpacking_cpu_s" not in figures
+    assert figures["all_roles_cpu_s"] == pytest.approx(figures["cpu_s"] + figures["clients_cpu_s"])
+
+
+def test_what_is_posted_arrives_as_it_was():
+    post = entrants.Post()
+    values = CONTEST.update(0)
+    arrived = post.array(values)
+    assert arrived is not values
+    assert np.array_equal(arrived, values)
+    assert all(seconds > 0 for seconds in post.costs().values())
 
 
 def test_the_floor_averages_k_rows_of_the_same_updates():
@@ -124,5 +151,7 @@ def test_a_sketch_needs_long_updates():
 
 @pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="needs ostraka[flower]")
 def test_flower_is_wrong_on_weights_and_right_on_differences():
-    assert set(take("flower")["selected"]) & LARGER.attackers
+    figures = take("flower")
+    assert set(figures["selected"]) & LARGER.attackers
+    assert all(figures[part] > 0 for part in PLAIN)
     assert take("flower", Contest(32, 6000, centred=True))["selected"] == LARGER_HONEST

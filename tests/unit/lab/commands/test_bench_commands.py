@@ -34,6 +34,10 @@ PEER_FIGURES = {
             "prepare_cpu_s": 0.1,
             "receiving_cpu_s": 0.2,
             "sealing_cpu_s": 0.1,
+            "clients_cpu_s": 0.1,
+            "unpacking_cpu_s": None,
+            "worker_cpu_s": 0.5,
+            "all_roles_cpu_s": 1.1,
             "correct": True,
             "attackers_kept": 0,
             "absent": None,
@@ -42,7 +46,8 @@ PEER_FIGURES = {
             (
                 *("cpu_s", "enclave_cpu_s", "wall_s", "x_floor", "cpu_spread", "peak_rss_mib"),
                 *("enclave_x_floor", "enclave_x_clear"),
-                *("prepare_cpu_s", "receiving_cpu_s", "sealing_cpu_s"),
+                *("prepare_cpu_s", "receiving_cpu_s", "sealing_cpu_s", "clients_cpu_s"),
+                *("unpacking_cpu_s", "worker_cpu_s", "all_roles_cpu_s"),
                 *("correct", "attackers_kept"),
             )
         )
@@ -93,6 +98,7 @@ def test_a_table_says_who_is_right_and_who_is_absent(run, peers):
     assert "ostraka-exact" in shown
     assert "flower is absent: pip install" in shown
     assert "Correct: no attacker" in shown
+    assert "all roles s" in shown
     assert "Enclave of ostraka-exact: 1.75 floors, 0.62 of blas-clear" in shown
 
 
@@ -177,7 +183,10 @@ def test_paper_passes_its_options_on(run, monkeypatch):
     run("bench paper --quick")
     assert (asked[0].bandwidth, asked[0].slowdown, asked[0].repeat) == (10.0, 1.5, 2)
     assert asked[0].clients == (8, 16, 32, 64, 128)
-    assert asked[1].longest is not None
+    assert asked[1].share > 1
+    run("bench paper --only offloading")
+    assert asked[2].parts == ("offloading",)
+    assert asked[2].bandwidth == 8
 
 
 SCALE = (
