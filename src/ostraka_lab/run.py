@@ -209,6 +209,7 @@ class _Run:
             failure=record.failure,
             stages_s=times.stages,
             wall_s=times.wall,
+            start_s=self._progress.start_up(number),
         )
 
     def _adapt_deadline(self, number: int) -> None:

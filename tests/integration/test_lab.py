@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,13 @@ def figures_of(process):
     return json.loads(out.splitlines()[-1])
 
 
+def logged(folder: Path, who: str, event: str) -> list[float]:
+    """When it has logged that."""
+    lines = (folder / "logs" / f"{who}.log").read_text().splitlines()
+    found = [json.loads(line) for line in lines if f'"{event}"' in line]
+    return [datetime.fromisoformat(each["time"]).timestamp() for each in found]
+
+
 def final_model(folder: Path):
     return read_model(folder / "model.safetensors")[1]
 
@@ -97,6 +105,14 @@ def test_the_demo_shows_one_learning_and_the_other_not(tmp_path):
     assert figures["baseline_accuracy"] < 0.3
     enclave = {"measure", "average", "hold", "confirm", "publish"}
     assert set(figures["stages_s"]) == {"train", "send"} | enclave
+    first = read(folder)[0]
+    opened = logged(folder, "enclave", "RoundOpened")[0]
+    started = [logged(folder, f"client-{number}", "ClientStarted")[0] for number in range(1, 6)]
+    assert figures["start_s"] == first.start_s
+    assert first.start_s is not None
+    assert first.wall_s is not None
+    assert first.start_s >= max(started) - opened > 0, "the round was open before they were there"
+    assert first.wall_s <= logged(folder, "enclave", "RoundPublished")[0] - max(started) + 0.001
     assert "<svg" in Path(figures["report"]).read_text()
     assert len(read(folder)) == 4
     assert len((folder / "baseline.jsonl").read_text().splitlines()) == 4

@@ -227,6 +227,8 @@ def _parts(
         parts += [view.table(), _legend(figures)]
     if figures["stages_s"]:
         parts.append(_stages(figures["stages_s"]))
+    if figures["start_s"] is not None:
+        parts.append(f"Start-up, which is no part of a round: {figures['start_s']:.1f} s.")
     if interrupted:
         parts.append(f"Interrupted after round {done} of {rounds}.")
     if done:
@@ -240,6 +242,8 @@ def _parts(
 
 def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
     """Compute the figures. Both accuracies are of the last round that was evaluated."""
+    from ostraka_lab.metrics import start_up
+
     judged = [row for row in view.rows if row.accuracy is not None]
     last = judged[-1] if judged else None
     accuracy, plain = (last.accuracy, view.plain().get(last.round)) if last else (None, None)
@@ -253,6 +257,7 @@ def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
         "attack_success": last.attack_success if last else None,
         "dimension": facts["dimension"],
         "stages_s": _medians([row for row in view.rows if row.stages_s]),
+        "start_s": start_up(view.rows),
     }
 
 

@@ -34,6 +34,7 @@ def row(number, attackers):
         dropped=tuple(attackers),
         stages_s={"train": 0.5, "measure": 0.1},
         wall_s=0.75,
+        start_s=6.5 if number == 1 else None,
     )
 
 
@@ -92,6 +93,7 @@ def test_the_last_line_is_one_object_and_everything_else_is_on_stderr(stage):
     assert figures["masking"] == "exact"
     assert figures["simulated"] is True
     assert figures["stages_s"] == {"train": 0.5, "measure": 0.1}
+    assert figures["start_s"] == 6.5
     assert figures["report"] == "here/report.html"
     assert "[ROUND 2/2] accuracy 60.0 % (plain averaging 10.0 %)" in result.stderr
     assert "No TEE protects this run" in result.stderr
