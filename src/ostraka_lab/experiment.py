@@ -10,6 +10,7 @@ nothing but who aggregates.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -452,11 +453,12 @@ class Participant:
 
 
 class Judge:
-    """Judges models (d,) of one task."""
+    """Judges models (d,) of one task. meanwhile: called again and again while that goes on."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, meanwhile: Callable[[], object] | None = None) -> None:
         self._dataset = task.dataset
         self._model = task.model()
+        self._meanwhile = meanwhile
         self._backdoor = task.experiment.attack == "backdoor"
 
     def scores(self, vector: Float32) -> dict[str, float | None]:
@@ -478,4 +480,12 @@ class Judge:
 
     def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
         dataset = self._dataset
-        return evaluate(self._model, vector, images, labels, dataset.mean, dataset.std)
+        return evaluate(
+            self._model,
+            vector,
+            images,
+            labels,
+            dataset.mean,
+            dataset.std,
+            meanwhile=self._meanwhile,
+        )

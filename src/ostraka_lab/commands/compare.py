@@ -16,8 +16,9 @@ import typer
 
 from ostraka.cli.output import Json, progress, show, table
 from ostraka.core import rules, uploads
-from ostraka.errors import INTERRUPTED, RoundFailed, ServiceError
+from ostraka.errors import RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
+from ostraka_lab.commands import stoppable
 from ostraka_lab.commands.round_view import percent
 
 if TYPE_CHECKING:
@@ -106,21 +107,19 @@ def compare(
     else:
         options.require_alone(ctx, "resume", "jobs", "as_json")
         comparison = lab.Comparison.load(resume)
-    interrupted = False
     try:
         with (
+            stoppable() as ended,
             progress() as step,
             closing(lab.run(comparison, jobs=jobs, tell=step)) as runs,
         ):
             for number, result in enumerate(runs, 1):
                 _tell(number, result)
-    except KeyboardInterrupt:
-        interrupted = True
     except (ServiceError, RoundFailed) as failed:
         raise ServiceError(f"{failed}\n{_further(comparison)}") from None
     _show(comparison, as_json=as_json)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if ended:
+        raise typer.Exit(ended[0])
 
 
 def _found(

@@ -16,8 +16,9 @@ from rich.table import Table
 
 from ostraka.cli.output import Json, show, table
 from ostraka.core import rules, uploads
-from ostraka.errors import FAILED, INTERRUPTED, RoundFailed, ServiceError
+from ostraka.errors import FAILED, RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
+from ostraka_lab.commands import stoppable
 from ostraka_lab.commands.round_view import RoundView, percent
 
 if TYPE_CHECKING:
@@ -185,13 +186,14 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, A
         lambda: {row.round: row.accuracy for row in metrics.read_baseline(root)},
     )
     view.rows.extend(metrics.read(root))
-    interrupted = False
     try:
-        with view.watching(), closing(runs.run(folder, tell=view.tell)) as each_round:
+        with (
+            stoppable() as ended,
+            view.watching(),
+            closing(runs.run(folder, tell=view.tell)) as each_round,
+        ):
             for row in each_round:
                 view.add(row)
-    except KeyboardInterrupt:
-        interrupted = True
     except (ServiceError, RoundFailed) as failed:
         raise ServiceError(
             f"{failed}\nAll logs are in {folder.logs}. To resume: ostraka train --resume {root}"
@@ -205,10 +207,10 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, A
         "report": str(report) if report else None,
         "folder": str(root),
     }
-    parts = _parts(view, experiment, facts, figures, interrupted=interrupted)
+    parts = _parts(view, experiment, facts, figures, interrupted=bool(ended))
     show(*parts, figures=figures, as_json=as_json)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if ended:
+        raise typer.Exit(ended[0])
     return figures
 
 
