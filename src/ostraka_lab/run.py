@@ -38,6 +38,7 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Tas
         raise ConfigError(f"k is an option of multi-krum, and not of {composition.plain}")
     task = Task.load(experiment)
     manifest, first = task.first()
+    experiment.require_sketch(manifest.dimension)
     folder.make()
     write_model(folder.first_model, manifest, first)
     found(folder.federation, _plan(folder, experiment), **_settings(experiment))

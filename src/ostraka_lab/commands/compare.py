@@ -103,6 +103,7 @@ def compare(
     if resume is None:
         fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
         fields["pre"] = options.pre_aggregations(pre)
+        fields["root"] = options.root_client(root)
         comparison = _found(fields, tuple(attack), tuple(defence), seeds, out)
     else:
         options.require_alone(ctx, "resume", "jobs", "as_json")
@@ -131,9 +132,11 @@ def _found(
 ) -> "Comparison":
     """Make the folder of a new comparison."""
     from ostraka_lab.compare import Comparison
-    from ostraka_lab.experiment import Experiment
+    from ostraka_lab.experiment import Experiment, Task
 
     of_all = Experiment(**fields)
+    if of_all.sketch is not None:
+        of_all.require_sketch(Task.load(of_all).first()[0].dimension)
     usual = Experiment().to_json()
     given = {name: of_all.to_json()[name] for name in fields}
     words = [f"--attack {name}" for name in attacks]

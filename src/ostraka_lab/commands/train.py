@@ -100,6 +100,7 @@ def train(
     fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
     fields["deadline_s"] = fields.pop("deadline")
     fields["pre"] = options.pre_aggregations(pre)
+    fields["root"] = options.root_client(root)
     _run(_found(fields, out), as_json=as_json)
 
 

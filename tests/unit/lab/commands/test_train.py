@@ -173,6 +173,19 @@ REFUSED = {
     "a k that the rule does not take": ("--k 3", "k is an option of multi-krum"),
     "too few clients": ("--rule trimmed-mean --f 2", "needs at least"),
     "a root client that there is not": ("--rule fltrust --root 9", "1 to 5; got 9"),
+    "the name of one": ("--rule fltrust --root client-9", "1 to 5; got 9"),
+    "what is no client": (
+        "--rule fltrust --root hospital",
+        "--root is a client, by its name or its number, such as client-3 or 3; got 'hospital'",
+    ),
+    "a sketch that is too rough for nnm": (
+        "--sketch 4096",
+        "ostraka: --sketch 4096: nnm needs a sketch of at least 16384 columns; got 4096",
+    ),
+    "a sketch that is longer than the model": (
+        "--sketch 5000",
+        "ostraka: --sketch 5000: a sketch has 4096 to d = 4810 values; got m = 5000",
+    ),
 }
 
 
