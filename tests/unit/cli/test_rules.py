@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,14 +92,15 @@ def test_what_is_shown_is_what_holds(name, option):
     }
     usual = OPTIONS[name, option]
     value = values[usual] if usual in values else eval(usual, {"n": n, "f": f})
-    beside = {
+    besides: dict[tuple[str, str], dict[str, Any]] = {
         # A radius that is not given is another one in each step.
         ("centred-clipping", "radius"): {"iterations": 1},
         # One is kept, so that another score keeps another.
         ("multi-krum", "neighbours"): {"k": 1},
         ("fltrust", "root"): {"root": "client-3"},
         ("monna", "root"): {"root": "client-3"},
-    }.get((name, option), {})
+    }
+    beside = besides.get((name, option), {})
 
     def plan(**given):
         pre, rule = ((name,), "geometric-median") if name in rules.PRE else ((), name)
@@ -108,7 +110,8 @@ def test_what_is_shown_is_what_holds(name, option):
 
     assert same(plan(), plan(**{option: value}))
     if option != "root":  # The enclave looks for its row.
-        others = {"centre": ["medoid"], "beta": [0.3], "smoothing": [30.0]}.get(option, [1, 2, 3])
+        unlike: dict[str, list[Any]] = {"centre": ["medoid"], "beta": [0.3], "smoothing": [30.0]}
+        others = unlike.get(option, [1, 2, 3])
         assert not all(same(plan(), plan(**{option: other})) for other in others)
 
 
