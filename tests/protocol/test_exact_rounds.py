@@ -25,9 +25,9 @@ class Recording(ExactEncoder):
         Recording.last = self
         self.q: list[list[np.ndarray]] = [[] for _ in self._s]
 
-    def witness(self, lane, rows):
-        super().witness(lane, rows)
-        scratch = self._lanes[lane]
+    def witness(self, thread, rows):
+        super().witness(thread, rows)
+        scratch = self._scratch[thread]
         dither = cut(scratch._dither_words, len(rows), len(scratch._values[0]))
         for row, values, scale, words in zip(
             rows, scratch._values, scratch._scales, dither, strict=True
@@ -35,7 +35,7 @@ class Recording(ExactEncoder):
             self.q[row].append((np.rint(values * scale).astype(np.int64) + words) >> 16)
 
     def decode(self, matrices):
-        check = self._lanes[0].check
+        check = self._scratch[0].check
         accepts = check.accepts
 
         def record(residues):

@@ -40,10 +40,14 @@ def representable(name, n=7, d=50):
 
 
 @pytest.mark.parametrize("name", SHORT)
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_round_is_that_of_the_values_that_were_sent(simulate, masking, name, lanes):
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_round_is_that_of_the_values_that_were_sent(simulate, masking, name, threads):
     simulation = simulate(
-        masking=masking, upload=name, rows=representable(name), lanes=lanes, defence="multi-krum"
+        masking=masking,
+        upload=name,
+        rows=representable(name),
+        threads=threads,
+        defence="multi-krum",
     )
     round_ = simulation.open()
     round_.send_all()
@@ -112,7 +116,7 @@ class Recording(ExactEncoder):
         Recording.last = self
 
     def decode(self, matrices):
-        check = self._lanes[0].check
+        check = self._scratch[0].check
         accepts = check.accepts
 
         def record(residues):

@@ -435,17 +435,17 @@ def test_law11_groups_may_be_given_to_several_checkers_of_one_challenge():
     n = 300
     q = rng.integers(-(2**15), 2**15, (n, 90))
     challenge = rng.integers(0, P, (n, 2)).astype(np.uint32)
-    lanes = [Freivalds(challenge, 64) for _ in range(3)]
+    checks = [Freivalds(challenge, 64) for _ in range(3)]
     for start in (0, 64):
         for group, first in enumerate(range(0, n, 50)):
-            witness(lanes[group % 3], first, q[first : first + 50, start : start + 64])
-        for other in lanes[1:]:
-            lanes[0].take(other)
-        lanes[0].end_block()
+            witness(checks[group % 3], first, q[first : first + 50, start : start + 64])
+        for other in checks[1:]:
+            checks[0].take(other)
+        checks[0].end_block()
     gram = field.reduce(q @ q.T)
-    assert lanes[0].accepts(gram)
+    assert checks[0].accepts(gram)
     gram[0, 0] ^= 1
-    assert not lanes[0].accepts(gram)
+    assert not checks[0].accepts(gram)
 
 
 @settings(deadline=None, max_examples=30)
