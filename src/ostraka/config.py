@@ -321,11 +321,8 @@ class Federation:
         if root and root not in {each.name for each in self.clients}:
             raise ConfigError(f"root is {root!r}, and no client of that name is enrolled")
         self.pieces  # noqa: B018 (refuses a tile that cannot be cut)
-        if terms.sketch is not None and n * terms.sketch > MAX_SKETCH_VALUES:
-            raise ConfigError(
-                f"clients x sketch <= {MAX_SKETCH_VALUES}; got {n} x {terms.sketch}: "
-                f"take a sketch of at most {MAX_SKETCH_VALUES // n}"
-            )
+        if terms.sketch is not None:
+            require_sketches(n, terms.sketch)
         if not terms.inside and terms.masking == "gaussian" and n > terms.measured:
             raise ConfigError(
                 f"constant-distance noise needs as many dimensions as clients; "
@@ -397,6 +394,15 @@ def succession(receipt_key: bytes, code_id: bytes) -> bytes:
     Both are in it: else the host could have made up the predecessor, key and all.
     """
     return hashlib.sha256(encoding.pack(_SUCCESSION, receipt_key, code_id)).digest()
+
+
+def require_sketches(clients: int, columns: int) -> None:
+    """Raises ConfigError if the enclave has no room for a sketch of each client."""
+    if clients * columns > MAX_SKETCH_VALUES:
+        raise ConfigError(
+            f"clients x sketch <= {MAX_SKETCH_VALUES}; got {clients} x {columns}: "
+            f"take a sketch of at most {MAX_SKETCH_VALUES // clients}"
+        )
 
 
 def default_tile(dimension: int) -> int:

@@ -27,6 +27,14 @@ _AGAIN_S = 0.1  # between two looks, for a client whose update was rejected in t
 
 
 @dataclass(frozen=True)
+class ClientStarted:
+    """A client has loaded all it needs, and has the model of its first round."""
+
+    client: str
+    round: int
+
+
+@dataclass(frozen=True)
 class Trained:
     """A client has its update for this round."""
 
@@ -89,6 +97,8 @@ def take_part(fellows: Fellows, participant: Participant, name: str) -> None:
     with LabClient(fellows, participant) as client:
         done = 0
         while not (model := client.fetch()).finished:
+            if not done:
+                logs.event(_LOG, ClientStarted(name, model.round))
             records.write(model)
             if model.round <= done:
                 time.sleep(_AGAIN_S)

@@ -135,6 +135,7 @@ class RoundTimes:
     """When the steps of one round happened, in seconds since 1970, and how long each took."""
 
     opened: float = 0.0
+    started: float = 0.0  # by the last client, in the first round of a run
     trained: float = 0.0  # by the last client
     closed: float = 0.0
     published: float = 0.0
@@ -149,23 +150,30 @@ class RoundTimes:
         """
         if not self.closed:
             return {}
-        trained = min(max(self.trained, self.opened), self.closed)
-        outside = {"train": trained - self.opened, "send": self.closed - trained}
+        trained = min(max(self.trained, self._begun), self.closed)
+        outside = {"train": trained - self._begun, "send": self.closed - trained}
         return {name: round(spent, 4) for name, spent in (outside | self.enclave).items()}
 
     @property
     def wall(self) -> float | None:
-        """Seconds of the whole round; None if its log was not followed."""
-        return round(self.published - self.opened, 4) if self.closed else None
+        """Seconds of the whole round, start-up apart; None if its log was not followed."""
+        return round(self.published - self._begun, 4) if self.closed else None
+
+    @property
+    def _begun(self) -> float:
+        """When all clients could train: the first round is open before they have started."""
+        return min(max(self.opened, self.started), self.closed)
 
 
 @dataclass
 class Progress:
-    """Follows the events of the enclave and of the clients."""
+    """Follows the events of the enclave and of the clients. began: when processes were started."""
 
     clients: tuple[str, ...]
     workers: int
     rounds: int
+    began: float = field(default_factory=time.time)
+    first: int = 1  # of the rounds that are followed
     published: int = 0
     times: dict[int, RoundTimes] = field(default_factory=dict)
     losses: dict[int, list[float]] = field(default_factory=dict)  # of training, by round
@@ -190,12 +198,19 @@ class Progress:
     def timed(self, number: int) -> RoundTimes:
         return self.times.get(number, RoundTimes())
 
+    def start_up(self, number: int) -> float | None:
+        """Seconds until the last client had started; None unless this is the run's first round."""
+        started = self.timed(number).started
+        return round(started - self.began, 4) if started else None
+
     def lose(self, clients: Iterable[str], why: str) -> None:
         """Note that these clients no longer take part."""
         self.gone |= dict.fromkeys(clients, why)
 
     def hear_client(self, event: Logged) -> None:
         match event.get("event"):
+            case "ClientStarted" if event["round"] == self.first:
+                self._at(self.first).started = _time(event)
             case "Trained":
                 self._trained.add(event["client"])
                 self._at(event["round"]).trained = _time(event)
@@ -208,7 +223,8 @@ class Progress:
         match event.get("event"):
             case "ServiceStarted":
                 self._started = True
-                self.published = event["next_round"] - 1
+                self.first = event["next_round"]
+                self.published = self.first - 1
             case "WorkerJoined":
                 self._joined.add(event["worker"])
             case "RoundOpened":

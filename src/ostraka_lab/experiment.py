@@ -10,6 +10,7 @@ nothing but who aggregates.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,8 +19,9 @@ import numpy as np
 from torch import nn
 
 from ostraka.arrays import Float32, Float64
-from ostraka.config import MAX_WORKERS, MIN_WORKERS, Manifest
-from ostraka.core import rules, uploads
+from ostraka.cli.federation_folder import CLIENT
+from ostraka.config import MAX_WORKERS, MIN_WORKERS, Manifest, require_sketches
+from ostraka.core import rules, sketch, uploads
 from ostraka.crypto.stream import KEY_BYTES, SecretStream
 from ostraka.errors import ConfigError
 from ostraka_lab import data, models
@@ -44,8 +46,6 @@ _PROCESSES = 2
 
 # What random numbers are drawn for: each purpose has a stream of its own.
 _CAST, _TRAINING, _ATTACK, _POISON, _ROOT, _ROUNDING = range(6)
-
-CLIENT = "client-"  # before a client's number
 
 
 @dataclass(frozen=True)
@@ -135,6 +135,17 @@ class Experiment:
         least, most = self.tolerated + 2, self.clients - self.tolerated
         if self.k is not None and not least <= self.k <= most:
             raise ConfigError(f"k must be from f + 2 = {least} to n - f = {most}; got {self.k}")
+
+    def require_sketch(self, dimension: int) -> None:
+        """Raises ConfigError unless updates of so many values can be measured by such a sketch."""
+        if self.sketch is None:
+            return
+        try:
+            sketch.check(self.sketch, dimension)
+            self.composition.require_sketch(self.sketch)
+            require_sketches(self.clients, self.sketch)
+        except ConfigError as refused:
+            raise ConfigError(f"--sketch {self.sketch}: {refused}") from None
 
     def _require_least(self, **least: int) -> None:
         for name, bound in least.items():
@@ -452,11 +463,12 @@ class Participant:
 
 
 class Judge:
-    """Judges models (d,) of one task."""
+    """Judges models (d,) of one task. meanwhile: called again and again while that goes on."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, meanwhile: Callable[[], object] | None = None) -> None:
         self._dataset = task.dataset
         self._model = task.model()
+        self._meanwhile = meanwhile
         self._backdoor = task.experiment.attack == "backdoor"
 
     def scores(self, vector: Float32) -> dict[str, float | None]:
@@ -478,4 +490,12 @@ class Judge:
 
     def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
         dataset = self._dataset
-        return evaluate(self._model, vector, images, labels, dataset.mean, dataset.std)
+        return evaluate(
+            self._model,
+            vector,
+            images,
+            labels,
+            dataset.mean,
+            dataset.std,
+            meanwhile=self._meanwhile,
+        )

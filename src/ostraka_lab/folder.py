@@ -23,10 +23,11 @@ import numpy as np
 
 from ostraka import files
 from ostraka.arrays import Buffer, Float32
+from ostraka.cli.federation_folder import CLIENT
 from ostraka.client.results import Model
 from ostraka.errors import ConfigError
 from ostraka.messages import SIMULATION, Receipt
-from ostraka_lab.experiment import CLIENT, Experiment
+from ostraka_lab.experiment import Experiment
 
 _PUBLIC = 0o644
 _POLL_S = 0.05

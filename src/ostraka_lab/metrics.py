@@ -37,7 +37,8 @@ class RoundMetrics:
     rejected: whose updates were invalid, and why. absent: who sent nothing in time.
     byzantine_selected: the number of attackers among the selected. attackers_share: their part in
     the aggregate, in the clear. failure: why there was no aggregate. stages_s: seconds by stage.
-    wall_s: seconds of the whole round.
+    wall_s: seconds of the whole round. start_s: seconds that all processes took to start before
+    it, which are no part of the round; None for all but the first round of a run or of its rest.
     """
 
     round: int
@@ -53,6 +54,7 @@ class RoundMetrics:
     failure: str = ""
     stages_s: Mapping[str, float] = field(default_factory=dict)
     wall_s: float | None = None
+    start_s: float | None = None
 
     @property
     def selective(self) -> bool:
@@ -74,6 +76,7 @@ class RoundMetrics:
             "failure": self.failure,
             "stages_s": {stage: finite(seconds) for stage, seconds in self.stages_s.items()},
             "wall_s": finite(self.wall_s),
+            "start_s": finite(self.start_s),
         }
 
     @classmethod
@@ -94,6 +97,7 @@ class RoundMetrics:
                 for stage, seconds in (row.get("stages_s") or {}).items()
             },
             wall_s=finite(row.get("wall_s")),
+            start_s=finite(row.get("start_s")),
         )
 
 
@@ -145,6 +149,7 @@ class Metrics:
             attack_success=row.attack_success,
             byzantine_selected=row.byzantine_selected,
             wall_s=row.wall_s,
+            start_s=row.start_s,
         )
         self._scalars(row.round, "stages/", **row.stages_s)
 
@@ -176,6 +181,12 @@ def read(folder: Path) -> list[RoundMetrics]:
 def read_baseline(folder: Path) -> list[BaselineMetrics]:
     """Read the same for plain averaging. Empty if that was not run."""
     return _read(folder / BASELINE, BaselineMetrics.from_json)
+
+
+def start_up(rows: Iterable[RoundMetrics]) -> float | None:
+    """The seconds of all starts: a run that was resumed has several. None if none was timed."""
+    known = [row.start_s for row in rows if row.start_s is not None]
+    return sum(known) if known else None
 
 
 def finite(value: float | None) -> float | None:

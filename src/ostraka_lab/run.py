@@ -3,7 +3,6 @@
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from typing import TypeAlias
@@ -39,6 +38,7 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Tas
         raise ConfigError(f"k is an option of multi-krum, and not of {composition.plain}")
     task = Task.load(experiment)
     manifest, first = task.first()
+    experiment.require_sketch(manifest.dimension)
     folder.make()
     write_model(folder.first_model, manifest, first)
     found(folder.federation, _plan(folder, experiment), **_settings(experiment))
@@ -128,7 +128,8 @@ class _Run:
         self._progress = Progress(names, _working(self._experiment), self._experiment.rounds)
         self._records = Records(folder.rounds)
         self._board = Board(folder.board)
-        self._judge = Judge(task)
+        # On this thread. Another that is inside torch when the interpreter ends aborts the process.
+        self._judge = Judge(task, meanwhile=self._follow)
         # Below that, no round can be measured, or none is confirmed.
         least = self._experiment.composition.least(self._experiment.tolerated)
         self._needed = max(least, deployment.quorum)
@@ -141,15 +142,14 @@ class _Run:
             self._start()
         if self._experiment.baseline and averaged < self._experiment.rounds:
             self._start_baseline(averaged)
-        with ThreadPoolExecutor(1) as pool:
-            for number in range(after + 1, self._experiment.rounds + 1):
-                self._until(partial(self._records.has, number))
-                scores = self._scores(pool, number)
-                self._until(lambda: self._progress.published >= number)  # noqa: B023 (called here)
-                row = self._row(number, scores)
-                self._metrics.write(row)
-                self._adapt_deadline(number)
-                yield row
+        for number in range(after + 1, self._experiment.rounds + 1):
+            self._until(partial(self._records.has, number))
+            scores = self._scores(number)
+            self._until(lambda: self._progress.published >= number)  # noqa: B023 (called here)
+            row = self._row(number, scores)
+            self._metrics.write(row)
+            self._adapt_deadline(number)
+            yield row
         self._finish()
 
     def _start(self) -> None:
@@ -186,13 +186,10 @@ class _Run:
         self._clients[child] = group
         self._listening.append((child, self._progress.hear_client))
 
-    def _scores(self, pool: ThreadPoolExecutor, number: int) -> dict[str, float | None]:
+    def _scores(self, number: int) -> dict[str, float | None]:
         if not self._experiment.evaluates(number):
             return UNJUDGED
-        scores: Future[dict[str, float | None]]
-        scores = pool.submit(self._judge.scores, self._records.model(number))
-        self._until(scores.done)
-        return scores.result()
+        return self._judge.scores(self._records.model(number))
 
     def _row(self, number: int, scores: dict[str, float | None]) -> RoundMetrics:
         record, times = self._records.round(number), self._progress.timed(number)
@@ -209,6 +206,7 @@ class _Run:
             failure=record.failure,
             stages_s=times.stages,
             wall_s=times.wall,
+            start_s=self._progress.start_up(number),
         )
 
     def _adapt_deadline(self, number: int) -> None:
@@ -234,14 +232,18 @@ class _Run:
         """Follow the logs until that is so. Raises ServiceError or RoundFailed if it cannot be."""
         heard = time.monotonic()
         while not done():
-            self._deployment.children.require_well()
-            self._notice_lost()
-            if self._listen():
+            if self._follow():
                 heard = time.monotonic()
             elif time.monotonic() - heard > _SILENCE_S:
                 raise self._listening[0][0].failed(f"has logged nothing for {_SILENCE_S:.0f} s")
             else:
                 time.sleep(_POLL_S)
+
+    def _follow(self) -> bool:
+        """Look after all processes. Tells whether there were new log lines."""
+        self._deployment.children.require_well()
+        self._notice_lost()
+        return self._listen()
 
     def _listen(self) -> bool:
         """Read new log lines. Tells whether there were any."""

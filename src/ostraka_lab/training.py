@@ -5,7 +5,7 @@ threads. Neither what ran before nor what other threads do at the same time matt
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -181,13 +181,16 @@ def evaluate(  # noqa: PLR0917 (as a Trainer has them)
     std: Sequence[float],
     *,
     batch: int = _EVALUATED_AT_ONCE,
+    meanwhile: Callable[[], object] | None = None,
 ) -> Score:
-    """Evaluate a model (d,) on these images (n, c, h, w)."""
+    """Evaluate a model (d,) on these images (n, c, h, w). meanwhile: called before each batch."""
     models.set_vector(model, vector)
     model.eval()
     pixels, right, loss = Pixels(mean, std), 0, 0.0
     with torch.inference_mode():
         for at in range(0, len(images), batch):
+            if meanwhile is not None:
+                meanwhile()
             part = slice(at, at + batch)
             outputs, wanted = model(pixels.tensor(images[part])), torch.tensor(labels[part])
             right += int((outputs.argmax(dim=1) == wanted).sum())

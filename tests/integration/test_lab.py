@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,13 @@ def figures_of(process):
     return json.loads(out.splitlines()[-1])
 
 
+def logged(folder: Path, who: str, event: str) -> list[float]:
+    """When it has logged that."""
+    lines = (folder / "logs" / f"{who}.log").read_text().splitlines()
+    found = [json.loads(line) for line in lines if f'"{event}"' in line]
+    return [datetime.fromisoformat(each["time"]).timestamp() for each in found]
+
+
 def final_model(folder: Path):
     return read_model(folder / "model.safetensors")[1]
 
@@ -97,6 +105,14 @@ def test_the_demo_shows_one_learning_and_the_other_not(tmp_path):
     assert figures["baseline_accuracy"] < 0.3
     enclave = {"measure", "average", "hold", "confirm", "publish"}
     assert set(figures["stages_s"]) == {"train", "send"} | enclave
+    first = read(folder)[0]
+    opened = logged(folder, "enclave", "RoundOpened")[0]
+    started = [logged(folder, f"client-{number}", "ClientStarted")[0] for number in range(1, 6)]
+    assert figures["start_s"] == first.start_s
+    assert first.start_s is not None
+    assert first.wall_s is not None
+    assert first.start_s >= max(started) - opened > 0, "the round was open before they were there"
+    assert first.wall_s <= logged(folder, "enclave", "RoundPublished")[0] - max(started) + 0.001
     assert "<svg" in Path(figures["report"]).read_text()
     assert len(read(folder)) == 4
     assert len((folder / "baseline.jsonl").read_text().splitlines()) == 4
@@ -258,10 +274,6 @@ def press_ctrl_c_twice(run: subprocess.Popen[str]) -> None:
     press_ctrl_c(run)
 
 
-def terminate(run: subprocess.Popen[str]) -> None:
-    run.terminate()
-
-
 def kill(run: subprocess.Popen[str]) -> None:
     run.kill()
 
@@ -277,7 +289,6 @@ def kill_child(name: str) -> Callable[[subprocess.Popen[str]], None]:
 ENDS = {
     "Ctrl-C in the terminal": (press_ctrl_c, 130, ""),
     "Ctrl-C by somebody in a hurry": (press_ctrl_c_twice, 130, ""),
-    "SIGTERM": (terminate, 143, ""),
     "a kill that nobody can prepare for": (kill, -signal.SIGKILL, ""),
     "a worker that dies": (kill_child("--name worker-1"), 1, "worker-1 was killed by SIGKILL"),
     "the enclave's death": (kill_child("enclave run"), 1, "enclave was killed by SIGKILL"),
@@ -303,3 +314,74 @@ def test_no_process_is_left(tmp_path, end, code, words):
     wait_for(lambda: all_gone(started))
     assert words in err
     assert "Traceback" not in err
+
+
+# The command, whose evaluation takes so long that a signal comes in the middle of it.
+EVALUATING = "evaluating"
+SLOW = f"""
+import sys, torch
+from ostraka import cli
+from ostraka_lab import training
+
+tensor = training.Pixels.tensor
+
+def slow(self, images):
+    print("{EVALUATING}", file=sys.stderr, flush=True)
+    for _ in range(5):
+        torch.randn(1000, 1000) @ torch.randn(1000, 1000)
+    return tensor(self, images)
+
+training.Pixels.tensor = slow
+cli.main()
+"""
+
+RUNS = {
+    "train": ("", "report.html", ONE_PROCESS),
+    "demo": ("", "report.html", ()),
+    "compare": (
+        "cells/sign-flip-exact-seed-0",
+        "compare.html",
+        ("--attack", "sign-flip", "--defence", "exact", *ONE_PROCESS),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command", ["train", pytest.param("demo", marks=pytest.mark.soak), "compare"]
+)
+def test_a_run_that_is_terminated_leaves_a_report(tmp_path, command):
+    """A thread that was inside torch when the interpreter ended took the process with it.
+
+    The signal comes more than once, as from `timeout`.
+    """
+    folder, said = tmp_path / "run", tmp_path / "stderr"
+    cell, report, more = RUNS[command]
+    small = ("--clients", "3", "--byzantine", "0", "--rounds", "100000", "--out", str(folder))
+    with said.open("w") as err:
+        run = subprocess.Popen(
+            [sys.executable, "-c", SLOW, command, *small, *more],
+            stdout=subprocess.PIPE,
+            stderr=err,
+            text=True,
+        )
+    try:
+        metrics = folder / cell / "metrics.jsonl"
+        wait_for(lambda: metrics.exists() and metrics.read_bytes())
+        before = said.read_text().count(EVALUATING)
+        wait_for(lambda: said.read_text().count(EVALUATING) > before)
+        started = children(run.pid)
+        while run.poll() is None:
+            run.terminate()
+            time.sleep(0.05)
+        out, _ = run.communicate(timeout=PATIENCE_S)
+    finally:
+        run.kill()
+    assert all_gone(started)
+    shown = said.read_text()
+    assert run.returncode == 143, shown
+    assert all(line == EVALUATING or line[0] == "[" for line in shown.splitlines()), shown
+    assert "<svg" in (folder / report).read_text()
+    unwrapped = out.replace("\n", "")
+    assert f"Report: {folder / report}" in unwrapped
+    assert f"--resume {folder}" in unwrapped

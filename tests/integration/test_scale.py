@@ -183,9 +183,9 @@ def seconds_to_open(n, d, threads):
         [key.encrypt(i.to_bytes(12, "big"), plain, bytes(32)) for i in range(tiles)] for key in keys
     ]
 
-    def open_rows(lane):
+    def open_rows(thread):
         out = bytearray(TILE_BYTES)
-        for key, row_tiles in list(zip(keys, sealed, strict=True))[lane::threads]:
+        for key, row_tiles in list(zip(keys, sealed, strict=True))[thread::threads]:
             for i, tile in enumerate(row_tiles):
                 key.decrypt_into(i.to_bytes(12, "big"), tile, bytes(32), out)
 
@@ -377,10 +377,10 @@ def test_a_large_model(deploy, logged, capsys):
     played = play(deployment, logged, n=n, f=f, at_a_time=2)
     peak = played.enclave.rss_mib
     ratio = {}
-    for lanes in (1, threads):
-        aes = seconds_to_open(n, d, lanes)
-        ratio[f"aes_open_s, {lanes} threads"] = round(aes, 3)
-        ratio[f"ratio to it, {lanes} threads"] = round(played.close / aes, 1)
+    for count in (1, threads):
+        aes = seconds_to_open(n, d, count)
+        ratio[f"aes_open_s, {count} threads"] = round(aes, 3)
+        ratio[f"ratio to it, {count} threads"] = round(played.close / aes, 1)
     report(capsys, test="large model", clients=n, dimension=d, **played.figures(**ratio))
     assert_robust(deployment, n=n, f=f, d=d)
     assert peak < budget + 320

@@ -48,11 +48,11 @@ from ostraka.protocol.enclave import (
     Cohort,
     Dispute,
     Inside,
-    Lanes,
     Measured,
     Memory,
     Offload,
     Proposed,
+    Threads,
     combine,
     decide,
     propose,
@@ -241,7 +241,7 @@ class Simulation:
         masking: str = "none",
         rows: np.ndarray | None = None,
         seed: int = 0,
-        lanes: int = 1,
+        threads: int = 1,
         witnesses: int = 0,
         defence: str = DEFAULT,
         k: int | None = None,
@@ -250,7 +250,7 @@ class Simulation:
     ) -> None:
         self.budget = budget
         self.drawn: list[bytes] = []
-        self.lanes = Lanes(lanes)
+        self.threads = Threads(threads)
         self._stream = SecretStream(seed.to_bytes(32, "big"))
         if rows is None:
             rows = self.updates(n, d, seed)
@@ -545,8 +545,8 @@ class Round:
 
     def host(self) -> Host:
         """The real driver of the steps behind the intake, with no worker."""
-        lanes = self.simulation.lanes
-        return Host(lanes, workers={}, tell=lambda event: None)
+        threads = self.simulation.threads
+        return Host(threads, workers={}, tell=lambda event: None)
 
     def offload(self) -> "Attempt":
         return Attempt(self)
@@ -560,7 +560,7 @@ class Round:
 
     def try_to_measure(self) -> Measured:
         if self.terms.inside:
-            return Inside(self.cohort, self.simulation.lanes).measure()
+            return Inside(self.cohort, self.simulation.threads).measure()
         attempt = self.offload()
         attempt.connect(attempt.accepts())
         attempt.encode()
@@ -580,7 +580,7 @@ class Round:
         """Decide, combine and propose. Raises UpdateRejected if a row is found changed."""
         measured = measured or self.measured
         plan = decide(self.cohort, measured)
-        aggregate = combine(self.cohort, measured, plan, self.simulation.lanes)
+        aggregate = combine(self.cohort, measured, plan, self.simulation.threads)
         return propose(self.cohort, measured, plan, aggregate)
 
     def finish(self) -> Proposed:
@@ -623,7 +623,7 @@ class Attempt:
 
     def __init__(self, round_: Round) -> None:
         self.round = round_
-        self.connecting = Offload(round_.cohort, None, round_.simulation.lanes)
+        self.connecting = Offload(round_.cohort, None, round_.simulation.threads)
         self.offers = [wire(offer) for offer in self.connecting.offers]
         self.computing: list[Any] = []
 

@@ -11,7 +11,7 @@ from ostraka.core import loops
 from ostraka.crypto import updates as opening
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import OpenError, Rejection, UpdateRejected
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Threads
 from ostraka.protocol.enclave.folding import Folds
 
 D, TILE, SKETCH, N = 5_000, 512, 4096, 7
@@ -174,8 +174,8 @@ def test_an_upload_that_is_completed_while_another_header_is_opened_is_not_repla
     real = opening.open_header
 
     def open_slowly(*arguments):
-        with ThreadPoolExecutor(1) as lane:
-            lane.submit(round_.intake.take, "client-1", first.tiles[-1]).result()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(round_.intake.take, "client-1", first.tiles[-1]).result()
         return real(*arguments)
 
     monkeypatch.setattr(opening, "open_header", open_slowly)
@@ -237,17 +237,17 @@ def test_after_a_round_has_stopped_nothing_writes_into_its_memory(simulate):
 @pytest.mark.parametrize("sketch", [None, SKETCH])
 @pytest.mark.parametrize("defence", ["multi-krum", "trimmed-mean"])
 @pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
-def test_resident_or_spooled_on_any_lanes_the_result_is_the_same_to_the_bit(
+def test_resident_or_spooled_on_any_threads_the_result_is_the_same_to_the_bit(
     simulate, monkeypatch, masking, sketch, defence
 ):
     folding_with(monkeypatch, b"k")
     rows = simulate.updates(N, D, 3)
     terms = {"tile": TILE, "sketch": sketch, "masking": masking, "defence": defence}
     found = set()
-    for budget, lanes in ((0, 1), (3 * 4 * D, 2), (2**62, 1), (2**62, 2)):
-        with ThreadPoolExecutor(lanes) as pool:
+    for budget, threads in ((0, 1), (3 * 4 * D, 2), (2**62, 1), (2**62, 2)):
+        with ThreadPoolExecutor(threads) as pool:
             simulation = simulate(rows=rows, f=1, budget=budget, **terms)
-            simulation.lanes = Lanes(lanes, pool.map)
+            simulation.threads = Threads(threads, pool.map)
             round_ = simulation.open()
             round_.send_all()
             published = round_.finish()

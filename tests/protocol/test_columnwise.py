@@ -106,9 +106,9 @@ def test_every_rule_is_the_same_on_rows_in_the_clear(defence: str, masking: str,
 def test_the_tile_changes_nothing(simulate, defence: str):
     rows = updates(13, 50)
     found = []
-    for tile, lanes in product((1, 7, 16, 50, 64), (1, 3)):
+    for tile, threads in product((1, 7, 16, 50, 64), (1, 3)):
         simulation = simulate(
-            rows=rows, f=2, tile=tile, lanes=lanes, defence=defence, disclose_values=True
+            rows=rows, f=2, tile=tile, threads=threads, defence=defence, disclose_values=True
         )
         round_ = simulation.open()
         round_.send_all()
@@ -127,7 +127,7 @@ def test_a_false_norm_and_a_change_between_the_passes_cost_their_senders_only(
 ):
     rows = updates(15, 50, seed=3)
     round_ = simulate(
-        rows=rows, f=2, lanes=2, defence=defence, disclose_values=True, budget=0
+        rows=rows, f=2, threads=2, defence=defence, disclose_values=True, budget=0
     ).open()
     round_.send(round_.forge(6, norm=2 * float(norms_of(rows)[6])))
     round_.send_all(but=[6])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ostraka import run_round
 from ostraka.arrays import cut
-from ostraka.core import exact, field, leakage
+from ostraka.core import exact, field, leakage, loops
 from ostraka.core.rules.krum import multi_krum
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import Rejection
@@ -25,9 +25,9 @@ class Recording(ExactEncoder):
         Recording.last = self
         self.q: list[list[np.ndarray]] = [[] for _ in self._s]
 
-    def witness(self, lane, rows):
-        super().witness(lane, rows)
-        scratch = self._lanes[lane]
+    def witness(self, thread, rows):
+        super().witness(thread, rows)
+        scratch = self._scratch[thread]
         dither = cut(scratch._dither_words, len(rows), len(scratch._values[0]))
         for row, values, scale, words in zip(
             rows, scratch._values, scratch._scales, dither, strict=True
@@ -35,7 +35,7 @@ class Recording(ExactEncoder):
             self.q[row].append((np.rint(values * scale).astype(np.int64) + words) >> 16)
 
     def decode(self, matrices):
-        check = self._lanes[0].check
+        check = self._scratch[0].check
         accepts = check.accepts
 
         def record(residues):
@@ -131,12 +131,11 @@ def exact_share(updates, point, seed):
     n, d = updates.shape
     stream = SecretStream(seed.to_bytes(32, "big"))
     steps = exact.step(np.ones(n), d)
-    q = exact.Quantised.empty(n, d)
     dither = np.frombuffer(stream.bytes(2 * n * d), np.uint16).reshape(n, d)
-    exact.quantise(updates.astype(np.float32), exact.scale(steps), dither, q)
-    shares = [np.empty((n, d), np.uint32) for _ in range(2)]
-    masks = [stream.uniform((n, d), field.P)]
-    exact.shares(q.residues, masks, shares, np.empty((n, d), np.uint32))
+    shares = np.empty((2, n, d), np.uint32)
+    mask = stream.uniform((n, d), field.P)
+    rows = list(updates.astype(np.float32))
+    loops.share(rows, exact.scale(steps), dither, mask[None], shares)
     return field.signed(shares[point]) * steps[0]
 
 

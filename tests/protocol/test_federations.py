@@ -218,10 +218,10 @@ def test_memory_is_that_of_one_tile_of_all_rows(simulate, masking):
     assert growth < 6 * model, "the bound above is below all updates"
 
 
-@pytest.mark.parametrize("lanes", [2, 3, 8])
+@pytest.mark.parametrize("threads", [2, 3, 8])
 @pytest.mark.parametrize("tile", [16, 4_096, 16_384])
-def test_any_number_of_lanes_for_any_number_of_rows(simulate, masking, lanes, tile):
-    """Rows are worked on in groups, so that some lanes may have none."""
-    round_ = simulate(n=7, d=100, tile=tile, masking=masking, lanes=lanes).open()
+def test_any_number_of_threads_for_any_number_of_rows(simulate, masking, threads, tile):
+    """Rows are worked on in groups, so that some threads may have none."""
+    round_ = simulate(n=7, d=100, tile=tile, masking=masking, threads=threads).open()
     round_.send_all()
     round_.assert_result(round_.finish(), {})

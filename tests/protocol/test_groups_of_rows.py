@@ -21,16 +21,16 @@ def simulation(simulate, **options):
 @pytest.mark.parametrize("gone", [[], [8], [0], [7, 8], [0, 3], [1, 4, 6], [0, 2, 5, 8]])
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 6, 7])
 def test_whoever_is_there_is_measured(simulate, workers, gone):
-    round_ = simulation(simulate, masking="exact", workers=workers, lanes=2).open()
+    round_ = simulation(simulate, masking="exact", workers=workers, threads=2).open()
     assert round_.terms.tiling.group == 2
     round_.send_all(but=gone)
     round_.assert_result(round_.finish(), {}, absent=gone)
 
 
 @pytest.mark.parametrize("gone", [[], [8], [1, 4, 6]])
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_noise_serves_a_cohort_that_ends_within_a_group(simulate, gone, lanes):
-    round_ = simulation(simulate, masking="gaussian", lanes=lanes).open()
+@pytest.mark.parametrize("threads", [1, 3])
+def test_noise_serves_a_cohort_that_ends_within_a_group(simulate, gone, threads):
+    round_ = simulation(simulate, masking="gaussian", threads=threads).open()
     round_.send_all(but=gone)
     round_.assert_result(round_.finish(), {}, absent=gone)
 
@@ -41,13 +41,13 @@ def offloaded(round_):
     return attempt
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("workers", "liar"), [(2, 0), (2, 1), (3, 0), (3, 2), (5, 3), (5, 4)])
-def test_a_liar_is_named_where_rows_were_zeroed_on_the_way(simulate, workers, liar, lanes):
+def test_a_liar_is_named_where_rows_were_zeroed_on_the_way(simulate, workers, liar, threads):
     """The shares that the audit derives again are those that were sent: zeros for who is out."""
     rows = np.random.default_rng(3).normal(size=(N, 60)).astype(np.float32)
     round_ = simulate(
-        rows=rows, f=2, tile=16, masking="exact", workers=workers, lanes=lanes, budget=0
+        rows=rows, f=2, tile=16, masking="exact", workers=workers, threads=threads, budget=0
     ).open()
     norms = np.linalg.norm(rows.astype(np.float64), axis=1)
     for row, place, value in ((2, 20, 50), (5, 40, np.nan)):
@@ -79,20 +79,22 @@ def test_a_liar_is_named_where_rows_were_zeroed_on_the_way(simulate, workers, li
 @pytest.mark.parametrize("workers", [2, 3, 4, 5, 6, 7])
 def test_every_mask_and_the_dither_are_streams_of_their_own(simulate, workers):
     """A worker that holds a seed must not know the dither by it, nor any other mask."""
-    round_ = simulation(simulate, masking="exact", workers=workers, lanes=2).open()
+    round_ = simulation(simulate, masking="exact", workers=workers, threads=2).open()
     round_.send_all()
     round_.close()
     attempts = []
     for _ in range(2):
         attempt = offloaded(round_)
         attempt.encode()
-        first, second = attempt.masking._encoder._lanes
+        first, second = attempt.masking._encoder._scratch
         keystreams = []
         for stream in (*first._masks, first._dither, *second._masks, second._dither):
             stream.seek(7)
             keystreams.append(stream.bytes(32))
         half = workers // 2 + 1
-        assert keystreams[:half] == keystreams[half:], "what a lane draws depends on its rows only"
+        assert keystreams[:half] == keystreams[half:], (
+            "what a thread draws depends on its rows only"
+        )
         attempts += keystreams[:half]
     assert len(set(attempts)) == len(attempts)
 

@@ -64,9 +64,9 @@ def assert_centred(proposed: Proposed, number: int, start: np.ndarray) -> None:
     assert away <= error * scale, (away, error * scale)
 
 
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_the_second_round_starts_from_the_aggregate_of_the_first(simulate, masking, lanes):
-    simulation = simulate(n=N, d=D, defence=CENTRED, masking=masking, lanes=lanes)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_second_round_starts_from_the_aggregate_of_the_first(simulate, masking, threads):
+    simulation = simulate(n=N, d=D, defence=CENTRED, masking=masking, threads=threads)
     first = play(simulation, 1)
     assert_centred(first, 1, np.zeros(D))
     second = play(simulation, 2)

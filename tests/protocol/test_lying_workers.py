@@ -10,7 +10,7 @@ from ostraka.config import Manifest, Terms
 from ostraka.core import field
 from ostraka.core.gram import NumpyKernel, Sum, Values
 from ostraka.errors import WorkerGone
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Threads
 from ostraka.protocol.round import Parties, enrol, play
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
@@ -78,10 +78,10 @@ def kinds(result: Any) -> list[type]:
 def test_every_worker_is_caught_at_the_smallest_lie(workers):
     for number in range(1, workers + 1):
         parties, rows = federation(workers=workers)
-        honest = play(parties, rows, Lanes()).selected
+        honest = play(parties, rows, Threads()).selected
         liar = f"worker-{number}"
         staff(parties)[liar]._kernel = Liar(2, 5, 1)
-        result = play(parties, rows, Lanes())
+        result = play(parties, rows, Threads())
         assert events.WorkerLied(liar) in result.events
         assert kinds(result).count(events.WorkerLied) == 1
         assert result.receipt.distances == "inside"
@@ -98,7 +98,9 @@ def test_smallest_lies_are_never_missed(scale):
         liar = str(rng.choice(list(staff(cast))))
         row, column = rng.integers(5, size=2)
         staff(cast)[liar]._kernel = Liar(row, column, rng.choice([-1, 1]))
-        named = [e.worker for e in play(cast, rows, Lanes()).events if type(e) is events.WorkerLied]
+        named = [
+            e.worker for e in play(cast, rows, Threads()).events if type(e) is events.WorkerLied
+        ]
         assert named == [liar]
 
 
@@ -107,7 +109,7 @@ def test_smallest_lies_are_never_missed(scale):
 def test_a_spare_takes_the_place_of_a_liar(masking, terms):
     parties, rows = federation(d=5_000, spares=1, masking=masking, **terms)
     staff(parties)["worker-1"]._kernel = Liar(0, 1, 1e6)
-    result = play(parties, rows, Lanes(2))
+    result = play(parties, rows, Threads(2))
     assert events.WorkerLied("worker-1") in result.events
     assert events.AttemptStarted(8, ("worker-2", "worker-3")) in result.events
     assert result.receipt.distances == "workers"
@@ -117,7 +119,7 @@ def test_two_liars_are_both_named():
     parties, rows = federation(workers=4)
     staff(parties)["worker-1"]._kernel = Liar(0, 1, 1)
     staff(parties)["worker-4"]._kernel = Liar(3, 3, 7)
-    result = play(parties, rows, Lanes())
+    result = play(parties, rows, Threads())
     assert {event.worker for event in result.events if type(event) is events.WorkerLied} == {
         "worker-1",
         "worker-4",
@@ -127,10 +129,10 @@ def test_two_liars_are_both_named():
 def test_lies_that_cancel_in_the_decoded_matrix_do_no_harm():
     """Two workers that add and take away the same change nothing, so there is nothing to catch."""
     parties, rows = federation()
-    honest = play(parties, rows, Lanes()).selected
+    honest = play(parties, rows, Threads()).selected
     staff(parties)["worker-1"]._kernel = Liar(0, 1, 5)
     staff(parties)["worker-2"]._kernel = Liar(0, 1, -5)
-    result = play(parties, rows, Lanes())
+    result = play(parties, rows, Threads())
     assert result.selected == honest
     assert result.receipt.distances == "workers"
 
@@ -139,19 +141,19 @@ def test_without_verification_a_lie_passes():
     """So that it is verification that catches it."""
     parties, rows = federation(verify=False)
     staff(parties)["worker-1"]._kernel = Liar(0, 1, 1)
-    assert events.WorkerLied not in kinds(play(parties, rows, Lanes()))
+    assert events.WorkerLied not in kinds(play(parties, rows, Threads()))
 
 
 def test_gaussian_masking_lets_lies_of_rounding_size_pass():
     parties, rows = federation(masking="gaussian")
     staff(parties)["worker-1"]._kernel = Liar(0, 1, 1e-9)
-    assert events.WorkerLied not in kinds(play(parties, rows, Lanes()))
+    assert events.WorkerLied not in kinds(play(parties, rows, Threads()))
 
 
 def test_a_worker_that_is_gone_is_no_liar():
     parties, rows = federation(spares=1)
     staff(parties)["worker-2"] = Idle("worker-2")
-    result = play(parties, rows, Lanes())
+    result = play(parties, rows, Threads())
     assert events.WorkerLied not in kinds(result)
     assert events.WorkerFailed("worker-2", "worker 'worker-2' does not answer") in result.events
     assert events.AttemptStarted(8, ("worker-1", "worker-3")) in result.events
@@ -176,7 +178,7 @@ def test_every_attempt_has_fresh_masks():
 
     worker.accept = recording
     staff(parties)["worker-2"]._kernel = Liar(0, 1, 1)
-    play(parties, rows, Lanes())
+    play(parties, rows, Threads())
     half = len(shares) // 2
     assert half == parties.federation.terms.tiling.count
     assert not set(shares[:half]) & set(shares[half:])

@@ -13,7 +13,7 @@ from ostraka.errors import (
     Rejection,
     UpdateRejected,
 )
-from ostraka.protocol.enclave import Inside, Lanes
+from ostraka.protocol.enclave import Inside, Threads
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
 
@@ -91,17 +91,17 @@ def test_what_is_averaged_is_what_was_measured_even_if_the_disk_changes(simulate
 
 
 def test_every_lane_ends_before_an_error_is_raised():
-    """A lane that ran on would write into memory that the next pass uses."""
+    """A thread that ran on would write into memory that the next pass uses."""
     ended = []
 
-    def work(lane, rows):
-        if lane == 0:
+    def work(thread, rows):
+        if thread == 0:
             raise UpdateRejected("client-0", "x")  # type: ignore[arg-type]
         for _ in range(200):
             np.dot(np.ones(10_000), np.ones(10_000))
-        ended.append(lane)
+        ended.append(thread)
 
     with ThreadPoolExecutor(3) as pool:
         with pytest.raises(UpdateRejected):
-            Lanes(3, pool.map).groups(3, 1, work)
+            Threads(3, pool.map).groups(3, 1, work)
         assert sorted(ended) == [1, 2]

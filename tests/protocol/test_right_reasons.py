@@ -10,14 +10,14 @@ from tests.protocol.conftest import HostSpool
 from ostraka import calibration, events, run_round
 from ostraka.calibration import Costs
 from ostraka.errors import ConfigError, Rejection, UpdateRejected
-from ostraka.protocol.enclave import Dispute, Lanes
+from ostraka.protocol.enclave import Dispute, Threads
 
 
 def test_a_lane_of_a_pass_that_failed_does_not_write_into_the_next(simulate, monkeypatch):
     rows = np.random.default_rng(0).normal(size=(32, 1_024)).astype(np.float32)
     with ThreadPoolExecutor(2) as pool:
         simulation = simulate(rows=rows, tile=512, budget=0)
-        simulation.lanes = Lanes(2, pool.map)
+        simulation.threads = Threads(2, pool.map)
         round_ = simulation.open()
         round_.send_all()
         round_.close()
@@ -66,7 +66,7 @@ def test_a_twin_shown_in_a_dispute_blames_no_worker(simulate, offloaded):
 def test_every_audit_has_a_challenge_of_its_own(simulate):
     """What the first check told about its challenge must not help to pass an audit."""
     encoder = disputed(simulate(masking="exact", workers=4).open())._encoder
-    checks = [encoder._lanes[0].check, *encoder.auditors(), *encoder.auditors()]
+    checks = [encoder._scratch[0].check, *encoder.auditors(), *encoder.auditors()]
     assert len({check._challenge.tobytes() for check in checks}) == 9
 
 

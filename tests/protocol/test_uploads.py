@@ -40,10 +40,14 @@ def representable(name, n=7, d=50):
 
 
 @pytest.mark.parametrize("name", SHORT)
-@pytest.mark.parametrize("lanes", [1, 3])
-def test_a_round_is_that_of_the_values_that_were_sent(simulate, masking, name, lanes):
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_round_is_that_of_the_values_that_were_sent(simulate, masking, name, threads):
     simulation = simulate(
-        masking=masking, upload=name, rows=representable(name), lanes=lanes, defence="multi-krum"
+        masking=masking,
+        upload=name,
+        rows=representable(name),
+        threads=threads,
+        defence="multi-krum",
     )
     round_ = simulation.open()
     round_.send_all()
@@ -112,7 +116,7 @@ class Recording(ExactEncoder):
         Recording.last = self
 
     def decode(self, matrices):
-        check = self._lanes[0].check
+        check = self._scratch[0].check
         accepts = check.accepts
 
         def record(residues):
@@ -128,7 +132,6 @@ class Recording(ExactEncoder):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_law19_inner_products_are_those_of_the_integers(monkeypatch, workers, threads):
     monkeypatch.setattr(masking_step, "ExactEncoder", Recording)
-    monkeypatch.setattr(exact, "quantise_loaded", None)  # It would fail.
     q = integers(d=3000)
     rows = (STEPS[:, None] * q).astype(np.float32)
     result = run_round(rows, f=1, upload="int8", workers=workers, threads=threads)
@@ -136,6 +139,7 @@ def test_law19_inner_products_are_those_of_the_integers(monkeypatch, workers, th
     np.testing.assert_array_equal(Recording.last.gram, wide @ wide.T)
     np.testing.assert_array_equal(Recording.last._s, np.square(wide).sum(axis=1))
     assert not Recording.last._v.any()
+    assert all(scratch._dither is None for scratch in Recording.last._scratch)
     assert not result.rejected
     # Nothing was rounded but float64: distances are exact.
     assert result.distance_error < 1e-10

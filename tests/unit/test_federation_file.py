@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import re
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -163,7 +164,7 @@ def test_every_term_of_the_file_is_one_of_the_federation(read, monkeypatch, term
 class TakesAll(rules.Rule):
     """Takes every option, and does nothing."""
 
-    takes = tuple(field.name for field in dataclasses.fields(rules.Options))
+    takes: ClassVar = {field.name: "any" for field in dataclasses.fields(rules.Options)}
 
 
 def test_settings_of_the_operator_do_not_change_the_federation(read):

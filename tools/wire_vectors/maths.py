@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ostraka.arrays import Float32, UInt32
+from ostraka.arrays import AnyArray, Float32, UInt32
 from ostraka.config import Tiling
 from ostraka.core import exact, field, gaussian, gram, loops, optimiser, rules, uploads
 from ostraka.core.field import P
@@ -42,9 +42,10 @@ def shared(rows: Sequence[Float32], index: int, seeds: Sequence[bytes], scales: 
     shares = np.empty((2 * t, *shape), np.uint32)
     parts = [np.ascontiguousarray(row[tiling.part(index)]) for row in rows]
     s, v = loops.share(parts, scales, dither, masks, shares)
-    quantised = exact.Quantised.empty(*shape)
-    exact.quantise(np.stack(parts), scales, dither, quantised)
-    return Shared(dither, masks, quantised.signed.astype(np.int64), shares, s, v)
+    # Behind a mask of zeros, a share is q itself.
+    bare, nothing = np.empty((2, *shape), np.uint32), np.zeros((1, *shape), np.uint32)
+    loops.share(parts, scales, dither, nothing, bare)
+    return Shared(dither, masks, field.signed(bare[0]), shares, s, v)
 
 
 def shares(played: Round, seals: Seals) -> list[Vector]:
@@ -185,7 +186,7 @@ def _freivalds(tiles: Sequence[Shared], decoded: UInt32) -> Vector:
     challenge = SecretStream(fixed("challenge key")).uniform((3, 2), P)
     check = exact.Freivalds(challenge, TILE)
     for tile in tiles:
-        check.add(0, tile.q.astype(np.float64))
+        _witness(check, tile.q)
         check.end_block()
     lie = decoded.copy()
     lie[0, 1] = lie[1, 0] = (int(lie[0, 1]) + 1) % P
@@ -200,6 +201,15 @@ def _freivalds(tiles: Sequence[Shared], decoded: UInt32) -> Vector:
             "accepts the lie": check.accepts(lie),
         },
     )
+
+
+def _witness(check: exact.Freivalds, q: AnyArray) -> None:
+    """Gather evidence of all rows (n, b) of a block, as masking does."""
+    challenge, sums = check.expect(range(len(q)))
+    dither, masks = np.zeros(q.shape, np.uint16), np.zeros((1, *q.shape), np.uint32)
+    shares, ones = np.empty((2, *q.shape), np.uint32), exact.scale(np.ones(len(q)))
+    rows = list(q.astype(np.float32))
+    loops.share(rows, ones, dither, masks, shares, challenge=challenge, sums=sums)
 
 
 def plans(played: Round, seals: Seals) -> list[Vector]:

@@ -240,6 +240,14 @@ app.callback()(ostraka)
 
 def main() -> None:
     """Run the command."""
-    # As an exit, so that files and processes of a benchmark are cleared away.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    signal.signal(signal.SIGTERM, _end)
     app(prog_name="ostraka")
+
+
+def _end(*_: Any) -> None:
+    """End as by an exit, so that files and processes are cleared away.
+
+    Once is enough: a second signal, as `timeout` sends it, would break off what the first began.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(TERMINATED)

@@ -48,6 +48,7 @@ from ostraka.model_file import read_model, write_model
 
 FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"
 KEYS, AUTHORITY = "keys", "authority"
+CLIENT = "client-"  # before a client's number
 IGNORED = ".gitignore"  # keeps secrets from being committed by mistake
 SIMULATION, PLATFORM, COLLATERAL = "simulation", "platform.json", "collateral.json"
 
@@ -97,9 +98,14 @@ class Plan:
     def names(self) -> tuple[list[str], list[str]]:
         """Name the clients and the workers."""
         return (
-            [f"client-{i}" for i in range(1, self.clients + 1)],
+            [client_name(i) for i in range(1, self.clients + 1)],
             [f"worker-{i}" for i in range(1, self.workers + 1)],
         )
+
+
+def client_name(which: int | str) -> str:
+    """The name of a client in a new folder, by its number. A name stays as it is."""
+    return f"{CLIENT}{which}" if str(which).isdecimal() else str(which)
 
 
 def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom) -> FederationFile:

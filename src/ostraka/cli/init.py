@@ -4,6 +4,7 @@ A federation begins as a folder of files and keys, grows by lines that new membe
 operator, and changes by revisions that its authority signs.
 """
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +15,11 @@ import typer
 
 from ostraka import federation_file
 from ostraka.cli import federation_folder
-from ostraka.cli.federation_folder import Plan
+from ostraka.cli.federation_folder import Plan, client_name
 from ostraka.cli.output import Json, show
 from ostraka.cli.rules import warn_of_copies
 from ostraka.cli.templates import member_lines
-from ostraka.config import MASKINGS, Member
+from ostraka.config import MASKINGS, Federation, Member
 from ostraka.core import rules, uploads
 from ostraka.enclave import measurement
 from ostraka.encoding import encode
@@ -67,11 +68,11 @@ def init(
         ),
     ] = None,
     root: Annotated[
-        str, typer.Option(help="The client that fltrust or monna trusts, such as client-1.")
+        str, typer.Option(help="The client that fltrust or monna trusts, by name or by number.")
     ] = "",
     disclose_values: Annotated[
         bool,
-        typer.Option("--disclose-values", help="Let the rule publish single clients' values."),
+        typer.Option("--disclose-values", help="Let the median publish values of single clients."),
     ] = False,
     masking: Annotated[
         str,
@@ -113,6 +114,11 @@ def init(
         disclose_values=disclose_values,
         upload=upload,
     )
+    if disclose_values and not plan.composition.discloses:
+        raise ConfigError(
+            f"{plan.composition} publishes no values of single clients, so terms and policies need "
+            "not allow it: leave out --disclose-values"
+        )
     file = federation_folder.create(target, plan, now=int(time.time()))
     federation = file.federation()
     simulated = plan.simulation
@@ -162,7 +168,7 @@ def _composition(text: str, pre: list[str] | None, root: str) -> rules.Compositi
         before = [each for each in pre if each != _NOTHING]
     elif not before:
         before = list(rules.usual_pre(rule))
-    given = rules.Options(root=root) if root else None
+    given = rules.Options(root=client_name(root)) if root else None
     return rules.parse("+".join((*before, rule)) + bracket + options, given)
 
 
@@ -235,8 +241,21 @@ def sign(
     words = f"Signed revision {signed.revision} of {file.about.name}, into {beside}."
     same = "Terms and roster are those that were signed before." if signed == before else ""
     brought = f"Brought to {push}: in force from its next round." if push is not None else ""
-    show(words, *filter(None, [same, brought]), figures=figures, as_json=as_json)
+    rule = _changed_rule(signed, before)
+    show(words, *filter(None, [same, rule, brought]), figures=figures, as_json=as_json)
     warn_of_copies(signed.terms.composition, len(signed.clients), signed.terms.f)
+
+
+def _changed_rule(signed: Federation, before: Federation | None) -> str:
+    """What has to happen beside the signature if the rule is another."""
+    rule = str(signed.terms.composition)
+    if before is None or rule == (old := str(before.terms.composition)):
+        return ""
+    both = json.dumps([old, rule])
+    return (
+        f"The rule was {old} and is {rule}. Clients, workers and witnesses whose policy lists "
+        f"rules refuse the federation until theirs has, under [federation]: rules = {both}"
+    )
 
 
 def _bring(charter: Charter, address: str, tls_ca: Path | None) -> None:

@@ -110,7 +110,7 @@ class _Entry:
             "needs": self.needs,
             "least_sketch": self.least_sketch,
             "columnwise": self.columnwise,
-            "options": list(self.part.takes),
+            "options": dict(self.part.takes),
             "aliases": self.aliases,
             "citation": self.part.citation,
         }
@@ -131,6 +131,7 @@ def rules(
     """List the aggregation rules: how many clients each needs, and what else.
 
     A rule is written as `rule` under [terms] of federation.toml, and what comes before it as `pre`.
+    Options are written beside them, and have behind their name here what holds unless they are.
     With --n and --f the table says which of them stand with n clients of which f may be Byzantine.
 
     \b
@@ -196,7 +197,7 @@ def _words(entry: _Entry) -> Iterator[str]:
     yield entry.what
     for heading, listed in (
         ("Needs", entry.needs),
-        ("Options", entry.part.takes),
+        ("Options", [f"{name} ({usual})" for name, usual in entry.part.takes.items()]),
         ("Also called", entry.aliases),
     ):
         if listed:

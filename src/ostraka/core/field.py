@@ -43,23 +43,6 @@ def add(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) ->
     return np.minimum(out, scratch, out=out)
 
 
-def sub(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) -> UInt32:
-    """Returns a - b in `out`, which may be a or b; `scratch` may not. modulus <= 2^31."""
-    np.subtract(a, b, out=out)
-    np.add(out, np.uint32(modulus), out=scratch)
-    return np.minimum(out, scratch, out=out)
-
-
-def mul(a: UInt32, factor: int, scratch: UInt32, modulus: int = P) -> UInt32:
-    """Returns factor * a by doubling, which beats 64-bit remainders for factors up to 2^5."""
-    product = a.copy()
-    for bit in f"{factor:b}"[1:]:
-        add(product, product, product, scratch, modulus)
-        if bit == "1":
-            add(product, a, product, scratch, modulus)
-    return product
-
-
 def reduce(values: Int64, modulus: int = P) -> UInt32:
     """Returns the residues of signed integers."""
     return (values % modulus).astype(np.uint32)

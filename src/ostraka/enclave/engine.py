@@ -31,7 +31,7 @@ from ostraka.federation_file import FederationFile, charter_path
 from ostraka.messages import Certified, Charter, Confirmation, Proposal, Receipt
 from ostraka.protocol.confirm import Ballot, Electorate, electorates
 from ostraka.protocol.enclave import NOT_ROBUST, Cohort, Enclave, Memory
-from ostraka.protocol.host import Host, lanes
+from ostraka.protocol.host import Host, lend_threads
 
 _GRACE_S = 5.0  # to wait for workers when a round closes
 _RETRY_S = 1.0  # after the disk has failed
@@ -257,9 +257,9 @@ class Engine:
         if not terms.inside:
             await self.pool.wait_for(terms.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]
-        with lanes(self.file.enclave.threads) as lent:
+        with lend_threads(self.file.enclave.threads) as lent:
             host = Host(
-                lanes=lent,
+                threads=lent,
                 workers=self.pool.remote(names, self.file.rounds.measure_s),
                 tell=self._tell_from_thread(),
             )

@@ -27,10 +27,10 @@ from ostraka.protocol.enclave import (
     Cohort,
     Dispute,
     Inside,
-    Lanes,
     Measured,
     Offload,
     Proposed,
+    Threads,
     combine,
     decide,
     in_vain,
@@ -60,7 +60,7 @@ class Host:
     tell: takes what an operator may see.
     """
 
-    lanes: Lanes
+    threads: Threads
     workers: Mapping[str, Worker]
     tell: Callable[[Event], None]
 
@@ -87,7 +87,7 @@ class Host:
         self.tell(events.AttemptStarted(len(cohort.clients), ()))
         while True:
             with contextlib.suppress(UpdateRejected):  # The receipt names the client.
-                return Inside(cohort, self.lanes).measure()
+                return Inside(cohort, self.threads).measure()
 
     def finish(self, cohort: Cohort, measured: Measured) -> Proposed:
         """Decide, combine and propose; anew without a client whose bytes have changed since.
@@ -99,14 +99,14 @@ class Host:
         while True:
             plan, failure = _plan(cohort, measured)
             with contextlib.suppress(UpdateRejected):  # The receipt names the client.
-                aggregate = combine(cohort, measured, plan, self.lanes)
+                aggregate = combine(cohort, measured, plan, self.threads)
                 if failure:
-                    return propose_null_step(cohort, measured, failure, self.lanes)
-                return propose(cohort, measured, plan, aggregate, self.lanes)
+                    return propose_null_step(cohort, measured, failure, self.threads)
+                return propose(cohort, measured, plan, aggregate, self.threads)
 
     def _offload(self, cohort: Cohort, workers: dict[str, Worker]) -> Measured:
         """One attempt. Raises WorkerError, and WorkerLied where a lie was proved."""
-        offload = Offload(cohort, list(workers), self.lanes)
+        offload = Offload(cohort, list(workers), self.threads)
         offers = zip(workers.items(), offload.offers, strict=True)
         joined = [_join(name, worker, offer) for (name, worker), offer in offers]
         computing = [each for each, _ in joined]
@@ -143,9 +143,9 @@ def _join(name: str, worker: Worker, offer: ChannelOffer) -> tuple[Computing, Ch
 
 
 @contextlib.contextmanager
-def lanes(threads: int) -> Iterator[Lanes]:
-    """Lanes on threads that end with the block. Raises ConfigError for fewer than one."""
-    if threads < 1:
-        raise ConfigError(f"threads must be at least 1; got {threads}")
-    with ThreadPoolExecutor(threads) as pool:
-        yield Lanes(threads, pool.map) if threads > 1 else Lanes()
+def lend_threads(count: int) -> Iterator[Threads]:
+    """Threads that end with the block. Raises ConfigError for fewer than one."""
+    if count < 1:
+        raise ConfigError(f"threads must be at least 1; got {count}")
+    with ThreadPoolExecutor(count) as pool:
+        yield Threads(count, pool.map) if count > 1 else Threads()

@@ -28,7 +28,7 @@ from ostraka.messages import (
 )
 from ostraka.protocol import host
 from ostraka.protocol.confirm import Ballot
-from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Memory, Proposed
+from ostraka.protocol.enclave import Cohort, Enclave, Intake, Memory, Proposed, Threads
 from ostraka.protocol.host import Host
 from ostraka.protocol.worker import Worker
 
@@ -65,7 +65,7 @@ class LocalFederation:
     enclave: Enclave
     workers: dict[str, host.Worker]
     charters: list[Charter]
-    lanes: Lanes = field(default_factory=Lanes)
+    threads: Threads = field(default_factory=Threads)
     tell: Callable[[Event], None] = lambda event: None
     published: list[Certified] = field(default_factory=list)
     _intake: Intake | None = None
@@ -85,7 +85,7 @@ class LocalFederation:
         spares: int = 0,
         state: ServerState | None = None,
         evidence: str = IN_PROCESS,
-        lanes: Lanes | None = None,
+        threads: Threads | None = None,
         tell: Callable[[Event], None] = lambda event: None,
     ) -> "LocalFederation":
         """Draw keys for the authority, the enclave and the workers. Raises ConfigError.
@@ -113,7 +113,7 @@ class LocalFederation:
             for name, identity in staff.items()
         }
         charter = authority.sign(Charter(federation, UNSIGNED))
-        return cls(authority, enclave, workers, [charter], lanes or Lanes(), tell)
+        return cls(authority, enclave, workers, [charter], threads or Threads(), tell)
 
     @property
     def federation(self) -> Federation:
@@ -160,7 +160,7 @@ class LocalFederation:
     def host(self, cohort: Cohort) -> Host:
         """What drives the closed round to its end."""
         return Host(
-            lanes=self.lanes,
+            threads=self.threads,
             workers=self.workers,
             tell=self.tell,
         )

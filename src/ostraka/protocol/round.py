@@ -32,8 +32,8 @@ from ostraka.errors import (
 from ostraka.events import Event
 from ostraka.messages import Receipt, RoundOffer
 from ostraka.protocol.client import Client, Submitted
-from ostraka.protocol.enclave import Lanes, Proposed
-from ostraka.protocol.host import lanes
+from ostraka.protocol.enclave import Proposed, Threads
+from ostraka.protocol.host import lend_threads
 from ostraka.protocol.local import LocalFederation
 
 
@@ -128,15 +128,15 @@ def run_round(
     parties = enrol(terms, clients=n, entropy=entropy or os.urandom)
     if masking == "gaussian" and not terms.inside:
         warnings.warn(LeakyMasking(), stacklevel=2)
-    with lanes(_whole("threads", threads)) as lent:
+    with lend_threads(_whole("threads", threads)) as lent:
         result = play(parties, rows, lent)
     return replace(result, events=(*log, *result.events))
 
 
-def play(parties: Parties, rows: Float32, lent: Lanes | None = None) -> RoundResult:
+def play(parties: Parties, rows: Float32, lent: Threads | None = None) -> RoundResult:
     """One round of the protocol. rows: (n, d), one per client. lent: threads for the enclave."""
     federation, log = parties.federation, list[Event]()
-    federation.lanes, federation.tell = lent or Lanes(), log.append
+    federation.threads, federation.tell = lent or Threads(), log.append
 
     # Section 3.1: each client checks the enclave's offer and seals its update to it.
     offer = federation.open()

@@ -17,22 +17,35 @@ Some GPUs multiply float64 at a small fraction of their int8 rate and others do 
 routes are timed. A processor takes float64: without instructions for int8 that torch knows, the
 other route was thirty times slower.
 
-The sum stays on the device, and is copied back when its total is asked for.
+torch._int_mm, the product of int8, has no public name, and was refused or wrong on some devices and
+shapes. Each shape that it is called with is therefore compared with float64 first, on the panel at
+hand and on the hardest residues; a shape that differs is multiplied in float64 from then on, and
+the log says so. A worker whose library rounds would be taken for a liar.
 
-The arithmetic below does not depend on the device and is tested on the processor. No GPU was at
-hand, so the CUDA route has been written and type-checked, but not run. A kernel therefore compares
-its device with numpy before it is used, because a worker whose library rounds is taken for a liar.
+The sum stays on the device, and is copied back when its total is asked for. Uploads, products and
+downloads are queued in streams of their own: while the device multiplies a slab it takes in the
+next, and the host prepares the one after that. If the device runs out of memory, slabs become half
+as large, and the one that did not fit is tried again.
+
+No GPU was at hand. All of this runs on the processor and is tested there, through torch's streams
+of the processor, which do everything at once. What was never run: the same calls on CUDA, pinned
+memory, whether the three really overlap, and the timing of the routes against each other. A kernel
+compares its device's float64 with numpy before it is used.
 """
 
+import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ostraka import logs
 from ostraka.arrays import AnyArray, UInt32
 from ostraka.core import field
 from ostraka.core.field import P
@@ -49,6 +62,8 @@ _TYPES: dict[Values, tuple[type[Any], torch.dtype]] = {
 }
 # A block goes to the device in slabs of at most this many values, which bounds its memory.
 _SLAB = 1 << 22
+# One slab is multiplied while the next is uploaded. More would only take memory.
+_IN_FLIGHT = 2
 # The columns that are multiplied at once. On a processor the limbs should stay in the cache; on a
 # GPU fewer and larger steps are better. Both numbers keep the sums of both routes exact.
 _PANEL = {"cpu": 1 << 11, "cuda": 1 << 16}
@@ -60,13 +75,37 @@ _BIAS = 0x808080
 # fastest with multiples of 32.
 _ALIGNMENT = 32
 _TIMINGS = 3
+# What cuBLAS says instead when there is no memory for its own needs.
+_NO_WORKSPACE = "CUBLAS_STATUS_ALLOC_FAILED"
+# Both have streams and events. Those of the processor do nothing.
+_STREAMS: dict[str, Any] = {"cpu": torch.cpu, "cuda": torch.cuda}
+_LOG = logging.getLogger("ostraka.worker")
+
+
+@dataclass(frozen=True)
+class Float64Used:
+    """Products of int8 cannot be trusted at this shape: float64 takes their place."""
+
+    device: str
+    rows: int
+    columns: int
+    why: str
+
+
+@dataclass(frozen=True)
+class SlabHalved:
+    """The device ran out of memory. columns: of the slab that did not fit."""
+
+    device: str
+    rows: int
+    columns: int
 
 
 class TorchKernel:
     """The kernel of a worker with torch, on "cpu", "cuda" or "cuda:1".
 
-    route: how residues are multiplied. "auto" is float64 on a processor; on CUDA it is the faster
-    route, which is found by timing each class of shapes once.
+    route: how residues are multiplied. "int8" is that where it can be trusted. "auto" is float64 on
+    a processor; on CUDA it is the faster one, which is found by timing each shape once.
     """
 
     def __init__(self, device: str = "cpu", *, route: Route = "auto") -> None:
@@ -74,62 +113,149 @@ class TorchKernel:
             raise ConfigError(f"no route {route!r}: choose one of {get_args(Route)}")
         self._device = _find(device)
         self._route = route
-        self._fastest: dict[tuple[int, int], _GramFunction] = {}
-        _check_exact(field_gram_int8 if route == "int8" else field_gram_float64, self._device)
+        self._chosen: dict[tuple[int, int], _GramFunction] = {}
+        self._slab = _SLAB
+        _check_exact(self._device)
 
     def begin(self, rows: int, values: Values) -> Sum:
         """Starts a sum that stays on the device until its total is asked for."""
-        add = self._add_residues if values == "residues" else _add_float64
-        return _TorchSum(rows, values, self._device, add)
+        return _TorchSum(rows, values, self)
 
-    def _add_residues(self, total: Tensor, slab: Tensor) -> None:
-        total += self._field_gram(slab)(slab)
-        total %= P
+    @property
+    def device(self) -> torch.device:
+        return self._device
 
-    def _field_gram(self, slab: Tensor) -> _GramFunction:
-        if self._route == "int8":
-            return field_gram_int8
-        if self._route == "float64" or self._device.type == "cpu":
-            return field_gram_float64
+    def width(self, rows: int) -> int:
+        """Returns the columns of a slab of so many rows."""
+        return max(1, self._slab // max(1, rows))
+
+    def halve(self, slab: AnyArray) -> None:
+        """Makes slabs half as large as this one, which did not fit. Raises ConfigError for one
+        column: no slab is smaller."""
         rows, columns = slab.shape
-        shape_class = (rows.bit_length(), columns.bit_length())
-        if shape_class not in self._fastest:
-            self._fastest[shape_class] = faster_field_gram(slab)
-        return self._fastest[shape_class]
+        if columns <= 1:
+            raise ConfigError(
+                f"{self._device} has no memory for one column of {rows} rows: free some, or serve "
+                "with --device cpu"
+            )
+        self._slab = rows * (columns // 2)
+        logs.event(_LOG, SlabHalved(str(self._device), rows, columns), logging.WARNING)
+
+    def add_residues(self, total: Tensor, slab: Tensor) -> None:
+        """Adds inner products modulo p. total: (n, n) int64, changed at the very end."""
+        total += _sum(lambda panel: self._products(panel)(panel), slab)
+        total.remainder_(P)
+
+    def _products(self, panel: Tensor) -> _GramFunction:
+        if self._route == "float64" or (self._route == "auto" and self._device.type == "cpu"):
+            return _float64_products
+        rows, columns = map(_aligned, panel.shape)
+        if (rows, columns) not in self._chosen:
+            self._chosen[rows, columns] = self._choose(panel)
+        return self._chosen[rows, columns]
+
+    def _choose(self, panel: Tensor) -> _GramFunction:
+        """Returns what to multiply panels by that have the same sides, once these are aligned."""
+        if (doubt := _doubt_int8(panel)) is not None:
+            rows, columns = panel.shape
+            used = Float64Used(str(self._device), rows, columns, doubt)
+            logs.event(_LOG, used, logging.WARNING)
+            return _float64_products
+        if self._route == "int8":
+            return _int8_products
+        return min((_float64_products, _int8_products), key=lambda route: _seconds(route, panel))
 
 
 class _TorchSum:
-    """A Gram matrix in the device's memory."""
+    """A Gram matrix in the device's memory, and the streams by which it is made."""
 
-    def __init__(
-        self,
-        rows: int,
-        values: Values,
-        device: torch.device,
-        add: Callable[[Tensor, Tensor], None],
-    ) -> None:
-        on_host, on_device = _TYPES[values]
-        self._host_type = on_host
+    def __init__(self, rows: int, values: Values, kernel: TorchKernel) -> None:
+        self._host_type, on_device = _TYPES[values]
         self._result_type = DTYPES[values]
-        self._total = torch.zeros(rows, rows, dtype=on_device, device=device)
-        self._add = add
+        self._kernel = kernel
+        self._add = kernel.add_residues if values == "residues" else _add_float64
+        device = kernel.device
+        self._api = _STREAMS[device.type]
+        self._uploads, self._products, self._downloads = (_stream(device) for _ in range(3))
+        # In the stream that changes it: if the sum is given up, nothing else gets its memory before
+        # what is queued is done.
+        with self._api.stream(self._products):
+            self._total = torch.zeros(rows, rows, dtype=on_device, device=device)
+        # Slabs whose memory is in use, and what says that it is not any more.
+        self._busy: deque[tuple[Tensor, Any]] = deque()
 
     def add(self, block: AnyArray) -> None:
         """Adds a block some columns at a time, which bounds the device's memory."""
-        width = max(1, _SLAB // max(1, len(block)))
-        for start in range(0, block.shape[1], width):
+        start = 0
+        while start < block.shape[1]:
+            width = self._kernel.width(len(block))
             slab = block[:, start : start + width].view(self._host_type)
-            self._add(self._total, _upload(slab, self._total.device))
+            if self._fits(slab):
+                start += width
 
     def total(self) -> AnyArray:
-        """Waits for the device, and copies the sum from it."""
-        # astype makes a copy even on the processor, where the tensor is host memory itself.
-        return self._total.cpu().numpy().astype(self._result_type)
+        """Waits for this sum, and copies it from the device. Other sums go on."""
+        self._downloads.wait_stream(self._products)
+        with self._api.stream(self._downloads):
+            on_host = _host_memory(self._total.shape, self._total.dtype, self._total.device)
+            on_host.copy_(self._total, non_blocking=True)
+        _recorded(self._api, self._downloads).synchronize()
+        return on_host.numpy().astype(self._result_type)
+
+    def _fits(self, slab: AnyArray) -> bool:
+        """Adds a slab, or makes slabs smaller because there is no memory for this one."""
+        try:
+            self._wait(_IN_FLIGHT - 1)
+            self._queue(slab)
+        except RuntimeError as error:
+            if not _out_of_memory(error):
+                raise
+        else:
+            return True
+        self._wait(0)
+        if self._total.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._kernel.halve(slab)
+        return False
+
+    def _queue(self, slab: AnyArray) -> None:
+        """Has the device copy and then multiply a slab. Changes nothing if it cannot."""
+        with self._api.stream(self._uploads):
+            uploaded = _upload(slab, self._total.device)
+        self._products.wait_stream(self._uploads)
+        with self._api.stream(self._products):
+            self._add(self._total, uploaded)
+        self._busy.append((uploaded, _recorded(self._api, self._products)))
+
+    def _wait(self, most: int) -> None:
+        """Waits until at most so many slabs are in use."""
+        while len(self._busy) > most:
+            self._busy[0][1].synchronize()
+            self._busy.popleft()
+
+
+def _stream(device: torch.device) -> Any:
+    api = _STREAMS[device.type]
+    return api.Stream(device) if device.type == "cuda" else api.Stream()
+
+
+def _recorded(api: Any, stream: Any) -> Any:
+    """Returns an event that has happened once everything is done that is in the stream now."""
+    event = api.Event()
+    event.record(stream)
+    return event
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or _NO_WORKSPACE in str(error)
 
 
 def _add_float64(total: Tensor, slab: Tensor) -> None:
+    """Adds inner products. total: (n, n) float64, changed at the very end."""
+    part = torch.zeros_like(total)
     for panel in _panels(slab):
-        total.addmm_(panel, panel.t())
+        part.addmm_(panel, panel.t())
+    total += part
 
 
 def field_gram_float64(block: Tensor) -> Tensor:
@@ -142,16 +268,30 @@ def field_gram_int8(block: Tensor) -> Tensor:
     return _sum(_int8_products, block)
 
 
-def faster_field_gram(block: Tensor) -> _GramFunction:
-    """Returns the faster route for this block and its device; float64 if int8 cannot be used."""
+def _doubt_int8(panel: Tensor) -> str | None:
+    """Returns why products of int8 cannot be trusted at this shape; None if they can be.
+
+    This first run also warms both routes up.
+    """
     try:
-        # This first run also warms both up. The int8 product has no public name, and was refused or
-        # wrong on some devices and shapes.
-        if not torch.equal(field_gram_int8(block), field_gram_float64(block)):
-            return field_gram_float64
-    except RuntimeError:
-        return field_gram_float64
-    return min((field_gram_float64, field_gram_int8), key=lambda route: _seconds(route, block))
+        for residues in (panel, _hard_like(panel)):
+            if not torch.equal(_int8_products(residues), _float64_products(residues)):
+                return "products of int8 differ from those of float64"
+    except RuntimeError as error:
+        if _out_of_memory(error):
+            raise
+        return f"products of int8 do not run: {error}"
+    return None
+
+
+def _hard_like(panel: Tensor) -> Tensor:
+    """Returns the hardest residues, of this shape once its sides are aligned.
+
+    So no panel that is multiplied by the same call has an entry that was not looked at.
+    """
+    n, b = map(_aligned, panel.shape)
+    hard = torch.from_numpy(_hard_residues().view(np.int32)).to(panel.device)
+    return hard.repeat(math.ceil(n / len(hard)), math.ceil(b / hard.shape[1]))[:n, :b]
 
 
 def _sum(products: _GramFunction, block: Tensor) -> Tensor:
@@ -225,9 +365,14 @@ def _upload(block: AnyArray, device: torch.device) -> Tensor:
     use it again before the copy is done.
     """
     dtype = torch.from_numpy(np.empty(0, block.dtype)).dtype
-    host = torch.empty(block.shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    host = _host_memory(block.shape, dtype, device)
     np.copyto(host.numpy(), block)
     return host.to(device, non_blocking=True)
+
+
+def _host_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns memory of the host that this device can copy from and to while the host goes on."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
 
 
 def _seconds(route: _GramFunction, block: Tensor) -> float:
@@ -264,15 +409,16 @@ def _find(name: str) -> torch.device:
     return device
 
 
-def _check_exact(route: _GramFunction, device: torch.device) -> None:
-    """Raises ConfigError unless this device gives what numpy gives on the hardest residues."""
+def _check_exact(device: torch.device) -> None:
+    """Raises ConfigError unless this device's float64 gives numpy's products of the hardest
+    residues."""
     block = _hard_residues()
     try:
-        found = route(_upload(block.view(np.int32), device)).cpu().numpy()
+        found = field_gram_float64(_upload(block.view(np.int32), device)).cpu().numpy()
     except RuntimeError as error:
-        raise ConfigError(f"{route.__name__} does not run on {device}: {error}") from error
+        raise ConfigError(f"float64 products do not run on {device}: {error}") from error
     if not np.array_equal(found, field.gram(block)):
-        raise ConfigError(f"{route.__name__} is not exact on {device}")
+        raise ConfigError(f"float64 products are not exact on {device}")
 
 
 def _hard_residues() -> UInt32:

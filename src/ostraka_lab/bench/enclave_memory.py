@@ -22,7 +22,7 @@ from ostraka.messages import (
     UpdateHeader,
     UpdateTile,
 )
-from ostraka.protocol.enclave import Enclave, Lanes, Memory
+from ostraka.protocol.enclave import Enclave, Memory, Threads
 from ostraka.protocol.host import Host
 from ostraka_lab.bench.machine import PeakMemory
 from ostraka_lab.bench.parties import UPDATES, Cast, Layout, cast
@@ -110,7 +110,7 @@ def _whole_round(pipe: Connection, parties: Cast, directory: Path) -> None:
         pipe.send_bytes(_READY)
 
     host = Host(
-        lanes=Lanes(),
+        threads=Threads(),
         workers={member.name: _PipedWorker(pipe) for member in parties.federation.workers},
         tell=refuse_surprises,
     )

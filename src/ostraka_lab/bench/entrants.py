@@ -30,7 +30,7 @@ from ostraka.arrays import AnyArray, Float32
 from ostraka.core import gram, rules, uploads
 from ostraka.core.rules import krum
 from ostraka.errors import ConfigError, LeakyMasking, LocalProtocolError
-from ostraka.protocol.host import lanes
+from ostraka.protocol.host import lend_threads
 from ostraka_lab.bench import kernels
 from ostraka_lab.bench.machine import Stopwatch, forget_peak, measured, peak_bytes, resident_bytes
 from ostraka_lab.bench.parties import (
@@ -338,8 +338,8 @@ def _enter_ostraka(contest: Contest, *, name: str, upload: str = uploads.DEFAULT
 
     def run() -> Float32:
         warnings.simplefilter("ignore", LeakyMasking)
-        with lanes(contest.threads) as threads:
-            outcome = play(terms, contest.updates(), clients=contest.clients, lanes=threads)
+        with lend_threads(contest.threads) as threads:
+            outcome = play(terms, contest.updates(), clients=contest.clients, threads=threads)
         played.append(outcome)
         return outcome.aggregate
 

@@ -121,14 +121,14 @@ def exact_sketch(load: Workload, clock: Stopwatch) -> None:
 
 
 def sketch_inside(load: Workload, clock: Stopwatch) -> None:
-    inside = Inside(load.attempt("exact", sketch=True).cohort, load.lanes)
+    inside = Inside(load.attempt("exact", sketch=True).cohort, load.threads)
     with clock:
         inside.measure()
 
 
 def second_pass(load: Workload, clock: Stopwatch) -> None:
     attempt = load.attempt("exact", sketch=True)
-    measured = Inside(attempt.cohort, load.lanes).measure()
+    measured = Inside(attempt.cohort, load.threads).measure()
     with clock:
         attempt.host(clock).finish(attempt.cohort, measured)
 

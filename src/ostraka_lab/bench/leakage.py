@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, Float64, UInt32
-from ostraka.core import exact, field, gaussian, gram, leakage
-from ostraka.core.exact import Quantised
+from ostraka.core import exact, field, gaussian, gram, leakage, loops
 from ostraka.core.field import P
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError
@@ -65,12 +64,11 @@ def _exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, f
     n, d = updates.shape
     stream = SecretStream(rng.bytes(_KEY_BYTES))
     steps = exact.step(np.linalg.norm(updates, axis=1), d)
-    quantised = Quantised.empty(n, d)
     dither = np.frombuffer(stream.bytes(2 * n * d), np.uint16).reshape(n, d)
-    s, v = exact.quantise(updates.astype(np.float32), exact.scale(steps), dither, quantised)
     mask = stream.uniform((n, d), field.P)
-    plus, minus = np.empty_like(mask), np.empty_like(mask)
-    exact.shares(quantised.residues, [mask], [plus, minus], np.empty_like(mask))
+    plus, minus = shares = np.empty((2, n, d), np.uint32)
+    rows = list(updates.astype(np.float32))
+    s, v = loops.share(rows, exact.scale(steps), dither, mask[None], shares)
     leading, *grams = (_field_gram(each) for each in (mask, plus, minus))
     decoded = exact.decode(dict(zip(exact.points(1), grams, strict=True)), leading)
     measured = gram.from_gram(exact.products(field.signed(decoded), steps, s, v))

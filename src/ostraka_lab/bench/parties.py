@@ -42,7 +42,7 @@ from ostraka.crypto.updates import SealedUpdate, TileOpener, tile_context
 from ostraka.errors import ConfigError
 from ostraka.messages import IN_PROCESS, RoundOffer, UpdateHeader
 from ostraka.protocol.client import Client
-from ostraka.protocol.enclave import Cohort, Enclave, Intake, Lanes, Memory
+from ostraka.protocol.enclave import Cohort, Enclave, Intake, Memory, Threads
 from ostraka.protocol.enclave.arrival import Arrivals
 from ostraka.protocol.enclave.cohort import Publication, RoundContext, Row, Standing
 from ostraka.protocol.enclave.keeping import Keeping
@@ -233,7 +233,9 @@ class Workload:
         self.parties = cast(clients, dimension, masking="gaussian")
         self.terms = self.parties.terms
         self.tiling = self.terms.tiling
-        self.lanes = Lanes(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Lanes()
+        self.threads = (
+            Threads(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Threads()
+        )
         self.headers: list[UpdateHeader] = []
         self._norms: list[float] = []
         self._openers: list[TileOpener] = []
@@ -346,7 +348,7 @@ class Attempt:
     def host(self, clock: Stopwatch) -> Host:
         """The real driver of the round. The clock stands still while a worker works."""
         return Host(
-            lanes=self._load.lanes,
+            threads=self._load.threads,
             workers={
                 name: ClockedWorker(worker, clock.paused) for name, worker in self._workers.items()
             },

@@ -22,7 +22,7 @@ from ostraka.crypto.updates import SealedUpdate, TileOpener
 from ostraka.errors import LocalProtocolError
 from ostraka.events import TooFewWorkers
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
-from ostraka.protocol.enclave import Intake, Lanes, Masking, Proposed
+from ostraka.protocol.enclave import Intake, Masking, Proposed, Threads
 from ostraka.protocol.enclave.encoders import LeadingGram
 from ostraka.protocol.host import Computing, Worker
 from ostraka.protocol.round import Parties, enrol
@@ -105,17 +105,17 @@ def play(
     updates: Iterable[Float32],
     *,
     clients: int,
-    lanes: Lanes | None = None,
+    threads: Threads | None = None,
     parts: bool = False,
 ) -> Played:
     """Play one round. updates: one (d,) per client.
 
-    parts: time opening, encrypting and decoding apart, which works with one lane only.
+    parts: time opening, encrypting and decoding apart, which works with one thread only.
     """
     ledger, traffic = Ledger(), Traffic()
     parties = enrol(terms, clients=clients)
     federation = parties.federation
-    federation.lanes, federation.tell = lanes or Lanes(), refuse_surprises
+    federation.threads, federation.tell = threads or Threads(), refuse_surprises
     offer = federation.open()
     submitted = []
     for client, update in zip(parties.clients, updates, strict=True):

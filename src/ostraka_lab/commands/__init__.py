@@ -4,13 +4,34 @@ They are always listed. Most of what they need is installed by the extra "lab", 
 when one of them runs.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ostraka.cli.lazy import Command, Group
+from ostraka.errors import INTERRUPTED, TERMINATED
 
 _EXTRA = "lab"
 
 
 def _command(target: str, text: str) -> Command:
     return Command(f"ostraka_lab.commands.{target}", text, _EXTRA)
+
+
+@contextmanager
+def stoppable() -> Iterator[list[int]]:
+    """Let Ctrl-C or SIGTERM end this block alone. Yields a list that then holds the exit code.
+
+    What was done until then can still be shown.
+    """
+    ended: list[int] = []
+    try:
+        yield ended
+    except KeyboardInterrupt:
+        ended.append(INTERRUPTED)
+    except SystemExit as end:
+        if end.code != TERMINATED:
+            raise
+        ended.append(TERMINATED)
 
 
 DEMO = _command("train:demo", "Watch a federation learn under attack, beside plain averaging.")

@@ -16,8 +16,9 @@ import typer
 
 from ostraka.cli.output import Json, progress, show, table
 from ostraka.core import rules, uploads
-from ostraka.errors import INTERRUPTED, RoundFailed, ServiceError
+from ostraka.errors import RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
+from ostraka_lab.commands import stoppable
 from ostraka_lab.commands.round_view import percent
 
 if TYPE_CHECKING:
@@ -102,25 +103,24 @@ def compare(
     if resume is None:
         fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
         fields["pre"] = options.pre_aggregations(pre)
+        fields["root"] = options.root_client(root)
         comparison = _found(fields, tuple(attack), tuple(defence), seeds, out)
     else:
         options.require_alone(ctx, "resume", "jobs", "as_json")
         comparison = lab.Comparison.load(resume)
-    interrupted = False
     try:
         with (
+            stoppable() as ended,
             progress() as step,
             closing(lab.run(comparison, jobs=jobs, tell=step)) as runs,
         ):
             for number, result in enumerate(runs, 1):
                 _tell(number, result)
-    except KeyboardInterrupt:
-        interrupted = True
     except (ServiceError, RoundFailed) as failed:
         raise ServiceError(f"{failed}\n{_further(comparison)}") from None
     _show(comparison, as_json=as_json)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if ended:
+        raise typer.Exit(ended[0])
 
 
 def _found(
@@ -132,9 +132,11 @@ def _found(
 ) -> "Comparison":
     """Make the folder of a new comparison."""
     from ostraka_lab.compare import Comparison
-    from ostraka_lab.experiment import Experiment
+    from ostraka_lab.experiment import Experiment, Task
 
     of_all = Experiment(**fields)
+    if of_all.sketch is not None:
+        of_all.require_sketch(Task.load(of_all).first()[0].dimension)
     usual = Experiment().to_json()
     given = {name: of_all.to_json()[name] for name in fields}
     words = [f"--attack {name}" for name in attacks]

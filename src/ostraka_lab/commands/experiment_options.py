@@ -10,6 +10,7 @@ import click
 import typer
 from click.core import ParameterSource
 
+from ostraka.cli.federation_folder import CLIENT
 from ostraka.config import DISTANCES, MASKINGS
 from ostraka.core import rules, uploads
 from ostraka.errors import ConfigError
@@ -75,9 +76,10 @@ Keep = Annotated[
     typer.Option("--k", help="Updates that multi-krum averages.", show_default="all but f"),
 ]
 Root = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        help="The client that fltrust trusts.", show_default="an honest one, drawn from the seed"
+        help="The client that fltrust or monna trusts, by name or by number.",
+        show_default="an honest one, drawn from the seed",
     ),
 ]
 RootImages = Annotated[
@@ -141,6 +143,18 @@ def command(name: str, given: Mapping[str, Any], usual: Mapping[str, Any]) -> st
         for each in each_of:
             words += [flag] if each is True else [flag, shlex.quote(f"{each}")]
     return " ".join(words)
+
+
+def root_client(given: str | None) -> int | None:
+    """Read --root: a client's name, such as client-3, or its number. Raises ConfigError."""
+    if given is None:
+        return None
+    number = given.removeprefix(CLIENT)
+    if not number.isdecimal():
+        raise ConfigError(
+            f"--root is a client, by its name or its number, such as client-3 or 3; got {given!r}"
+        )
+    return int(number)
 
 
 def pre_aggregations(given: list[str] | None) -> tuple[str, ...] | None:

@@ -103,8 +103,7 @@ class RoundView:
         times = [row.wall_s for row in self.rows[-_SHOWN:] if row.wall_s]
         if not times or done >= self.rounds:
             return ""
-        # The least of the last few: the first round after a start includes that of all processes.
-        usual = statistics.median_low(times) if len(times) > 2 else min(times)
+        usual = statistics.median_low(times)
         return f"; about {timedelta(seconds=round(usual * (self.rounds - done)))} left"
 
 

@@ -17,8 +17,9 @@ from rich.table import Table
 from ostraka.cli.output import Json, show, table
 from ostraka.cli.rules import warn_of_copies
 from ostraka.core import rules, uploads
-from ostraka.errors import FAILED, INTERRUPTED, RoundFailed, ServiceError
+from ostraka.errors import FAILED, RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
+from ostraka_lab.commands import stoppable
 from ostraka_lab.commands.round_view import RoundView, percent
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def train(
     fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
     fields["deadline_s"] = fields.pop("deadline")
     fields["pre"] = options.pre_aggregations(pre)
+    fields["root"] = options.root_client(root)
     _run(_found(fields, out), as_json=as_json)
 
 
@@ -187,13 +189,14 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, A
         lambda: {row.round: row.accuracy for row in metrics.read_baseline(root)},
     )
     view.rows.extend(metrics.read(root))
-    interrupted = False
     try:
-        with view.watching(), closing(runs.run(folder, tell=view.tell)) as each_round:
+        with (
+            stoppable() as ended,
+            view.watching(),
+            closing(runs.run(folder, tell=view.tell)) as each_round,
+        ):
             for row in each_round:
                 view.add(row)
-    except KeyboardInterrupt:
-        interrupted = True
     except (ServiceError, RoundFailed) as failed:
         raise ServiceError(
             f"{failed}\nAll logs are in {folder.logs}. To resume: ostraka train --resume {root}"
@@ -207,10 +210,10 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, A
         "report": str(report) if report else None,
         "folder": str(root),
     }
-    parts = _parts(view, experiment, facts, figures, interrupted=interrupted)
+    parts = _parts(view, experiment, facts, figures, interrupted=bool(ended))
     show(*parts, figures=figures, as_json=as_json)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if ended:
+        raise typer.Exit(ended[0])
     return figures
 
 
@@ -229,6 +232,8 @@ def _parts(
         parts += [view.table(), _legend(figures)]
     if figures["stages_s"]:
         parts.append(_stages(figures["stages_s"]))
+    if figures["start_s"] is not None:
+        parts.append(f"Start-up, which is no part of a round: {figures['start_s']:.1f} s.")
     if interrupted:
         parts.append(f"Interrupted after round {done} of {rounds}.")
     if done:
@@ -242,6 +247,8 @@ def _parts(
 
 def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
     """Compute the figures. Both accuracies are of the last round that was evaluated."""
+    from ostraka_lab.metrics import start_up
+
     judged = [row for row in view.rows if row.accuracy is not None]
     last = judged[-1] if judged else None
     accuracy, plain = (last.accuracy, view.plain().get(last.round)) if last else (None, None)
@@ -255,6 +262,7 @@ def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:
         "attack_success": last.attack_success if last else None,
         "dimension": facts["dimension"],
         "stages_s": _medians([row for row in view.rows if row.stages_s]),
+        "start_s": start_up(view.rows),
     }
 
 

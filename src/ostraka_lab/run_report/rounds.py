@@ -12,7 +12,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ostraka_lab.metrics import BaselineMetrics, RoundMetrics
+from ostraka_lab.metrics import BaselineMetrics, RoundMetrics, start_up
 from ostraka_lab.report import Column, Plot, Table, drawing, format
 from ostraka_lab.report.drawing import BLUE, MUTED, SERIES, VERMILLION, Box, rectangles
 from ostraka_lab.run_report.run_record import RunRecord
@@ -291,7 +291,10 @@ def time_table(run: RunRecord) -> Table | None:
         Column("total", number=True),
         Column("share", number=True),
     )
-    return Table(columns, rows, caption=f"Time over {format.count(len(run.rounds), 'round')}")
+    caption = f"Time over {format.count(len(run.rounds), 'round')}"
+    if (started := start_up(run.rounds)) is not None:
+        caption = f"{caption}, without the {format.seconds(started)} of start-up"
+    return Table(columns, rows, caption=caption)
 
 
 def _stage_row(name: str, seconds: Sequence[float], whole: float) -> tuple[str, str, str, str]:

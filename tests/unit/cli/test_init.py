@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 
 from ostraka import federation_file
 from ostraka.attestation import policy_file
+from ostraka.attestation.verify import require_rule
 from ostraka.cli import app
 from ostraka.crypto.identity import check_signature
-from ostraka.files import read_identity, write_identity
+from ostraka.errors import AttestationRefused
+from ostraka.files import read_identity, read_policy, write_identity
 from ostraka.transport.ostraka_pb2 import AdoptReply
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 
@@ -37,8 +39,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "fed"
 
 
-def change(folder, old, new):
-    path = folder / "federation.toml"
+def change(folder, old, new, *, file="federation.toml"):
+    path = folder / file
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
@@ -132,6 +134,7 @@ RULES = {
     "--rule 'geometric-median(iterations=9)'": "arc+nnm+geometric-median(iterations=9)",
     "--pre clip --pre nnm": "clip+nnm+geometric-median",
     "--rule fltrust --root client-2": "fltrust(root=client-2)",
+    "--rule fltrust --root 2": "fltrust(root=client-2)",
     "--rule median --disclose-values": "median",
 }
 
@@ -181,6 +184,19 @@ MISTAKES = {
     "a root for a rule that has none": ("init new --root client-1", "root is no option of arc+nnm"),
     "trust without a root": ("init new --rule fltrust", "name that client as root"),
     "values of single clients": ("init new --rule FedMedian", "by disclose_values = true"),
+    "a disclosure that no rule makes": (
+        "init new --disclose-values",
+        "arc+nnm+geometric-median publishes no values of single clients, so terms and policies "
+        "need not allow it: leave out --disclose-values",
+    ),
+    "a disclosure that nnm makes needless": (
+        "init new --rule nnm+median --disclose-values",
+        "nnm+median publishes no values of single clients",
+    ),
+    "a root client that is not enrolled": (
+        "init new --rule fltrust --root 99",
+        "root is 'client-99', and no client of that name is enrolled",
+    ),
     "a format that is not there": ("init new --upload int4", "did you mean int8?"),
     "a masking that is not there": ("init new --masking tape", "'exact', 'gaussian', 'none'"),
     "two models": ("init new --dimension 3 --model m", "not from both"),
@@ -223,6 +239,25 @@ def test_a_change_under_a_signed_revision_is_refused_with_the_line_to_change(fol
     assert f"fed/federation.toml, line {line}: " in result.stderr
     assert "write revision = 2" in result.stderr
     assert (folder / "federation.charter").read_bytes() == before
+
+
+def test_who_signs_another_rule_is_told_what_policies_must_list(folder):
+    assert "policy" not in sign().stdout
+    change(folder, "revision = 1", "revision = 2")
+    change(folder, 'rule = "geometric-median"', 'rule = "caf"')
+    result = sign()
+    assert result.exit_code == 0, result.stderr
+    said = " ".join(result.stdout.split())
+    assert "The rule was arc+nnm+geometric-median and is caf." in said
+    listed = 'rules = ["arc+nnm+geometric-median", "caf"]'
+    assert f"refuse the federation until theirs has, under [federation]: {listed}" in said
+    # A policy with that line accepts the terms, and one without it refuses them.
+    terms = federation_file.load_charter(folder / "federation.charter").federation.terms
+    pinned = read_policy(folder / "policy.toml").federation
+    with pytest.raises(AttestationRefused):
+        require_rule(terms, pinned)
+    change(folder, 'rules = ["arc+nnm+geometric-median"]', listed, file="policy.toml")
+    require_rule(terms, read_policy(folder / "policy.toml").federation)
 
 
 def test_a_raised_revision_is_signed(folder):

@@ -2,7 +2,9 @@
 
 import json
 import shlex
+from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -55,6 +57,71 @@ def test_every_rule_and_pre_aggregation_is_listed_once():
         assert f"\n {name} " in text
 
 
+OPTIONS = {
+    (name, option): usual
+    for name, part in (*rules.RULES.items(), *rules.PRE.items())
+    for option, usual in part.takes.items()
+}
+
+
+def test_options_are_shown_with_what_holds_unless_they_are_given():
+    shown = figures("rules")
+    listed = {each["name"]: each["options"] for each in (*shown["rules"], *shown["pre"])}
+    assert listed["multi-krum"] == {"k": "n - f", "neighbours": "n - f - 2"}
+    assert {(name, option) for name, of in listed.items() for option in of} == set(OPTIONS)
+    text = " ".join(run("rules").stdout.split())
+    assert "Options: k (n - f), neighbours (n - f - 2)" in text
+    assert "Options: iterations (100), smoothing (1e-05 of the longest update)" in text
+    assert "Options: root (must be given)" in text
+
+
+@pytest.mark.parametrize(("name", "option"), OPTIONS)
+def test_what_is_shown_is_what_holds(name, option):
+    """An option with its shown value changes nothing, and with another one it does."""
+    n, f, rng = 12, 2, np.random.default_rng(8)
+    rows = rng.standard_normal((n, 30)) * rng.uniform(0.5, 2, (n, 1))
+    rows[0] *= 2
+    rows[1] = rows[0] + 1e-3  # Near one, and far from all others.
+    last = rows[2] / 2
+    gram = rules.Gram(rows @ rows.T, np.zeros(()), 1.0, 3, rows @ last, float(last @ last))
+    values = {
+        "the median distance from the centre": np.median(np.linalg.norm(rows - last, axis=1)),
+        "the median length": np.median(np.linalg.norm(rows, axis=1)),
+        "1e-05 of the longest update": 1e-5 * np.linalg.norm(rows, axis=1).max(),
+        "last": "last",
+        "must be given": "client-3",
+    }
+    usual = OPTIONS[name, option]
+    value = values[usual] if usual in values else eval(usual, {"n": n, "f": f})
+    besides: dict[tuple[str, str], dict[str, Any]] = {
+        # A radius that is not given is another one in each step.
+        ("centred-clipping", "radius"): {"iterations": 1},
+        # One is kept, so that another score keeps another.
+        ("multi-krum", "neighbours"): {"k": 1},
+        ("fltrust", "root"): {"root": "client-3"},
+        ("monna", "root"): {"root": "client-3"},
+    }
+    beside = besides.get((name, option), {})
+
+    def plan(**given):
+        pre, rule = ((name,), "geometric-median") if name in rules.PRE else ((), name)
+        pre = ("nnm",) if name == "krum" else pre
+        composed = rules.compose(rule, pre, rules.Options(**(beside | given)))
+        return composed.unlimited(gram, f, np.arange(n))
+
+    assert same(plan(), plan(**{option: value}))
+    if option != "root":  # The enclave looks for its row.
+        unlike: dict[str, list[Any]] = {"centre": ["medoid"], "beta": [0.3], "smoothing": [30.0]}
+        others = unlike.get(option, [1, 2, 3])
+        assert not all(same(plan(), plan(**{option: other})) for other in others)
+
+
+def same(one, other):
+    if isinstance(one, rules.Columnwise):
+        return (one.reducer, one.count) == (other.reducer, other.count)
+    return bool(np.allclose(one.values, other.values, atol=1e-12)) and one.last == other.last
+
+
 @pytest.mark.parametrize("name", rules.RULES)
 def test_a_rule_stands_on_the_number_that_is_shown_and_on_none_below(name):
     least = LISTED[name]["least_n"]
@@ -104,7 +171,7 @@ def test_options_names_of_others_and_citations_are_those_of_the_classes():
     shown = figures("rules")
     for each in (*shown["rules"], *shown["pre"]):
         part = (rules.RULES | rules.PRE)[each["name"]]
-        assert tuple(each["options"]) == part.takes
+        assert each["options"] == part.takes
         assert each["citation"] == part.citation
         assert each["citation"], f"{each['name']} says nowhere who proposed it"
         assert "\n" not in each["citation"]

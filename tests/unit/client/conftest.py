@@ -53,7 +53,7 @@ from ostraka.messages import (
 from ostraka.protocol import host as driver
 from ostraka.protocol.client import Client as Role
 from ostraka.protocol.confirm import Ballot, confirm
-from ostraka.protocol.enclave import Enclave, Lanes, Memory, Proposed, combine, decide, propose
+from ostraka.protocol.enclave import Enclave, Memory, Proposed, Threads, combine, decide, propose
 from ostraka.protocol.local import InMemory
 from ostraka.transport import LANE, LENGTH, TICKET_BYTES, chain_link
 from ostraka.transport import ostraka_pb2 as wire
@@ -212,7 +212,7 @@ class Service(EnclaveServicer):
         """Close the round, and have these confirm what comes of it."""
         cohort = self.intake.close()
 
-        measured = driver.Host(Lanes(), {}, lambda event: None).measure(cohort)
+        measured = driver.Host(Threads(), {}, lambda event: None).measure(cohort)
         plan = decide(cohort, measured)
         aggregate = combine(cohort, measured, plan)
         with self.moved:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ostraka.core import exact, field
-from ostraka.core.exact import Freivalds, Quantised
+from ostraka.core import exact, field, loops
+from ostraka.core.exact import Freivalds
 from ostraka.core.field import P
 from ostraka.core.gram import from_gram
+from ostraka.core.loops import twin
 from ostraka.errors import ConfigError
 
 INFINITY = "infinity"
@@ -26,19 +27,26 @@ def norms(rows):
 
 
 def quantise(rows, steps, rng, dither=None):
-    """The rows at once: q as int64, residues, s, v."""
-    out = Quantised.empty(*rows.shape)
+    """The rows at once: q as int64, residues, s, v. With a mask of zeros a share is q itself."""
     if dither is None:
         dither = rng.integers(0, 2**16, rows.shape).astype(np.uint16)
-    s, v = exact.quantise(rows, exact.scale(steps), dither, out)
-    return out.signed.astype(np.int64), out.residues, s, v
+    masks, out = np.zeros((1, *rows.shape), np.uint32), np.empty((2, *rows.shape), np.uint32)
+    s, v = loops.share(list(rows), exact.scale(steps), dither, masks, out)
+    return field.signed(out[0]), out[0], s, v
 
 
 def masked(residues, t, rng):
-    masks = [rng.integers(0, P, residues.shape).astype(np.uint32) for _ in range(t)]
-    out = [np.empty_like(residues) for _ in range(2 * t)]
-    exact.shares(residues, masks, out, np.empty_like(residues))
+    """The masks (t, g, b), and the shares by point, of residues within 2^15 of zero."""
+    shape = residues.shape
+    masks = rng.integers(0, P, (t, *shape)).astype(np.uint32)
+    out, dither = np.empty((2 * t, *shape), np.uint32), np.zeros(shape, np.uint16)
+    loops.share(list(field.signed(residues).astype(np.float32)), ones(shape), dither, masks, out)
     return masks, dict(zip(exact.points(t), out, strict=True))
+
+
+def ones(shape):
+    """The scales (g,) under which a whole number within 2^15 is its own q."""
+    return np.full(shape[0], 2.0**16, np.float32)
 
 
 # Law 7.
@@ -77,9 +85,9 @@ def test_law7_rounding_is_within_what_is_stated():
     rng = np.random.default_rng(1)
     rows = rng.standard_cauchy((20, 500)).astype(np.float32)
     steps = exact.step(norms(rows), 500)
-    out = Quantised.empty(*rows.shape)
-    exact.quantise(rows, exact.scale(steps), np.zeros(rows.shape, np.uint16), out)
-    a = out.signed * 2**16 + (out.low.astype(np.int64) + 2**15)
+    a = twin._rounded(list(rows), exact.scale(steps), rows.shape).astype(np.int64)
+    q, *_ = quantise(rows, steps, rng, np.zeros(rows.shape, np.uint16))
+    np.testing.assert_array_equal(q, a >> 16)
     wanted = rows / steps[:, None] * 2**16
     assert (np.abs(a - wanted) <= 0.5 + 2**-24 * np.abs(wanted)).all()
     assert (norms(a - wanted) / 2**16 <= 2**-9 + 2**-17 * math.sqrt(500)).all()
@@ -147,17 +155,15 @@ def test_law7_s_and_v_add_up_over_tiles_and_groups():
     dither = rng.integers(0, 2**16, rows.shape).astype(np.uint16)
     steps = exact.step(norms(rows), 300)
     q, _, s, v = quantise(rows, steps, rng, dither)
-    buffers = Quantised.empty(2, 128)
     for first in range(0, 5, 2):
         part = slice(first, min(first + 2, 5))
         for start in range(0, 300, 128):
             tile = (part, slice(start, min(start + 128, 300)))
-            out = buffers.cut(*rows[tile].shape)
-            scales = exact.scale(steps[part])
-            ds, dv = exact.quantise(rows[tile].copy(), scales, dither[tile], out)
-            s[part] -= ds
-            v[part] -= dv
-            np.testing.assert_array_equal(out.signed, q[tile])
+            values, words = rows[tile].copy(), dither[tile].copy()
+            q_part, _, s_part, v_part = quantise(values, steps[part], rng, words)
+            s[part] -= s_part
+            v[part] -= v_part
+            np.testing.assert_array_equal(q_part, q[tile])
     assert not s.any()
     assert not v.any()
 
@@ -173,26 +179,25 @@ def test_groups_are_at_least_one_row_and_never_more_than_freivalds_takes():
 @pytest.mark.parametrize("t", [1, 2, 3])
 def test_law8_shares_are_the_polynomial(t):
     rng = np.random.default_rng(t)
+    q = field.reduce(rng.integers(-(2**15), 2**15, (2, 50)))
+    q[0, :5] = [0, 1, P - 1, P - 2**15, 2**15 - 1]
+    masks, shares = masked(q, t, rng)
+    require_polynomial(q, masks, shares)
+    # The twin takes any residue, for the exhaustive tests below.
     q = rng.integers(0, P, (2, 50)).astype(np.uint32)
     q[0, :4] = [0, 1, P - 1, (P - 1) // 2]
-    masks, shares = masked(q, t, rng)
-    assert sorted(shares) == [x for x in range(-t, t + 1) if x]
+    out = np.empty((2 * t, *q.shape), np.uint32)
+    twin._shares(q, masks, out, np.empty_like(q))
+    require_polynomial(q, masks, dict(zip(exact.points(t), out, strict=True)))
+
+
+def require_polynomial(q, masks, shares):
+    assert sorted(shares) == [x for x in range(-len(masks), len(masks) + 1) if x]
     for x, share in shares.items():
         expected = q.astype(object)
         for power, mask in enumerate(masks, start=1):
             expected = expected + x**power * mask.astype(object)
         np.testing.assert_array_equal(share, expected % P)
-
-
-def test_law8_the_second_share_may_take_the_place_of_the_mask():
-    rng = np.random.default_rng(4)
-    q, mask = rng.integers(0, P, (2, 1, 50)).astype(np.uint32)
-    expected = [np.empty_like(q), np.empty_like(q)]
-    scratch = np.empty_like(q)
-    exact.shares(q, [mask], expected, scratch)
-    out = [np.empty_like(q), mask]
-    exact.shares(q, [mask], out, scratch)
-    np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.parametrize("t", [0, 4])
@@ -202,11 +207,14 @@ def test_law8_refuses_other_numbers_of_colluders(t):
 
 
 def views(q, t, modulus):
-    """What each worker sees of one coordinate, for every choice of masks: {worker: (modulus^t,)}"""
+    """What each worker sees of one coordinate, for every choice of masks: {worker: (modulus^t,)}
+
+    By the twin, since C has one modulus; with that one, the two are equal to the bit.
+    """
     every = np.array(list(itertools.product(range(modulus), repeat=t)), np.uint32).T.copy()
     secret = np.full(modulus**t, q, np.uint32)
-    out = [np.empty_like(secret) for _ in range(2 * t)]
-    exact.shares(secret, list(every), out, np.empty_like(secret), modulus)
+    out = np.empty((2 * t, *secret.shape), np.uint32)
+    twin._shares(secret, every, out, np.empty_like(secret), np.uint32(modulus))
     return {**dict(zip(exact.points(t), out, strict=True)), INFINITY: every[-1]}
 
 
@@ -334,9 +342,17 @@ def checked(q, rng, *, group=128, block=64, challenge=None):
     check = Freivalds(challenge, block)
     for start in range(0, q.shape[1], block):
         for first in range(0, len(q), group):
-            check.add(first, q[first : first + group, start : start + block].astype(np.float64))
+            witness(check, first, q[first : first + group, start : start + block])
         check.end_block()
     return check
+
+
+def witness(check, first, q):
+    """Lets it take rows first, first + 1, ... of a block, as the enclave does while masking."""
+    challenge, sums = check.expect(range(first, first + len(q)))
+    masks, out = np.zeros((1, *q.shape), np.uint32), np.empty((2, *q.shape), np.uint32)
+    dither, rows = np.zeros(q.shape, np.uint16), list(q.astype(np.float32))
+    loops.share(rows, ones(q.shape), dither, masks, out, challenge=challenge, sums=sums)
 
 
 def secrets(rng, n=9, d=200):
@@ -419,18 +435,17 @@ def test_law11_groups_may_be_given_to_several_checkers_of_one_challenge():
     n = 300
     q = rng.integers(-(2**15), 2**15, (n, 90))
     challenge = rng.integers(0, P, (n, 2)).astype(np.uint32)
-    lanes = [Freivalds(challenge, 64) for _ in range(3)]
+    checks = [Freivalds(challenge, 64) for _ in range(3)]
     for start in (0, 64):
         for group, first in enumerate(range(0, n, 50)):
-            part = q[first : first + 50, start : start + 64].astype(np.float64)
-            lanes[group % 3].add(first, part)
-        for other in lanes[1:]:
-            lanes[0].take(other)
-        lanes[0].end_block()
+            witness(checks[group % 3], first, q[first : first + 50, start : start + 64])
+        for other in checks[1:]:
+            checks[0].take(other)
+        checks[0].end_block()
     gram = field.reduce(q @ q.T)
-    assert lanes[0].accepts(gram)
+    assert checks[0].accepts(gram)
     gram[0, 0] ^= 1
-    assert not lanes[0].accepts(gram)
+    assert not checks[0].accepts(gram)
 
 
 @settings(deadline=None, max_examples=30)

@@ -1,5 +1,7 @@
 """A federation on this machine: its settings, which are signed, and where it is by its logs."""
 
+from datetime import datetime
+
 import pytest
 
 from ostraka import federation_file
@@ -113,6 +115,41 @@ def test_a_run_as_it_is_told():
     assert first.stages == {"train": 1, "send": 4} | in_the_enclave
     assert first.wall == 9
     assert progress.gone == {"client-5": "no memory"}
+
+
+def test_start_up_is_no_part_of_the_first_round():
+    """The round is open before the clients have started; later starts change nothing."""
+    progress = Progress(CLIENTS, workers=0, rounds=5, began=0.0)
+    begin = next(SECONDS)
+    progress.hear_enclave(event("ServiceStarted", next_round=2))
+    progress.hear_enclave(event("RoundOpened", number=2))
+    progress.hear_client(event("ClientStarted", client="client-1", round=2))
+    progress.hear_client(trained("client-1", 2))
+    progress.hear_client(event("ClientStarted", client="client-2", round=2))
+    progress.hear_client(trained("client-2", 2))
+    progress.hear_enclave(event("RoundClosed", number=2, missing=[]))
+    progress.hear_enclave(published(2))
+    progress.hear_enclave(event("RoundOpened", number=3))
+    progress.hear_client(event("ClientStarted", client="client-3", round=3))
+    progress.hear_client(trained("client-3", 3))
+    progress.hear_enclave(event("RoundClosed", number=3, missing=[]))
+    progress.hear_enclave(published(3))
+    new_year = datetime.fromisoformat("2026-01-01T00:00:00+00:00").timestamp()
+    assert progress.start_up(2) == new_year + begin + 5
+    assert progress.timed(2).stages == {"train": 1, "send": 1}
+    assert progress.timed(2).wall == 3 - 1 + 1
+    assert progress.start_up(3) is None
+    assert progress.timed(3).stages == {"train": 2, "send": 1}
+
+
+def test_a_client_that_starts_after_the_round_is_closed_leaves_no_time_below_zero():
+    progress = Progress(CLIENTS, workers=0, rounds=1)
+    progress.hear_enclave(event("RoundOpened", number=1))
+    progress.hear_enclave(event("RoundClosed", number=1, missing=["client-1"]))
+    progress.hear_client(event("ClientStarted", client="client-1", round=1))
+    progress.hear_enclave(published(1))
+    assert progress.timed(1).stages == {"train": 0, "send": 0}
+    assert progress.timed(1).wall == 2
 
 
 def test_a_run_that_goes_on_begins_where_it_was():

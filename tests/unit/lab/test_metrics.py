@@ -24,6 +24,7 @@ def row(number, **changes):
         "failure": "too few",
         "stages_s": {"train": 2.0, "send": 0.5},
         "wall_s": 2.5,
+        "start_s": 4.5,
     }
     return RoundMetrics(round=number, **(fields | changes))
 
@@ -58,6 +59,7 @@ def test_the_schema_is_the_one_that_others_read():
         "failure": "too few",
         "stages_s": {"train": 2.0, "send": 0.5},
         "wall_s": 2.5,
+        "start_s": 4.5,
     }
 
 

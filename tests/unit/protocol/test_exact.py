@@ -9,7 +9,7 @@ from ostraka.config import Manifest, Terms
 from ostraka.core import field
 from ostraka.core.field import P
 from ostraka.errors import Rejection
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Threads
 from ostraka.protocol.enclave.encoders import ExactEncoder, FieldAuditor
 
 N, D = 5, 40
@@ -23,7 +23,7 @@ class Reader:
     def __init__(self) -> None:
         self.terms = Terms(Manifest.flat(D), f=1, tile=D)
         self.entropy = np.random.default_rng(1).bytes
-        self.rows, self.lanes, self.columns = range(N), Lanes(), self.terms.tiling
+        self.rows, self.threads, self.columns = range(N), Threads(), self.terms.tiling
         self.rejected: dict[int, Rejection] = {}
 
     def reject(self, row: int, reason: Rejection) -> None:
@@ -70,7 +70,7 @@ def test_law11_the_columns_of_a_challenge_are_independent():
     reader: Any = Reader()
     encoder = ExactEncoder(reader, bytes(32), np.ones(N), NORMS)
     for challenge in (
-        encoder._lanes[0].check._challenge,
+        encoder._scratch[0].check._challenge,
         *(auditor._challenge for auditor in encoder.auditors()),
     ):
         assert challenge.shape == (N, 2)

@@ -14,7 +14,7 @@ from ostraka.core.field import P
 from ostraka.core.gram import DTYPES, NumpyKernel
 from ostraka.errors import ConfigError
 from ostraka.files import write_identity
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Threads
 from ostraka.protocol.round import enrol, play
 from ostraka.worker import backends, kernel_for
 
@@ -68,12 +68,12 @@ def test_workers_with_a_registered_kernel_play_the_same_round(masking):
     # Weights that follow from distances would differ by the masks of an attempt.
     terms = Terms(Manifest.flat(40), f=1, rule="multi-krum", pre=(), tile=16, masking=masking)
     parties = enrol(terms, clients=7)
-    expected = play(parties, rows, Lanes())
+    expected = play(parties, rows, Threads())
     kernel: Any = backends.choose("abacus")
     workers: Any = parties.federation.workers.values()
     for each in workers:
         each._kernel = kernel
-    found = play(parties, rows, Lanes())
+    found = play(parties, rows, Threads())
     assert found.receipt.distances == "workers"
     assert found.selected == expected.selected
     assert np.array_equal(found.aggregate, expected.aggregate)

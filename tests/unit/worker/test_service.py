@@ -37,7 +37,7 @@ from ostraka.messages import (
     ShareTile,
     WorkerHello,
 )
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Threads
 from ostraka.protocol.round import enrol, play, run_round
 from ostraka.transport.dial import Backoff
 from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Proof, Welcome, WorkerSays
@@ -292,7 +292,7 @@ def test_rounds_with_workers_across_a_network(masking, workers):
         remote = with_links(parties, servicer)
         inside = run_round(ROWS, f=parties.federation.terms.f, masking="none")
         for _ in range(2):
-            result = play(remote, ROWS, Lanes())
+            result = play(remote, ROWS, Threads())
             np.testing.assert_allclose(result.weights, inside.weights, atol=1e-4)
             expected = result.weights @ ROWS.astype(np.float64)
             np.testing.assert_allclose(result.aggregate, expected, rtol=1e-6, atol=1e-9)

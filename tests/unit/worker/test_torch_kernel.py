@@ -250,19 +250,19 @@ def test_a_total_is_the_caller_s_own(device, values):
 def test_a_sum_leaves_the_device_once(monkeypatch, values):
     copies = []
 
-    def copy(tensor, cpu=torch.Tensor.cpu):
-        copies.append(tuple(tensor.shape))
-        return cpu(tensor)
+    def host_memory(shape, *others, usual=torch_kernel._host_memory):
+        copies.append(tuple(shape))
+        return usual(shape, *others)
 
-    kernel = TorchKernel()
     monkeypatch.setattr(torch_kernel, "_SLAB", 50)
-    monkeypatch.setattr(torch.Tensor, "cpu", copy)
+    kernel = TorchKernel()
+    monkeypatch.setattr(torch_kernel, "_host_memory", host_memory)
     running = kernel.begin(4, values)
     for _ in range(3):
         running.add(np.ones((4, 90), DTYPES[values]))
-    assert not copies
+    assert copies == 3 * ([(4, 12)] * 7 + [(4, 6)])
     running.total()
-    assert copies == [(4, 4)]
+    assert copies[24:] == [(4, 4)]
 
 
 @pytest.mark.parametrize("values", ["float64", "residues"])
@@ -275,12 +275,12 @@ def test_two_sums_of_one_kernel_are_apart(values):
 
 
 def test_the_faster_route_is_chosen_by_time(monkeypatch):
-    slow = {"route": torch_kernel.field_gram_int8}
+    slow = {"route": torch_kernel._int8_products}
     monkeypatch.setattr(torch_kernel, "_seconds", lambda route, _: float(route is slow["route"]))
-    block = tensor(residues(3, 8))
-    assert torch_kernel.faster_field_gram(block) is torch_kernel.field_gram_float64
-    slow["route"] = torch_kernel.field_gram_float64
-    assert torch_kernel.faster_field_gram(block) is torch_kernel.field_gram_int8
+    kernel, block = TorchKernel(), tensor(residues(3, 8))
+    assert kernel._choose(block) is torch_kernel._float64_products
+    slow["route"] = torch_kernel._float64_products
+    assert kernel._choose(block) is torch_kernel._int8_products
 
 
 def test_a_route_takes_time():
@@ -297,35 +297,163 @@ def saturate(a, b):
     return sum(pair.clamp(-(2**15), 2**15 - 1) for pair in pairs)
 
 
-@pytest.mark.parametrize(("product", "fault"), [(refuse, "does not run"), (saturate, "not exact")])
-def test_an_int8_product_that_cannot_be_used_is_never_used(monkeypatch, product, fault):
+def off_by_one(a, b, product=torch._int_mm):
+    """Wrong in one entry, for more than 32 rows alone."""
+    products = product(a, b)
+    products[-1, -1] += len(a) > 32
+    return products
+
+
+def events(caplog, kind):
+    return [record.ostraka_fields for record in caplog.records if record.getMessage() == kind]
+
+
+FAULTS = {
+    "refused": (refuse, 9, "products of int8 do not run: CUBLAS_STATUS_NOT_SUPPORTED"),
+    "wrong on hard residues": (saturate, 9, "products of int8 differ from those of float64"),
+    "wrong at one shape": (off_by_one, 33, "products of int8 differ from those of float64"),
+}
+
+
+@pytest.mark.parametrize(("product", "rows", "why"), FAULTS.values(), ids=FAULTS.keys())
+def test_a_wrong_int8_product_means_float64_and_no_lie(monkeypatch, caplog, product, rows, why):
     monkeypatch.setattr(torch, "_int_mm", product)
-    monkeypatch.setattr(torch_kernel, "_seconds", lambda route, _: len(route.__name__))
-    with pytest.raises(ConfigError, match=f"int8 {fault}|int8 is {fault}"):
-        TorchKernel(route="int8")
-    hard = tensor(torch_kernel._hard_residues())
-    assert torch_kernel.faster_field_gram(hard) is torch_kernel.field_gram_float64
+    kernel = TorchKernel(route="int8")
+    for _ in range(2):
+        found, expected = sums(kernel, rows, "residues", [residues(rows, 100)] * 3)
+        assert np.array_equal(found, expected)
+    # Once, because it is not tried again.
+    assert events(caplog, "Float64Used") == [
+        {"device": "cpu", "rows": rows, "columns": 100, "why": why}
+    ]
 
 
-def test_auto_times_each_class_of_shapes_once(monkeypatch):
-    timed = []
+def test_a_shape_that_is_right_is_trusted_beside_one_that_is_wrong(monkeypatch, caplog):
+    monkeypatch.setattr(torch, "_int_mm", off_by_one)
+    kernel = TorchKernel(route="int8")
+    for rows in (9, 40):
+        found, expected = sums(kernel, rows, "residues", [residues(rows, 300)])
+        assert np.array_equal(found, expected)
+    assert kernel._products(tensor(residues(9, 300))) is torch_kernel._int8_products
+    assert kernel._products(tensor(residues(40, 300))) is torch_kernel._float64_products
+    assert [event["rows"] for event in events(caplog, "Float64Used")] == [40]
 
-    def faster(block):
-        timed.append(tuple(block.shape))
-        return torch_kernel.field_gram_int8
+
+def test_each_shape_that_a_device_multiplies_is_chosen_for_once(monkeypatch):
+    chosen_for = []
+
+    def choose(panel):
+        chosen_for.append(tuple(panel.shape))
+        return torch_kernel._int8_products
 
     kernel = TorchKernel()
-    monkeypatch.setattr(torch_kernel, "faster_field_gram", faster)
+    monkeypatch.setattr(kernel, "_choose", choose)
     monkeypatch.setattr(kernel, "_device", torch.device("meta"))
-    shapes = [(4, 100), (4, 100), (5, 120), (5, 130), (9, 130), (4, 127)]
-    chosen = [kernel._field_gram(torch.empty(shape, device="meta")) for shape in shapes]
-    assert timed == [(4, 100), (5, 130), (9, 130)]
-    assert set(chosen) == {torch_kernel.field_gram_int8}
+    shapes = [(4, 100), (4, 100), (5, 128), (5, 130), (33, 130), (4, 97)]
+    chosen = [kernel._products(torch.empty(shape, device="meta")) for shape in shapes]
+    assert chosen_for == [(4, 100), (5, 130), (33, 130)]
+    assert set(chosen) == {torch_kernel._int8_products}
+
+
+def no_memory(*_):
+    raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def no_workspace(*_):
+    raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate")
+
+
+@pytest.mark.parametrize("fail", [no_memory, no_workspace])
+@pytest.mark.parametrize("values", ["float64", "residues"])
+def test_without_memory_slabs_are_halved_until_one_fits(monkeypatch, caplog, values, fail):
+    def upload(block, device, usual=torch_kernel._upload):
+        return fail() if block.size > 300 else usual(block, device)
+
+    kernel = TorchKernel()
+    monkeypatch.setattr(torch_kernel, "_upload", upload)
+    blocks = [residues(9, b, seed=b).astype(DTYPES[values]) % 1000 for b in (100, 40, 1, 70)]
+    found, expected = sums(kernel, 9, values, blocks)
+    assert np.array_equal(found, expected)
+    # 9 rows of 25 columns are the first to fit, and all that come later are cut so at once.
+    assert events(caplog, "SlabHalved") == [
+        {"device": "cpu", "rows": 9, "columns": columns} for columns in (100, 50)
+    ]
+
+
+@pytest.mark.parametrize("values", ["float64", "residues"])
+def test_what_was_multiplied_before_memory_ran_out_is_not_added_twice(monkeypatch, values):
+    calls = []
+
+    def panels(block, usual=torch_kernel._panels):
+        for number, panel in enumerate(usual(block)):
+            calls.append(block.shape[1])
+            if number == 1 and block.shape[1] > 40:
+                no_memory()
+            yield panel
+
+    kernel = TorchKernel()
+    monkeypatch.setitem(torch_kernel._PANEL, "cpu", 20)
+    monkeypatch.setattr(torch_kernel, "_panels", panels)
+    blocks = [residues(3, 90).astype(DTYPES[values]) % 1000] * 2
+    found, expected = sums(kernel, 3, values, blocks)
+    assert np.array_equal(found, expected)
+    assert calls[:2] == [90, 90]
+    assert 45 in calls
+
+
+def test_a_device_without_memory_for_one_column_says_what_to_do(monkeypatch):
+    kernel = TorchKernel()
+    monkeypatch.setattr(torch_kernel, "_upload", no_memory)
+    with pytest.raises(ConfigError, match="cpu has no memory for one column of 3 rows: free some"):
+        kernel.begin(3, "residues").add(residues(3, 90))
+    monkeypatch.undo()
+    found, expected = sums(kernel, 3, "residues", [residues(3, 90)])
+    assert np.array_equal(found, expected)
+
+
+def test_no_doubt_is_cast_on_int8_because_memory_ran_out(monkeypatch):
+    kernel, panel = TorchKernel(route="int8"), tensor(residues(3, 8))
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "_int_mm", no_memory)
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            kernel._products(panel)
+    assert kernel._products(panel) is torch_kernel._int8_products
+
+
+def test_another_failure_is_no_lack_of_memory(monkeypatch):
+    kernel = TorchKernel()
+    monkeypatch.setattr(torch_kernel, "_float64_products", refuse)
+    with pytest.raises(RuntimeError, match="NOT_SUPPORTED"):
+        kernel.begin(3, "residues").add(residues(3, 90))
+
+
+def test_uploads_and_products_are_queued_apart_and_few_slabs_are_in_flight(monkeypatch):
+    """What the device is asked for, in order; streams of the processor do it at once."""
+    asked = []
+    event = torch.cpu.Event
+    monkeypatch.setattr(event, "record", lambda _, stream: asked.append(("record", stream)))
+    monkeypatch.setattr(event, "synchronize", lambda self: asked.append(("wait for", self)))
+    monkeypatch.setattr(torch.cpu.Stream, "wait_stream", lambda *two: asked.append(("after", two)))
+    running = TorchKernel().begin(2, "residues")
+    for _ in range(4):
+        running.add(residues(2, 10))
+    streams = (running._uploads, running._products, running._downloads)  # type: ignore[attr-defined]
+    uploads, products, downloads = streams
+    assert len(set(streams)) == 3
+    queued = [("after", (products, uploads)), ("record", products)]
+    assert [each for each in asked if each[0] != "wait for"] == queued * 4
+    kinds = [what for what, _ in asked]
+    # The first wait is for the first of two slabs, before the third.
+    assert kinds == ["after", "record"] * 2 + ["wait for", "after", "record"] * 2
+    del asked[:]
+    running.total()
+    assert asked[:2] == [("after", (downloads, products)), ("record", downloads)]
+    assert [what for what, _ in asked[2:]] == ["wait for"]
 
 
 def test_auto_on_a_processor_is_float64_untimed(monkeypatch):
-    monkeypatch.setattr(torch_kernel, "faster_field_gram", refuse)
-    monkeypatch.setattr(torch_kernel, "field_gram_int8", refuse)
+    monkeypatch.setattr(torch_kernel, "_doubt_int8", refuse)
+    monkeypatch.setattr(torch_kernel, "_int8_products", refuse)
     found, expected = sums(TorchKernel(), 2, "residues", [residues(2, 5)])
     assert np.array_equal(found, expected)
 

@@ -156,31 +156,34 @@ def _squares(integers: Float64) -> Int64:
     return squares
 
 
-def _shares(q: UInt32, masks: UInt32, shares: UInt32, scratch: UInt32) -> None:
+def _shares(q: UInt32, masks: UInt32, shares: UInt32, scratch: UInt32, p: np.uint32 = _P) -> None:
+    """Makes the shares of residues (g, b) by law 8. p: a small one lets a test try every case."""
     t = len(masks)
     for x in range(1, t + 1):
-        even = q if t < 2 else _plus(_times(masks[1], x * x, scratch), q, scratch)
-        odd = masks[0] if t < 3 else _plus(_times(masks[2], x * x, scratch), masks[0], scratch)
-        odd = odd if x == 1 else _times(odd, x, scratch)
+        even = q if t < 2 else _plus(_times(masks[1], x * x, scratch, p), q, scratch, p)
+        odd = masks[0]
+        if t > 2:
+            odd = _plus(_times(masks[2], x * x, scratch, p), odd, scratch, p)
+        odd = odd if x == 1 else _times(odd, x, scratch, p)
         plus, minus = shares[2 * x - 2], shares[2 * x - 1]
-        np.minimum(np.add(even, odd, out=plus), np.subtract(plus, _P, out=scratch), out=plus)
-        np.minimum(np.subtract(even, odd, out=minus), np.add(minus, _P, out=scratch), out=minus)
+        np.minimum(np.add(even, odd, out=plus), np.subtract(plus, p, out=scratch), out=plus)
+        np.minimum(np.subtract(even, odd, out=minus), np.add(minus, p, out=scratch), out=minus)
 
 
-def _plus(a: UInt32, b: UInt32, scratch: UInt32) -> UInt32:
+def _plus(a: UInt32, b: UInt32, scratch: UInt32, p: np.uint32) -> UInt32:
     """Returns a + b modulo p, in the memory of a. Of two candidates the wrong one is huge."""
     np.add(a, b, out=a)
-    np.subtract(a, _P, out=scratch)
+    np.subtract(a, p, out=scratch)
     return np.minimum(a, scratch, out=a)
 
 
-def _times(a: UInt32, factor: int, scratch: UInt32) -> UInt32:
+def _times(a: UInt32, factor: int, scratch: UInt32, p: np.uint32) -> UInt32:
     """Returns factor * a modulo p by doubling, in new memory."""
     product = a.copy()
     for bit in f"{factor:b}"[1:]:
-        _plus(product, product, scratch)
+        _plus(product, product, scratch, p)
         if bit == "1":
-            _plus(product, a, scratch)
+            _plus(product, a, scratch, p)
     return product
 
 

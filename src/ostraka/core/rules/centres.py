@@ -19,6 +19,8 @@ Trap: from the medoid, a colluder can be the start, and then holds the largest s
 takes it.
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from ostraka.arrays import Float64
@@ -41,7 +43,10 @@ class GeometricMedian(Rule):
 
     citation = "Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022"
 
-    takes = ("iterations", "smoothing")
+    takes: ClassVar = {
+        "iterations": f"{WEISZFELD_STEPS}",
+        "smoothing": f"{_SMOOTHING:g} of the longest update",
+    }
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
         steps = options.iterations or WEISZFELD_STEPS
@@ -60,7 +65,11 @@ class CentredClipping(Rule):
     """The mean of differences from a centre, each shortened to a radius."""
 
     citation = "Karimireddy et al., Learning from History, ICML 2021"
-    takes = ("radius", "centre", "iterations")
+    takes: ClassVar = {
+        "radius": "the median distance from the centre",
+        "centre": Options.centre,
+        "iterations": f"{CLIPPING_STEPS}",
+    }
 
     def needs_last(self, options: Options) -> bool:
         return options.centre == "last"

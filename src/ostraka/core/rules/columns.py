@@ -29,6 +29,7 @@ condition.
 """
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
@@ -56,7 +57,7 @@ class TrimmedMean(ColumnRule):
     """The mean of each column without its lowest and highest values."""
 
     citation = "Yin et al., Byzantine-Robust Distributed Learning, ICML 2018"
-    takes = ("beta",)
+    takes: ClassVar = {"beta": "f / n"}
 
     def least(self, f: int) -> int:
         return 3 * f + 2

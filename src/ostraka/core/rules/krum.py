@@ -20,6 +20,7 @@ is an asymmetric matrix, where row i scores client i.
 """
 
 import math
+from typing import ClassVar
 
 import numpy as np
 
@@ -38,7 +39,7 @@ class MultiKrum(Rule):
 
     citation = "Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017"
 
-    takes = ("k", "neighbours")
+    takes: ClassVar = {"k": "n - f", "neighbours": "n - f - 2"}
 
     def least(self, f: int) -> int:
         return least(f)
@@ -55,7 +56,7 @@ class Krum(Rule):
 
     citation = "Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017"
 
-    takes = ("neighbours",)
+    takes: ClassVar = {"neighbours": "n - f - 2"}
 
     def least(self, f: int) -> int:
         return least(f)

@@ -17,6 +17,8 @@ bucketing and clip have no kappa of their own, and clip to a fixed radius keeps 
 Of rows that are equally near, or equally long, the lower row number comes first.
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from ostraka.arrays import Float64, Int64
@@ -47,7 +49,7 @@ class Bucketing(PreAggregation):
 
     citation = "Karimireddy et al., Byzantine-Robust Learning via Bucketing, ICLR 2022"
 
-    takes = ("bucket",)
+    takes: ClassVar = {"bucket": f"{Options.bucket}"}
 
     def least(self, f: int) -> int:
         return 1
@@ -81,7 +83,7 @@ class Clip(PreAggregation):
     """Static clipping."""
 
     citation = "Sun et al., Can You Really Backdoor Federated Learning?, 2019"
-    takes = ("radius",)
+    takes: ClassVar = {"radius": "the median length"}
 
     def least(self, f: int) -> int:
         return 2 * f + 1  # so that f rows of zeros are not the median length

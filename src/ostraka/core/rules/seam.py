@@ -10,7 +10,7 @@ looks at a clock, draws a random number, or repeats itself more often than the t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, TypeAlias
 
@@ -238,12 +238,13 @@ Plan: TypeAlias = Weights | Columnwise
 class Part:
     """What a pre-aggregation and a rule have in common.
 
-    citation: who proposed it, and where, in one line. takes: the options that it reads.
+    citation: who proposed it, and where, in one line. takes: the options that it reads,
+    and in words what holds for each that is not given.
     least_sketch: how many columns a sketch must have for it; None if none will do.
     """
 
     citation: ClassVar[str] = ""
-    takes: ClassVar[tuple[str, ...]] = ()
+    takes: ClassVar[Mapping[str, str]] = {}
     least_sketch: ClassVar[int | None] = 0
 
     def least(self, f: int) -> int:

@@ -21,6 +21,8 @@ of measurement counts as zero, and zero rows are trusted by nobody. Where fewer 
 point the root's way, the round is a null step.
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from ostraka.arrays import Float64
@@ -32,7 +34,7 @@ class FlTrust(Rule):
     """The mean weighted by the cosine with the root client's row, of rows of its length."""
 
     citation = "Cao et al., FLTrust, NDSS 2021"
-    takes = ("root",)
+    takes: ClassVar = {"root": "must be given"}
     needs_root = True
 
     def least(self, f: int) -> int:
@@ -52,7 +54,7 @@ class Monna(Rule):
     """The mean of the n - f rows nearest to the root client's."""
 
     citation = "Farhadkhani et al., Robust Collaborative Learning, ICML 2023"
-    takes = ("root",)
+    takes: ClassVar = {"root": "must be given"}
     needs_root = True
 
     def least(self, f: int) -> int:

@@ -22,7 +22,6 @@ from ostraka.protocol.enclave.decide import decide, in_vain
 from ostraka.protocol.enclave.enclave import Enclave
 from ostraka.protocol.enclave.intake import Intake
 from ostraka.protocol.enclave.keeping import Memory, Spool
-from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.masking import Dispute, Masking, Offload
 from ostraka.protocol.enclave.measure import Inside
 from ostraka.protocol.enclave.propose import (
@@ -33,6 +32,7 @@ from ostraka.protocol.enclave.propose import (
     propose_null_step,
 )
 from ostraka.protocol.enclave.rows import Measured
+from ostraka.protocol.enclave.threads import Threads
 
 __all__ = [
     "NOT_ROBUST",
@@ -42,7 +42,6 @@ __all__ = [
     "Enclave",
     "Inside",
     "Intake",
-    "Lanes",
     "Masking",
     "Measured",
     "Memory",
@@ -50,6 +49,7 @@ __all__ = [
     "Pending",
     "Proposed",
     "Spool",
+    "Threads",
     "combine",
     "decide",
     "in_vain",

@@ -9,22 +9,24 @@ from ostraka.core import loops
 from ostraka.core.columns import Reduction, Scratch
 from ostraka.core.rules import Columnwise, Plan, Weights
 from ostraka.protocol.enclave.cohort import Cohort
-from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.rows import Measured, read_piece
+from ostraka.protocol.enclave.threads import Threads
 
 _ROWS = 8  # that are read and added at a time
 _MIXED_VALUES = 2**17  # of all rows, that are mixed at a time
 
 
-def combine(cohort: Cohort, measured: Measured, plan: Plan, lanes: Lanes | None = None) -> Float32:
+def combine(
+    cohort: Cohort, measured: Measured, plan: Plan, threads: Threads | None = None
+) -> Float32:
     """The aggregate (d,): a weighted sum of the clipped rows and of the last aggregate, or each
     column reduced by itself.
 
     Every row is read alike, whatever it counts for. Raises UpdateRejected if any row is not what
     arrived. That client is then out, even if it had no weight: decide anew, and combine again.
     """
-    lanes = lanes or Lanes()
-    rows = _Rows(cohort, lanes)
+    threads = threads or Threads()
+    rows = _Rows(cohort, threads)
     combining: _Combining = (
         _Columns(rows, measured.scales, plan)
         if isinstance(plan, Columnwise)
@@ -32,26 +34,26 @@ def combine(cohort: Cohort, measured: Measured, plan: Plan, lanes: Lanes | None 
     )
     aggregate = np.empty(cohort.terms.dimension, np.float32)
 
-    def combine_piece(lane: int, index: int, _: int) -> None:
-        aggregate[cohort.pieces.part(index)] = combining.combine(lane, index)
+    def combine_piece(thread: int, index: int, _: int) -> None:
+        aggregate[cohort.pieces.part(index)] = combining.combine(thread, index)
 
-    lanes.batches(range(cohort.pieces.count), combine_piece)
+    threads.batches(range(cohort.pieces.count), combine_piece)
     return aggregate
 
 
 class _Combining(Protocol):
-    """Combines pieces, with scratch memory for every lane."""
+    """Combines pieces, with scratch memory for every thread."""
 
-    def combine(self, lane: int, index: int) -> Float64:
-        """One piece of the aggregate, (b,): a view of the lane's memory."""
+    def combine(self, thread: int, index: int) -> Float64:
+        """One piece of the aggregate, (b,): a view of the thread's memory."""
 
 
 class _Rows:
     """Reads the rows that still stand."""
 
-    def __init__(self, cohort: Cohort, lanes: Lanes) -> None:
+    def __init__(self, cohort: Cohort, threads: Threads) -> None:
         self.alive = cohort.alive
-        self.lanes = lanes.count
+        self.threads = threads.count
         self.tiling = cohort.pieces
         self._cohort = cohort
 
@@ -73,22 +75,22 @@ class _Sums:
         self._last, self._last_weight = last, plan.last
         self._weights = plan.values * scales
         width = rows.tiling.tile
-        self._space = np.empty((rows.lanes, _ROWS, width), np.float32)
-        self._sums = np.empty((rows.lanes, 2, width))
+        self._space = np.empty((rows.threads, _ROWS, width), np.float32)
+        self._sums = np.empty((rows.threads, 2, width))
 
-    def combine(self, lane: int, index: int) -> Float64:
+    def combine(self, thread: int, index: int) -> Float64:
         size = self._rows.tiling.size(index)
-        total: Float64 = self._sums[lane, 0, :size]
+        total: Float64 = self._sums[thread, 0, :size]
         total.fill(0)
         for start in range(0, len(self._rows.alive), _ROWS):
             rows = self._rows.alive[start : start + _ROWS]
             values = [
                 self._rows.read(row, index, out)
-                for row, out in zip(rows, self._space[lane], strict=False)
+                for row, out in zip(rows, self._space[thread], strict=False)
             ]
             loops.add_rows(values, self._weights[rows], total)
         if self._last is not None:
-            more = self._sums[lane, 1, :size]
+            more = self._sums[thread, 1, :size]
             np.copyto(more, self._last[self._rows.tiling.part(index)])
             more *= self._last_weight
             total += more
@@ -98,8 +100,8 @@ class _Sums:
 class _Columns:
     """Columns of all rows at a time, or of mixtures of them, each reduced by itself.
 
-    A lane holds clients x piece values, 16 MB at most, and 12 MB at most beside them. Mixtures take
-    the place of the rows, some columns at a time, so there is no second copy.
+    A thread holds clients x piece values, 16 MB at most, and 12 MB at most beside them. Mixtures
+    take the place of the rows, some columns at a time, so there is no second copy.
     """
 
     def __init__(self, rows: _Rows, scales: Float64, plan: Columnwise) -> None:
@@ -113,35 +115,35 @@ class _Columns:
         self._scales = matrix.max(axis=0, initial=0).astype(np.float32)
         self._part = min(width, max(1, _MIXED_VALUES // n))
         self._reduction = Reduction(len(matrix), plan.reducer, plan.count)
-        self._values = np.empty((rows.lanes, n, width), np.float32)
-        self._sums = np.empty((rows.lanes, width))
-        self._scratch = [Scratch(width) for _ in range(rows.lanes)]
-        mixed = (rows.lanes, n + len(matrix), self._part) if self._mixes else (rows.lanes, 0, 0)
+        self._values = np.empty((rows.threads, n, width), np.float32)
+        self._sums = np.empty((rows.threads, width))
+        self._scratch = [Scratch(width) for _ in range(rows.threads)]
+        mixed = (rows.threads, n + len(matrix), self._part) if self._mixes else (rows.threads, 0, 0)
         self._mixed = np.empty(mixed)
 
-    def combine(self, lane: int, index: int) -> Float64:
+    def combine(self, thread: int, index: int) -> Float64:
         size = self._rows.tiling.size(index)
-        values = cut(self._values[lane], len(self._rows.alive), size)
+        values = cut(self._values[thread], len(self._rows.alive), size)
         for row, out in zip(self._rows.alive, values, strict=True):
             read = self._rows.read(row, index, out)
             if read is not out:
                 np.copyto(out, read)
         if self._mixes:
-            self._mix(lane, values)
+            self._mix(thread, values)
             chosen = list(values[: self._reduction.rows])
         else:
             values *= self._scales[:, None]
             chosen = [values[row] for row in self._picked]
-        total: Float64 = self._sums[lane, :size]
-        self._reduction.apply(chosen, total, self._scratch[lane])
+        total: Float64 = self._sums[thread, :size]
+        self._reduction.apply(chosen, total, self._scratch[thread])
         return total
 
-    def _mix(self, lane: int, values: Float32) -> None:
+    def _mix(self, thread: int, values: Float32) -> None:
         """Replace rows (n, b) by their mixtures, the first m of them."""
         n, m = len(values), len(self._matrix)
         for start in range(0, values.shape[1], self._part):
             part = values[:, start : start + self._part]
-            wide, mixed = np.split(cut(self._mixed[lane], n + m, part.shape[1]), [n])
+            wide, mixed = np.split(cut(self._mixed[thread], n + m, part.shape[1]), [n])
             np.copyto(wide, part)
             np.matmul(self._matrix, wide, out=mixed)
             np.copyto(part[:m], mixed, casting="same_kind")

@@ -45,13 +45,13 @@ class Encoder(Protocol):
     def begin_tile(self, index: int) -> None:
         """Make what the rows of this tile have in common."""
 
-    def load(self, lane: int, rows: range, values: Sequence[Float32]) -> None:
+    def load(self, thread: int, rows: range, values: Sequence[Float32]) -> None:
         """Scale one tile of some rows, (b,) each."""
 
-    def shares(self, lane: int, index: int, rows: range) -> Sequence[AnyArray]:
+    def shares(self, thread: int, index: int, rows: range) -> Sequence[AnyArray]:
         """The shares (g, b) of what was loaded, one per point: views of scratch memory."""
 
-    def witness(self, lane: int, rows: range) -> None:
+    def witness(self, thread: int, rows: range) -> None:
         """Gather evidence, for `decode` to check, from the rows that were last shared."""
 
     def end_tile(self) -> None:
@@ -63,7 +63,7 @@ class Encoder(Protocol):
     def decode(self, matrices: Sequence[AnyArray]) -> "Decoded | None":
         """The inner products, or None if the answers contradict the evidence."""
 
-    def audited(self, lane: int, index: int, rows: range) -> Sequence[AnyArray]:
+    def audited(self, thread: int, index: int, rows: range) -> Sequence[AnyArray]:
         """The shares again, one per worker: the mask itself for one that was given its seed."""
 
     def auditors(self) -> Sequence["Auditor"]:
@@ -115,9 +115,9 @@ class ExactEncoder:
         mask_keys = [entropy(KEY_BYTES) for _ in range(self._collusion - 1)] + [seed]
         dither_key = None if integers else entropy(KEY_BYTES)
         challenge, shape = _challenge(reader), (columns.group, columns.tile)
-        self._lanes = [
-            _Lane(shape, mask_keys, dither_key, Freivalds(challenge, columns.tile))
-            for _ in range(reader.lanes.count)
+        self._scratch = [
+            _Scratch(shape, mask_keys, dither_key, Freivalds(challenge, columns.tile))
+            for _ in range(reader.threads.count)
         ]
 
     def __repr__(self) -> str:
@@ -126,22 +126,22 @@ class ExactEncoder:
     def begin_tile(self, index: int) -> None:
         """Rows have no masks in common."""
 
-    def load(self, lane: int, rows: range, values: Sequence[Float32]) -> None:
-        self._lanes[lane].load(values, self._scales[rows.start : rows.stop])
+    def load(self, thread: int, rows: range, values: Sequence[Float32]) -> None:
+        self._scratch[thread].load(values, self._scales[rows.start : rows.stop])
 
-    def shares(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
+    def shares(self, thread: int, index: int, rows: range) -> Sequence[UInt32]:
         """Laws 7 and 8 for one tile of some rows, and the sums of law 11."""
-        return self._lanes[lane].shares(index, rows, witnessed=self._reader.terms.verify)
+        return self._scratch[thread].shares(index, rows, witnessed=self._reader.terms.verify)
 
-    def witness(self, lane: int, rows: range) -> None:
-        scratch, part = self._lanes[lane], slice(rows.start, rows.stop)
+    def witness(self, thread: int, rows: range) -> None:
+        scratch, part = self._scratch[thread], slice(rows.start, rows.stop)
         self._s[part] += scratch.s
         self._v[part] += scratch.v
         if self._leading is not None:
             self._leading.keep(rows, scratch.leading)
 
     def end_tile(self) -> None:
-        first, *others = (lane.check for lane in self._lanes)
+        first, *others = (scratch.check for scratch in self._scratch)
         for other in others:
             first.take(other)
         first.end_block()
@@ -156,7 +156,7 @@ class ExactEncoder:
         shared = dict(zip(exact.points(self._collusion), matrices, strict=False))
         leading = matrices[-1] if self._leading is None else self._leading.total
         residues = exact.decode(shared, leading)
-        if self._reader.terms.verify and not self._lanes[0].check.accepts(residues):
+        if self._reader.terms.verify and not self._scratch[0].check.accepts(residues):
             return None
         for row in np.flatnonzero(~exact.fits(self._s)).tolist():
             self._reader.reject(row, Rejection.FALSE_NORM)
@@ -167,9 +167,9 @@ class ExactEncoder:
         deviation = exact.deviation(from_gram(products), steps, self._columns.length)
         return Decoded(products, DEVIATIONS * deviation)
 
-    def audited(self, lane: int, index: int, rows: range) -> Sequence[UInt32]:
-        shares = self._lanes[lane].shares(index, rows, witnessed=False)
-        leading = [self._lanes[lane].leading] if self._leading is None else []
+    def audited(self, thread: int, index: int, rows: range) -> Sequence[UInt32]:
+        shares = self._scratch[thread].shares(index, rows, witnessed=False)
+        leading = [self._scratch[thread].leading] if self._leading is None else []
         return [*shares, *leading]
 
     def auditors(self) -> Sequence["FieldAuditor"]:
@@ -214,8 +214,8 @@ class FieldAuditor:
         return 0.0 if np.array_equal(claimed, self._evidence) else 1.0
 
 
-class _Lane:
-    """One lane's memory and streams."""
+class _Scratch:
+    """One thread's memory and streams."""
 
     def __init__(
         self,
@@ -283,12 +283,14 @@ class GaussianEncoder:
         self._step = gaussian.grid_step(terms.sigma)
         self._shrink = _SKETCH_SHRINK if terms.sketch else 1.0
         self._factors = factors * self._shrink
-        shape = (3, reader.lanes.count, reader.columns.group, reader.columns.tile)
+        shape = (3, reader.threads.count, reader.columns.group, reader.columns.tile)
         self._values, self._plus, self._minus = np.empty(shape)
-        self._loaded: list[Float64] = [np.empty((0, 0))] * reader.lanes.count
+        self._loaded: list[Float64] = [np.empty((0, 0))] * reader.threads.count
         self._squares = np.zeros(len(reader.rows))  # of the rows as they are masked
         weights = _weights(reader)
-        self._checks = [Agreement(weights, reader.columns.tile) for _ in range(reader.lanes.count)]
+        self._checks = [
+            Agreement(weights, reader.columns.tile) for _ in range(reader.threads.count)
+        ]
 
     def __repr__(self) -> str:
         return "GaussianEncoder(<secret>)"
@@ -297,24 +299,24 @@ class GaussianEncoder:
         """Noise is orthogonal across all rows, so it is made for all of them."""
         self._tile = self._noise.tile(index)
 
-    def load(self, lane: int, rows: range, values: Sequence[Float32]) -> None:
-        scaled = cut(self._values[lane], len(values), len(values[0]))
+    def load(self, thread: int, rows: range, values: Sequence[Float32]) -> None:
+        scaled = cut(self._values[thread], len(values), len(values[0]))
         for row, value, out in zip(rows, values, scaled, strict=True):
             np.multiply(value, self._factors[row], out=out)
-        self._loaded[lane] = scaled
+        self._loaded[thread] = scaled
 
-    def shares(self, lane: int, index: int, rows: range) -> tuple[Float64, Float64]:
+    def shares(self, thread: int, index: int, rows: range) -> tuple[Float64, Float64]:
         """W + R and W - R."""
-        scaled, noise = self._loaded[lane], self._tile[rows.start : rows.stop]
-        plus, minus = (cut(space[lane], *scaled.shape) for space in (self._plus, self._minus))
+        scaled, noise = self._loaded[thread], self._tile[rows.start : rows.stop]
+        plus, minus = (cut(space[thread], *scaled.shape) for space in (self._plus, self._minus))
         gaussian.encode(scaled, noise, step=self._step, plus=plus, minus=minus)
         return plus, minus
 
-    def witness(self, lane: int, rows: range) -> None:
-        scaled = self._loaded[lane]
+    def witness(self, thread: int, rows: range) -> None:
+        scaled = self._loaded[thread]
         self._squares[rows.start : rows.stop] += np.vecdot(scaled, scaled)
         if self._terms.verify:
-            self._checks[lane].add(rows.start, scaled)
+            self._checks[thread].add(rows.start, scaled)
 
     def end_tile(self) -> None:
         first, *others = self._checks
@@ -340,8 +342,8 @@ class GaussianEncoder:
         unit = self._shrink**2
         return Decoded(products / unit, np.array(error / unit))
 
-    def audited(self, lane: int, index: int, rows: range) -> tuple[Float64, Float64]:
-        return self.shares(lane, index, rows)
+    def audited(self, thread: int, index: int, rows: range) -> tuple[Float64, Float64]:
+        return self.shares(thread, index, rows)
 
     def auditors(self) -> Sequence["FloatAuditor"]:
         columns, n = self._columns, len(self._reader.rows)

@@ -29,8 +29,8 @@ from ostraka.protocol.enclave.encoders import (
     ExactEncoder,
     GaussianEncoder,
 )
-from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.rows import Measured, RowReader
+from ostraka.protocol.enclave.threads import Threads
 
 _ID_BYTES = 32
 
@@ -48,10 +48,10 @@ class Offload:
         self,
         cohort: Cohort,
         workers: Sequence[str] | None = None,
-        lanes: Lanes | None = None,
+        threads: Threads | None = None,
     ) -> None:
         self._workers = _enrolled(cohort, workers)
-        self._reader = RowReader(cohort, lanes or Lanes())
+        self._reader = RowReader(cohort, threads or Threads())
         self._attempt = self._reader.entropy(_ID_BYTES)
         self._connected = False
         self._pending = tuple(
@@ -173,10 +173,10 @@ class Masking:
             return Dispute(self._reader, self._values, self._encoder, matrices, self._names)
         return self._reader.finish(decoded.products, decoded.deviation, by="workers")
 
-    def _values(self, lane: int, index: int, rows: range) -> Sequence[Float32]:
+    def _values(self, thread: int, index: int, rows: range) -> Sequence[Float32]:
         """What is masked in tile `index` of some rows, (b,) each."""
         if self._sketches is None:
-            return self._reader.read(lane, index, rows, integers=self._integers)
+            return self._reader.read(thread, index, rows, integers=self._integers)
         return list(self._sketches[rows.start : rows.stop, self._columns.part(index)])
 
     def _make_encoder(self) -> Encoder:
@@ -190,10 +190,10 @@ class Masking:
     def _encode_tile(
         self, encoder: Encoder, index: int, sealed: list[memoryview]
     ) -> tuple[ShareTile, ...]:
-        def encode_group(lane: int, rows: range) -> None:
-            encoder.load(lane, rows, self._values(lane, index, rows))
-            shares = encoder.shares(lane, index, rows)
-            encoder.witness(lane, rows)
+        def encode_group(thread: int, rows: range) -> None:
+            encoder.load(thread, rows, self._values(thread, index, rows))
+            shares = encoder.shares(thread, index, rows)
+            encoder.witness(thread, rows)
             part = self._layout.part(index, rows)
             for channel, share, out in zip(self._channels, shares, sealed, strict=False):
                 channel.seal_share(index, rows.start, share, out[part])
@@ -285,9 +285,9 @@ class Dispute:
         shape = (len(self._reader.rows), self._reader.columns.size(index))
         blocks = [np.empty(shape, self._encoder.value_type) for _ in self._names]
 
-        def derive(lane: int, rows: range) -> None:
-            self._encoder.load(lane, rows, self._values(lane, index, rows))
-            shares = self._encoder.audited(lane, index, rows)
+        def derive(thread: int, rows: range) -> None:
+            self._encoder.load(thread, rows, self._values(thread, index, rows))
+            shares = self._encoder.audited(thread, index, rows)
             for block, share in zip(blocks, shares, strict=True):
                 block[rows.start : rows.stop] = share
 

@@ -8,8 +8,8 @@ import numpy as np
 from ostraka.arrays import Float64
 from ostraka.core.gram import add_gram, add_gram32, gram_error
 from ostraka.protocol.enclave.cohort import Cohort
-from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.rows import Measured, RowReader
+from ostraka.protocol.enclave.threads import Threads
 
 _PANEL = 4096  # columns of a sketch, between sums in float64
 
@@ -17,8 +17,8 @@ _PANEL = 4096  # columns of a sketch, between sums in float64
 class Inside:
     """Measures in the enclave itself, without workers."""
 
-    def __init__(self, cohort: Cohort, lanes: Lanes | None = None) -> None:
-        self._reader = reader = RowReader(cohort, lanes or Lanes())
+    def __init__(self, cohort: Cohort, threads: Threads | None = None) -> None:
+        self._reader = reader = RowReader(cohort, threads or Threads())
         n = len(reader.rows)
         self._gram = np.zeros((n, n))
 
@@ -50,8 +50,8 @@ class Inside:
         for index in range(columns.count):
             block: Float64 = space[:, : columns.size(index)]
 
-            def widen(lane: int, rows: range, index: int = index, block: Float64 = block) -> None:
-                for row, values in zip(rows, self._reader.read(lane, index, rows), strict=True):
+            def widen(thread: int, rows: range, index: int = index, block: Float64 = block) -> None:
+                for row, values in zip(rows, self._reader.read(thread, index, rows), strict=True):
                     np.multiply(values, self._reader.factors[row], out=block[row])
 
             self._reader.each_group(widen)

@@ -21,8 +21,8 @@ from ostraka.errors import Rejection
 from ostraka.messages import SIMULATION, Proposal, Receipt, RejectedClient, vector_digest
 from ostraka.protocol.confirm import outcome_digest
 from ostraka.protocol.enclave.cohort import Cohort
-from ostraka.protocol.enclave.lanes import Lanes
 from ostraka.protocol.enclave.rows import Measured
+from ostraka.protocol.enclave.threads import Threads
 
 NO_AGGREGATE = bytes(32)  # of a null step
 
@@ -72,17 +72,21 @@ class Proposed:
 
 
 def propose(
-    cohort: Cohort, measured: Measured, plan: Plan, aggregate: Float32, lanes: Lanes | None = None
+    cohort: Cohort,
+    measured: Measured,
+    plan: Plan,
+    aggregate: Float32,
+    threads: Threads | None = None,
 ) -> Proposed:
     """Advance the model by the aggregate, and sign the outcome. Raises for a second time."""
-    context, lanes = cohort.context, lanes or Lanes()
+    context, threads = cohort.context, threads or Threads()
     context.publication.claim()
     state = optimiser.advance(context.state, aggregate, context.terms.optimiser)
     selected = tuple(cohort.rows[row].client for row in plan.selected)
     receipt = _receipt(
         cohort,
-        model=vector_digest(state.model, lanes.map),
-        aggregate=vector_digest(aggregate, lanes.map),
+        model=vector_digest(state.model, threads.map),
+        aggregate=vector_digest(aggregate, threads.map),
         selected=selected,
         note=plan.note,
         by=measured.by,
@@ -99,7 +103,7 @@ def propose(
 
 
 def propose_null_step(
-    cohort: Cohort, measured: Measured, failure: str, lanes: Lanes | None = None
+    cohort: Cohort, measured: Measured, failure: str, threads: Threads | None = None
 ) -> Proposed:
     """Sign that the rule could not stand: an outcome like any other, that changes no model.
 
@@ -107,12 +111,12 @@ def propose_null_step(
     other rows, whether the rule stands on them. So it takes as long as any other, too: the same
     work is done for nothing.
     """
-    context, lanes = cohort.context, lanes or Lanes()
+    context, threads = cohort.context, threads or Threads()
     context.publication.claim()
     nothing = np.zeros(context.terms.dimension, np.float32)
     after = optimiser.advance(context.state, nothing, context.terms.optimiser)
     for vector in (nothing, after.model):  # The model that is kept was hashed for the offer.
-        vector_digest(vector, lanes.map)
+        vector_digest(vector, threads.map)
     receipt = _receipt(
         cohort,
         model=vector_digest(context.state.model),

@@ -14,7 +14,7 @@ from ostraka.crypto.stream import SecretStream
 from ostraka.errors import OpenError, Rejection, UpdateRejected
 from ostraka.protocol.enclave.cohort import Cohort, Row
 from ostraka.protocol.enclave.folding import scale_of
-from ostraka.protocol.enclave.lanes import Lanes
+from ostraka.protocol.enclave.threads import Threads
 
 DEVIATIONS = 6  # that a stated error allows a distance to be off
 
@@ -59,13 +59,13 @@ class RowReader:
     entropy: all secrets of the pass, from one draw.
     """
 
-    def __init__(self, cohort: Cohort, lanes: Lanes) -> None:
+    def __init__(self, cohort: Cohort, threads: Threads) -> None:
         self.entropy = SecretStream(cohort.context.entropy(KEY_BYTES)).bytes
         self.context = cohort.context
         self.terms = cohort.terms
         self.columns = cohort.columns
         self.rows = cohort.rows
-        self.lanes = lanes
+        self.threads = threads
         self.norms = np.array([row.norm for row in cohort.rows])
         self.steps = np.array([row.step for row in cohort.rows])
         self.clip = self.terms.clipping_norm(self.norms)
@@ -74,22 +74,26 @@ class RowReader:
         self.factors = 1.0 / np.maximum(self.clip, self.norms)
         self._cohort = cohort
         self._absent = frozenset(range(len(cohort.rows))) - set(cohort.alive)
-        self._space: Float32 = np.empty((lanes.count, self.columns.group, self.columns.tile), "<f4")
+        self._space: Float32 = np.empty(
+            (threads.count, self.columns.group, self.columns.tile), "<f4"
+        )
         self._zeros: Float32 = np.zeros(self.columns.tile, np.float32)
 
     def each_group(self, work: Callable[[int, range], None]) -> None:
-        """Call work(lane, rows) for all rows, as many at a time as have their masks together."""
-        self.lanes.groups(len(self.rows), self.columns.group, work)
+        """Call work(thread, rows) for all rows, as many at a time as have their masks together."""
+        self.threads.groups(len(self.rows), self.columns.group, work)
 
-    def read(self, lane: int, index: int, rows: range, *, integers: bool = False) -> list[Float32]:
-        """A piece of some rows, (b,) each: views of the rows, or of the lane's scratch memory.
+    def read(
+        self, thread: int, index: int, rows: range, *, integers: bool = False
+    ) -> list[Float32]:
+        """A piece of some rows, (b,) each: views of the rows, or of the thread's scratch memory.
 
         integers: in units of the rows' steps. Raises UpdateRejected for a row that has changed:
         measure anew without it.
         """
         return [
             self._read(row, index, out, integers=integers)
-            for row, out in zip(rows, self._space[lane], strict=False)
+            for row, out in zip(rows, self._space[thread], strict=False)
         ]
 
     def _read(self, row: int, index: int, out: Float32, *, integers: bool) -> Float32:

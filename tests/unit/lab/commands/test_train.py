@@ -34,6 +34,7 @@ def row(number, attackers):
         dropped=tuple(attackers),
         stages_s={"train": 0.5, "measure": 0.1},
         wall_s=0.75,
+        start_s=6.5 if number == 1 else None,
     )
 
 
@@ -92,6 +93,7 @@ def test_the_last_line_is_one_object_and_everything_else_is_on_stderr(stage):
     assert figures["masking"] == "exact"
     assert figures["simulated"] is True
     assert figures["stages_s"] == {"train": 0.5, "measure": 0.1}
+    assert figures["start_s"] == 6.5
     assert figures["report"] == "here/report.html"
     assert "[ROUND 2/2] accuracy 60.0 % (plain averaging 10.0 %)" in result.stderr
     assert "No TEE protects this run" in result.stderr
@@ -171,6 +173,19 @@ REFUSED = {
     "a k that the rule does not take": ("--k 3", "k is an option of multi-krum"),
     "too few clients": ("--rule trimmed-mean --f 2", "needs at least"),
     "a root client that there is not": ("--rule fltrust --root 9", "1 to 5; got 9"),
+    "the name of one": ("--rule fltrust --root client-9", "1 to 5; got 9"),
+    "what is no client": (
+        "--rule fltrust --root hospital",
+        "--root is a client, by its name or its number, such as client-3 or 3; got 'hospital'",
+    ),
+    "a sketch that is too rough for nnm": (
+        "--sketch 4096",
+        "ostraka: --sketch 4096: nnm needs a sketch of at least 16384 columns; got 4096",
+    ),
+    "a sketch that is longer than the model": (
+        "--sketch 5000",
+        "ostraka: --sketch 5000: a sketch has 4096 to d = 4810 values; got m = 5000",
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Lanes on real threads: every piece of work is done once, by one lane at a time."""
+"""Work on lent threads: every piece is done once, and no thread does two at a time."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,78 +9,80 @@ import pytest
 
 from ostraka import run_round
 from ostraka.crypto.stream import SecretStream
-from ostraka.protocol.enclave import Lanes
+from ostraka.protocol.enclave import Threads
 
 
 @pytest.fixture(params=[1, 2, 3, 8])
-def lanes(request):
+def threads(request):
     with ThreadPoolExecutor(request.param) as pool:
-        yield Lanes(request.param, pool.map)
+        yield Threads(request.param, pool.map)
 
 
 @pytest.mark.parametrize(("rows", "size"), [(0, 3), (1, 3), (3, 3), (10, 3), (24, 3), (25, 1)])
-def test_groups_cover_all_rows_once(lanes, rows, size):
+def test_groups_cover_all_rows_once(threads, rows, size):
     done, lock = [], threading.Lock()
 
-    def work(lane, group):
+    def work(thread, group):
         with lock:
-            done.append((lane, group))
+            done.append((thread, group))
 
-    lanes.groups(rows, size, work)
+    threads.groups(rows, size, work)
     assert sorted(row for _, group in done for row in group) == list(range(rows))
-    for lane, group in done:
-        assert 0 <= lane < lanes.count
+    for thread, group in done:
+        assert 0 <= thread < threads.count
         assert group.start % size == 0
         assert len(group) == min(size, rows - group.start)
 
 
 @pytest.mark.parametrize("items", [0, 1, 2, 7, 16])
-def test_batches_take_all_items_in_order(lanes, items):
+def test_batches_take_all_items_in_order(threads, items):
     done, lock = [], threading.Lock()
 
-    def work(lane, index, item):
+    def work(thread, index, item):
         with lock:
-            done.append((index, item, lane))
+            done.append((index, item, thread))
 
-    lanes.batches((f"item {place}" for place in range(items)), work)
-    assert sorted(done) == [(place, f"item {place}", place % lanes.count) for place in range(items)]
+    threads.batches((f"item {place}" for place in range(items)), work)
+    assert sorted(done) == [
+        (place, f"item {place}", place % threads.count) for place in range(items)
+    ]
 
 
 @pytest.mark.parametrize("items", [range(0), range(1), range(3, 90, 7)])
-def test_a_map_keeps_the_order(lanes, items):
-    assert lanes.map(lambda item: item * item, items) == [item * item for item in items]
+def test_a_map_keeps_the_order(threads, items):
+    assert threads.map(lambda item: item * item, items) == [item * item for item in items]
 
 
-def test_no_lane_does_two_things_at_a_time(lanes):
-    busy = [threading.Lock() for _ in range(lanes.count)]
+def test_no_thread_does_two_things_at_a_time(threads):
+    busy = [threading.Lock() for _ in range(threads.count)]
 
-    def work(lane, *_):
-        assert busy[lane].acquire(blocking=False)
+    def work(thread, *_):
+        assert busy[thread].acquire(blocking=False)
         threading.Event().wait(0.001)
-        busy[lane].release()
+        busy[thread].release()
 
-    lanes.groups(40, 2, work)
-    lanes.batches(range(20), work)
+    threads.groups(40, 2, work)
+    threads.batches(range(20), work)
 
 
-def test_lanes_work_side_by_side():
-    """The test above can fail: two lanes that wait for each other both arrive."""
+def test_threads_work_side_by_side():
+    """The test above can fail: two threads that wait for each other both arrive."""
     meeting = threading.Barrier(2, timeout=60)
     with ThreadPoolExecutor(2) as pool:
 
-        def meet(lane, group):
+        def meet(thread, group):
             meeting.wait()
 
-        Lanes(2, pool.map).groups(2, 1, meet)
+        Threads(2, pool.map).groups(2, 1, meet)
 
 
-def test_an_error_in_a_lane_reaches_the_driver(lanes):
-    def fail(lane, index, item):
+def test_an_error_in_a_thread_reaches_the_driver(threads):
+    def fail(thread, index, item):
         if item == 4:
             raise KeyError(item)
 
     with pytest.raises(KeyError, match="4"):
-        lanes.batches(range(9), fail)
+        threads.batches(range(9), fail)
 
 
 def settled(receipt):

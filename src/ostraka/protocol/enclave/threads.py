@@ -1,7 +1,7 @@
 """Shares work among threads that the driver owns. A role itself starts none.
 
-Every lane has scratch memory of its own, and no result depends on which lane made it: sums run over
-rows or tiles in their own order, whatever the number of lanes.
+Every thread has scratch memory of its own, and no result depends on which thread made it: sums run
+over rows or tiles in their own order, whatever the number of threads.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ Map: TypeAlias = Callable[[Callable[[int], None], Iterable[int]], Iterable[None]
 T = TypeVar("T")
 
 
-class Lanes:
+class Threads:
     """`count` pieces of work at a time, by a `map` that may run them in parallel."""
 
     def __init__(self, count: int = 1, run: Map = map) -> None:
@@ -21,15 +21,15 @@ class Lanes:
         self._run = run
 
     def groups(self, rows: int, size: int, work: Callable[[int, range], None]) -> None:
-        """Call work(lane, group) for groups of `size` rows; each lane takes consecutive ones."""
+        """Call work(thread, group) for groups of `size` rows; each takes consecutive ones."""
         groups = [range(start, min(start + size, rows)) for start in range(0, rows, size)]
         share = -(-len(groups) // self.count)
 
-        def lane_work(lane: int) -> None:
-            for group in groups[lane * share : (lane + 1) * share]:
-                work(lane, group)
+        def thread_work(thread: int) -> None:
+            for group in groups[thread * share : (thread + 1) * share]:
+                work(thread, group)
 
-        self._all(lane_work, self.count)
+        self._all(thread_work, self.count)
 
     def map(self, work: Callable[[int], T], items: Iterable[int]) -> list[T]:
         """Return work(item) of every item, in order."""
@@ -43,27 +43,27 @@ class Lanes:
         return [done[at] for at in range(len(given))]
 
     def batches(self, items: Iterable[T], work: Callable[[int, int, T], None]) -> None:
-        """Call work(lane, index, item) for every item, `count` items at a time."""
+        """Call work(thread, index, item) for every item, `count` items at a time."""
         numbered = enumerate(items)
         while batch := list(islice(numbered, self.count)):
 
-            def lane_work(lane: int, batch: list[tuple[int, T]] = batch) -> None:
-                work(lane, *batch[lane])
+            def thread_work(thread: int, batch: list[tuple[int, T]] = batch) -> None:
+                work(thread, *batch[thread])
 
-            self._all(lane_work, len(batch))
+            self._all(thread_work, len(batch))
 
     def _all(self, work: Callable[[int], None], count: int) -> None:
-        """Run every lane to its end, and only then raise what the first of them raised.
+        """Run every thread to its end, and only then raise what the first of them raised.
 
-        A lane that ran on while its memory is used again would spoil what comes next.
+        A thread that ran on while its memory is used again would spoil what comes next.
         """
         failures: dict[int, Exception] = {}
 
-        def guarded(lane: int) -> None:
+        def guarded(thread: int) -> None:
             try:
-                work(lane)
+                work(thread)
             except Exception as failure:  # noqa: BLE001 (raised below)
-                failures[lane] = failure
+                failures[thread] = failure
 
         for _ in self._run(guarded, range(count)):
             pass
