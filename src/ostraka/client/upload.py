@@ -55,13 +55,14 @@ class Upload:
     sealed: Sealed
     begun: bool = False
     first: int = 0
+    _call: Any = None  # of an upload that is complete
 
     def stream(self, connection: Connection) -> None:
         """Send what is missing, and return when the upload is complete.
 
         Raises grpc.RpcError where the call or its lane breaks. The next one sends the same bytes.
         """
-        request = wire.UploadRequest(header=encode(self.sealed.header))
+        request = wire.UploadRequest(header=encode(self.sealed.header), await_outcome=True)
         call = connection.stub.Upload(request, timeout=connection.patience.limit(TRANSFER_S))
         try:
             granted = _granted(_next(call, "granted"), self.sealed.count)
@@ -74,8 +75,23 @@ class Upload:
                     _next(call, "complete")
             else:
                 _next(call, "complete")
+        except BaseException:
+            call.cancel()
+            raise
+        self._call = call
+
+    def outcome(self) -> wire.OutcomeReply | None:
+        """What the call of a complete upload says of its round, once; None if it says nothing."""
+        call, self._call = self._call, None
+        if call is None:
+            return None
+        try:
+            reply: wire.OutcomeReply = _next(call, "outcome")
+        except (grpc.RpcError, MalformedMessage):
+            return None
         finally:
             call.cancel()
+        return reply
 
 
 def _send(frames: Iterable[memoryview], lane: socket.socket, call: Any, patience: Patience) -> None:
@@ -152,11 +168,17 @@ def deliver(session: Session, submitted: Submitted[Sealing]) -> Delivery:
     offer, connection = submitted.joined.offer, session.connection
     sending, left_out = _Sending(connection, submitted, session.begun), False
     shown = False
-    request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id, leaf=submitted.leaf)
+    request = wire.OutcomeRequest(
+        number=offer.number,
+        round_id=offer.round_id,
+        leaf=submitted.leaf,
+        voter=session.who.name,
+    )
     while True:
         sending.go_on()
         if sending.done:
             connection.tell(Waiting(f"round {offer.number} to be published"))
+            sending.look_ahead(session, request)
         outcome = session.ask_outcome(request, LONG_POLL_S if sending.done else _GLANCE_S)
         match outcome.WhichOneof("outcome"):
             case "certified":
@@ -238,6 +260,12 @@ class _Sending:
         finally:
             if self._upload.begun:
                 self._begun.add(self._round_id)
+
+    def look_ahead(self, session: Session, request: wire.OutcomeRequest) -> None:
+        """Let the session know what the upload's call says of the round."""
+        said = self._upload.outcome()
+        if said is not None:
+            session.ahead = request, said
 
     def _after(self, broken: grpc.RpcError) -> None:
         if self._upload.begun and Status.of(broken).code is grpc.StatusCode.PERMISSION_DENIED:

@@ -14,6 +14,8 @@ import grpc
 from ostraka.errors import ConfigError
 from ostraka.transport import LANE
 
+IDLE_S = 20.0  # after which a channel without a call closes its connection
+
 _KEEPALIVE_MS = 30_000
 _MEBIBYTE = 2**20
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
@@ -41,6 +43,7 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.client_idle_timeout_ms", int(1000 * IDLE_S)),
         ("grpc.enable_retries", 0),
         # Without a connection of its own, a client would wait for the calls of others in a process.
         ("grpc.use_local_subchannel_pool", 1),

@@ -267,6 +267,7 @@ CHAINS = {
 def test_a_charter_of_the_past_is_the_authority_s_too(alice, service, charter):
     alice.fetch()
     alice.submit(UPDATE)
+    service.publish()
     service.lies["GetChain"] = lambda links: [*links, charter(MALLORY, revision=2)]
     with pytest.raises(AttestationRefused, match=Refusal.AUTHORITY):
         alice.fetch()
@@ -407,6 +408,7 @@ def test_a_fork_is_proved_across_a_change_of_terms(past, alice, service, charter
 def test_a_host_cannot_frame_an_enclave_for_a_fork(past, alice, service, folder):
     last = service.certified[-1]
     forged = replace(last, receipt=MALLORY.sign(replace(last.receipt, model=bytes(32))))
+    service.publish()
     service.lies["GetChain"] = lambda _: [forged]
     with pytest.raises(OpenError):
         alice.fetch()
@@ -601,7 +603,7 @@ def test_an_update_that_the_enclave_refuses_is_named_with_the_reason(alice, serv
 
 def test_what_a_service_says_cannot_play_with_the_terminal(alice, service):
     said = "\x1b[2J\x07pay here" + "x" * 1000
-    service.failures["GetCharter"] = [(grpc.StatusCode.PERMISSION_DENIED, said)]
+    service.failures["Introduce"] = [(grpc.StatusCode.PERMISSION_DENIED, said)]
     with pytest.raises(ServiceError, match="pay here") as caught:
         alice.fetch()
     assert str(caught.value).isprintable()
