@@ -5,6 +5,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import grpc
+import numpy as np
 
 from ostraka.arrays import Float32
 from ostraka.client import attesting, following
@@ -24,7 +25,7 @@ from ostraka.errors import (
     ServiceError,
 )
 from ostraka.messages import Charter, Proposal, Receipt
-from ostraka.protocol.client import Client, Joined
+from ostraka.protocol.client import Client, Joined, require_model
 from ostraka.transport import ostraka_pb2 as wire
 
 _POLL_S = 0.2  # between two questions, should the other side answer at once
@@ -58,6 +59,7 @@ class Session:
     refused: list[Proposal] = field(default_factory=list)  # others of a number were confirmed
     # A question about an outcome, and what another call has answered to it.
     ahead: tuple[wire.OutcomeRequest, wire.OutcomeReply] | None = None
+    brought: bytes = field(default=b"", repr=False)  # a model, as the enclave's host says
 
     def __post_init__(self) -> None:
         self.memory = self.file.load()
@@ -238,6 +240,7 @@ class Session:
             return  # It has ended or restarted since it showed the proposal, and will ask again.
         if reply.HasField("outcome"):
             self.ahead = request, reply.outcome
+        self.brought = reply.model
         self.connection.tell(Confirmed(proposal.number))
 
     def _voted(self, stored: Memory | None, proposal: Proposal) -> Memory:
@@ -316,9 +319,21 @@ class Session:
     def model(self, digest: bytes, federation: Federation) -> Float32:
         """A model (d,), not to be written to."""
         if self.shelf.vector is None or self.shelf.digest != digest:
-            self.shelf.vector = download(self.connection, digest, federation)
-            self.shelf.digest = digest
+            brought = self._brought(digest, federation)
+            asked = download(self.connection, digest, federation) if brought is None else brought
+            self.shelf.vector, self.shelf.digest = asked, digest
         return self.shelf.vector
+
+    def _brought(self, digest: bytes, federation: Federation) -> Float32 | None:
+        """The model that came with the answer to a vote, if it is this one."""
+        raw, self.brought = self.brought, b""
+        if len(raw) != 4 * federation.terms.dimension:
+            return None
+        vector = np.frombuffer(raw, "<f4")
+        with suppress(ReceiptRefused):
+            require_model(vector, digest, federation)
+            return vector
+        return None
 
     def remember(self, client: Client, charter: Charter | None = None) -> None:
         """Durable when this returns. charter: if it is a new one."""

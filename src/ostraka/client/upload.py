@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import grpc
@@ -132,6 +132,9 @@ def _granted(granted: wire.Granted, count: int) -> wire.Granted:
     return granted
 
 
+# Clients of one process get the same certificate at the same moment. One checks it, and the others
+# find it checked.
+_CHECKING = Lock()
 _VERDICT_S = 5.0  # for the other side to say why it has ended a lane
 _STOLEN = 3  # lanes in a row that brought nothing further: a tile did not open, and was right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send
@@ -343,7 +346,9 @@ def _published(
         # Later rounds have replaced the model. The chain has the receipt all the same.
         receipt = _require_receipt(session, joined, receipt)
     else:
-        session.remember(submitted.finish(certified, model))
+        with _CHECKING:
+            client = submitted.finish(certified, model)
+        session.remember(client)
     return _ended(joined, receipt, delivery)
 
 

@@ -226,10 +226,15 @@ class Servicer(EnclaveServicer):
         async with _answering(context):
             with self._place(context):
                 self._charge(context)
-                self.engine.confirm(decode(Confirmation, request.confirmation))
+                vote = decode(Confirmation, request.confirmation)
+                self.engine.confirm(vote)
                 if not request.HasField("then"):
                     return wire.ConfirmReply()
-                return wire.ConfirmReply(outcome=await self._outcome(request.then))
+                outcome = await self._outcome(request.then)
+                known = outcome.certified and self._caller(context).is_called(vote.voter)
+                return wire.ConfirmReply(
+                    outcome=outcome, model=self._short_model() if known else b""
+                )
 
     async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
         async with _answering(context):
@@ -510,6 +515,11 @@ class Servicer(EnclaveServicer):
         if self.encoded is None or self.encoded[0] is not certified:
             self.encoded = certified, encode(certified)
         return self.encoded[1]
+
+    def _short_model(self) -> bytes:
+        """Return the model if it fits into one part. Nothing would hold up a reply of any size."""
+        model = self.engine.state.last_state.model
+        return model.tobytes() if model.nbytes <= _PART else b""
 
     def _charter(self, held: bytes) -> bytes:
         """Return the newest charter; nothing to who holds the one of this digest."""

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fostraka/transport/ostraka.proto\x12\nostraka.v1\"\x1d\n\x0cGreetRequest\x12\r\n\x05hello\x18\x01 \x01(\x0c\"\x1b\n\nGreetReply\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\x10\n\x0e\x43harterRequest\"\x1f\n\x0c\x43harterReply\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"4\n\x10IntroduceRequest\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\x12\r\n\x05holds\x18\x02 \x01(\x0c\"7\n\x0eIntroduceReply\x12\x14\n\x0cintroduction\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63harter\x18\x02 \x01(\x0c\"!\n\x0cProveRequest\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"3\n\nProveReply\x12\x13\n\x0breceipt_key\x18\x01 \x01(\x0c\x12\x10\n\x08\x65vidence\x18\x02 \x01(\x0c\"6\n\rUploadRequest\x12\x0e\n\x06header\x18\x01 \x01(\x0c\x12\x15\n\rawait_outcome\x18\x02 \x01(\x08\"\x96\x01\n\x0bUploadReply\x12&\n\x07granted\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.GrantedH\x00\x12(\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x14.ostraka.v1.CompleteH\x00\x12+\n\x07outcome\x18\x03 \x01(\x0b\x32\x18.ostraka.v1.OutcomeReplyH\x00\x42\x08\n\x06\x61nswer\"\'\n\x07Granted\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0c\n\x04next\x18\x02 \x01(\x04\"\n\n\x08\x43omplete\"O\n\x0eOutcomeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08round_id\x18\x02 \x01(\x0c\x12\x0c\n\x04leaf\x18\x03 \x01(\x0c\x12\r\n\x05voter\x18\x04 \x01(\t\"\xb9\x01\n\x0cOutcomeReply\x12\x13\n\tcertified\x18\x01 \x01(\x0cH\x00\x12 \n\x04void\x18\x02 \x01(\x0b\x32\x10.ostraka.v1.VoidH\x00\x12&\n\x07pending\x18\x03 \x01(\x0b\x32\x13.ostraka.v1.PendingH\x00\x12(\n\x08proposed\x18\x04 \x01(\x0b\x32\x14.ostraka.v1.ProposedH\x00\x12\x15\n\x0brolled_back\x18\x05 \x01(\x0cH\x00\x42\t\n\x07outcome\"<\n\x08Proposed\x12\x10\n\x08proposal\x18\x01 \x01(\x0c\x12\x0c\n\x04path\x18\x02 \x03(\x0c\x12\x10\n\x08included\x18\x03 \x01(\x08\"P\n\x0e\x43onfirmRequest\x12\x14\n\x0c\x63onfirmation\x18\x01 \x01(\x0c\x12(\n\x04then\x18\x02 \x01(\x0b\x32\x1a.ostraka.v1.OutcomeRequest\"9\n\x0c\x43onfirmReply\x12)\n\x07outcome\x18\x01 \x01(\x0b\x32\x18.ostraka.v1.OutcomeReply\"!\n\rRemindRequest\x12\x10\n\x08proposal\x18\x01 \x01(\x0c\"\r\n\x0bRemindReply\"\x06\n\x04Void\"\t\n\x07Pending\"-\n\x0c\x43hainRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x0e\n\x06newest\x18\x02 \x01(\x08\"N\n\tChainLink\x12\x11\n\x07\x63harter\x18\x01 \x01(\x0cH\x00\x12\x13\n\tcertified\x18\x02 \x01(\x0cH\x00\x12\x11\n\x07\x61\x62\x61ndon\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04link\"\x1e\n\x0cModelRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x19\n\tModelPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Z\n\nWorkerSays\x12\x0f\n\x05hello\x18\x01 \x01(\x0cH\x00\x12\x10\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x61nswer\x18\x03 \x01(\x0cH\x00\x12\x0f\n\x05sorry\x18\x04 \x01(\tH\x00\x42\x06\n\x04what\"\xcc\x01\n\x0b\x45nclaveSays\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.WelcomeH\x00\x12\x0f\n\x05offer\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05share\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04seed\x18\x04 \x01(\x0cH\x00\x12 \n\x04over\x18\x05 \x01(\x0b\x32\x10.ostraka.v1.OverH\x00\x12\x15\n\x0bshare_piece\x18\x06 \x01(\x0cH\x00\x12\"\n\x05proof\x18\x07 \x01(\x0b\x32\x11.ostraka.v1.ProofH\x00\x42\x06\n\x04what\"A\n\x07Welcome\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x13\n\x0breceipt_key\x18\x02 \x01(\x0c\x12\x12\n\nfederation\x18\x03 \x01(\x0c\"*\n\x05Proof\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\x12\x10\n\x08\x65vidence\x18\x02 \x01(\x0c\"\x1a\n\x04Over\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1f\n\x0c\x41\x64optRequest\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"\x0c\n\nAdoptReply\"\x1e\n\rStatusRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t2\xc6\x06\n\x07\x45nclave\x12\x39\n\x05Greet\x12\x18.ostraka.v1.GreetRequest\x1a\x16.ostraka.v1.GreetReply\x12\x42\n\nGetCharter\x12\x1a.ostraka.v1.CharterRequest\x1a\x18.ostraka.v1.CharterReply\x12\x45\n\tIntroduce\x12\x1c.ostraka.v1.IntroduceRequest\x1a\x1a.ostraka.v1.IntroduceReply\x12\x39\n\x05Prove\x12\x18.ostraka.v1.ProveRequest\x1a\x16.ostraka.v1.ProveReply\x12>\n\x06Upload\x12\x19.ostraka.v1.UploadRequest\x1a\x17.ostraka.v1.UploadReply0\x01\x12\x44\n\x0c\x41waitOutcome\x12\x1a.ostraka.v1.OutcomeRequest\x1a\x18.ostraka.v1.OutcomeReply\x12?\n\x07\x43onfirm\x12\x1a.ostraka.v1.ConfirmRequest\x1a\x18.ostraka.v1.ConfirmReply\x12<\n\x06Remind\x12\x19.ostraka.v1.RemindRequest\x1a\x17.ostraka.v1.RemindReply\x12=\n\x08GetChain\x12\x18.ostraka.v1.ChainRequest\x1a\x15.ostraka.v1.ChainLink0\x01\x12=\n\x08GetModel\x12\x18.ostraka.v1.ModelRequest\x1a\x15.ostraka.v1.ModelPart0\x01\x12;\n\x04Work\x12\x16.ostraka.v1.WorkerSays\x1a\x17.ostraka.v1.EnclaveSays(\x01\x30\x01\x12\x39\n\x05\x41\x64opt\x12\x18.ostraka.v1.AdoptRequest\x1a\x16.ostraka.v1.AdoptReply\x12?\n\tGetStatus\x12\x19.ostraka.v1.StatusRequest\x1a\x17.ostraka.v1.StatusReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fostraka/transport/ostraka.proto\x12\nostraka.v1\"\x1d\n\x0cGreetRequest\x12\r\n\x05hello\x18\x01 \x01(\x0c\"\x1b\n\nGreetReply\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"\x10\n\x0e\x43harterRequest\"\x1f\n\x0c\x43harterReply\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"4\n\x10IntroduceRequest\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\x12\r\n\x05holds\x18\x02 \x01(\x0c\"7\n\x0eIntroduceReply\x12\x14\n\x0cintroduction\x18\x01 \x01(\x0c\x12\x0f\n\x07\x63harter\x18\x02 \x01(\x0c\"!\n\x0cProveRequest\x12\x11\n\tchallenge\x18\x01 \x01(\x0c\"3\n\nProveReply\x12\x13\n\x0breceipt_key\x18\x01 \x01(\x0c\x12\x10\n\x08\x65vidence\x18\x02 \x01(\x0c\"6\n\rUploadRequest\x12\x0e\n\x06header\x18\x01 \x01(\x0c\x12\x15\n\rawait_outcome\x18\x02 \x01(\x08\"\x96\x01\n\x0bUploadReply\x12&\n\x07granted\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.GrantedH\x00\x12(\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x14.ostraka.v1.CompleteH\x00\x12+\n\x07outcome\x18\x03 \x01(\x0b\x32\x18.ostraka.v1.OutcomeReplyH\x00\x42\x08\n\x06\x61nswer\"\'\n\x07Granted\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0c\n\x04next\x18\x02 \x01(\x04\"\n\n\x08\x43omplete\"O\n\x0eOutcomeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x10\n\x08round_id\x18\x02 \x01(\x0c\x12\x0c\n\x04leaf\x18\x03 \x01(\x0c\x12\r\n\x05voter\x18\x04 \x01(\t\"\xb9\x01\n\x0cOutcomeReply\x12\x13\n\tcertified\x18\x01 \x01(\x0cH\x00\x12 \n\x04void\x18\x02 \x01(\x0b\x32\x10.ostraka.v1.VoidH\x00\x12&\n\x07pending\x18\x03 \x01(\x0b\x32\x13.ostraka.v1.PendingH\x00\x12(\n\x08proposed\x18\x04 \x01(\x0b\x32\x14.ostraka.v1.ProposedH\x00\x12\x15\n\x0brolled_back\x18\x05 \x01(\x0cH\x00\x42\t\n\x07outcome\"<\n\x08Proposed\x12\x10\n\x08proposal\x18\x01 \x01(\x0c\x12\x0c\n\x04path\x18\x02 \x03(\x0c\x12\x10\n\x08included\x18\x03 \x01(\x08\"P\n\x0e\x43onfirmRequest\x12\x14\n\x0c\x63onfirmation\x18\x01 \x01(\x0c\x12(\n\x04then\x18\x02 \x01(\x0b\x32\x1a.ostraka.v1.OutcomeRequest\"H\n\x0c\x43onfirmReply\x12)\n\x07outcome\x18\x01 \x01(\x0b\x32\x18.ostraka.v1.OutcomeReply\x12\r\n\x05model\x18\x02 \x01(\x0c\"!\n\rRemindRequest\x12\x10\n\x08proposal\x18\x01 \x01(\x0c\"\r\n\x0bRemindReply\"\x06\n\x04Void\"\t\n\x07Pending\"-\n\x0c\x43hainRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\x0e\n\x06newest\x18\x02 \x01(\x08\"N\n\tChainLink\x12\x11\n\x07\x63harter\x18\x01 \x01(\x0cH\x00\x12\x13\n\tcertified\x18\x02 \x01(\x0cH\x00\x12\x11\n\x07\x61\x62\x61ndon\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04link\"\x1e\n\x0cModelRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\x0c\"\x19\n\tModelPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"Z\n\nWorkerSays\x12\x0f\n\x05hello\x18\x01 \x01(\x0cH\x00\x12\x10\n\x06\x61\x63\x63\x65pt\x18\x02 \x01(\x0cH\x00\x12\x10\n\x06\x61nswer\x18\x03 \x01(\x0cH\x00\x12\x0f\n\x05sorry\x18\x04 \x01(\tH\x00\x42\x06\n\x04what\"\xcc\x01\n\x0b\x45nclaveSays\x12&\n\x07welcome\x18\x01 \x01(\x0b\x32\x13.ostraka.v1.WelcomeH\x00\x12\x0f\n\x05offer\x18\x02 \x01(\x0cH\x00\x12\x0f\n\x05share\x18\x03 \x01(\x0cH\x00\x12\x0e\n\x04seed\x18\x04 \x01(\x0cH\x00\x12 \n\x04over\x18\x05 \x01(\x0b\x32\x10.ostraka.v1.OverH\x00\x12\x15\n\x0bshare_piece\x18\x06 \x01(\x0cH\x00\x12\"\n\x05proof\x18\x07 \x01(\x0b\x32\x11.ostraka.v1.ProofH\x00\x42\x06\n\x04what\"A\n\x07Welcome\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\x13\n\x0breceipt_key\x18\x02 \x01(\x0c\x12\x12\n\nfederation\x18\x03 \x01(\x0c\"*\n\x05Proof\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\x12\x10\n\x08\x65vidence\x18\x02 \x01(\x0c\"\x1a\n\x04Over\x12\x12\n\nattempt_id\x18\x01 \x01(\x0c\"\x1f\n\x0c\x41\x64optRequest\x12\x0f\n\x07\x63harter\x18\x01 \x01(\x0c\"\x0c\n\nAdoptReply\"\x1e\n\rStatusRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x1b\n\x0bStatusReply\x12\x0c\n\x04json\x18\x01 \x01(\t2\xc6\x06\n\x07\x45nclave\x12\x39\n\x05Greet\x12\x18.ostraka.v1.GreetRequest\x1a\x16.ostraka.v1.GreetReply\x12\x42\n\nGetCharter\x12\x1a.ostraka.v1.CharterRequest\x1a\x18.ostraka.v1.CharterReply\x12\x45\n\tIntroduce\x12\x1c.ostraka.v1.IntroduceRequest\x1a\x1a.ostraka.v1.IntroduceReply\x12\x39\n\x05Prove\x12\x18.ostraka.v1.ProveRequest\x1a\x16.ostraka.v1.ProveReply\x12>\n\x06Upload\x12\x19.ostraka.v1.UploadRequest\x1a\x17.ostraka.v1.UploadReply0\x01\x12\x44\n\x0c\x41waitOutcome\x12\x1a.ostraka.v1.OutcomeRequest\x1a\x18.ostraka.v1.OutcomeReply\x12?\n\x07\x43onfirm\x12\x1a.ostraka.v1.ConfirmRequest\x1a\x18.ostraka.v1.ConfirmReply\x12<\n\x06Remind\x12\x19.ostraka.v1.RemindRequest\x1a\x17.ostraka.v1.RemindReply\x12=\n\x08GetChain\x12\x18.ostraka.v1.ChainRequest\x1a\x15.ostraka.v1.ChainLink0\x01\x12=\n\x08GetModel\x12\x18.ostraka.v1.ModelRequest\x1a\x15.ostraka.v1.ModelPart0\x01\x12;\n\x04Work\x12\x16.ostraka.v1.WorkerSays\x1a\x17.ostraka.v1.EnclaveSays(\x01\x30\x01\x12\x39\n\x05\x41\x64opt\x12\x18.ostraka.v1.AdoptRequest\x1a\x16.ostraka.v1.AdoptReply\x12?\n\tGetStatus\x12\x19.ostraka.v1.StatusRequest\x1a\x17.ostraka.v1.StatusReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -64,41 +64,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONFIRMREQUEST']._serialized_start=950
   _globals['_CONFIRMREQUEST']._serialized_end=1030
   _globals['_CONFIRMREPLY']._serialized_start=1032
-  _globals['_CONFIRMREPLY']._serialized_end=1089
-  _globals['_REMINDREQUEST']._serialized_start=1091
-  _globals['_REMINDREQUEST']._serialized_end=1124
-  _globals['_REMINDREPLY']._serialized_start=1126
-  _globals['_REMINDREPLY']._serialized_end=1139
-  _globals['_VOID']._serialized_start=1141
-  _globals['_VOID']._serialized_end=1147
-  _globals['_PENDING']._serialized_start=1149
-  _globals['_PENDING']._serialized_end=1158
-  _globals['_CHAINREQUEST']._serialized_start=1160
-  _globals['_CHAINREQUEST']._serialized_end=1205
-  _globals['_CHAINLINK']._serialized_start=1207
-  _globals['_CHAINLINK']._serialized_end=1285
-  _globals['_MODELREQUEST']._serialized_start=1287
-  _globals['_MODELREQUEST']._serialized_end=1317
-  _globals['_MODELPART']._serialized_start=1319
-  _globals['_MODELPART']._serialized_end=1344
-  _globals['_WORKERSAYS']._serialized_start=1346
-  _globals['_WORKERSAYS']._serialized_end=1436
-  _globals['_ENCLAVESAYS']._serialized_start=1439
-  _globals['_ENCLAVESAYS']._serialized_end=1643
-  _globals['_WELCOME']._serialized_start=1645
-  _globals['_WELCOME']._serialized_end=1710
-  _globals['_PROOF']._serialized_start=1712
-  _globals['_PROOF']._serialized_end=1754
-  _globals['_OVER']._serialized_start=1756
-  _globals['_OVER']._serialized_end=1782
-  _globals['_ADOPTREQUEST']._serialized_start=1784
-  _globals['_ADOPTREQUEST']._serialized_end=1815
-  _globals['_ADOPTREPLY']._serialized_start=1817
-  _globals['_ADOPTREPLY']._serialized_end=1829
-  _globals['_STATUSREQUEST']._serialized_start=1831
-  _globals['_STATUSREQUEST']._serialized_end=1861
-  _globals['_STATUSREPLY']._serialized_start=1863
-  _globals['_STATUSREPLY']._serialized_end=1890
-  _globals['_ENCLAVE']._serialized_start=1893
-  _globals['_ENCLAVE']._serialized_end=2731
+  _globals['_CONFIRMREPLY']._serialized_end=1104
+  _globals['_REMINDREQUEST']._serialized_start=1106
+  _globals['_REMINDREQUEST']._serialized_end=1139
+  _globals['_REMINDREPLY']._serialized_start=1141
+  _globals['_REMINDREPLY']._serialized_end=1154
+  _globals['_VOID']._serialized_start=1156
+  _globals['_VOID']._serialized_end=1162
+  _globals['_PENDING']._serialized_start=1164
+  _globals['_PENDING']._serialized_end=1173
+  _globals['_CHAINREQUEST']._serialized_start=1175
+  _globals['_CHAINREQUEST']._serialized_end=1220
+  _globals['_CHAINLINK']._serialized_start=1222
+  _globals['_CHAINLINK']._serialized_end=1300
+  _globals['_MODELREQUEST']._serialized_start=1302
+  _globals['_MODELREQUEST']._serialized_end=1332
+  _globals['_MODELPART']._serialized_start=1334
+  _globals['_MODELPART']._serialized_end=1359
+  _globals['_WORKERSAYS']._serialized_start=1361
+  _globals['_WORKERSAYS']._serialized_end=1451
+  _globals['_ENCLAVESAYS']._serialized_start=1454
+  _globals['_ENCLAVESAYS']._serialized_end=1658
+  _globals['_WELCOME']._serialized_start=1660
+  _globals['_WELCOME']._serialized_end=1725
+  _globals['_PROOF']._serialized_start=1727
+  _globals['_PROOF']._serialized_end=1769
+  _globals['_OVER']._serialized_start=1771
+  _globals['_OVER']._serialized_end=1797
+  _globals['_ADOPTREQUEST']._serialized_start=1799
+  _globals['_ADOPTREQUEST']._serialized_end=1830
+  _globals['_ADOPTREPLY']._serialized_start=1832
+  _globals['_ADOPTREPLY']._serialized_end=1844
+  _globals['_STATUSREQUEST']._serialized_start=1846
+  _globals['_STATUSREQUEST']._serialized_end=1876
+  _globals['_STATUSREPLY']._serialized_start=1878
+  _globals['_STATUSREPLY']._serialized_end=1905
+  _globals['_ENCLAVE']._serialized_start=1908
+  _globals['_ENCLAVE']._serialized_end=2746
 # @@protoc_insertion_point(module_scope)

@@ -133,10 +133,12 @@ class ConfirmRequest(_message.Message):
     def __init__(self, confirmation: _Optional[bytes] = ..., then: _Optional[_Union[OutcomeRequest, _Mapping]] = ...) -> None: ...
 
 class ConfirmReply(_message.Message):
-    __slots__ = ("outcome",)
+    __slots__ = ("outcome", "model")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
     outcome: OutcomeReply
-    def __init__(self, outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ...) -> None: ...
+    model: bytes
+    def __init__(self, outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., model: _Optional[bytes] = ...) -> None: ...
 
 class RemindRequest(_message.Message):
     __slots__ = ("proposal",)

@@ -390,7 +390,10 @@ class Service(EnclaveServicer):
                 except OpenError as refused:
                     context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refused))
         outcome = self._ahead(request.then, context) if request.HasField("then") else None
-        return self._tell("Confirm", wire.ConfirmReply(outcome=outcome))
+        reply = wire.ConfirmReply(outcome=outcome)
+        if reply.outcome.certified and not self.failures["GetModel"]:
+            reply.model = self._tell("GetModel", self.state.model.tobytes())
+        return self._tell("Confirm", reply)
 
     def Remind(self, request, context):  # noqa: N802
         self._begin("Remind", context)

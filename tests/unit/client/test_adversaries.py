@@ -179,6 +179,22 @@ def test_a_lie_leaves_no_trace(method, alice, service):
     assert alice.submit(UPDATE).accepted
 
 
+@pytest.mark.parametrize("model", [b"", b"x", bytes(4 * D), b"\xff" * (4 * D)])
+def test_a_model_that_comes_with_a_vote_is_taken_only_if_it_is_the_promised_one(
+    model, alice, service
+):
+    def swapped(reply):
+        reply.model = model
+        return reply
+
+    alice.fetch()
+    service.lies["Confirm"] = swapped
+    service.calls.clear()
+    assert alice.submit(UPDATE).accepted
+    assert "GetModel" in service.calls
+    np.testing.assert_array_equal(alice.fetch().vector, service.state.model)
+
+
 def test_simulated_evidence_needs_the_caller_s_word(connect, service, sealed):
     with (
         connect(unsafe_simulation=False) as client,

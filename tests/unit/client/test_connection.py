@@ -111,7 +111,7 @@ def test_a_connection_and_what_is_known_last_from_round_to_round(alice, service)
     assert alice.submit(UPDATE).accepted
     assert service.greetings == 1
     behind_others = ["AwaitOutcome"] * 2  # as part of the calls before them
-    calls = ["Introduce", "Upload", "Confirm", "GetModel", *behind_others]
+    calls = ["Introduce", "Upload", "Confirm", *behind_others]
     assert sorted(service.calls) == sorted(calls)
 
 

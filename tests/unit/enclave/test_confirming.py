@@ -128,15 +128,32 @@ def test_a_vote_is_answered_with_what_comes_of_it(quiet, speaker):
     def confirmed(one, vote):
         asked.voter = one.name
         shown = wire.ConfirmRequest(confirmation=encode(vote), then=asked)
-        return one.stub.Confirm(shown, timeout=60).outcome
+        return one.stub.Confirm(shown, timeout=60)
 
-    told = [confirmed(one, of(one, proposal)) for one in speakers[: QUORUM - 1]]
-    assert [each.WhichOneof("outcome") for each in told] == ["pending"] * (QUORUM - 1)
+    for one in speakers[: QUORUM - 1]:
+        told = confirmed(one, of(one, proposal))
+        assert (told.outcome.WhichOneof("outcome"), told.model) == ("pending", b"")
     last = speakers[QUORUM - 1]
     forged = MALLORY.sign(of(last, proposal))
     assert refused(confirmed, last, forged) == grpc.StatusCode.PERMISSION_DENIED
-    certified = decode(Certified, confirmed(last, of(last, proposal)).certified)
+    told = confirmed(last, of(last, proposal))
+    certified = decode(Certified, told.outcome.certified)
     assert certified.certificate.proposal == proposal
+    assert vector_digest(np.frombuffer(told.model, "<f4")) == certified.receipt.model
+    carried = confirmed(speaker(quiet, 2), of(last, proposal))  # by another, as a relay does
+    assert (carried.outcome, carried.model) == (told.outcome, b"")
+
+
+def test_a_model_of_several_parts_comes_with_no_vote(quiet, speaker, monkeypatch):
+    monkeypatch.setattr(servicer, "_PART", 4 * D - 1)
+    speakers, joined, proposal = pending(quiet, speaker)
+    for one in speakers[: QUORUM - 1]:
+        vote(one, proposal)
+    last = speakers[QUORUM - 1]
+    asked = wire.OutcomeRequest(number=1, round_id=joined[0].offer.round_id, voter=last.name)
+    shown = wire.ConfirmRequest(confirmation=encode(of(last, proposal)), then=asked)
+    told = last.stub.Confirm(shown, timeout=60)
+    assert (told.outcome.WhichOneof("outcome"), told.model) == ("certified", b"")
 
 
 def test_an_upload_is_answered_with_what_comes_of_it(start, speaker, monkeypatch):
