@@ -179,7 +179,9 @@ def test_a_lie_leaves_no_trace(method, alice, service):
     assert alice.submit(UPDATE).accepted
 
 
-@pytest.mark.parametrize("model", [b"", b"x", bytes(4 * D), b"\xff" * (4 * D)])
+@pytest.mark.parametrize(
+    "model", [b"", b"x", bytes(4 * D), b"\xff" * (4 * D)], ids=["none", "short", "zeros", "noise"]
+)
 def test_a_model_that_comes_with_a_vote_is_taken_only_if_it_is_the_promised_one(
     model, alice, service
 ):

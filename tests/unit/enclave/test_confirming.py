@@ -138,6 +138,7 @@ def test_a_vote_is_answered_with_what_comes_of_it(quiet, speaker):
     assert refused(confirmed, last, forged) == grpc.StatusCode.PERMISSION_DENIED
     told = confirmed(last, of(last, proposal))
     certified = decode(Certified, told.outcome.certified)
+    assert certified.certificate is not None
     assert certified.certificate.proposal == proposal
     assert vector_digest(np.frombuffer(told.model, "<f4")) == certified.receipt.model
     carried = confirmed(speaker(quiet, 2), of(last, proposal))  # by another, as a relay does
