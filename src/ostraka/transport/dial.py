@@ -5,6 +5,7 @@ import re
 import socket
 import ssl
 from base64 import b64encode
+from functools import lru_cache
 from pathlib import Path
 from secrets import SystemRandom
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -84,7 +85,7 @@ def dial_lane(
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         near.sendall(LANE + ticket)
         if tls_ca is not None:
-            near = _tls(tls_ca).wrap_socket(near, server_hostname=host)
+            near = _tls(_certificates(tls_ca)).wrap_socket(near, server_hostname=host)
         near.settimeout(None)  # From here on, the lane's call says when it has ended.
     except BaseException:
         near.close()
@@ -97,11 +98,12 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _tls(tls_ca: Path) -> ssl.SSLContext:
+@lru_cache(maxsize=4)  # Every lane goes to the same service.
+def _tls(certificates: bytes) -> ssl.SSLContext:
     """Returns what trusts these certificates, and takes any of them for a root, as gRPC does."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(cadata=_certificates(tls_ca).decode("ascii", "ignore"))
+    context.load_verify_locations(cadata=certificates.decode("ascii", "ignore"))
     return context
 
 
