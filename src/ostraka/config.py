@@ -290,6 +290,7 @@ class Federation:
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/federation/v5"
+    WRITTEN_ONCE: ClassVar[bool] = True
 
     terms: Terms
     clients: tuple[Member, ...]

@@ -19,6 +19,7 @@ from typing import get_type_hints as type_hints
 from ostraka.errors import LocalProtocolError, MalformedMessage
 
 _PREFIX = 8
+_WRITTEN = "_written"
 _length = struct.Struct(">Q").pack
 _PLAIN: dict[Any, Callable[[Any], bytes]] = {
     bytes: bytes,
@@ -51,7 +52,10 @@ UNSIGNED = bytes(64)
 
 
 class Message(Protocol):
-    """A frozen dataclass whose `LABEL` names the kind and the version of its encoding."""
+    """A frozen dataclass whose `LABEL` names the kind and the version of its encoding.
+
+    A large dataclass that is a field of many messages may say `WRITTEN_ONCE = True`.
+    """
 
     LABEL: ClassVar[bytes]
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -130,7 +134,23 @@ def _writer(kind: Any) -> Callable[[Any], bytes]:
 
 def _dataclass_writer(kind: Any) -> Callable[[Any], bytes]:
     fields = _fields(kind)
-    return lambda value: pack(*[write(getattr(value, name)) for name, write in fields])
+
+    def write_fields(value: Any) -> bytes:
+        return pack(*[write(getattr(value, name)) for name, write in fields])
+
+    return _once(write_fields) if getattr(kind, "WRITTEN_ONCE", False) else write_fields
+
+
+def _once(write: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """Keeps the bytes with the value, which is frozen."""
+
+    def write_once(value: Any) -> bytes:
+        kept: bytes | None = value.__dict__.get(_WRITTEN)
+        if kept is None:
+            kept = value.__dict__[_WRITTEN] = write(value)
+        return kept
+
+    return write_once
 
 
 @cache

@@ -209,3 +209,27 @@ def test_what_decodes_is_canonical(kind, body):
     except MalformedMessage:
         return
     assert encode(message) == data
+
+
+@dataclass(frozen=True)
+class Lasting:
+    WRITTEN_ONCE: ClassVar[bool] = True
+
+    part: Part
+
+
+@dataclass(frozen=True)
+class Bearer:
+    LABEL: ClassVar[bytes] = b"test/bearer/v1"
+
+    lasting: Lasting
+    count: int
+
+
+def test_what_is_written_once_stays_with_its_own_value():
+    first = Lasting(Part("first", (1, 2)))
+    written = [encode(Bearer(first, count)) for count in (1, 2)]
+    assert [decode(Bearer, raw) for raw in written] == [Bearer(first, 1), Bearer(first, 2)]
+    other = replace(first, part=Part("other", ()))
+    assert decode(Bearer, encode(Bearer(other, 1))) == Bearer(other, 1)
+    assert encode(Bearer(first, 1)) == written[0] == encode(decode(Bearer, written[0]))

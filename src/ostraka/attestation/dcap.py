@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import dcap_qvl
@@ -377,6 +378,7 @@ class Examination:
         return None
 
 
+@lru_cache(maxsize=4)
 def _require_self_issued(root: bytes) -> None:
     """Refuses a root whose issuer is not its subject, which would crash the whole process."""
     try:

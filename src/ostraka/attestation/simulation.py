@@ -11,7 +11,7 @@ import json
 import struct
 from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from cryptography import x509
@@ -97,6 +97,7 @@ def verify(
     )
 
 
+@lru_cache(maxsize=4)  # A platform shows the same root each time.
 def root_key(certificate: bytes) -> bytes:
     """Returns the name of a simulated platform: the digest of its root's key.
 

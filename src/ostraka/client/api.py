@@ -15,7 +15,7 @@ from types import TracebackType
 from ostraka.arrays import Float32
 from ostraka.client import upload
 from ostraka.client.attesting import Verifier
-from ostraka.client.connection import Connection, Patience
+from ostraka.client.connection import Connection, Patience, Resting
 from ostraka.client.events import Event, Report
 from ostraka.client.kept import KeptFiles
 from ostraka.client.memory import MemoryFile
@@ -23,6 +23,7 @@ from ostraka.client.outgoing import Outgoing
 from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.client.session import Session, Shelf
 from ostraka.client.voting import Voter
+from ostraka.config import Federation
 from ostraka.core.uploads import Encoded
 from ostraka.errors import ConfigError, LocalProtocolError, ServiceError
 from ostraka.files import read_identity, read_policy
@@ -47,8 +48,8 @@ class Client:
     after it had gone out whole. on_event: called with what is waited for, in the same thread;
     unless given, that is logged, as "ostraka.client".
 
-    It is for one thread at a time, and keeps no connection and no thread between calls, except in
-    the block of `confirming`.
+    It is for one thread at a time. Between calls it has no thread, except in the block of
+    `confirming`, and its connection for some seconds, or until the process forks.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Client:
         self._shelf = Shelf()
         self._begun: set[bytes] = set()
         self._joined: Joined | None = None
+        self._out: tuple[Federation, Outgoing] | None = None
         self._finished = False
         self._closed = False
+        self._resting = Resting()
         self._voter: Voter | None = None
 
     def __repr__(self) -> str:
@@ -111,6 +114,7 @@ class Client:
         self._closed = True
         self._joined = None
         self._shelf = Shelf()
+        self._resting.end()
 
     def fetch(self) -> Model:
         """The model of the round that is open, from an enclave that has proved itself.
@@ -154,8 +158,12 @@ class Client:
         return self._way_out(joined).apply(update, joined.offer.number)
 
     def _way_out(self, joined: Joined) -> Outgoing:
+        """Made once for each revision: it looks for what earlier ones have left behind."""
         federation = joined.client.federation
-        return Outgoing.of(federation, partial(KeptFiles.beside, self._file, federation))
+        if self._out is None or self._out[0] != federation:
+            keeping = partial(KeptFiles.beside, self._file, federation)
+            self._out = federation, Outgoing.of(federation, keeping)
+        return self._out[1]
 
     @contextmanager
     def confirming(self) -> Iterator[None]:
@@ -176,18 +184,31 @@ class Client:
     def _session(self) -> Iterator[Session]:
         if self._closed:
             raise LocalProtocolError("this client was closed")
-        patience = Patience(self._timeout)
-        connection = Connection(
-            self._address,
-            tls_ca=self._tls_ca,
-            patience=patience,
-            tell=self._tell,
-            greeting=self._who.greeting,
-        )
-        with self._alone(), connection:
+        with self._alone(), self._connection() as connection:
             session = Session(self._who, connection, self._file, self._shelf, self._begun)
             with session.proving():
                 yield session
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """The connection of the call before this one, or a new one. It rests if all goes well."""
+        patience = Patience(self._timeout)
+        connection = self._resting.take()
+        if connection is None:
+            connection = Connection(
+                self._address,
+                tls_ca=self._tls_ca,
+                patience=patience,
+                tell=self._tell,
+                greeting=self._who.greeting,
+            )
+        connection.patience = patience
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        self._resting.rest(connection)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

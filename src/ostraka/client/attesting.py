@@ -5,6 +5,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc
+
 from ostraka.attestation.claims import NONCE_BYTES, Attested, KeyBinding
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import (
@@ -18,8 +20,8 @@ from ostraka.client.connection import FINISHED, LONG_POLL_S, UNCONFIRMED, Connec
 from ostraka.client.events import Waiting
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import UNSIGNED, decode, encode
-from ostraka.errors import AttestationRefused, Refusal, ServiceError
+from ostraka.encoding import UNSIGNED, decode, digest, encode
+from ostraka.errors import AttestationRefused, ServiceError
 from ostraka.messages import Challenge, Charter, Evidence, Introduction, RoundOffer
 from ostraka.transport import collateral
 from ostraka.transport import ostraka_pb2 as wire
@@ -58,34 +60,37 @@ class Met:
     attested: Attested
 
 
-def meet(connection: Connection, who: Verifier) -> Met | None:
+def meet(connection: Connection, who: Verifier, held: Charter | None = None) -> Met | None:
     """The enclave and its open round; None if all rounds are over. Waits for a round to open.
 
-    Raises AttestationRefused, Unconfirmed while an outcome waits to be confirmed, and ServiceError
-    for a client that is not enrolled.
+    held: the charter that this client knows, which is not sent again. Raises AttestationRefused,
+    Unconfirmed while an outcome waits to be confirmed, and ServiceError for a client that is not
+    enrolled.
     """
-    charter = _charter(connection)
-    while True:
-        federation = verify_charter(charter, who.policy, int(time.time()))
-        require_enrolled(federation, who.name, who.identity)
-        answer = _introduction(connection, who)
-        if answer is None:
-            return None
-        try:
-            attested = verify(
-                answer.introduction,
-                nonce=answer.nonce,
-                federation=federation,
-                policy=who.policy,
-                circumstances=circumstances(who, answer.introduction.evidence),
-            )
-        except AttestationRefused as refused:
-            newest = _charter(connection) if refused.reason is Refusal.BINDING else charter
-            if newest.federation.revision <= charter.federation.revision:
-                raise
-            charter = newest  # The terms changed in between, and the evidence is about new ones.
-        else:
-            return Met(charter, answer.introduction.offer, attested)
+    try:
+        answer = _introduction(connection, who, held)
+    except ServiceError as refused:
+        if refused.status == grpc.StatusCode.PERMISSION_DENIED.name:
+            _agreed(_charter(connection), who)  # which says better why
+        raise
+    if answer is None:
+        return None
+    federation = _agreed(answer.charter, who)
+    attested = verify(
+        answer.introduction,
+        nonce=answer.nonce,
+        federation=federation,
+        policy=who.policy,
+        circumstances=circumstances(who, answer.introduction.evidence),
+    )
+    return Met(answer.charter, answer.introduction.offer, attested)
+
+
+def _agreed(charter: Charter, who: Verifier) -> Federation:
+    """Raises AttestationRefused, and ServiceError for a client that is not enrolled."""
+    federation = verify_charter(charter, who.policy, int(time.time()))
+    require_enrolled(federation, who.name, who.identity)
+    return federation
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,7 @@ def prove(connection: Connection, who: Verifier) -> Proved:
     """The enclave, for who sends it nothing that is secret. Raises as `meet` does."""
     charter = _charter(connection)
     while True:
-        federation = verify_charter(charter, who.policy, int(time.time()))
-        require_enrolled(federation, who.name, who.identity)
+        federation = _agreed(charter, who)
         nonce = os.urandom(NONCE_BYTES)
         signed = who.identity.sign(Challenge(nonce, who.name, UNSIGNED))
         reply = connection.ask("Prove", wire.ProveRequest(challenge=encode(signed)))
@@ -129,18 +133,21 @@ class _Answer:
 
     nonce: bytes
     introduction: Introduction
+    charter: Charter
 
 
-def _introduction(connection: Connection, who: Verifier) -> _Answer | None:
+def _introduction(connection: Connection, who: Verifier, held: Charter | None) -> _Answer | None:
     """What the enclave says of itself; None if all rounds are over."""
+    holds = digest(held) if held else b""
 
     def challenge() -> _Answer:
         """Every attempt has a nonce of its own: an enclave that restarts may be another one."""
         nonce = os.urandom(NONCE_BYTES)
         signed = who.identity.sign(Challenge(nonce, who.name, UNSIGNED))
-        request = wire.IntroduceRequest(challenge=encode(signed))
+        request = wire.IntroduceRequest(challenge=encode(signed), holds=holds)
         reply = connection.once("Introduce", request, seconds=LONG_POLL_S)
-        return _Answer(nonce, decode(Introduction, reply.introduction))
+        charter = held if held and not reply.charter else decode(Charter, reply.charter)
+        return _Answer(nonce, decode(Introduction, reply.introduction), charter)
 
     connection.tell(Waiting("an open round"))
     try:

@@ -1,5 +1,6 @@
 """How long to go on."""
 
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import grpc
 import numpy as np
@@ -24,7 +26,7 @@ from ostraka.messages import ClientHello
 from ostraka.protocol.client import require_model
 from ostraka.transport import PROVED
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import Backoff, dial, dial_lane
+from ostraka.transport.dial import IDLE_S, Backoff, dial, dial_lane
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 
@@ -145,10 +147,9 @@ class _Claiming:
 
 
 class Connection:
-    """A channel to the enclave's service, for one call of the user.
+    """A channel to the enclave's service, for one call of the user at a time.
 
-    It is not kept open between calls: training takes long, and may fork processes meanwhile, which
-    open channels do not survive. greeting: None for a party that is not enrolled.
+    patience: of that call. greeting: None for a party that is not enrolled.
     """
 
     def __init__(
@@ -271,6 +272,46 @@ class Connection:
         return Retries(self._address, self.patience, self.tell, self._lost)
 
 
+class Resting:
+    """Holds a connection between two calls of the user, if the next one comes soon.
+
+    It is closed before this process forks, as training may: a channel does not survive that in
+    either process.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[tuple[float, Connection]] = []  # taken in one step, from any thread
+        _RESTING.add(self)
+
+    def rest(self, connection: Connection) -> None:
+        """Hold a connection that has no call under way."""
+        self._held.append((time.monotonic(), connection))
+
+    def take(self) -> Connection | None:
+        """The connection, if there is one that the other side has not closed by now."""
+        with suppress(IndexError):
+            since, connection = self._held.pop()
+            if time.monotonic() - since < IDLE_S / 2:
+                return connection
+            connection.close()
+        return None
+
+    def end(self) -> None:
+        with suppress(IndexError):
+            self._held.pop()[1].close()
+
+
+_RESTING: WeakSet[Resting] = WeakSet()
+
+
+def _before_fork() -> None:
+    for each in tuple(_RESTING):
+        each.end()
+
+
+os.register_at_fork(before=_before_fork)
+
+
 class Retries:
     """Decides whether to try again, and waits before that."""
 
@@ -287,6 +328,7 @@ class Retries:
         self._lost = lost
         self._backoff = Backoff(FIRST_WAIT_S, LONGEST_WAIT_S)
         self._attempts = self._odd = 0
+        self._greeted = False
 
     def require_fits(self, error: grpc.RpcError) -> None:
         """Raises ServiceError if a message was too large, for who would send the same again."""
@@ -299,6 +341,9 @@ class Retries:
         status = Status.of(error)
         if status.code in _LOST:
             self._lost()
+        if status.code is grpc.StatusCode.UNAUTHENTICATED and not self._greeted:
+            self._greeted = True  # It is there, and asks for a greeting: that is no failure.
+            return
         self._odd = self._odd + 1 if status.code in _ODD else 0
         if status.code not in _AGAIN and not 0 < self._odd <= _ODD_ANSWERS:
             raise self._refused(status) from None

@@ -7,7 +7,7 @@ confirmed. So a memory that was lost, or restored from a copy, ends the use of t
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -173,6 +173,8 @@ class MemoryFile:
     path: Path
     client: str
     federation: bytes | None = None  # the id that the policy pins
+    # The last content that was read or written: it is read at every step, and changes at few.
+    _known: list[tuple[bytes, Memory]] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def beside(cls, key: Path, client: str, federation: bytes | None) -> "MemoryFile":
@@ -209,7 +211,7 @@ class MemoryFile:
                 "begins anew with this version: move the file away",
             )
         try:
-            memory = decode(Memory, content)
+            memory = self._decoded(content)
         except MalformedMessage:
             raise StateError(
                 self.path, f"is damaged, and holds this client's memory. {NEW_KEY}"
@@ -226,6 +228,15 @@ class MemoryFile:
             )
         if marked > (memory.voted.number if memory.voted else 0):
             raise StateError(self.path, f"is an older copy: this client has voted since. {NEW_KEY}")
+        return memory
+
+    def _decoded(self, content: bytes) -> Memory:
+        """Raises MalformedMessage."""
+        for known, memory in tuple(self._known):
+            if known == content:
+                return memory
+        memory = decode(Memory, content)
+        self._known[:] = [(content, memory)]
         return memory
 
     def save(self, memory: Memory) -> Memory:
@@ -247,7 +258,9 @@ class MemoryFile:
             stored = self.load()
             changed = change(stored)
             if changed != stored:
-                files.write(self.path, [encode(changed)])
+                content = encode(changed)
+                files.write(self.path, [content])
+                self._known[:] = [(content, changed)]
             if changed.voted is not None and changed.voted.number > self._marked():
                 files.write(self._mark, [_MARK % changed.voted.number])
         return changed

@@ -32,12 +32,13 @@ from ostraka.crypto.updates import rounded
 class Feedback:
     """One client's error feedback.
 
-    kept: the residuals of the format of the terms. others: those of other formats.
+    kept: the residuals of the format of the terms. others: those of other formats, until they are
+    dropped.
     """
 
     terms: Terms
     kept: Kept
-    others: tuple[Kept, ...] = ()
+    others: list[Kept] = field(default_factory=list)
     entropy: Entropy = field(default=os.urandom, repr=False)
 
     def require_usable(self, number: int) -> None:
@@ -50,8 +51,9 @@ class Feedback:
 
         One that is not finite leaves the residual as it is; the enclave rejects it.
         """
-        for each in self.others:
-            kept.clear(each)
+        while self.others:
+            kept.clear(self.others[-1])
+            self.others.pop()
         if not self._rounds or not np.isfinite(update).all():
             return rounded(update, self.terms, self.entropy)
         return kept.carry(self.kept, number, lambda before: self._round(update, before))
@@ -86,7 +88,7 @@ class Outgoing:
         own = residuals.pop(terms.upload)
         return cls(
             Momentum.of(federation, keeping(momentum.WHAT)),
-            Feedback(terms, own, tuple(residuals.values()), entropy),
+            Feedback(terms, own, list(residuals.values()), entropy),
         )
 
     def require_usable(self, number: int) -> None:

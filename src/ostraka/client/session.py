@@ -5,19 +5,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import grpc
+import numpy as np
 
 from ostraka.arrays import Float32
 from ostraka.client import attesting, following
 from ostraka.client.attesting import Unconfirmed, Verifier
 from ostraka.client.connection import LONG_POLL_S, Connection, Status, download
 from ostraka.client.events import Confirmed, ForkProved, RollbackProved, Waiting
-from ostraka.client.memory import Memory, MemoryFile
+from ostraka.client.memory import NOTHING_SENT, Memory, MemoryFile
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
 from ostraka.encoding import decode, encode
-from ostraka.errors import Fork, LocalProtocolError, ReceiptRefused, RolledBack, ServiceError
+from ostraka.errors import (
+    Fork,
+    LocalProtocolError,
+    OpenError,
+    ReceiptRefused,
+    RolledBack,
+    ServiceError,
+)
 from ostraka.messages import Charter, Proposal, Receipt
-from ostraka.protocol.client import Client, Joined
+from ostraka.protocol.client import Client, Joined, require_model
 from ostraka.transport import ostraka_pb2 as wire
 
 _POLL_S = 0.2  # between two questions, should the other side answer at once
@@ -49,6 +57,9 @@ class Session:
     receipts: dict[int, Receipt] = field(default_factory=dict)
     shown_key: bytes = b""  # of an enclave that has proved itself behind an Abandon
     refused: list[Proposal] = field(default_factory=list)  # others of a number were confirmed
+    # A question about an outcome, and what another call has answered to it.
+    ahead: tuple[wire.OutcomeRequest, wire.OutcomeReply] | None = None
+    brought: bytes = field(default=b"", repr=False)  # a model, as the enclave's host says
 
     def __post_init__(self) -> None:
         self.memory = self.file.load()
@@ -84,11 +95,11 @@ class Session:
 
         Raises AttestationRefused, ReceiptRefused, Fork or RolledBack.
         """
-        self.catch_up()
         while (met := self._meet()) is not None:
-            if met.offer.number > self.last_number + 1:
-                self.catch_up()  # Rounds were published since.
-                if self.last_number >= met.offer.number:
+            if not self._continues(met):
+                known = self.last_number
+                self.catch_up()
+                if known < met.offer.number <= self.last_number:
                     continue  # That round is over by now.
             self._require_followed(met.attested.receipt_key)
             newcomer, role = self.memory is None, self._role(met)
@@ -114,11 +125,27 @@ class Session:
                 tried = joined.offer.round_id
         return None
 
+    def _continues(self, met: attesting.Met) -> bool:
+        """Whether the enclave has signed that its round follows on all that this client knows.
+
+        Then there is nothing in the chain that this client has not seen.
+        """
+        held = self.memory
+        if held is None or met.charter != held.charter:
+            return False
+        role, offer = held.role(self.who.identity), met.offer
+        try:
+            role.join(offer, met.attested)
+        except (ReceiptRefused, OpenError):
+            return False  # The chain says why.
+        return bool(held.receipt_key)
+
     def _meet(self) -> attesting.Met | None:
         """The open round. An outcome that waits to be confirmed comes first."""
         while True:
             try:
-                return attesting.meet(self.connection, self.who)
+                held = self.memory.charter if self.memory else None
+                return attesting.meet(self.connection, self.who, held)
             except Unconfirmed:
                 self.attend()
 
@@ -158,7 +185,20 @@ class Session:
         Raises RolledBack if the enclave says so and proves it.
         """
         request.voter = self.who.name
+        reply = self._ahead(request) or self._outcome(request, seconds)
+        match reply.WhichOneof("outcome"):
+            case "proposed":
+                self.confirm(decode(Proposal, reply.proposed.proposal), request)
+            case "rolled_back":
+                raise self._rolled_back(decode(Proposal, reply.rolled_back))
+        return reply
 
+    def _ahead(self, request: wire.OutcomeRequest) -> wire.OutcomeReply | None:
+        """The answer to this question, if another call has brought it."""
+        ahead, self.ahead = self.ahead, None
+        return ahead[1] if ahead is not None and ahead[0] == request else None
+
+    def _outcome(self, request: wire.OutcomeRequest, seconds: float) -> wire.OutcomeReply:
         def ask() -> wire.OutcomeReply:
             try:
                 reply: wire.OutcomeReply = self.connection.once(
@@ -170,19 +210,13 @@ class Session:
                 return wire.OutcomeReply(pending=wire.Pending())
             return reply
 
-        reply = self.connection.attempt(ask)
-        match reply.WhichOneof("outcome"):
-            case "proposed":
-                self.confirm(decode(Proposal, reply.proposed.proposal))
-            case "rolled_back":
-                raise self._rolled_back(decode(Proposal, reply.rolled_back))
-        return reply
+        return self.connection.attempt(ask)
 
-    def confirm(self, proposal: Proposal) -> None:
+    def confirm(self, proposal: Proposal, request: wire.OutcomeRequest) -> None:
         """Vote for a proposal, durably and once, and show the vote.
 
         If this client has confirmed another one of that number, it shows that instead, and waits:
-        others may confirm this one.
+        others may confirm this one. Who takes part asks at once what comes of it.
         """
         if proposal.number > self.last_number + 1:
             self.catch_up()
@@ -195,13 +229,18 @@ class Session:
             return
         self.memory = voted
         confirmation = voted.role(self.who.identity).confirmation()
-        request = wire.ConfirmRequest(confirmation=encode(confirmation))
+        shown = wire.ConfirmRequest(confirmation=encode(confirmation))
+        if request.round_id:
+            shown.then.CopyFrom(request)
         try:
-            self.connection.ask("Confirm", request)
+            reply = self.connection.ask("Confirm", shown)
         except ServiceError as refused:
             if refused.status != "PERMISSION_DENIED":
                 raise
             return  # It has ended or restarted since it showed the proposal, and will ask again.
+        if reply.HasField("outcome"):
+            self.ahead = request, reply.outcome
+        self.brought = reply.model
         self.connection.tell(Confirmed(proposal.number))
 
     def _voted(self, stored: Memory | None, proposal: Proposal) -> Memory:
@@ -280,16 +319,28 @@ class Session:
     def model(self, digest: bytes, federation: Federation) -> Float32:
         """A model (d,), not to be written to."""
         if self.shelf.vector is None or self.shelf.digest != digest:
-            self.shelf.vector = download(self.connection, digest, federation)
-            self.shelf.digest = digest
+            brought = self._brought(digest, federation)
+            asked = download(self.connection, digest, federation) if brought is None else brought
+            self.shelf.vector, self.shelf.digest = asked, digest
         return self.shelf.vector
+
+    def _brought(self, digest: bytes, federation: Federation) -> Float32 | None:
+        """The model that came with the answer to a vote, if it is this one."""
+        raw, self.brought = self.brought, b""
+        if len(raw) != 4 * federation.terms.dimension:
+            return None
+        vector = np.frombuffer(raw, "<f4")
+        with suppress(ReceiptRefused):
+            require_model(vector, digest, federation)
+            return vector
+        return None
 
     def remember(self, client: Client, charter: Charter | None = None) -> None:
         """Durable when this returns. charter: if it is a new one."""
         known = charter or (self.memory.charter if self.memory else None)
         # Otherwise another process of this client has gone on, and its memory is the newer one.
         if known is not None and known.federation == client.federation:
-            self._keep(Memory.of(client, known))
+            self._keep(Memory.of(client, known, self.memory.sent if self.memory else NOTHING_SENT))
 
     def _require_followed(self, receipt_key: bytes) -> None:
         """As the role does, which does not know the file."""

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Event
+from threading import Event, Lock
 from typing import Any
 
 import grpc
@@ -55,13 +55,14 @@ class Upload:
     sealed: Sealed
     begun: bool = False
     first: int = 0
+    _call: Any = None  # of an upload that is complete
 
     def stream(self, connection: Connection) -> None:
         """Send what is missing, and return when the upload is complete.
 
         Raises grpc.RpcError where the call or its lane breaks. The next one sends the same bytes.
         """
-        request = wire.UploadRequest(header=encode(self.sealed.header))
+        request = wire.UploadRequest(header=encode(self.sealed.header), await_outcome=True)
         call = connection.stub.Upload(request, timeout=connection.patience.limit(TRANSFER_S))
         try:
             granted = _granted(_next(call, "granted"), self.sealed.count)
@@ -74,8 +75,23 @@ class Upload:
                     _next(call, "complete")
             else:
                 _next(call, "complete")
+        except BaseException:
+            call.cancel()
+            raise
+        self._call = call
+
+    def outcome(self) -> wire.OutcomeReply | None:
+        """What the call of a complete upload says of its round, once; None if it says nothing."""
+        call, self._call = self._call, None
+        if call is None:
+            return None
+        try:
+            reply: wire.OutcomeReply = _next(call, "outcome")
+        except (grpc.RpcError, MalformedMessage):
+            return None
         finally:
             call.cancel()
+        return reply
 
 
 def _send(frames: Iterable[memoryview], lane: socket.socket, call: Any, patience: Patience) -> None:
@@ -116,6 +132,9 @@ def _granted(granted: wire.Granted, count: int) -> wire.Granted:
     return granted
 
 
+# Clients of one process get the same certificate at the same moment. One checks it, and the others
+# find it checked.
+_CHECKING = Lock()
 _VERDICT_S = 5.0  # for the other side to say why it has ended a lane
 _STOLEN = 3  # lanes in a row that brought nothing further: a tile did not open, and was right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send
@@ -152,11 +171,17 @@ def deliver(session: Session, submitted: Submitted[Sealing]) -> Delivery:
     offer, connection = submitted.joined.offer, session.connection
     sending, left_out = _Sending(connection, submitted, session.begun), False
     shown = False
-    request = wire.OutcomeRequest(number=offer.number, round_id=offer.round_id, leaf=submitted.leaf)
+    request = wire.OutcomeRequest(
+        number=offer.number,
+        round_id=offer.round_id,
+        leaf=submitted.leaf,
+        voter=session.who.name,
+    )
     while True:
         sending.go_on()
         if sending.done:
             connection.tell(Waiting(f"round {offer.number} to be published"))
+            sending.look_ahead(session, request)
         outcome = session.ask_outcome(request, LONG_POLL_S if sending.done else _GLANCE_S)
         match outcome.WhichOneof("outcome"):
             case "certified":
@@ -239,6 +264,12 @@ class _Sending:
             if self._upload.begun:
                 self._begun.add(self._round_id)
 
+    def look_ahead(self, session: Session, request: wire.OutcomeRequest) -> None:
+        """Let the session know what the upload's call says of the round."""
+        said = self._upload.outcome()
+        if said is not None:
+            session.ahead = request, said
+
     def _after(self, broken: grpc.RpcError) -> None:
         if self._upload.begun and Status.of(broken).code is grpc.StatusCode.PERMISSION_DENIED:
             self._stolen = self._stolen + 1 if self._upload.first == self._stuck else 1
@@ -315,7 +346,9 @@ def _published(
         # Later rounds have replaced the model. The chain has the receipt all the same.
         receipt = _require_receipt(session, joined, receipt)
     else:
-        session.remember(submitted.finish(certified, model))
+        with _CHECKING:
+            client = submitted.finish(certified, model)
+        session.remember(client)
     return _ended(joined, receipt, delivery)
 
 

@@ -1,6 +1,7 @@
 """What the commands of the enclave's own entry do. `__main__` reads their arguments."""
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Sequence
@@ -102,6 +103,7 @@ def run(machine: Machine, *, log_json: bool) -> None:
     try:
         for measure in _harden(path.parent, [state, sockets], machine.unsafe_simulation):
             logs.event(_LOG, Hardened(measure))
+        gc.freeze()  # What is loaded stays: collections between rounds need not look at it.
         asyncio.run(serve(path, platform, tell, sockets=sockets))
     finally:
         # A process that may write nowhere else cannot remove the folder itself, only what is in it.

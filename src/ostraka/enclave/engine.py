@@ -76,6 +76,7 @@ class Engine:
     copied: bool = False  # a copy has proposed another outcome of the pending round
     phase: Phase = Phase.STARTING
     brought: Charter | None = None  # to be adopted
+    seen: tuple[bytes, bytes] | None = None  # of the file and its charter, with nothing to adopt
     ignored: str | None = None  # why the federation file cannot be used, as last told
     deadline: float = 0.0  # of the open round, on the monotonic clock
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of the last round
@@ -375,12 +376,23 @@ class Engine:
         brought, self.brought = self.brought, None
         if brought is not None and brought.federation.revision > self.federation.revision:
             return brought
+        content = self._content()
+        if content is not None and content == self.seen:
+            return None
         file = federation_file.load(self.path)
         charter = federation_file.load_charter(charter_path(self.path))
         federation_file.require_signed(file, charter)
         self.file = file
-        newer = charter.federation.revision > self.federation.revision
-        return charter if newer else None
+        if charter.federation.revision > self.federation.revision:
+            return charter
+        self.seen = content
+        return None
+
+    def _content(self) -> tuple[bytes, bytes] | None:
+        """Return the bytes of the file and of its charter; None if they cannot be read."""
+        with suppress(OSError):
+            return self.path.read_bytes(), charter_path(self.path).read_bytes()
+        return None
 
     @property
     def _folder(self) -> Path:

@@ -28,7 +28,6 @@ from ostraka.arrays import Float32
 from ostraka.attestation.claims import Binding, KeyBinding
 from ostraka.config import Federation, Member
 from ostraka.crypto.identity import check_encoded, check_signature
-from ostraka.enclave import hardening
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
@@ -37,7 +36,7 @@ from ostraka.enclave.open_round import OpenRound
 from ostraka.enclave.platform.interface import EvidenceProvider
 from ostraka.enclave.status import Status
 from ostraka.enclave.workers import Connection
-from ostraka.encoding import decode, encode
+from ostraka.encoding import decode, digest, encode
 from ostraka.errors import (
     ConfigError,
     LocalProtocolError,
@@ -67,6 +66,7 @@ from ostraka.messages import (
     milestones,
     vector_digest,
 )
+from ostraka.protocol.confirm import leaf
 from ostraka.transport import PROVED, chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
@@ -75,7 +75,6 @@ _LONG_POLL_S = 20.0
 _PART = 2**18  # of a model, in bytes
 _NONCE_BYTES = 32
 _HELLOS = 8  # on one connection
-_TIDIED = 64  # uploads, after which memory is given back
 _SHOWN = 64  # characters of a claimed name
 _NOT_ENROLLED = "not enrolled"
 _UNCONFIRMED = "an outcome waits to be confirmed"
@@ -181,6 +180,7 @@ class Servicer(EnclaveServicer):
     hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
     hashed: tuple[Float32, bytes] | None = None
     encoded: tuple[Certified, bytes] | None = None
+    charter: tuple[Charter, bytes, bytes] | None = None  # with its bytes, and their digest
     roster: tuple[Federation, frozenset[Member]] | None = None
 
     # What anybody may ask.
@@ -200,7 +200,7 @@ class Servicer(EnclaveServicer):
     async def GetCharter(self, request: wire.CharterRequest, context: Context) -> wire.CharterReply:
         async with _answering(context):
             with self._place(context):
-                return wire.CharterReply(charter=encode(self.engine.state.charters[-1]))
+                return wire.CharterReply(charter=self._charter(b""))
 
     async def GetChain(self, request: wire.ChainRequest, context: Context) -> None:
         async with _streaming(context):
@@ -226,8 +226,15 @@ class Servicer(EnclaveServicer):
         async with _answering(context):
             with self._place(context):
                 self._charge(context)
-                self.engine.confirm(decode(Confirmation, request.confirmation))
-                return wire.ConfirmReply()
+                vote = decode(Confirmation, request.confirmation)
+                self.engine.confirm(vote)
+                if not request.HasField("then"):
+                    return wire.ConfirmReply()
+                outcome = await self._outcome(request.then)
+                known = outcome.certified and self._caller(context).is_called(vote.voter)
+                return wire.ConfirmReply(
+                    outcome=outcome, model=self._short_model() if known else b""
+                )
 
     async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
         async with _answering(context):
@@ -266,11 +273,13 @@ class Servicer(EnclaveServicer):
                 challenge = decode(Challenge, request.challenge)
                 self._authenticate(challenge, self.engine.federation.clients, self._caller(context))
                 current = await self._wait_for_round(context)
-                bound = current.intake.binding(challenge.nonce)
+                bound, charter = (
+                    current.intake.binding(challenge.nonce),
+                    self._charter(request.holds),
+                )
                 evidence = await self._evidence(bound, self._caller(context))
-            return wire.IntroduceReply(
-                introduction=encode(Introduction(current.intake.offer, bound.receipt_key, evidence))
-            )
+            introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
+            return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
 
     async def Prove(self, request: wire.ProveRequest, context: Context) -> wire.ProveReply:
         async with _answering(context):
@@ -293,7 +302,10 @@ class Servicer(EnclaveServicer):
             async with self.newest.of(header.client, proved=caller.is_called(header.client)):
                 with self._refusals(header.client, caller):
                     async with self._allowance(caller).uploads.turn():
-                        await self._receive(header, context)
+                        number = await self._receive(header, context)
+            if request.await_outcome:
+                with self._place(context):
+                    await self._tell_outcome(header, number, context)
 
     # What enrolled workers do.
 
@@ -457,8 +469,8 @@ class Servicer(EnclaveServicer):
                 self.gossip.spend("")
             self.engine.tell(events.UploadRefused(printable(client, _SHOWN), why, address))
 
-    async def _receive(self, header: UpdateHeader, context: Context) -> None:
-        """Receive one upload, or the rest of it."""
+    async def _receive(self, header: UpdateHeader, context: Context) -> int:
+        """Receive one upload, or the rest of it. Return the number of its round."""
         current, caller = await self._current(context), self._caller(context)
         first = current.begin(header, own=caller.is_called(header.client))
         self.engine.tell(events.UploadStarted(header.client, header.tiles - first))
@@ -470,9 +482,17 @@ class Servicer(EnclaveServicer):
                 await lane.received()
         self.engine.tell(events.UploadCompleted(header.client))
         current.changed.set()  # Only now, so that the round's end is told after this.
-        if first < header.tiles and len(current.intake.complete) % _TIDIED == 0:
-            hardening.give_back()
         await context.write(wire.UploadReply(complete=wire.Complete()))
+        return current.number
+
+    async def _tell_outcome(self, header: UpdateHeader, number: int, context: Context) -> None:
+        """Tell a client what becomes of the round that its upload is complete in."""
+        question = wire.OutcomeRequest(
+            number=number, round_id=header.round_id, leaf=leaf(header), voter=header.client
+        )
+        outcome = await self._outcome(question)
+        async with asyncio.timeout(self.engine.file.limits.idle_s):
+            await context.write(wire.UploadReply(outcome=outcome))
 
     async def _outcome(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:
         engine = self.engine
@@ -495,6 +515,19 @@ class Servicer(EnclaveServicer):
         if self.encoded is None or self.encoded[0] is not certified:
             self.encoded = certified, encode(certified)
         return self.encoded[1]
+
+    def _short_model(self) -> bytes:
+        """Return the model if it fits into one part. Nothing would hold up a reply of any size."""
+        model = self.engine.state.last_state.model
+        return model.tobytes() if model.nbytes <= _PART else b""
+
+    def _charter(self, held: bytes) -> bytes:
+        """Return the newest charter; nothing to who holds the one of this digest."""
+        newest = self.engine.state.charters[-1]
+        if self.charter is None or self.charter[0] is not newest:
+            self.charter = newest, encode(newest), digest(newest)
+        _, encoded, digested = self.charter
+        return b"" if held == digested else encoded
 
     def _links(self, request: wire.ChainRequest) -> Iterator[wire.ChainLink]:
         """Yield the chain behind receipt `after`, without the charters that were before it."""

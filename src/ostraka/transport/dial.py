@@ -5,6 +5,7 @@ import re
 import socket
 import ssl
 from base64 import b64encode
+from functools import lru_cache
 from pathlib import Path
 from secrets import SystemRandom
 from urllib.parse import SplitResult, unquote, urlsplit
@@ -13,6 +14,8 @@ import grpc
 
 from ostraka.errors import ConfigError
 from ostraka.transport import LANE
+
+IDLE_S = 20.0  # after which a channel without a call closes its connection
 
 _KEEPALIVE_MS = 30_000
 _MEBIBYTE = 2**20
@@ -41,6 +44,7 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
+        ("grpc.client_idle_timeout_ms", int(1000 * IDLE_S)),
         ("grpc.enable_retries", 0),
         # Without a connection of its own, a client would wait for the calls of others in a process.
         ("grpc.use_local_subchannel_pool", 1),
@@ -81,7 +85,7 @@ def dial_lane(
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         near.sendall(LANE + ticket)
         if tls_ca is not None:
-            near = _tls(tls_ca).wrap_socket(near, server_hostname=host)
+            near = _tls(_certificates(tls_ca)).wrap_socket(near, server_hostname=host)
         near.settimeout(None)  # From here on, the lane's call says when it has ended.
     except BaseException:
         near.close()
@@ -94,11 +98,12 @@ def _host_and_port(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _tls(tls_ca: Path) -> ssl.SSLContext:
+@lru_cache(maxsize=4)  # Every lane goes to the same service.
+def _tls(certificates: bytes) -> ssl.SSLContext:
     """Returns what trusts these certificates, and takes any of them for a root, as gRPC does."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(cadata=_certificates(tls_ca).decode("ascii", "ignore"))
+    context.load_verify_locations(cadata=certificates.decode("ascii", "ignore"))
     return context
 
 

@@ -29,16 +29,20 @@ class CharterReply(_message.Message):
     def __init__(self, charter: _Optional[bytes] = ...) -> None: ...
 
 class IntroduceRequest(_message.Message):
-    __slots__ = ("challenge",)
+    __slots__ = ("challenge", "holds")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
     challenge: bytes
-    def __init__(self, challenge: _Optional[bytes] = ...) -> None: ...
+    holds: bytes
+    def __init__(self, challenge: _Optional[bytes] = ..., holds: _Optional[bytes] = ...) -> None: ...
 
 class IntroduceReply(_message.Message):
-    __slots__ = ("introduction",)
+    __slots__ = ("introduction", "charter")
     INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
+    CHARTER_FIELD_NUMBER: _ClassVar[int]
     introduction: bytes
-    def __init__(self, introduction: _Optional[bytes] = ...) -> None: ...
+    charter: bytes
+    def __init__(self, introduction: _Optional[bytes] = ..., charter: _Optional[bytes] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
     __slots__ = ("challenge",)
@@ -55,18 +59,22 @@ class ProveReply(_message.Message):
     def __init__(self, receipt_key: _Optional[bytes] = ..., evidence: _Optional[bytes] = ...) -> None: ...
 
 class UploadRequest(_message.Message):
-    __slots__ = ("header",)
+    __slots__ = ("header", "await_outcome")
     HEADER_FIELD_NUMBER: _ClassVar[int]
+    AWAIT_OUTCOME_FIELD_NUMBER: _ClassVar[int]
     header: bytes
-    def __init__(self, header: _Optional[bytes] = ...) -> None: ...
+    await_outcome: bool
+    def __init__(self, header: _Optional[bytes] = ..., await_outcome: _Optional[bool] = ...) -> None: ...
 
 class UploadReply(_message.Message):
-    __slots__ = ("granted", "complete")
+    __slots__ = ("granted", "complete", "outcome")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     granted: Granted
     complete: Complete
-    def __init__(self, granted: _Optional[_Union[Granted, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ...) -> None: ...
+    outcome: OutcomeReply
+    def __init__(self, granted: _Optional[_Union[Granted, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
     __slots__ = ("ticket", "next")
@@ -117,14 +125,20 @@ class Proposed(_message.Message):
     def __init__(self, proposal: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., included: _Optional[bool] = ...) -> None: ...
 
 class ConfirmRequest(_message.Message):
-    __slots__ = ("confirmation",)
+    __slots__ = ("confirmation", "then")
     CONFIRMATION_FIELD_NUMBER: _ClassVar[int]
+    THEN_FIELD_NUMBER: _ClassVar[int]
     confirmation: bytes
-    def __init__(self, confirmation: _Optional[bytes] = ...) -> None: ...
+    then: OutcomeRequest
+    def __init__(self, confirmation: _Optional[bytes] = ..., then: _Optional[_Union[OutcomeRequest, _Mapping]] = ...) -> None: ...
 
 class ConfirmReply(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("outcome", "model")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    outcome: OutcomeReply
+    model: bytes
+    def __init__(self, outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., model: _Optional[bytes] = ...) -> None: ...
 
 class RemindRequest(_message.Message):
     __slots__ = ("proposal",)

@@ -120,8 +120,8 @@ class EnclaveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Introduce(self, request, context):
-        """Answers a challenge with the open round and the proof of who holds its keys. Waits for a round
-        to open, up to the caller's deadline.
+        """Answers a challenge with the open round, the proof of who holds its keys, and its charter. Waits
+        for a round to open, up to the caller's deadline.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,8 +135,9 @@ class EnclaveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Upload(self, request, context):
-        """One upload, or the rest of it: its header, a ticket for the lane that takes its tiles, and a
-        last answer when it is complete. The lane lasts as long as the call.
+        """One upload, or the rest of it: its header, a ticket for the lane that takes its tiles, and an
+        answer when it is complete, which ends the lane. Who asks for it is also told what AwaitOutcome
+        would then say of the round to the client.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,7 +151,8 @@ class EnclaveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Confirm(self, request, context):
-        """The one vote of a client or a witness for a number. It is signed, so anyone may carry it.
+        """The one vote of a client or a witness for a number. It is signed, so anyone may carry it. With
+        a question it is answered as AwaitOutcome would then answer that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

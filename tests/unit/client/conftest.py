@@ -52,7 +52,7 @@ from ostraka.messages import (
 )
 from ostraka.protocol import host as driver
 from ostraka.protocol.client import Client as Role
-from ostraka.protocol.confirm import Ballot, confirm
+from ostraka.protocol.confirm import Ballot, confirm, leaf
 from ostraka.protocol.enclave import Enclave, Memory, Proposed, Threads, combine, decide, propose
 from ostraka.protocol.local import InMemory
 from ostraka.transport import LANE, LENGTH, TICKET_BYTES, chain_link
@@ -132,6 +132,7 @@ class Service(EnclaveServicer):
         self.spoils: list[tuple[grpc.StatusCode, str]] = []  # after the first tile
         self.arrived: list[list[Any]] = []
         self.calls: list[str] = []
+        self.greetings = 0
         self.confirmations: list[Confirmation] = []  # that were shown over the wire
         self.reminders: list[Proposal] = []
         self.forgotten: Proposal | None = None
@@ -277,6 +278,7 @@ class Service(EnclaveServicer):
 
     def Greet(self, request, context):  # noqa: N802
         """Take every greeting. Calls that are counted begin behind it."""
+        self.greetings += bool(request.hello)
         return wire.GreetReply(nonce=bytes(32))
 
     def GetCharter(self, request, context):  # noqa: N802
@@ -293,7 +295,9 @@ class Service(EnclaveServicer):
         check_signature(challenge, PEOPLE[challenge.client].public)
         answer = self._tell("Introduce", self.introduction(challenge.nonce))
         raw = answer if isinstance(answer, bytes) else encode(answer)
-        return wire.IntroduceReply(introduction=raw)
+        held = request.holds == digest(self.charter) and "GetCharter" not in self.lies
+        charter = b"" if held else self._tell("GetCharter", encode(self.charter))
+        return wire.IntroduceReply(introduction=raw, charter=charter)
 
     def introduction(self, nonce: bytes) -> Introduction:
         bound = self.intake.binding(nonce)
@@ -344,6 +348,10 @@ class Service(EnclaveServicer):
             )
             return self._tell("AwaitOutcome", self._outcome(request))
 
+    def _ahead(self, request, context):
+        """Answer behind an upload or a vote, unless the question itself is to fail."""
+        return None if self.failures["AwaitOutcome"] else self.AwaitOutcome(request, context)
+
     def _outcome(self, request):
         if self.forgotten is not None:
             return wire.OutcomeReply(rolled_back=encode(self.forgotten))
@@ -381,7 +389,11 @@ class Service(EnclaveServicer):
                         self.release()
                 except OpenError as refused:
                     context.abort(grpc.StatusCode.PERMISSION_DENIED, str(refused))
-        return self._tell("Confirm", wire.ConfirmReply())
+        outcome = self._ahead(request.then, context) if request.HasField("then") else None
+        reply = wire.ConfirmReply(outcome=outcome)
+        if reply.outcome.certified and not self.failures["GetModel"]:
+            reply.model = self._tell("GetModel", self.state.model.tobytes())
+        return self._tell("Confirm", reply)
 
     def Remind(self, request, context):  # noqa: N802
         self._begin("Remind", context)
@@ -397,7 +409,7 @@ class Service(EnclaveServicer):
         stream: list[Any] = []
         self.arrived.append(stream)
         self._begin("Upload", context)
-        header = decode(UpdateHeader, request.header)
+        header, number = decode(UpdateHeader, request.header), self.intake.offer.number
         stream.append(header)
         try:
             if self.intake.next_tile(header.client, header.upload_id) is None:
@@ -430,7 +442,12 @@ class Service(EnclaveServicer):
             if self.auto:
                 self.fill()
                 self.propose(*self.auto_voters)
+            asked = wire.OutcomeRequest(
+                number=number, round_id=header.round_id, leaf=leaf(header), voter=header.client
+            )
             yield self._tell("Complete", wire.UploadReply(complete=wire.Complete()))
+            if (outcome := self._ahead(asked, context)) is not None:
+                yield wire.UploadReply(outcome=outcome)
 
     def _lane(self, ticket: bytes, context: grpc.ServicerContext) -> Any:
         """The connection that shows this ticket."""

@@ -179,6 +179,24 @@ def test_a_lie_leaves_no_trace(method, alice, service):
     assert alice.submit(UPDATE).accepted
 
 
+@pytest.mark.parametrize(
+    "model", [b"", b"x", bytes(4 * D), b"\xff" * (4 * D)], ids=["none", "short", "zeros", "noise"]
+)
+def test_a_model_that_comes_with_a_vote_is_taken_only_if_it_is_the_promised_one(
+    model, alice, service
+):
+    def swapped(reply):
+        reply.model = model
+        return reply
+
+    alice.fetch()
+    service.lies["Confirm"] = swapped
+    service.calls.clear()
+    assert alice.submit(UPDATE).accepted
+    assert "GetModel" in service.calls
+    np.testing.assert_array_equal(alice.fetch().vector, service.state.model)
+
+
 def test_simulated_evidence_needs_the_caller_s_word(connect, service, sealed):
     with (
         connect(unsafe_simulation=False) as client,
@@ -267,6 +285,7 @@ CHAINS = {
 def test_a_charter_of_the_past_is_the_authority_s_too(alice, service, charter):
     alice.fetch()
     alice.submit(UPDATE)
+    service.publish()
     service.lies["GetChain"] = lambda links: [*links, charter(MALLORY, revision=2)]
     with pytest.raises(AttestationRefused, match=Refusal.AUTHORITY):
         alice.fetch()
@@ -407,6 +426,7 @@ def test_a_fork_is_proved_across_a_change_of_terms(past, alice, service, charter
 def test_a_host_cannot_frame_an_enclave_for_a_fork(past, alice, service, folder):
     last = service.certified[-1]
     forged = replace(last, receipt=MALLORY.sign(replace(last.receipt, model=bytes(32))))
+    service.publish()
     service.lies["GetChain"] = lambda _: [forged]
     with pytest.raises(OpenError):
         alice.fetch()
@@ -601,7 +621,7 @@ def test_an_update_that_the_enclave_refuses_is_named_with_the_reason(alice, serv
 
 def test_what_a_service_says_cannot_play_with_the_terminal(alice, service):
     said = "\x1b[2J\x07pay here" + "x" * 1000
-    service.failures["GetCharter"] = [(grpc.StatusCode.PERMISSION_DENIED, said)]
+    service.failures["Introduce"] = [(grpc.StatusCode.PERMISSION_DENIED, said)]
     with pytest.raises(ServiceError, match="pay here") as caught:
         alice.fetch()
     assert str(caught.value).isprintable()

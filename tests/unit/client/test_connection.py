@@ -3,8 +3,10 @@
 import datetime
 import ipaddress
 import logging
+import os
 import subprocess
 import sys
+import warnings
 
 import grpc
 import pytest
@@ -14,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 import ostraka
+from ostraka.client import connection
 from ostraka.client.connection import Patience
 from ostraka.client.events import (
     AGAIN_S,
@@ -97,6 +100,71 @@ def test_a_wrong_argument_is_named(options, error, match, connect):
         client.fetch()
 
 
+UPDATE = [1.0] * 17
+
+
+def test_a_connection_and_what_is_known_last_from_round_to_round(alice, service):
+    alice.fetch()
+    assert alice.submit(UPDATE).accepted
+    service.calls.clear()
+    alice.fetch()
+    assert alice.submit(UPDATE).accepted
+    assert service.greetings == 1
+    behind_others = ["AwaitOutcome"] * 2  # as part of the calls before them
+    calls = ["Introduce", "Upload", "Confirm", *behind_others]
+    assert sorted(service.calls) == sorted(calls)
+
+
+def test_a_connection_ends_before_a_fork(alice, service):
+    alice.fetch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
+        child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert alice.submit(UPDATE).accepted
+    assert service.greetings == 2
+
+
+def test_a_connection_that_has_rested_for_long_is_made_anew(alice, service, monkeypatch):
+    alice.fetch()
+    monkeypatch.setattr(connection, "IDLE_S", 0.0)
+    assert alice.submit(UPDATE).accepted
+    assert service.greetings == 2
+
+
+def test_a_connection_ends_with_a_call_that_fails(alice, service):
+    service.failures["Introduce"] = [(grpc.StatusCode.INVALID_ARGUMENT, "no")]
+    with pytest.raises(ServiceError):
+        alice.fetch()
+    alice.fetch()
+    assert service.greetings == 2
+
+
+def test_a_service_that_has_restarted_meanwhile_is_greeted_again(alice, service, host):
+    alice.fetch()
+    host.down()
+    host.up()
+    assert alice.submit(UPDATE).accepted
+    assert alice.fetch().round == 2
+
+
+def test_to_be_asked_for_a_greeting_is_no_failure(alice, service, told):
+    alice.fetch()
+    service.failures["Introduce"] = [(grpc.StatusCode.UNAUTHENTICATED, "greet again")]
+    assert alice.fetch().round == 1
+    assert service.greetings == 2
+    assert not any(isinstance(each, Reconnecting) for each in told)
+
+
+def test_a_service_that_is_never_content_with_a_greeting_is_told_of(connect, service, told):
+    service.failures["Introduce"] = [(grpc.StatusCode.UNAUTHENTICATED, "greet again")] * 1000
+    with connect(timeout=0.5) as client, pytest.raises(ServiceError, match=r"within 0\.5 s"):
+        client.fetch()
+    assert Reconnecting(1, "greet again") in told
+
+
 def test_patience_is_what_is_left_of_it():
     assert Patience(None).limit(60) == 60
     assert not Patience(None).over
@@ -110,12 +178,12 @@ def test_patience_is_what_is_left_of_it():
 
 def test_what_is_waited_for_is_logged_unless_somebody_else_is_told(connect, service, caplog):
     caplog.set_level(logging.INFO, "ostraka.client")
-    service.failures["GetCharter"] = [(grpc.StatusCode.UNAVAILABLE, "stopping")] * 3
+    service.failures["Introduce"] = [(grpc.StatusCode.UNAVAILABLE, "stopping")] * 3
     with connect(on_event=None) as client:
         client.fetch()
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        ("WARNING", "attempt 1 failed (stopping): trying again"),
         ("INFO", "waiting for an open round"),
+        ("WARNING", "attempt 1 failed (stopping): trying again"),
         ("INFO", "waiting for the chain of receipts"),
     ]
     caplog.clear()

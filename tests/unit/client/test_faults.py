@@ -15,7 +15,6 @@ from ostraka.client.events import AlreadySent, Reconnecting, Resending, Uploadin
 from ostraka.client.upload import ENDED, WITHOUT
 from ostraka.config import Member
 from ostraka.crypto import updates
-from ostraka.encoding import encode
 from ostraka.errors import LocalProtocolError, ReceiptRefused, Rejection, ServiceError
 from ostraka.transport import dial
 from ostraka.transport import ostraka_pb2 as wire
@@ -293,7 +292,7 @@ def test_a_service_that_dies_and_forgets_while_the_outcome_is_awaited(
     assert len(sealed) == 2
 
 
-@pytest.mark.parametrize("method", ["GetCharter", "Introduce", "GetModel"])
+@pytest.mark.parametrize("method", ["Introduce", "GetModel"])
 @pytest.mark.parametrize(
     "code",
     [
@@ -339,10 +338,10 @@ def test_what_does_not_pass_is_told_with_advice(code, word, alice, service):
 
 
 def test_a_service_that_always_fails_in_odd_ways_is_given_up(alice, service):
-    service.failures["GetCharter"] = [(grpc.StatusCode.UNKNOWN, "bug")] * 100
+    service.failures["Introduce"] = [(grpc.StatusCode.UNKNOWN, "bug")] * 100
     with pytest.raises(ServiceError, match="refuses: bug"):
         alice.fetch()
-    assert len(service.failures["GetCharter"]) > 90
+    assert len(service.failures["Introduce"]) > 90
 
 
 def test_patience_ends(connect, host):
@@ -548,18 +547,15 @@ def test_rounds_and_terms_that_pass_between_two_questions(alice, connect, servic
     """A receipt under the old terms is followed before the new ones are agreed to."""
     alice.fetch()
     alice.submit(UPDATE)
-    given: list[bytes] = []
 
-    def pass_by(honest):
-        if not given:
-            given.append(honest)
-            service.publish()
-            service.adopt(charter(revision=2))
-            service.publish()
-            service.adopt(charter(revision=3))
-        return encode(service.charter)
+    def pass_by():
+        service.watch.clear()
+        service.publish()
+        service.adopt(charter(revision=2))
+        service.publish()
+        service.adopt(charter(revision=3))
 
-    service.lies["GetCharter"] = pass_by
+    service.watch["Introduce"] = pass_by
     assert alice.fetch().round == 4
     assert alice.submit(UPDATE).receipt.revision == 3
     with connect() as again:
@@ -586,12 +582,11 @@ def test_the_last_round_that_is_published_while_a_client_asks_for_it(alice, serv
     alice.fetch()
     alice.submit(UPDATE)
 
-    def finish(honest):
+    def finish():
         service.publish(value=1.0)
         service.finished = True
-        return honest
 
-    service.lies["GetCharter"] = finish
+    service.watch["Introduce"] = finish
     model = alice.fetch()
     assert (model.round, model.finished) == (2, True)
 
@@ -635,6 +630,7 @@ def test_what_is_waited_for_is_told(alice, service, told, when):
     ],
 )
 def test_a_client_that_is_not_on_the_roster_learns_why(who, word, alice, service, charter):
+    """From the charter, whether the service refuses to introduce itself or not."""
     everybody = charter().federation.clients
     alice_herself, *others = everybody
     newcomer = Member("erin", b"\x55" * 32)
@@ -647,7 +643,9 @@ def test_a_client_that_is_not_on_the_roster_learns_why(who, word, alice, service
     service.adopt(charter(revision=2, **changes))
     with pytest.raises(ServiceError, match=word):
         alice.fetch()
-    assert "Introduce" not in service.calls
+    service.failures["Introduce"] = [(grpc.StatusCode.PERMISSION_DENIED, "no")]
+    with pytest.raises(ServiceError, match=word):
+        alice.fetch()
 
 
 SCRIPT = """

@@ -45,7 +45,7 @@ def keep(request, tmp_path):
         return memories[name] if request.param == "in memory" else on_disk
 
     def make(upload="int8", seed=1):
-        others = tuple(kept(name) for name in memories if name != upload)
+        others = [kept(name) for name in memories if name != upload]
         return Feedback(terms(upload), kept(upload), others, entropy(seed))
 
     return make
@@ -57,7 +57,7 @@ def keep(request, tmp_path):
 @pytest.mark.parametrize("name", SHORT)
 @given(rows=arrays("<f4", (6, D), elements=st.floats(-100, 100, width=16)))
 def test_all_that_was_meant_has_gone_out_but_the_last_residual(name, rows):
-    mine = Feedback(terms(name), InMemory(), (), entropy())
+    mine = Feedback(terms(name), InMemory(), [], entropy())
     sent = [mine.apply(row, number).widened().astype(float) for number, row in enumerate(rows, 1)]
     residual = mine.kept.read(len(rows)).astype(float)
     np.testing.assert_allclose(np.sum(sent, axis=0) + residual, rows.sum(axis=0), atol=1e-3)
@@ -66,7 +66,7 @@ def test_all_that_was_meant_has_gone_out_but_the_last_residual(name, rows):
 
 def test_small_values_go_out_in_the_end():
     """Beside a large value a small one is below half a step: without feedback it would be noise."""
-    mine, small = Feedback(terms("int8"), InMemory(), (), entropy()), np.full(D, 0.01, "<f4")
+    mine, small = Feedback(terms("int8"), InMemory(), [], entropy()), np.full(D, 0.01, "<f4")
     small[0] = 10
     sent = [mine.apply(small, number).widened() for number in range(1, 201)]
     total = np.sum(sent, axis=0, dtype=float)
@@ -75,7 +75,7 @@ def test_small_values_go_out_in_the_end():
 
 def test_momentum_comes_first():
     momentum = Momentum(0.5, MANIFEST, InMemory())
-    way_out = Outgoing(momentum, Feedback(terms("bfloat16"), InMemory(), (), entropy()))
+    way_out = Outgoing(momentum, Feedback(terms("bfloat16"), InMemory(), [], entropy()))
     rows = [update(seed) for seed in range(3)]
     mean = residual = np.zeros(D, np.float32)
     for number, row in enumerate(rows, 1):
@@ -95,7 +95,7 @@ def rounded_to_bfloat16(values):
 
 def test_statistics_have_no_residual():
     """They are measured anew, as a difference from the model."""
-    mine = Feedback(terms("int8", BATCH_NORM), InMemory(), (), entropy())
+    mine = Feedback(terms("int8", BATCH_NORM), InMemory(), [], entropy())
     mine.apply(np.array([0.3, 0.7, -1, 0.123, 0.456], "<f4"), 1)
     residual = mine.kept.read(1)
     assert residual[:3].any()

@@ -53,11 +53,18 @@ def test_many_rounds_with_one_client_and_with_a_new_one_each_time(alice, connect
     assert len(service.receipts) == 4
 
 
-def test_the_next_model_is_not_downloaded_twice(alice, service):
+@pytest.mark.parametrize(("comes_with_votes", "downloads"), [(True, 1), (False, 4)])
+def test_the_next_model_is_not_downloaded_twice(comes_with_votes, downloads, alice, service):
+    def without(reply):
+        reply.ClearField("model")
+        return reply
+
+    if not comes_with_votes:
+        service.lies["Confirm"] = without
     for _ in range(3):
         alice.fetch()
         alice.submit(np.ones(D))
-    assert service.calls.count("GetModel") == 4
+    assert service.calls.count("GetModel") == downloads
 
 
 def test_rounds_that_a_client_missed_are_followed_first(alice, connect, service):

@@ -184,9 +184,10 @@ class Running:
 class Upload:
     """An upload under way: a call, and the lane that it is granted. It says what it is told to."""
 
-    def __init__(self, port: int, stub: Any, header: Any) -> None:
+    def __init__(self, port: int, stub: Any, header: Any, *, await_outcome: bool = False) -> None:
         raw = header if isinstance(header, bytes) else encode(header)
-        self.call = stub.Upload(wire.UploadRequest(header=raw), timeout=PATIENCE_S)
+        request = wire.UploadRequest(header=raw, await_outcome=await_outcome)
+        self.call = stub.Upload(request, timeout=PATIENCE_S)
         self.granted: wire.Granted | None = None
         self._port = port
         self._lane: socket.socket | None = None
@@ -309,9 +310,9 @@ class Speaker:
         self.client = client
         return client
 
-    def begin(self, header: Any) -> "Upload":
+    def begin(self, header: Any, *, await_outcome: bool = False) -> "Upload":
         """An upload by hand."""
-        return Upload(self.service.port, self.stub, header)
+        return Upload(self.service.port, self.stub, header, await_outcome=await_outcome)
 
     def upload(self, sealed: SealedUpdate, tiles: Any = None) -> list[wire.UploadReply]:
         """The replies to an upload whose lane ends behind these tiles, or all that are missing."""

@@ -121,6 +121,60 @@ def test_before_the_quorum_nothing_of_the_outcome_is_told(quiet, speaker):
     assert speakers[4].model(certified.receipt.model).shape == (D,)
 
 
+def test_a_vote_is_answered_with_what_comes_of_it(quiet, speaker):
+    speakers, joined, proposal = pending(quiet, speaker)
+    asked = wire.OutcomeRequest(number=1, round_id=joined[0].offer.round_id)
+
+    def confirmed(one, vote):
+        asked.voter = one.name
+        shown = wire.ConfirmRequest(confirmation=encode(vote), then=asked)
+        return one.stub.Confirm(shown, timeout=60)
+
+    for one in speakers[: QUORUM - 1]:
+        told = confirmed(one, of(one, proposal))
+        assert (told.outcome.WhichOneof("outcome"), told.model) == ("pending", b"")
+    last = speakers[QUORUM - 1]
+    forged = MALLORY.sign(of(last, proposal))
+    assert refused(confirmed, last, forged) == grpc.StatusCode.PERMISSION_DENIED
+    told = confirmed(last, of(last, proposal))
+    certified = decode(Certified, told.outcome.certified)
+    assert certified.certificate is not None
+    assert certified.certificate.proposal == proposal
+    assert vector_digest(np.frombuffer(told.model, "<f4")) == certified.receipt.model
+    carried = confirmed(speaker(quiet, 2), of(last, proposal))  # by another, as a relay does
+    assert (carried.outcome, carried.model) == (told.outcome, b"")
+
+
+def test_a_model_of_several_parts_comes_with_no_vote(quiet, speaker, monkeypatch):
+    monkeypatch.setattr(servicer, "_PART", 4 * D - 1)
+    speakers, joined, proposal = pending(quiet, speaker)
+    for one in speakers[: QUORUM - 1]:
+        vote(one, proposal)
+    last = speakers[QUORUM - 1]
+    asked = wire.OutcomeRequest(number=1, round_id=joined[0].offer.round_id, voter=last.name)
+    shown = wire.ConfirmRequest(confirmation=encode(of(last, proposal)), then=asked)
+    told = last.stub.Confirm(shown, timeout=60)
+    assert (told.outcome.WhichOneof("outcome"), told.model) == ("certified", b"")
+
+
+def test_an_upload_is_answered_with_what_comes_of_it(start, speaker, monkeypatch):
+    """While its call waits for that, others have its turn."""
+    monkeypatch.setattr(servicer, "_LONG_POLL_S", 60.0)
+    quiet = start(voters=(), settings={"uploads": 1})
+    first = speaker(quiet, 1)
+    mine = first.join().seal(rows(1)[0]).sealed
+    with first.begin(mine.header, await_outcome=True) as sending:
+        sending.hear()
+        sending.say(*mine.tiles)
+        assert sending.hear().WhichOneof("answer") == "complete"
+        for number in range(2, N + 1):
+            speaker(quiet, number).send(rows(1)[0])
+        (told,) = sending.call
+    proposed = told.outcome.proposed
+    assert decode(Proposal, proposed.proposal) == proposal_of(first)
+    assert is_under(decode(Proposal, proposed.proposal).cohort, leaf(mine.header), proposed.path)
+
+
 def strangers(one, proposal):
     made = Confirmation(
         proposal.federation, proposal.number, digest(proposal), "mallory", bytes(64)

@@ -12,7 +12,7 @@ from ostraka.client.following import begin_with
 from ostraka.core import rules, uploads
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import ReceiptRefused
-from ostraka.messages import Certified, Charter, vector_digest
+from ostraka.messages import Certified, Challenge, Charter, Introduction, vector_digest
 from ostraka.protocol.client import Client
 from ostraka.transport import ostraka_pb2 as wire
 
@@ -74,6 +74,17 @@ def play(service, speaker, updates, but=()):
 
 
 @pytest.mark.slow
+def test_a_charter_is_not_sent_to_who_holds_it(start, speaker):
+    one = speaker(start(), 1)
+    newest = one.charter()
+    challenge = encode(one.identity.sign(Challenge(b"n" * 32, one.name, UNSIGNED)))
+    for holds, sent in ((b"", encode(newest)), (b"x" * 32, encode(newest)), (digest(newest), b"")):
+        reply = one.stub.Introduce(wire.IntroduceRequest(challenge=challenge, holds=holds))
+        assert reply.charter == sent
+        offer = decode(Introduction, reply.introduction).offer
+        assert offer.federation == newest.federation.digest()
+
+
 def test_stragglers_cost_no_more_than_the_deadline(start, speaker):
     service = start(clients=7, settings={"deadline_s": 4})
     _, receipt = play(service, speaker, rows(7), but=[2, 5])
