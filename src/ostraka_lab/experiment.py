@@ -269,9 +269,10 @@ class Experiment:
     def resumes_in_the_clear(self) -> bool:
         """Whether a run in the clear can go on from its last model.
 
-        Momenta and residuals are kept in memory.
+        Momenta, residuals and what attackers have learnt are kept in memory.
         """
-        return self.client_momentum == 0 and self.upload == uploads.DEFAULT
+        learns = self.attacking is not None and self.attacking.learn is not None
+        return self.client_momentum == 0 and self.upload == uploads.DEFAULT and not learns
 
     def training_seed(self, client: int, number: int) -> tuple[int, ...]:
         """The seed of one client's training in one round."""
@@ -369,6 +370,9 @@ class Participant:
         self._models: tuple[Float32 | None, Float32 | None] = (None, None)  # the last two
         attacks = number in task.experiment.attackers
         self.attack: Attack | None = task.experiment.attacking if attacks else None
+        self._layers = tuple(math.prod(each.shape) for each in models.manifest(model).tensors)
+        self._memory: object = None
+        self._learnt_in = 0  # the last round in which it has learnt
         examples = self._poisoned(task.examples(number), task.dataset)
         self.trainer = Trainer(
             model,
@@ -418,12 +422,23 @@ class Participant:
             scale=experiment.scale,
             rng=experiment.attack_stream(self.number, number),
             defence=self._defence,
+            model=np.zeros_like(own) if self._models[1] is None else self._models[1],
+            layers=self._layers,
             root=self._root(),
             last=self._last(),
+            memory=self._memory,
         )
         # A value beyond float32 becomes an infinity, and the update is rejected for that.
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._in_range(self.attack.send(scene))
+            return self._in_range(self.attack.send(self._learnt(scene)))
+
+    def _learnt(self, scene: Scene) -> Scene:
+        """The scene with what is learnt from it, once a round: an update may be sent again."""
+        if self.attack is None or self.attack.learn is None:
+            return scene
+        if scene.round != self._learnt_in:
+            self._memory, self._learnt_in = self.attack.learn(scene), scene.round
+        return replace(scene, memory=self._memory)
 
     def _in_range(self, sent: Float32) -> Float32:
         """What the format of uploads can hold of finite values; others are sent as they are."""

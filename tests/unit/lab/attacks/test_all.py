@@ -11,10 +11,10 @@ from ostraka_lab.attacks import ATTACKS
 from ostraka_lab.defence import Defence, Plain
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "attacks.md"
-# A row of its table begins with a name in code.
+# A row of its first table begins with a name in code.
 ROWS = {
     cells[0].strip("`"): cells[1:]
-    for line in DOCUMENT.read_text("utf-8").splitlines()
+    for line in DOCUMENT.read_text("utf-8").partition("\n## ")[0].splitlines()
     if line.startswith("| `")
     for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
 }
@@ -22,6 +22,9 @@ NAMES = {
     *("sign-flip", "scaled", "gaussian", "zero", "nan", "label-flip", "ipm", "alie"),
     *("min-max", "min-sum", "mimic", "fang", "backdoor"),
     *("optimal-ipm", "optimal-alie", "shift"),
+    *("min-max-sign", "min-max-sd", "min-sum-sign", "min-sum-sd", "optimal-unit", "optimal-sign"),
+    *("rop", "optimal-rop", "sparse-hybrid", "optimal-sparse-hybrid", "skew", "optimal-skew"),
+    *("flanders-lie", "flanders-min-max", "flanders-opt", "lasting-mimic", "poisoned-fl"),
 }
 SENDING = [attack for attack in ATTACKS.values() if attack.send is not None]
 every = pytest.mark.parametrize("attack", SENDING, ids=lambda attack: attack.name)
@@ -168,6 +171,7 @@ both_rules = pytest.mark.parametrize("rule", RULES)
 # Everybody's is 1/20, so that of the four attackers would be a fifth.
 VERDICTS = {
     "keeps": lambda least, most: least > 0.15,
+    "partly": lambda least, most: 0.001 < least < 0.15 < most,
     "sometimes": lambda least, most: least < 0.001 and most > 0.15,
     "shortens": lambda least, most: least > 0.05 and most < 0.2,
     "drops": lambda least, most: most < 0.001,
@@ -193,8 +197,10 @@ def test_rules_do_what_the_document_says(scene, updates, attack, rule):
         clients = updates(HONEST + F, 2000, seed=seed)
         honest, attackers = clients[:HONEST], clients[HONEST:]
         scale = attack.default_scale(HONEST + F, F)
+        # The last aggregate was as the honest mean is now.
+        common = {"scale": scale, "byzantine": F, "rule": rule, "last": honest.mean(0, float)}
         sent = [
-            attack.send(scene(honest, own=own, scale=scale, byzantine=F, seed=number, rule=rule))
+            attack.send(scene(honest, own=own, seed=number, **common))
             for number, own in enumerate(attackers)
         ]
         shares.append(attackers_share(rule, honest, sent))

@@ -243,15 +243,15 @@ def test_the_bound_by_hand():
     A copy's score has 4 - 1 - 1 = 2 terms, so it may be sqrt(2 / 2) away from the furthest, at 10.
     """
     honest = np.array([1.0, 2.0, 3.0, 10.0])
-    assert informed._bound(np.outer(honest, honest), 1.0, 1) == pytest.approx(11)
+    krum = informed.Simulated(np.outer(honest, honest), -honest, 1.0, 1)
+    assert krum.bound() == pytest.approx(11)
 
 
 def test_nothing_beyond_the_bound_is_selected(scene, updates):
     for seed in range(20):
         honest = updates(12, 60, seed=seed)
-        products = honest.astype(np.float64) @ honest.T
-        bound = informed._bound(products, 60.0, 3)
-        back = -np.sign(honest.mean(axis=0))
+        back = -np.sign(honest.mean(axis=0, dtype=np.float64))
+        bound = informed.Simulated.of(honest, back, 3).bound()
         for factor in (1.001, 2.0, 10.0):
             rows = np.vstack([honest, *[factor * bound * back] * 3]).astype(np.float64)
             assert krum.multi_krum(gram.naive(rows), 3, 1)[0] < len(honest)
