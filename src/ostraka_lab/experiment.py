@@ -2,6 +2,7 @@
 
     Experiment    everything that decides how a run goes
     Task          the data, and which client holds which part of it
+    Backdoor      how often a trigger leads a model astray
     Participant   one client: its part of the data, its training, its attack
     Judge         how good a model is, on examples that no client has trained on
 
@@ -23,7 +24,7 @@ from ostraka.core import rules, uploads
 from ostraka.crypto.stream import KEY_BYTES, SecretStream
 from ostraka.errors import ConfigError
 from ostraka_lab import data, models
-from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene, stamped
+from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene
 from ostraka_lab.data import DATASETS, Dataset, Split, partition
 from ostraka_lab.defence import Defence
 from ostraka_lab.models import MODELS
@@ -44,6 +45,9 @@ _PROCESSES = 2
 
 # What random numbers are drawn for: each purpose has a stream of its own.
 _CAST, _TRAINING, _ATTACK, _POISON, _ROOT, _ROUNDING = range(6)
+
+# Images on which an attacker tries its own backdoor, as often as the model has tensors and more.
+_TRIED = 64
 
 CLIENT = "client-"  # before a client's number
 
@@ -355,6 +359,28 @@ class Task:
         return Split(train.images[own], train.labels[own])
 
 
+class Backdoor:
+    """How often images with the attack's trigger are taken for the target of its backdoor.
+
+    It is measured on examples of all other classes. exists: whether the attack has a trigger.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, examples: Split) -> None:
+        attack = ATTACKS.get(task.experiment.attack)
+        images = examples.images[examples.labels != TARGET]
+        self.exists = attack is not None and attack.trigger is not None
+        self._images = attack.trigger(images) if attack and attack.trigger else images[:0]
+        self._dataset, self._model = task.dataset, model
+
+    def success(self, vector: Float32) -> float:
+        """With this model (d,). 0 if there is no image with a trigger."""
+        images, dataset = self._images, self._dataset
+        if not len(images):
+            return 0.0
+        wanted = np.full(len(images), TARGET)
+        return evaluate(self._model, vector, images, wanted, dataset.mean, dataset.std).accuracy
+
+
 class Participant:
     """One client. model: may be shared by participants that train one after the other.
 
@@ -365,7 +391,7 @@ class Participant:
         self, task: Task, number: int, model: nn.Module, defence: Defence | None = None
     ) -> None:
         self.number = number
-        self._experiment = task.experiment
+        self._task, self._experiment = task, task.experiment
         self._defence = defence or task.experiment.defence
         self._models: tuple[Float32 | None, Float32 | None] = (None, None)  # the last two
         attacks = number in task.experiment.attackers
@@ -427,6 +453,7 @@ class Participant:
             root=self._root(),
             last=self._last(),
             memory=self._memory,
+            works=self._works,
         )
         # A value beyond float32 becomes an infinity, and the update is rejected for that.
         with np.errstate(over="ignore", invalid="ignore"):
@@ -439,6 +466,17 @@ class Participant:
         if scene.round != self._learnt_in:
             self._memory, self._learnt_in = self.attack.learn(scene), scene.round
         return replace(scene, memory=self._memory)
+
+    def _works(self, vector: Float32) -> float:
+        """How often its backdoor works with this model (d,)."""
+        return self._backdoor.success(vector)
+
+    @cached_property
+    def _backdoor(self) -> Backdoor:
+        """On examples of its own, with a model that no other thread trains."""
+        examples = self._task.examples(self.number)
+        some = Split(examples.images[:_TRIED], examples.labels[:_TRIED])
+        return Backdoor(self._task, self._task.model(), some)
 
     def _in_range(self, sent: Float32) -> Float32:
         """What the format of uploads can hold of finite values; others are sent as they are."""
@@ -463,7 +501,9 @@ class Participant:
         if self.attack is None or self.attack.poison is None:
             return examples
         stream = self._experiment.poison_stream(self.number)
-        return self.attack.poison(examples, Poison(classes=dataset.classes, rng=stream))
+        place = self._experiment.attackers.index(self.number)
+        poison = Poison(classes=dataset.classes, rng=stream, number=place)
+        return self.attack.poison(examples, poison)
 
 
 class Judge:
@@ -472,7 +512,7 @@ class Judge:
     def __init__(self, task: Task) -> None:
         self._dataset = task.dataset
         self._model = task.model()
-        self._backdoor = task.experiment.attack == "backdoor"
+        self._backdoor = Backdoor(task, self._model, task.dataset.test)
 
     def scores(self, vector: Float32) -> dict[str, float | None]:
         """Measure accuracy, loss, and how often a backdoor's trigger works, if there is one."""
@@ -481,15 +521,8 @@ class Judge:
         return {
             "accuracy": score.accuracy,
             "loss": score.loss if math.isfinite(score.loss) else None,
-            "attack_success": self._attack_success(vector) if self._backdoor else None,
+            "attack_success": self._backdoor.success(vector) if self._backdoor.exists else None,
         }
-
-    def _attack_success(self, vector: Float32) -> float:
-        """Measure on stamped images of all classes but the one that the backdoor leads to."""
-        test = self._dataset.test
-        others = np.flatnonzero(test.labels != TARGET)
-        images = stamped(test.images[others])
-        return self._score(vector, images, np.full(len(others), TARGET)).accuracy
 
     def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
         dataset = self._dataset

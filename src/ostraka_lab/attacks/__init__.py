@@ -1,10 +1,11 @@
 """What attackers do: pure functions of what they see, each with its paper.
 
 attack     what all attacks have in common; Scene: what an attacker sees when it sends
-blind      sign-flip, scaled, gaussian, zero, nan, label-flip, backdoor: they know nothing of others
+blind      sign-flip, scaled, gaussian, zero, nan, label-flip: they know nothing of others
 informed   ipm, alie, shift, mimic, min-max, min-sum, fang: they know updates of others
 crafted    rop, sparse-hybrid, skew: they know these as well, and choose a direction with care
 flanders   flanders-lie, flanders-min-max, flanders-opt: as FLANDERS' code has them
+backdoors  backdoor, dba, neurotoxin, layer-wise: they teach the model a trigger
 lasting    lasting-mimic, poisoned-fl: they remember earlier rounds
 optimal    optimal-ipm and others: they know the rule as well, and try it out
 
@@ -14,9 +15,9 @@ know the same send the same. docs/attacks.md compares them.
 
 from functools import partial
 
-from ostraka_lab.attacks import blind, crafted, flanders, informed, lasting, optimal
+from ostraka_lab.attacks import backdoors, blind, crafted, flanders, informed, lasting, optimal
 from ostraka_lab.attacks.attack import TARGET, Attack, Poison, Scene, always
-from ostraka_lab.attacks.blind import stamped
+from ostraka_lab.attacks.backdoors import stamped
 
 __all__ = ["ATTACKS", "TARGET", "Attack", "Poison", "Scene", "stamped"]
 
@@ -319,10 +320,40 @@ _ALL = (
         name="backdoor",
         summary="trains images with a trigger to be of one class, and enlarges its update",
         paper="Bagdasaryan et al. 2020",
-        send=blind.model_replacement,
-        poison=blind.backdoor,
+        send=backdoors.model_replacement,
+        poison=backdoors.backdoor,
+        trigger=stamped,
         scale_means="how many times longer than its own update",
-        default_scale=blind.replacing,
+        default_scale=backdoors.replacing,
+    ),
+    Attack(
+        name="dba",
+        summary="as backdoor, with a trigger of which every attacker trains one part",
+        paper="Xie et al. 2020 (DBA)",
+        send=backdoors.model_replacement,
+        poison=backdoors.distributed,
+        trigger=backdoors.stamped_all_over,
+        scale_means="how many times longer than its own update",
+        default_scale=backdoors.replacing,
+    ),
+    Attack(
+        name="neurotoxin",
+        summary="as backdoor, without the coordinates that others change most",
+        paper="Zhang et al. 2022",
+        send=backdoors.neurotoxin,
+        poison=backdoors.backdoor,
+        trigger=stamped,
+        scale_means="how many times longer than its own update",
+    ),
+    Attack(
+        name="layer-wise",
+        summary="as backdoor in the few layers that it needs, and the honest mean elsewhere",
+        paper="Zhuang et al. 2024",
+        send=backdoors.layer_wise,
+        poison=backdoors.backdoor,
+        trigger=stamped,
+        least_known=1,
+        scale_means="how many times longer than its own update, in these layers",
     ),
 )
 

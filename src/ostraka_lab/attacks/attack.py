@@ -10,6 +10,7 @@ import numpy as np
 from ostraka.arrays import Float32, Float64
 from ostraka.errors import ConfigError
 from ostraka_lab.data import Split
+from ostraka_lab.data.dataset import UInt8
 from ostraka_lab.defence import Defence
 
 TARGET = 0  # the class that the backdoor leads to
@@ -18,17 +19,23 @@ DefaultScale: TypeAlias = Callable[[int, int], float]
 """The scale of an attack, from the numbers of clients and of attackers."""
 
 
+def _no_backdoor(model: Float32) -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, eq=False)
 class Poison:
     """What becomes of an attacker's examples.
 
-    share: how many of them carry the trigger. Bagdasaryan et al. put 20 in a batch of 64.
+    share: how many of them carry the trigger. Bagdasaryan et al. put 20 in a batch of 64. number:
+    which of the attackers it is, from 0.
     """
 
     classes: int
     rng: np.random.Generator
     target: int = TARGET
     share: float = 20 / 64
+    number: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.target < self.classes:
@@ -49,6 +56,7 @@ class Scene:
     defence with a root client trusts. model: (d,), from which all clients train in this round.
     layers: the sizes of its tensors, in their order. last: (d,), the last aggregate, which is
     public as well. memory: what the attack has learnt in rounds up to this one; None for nothing.
+    works: how often a backdoor works with a model (d,), on examples of the attacker's own.
     """
 
     own: Float32
@@ -64,6 +72,7 @@ class Scene:
     root: int | None = None
     last: Float64 | None = None
     memory: object = None
+    works: Callable[[Float32], float] = _no_backdoor
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and self.scale >= 0):
@@ -110,9 +119,10 @@ class Attack:
     """An attack on what a client sends, on what it trains with, or on both.
 
     send: what goes out in place of the update; None if the update itself does. poison: what becomes
-    of the attacker's examples before it trains; None if they stay. learn: what it keeps of a round
-    for the next ones, from a scene whose memory is that of the round before; None if it keeps
-    nothing. least_known: how many honest updates it must know. scale_means: what the scale of the
+    of the attacker's examples before it trains; None if they stay. trigger: what puts on images
+    (n, c, h, w) what opens its backdoor; None if it has none. learn: what it keeps of a round for
+    the next ones, from a scene whose memory is that of the round before; None if it keeps nothing.
+    least_known: how many honest updates it must know. scale_means: what the scale of the
     scene is to it; empty if nothing.
     default_scale: the scale from the numbers of clients and of attackers, if none is asked for.
     alike: whether attackers that know the same send the same to the bit.
@@ -123,6 +133,7 @@ class Attack:
     paper: str
     send: Callable[[Scene], Float32] | None = None
     poison: Callable[[Split, Poison], Split] | None = None
+    trigger: Callable[[UInt8], UInt8] | None = None
     learn: Callable[[Scene], object] | None = None
     least_known: int = 0
     scale_means: str = ""

@@ -1,5 +1,7 @@
 """Scenes: honest updates around a common direction, and an attacker that sees some of them."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,7 @@ def build(
     model: Float32 | None = None,
     layers: tuple[int, ...] = (),
     memory: object = None,
+    works: Callable[[Float32], float] = lambda model: 1.0,
 ) -> Scene:
     """By default the attacker knows all honest updates, and its own would have been the first.
 
@@ -52,6 +55,7 @@ def build(
         root=root,
         last=last,
         memory=memory,
+        works=works,
     )
 
 

@@ -145,6 +145,8 @@ def test_plain_averaging_is_given_all_that_there_is(scene, updates):
     given = type(given)(**vars(given) | {"defence": Plain()})
     tried = line(optimal.ipm, given)
     assert best(tried) == pytest.approx(tried.longest(), rel=1e-6)
+    beyond = 2 * tried.longest()
+    assert best(replace(tried, usual=(beyond,))) == beyond
 
 
 @both
