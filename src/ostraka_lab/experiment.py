@@ -396,7 +396,6 @@ class Participant:
         self._models: tuple[Float32 | None, Float32 | None] = (None, None)  # the last two
         attacks = number in task.experiment.attackers
         self.attack: Attack | None = task.experiment.attacking if attacks else None
-        self._layers = tuple(math.prod(each.shape) for each in models.manifest(model).tensors)
         self._memory: object = None
         self._learnt_in = 0  # the last round in which it has learnt
         examples = self._poisoned(task.examples(number), task.dataset)
@@ -466,6 +465,12 @@ class Participant:
         if scene.round != self._learnt_in:
             self._memory, self._learnt_in = self.attack.learn(scene), scene.round
         return replace(scene, memory=self._memory)
+
+    @cached_property
+    def _layers(self) -> tuple[int, ...]:
+        """The sizes of the model's tensors."""
+        tensors = models.manifest(self.trainer.model).tensors
+        return tuple(math.prod(each.shape) for each in tensors)
 
     def _works(self, vector: Float32) -> float:
         """How often its backdoor works with this model (d,)."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.errors import ConfigError
+from ostraka_lab.attacks import ATTACKS as BY_NAME
 from ostraka_lab.attacks import informed
 from ostraka_lab.attacks.informed import mimic
 
@@ -180,6 +181,18 @@ def test_steps_along_the_chosen_direction(scene, updates, attack):
         step = attack(scene(honest), perturbation) - mean
         cosine = step @ direction / np.linalg.norm(step) / np.linalg.norm(direction)
         assert cosine == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("bound", ["min-max", "min-sum"])
+@pytest.mark.parametrize(
+    ("name", "perturbation"), list(zip(["", "-sign", "-sd"], PERTURBATIONS, strict=True))
+)
+def test_every_perturbation_has_a_name(scene, updates, bound, name, perturbation):
+    given = scene(updates(9, 40))
+    attack = informed.min_max if bound == "min-max" else informed.min_sum
+    send = BY_NAME[bound + name].send
+    assert send is not None
+    np.testing.assert_array_equal(send(given), attack(given, perturbation))
 
 
 def test_by_hand(scene):
