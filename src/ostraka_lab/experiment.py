@@ -427,8 +427,10 @@ class Participant:
             before = self._models[1] if number == self._round + 1 else None
             self._models = before, start
             self._round = number
-        seed = self._experiment.training_seed(self.number, number)
-        return self.trainer.update(start, seed=seed)
+        seed, last = self._experiment.training_seed(self.number, number), self._last()
+        hold = self.attack.hold if self.attack is not None else None
+        held = None if hold is None or last is None else hold(last)
+        return self.trainer.update(start, seed=seed, held=held)
 
     def sends(self, own: Float32, number: int, known: Float32 | None = None) -> Float32:
         """Give what goes out (d,) in place of its own update after momentum.

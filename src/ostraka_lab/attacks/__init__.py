@@ -338,11 +338,12 @@ _ALL = (
     ),
     Attack(
         name="neurotoxin",
-        summary="as backdoor, without the coordinates that others change most",
+        summary="as backdoor, trained without the coordinates that others change most",
         paper="Zhang et al. 2022",
-        send=backdoors.neurotoxin,
+        send=backdoors.model_replacement,
         poison=backdoors.backdoor,
         trigger=stamped,
+        hold=backdoors.frequent,
         scale_means="how many times longer than its own update",
     ),
     Attack(

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ostraka.arrays import Float32, Float64
+from ostraka.arrays import Float32, Float64, Int64
 from ostraka.errors import ConfigError
 from ostraka_lab.data import Split
 from ostraka_lab.data.dataset import UInt8
@@ -120,12 +120,13 @@ class Attack:
 
     send: what goes out in place of the update; None if the update itself does. poison: what becomes
     of the attacker's examples before it trains; None if they stay. trigger: what puts on images
-    (n, c, h, w) what opens its backdoor; None if it has none. learn: what it keeps of a round for
-    the next ones, from a scene whose memory is that of the round before; None if it keeps nothing.
-    least_known: how many honest updates it must know. scale_means: what the scale of the
-    scene is to it; empty if nothing.
-    default_scale: the scale from the numbers of clients and of attackers, if none is asked for.
-    alike: whether attackers that know the same send the same to the bit.
+    (n, c, h, w) what opens its backdoor; None if it has none. hold: the coordinates that its
+    training leaves as they are, from the last aggregate (d,); None for none of them. learn: what it
+    keeps of a round for the next ones, from a scene whose memory is that of the round before; None
+    if it keeps nothing. least_known: how many honest updates it must know. scale_means: what the
+    scale of the scene is to it; empty if nothing. default_scale: the scale from the numbers of
+    clients and of attackers, if none is asked for. alike: whether attackers that know the same send
+    the same to the bit.
     """
 
     name: str
@@ -134,6 +135,7 @@ class Attack:
     send: Callable[[Scene], Float32] | None = None
     poison: Callable[[Split, Poison], Split] | None = None
     trigger: Callable[[UInt8], UInt8] | None = None
+    hold: Callable[[Float64], Int64] | None = None
     learn: Callable[[Scene], object] | None = None
     least_known: int = 0
     scale_means: str = ""

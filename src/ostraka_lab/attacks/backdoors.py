@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import Float32
+from ostraka.arrays import Float32, Float64, Int64
 from ostraka_lab.attacks.attack import Poison, Scene
 from ostraka_lab.attacks.informed import mean
 from ostraka_lab.data import Split
@@ -93,20 +93,17 @@ def replacing(clients: int, byzantine: int) -> float:
     return clients / max(byzantine, 1)
 
 
-def neurotoxin(scene: Scene) -> Float32:
-    """s w, but 0 in the twentieth of coordinates in which the last aggregate was largest.
+def frequent(last: Float64) -> Int64:
+    """The twentieth of coordinates in which the last aggregate (d,) was largest.
 
-    What others hardly change they will not undo, so that the backdoor outlasts the attack. Before
-    there is an aggregate, nothing is left out.
+    Neurotoxin leaves them as they are in every step of its training: what others hardly change they
+    will not undo, so that the backdoor outlasts the attack.
 
     Zhang, Panda, Song, Yang, Mahoney, Gonzalez, Ramchandran and Mittal, "Neurotoxin: Durable
-    Backdoors in Federated Learning", ICML 2022. They leave these coordinates out of every step of
-    their training, here they are left out of what has been trained.
+    Backdoors in Federated Learning", ICML 2022.
     """
-    sent = np.float32(scene.scale) * scene.own
-    if scene.last is not None and (count := round(_FREQUENT * sent.size)):
-        sent[np.argpartition(np.abs(scene.last), -count)[-count:]] = 0
-    return sent
+    count = round(_FREQUENT * last.size)
+    return np.argpartition(np.abs(last), -count)[last.size - count :]
 
 
 def layer_wise(scene: Scene) -> Float32:

@@ -226,6 +226,18 @@ def test_attackers_learn_once_a_round_and_know_the_model(monkeypatch):
     assert len(scenes[-1].layers) == len(task.first()[0].tensors)
 
 
+def test_neurotoxin_trains_what_others_leave_alone():
+    task, participants = cast(attack="neurotoxin")
+    (number,), start = task.experiment.attackers, task.first()[1]
+    attacker = participants[number]
+    assert np.count_nonzero(attacker.train(start, 1).update[:100])
+    moved = start.copy()
+    moved[:100] += 1
+    update = attacker.train(moved, 2).update
+    assert not update[:100].any()
+    assert update.any()
+
+
 def test_what_attackers_have_learnt_is_not_resumed():
     assert Experiment(attack="mimic").resumes_in_the_clear
     for attack in ("lasting-mimic", "poisoned-fl"):
