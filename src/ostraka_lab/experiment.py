@@ -2,6 +2,7 @@
 
     Experiment    everything that decides how a run goes
     Task          the data, and which client holds which part of it
+    Backdoor      how often a trigger leads a model astray
     Participant   one client: its part of the data, its training, its attack
     Judge         how good a model is, on examples that no client has trained on
 
@@ -25,7 +26,7 @@ from ostraka.core import rules, sketch, uploads
 from ostraka.crypto.stream import KEY_BYTES, SecretStream
 from ostraka.errors import ConfigError
 from ostraka_lab import data, models
-from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene, stamped
+from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene
 from ostraka_lab.data import DATASETS, Dataset, Split, partition
 from ostraka_lab.defence import Defence
 from ostraka_lab.models import MODELS
@@ -46,6 +47,9 @@ _PROCESSES = 2
 
 # What random numbers are drawn for: each purpose has a stream of its own.
 _CAST, _TRAINING, _ATTACK, _POISON, _ROOT, _ROUNDING = range(6)
+
+# Images on which an attacker tries its own backdoor, as often as the model has tensors and more.
+_TRIED = 64
 
 
 @dataclass(frozen=True)
@@ -280,9 +284,10 @@ class Experiment:
     def resumes_in_the_clear(self) -> bool:
         """Whether a run in the clear can go on from its last model.
 
-        Momenta and residuals are kept in memory.
+        Momenta, residuals and what attackers have learnt are kept in memory.
         """
-        return self.client_momentum == 0 and self.upload == uploads.DEFAULT
+        learns = self.attacking is not None and self.attacking.learn is not None
+        return self.client_momentum == 0 and self.upload == uploads.DEFAULT and not learns
 
     def training_seed(self, client: int, number: int) -> tuple[int, ...]:
         """The seed of one client's training in one round."""
@@ -365,6 +370,39 @@ class Task:
         return Split(train.images[own], train.labels[own])
 
 
+class Backdoor:
+    """How often images with the attack's trigger are taken for the target of its backdoor.
+
+    It is measured on examples of all other classes. exists: whether the attack has a trigger.
+    meanwhile: called again and again while that goes on.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        examples: Split,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> None:
+        attack = ATTACKS.get(task.experiment.attack)
+        images = examples.images[examples.labels != TARGET]
+        self.exists = attack is not None and attack.trigger is not None
+        self._images = attack.trigger(images) if attack and attack.trigger else images[:0]
+        self._dataset, self._model, self._meanwhile = task.dataset, model, meanwhile
+
+    def success(self, vector: Float32) -> float:
+        """With this model (d,). 0 if there is no image with a trigger."""
+        images, dataset = self._images, self._dataset
+        if not len(images):
+            return 0.0
+        wanted = np.full(len(images), TARGET)
+        statistics = dataset.mean, dataset.std
+        score = evaluate(
+            self._model, vector, images, wanted, *statistics, meanwhile=self._meanwhile
+        )
+        return score.accuracy
+
+
 class Participant:
     """One client. model: may be shared by participants that train one after the other.
 
@@ -375,11 +413,13 @@ class Participant:
         self, task: Task, number: int, model: nn.Module, defence: Defence | None = None
     ) -> None:
         self.number = number
-        self._experiment = task.experiment
+        self._task, self._experiment = task, task.experiment
         self._defence = defence or task.experiment.defence
         self._models: tuple[Float32 | None, Float32 | None] = (None, None)  # the last two
         attacks = number in task.experiment.attackers
         self.attack: Attack | None = task.experiment.attacking if attacks else None
+        self._memory: object = None
+        self._learnt_in = 0  # the last round in which it has learnt
         examples = self._poisoned(task.examples(number), task.dataset)
         self.trainer = Trainer(
             model,
@@ -409,8 +449,10 @@ class Participant:
             before = self._models[1] if number == self._round + 1 else None
             self._models = before, start
             self._round = number
-        seed = self._experiment.training_seed(self.number, number)
-        return self.trainer.update(start, seed=seed)
+        seed, last = self._experiment.training_seed(self.number, number), self._last()
+        hold = self.attack.hold if self.attack is not None else None
+        held = None if hold is None or last is None else hold(last)
+        return self.trainer.update(start, seed=seed, held=held)
 
     def sends(self, own: Float32, number: int, known: Float32 | None = None) -> Float32:
         """Give what goes out (d,) in place of its own update after momentum.
@@ -429,12 +471,41 @@ class Participant:
             scale=experiment.scale,
             rng=experiment.attack_stream(self.number, number),
             defence=self._defence,
+            model=np.zeros_like(own) if self._models[1] is None else self._models[1],
+            layers=self._layers,
             root=self._root(),
             last=self._last(),
+            memory=self._memory,
+            works=self._works,
         )
         # A value beyond float32 becomes an infinity, and the update is rejected for that.
         with np.errstate(over="ignore", invalid="ignore"):
-            return self._in_range(self.attack.send(scene))
+            return self._in_range(self.attack.send(self._learnt(scene)))
+
+    def _learnt(self, scene: Scene) -> Scene:
+        """The scene with what is learnt from it, once a round: an update may be sent again."""
+        if self.attack is None or self.attack.learn is None:
+            return scene
+        if scene.round != self._learnt_in:
+            self._memory, self._learnt_in = self.attack.learn(scene), scene.round
+        return replace(scene, memory=self._memory)
+
+    @cached_property
+    def _layers(self) -> tuple[int, ...]:
+        """The sizes of the model's tensors."""
+        tensors = models.manifest(self.trainer.model).tensors
+        return tuple(math.prod(each.shape) for each in tensors)
+
+    def _works(self, vector: Float32) -> float:
+        """How often its backdoor works with this model (d,)."""
+        return self._backdoor.success(vector)
+
+    @cached_property
+    def _backdoor(self) -> Backdoor:
+        """On examples of its own, with a model that no other thread trains."""
+        examples = self._task.examples(self.number)
+        some = Split(examples.images[:_TRIED], examples.labels[:_TRIED])
+        return Backdoor(self._task, self._task.model(), some)
 
     def _in_range(self, sent: Float32) -> Float32:
         """What the format of uploads can hold of finite values; others are sent as they are."""
@@ -459,7 +530,9 @@ class Participant:
         if self.attack is None or self.attack.poison is None:
             return examples
         stream = self._experiment.poison_stream(self.number)
-        return self.attack.poison(examples, Poison(classes=dataset.classes, rng=stream))
+        place = self._experiment.attackers.index(self.number)
+        poison = Poison(classes=dataset.classes, rng=stream, number=place)
+        return self.attack.poison(examples, poison)
 
 
 class Judge:
@@ -469,7 +542,7 @@ class Judge:
         self._dataset = task.dataset
         self._model = task.model()
         self._meanwhile = meanwhile
-        self._backdoor = task.experiment.attack == "backdoor"
+        self._backdoor = Backdoor(task, self._model, task.dataset.test, meanwhile)
 
     def scores(self, vector: Float32) -> dict[str, float | None]:
         """Measure accuracy, loss, and how often a backdoor's trigger works, if there is one."""
@@ -478,15 +551,8 @@ class Judge:
         return {
             "accuracy": score.accuracy,
             "loss": score.loss if math.isfinite(score.loss) else None,
-            "attack_success": self._attack_success(vector) if self._backdoor else None,
+            "attack_success": self._backdoor.success(vector) if self._backdoor.exists else None,
         }
-
-    def _attack_success(self, vector: Float32) -> float:
-        """Measure on stamped images of all classes but the one that the backdoor leads to."""
-        test = self._dataset.test
-        others = np.flatnonzero(test.labels != TARGET)
-        images = stamped(test.images[others])
-        return self._score(vector, images, np.full(len(others), TARGET)).accuracy
 
     def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
         dataset = self._dataset

@@ -132,16 +132,17 @@ class Trainer:
         self._images, self._labels = images, labels
         self._pixels = Pixels(mean, std)
 
-    def update(self, start: Float32, *, seed: Sequence[int]) -> Trained:
+    def update(self, start: Float32, *, seed: Sequence[int], held: Int64 | None = None) -> Trained:
         """Train from this model (d,). The update of a training that diverged is NaN.
 
-        seed: of the batches, and of what the model itself draws.
+        seed: of the batches, and of what the model itself draws. held: coordinates that every step
+        leaves as they are.
         """
         for_batches, for_model = np.random.SeedSequence(list(seed)).spawn(2)
         batches = list(self._batches(np.random.default_rng(for_batches)))
         models.set_vector(self.model, start)
         with drawing_from(_generator(for_model), self.model):
-            losses = self._descend(batches)
+            losses = self._descend(batches, start, held)
         with np.errstate(over="ignore", invalid="ignore"):  # of a training that diverged
             update = models.vector(self.model) - start
         examples = sum(map(len, batches))
@@ -159,10 +160,16 @@ class Trainer:
         cuts = list(range(size, n, size))
         return np.split(order, cuts[:-1] if n % size == 1 else cuts)
 
-    def _descend(self, batches: list[Int64]) -> list[float]:
+    def _descend(self, batches: list[Int64], start: Float32, held: Int64 | None) -> list[float]:
         """Take one step for each batch. Gives the sum of the losses of each."""
-        descent = Descent(list(self.model.parameters()), self.recipe)
-        return [self._step(descent, batch) for batch in batches]
+        descent, losses = Descent(list(self.model.parameters()), self.recipe), list[float]()
+        for batch in batches:
+            losses.append(self._step(descent, batch))
+            if held is not None:
+                stepped = models.vector(self.model)
+                stepped[held] = start[held]
+                models.set_vector(self.model, stepped)
+        return losses
 
     def _step(self, descent: Descent, batch: Int64) -> float:
         _set_training(self.model, len(batch))

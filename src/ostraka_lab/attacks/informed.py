@@ -29,12 +29,12 @@ from ostraka.arrays import Float32, Float64
 from ostraka.core.gram import from_gram
 from ostraka.core.rules.krum import krum_scores, multi_krum
 from ostraka.errors import ConfigError
-from ostraka_lab.attacks.attack import Scene
+from ostraka_lab.attacks.attack import Course, Scene
 from ostraka_lab.defence import inner_products
 
 Perturbation: TypeAlias = Callable[[Float32, Float64], Float64]
 
-_LEAST = 4  # known updates that fang needs, as Krum with one attacker needs five in all
+LEAST = 4  # known updates that fang needs, as Krum with one attacker needs five in all
 _GIVE_UP = 1e-5  # of fang's first lambda; in the paper it is an absolute length
 _APART = 1e-4  # how far fang's copies lie from each other, for a length of 1
 
@@ -85,34 +85,42 @@ def z_max(clients: int, byzantine: int) -> float:
     return NormalDist().inv_cdf((honest - supporters) / honest)
 
 
+def quiet(clients: int, byzantine: int) -> float:
+    """z_max, or 0 where attackers are too few to pass for a median, or need not pass for one."""
+    return max(z_max(clients, byzantine), 0.0) if clients >= 3 and 2 * byzantine < clients else 0.0
+
+
 def mimic(scene: Scene) -> Float32:
     """w_i of one honest client i: all attackers vote for it, so that others count for less.
 
     i maximises |<z, w_i>|, where z is the direction in which the known updates vary most.
 
-    The paper estimates z over the first rounds and then keeps i. This attack remembers nothing, and
-    chooses by the round at hand: the same client again and again where data differ much between
-    clients, which is where the attack does harm, and different ones where they hardly do.
+    The paper estimates z over the first rounds and then keeps i: see `lasting`. This attack
+    remembers nothing, and chooses by the round at hand: the same client again and again where data
+    differ much between clients, which is where the attack does harm, and different ones where they
+    hardly do.
 
     Karimireddy, He and Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing",
     ICLR 2022.
     """
     rows = scene.honest(1)
-    chosen: Float32 = rows[_most_typical_of_the_spread(inner_products(rows))]
+    gram = inner_products(rows)
+    chosen: Float32 = rows[int(np.argmax(np.abs(gram @ most_varied(gram))))]
     return chosen.copy()
 
 
-def _most_typical_of_the_spread(gram: Float64) -> int:
-    """With U the rows less their mean, z = U^T u, where u is the first eigenvector of U U^T.
+def most_varied(gram: Float64) -> Float64:
+    """The direction in which rows vary most, as a combination (m,) of them, from their products.
 
-    u sums to 0, so that z is the rows' own combination by u as well.
+    With U the rows less their mean, z = U^T u, where u is the first eigenvector of U U^T. u sums to
+    0, so that z is the rows' own combination by u as well. A model that has run away has none.
     """
     if not np.isfinite(gram).all():
-        return 0  # A model that has run away has no directions.
+        return np.zeros(len(gram))
     centred = gram - gram.mean(axis=0)
     centred -= centred.mean(axis=1)[:, None]
-    u = np.linalg.eigh(centred)[1][:, -1]
-    return int(np.argmax(np.abs(gram @ u)))
+    first: Float64 = np.linalg.eigh(centred)[1][:, -1]
+    return first
 
 
 def inverse_unit(rows: Float32, centre: Float64) -> Float64:
@@ -136,11 +144,8 @@ def min_max(scene: Scene, perturbation: Perturbation = inverse_unit) -> Float32:
 
     max_i |mu + gamma p - w_i| <= max_ij |w_i - w_j|
     """
-    line = _line(scene.honest(2), perturbation)
-    room = np.maximum(line.between.max() - line.a, 0)
-    # Of the two roots this is the positive one, and the nearest bound of all is the one that holds.
-    roots = np.sqrt(line.b**2 + line.c * room) - line.b
-    return line.at(scene.scale * _ratio(roots.min(), line.c))
+    ray = Ray.of(scene.honest(2), perturbation)
+    return ray.at(scene.scale * ray.min_max)
 
 
 def min_sum(scene: Scene, perturbation: Perturbation = inverse_unit) -> Float32:
@@ -148,13 +153,22 @@ def min_sum(scene: Scene, perturbation: Perturbation = inverse_unit) -> Float32:
 
     sum_i |mu + gamma p - w_i|^2 <= max_i sum_j |w_i - w_j|^2, where the b_i sum to 0
     """
-    line = _line(scene.honest(2), perturbation)
-    room = max(line.between.sum(axis=1).max() - line.a.sum(), 0)
-    return line.at(scene.scale * math.sqrt(_ratio(room, len(line.a) * line.c)))
+    ray = Ray.of(scene.honest(2), perturbation)
+    return ray.at(scene.scale * ray.min_sum)
+
+
+def bounded(scene: Scene, perturbation: Perturbation = inverse_unit) -> Course:
+    """mu + s p, of which Min-Max and Min-Sum each take the s that their bound allows.
+
+    With the s that does most harm to the rule in force it is the attack of the same paper on a rule
+    that is known.
+    """
+    ray = Ray.of(scene.honest(2), perturbation)
+    return Course(ray.centre, ray.direction, (ray.min_max, ray.min_sum))
 
 
 @dataclass(frozen=True, eq=False)
-class _Line:
+class Ray:
     """mu + gamma p, with squared distances between known updates (m, m), and from them to it."""
 
     centre: Float64
@@ -164,22 +178,41 @@ class _Line:
     b: Float64
     c: float
 
+    @classmethod
+    def of(cls, rows: Float32, perturbation: Perturbation) -> "Ray":
+        """From the mean of the rows (m, d)."""
+        centre = mean(rows)
+        direction = perturbation(rows, centre)
+        between = from_gram(inner_products(rows))
+        return cls(
+            centre=centre,
+            direction=direction,
+            between=between,
+            a=between.mean(axis=1) - between.mean() / 2,
+            b=direction @ centre - dots(rows, direction),
+            c=float(direction @ direction),
+        )
+
     def at(self, gamma: float) -> Float32:
         return (self.centre + gamma * self.direction).astype(np.float32)
 
+    def away(self, gamma: float) -> Float64:
+        """Squared distances (m,) from the known updates."""
+        return self.a + 2 * gamma * self.b + gamma**2 * self.c
 
-def _line(rows: Float32, perturbation: Perturbation) -> _Line:
-    centre = mean(rows)
-    direction = perturbation(rows, centre)
-    between = from_gram(inner_products(rows))
-    return _Line(
-        centre=centre,
-        direction=direction,
-        between=between,
-        a=between.mean(axis=1) - between.mean() / 2,
-        b=direction @ centre - dots(rows, direction),
-        c=float(direction @ direction),
-    )
+    @property
+    def min_max(self) -> float:
+        """The gamma of Min-Max."""
+        room = np.maximum(self.between.max() - self.a, 0)
+        # Of both roots this is the positive one, and the nearest bound of all is what holds.
+        roots = np.sqrt(self.b**2 + self.c * room) - self.b
+        return _ratio(roots.min(), self.c)
+
+    @property
+    def min_sum(self) -> float:
+        """The gamma of Min-Sum."""
+        room = max(self.between.sum(axis=1).max() - self.a.sum(), 0)
+        return math.sqrt(_ratio(room, len(self.a) * self.c))
 
 
 def _ratio(above: float, below: float) -> float:
@@ -199,49 +232,64 @@ def fang(scene: Scene) -> Float32:
     Fang, Cao, Jia and Gong, "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning",
     USENIX Security 2020.
     """
-    rows = scene.honest(_LEAST)
+    rows = scene.honest(LEAST)
     back = -np.sign(mean(rows))
-    strength = scene.scale * _strength(rows, back, min(max(scene.byzantine, 1), len(rows) - 3))
+    krum = Simulated.of(rows, back, scene.byzantine)
+    first = krum.bound()
+    strength = scene.scale * krum.halved(first, _GIVE_UP * first)
     jitter = scene.rng.standard_normal(back.shape, dtype=np.float32)
     return (strength * back * (1 + _APART * jitter)).astype(np.float32)
 
 
-def _strength(rows: Float32, back: Float64, attackers: int) -> float:
-    """Find the first lambda with which Krum selects a copy, or a tiny one if it never does."""
-    gram = inner_products(rows)
-    square = float(back @ back)
-    if not (np.isfinite(gram).all() and square):
-        return 0.0  # A model that has run away, or stands still, cannot be led anywhere.
-    along = dots(rows, back)
-    first = strength = _bound(gram, square, attackers)
-    while strength > _GIVE_UP * first:
-        away = np.diagonal(gram) - 2 * strength * along + strength**2 * square
-        if _selects_a_copy(from_gram(gram), away, attackers):
-            break
-        strength /= 2
-    return strength
+@dataclass(frozen=True, eq=False)
+class Simulated:
+    """Krum over the known updates and a copy of lambda x `back` (d,) for every attacker.
 
-
-def _bound(gram: Float64, square: float, attackers: int) -> float:
-    """The bound of the paper, beyond which no copy is selected, with |sign(mu)|^2 for d."""
-    m = len(gram)
-    best = max(krum_scores(from_gram(gram), 0).min(), 0)
-    longest = math.sqrt(np.diagonal(gram).max())
-    # Its score has m - attackers - 1 terms that are not distances between copies.
-    return (math.sqrt(best / (m - attackers - 1)) + longest) / math.sqrt(square)
-
-
-def _selects_a_copy(between: Float64, away: Float64, attackers: int) -> bool:
-    """Tell whether Krum selects a copy. All distances are squared.
-
-    between: (m, m), of the known updates. away: (m,), from these to every copy.
+    gram: (m, m), of the known updates. along: (m,), their inner products with `back`. square: of
+    the length of `back`.
     """
-    m = len(between)
-    distances = np.zeros((m + attackers, m + attackers))
-    distances[:m, :m] = between
-    distances[:m, m:] = away[:, None]
-    distances[m:, :m] = away
-    return multi_krum(distances, attackers, 1)[0] >= m
+
+    gram: Float64
+    along: Float64
+    square: float
+    attackers: int
+
+    @classmethod
+    def of(cls, rows: Float32, back: Float64, byzantine: int) -> "Simulated":
+        """With as many attackers as there are, or as Krum bears on so few rows (m, d)."""
+        attackers = min(max(byzantine, 1), len(rows) - 3)
+        return cls(inner_products(rows), dots(rows, back), float(back @ back), attackers)
+
+    def halved(self, first: float, least: float) -> float:
+        """Halve lambda until Krum selects a copy, or it is no longer above the least."""
+        if not (np.isfinite(self.gram).all() and self.square):
+            return 0.0  # A model that has run away, or stands still, cannot be led anywhere.
+        strength = first
+        while strength > least and not self._selects_a_copy(strength):
+            strength /= 2
+        return strength
+
+    def bound(self) -> float:
+        """The bound of the paper, beyond which no copy is selected, with |sign(mu)|^2 for d."""
+        if not (np.isfinite(self.gram).all() and self.square):
+            return 0.0
+        longest = math.sqrt(np.diagonal(self.gram).max())
+        # Its score has m - attackers - 1 terms that are not distances between copies.
+        terms = len(self.gram) - self.attackers - 1
+        return (math.sqrt(self.best_score() / terms) + longest) / math.sqrt(self.square)
+
+    def best_score(self) -> float:
+        """The least score of a known update among its like."""
+        return max(float(krum_scores(from_gram(self.gram), 0).min()), 0.0)
+
+    def _selects_a_copy(self, strength: float) -> bool:
+        m, f = len(self.gram), self.attackers
+        away = np.diagonal(self.gram) - 2 * strength * self.along + strength**2 * self.square
+        distances = np.zeros((m + f, m + f))
+        distances[:m, :m] = from_gram(self.gram)
+        distances[:m, m:] = away[:, None]
+        distances[m:, :m] = away
+        return multi_krum(distances, f, 1)[0] >= m
 
 
 def mean(rows: Float32) -> Float64:

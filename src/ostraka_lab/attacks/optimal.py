@@ -1,7 +1,7 @@
 """Attacks that are as strong as the very rule allows: the attackers try it out beforehand.
 
-All of them send v(s) = a + s b, along a line through what is known: -s mu for IPM, mu - s sigma for
-ALIE. They choose the s that moves the aggregate furthest from the honest mean mu, clipping and all:
+All of them send v(s) = a + s b, on a course of their own: -s mu for IPM, mu - s sigma for ALIE.
+They choose the s that moves the aggregate furthest from the honest mean mu, clipping and all:
 
     s* = argmax |A(w_1, ..., w_m, v(s), ..., v(s)) - mu|
 
@@ -9,13 +9,13 @@ As in the optimised attacks of Shejwalkar and Houmansadr, "Manipulating the Byza
 Model Poisoning Attacks and Defenses for Federated Learning", NDSS 2021, and of the library ByzFL.
 Xie, Koyejo and Gupta, and Baruch, Baruch and Goldberg proposed the lines (see `informed`).
 
-A rule of weights needs no row for that. The rows of a round, a and b included, are combinations of
-the known updates and one more vector, so the (n, n) inner products for any s follow from theirs,
-and the aggregate is another such combination. A column-wise rule is tried out on a sample of the
-columns. A round that fails moves nothing: its aggregate is 0.
+A rule of weights needs no row for that. The rows of a round are combinations of the known updates,
+a and b, so the (n, n) inner products for any s follow from theirs, and the aggregate is another
+such combination. A column-wise rule is tried out on a sample of the columns. A round that fails
+moves nothing: its aggregate is 0.
 
 The search is the same for all who know the same: a geometric grid of lengths up to the longest that
-the enclave does not shorten, and a golden section around the best.
+the enclave does not shorten, a golden section around the best, and the steps of fixed forms.
 """
 
 import math
@@ -28,69 +28,72 @@ from ostraka.arrays import Float32, Float64, Int64
 from ostraka.core.rules import Columnwise
 from ostraka.errors import OstrakaError
 from ostraka_lab.attacks import informed
-from ostraka_lab.attacks.attack import Scene
+from ostraka_lab.attacks.attack import Course, Scene
 from ostraka_lab.defence import Defence, Products, combined, inner_products
 
 _OCTAVES, _A_OCTAVE = 9, 4  # of the grid: from 1/512 of the longest step, four steps an octave
 _SECTIONS = 6  # of the golden search, which ends within a fiftieth of an octave
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _SAMPLE = 2048  # columns on which column-wise rules are tried out
+_OTHERS = 3  # vectors of the basis after the known updates
 
 
-def ipm(scene: Scene) -> Float32:
-    """-s mu, with s = scale x s*."""
-    rows = scene.honest(2)
-    line = Line.through(scene, at_mean=0.0, direction=None)
-    return (-scene.scale * best(line) * informed.mean(rows)).astype(np.float32)
+def tried_out(course: Callable[[Scene], Course]) -> Callable[[Scene], Float32]:
+    """The attack that sends v(s) on this course, with s = scale x s*."""
+
+    def send(scene: Scene) -> Float32:
+        line = course(scene)
+        return line.at(scene.scale * best(Line.through(scene, line)))
+
+    return send
 
 
-def alie(scene: Scene) -> Float32:
-    """mu - s sigma, with s = scale x s*."""
-    rows = scene.honest(2)
-    centre = informed.mean(rows)
-    sigma = informed.deviation(rows, centre)
-    line = Line.through(scene, at_mean=1.0, direction=-sigma)
-    return (centre - scene.scale * best(line) * sigma).astype(np.float32)
+def _back(scene: Scene) -> Course:
+    """-s mu, as IPM."""
+    centre = informed.mean(scene.honest(2))
+    return Course(np.zeros_like(centre), -centre, (1.0,))
+
+
+def _off(scene: Scene) -> Course:
+    """mu - s sigma, as ALIE, Min-Max and Min-Sum."""
+    course = informed.bounded(scene, informed.inverse_deviation)
+    return replace(course, usual=(*course.usual, informed.quiet(scene.clients, scene.byzantine)))
+
+
+ipm, alie = tried_out(_back), tried_out(_off)
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
     """What attackers can send, and what they know of what becomes of it.
 
-    Everything is a combination of a basis: the m known updates, the direction b, and the last
-    aggregate. products: (m + 2, m + 2), of the basis. start: (m + 2,), of a. step: (m + 2,), of b.
-    sample: (m + 2, c), some columns of the basis. copies: how many send the same.
+    Everything is a combination of a basis: the m known updates, a, b, and the last aggregate.
+    products: (m + 3, m + 3), of the basis. sample: (m + 3, c), some columns of it. usual: steps to
+    try besides those of the search. copies: how many send the same.
     """
 
     defence: Defence
     products: Float64
-    start: Float64
-    step: Float64
     sample: Float64
+    usual: tuple[float, ...]
     copies: int
     root: int | None
     has_last: bool
     order: Int64
 
     @classmethod
-    def through(cls, scene: Scene, *, at_mean: float, direction: Float64 | None) -> "Line":
-        """From at_mean x mu along `direction` (d,), or against mu if that is None."""
+    def through(cls, scene: Scene, course: Course) -> "Line":
         known = scene.known
         m, d = known.shape
         defence, copies = _imagined(scene)
         last = np.zeros(d) if scene.last is None else scene.last
-        towards = np.zeros(d) if direction is None else direction
-        mean = np.zeros(m + 2)
-        mean[:m] = 1 / m
-        along = np.zeros(m + 2)
-        along[m] = 1
+        others = np.vstack([course.start, course.direction, last])
         columns = np.random.default_rng(d).permutation(d)[:_SAMPLE]
         return cls(
             defence=defence,
-            products=_basis_products(known, towards, last),
-            start=at_mean * mean,
-            step=-mean if direction is None else along,
-            sample=np.vstack([known[:, columns], towards[columns], last[columns]]).astype(float),
+            products=_basis_products(known, others),
+            sample=np.vstack([known[:, columns], others[:, columns]]).astype(float),
+            usual=course.usual,
             copies=copies,
             root=scene.root,
             has_last=scene.last is not None,
@@ -100,19 +103,21 @@ class Line:
 
     @property
     def known(self) -> int:
-        return len(self.start) - 2
+        return len(self.products) - _OTHERS
 
     @property
     def mean(self) -> Float64:
         """The honest mean in the basis."""
-        mean = np.zeros(len(self.start))
+        mean = np.zeros(len(self.products))
         mean[: self.known] = 1 / self.known
         return mean
 
     def rows(self, scale: float) -> Float64:
-        """All rows (n, m + 2) of the round in the basis, honest ones first."""
-        honest = np.eye(self.known, len(self.start))
-        return np.vstack([honest, *[self.start + scale * self.step] * self.copies])
+        """All rows (n, m + 3) of the round in the basis, honest ones first."""
+        size = len(self.products)
+        sent = np.zeros(size)
+        sent[self.known : self.known + 2] = 1, scale
+        return np.vstack([np.eye(self.known, size), *[sent] * self.copies])
 
     def harm(self, scale: float) -> float:
         """The squared distance of the aggregate from the honest mean."""
@@ -136,7 +141,7 @@ class Line:
 
     def longest(self) -> float:
         """The scale whose step is as long as the longest row that the enclave does not shorten."""
-        step = math.sqrt(_square(self.products, self.step))
+        step = math.sqrt(self.products[self.known + 1, self.known + 1])
         norms = np.sqrt(np.diagonal(self.products)[: self.known])
         limit = self.defence.clipping_norm(norms)
         return limit / step if math.isfinite(limit) and step > 0 else 0.0
@@ -152,7 +157,9 @@ def best(line: Line) -> float:
     exponent, harm = _golden(
         lambda at: line.harm(longest * 2**at), top - 1 / _A_OCTAVE, min(top + 1 / _A_OCTAVE, 0)
     )
-    return float(longest * 2 ** (exponent if harm > max(harms) else top))
+    found = float(longest * 2 ** (exponent if harm > max(harms) else top))
+    # So that no attack that chooses its step is weaker than its fixed form.
+    return max((found, *line.usual), key=line.harm)
 
 
 def _golden(value: Callable[[float], float], low: float, high: float) -> tuple[float, float]:
@@ -171,14 +178,13 @@ def _golden(value: Callable[[float], float], low: float, high: float) -> tuple[f
     return (left, at_left) if at_left >= at_right else (right, at_right)
 
 
-def _basis_products(known: Float32, towards: Float64, last: Float64) -> Float64:
+def _basis_products(known: Float32, others: Float64) -> Float64:
     m = len(known)
-    products = np.zeros((m + 2, m + 2))
+    products = np.zeros((m + _OTHERS, m + _OTHERS))
     products[:m, :m] = inner_products(known)
-    for place, vector in ((m, towards), (m + 1, last)):
+    products[m:, m:] = others @ others.T
+    for place, vector in enumerate(others, m):
         products[place, :m] = products[:m, place] = informed.dots(known, vector)
-        products[place, place] = vector @ vector
-    products[m, m + 1] = products[m + 1, m] = towards @ last
     return products
 
 

@@ -1,5 +1,6 @@
 """The federation in the clear: what Ostraka is compared with, and must be equal to."""
 
+import itertools
 from contextlib import nullcontext
 
 import numpy as np
@@ -12,7 +13,7 @@ from ostraka.errors import ConfigError, LeakyMasking
 from ostraka_lab import baselines, data
 from ostraka_lab.baselines import PLAIN, Clear, plain_average, rule
 from ostraka_lab.defence import Aggregate, Past, inner_products
-from ostraka_lab.experiment import Experiment, Participant, Task
+from ostraka_lab.experiment import Experiment, Judge, Participant, Task
 from ostraka_lab.folder import RunFolder
 
 START = Past()
@@ -256,3 +257,29 @@ def test_an_attack_that_is_not_finite_is_rejected_in_any_format():
     (only,) = Clear(task, rule(task.experiment, DEFAULT)).rounds()
     assert not set(only.selected) & set(task.experiment.attackers)
     assert np.isfinite(only.model).all()
+
+
+@pytest.mark.parametrize("attack", ["backdoor", "dba", "neurotoxin", "layer-wise"])
+def test_plain_averaging_learns_every_backdoor_and_honest_clients_know_of_none(attack):
+    task, honest = (
+        loaded(attack=name, clients=10, byzantine=3, rounds=8) for name in (attack, "none")
+    )
+    judge = Judge(task)
+    success = [
+        judge.scores(list(Clear(each, plain_average).rounds())[-1].model)["attack_success"]
+        for each in (task, honest)
+    ]
+    assert success[0] is not None
+    assert success[1] is not None
+    assert success[0] > 0.15
+    assert success[1] < 0.03
+
+
+def test_attackers_of_a_distributed_backdoor_train_different_parts():
+    task = loaded(attack="dba", clients=10, byzantine=3)
+    model = task.model()
+    changed = []
+    for number in task.experiment.attackers:
+        trained = Participant(task, number, model).trainer._images
+        changed.append((trained != task.examples(number).images).any(axis=(0, 1)))
+    assert not any((one & other).any() for one, other in itertools.combinations(changed, 2))

@@ -200,6 +200,50 @@ def test_attackers_know_the_rule_the_root_client_and_the_last_aggregate(monkeypa
     assert after_a_gap.last is None
 
 
+def test_attackers_learn_once_a_round_and_know_the_model(monkeypatch):
+    scenes: list[Scene] = []
+
+    def look(scene: Scene) -> Float32:
+        scenes.append(scene)
+        return scene.own
+
+    def count(scene: Scene) -> int:
+        assert scene.memory is None or isinstance(scene.memory, int)
+        return (scene.memory or 0) + 1
+
+    counting = replace(ATTACKS["ipm"], send=look, learn=count)
+    monkeypatch.setitem(ATTACKS, "ipm", counting)
+    task, participants = cast(attack="ipm")
+    (number,), start = task.experiment.attackers, task.first()[1]
+    attacker = participants[number]
+    known = np.zeros((4, start.size), np.float32)
+    for round_number in (1, 2, 2, 3):
+        own = attacker.train(start + round_number, round_number).update
+        attacker.sends(own, round_number, known)
+    assert [scene.memory for scene in scenes] == [1, 2, 2, 3]
+    np.testing.assert_array_equal(scenes[-1].model, start + 3)
+    assert sum(scenes[-1].layers) == start.size
+    assert len(scenes[-1].layers) == len(task.first()[0].tensors)
+
+
+def test_neurotoxin_trains_what_others_leave_alone():
+    task, participants = cast(attack="neurotoxin")
+    (number,), start = task.experiment.attackers, task.first()[1]
+    attacker = participants[number]
+    assert np.count_nonzero(attacker.train(start, 1).update[:100])
+    moved = start.copy()
+    moved[:100] += 1
+    update = attacker.train(moved, 2).update
+    assert not update[:100].any()
+    assert update.any()
+
+
+def test_what_attackers_have_learnt_is_not_resumed():
+    assert Experiment(attack="mimic").resumes_in_the_clear
+    for attack in ("lasting-mimic", "poisoned-fl"):
+        assert not Experiment(attack=attack).resumes_in_the_clear
+
+
 SMALL = {"clients": 5, "byzantine": 1, "steps": 1}
 
 

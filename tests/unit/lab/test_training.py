@@ -77,6 +77,23 @@ def test_steps_are_those_of_torch():
     torch.testing.assert_close(ours, theirs)
 
 
+def test_what_is_held_stays_after_every_step():
+    """Not only after the last one: the other coordinates are trained with it as it was."""
+    recipe = Recipe(epochs=1, batch=5, learning_rate=0.5)
+    trainer = make(recipe=recipe)
+    at = start(trainer)
+    held = np.random.default_rng(0).permutation(at.size)[: at.size // 3]
+    update = trainer.update(at, seed=[0], held=held).update
+    assert not update[held].any()
+    free = trainer.update(at, seed=[0]).update
+    others = np.setdiff1d(np.arange(at.size), held)
+    assert np.abs(update[others] - free[others]).max() > 1e-3
+    one = make(recipe=Recipe(steps=1, batch=5, learning_rate=0.5))
+    step, whole = (one.update(at, seed=[0], held=each).update for each in (held, None))
+    whole[held] = 0
+    np.testing.assert_array_equal(step, whole)
+
+
 def test_momentum_starts_from_zero_in_every_round():
     trainer = make(recipe=Recipe(steps=3, batch=8, momentum=0.9))
     at = start(trainer)

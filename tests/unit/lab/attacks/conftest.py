@@ -1,5 +1,7 @@
 """Scenes: honest updates around a common direction, and an attacker that sees some of them."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -29,8 +31,16 @@ def build(
     number: int = 1,
     root: int | None = None,
     last: Float64 | None = None,
+    model: Float32 | None = None,
+    layers: tuple[int, ...] = (),
+    memory: object = None,
+    works: Callable[[Float32], float] = lambda model: 1.0,
 ) -> Scene:
-    """By default the attacker knows all honest updates, and its own would have been the first."""
+    """By default the attacker knows all honest updates, and its own would have been the first.
+
+    The model is then ones, and one tensor: no coordinate is more than another.
+    """
+    d = (known[0] if own is None else own).size
     return Scene(
         own=known[0] if own is None else own,
         known=known,
@@ -40,8 +50,12 @@ def build(
         scale=scale,
         rng=np.random.default_rng(seed),
         defence=Defence(rules.parse(rule), byzantine, root),
+        model=np.ones(d, np.float32) if model is None else model,
+        layers=layers or (d,),
         root=root,
         last=last,
+        memory=memory,
+        works=works,
     )
 
 

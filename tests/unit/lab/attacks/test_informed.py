@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.errors import ConfigError
+from ostraka_lab.attacks import ATTACKS as BY_NAME
 from ostraka_lab.attacks import informed
 from ostraka_lab.attacks.informed import mimic
 
@@ -182,6 +183,18 @@ def test_steps_along_the_chosen_direction(scene, updates, attack):
         assert cosine == pytest.approx(1, abs=1e-5)
 
 
+@pytest.mark.parametrize("bound", ["min-max", "min-sum"])
+@pytest.mark.parametrize(
+    ("name", "perturbation"), list(zip(["", "-sign", "-sd"], PERTURBATIONS, strict=True))
+)
+def test_every_perturbation_has_a_name(scene, updates, bound, name, perturbation):
+    given = scene(updates(9, 40))
+    attack = informed.min_max if bound == "min-max" else informed.min_sum
+    send = BY_NAME[bound + name].send
+    assert send is not None
+    np.testing.assert_array_equal(send(given), attack(given, perturbation))
+
+
 def test_by_hand(scene):
     """Updates 1 and 3, so mean 2, deviation 1, and 2 apart. Towards 0 the update 3 is the bound:
 
@@ -243,15 +256,15 @@ def test_the_bound_by_hand():
     A copy's score has 4 - 1 - 1 = 2 terms, so it may be sqrt(2 / 2) away from the furthest, at 10.
     """
     honest = np.array([1.0, 2.0, 3.0, 10.0])
-    assert informed._bound(np.outer(honest, honest), 1.0, 1) == pytest.approx(11)
+    krum = informed.Simulated(np.outer(honest, honest), -honest, 1.0, 1)
+    assert krum.bound() == pytest.approx(11)
 
 
 def test_nothing_beyond_the_bound_is_selected(scene, updates):
     for seed in range(20):
         honest = updates(12, 60, seed=seed)
-        products = honest.astype(np.float64) @ honest.T
-        bound = informed._bound(products, 60.0, 3)
-        back = -np.sign(honest.mean(axis=0))
+        back = -np.sign(honest.mean(axis=0, dtype=np.float64))
+        bound = informed.Simulated.of(honest, back, 3).bound()
         for factor in (1.001, 2.0, 10.0):
             rows = np.vstack([honest, *[factor * bound * back] * 3]).astype(np.float64)
             assert krum.multi_krum(gram.naive(rows), 3, 1)[0] < len(honest)

@@ -1,12 +1,14 @@
 """Attacks that try out the very rule: what they foresee happens, and no scale does more harm."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostraka.core import rules
-from ostraka_lab.attacks import informed, optimal
+from ostraka_lab.attacks import ATTACKS, informed, optimal
 from ostraka_lab.attacks.optimal import Line, best
 from ostraka_lab.defence import Defence, Past, Plain
 
@@ -49,10 +51,9 @@ def harm(given, honest, sent):
 
 
 def line(attack, given):
-    if attack is optimal.ipm:
-        return Line.through(given, at_mean=0.0, direction=None)
-    centre = informed.mean(given.known)
-    return Line.through(given, at_mean=1.0, direction=-informed.deviation(given.known, centre))
+    return Line.through(
+        given, optimal._back(given) if attack is optimal.ipm else optimal._off(given)
+    )
 
 
 @every_rule
@@ -96,6 +97,39 @@ def test_it_does_more_harm_than_the_fixed_scale(scene, updates, rule):
         assert harm(given, honest, optimal.ipm(given)) > fixed
 
 
+FIXED = {
+    "optimal-ipm": ("ipm",),
+    "optimal-alie": ("alie", "min-max-sd", "min-sum-sd"),
+    "optimal-unit": ("min-max", "min-sum"),
+    "optimal-sign": ("min-max-sign", "min-sum-sign"),
+    "optimal-rop": ("rop",),
+    "optimal-sparse-hybrid": ("sparse-hybrid",),
+    "optimal-skew": ("skew",),
+}
+
+
+def sent_by(name, given):
+    send = ATTACKS[name].send
+    assert send is not None
+    return send(given)
+
+
+def test_every_attack_that_knows_the_rule_has_a_fixed_form():
+    assert {name for name in ATTACKS if name.startswith("optimal-")} == set(FIXED)
+
+
+@every_rule
+@pytest.mark.parametrize("name", FIXED)
+def test_it_is_at_least_as_strong_as_its_fixed_form(scene, updates, rule, name):
+    for seed in range(2):
+        honest, given = setting(updates, scene, rule, seed=seed)
+        reached = harm(given, honest, sent_by(name, given))
+        for fixed in FIXED[name]:
+            scale = ATTACKS[fixed].default_scale(given.clients, F)
+            weaker = harm(given, honest, sent_by(fixed, replace(given, scale=scale)))
+            assert reached >= weaker * (1 - 1e-5), fixed
+
+
 def test_against_another_rule_it_is_another_attack(scene, updates):
     scales = {
         rule: best(line(optimal.ipm, setting(updates, scene, rule)[1]))
@@ -111,6 +145,8 @@ def test_plain_averaging_is_given_all_that_there_is(scene, updates):
     given = type(given)(**vars(given) | {"defence": Plain()})
     tried = line(optimal.ipm, given)
     assert best(tried) == pytest.approx(tried.longest(), rel=1e-6)
+    beyond = 2 * tried.longest()
+    assert best(replace(tried, usual=(beyond,))) == beyond
 
 
 @both
