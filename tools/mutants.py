@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 # Read when numpy and pytest are loaded: a process that forks has one thread, and the plugins that
 # the tests use are none that pytest finds by itself.
@@ -288,7 +289,7 @@ def _sample(count: int, seed: int) -> list[Mutant]:
     ]
     code = hashlib.sha256("".join(map(_digest, paths)).encode()).hexdigest()
     key = [code, count, seed, _OPERATORS.pattern]
-    planned = json.loads(PLAN.read_text()) if PLAN.is_file() else {"key": None}
+    planned: dict[str, Any] = json.loads(PLAN.read_text()) if PLAN.is_file() else {"key": None}
     if planned["key"] != key:
         _say("planning the sample")
         mutants = [asdict(mutant) for mutant in _planned(paths, count, seed)]
@@ -429,7 +430,7 @@ def _result(mutant: Mutant, spec: MutationSpec, costs: Mapping[str, float]) -> W
     """Apply a mutation in the copy, and run tests until one fails."""
     with _mutated(spec, int(mutant.job[:8], 16)):
         for tests in _tests_of(mutant, costs):
-            if tests and _in_child(lambda some=tests: _tried(some, costs), ASLEEP_S) != 0:
+            if tests and _in_child(functools.partial(_tried, tests, costs), ASLEEP_S) != 0:
                 said = SAID.read_text(errors="replace")[-1000:]
                 return WorkResult(WorkerOutcome.NORMAL, said, TestOutcome.KILLED)
     return WorkResult(WorkerOutcome.NORMAL, test_outcome=TestOutcome.SURVIVED)
