@@ -262,6 +262,7 @@ def _waited(child: int, until: float) -> int:
 
 def _enter_tree() -> None:
     """Let this process, and those that it starts, import from the copy and write beside it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(TREE)
     said = os.open(SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(said, 1)

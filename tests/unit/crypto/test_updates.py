@@ -25,11 +25,11 @@ def entropy(seed):
     return SecretStream(bytes([seed]) * 32).bytes
 
 
-def sealing(update=UPDATE, seed=1, client="alice"):
+def sealing(update=UPDATE, seed=1, client="alice", terms=TERMS):
     return updates.seal(
-        updates.rounded(update, TERMS),
+        updates.rounded(update, terms),
         offer=OFFER,
-        terms=TERMS,
+        terms=terms,
         client=client,
         identity=CLIENT,
         entropy=entropy(seed),
@@ -114,6 +114,11 @@ def test_tiles_that_are_sealed_one_by_one_are_the_same_bytes():
         assert bytes(out[:size]) == whole.tiles[index].ciphertext
         assert whole.put(index, out) == size
         assert bytes(out[:size]) == whole.tiles[index].ciphertext
+
+
+@pytest.mark.parametrize(("tile", "values"), [(16, 16), (50, 50), (64, 50)])
+def test_the_largest_tile_is_said_before_any_is_sealed(tile, values):
+    assert sealing(terms=replace(TERMS, tile=tile)).largest == 4 * values + 16
 
 
 def test_an_update_is_not_copied():
