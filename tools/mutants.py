@@ -533,31 +533,30 @@ def _statement(module: str, line: int) -> range:
 
 
 def _report(known: WorkDB, sample: Sequence[Mutant]) -> int:
-    """Print the figures and the survivors; returns how many of these are not listed."""
+    """Print the figures and the survivors; returns 1 if one of these is not listed, and else 0."""
     results = dict(known.results)
     run = [mutant for mutant in sample if mutant.job in results]
     killed = [mutant for mutant in run if results[mutant.job].is_killed]
-    alive = [mutant for mutant in run if mutant not in killed]
+    alive = [mutant for mutant in run if not results[mutant.job].is_killed]
     listed = tomllib.loads(LISTED.read_text())["equivalent"]
     survivors = [mutant for mutant in alive if not _is_listed(mutant, listed)]
     for mutant in survivors:
         _say(f"survivor: {mutant}")
     for mutant in killed:
-        if _is_listed(mutant, listed):
+        if _is_listed(mutant, (entry for entry in listed if "becomes" in entry)):
             _say(f"listed as equivalent, but a test kills it: {mutant}")
     if len(run) < len(sample):
         _say(f"{len(sample) - len(run)} of {len(sample)} are still to be run")
     equivalent = len(alive) - len(survivors)
     _say(f"{len(killed)} killed, {equivalent} equivalent (listed), {len(survivors)} survivors")
-    return len(survivors)
+    return min(len(survivors), 1)
 
 
-def _is_listed(mutant: Mutant, listed: Iterable[Mapping[str, str]]) -> bool:
+def _is_listed(mutant: Mutant, listed: Iterable[Mapping[str, Any]]) -> bool:
     """Tell if an entry names the line and, unless it speaks of every change of it, the change."""
     return any(
-        entry["module"] == mutant.module
-        and entry["was"] == mutant.was
-        and entry.get("becomes", mutant.becomes) == mutant.becomes
+        (entry["module"], entry["was"]) == (mutant.module, mutant.was)
+        and mutant.becomes in entry.get("becomes", [mutant.becomes])
         for entry in listed
     )
 
