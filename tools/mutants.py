@@ -67,7 +67,7 @@ _OPTIONS = (
 
 # A mutant meets tests of this cost at most, in seconds of processor time; a loop without end costs
 # a few times as much. The clock on the wall is for what sleeps, and allows for a busy machine.
-BUDGET_S, LOOP_FACTOR, LOOP_S, ASLEEP_S = 15.0, 4, 20, 1200
+BUDGET_S, LOOP_FACTOR, LOOP_S, ASLEEP_S = 30.0, 4, 20, 1200
 MEMORY_BYTES = 6 << 30
 # So many tests at first: most mutants fall to one of them.
 FIRST_TESTS = 40
@@ -413,9 +413,10 @@ def _is_type(node: ast.expr) -> bool:
 
 
 def _run(known: WorkDB, sample: Sequence[Mutant], *, retry: bool, chosen: str) -> None:
-    """Run the mutants without a result, and with `retry` the survivors of earlier runs too."""
+    """Run the mutants without a result, and with `retry` the survivors that are not listed."""
     specs = {item.job_id: item.mutations[0] for item in known.work_items}
-    done = {job for job, result in known.results if result.is_killed or not retry}
+    listed = {mutant.job for mutant in sample if _is_listed(mutant)}
+    done = {job for job, result in known.results if result.is_killed or not retry or job in listed}
     waiting = [m for m in sample if m.job not in done and fnmatch.fnmatch(m.module, chosen)]
     costs = json.loads(COSTS.read_text())
     for number, mutant in enumerate(waiting, 1):
@@ -499,13 +500,19 @@ def _tests_of(mutant: Mutant, costs: Mapping[str, float]) -> tuple[list[str], li
     nearest = max(files, key=lambda file: (name in Path(file).name, files[file]), default="")
     tests = sorted(running, key=lambda test: (_file_of(test) != nearest, costs[test]))
     first = [test for test in tests[:FIRST_TESTS] if _file_of(test) == nearest]
-    rest = sorted(running.difference(first), key=lambda test: costs[test])
-    return first, _within_budget(rest, costs)
+    return first, _within_budget(running.difference(first), costs)
 
 
 def _within_budget(tests: Iterable[str], costs: Mapping[str, float]) -> list[str]:
-    spent = itertools.accumulate(costs[test] for test in tests)
-    return [test for test, so_far in zip(tests, spent, strict=True) if so_far <= BUDGET_S]
+    """Put tests in order, the cheapest of each file first: a small file is about something else."""
+    taken: Counter[str] = Counter()
+    order = []
+    for test in sorted(tests, key=lambda test: (costs[test], test)):
+        order.append((taken[_file_of(test)], costs[test], test))
+        taken[_file_of(test)] += 1
+    order.sort()
+    spent = itertools.accumulate(cost for _, cost, _ in order)
+    return [test for (*_, test), so_far in zip(order, spent, strict=True) if so_far <= BUDGET_S]
 
 
 @functools.cache
@@ -538,13 +545,11 @@ def _report(known: WorkDB, sample: Sequence[Mutant]) -> int:
     run = [mutant for mutant in sample if mutant.job in results]
     killed = [mutant for mutant in run if results[mutant.job].is_killed]
     alive = [mutant for mutant in run if not results[mutant.job].is_killed]
-    listed = tomllib.loads(LISTED.read_text())["equivalent"]
-    survivors = [mutant for mutant in alive if not _is_listed(mutant, listed)]
+    survivors = [mutant for mutant in alive if not _is_listed(mutant)]
     for mutant in survivors:
         _say(f"survivor: {mutant}")
-    for mutant in killed:
-        if _is_listed(mutant, (entry for entry in listed if "becomes" in entry)):
-            _say(f"listed as equivalent, but a test kills it: {mutant}")
+    for mutant in filter(_is_listed, killed):
+        _say(f"listed as equivalent, but a test kills it: {mutant}")
     if len(run) < len(sample):
         _say(f"{len(sample) - len(run)} of {len(sample)} are still to be run")
     equivalent = len(alive) - len(survivors)
@@ -552,13 +557,18 @@ def _report(known: WorkDB, sample: Sequence[Mutant]) -> int:
     return min(len(survivors), 1)
 
 
-def _is_listed(mutant: Mutant, listed: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell if an entry names the line and, unless it speaks of every change of it, the change."""
+def _is_listed(mutant: Mutant) -> bool:
     return any(
         (entry["module"], entry["was"]) == (mutant.module, mutant.was)
-        and mutant.becomes in entry.get("becomes", [mutant.becomes])
-        for entry in listed
+        and mutant.becomes in entry["becomes"]
+        for entry in _equivalent()
     )
+
+
+@functools.cache
+def _equivalent() -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = tomllib.loads(LISTED.read_text())["equivalent"]
+    return listed
 
 
 if __name__ == "__main__":

@@ -137,6 +137,7 @@ def test_other_sketches_are_taken():
         ("mean", [2, 3, 4, 5]),
         ("multi-krum", [3, 5, 7, 9]),
         ("arc+nnm+geometric-median", [2, 4, 6, 8]),
+        ("clip+mean", [2, 3, 5, 7]),
         ("bucketing+multi-krum", [5, 9, 13, 17]),
         ("bucketing+bucketing+caf", [5, 13, 21, 29]),
         ("fltrust(root=a)", [3, 5, 7, 9]),
