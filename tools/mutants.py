@@ -56,7 +56,7 @@ SAID = HOME / "said.txt"
 LINES, COSTS, MEASURED = HOME / "lines.sqlite", HOME / "costs.json", HOME / "measured.json"
 
 MUTATED = ("core", "crypto", "protocol", "attestation")
-TESTS = (*(f"tests/unit/{package}" for package in MUTATED), "tests/protocol")
+TESTS = (*(f"tests/unit/{part}" for part in (*MUTATED, "test_config.py")), "tests/protocol")
 COPIED = ("src", "tests", "tools")
 # These start other programs, and take longer than all that a mutant is worth.
 IGNORED = ("tests/unit/core/loops/test_build.py", "tests/unit/core/rules/test_byzfl.py")
@@ -164,8 +164,8 @@ def _measure() -> bool:
 def _measured_files() -> Iterator[Path]:
     yield from (TREE / "src" / "ostraka").rglob("*.py")
     yield TREE / "tests" / "conftest.py"
-    for folder in TESTS:
-        yield from (TREE / folder).rglob("*.py")
+    for part in TESTS:
+        yield from [TREE / part] if part.endswith(".py") else (TREE / part).rglob("*.py")
 
 
 def _is_test(name: str) -> bool:
@@ -393,8 +393,10 @@ def _forms_of(node: ast.AST) -> Iterator[Span]:
             yield (_span(node)[0], _span(node)[1] if whole else _span(node.body[0])[0])
         case ast.ClassDef():
             yield from map(_span, node.decorator_list)
-            fields = (part.value for part in node.body if isinstance(part, ast.AnnAssign))
-            yield from (_span(value) for value in fields if isinstance(value, ast.Constant))
+            fields = [part.value for part in node.body if isinstance(part, ast.AnnAssign)]
+            calls = (value for value in fields if isinstance(value, ast.Call))
+            said = (each.value for call in calls for each in call.keywords if each.arg == "default")
+            yield from (_span(each) for each in (*fields, *said) if isinstance(each, ast.Constant))
         case ast.AnnAssign():
             yield _span(node.annotation)
         case ast.Assign(value=ast.BinOp(op=ast.BitOr()) as union) if _is_type(union):

@@ -25,7 +25,7 @@ def test_a_rule_is_given_the_inner_products_of_clipped_rows(simulate, reference,
     assert (error <= gram.deviation + 1e-12).all()
     if sketch:  # Six of its deviations are allowed for, beside what is left of masks.
         six = 6 * (2 / sketch) ** 0.5 * abs(gram.distances())
-        np.testing.assert_allclose(gram.deviation, six, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(gram.deviation, six, rtol=0.01, atol=1e-4)
     assert error.max() * gram.unit**2 <= published.distance_error
     every = np.broadcast_to(gram.deviation, error.shape)
     assert published.distance_error == pytest.approx(every.max() * gram.unit**2)

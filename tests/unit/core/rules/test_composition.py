@@ -116,7 +116,7 @@ def test_no_name_of_a_root_looks_like_another_option(name: str):
     [
         ("mda", 2**20, "mda cannot be told from a sketch"),
         ("arc+flame", 2**20, "flame cannot be told from a sketch"),
-        ("nnm+mean", 4096, "nnm needs a sketch of at least 16384"),
+        ("nnm+mean", 16_383, "nnm needs a sketch of at least 16384"),
         ("fltrust(root=a)", 4096, "nnm needs a sketch of at least 16384"),
     ],
 )
