@@ -110,13 +110,13 @@ def main() -> None:
     given = asked.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("mutants: ended; start again to go on"))
     HOME.mkdir(exist_ok=True)
-    if not given.report:
-        _copy_tree()
-        tests_changed = _measure()
-    sample = _sample(given.count, given.seed)
     with use_db(str(RESULTS)) as known:
+        sample = _sample(known, given.count, given.seed)
         if not given.report:
-            _run(known, sample, retry=tests_changed, chosen=given.module)
+            _copy_tree()
+            if _measure():
+                _forget_survivors(known, sample)
+            _run(known, sample, given.module)
         sys.exit(_report(known, sample))
 
 
@@ -281,7 +281,7 @@ def _digest(path: Path) -> str:
 # The sample.
 
 
-def _sample(count: int, seed: int) -> list[Mutant]:
+def _sample(known: WorkDB, count: int, seed: int) -> list[Mutant]:
     """Returns the sample, in the order in which it is run; it is planned when the code changed."""
     paths = [
         path
@@ -293,29 +293,24 @@ def _sample(count: int, seed: int) -> list[Mutant]:
     planned: dict[str, Any] = json.loads(PLAN.read_text()) if PLAN.is_file() else {"key": None}
     if planned["key"] != key:
         _say("planning the sample")
-        mutants = [asdict(mutant) for mutant in _planned(paths, count, seed)]
+        mutants = [asdict(mutant) for mutant in _planned(known, paths, count, seed)]
         planned = {"key": key, "mutants": mutants}
         PLAN.write_text(json.dumps(planned, indent=1))
     return [Mutant(**fields) for fields in planned["mutants"]]
 
 
-def _planned(paths: Sequence[Path], count: int, seed: int) -> Iterator[Mutant]:
+def _planned(known: WorkDB, paths: Sequence[Path], count: int, seed: int) -> Iterator[Mutant]:
     """Draw the sample, and enter it into the results, where it waits for its own."""
     eligible = [spec for path in paths for spec in _eligible(path)]
     _say(f"{len(eligible)} mutants")
-    with use_db(str(RESULTS)) as known:
-        entered = {item.job_id for item in known.work_items}
-        for spec in _drawn(eligible, seed):
-            mutant = _mutant(spec)
-            if mutant is None:
-                continue
-            if mutant.job not in entered:
-                inside = TREE / spec.module_path.relative_to(ROOT)
-                known.add_work_item(WorkItem.single(mutant.job, _moved(spec, inside)))
-            yield mutant
-            count -= 1
-            if not count:
-                return
+    entered = {item.job_id for item in known.work_items}
+    drawn = ((spec, _mutant(spec)) for spec in _drawn(eligible, seed))
+    python = ((spec, mutant) for spec, mutant in drawn if mutant is not None)
+    for spec, mutant in itertools.islice(python, count):
+        if mutant.job not in entered:
+            inside = TREE / spec.module_path.relative_to(ROOT)
+            known.add_work_item(WorkItem.single(mutant.job, _moved(spec, inside)))
+        yield mutant
 
 
 def _moved(spec: MutationSpec, path: Path) -> MutationSpec:
@@ -414,20 +409,31 @@ def _is_type(node: ast.expr) -> bool:
 # A mutant and its tests.
 
 
-def _run(known: WorkDB, sample: Sequence[Mutant], *, retry: bool, chosen: str) -> None:
-    """Run the mutants without a result, and with `retry` the survivors that are not listed."""
+def _run(known: WorkDB, sample: Sequence[Mutant], chosen: str) -> None:
+    """Run the mutants of the chosen modules that have no result."""
     specs = {item.job_id: item.mutations[0] for item in known.work_items}
-    listed = {mutant.job for mutant in sample if _is_listed(mutant)}
-    done = {job for job, result in known.results if result.is_killed or not retry or job in listed}
+    done = _outcomes(known)
     waiting = [m for m in sample if m.job not in done and fnmatch.fnmatch(m.module, chosen)]
     costs = json.loads(COSTS.read_text())
     for number, mutant in enumerate(waiting, 1):
         started = time.monotonic()
         result = _result(mutant, specs[mutant.job], costs)
         known.set_result(mutant.job, result)
-        said = "killed" if result.is_killed else "SURVIVED"
-        took = time.monotonic() - started
-        _say(f"{number}/{len(waiting)} {said} {took:.1f} s {mutant if said == 'SURVIVED' else ''}")
+        said = "killed" if result.is_killed else f"SURVIVED: {mutant}"
+        _say(f"{number}/{len(waiting)}, {time.monotonic() - started:.1f} s: {said}")
+
+
+def _forget_survivors(known: WorkDB, sample: Sequence[Mutant]) -> None:
+    """Let those that are not listed meet the tests again, as if they had not been run."""
+    alive = {job for job, killed in _outcomes(known).items() if not killed}
+    again = [mutant.job for mutant in sample if mutant.job in alive and not _is_listed(mutant)]
+    known.set_multiple_results(again, WorkResult(WorkerOutcome.SKIPPED))
+
+
+def _outcomes(known: WorkDB) -> dict[str, bool]:
+    """Returns which of the mutants that were run are killed."""
+    run = ((job, result) for job, result in known.results if result.test_outcome is not None)
+    return {job: result.test_outcome is TestOutcome.KILLED for job, result in run}
 
 
 def _result(mutant: Mutant, spec: MutationSpec, costs: Mapping[str, float]) -> WorkResult:
@@ -543,10 +549,10 @@ def _statement(module: str, line: int) -> range:
 
 def _report(known: WorkDB, sample: Sequence[Mutant]) -> int:
     """Print the figures and the survivors; returns 1 if one of these is not listed, and else 0."""
-    results = dict(known.results)
-    run = [mutant for mutant in sample if mutant.job in results]
-    killed = [mutant for mutant in run if results[mutant.job].is_killed]
-    alive = [mutant for mutant in run if not results[mutant.job].is_killed]
+    outcomes = _outcomes(known)
+    run = [mutant for mutant in sample if mutant.job in outcomes]
+    killed = [mutant for mutant in run if outcomes[mutant.job]]
+    alive = [mutant for mutant in run if not outcomes[mutant.job]]
     survivors = [mutant for mutant in alive if not _is_listed(mutant)]
     for mutant in survivors:
         _say(f"survivor: {mutant}")

@@ -449,5 +449,6 @@ def test_good_arguments_of_the_same_table_pass():
     share_with(challenge=None, sums=None)()
     loops.squares(readonly(f32(3)))
     loops.keep_bits(u32(3), (1 << 32) - 1)
+    loops.keep_bits(u32(3), 0)
     loops.limbs(u32(4, 2)[:, :1], *np.zeros((3, 4, 1)))
     loops.limbs(u32(1, 4).T[::2], *np.zeros((3, 2, 1)))

@@ -1,6 +1,8 @@
 """Compositions of pre-aggregations and a rule: names, the cap on shares, and an absent root."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -103,6 +105,28 @@ def test_a_row_shorter_than_its_error_has_no_length():
 def test_what_cannot_work_is_refused_before_any_round(text: str, message: str):
     with pytest.raises(ConfigError, match=message):
         rules.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("k", 1, None),
+        ("neighbours", 1, None),
+        ("bucket", 1, None),
+        ("iterations", 1, 1000),
+        ("radius", 2.0**-126, 2.0**128),
+        ("smoothing", 2.0**-126, 2.0**128),
+    ],
+)
+def test_an_option_has_a_least_value_and_some_a_greatest(name: str, least: Any, most: Any):
+    assert getattr(Options(**{name: least}), name) == least
+    beyond = [least - 1 if isinstance(least, int) else least / 2]
+    if most is not None:
+        Options(**{name: most})
+        beyond.append(most + 1 if isinstance(most, int) else most * 2)
+    for value in (*beyond, math.nan):
+        with pytest.raises(ConfigError, match=f"{name} must be from"):
+            Options(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["hospital-a, radius=1.0", "a)", "k=5"])
