@@ -478,6 +478,12 @@ def test_a_refused_masking_comes_with_those_that_are_allowed(maskings, said):
         Meeting(federation=replace(FEDERATION, terms=leaky), policy=policy).join()
 
 
+@pytest.mark.parametrize(("kinds", "said"), [(("sgx", "tdx"), "sgx, tdx"), ((), "none at all")])
+def test_refused_evidence_comes_with_what_is_allowed(kinds, said):
+    with pytest.raises(AttestationRefused, match=f"'simulation'; allowed: {said}"):
+        Meeting(policy=replace(POLICY, evidence=kinds)).join()
+
+
 def test_an_expired_charter_is_still_a_piece_of_history():
     """It is refused for the round of today, and followed as a link of the chain."""
     charter = signed(replace(FEDERATION, expires=NOW - DAY))
