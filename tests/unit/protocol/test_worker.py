@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_a_worker_takes_offers_that_are_its_own():
         Worker(ME, receipt_key=ENCLAVE.public).accept(Enclave(worker=OTHER.public).pending.offer)
 
 
-BEYOND = {
+BEYOND: dict[str, dict[str, Any]] = {
     "a masking of another release": {"masking": "none"},
     "no rows": {"rows": 0},
     "no columns": {"columns": 0},

@@ -120,11 +120,11 @@ def test_what_cannot_work_is_refused_before_any_round(text: str, message: str):
 )
 def test_an_option_has_a_least_value_and_some_a_greatest(name: str, least: Any, most: Any):
     assert getattr(Options(**{name: least}), name) == least
-    beyond = [least - 1 if isinstance(least, int) else least / 2]
+    beyond: list[Any] = [least - 1 if isinstance(least, int) else least / 2]
     if most is not None:
         Options(**{name: most})
         beyond.append(most + 1 if isinstance(most, int) else most * 2)
-    for value in (*beyond, math.nan):
+    for value in [*beyond, math.nan]:
         with pytest.raises(ConfigError, match=f"{name} must be from"):
             Options(**{name: value})
 
