@@ -289,7 +289,7 @@ def _sample(known: WorkDB, count: int, seed: int) -> list[Mutant]:
         for path in sorted((ROOT / "src" / "ostraka" / package).rglob("*.py"))
     ]
     code = hashlib.sha256("".join(map(_digest, paths)).encode()).hexdigest()
-    key = [code, count, seed, _OPERATORS.pattern]
+    key = [code, count, seed, _digest(Path(__file__))]
     planned: dict[str, Any] = json.loads(PLAN.read_text()) if PLAN.is_file() else {"key": None}
     if planned["key"] != key:
         _say("planning the sample")

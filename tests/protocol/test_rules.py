@@ -21,7 +21,7 @@ from ostraka.errors import (
 )
 from ostraka.protocol import round as specification
 from ostraka.protocol.enclave import decide
-from ostraka.protocol.enclave.decide import _require_sound
+from ostraka.protocol.enclave.decide import _require_sound, _require_sound_columns
 
 ROWS = (1 + 0.1 * np.random.default_rng(0).normal(size=(6, 40))).astype(np.float32)
 
@@ -312,6 +312,12 @@ def test_law16_no_update_is_more_than_its_share_whatever_a_rule_does():
     _require_sound(Weights.of(np.array([1, 1, 1, 0, 0, 0]) / 3), 6, 1)
     with pytest.raises(LocalProtocolError, match="no share may be above"):
         _require_sound(Weights.of(np.array([35, 33, 32, 0, 0, 0]) / 100), 6, 1)
+    third = Columnwise(np.eye(6), "near-median", count=3)
+    _require_sound_columns(third, 1, disclosed=False)
+    half = Columnwise(np.eye(6), "median")
+    _require_sound_columns(half, 1, disclosed=True)
+    with pytest.raises(LocalProtocolError, match="no share may be above"):
+        _require_sound_columns(half, 1, disclosed=False)
 
 
 @pytest.mark.parametrize("name", [*WEIGHING, "bulyan"])

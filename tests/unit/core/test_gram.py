@@ -70,6 +70,7 @@ def test_the_error_counts_tiles_and_grows_with_the_rows_and_their_precision():
     assert gram.gram_error(64, tile=64, dtype=np.float32) == pytest.approx(2.0**29 * one)
     steps = [gram.gram_error(64 * tiles, tile=64) for tiles in (1, 4, 9)]
     assert steps[2] - steps[0] == pytest.approx(2 * (steps[1] - steps[0]))
+    assert 0 < steps[1] - steps[0] < one / 10, "most of it does not come from adding up tiles"
 
 
 def test_naive_keeps_what_the_gram_form_cancels():

@@ -129,6 +129,21 @@ def test_an_option_has_a_least_value_and_some_a_greatest(name: str, least: Any, 
             Options(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("k", "five", "a whole number"),
+        ("k", 2.5, "a whole number"),
+        ("radius", "wide", "a number"),
+        ("radius", [1.0], "a number"),
+        ("root", 7, "a name"),
+    ],
+)
+def test_an_option_is_of_its_own_type(name: str, value: Any, kind: str):
+    with pytest.raises(ConfigError, match=f"{name} is {kind}; got"):
+        rules.read_options({name: value})
+
+
 @pytest.mark.parametrize("name", ["hospital-a, radius=1.0", "a)", "k=5"])
 def test_no_name_of_a_root_looks_like_another_option(name: str):
     with pytest.raises(ConfigError, match="a client's name, without"):
