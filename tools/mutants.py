@@ -174,7 +174,7 @@ def _is_test(name: str) -> bool:
 
 def _without(costs: Mapping[str, float], files: Iterable[str]) -> dict[str, float]:
     gone = set(files)
-    return {test: cost for test, cost in costs.items() if test.partition("::")[0] not in gone}
+    return {test: cost for test, cost in costs.items() if _file_of(test) not in gone}
 
 
 def _measured_costs(tests: Sequence[str]) -> dict[str, float]:
