@@ -57,7 +57,7 @@ LINES, COSTS, MEASURED = HOME / "lines.sqlite", HOME / "costs.json", HOME / "mea
 
 MUTATED = ("core", "crypto", "protocol", "attestation")
 TESTS = (*(f"tests/unit/{part}" for part in (*MUTATED, "test_config.py")), "tests/protocol")
-COPIED = ("src", "tests", "tools")
+COPIED = ("src", "tests")
 # These start other programs, and take longer than all that a mutant is worth.
 IGNORED = ("tests/unit/core/loops/test_build.py", "tests/unit/core/rules/test_byzfl.py")
 _OPTIONS = (
@@ -150,8 +150,8 @@ def _measure() -> bool:
     again = sorted(changed & now.keys())
     whole = not all(_is_test(name) for name in changed)
     costs = {} if whole else _without(json.loads(COSTS.read_text()), changed)
-    MEASURED.unlink(missing_ok=True)
     if whole:
+        MEASURED.unlink(missing_ok=True)
         LINES.unlink(missing_ok=True)
     if whole or again:
         _say("measuring which tests run which lines")
