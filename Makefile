@@ -38,7 +38,7 @@ check: $(STAMP) ## Formatting, lint, types, import contracts and the fast tests:
 soak: $(STAMP) ## Run all tests, with full counts: takes long
 	OSTRAKA_SOAK=1 $(PYTEST) -m "" $(ARGS)
 
-mutants: $(MUTANTS) ## Break the code in 500 places, and see which a test notices: takes long, and goes on if ended
+mutants: $(MUTANTS) ## Break the code in 500 places, and see which of them no test notices: takes an hour
 	$(BIN)/python tools/mutants.py $(ARGS)
 
 bench: $(CORE) ## Measure the stages of a round, and compare them with benchmarks/baseline.json
