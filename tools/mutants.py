@@ -26,7 +26,7 @@ import signal
 import sys
 import time
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ _OPTIONS = (
 
 # A mutant meets tests of this cost at most, in seconds of processor time; a loop without end costs
 # a few times as much. The clock on the wall is for what sleeps, and allows for a busy machine.
-BUDGET_S, LOOP_FACTOR, LOOP_S, ASLEEP_S = 30.0, 4, 20, 1200
+BUDGET_S, LOOP_FACTOR, LOOP_S, ASLEEP_S = 60.0, 4, 20, 1200
 MEMORY_BYTES = 6 << 30
 # So many tests at first: most mutants fall to one of them.
 FIRST_TESTS = 40
@@ -106,6 +106,7 @@ def main() -> None:
     asked.add_argument("--count", type=int, default=500, help="size of the sample")
     asked.add_argument("--seed", type=int, default=18, help="which sample")
     asked.add_argument("--module", default="*", help="run those of these modules: 'core/rules/*'")
+    asked.add_argument("--again", action="store_true", help="run the survivors again")
     asked.add_argument("--report", action="store_true", help="run nothing: say what is known")
     given = asked.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("mutants: ended; start again to go on"))
@@ -114,7 +115,7 @@ def main() -> None:
         sample = _sample(known, given.count, given.seed)
         if not given.report:
             _copy_tree()
-            if _measure():
+            if _measure() or given.again:
                 _forget_survivors(known, sample)
             _run(known, sample, given.module)
         sys.exit(_report(known, sample))
@@ -494,33 +495,40 @@ def _file_of(test: str) -> str:
 
 
 def _tests_of(mutant: Mutant, costs: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """Returns the tests that run a mutant's statement: first those of one file, then all others.
+    """Returns the tests that run a mutant's statement: the first few, and the others.
 
-    A statement that runs on import shows in any test that runs its module. The first file is the
-    one that is named after the module, or else has most of the tests.
+    A statement that runs on import shows in any test that runs its module. They begin with the file
+    that is named after the module, or else with some of the one that has most, and go on with the
+    cheapest test of each file, as a small file is about something else.
     """
     by_line = _tests_by_line(mutant.module)
     lines = _statement(mutant.module, mutant.line)
     running = {test for line in lines for test in by_line.get(line, ())} & costs.keys()
     running = running or {test for tests in by_line.values() for test in tests} & costs.keys()
-    files = Counter(map(_file_of, running))
-    name = Path(mutant.module).stem
-    nearest = max(files, key=lambda file: (name in Path(file).name, files[file]), default="")
-    tests = sorted(running, key=lambda test: (_file_of(test) != nearest, costs[test]))
-    first = [test for test in tests[:FIRST_TESTS] if _file_of(test) == nearest]
-    return first, _within_budget(running.difference(first), costs)
+    files: dict[str, list[str]] = defaultdict(list)
+    for test in sorted(running, key=lambda test: (costs[test], test)):
+        files[_file_of(test)].append(test)
+    ranks = {file: (*_nearness(mutant.module, file), len(tests)) for file, tests in files.items()}
+    nearest = max(files, key=ranks.__getitem__, default="")
+    own = files[nearest]
+    few = min(FIRST_TESTS, len(own))
+    whole = any(_nearness(mutant.module, nearest))
+    files[nearest] = [] if whole else own[few:]
+    others = (test for each in itertools.zip_longest(*files.values()) for test in each if test)
+    rest = [*(own[few:] if whole else ()), *others]
+    return own[:few], _within_budget(rest, costs)
 
 
-def _within_budget(tests: Iterable[str], costs: Mapping[str, float]) -> list[str]:
-    """Put tests in order, the cheapest of each file first: a small file is about something else."""
-    taken: Counter[str] = Counter()
-    order = []
-    for test in sorted(tests, key=lambda test: (costs[test], test)):
-        order.append((taken[_file_of(test)], costs[test], test))
-        taken[_file_of(test)] += 1
-    order.sort()
-    spent = itertools.accumulate(cost for _, cost, _ in order)
-    return [test for (*_, test), so_far in zip(order, spent, strict=True) if so_far <= BUDGET_S]
+def _nearness(module: str, file: str) -> tuple[bool, bool]:
+    """Tell if a test file mirrors the module, and if it is named after it at all."""
+    path = Path(module)
+    mirror = f"tests/unit/{path.with_name(f'test_{path.name}')}"
+    return file == mirror, path.stem in Path(file).name
+
+
+def _within_budget(tests: Sequence[str], costs: Mapping[str, float]) -> list[str]:
+    spent = itertools.accumulate(costs[test] for test in tests)
+    return [test for test, so_far in zip(tests, spent, strict=True) if so_far <= BUDGET_S]
 
 
 @functools.cache
