@@ -497,14 +497,14 @@ def _file_of(test: str) -> str:
 def _tests_of(mutant: Mutant, costs: Mapping[str, float]) -> tuple[list[str], list[str]]:
     """Returns the tests that run a mutant's statement: the first few, and the others.
 
-    A statement that runs on import shows in any test that runs its module. They begin with the file
+    A statement that runs on import may show in any test of its folder. They begin with the file
     that is named after the module, or else with some of the one that has most, and go on with the
     cheapest test of each file, as a small file is about something else.
     """
     by_line = _tests_by_line(mutant.module)
     lines = _statement(mutant.module, mutant.line)
     running = {test for line in lines for test in by_line.get(line, ())} & costs.keys()
-    running = running or {test for tests in by_line.values() for test in tests} & costs.keys()
+    running = running or _tests_of_folder(Path(mutant.module).parent) & costs.keys()
     files: dict[str, list[str]] = defaultdict(list)
     for test in sorted(running, key=lambda test: (costs[test], test)):
         files[_file_of(test)].append(test)
@@ -537,6 +537,13 @@ def _tests_by_line(module: str) -> dict[int, list[str]]:
     measured.read()
     by_line: dict[int, list[str]] = measured.contexts_by_lineno(str(TREE / "src/ostraka" / module))
     return by_line
+
+
+@functools.cache
+def _tests_of_folder(folder: Path) -> set[str]:
+    modules = (TREE / "src" / "ostraka" / folder).glob("*.py")
+    by_line = (_tests_by_line(str(folder / path.name)) for path in modules)
+    return {test for each in by_line for tests in each.values() for test in tests}
 
 
 def _statement(module: str, line: int) -> range:
