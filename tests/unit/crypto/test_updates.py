@@ -246,6 +246,7 @@ BAD_UPDATES = {
     "too long": np.zeros(51, np.float32),
     "a matrix": np.zeros((5, 10), np.float32),
     "of float64": np.zeros(50),
+    "of float16": np.zeros(50, np.float16),
     "of integers": np.zeros(50, np.int32),
     "of the other byte order": np.zeros(50, ">f4"),
 }

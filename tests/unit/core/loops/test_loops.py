@@ -433,6 +433,7 @@ BAD = {
     "residues of 64 bits": lambda: loops.limbs(np.zeros((2, 2), np.uint64), *np.zeros((3, 2, 2))),
     "limbs of another shape": lambda: loops.limbs(u32(2, 2), *np.zeros((3, 2, 3))),
     "an unknown type": lambda: ANYTHING.widen(u16(3), "float8", f32(3)),
+    "another unknown type": lambda: ANYTHING.widen(u16(3), "bf16", f32(3)),
     "int8 in 16 bits": lambda: loops.widen(u16(3), "int8", f32(3)),
     "float16 in bytes": lambda: loops.widen(np.zeros(6, np.uint8), "float16", f32(3)),
 }
