@@ -255,7 +255,7 @@ BAD_UPDATES = {
 @pytest.mark.parametrize("what", BAD_UPDATES)
 def test_what_is_no_update_is_not_sealed(what):
     with pytest.raises(ConfigError, match=r"float32|shape"):
-        seal(BAD_UPDATES[what])
+        updates.rounded(BAD_UPDATES[what], TERMS)
 
 
 def test_an_update_may_be_a_view():
