@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CORE := $(VENV)/.ready
 STAMP := $(VENV)/.ready-dev
+MUTANTS := $(VENV)/.ready-mutants
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 PIP = $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
@@ -16,7 +17,7 @@ OTHER := or run make PYTHON=/path/to/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check soak bench test-env proto vectors fmt clean
+.PHONY: help demo test check soak mutants bench test-env proto vectors fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,6 +38,9 @@ check: $(STAMP) ## Formatting, lint, types, import contracts and the fast tests:
 soak: $(STAMP) ## Run all tests, with full counts: takes long
 	OSTRAKA_SOAK=1 $(PYTEST) -m "" $(ARGS)
 
+mutants: $(MUTANTS) ## Break the code in 500 places, and see which of them no test notices: takes an hour
+	$(BIN)/python tools/mutants.py $(ARGS)
+
 bench: $(CORE) ## Measure the stages of a round, and compare them with benchmarks/baseline.json
 	@$(BIN)/ostraka bench check $(ARGS)
 
@@ -54,7 +58,7 @@ fmt: $(STAMP) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, caches and built packages
-	rm -rf $(VENV) build dist src/ostraka/core/loops/_native.so .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist src/ostraka/core/loops/_native.so .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp goes before the work starts and returns when all of it is done. Without it the
@@ -77,4 +81,9 @@ $(STAMP): $(CORE)
 	@echo "installing the tools for tests and checks (a minute or more)" >&2
 	@rm -f $@
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(MUTANTS): $(STAMP)
+	@rm -f $@
+	@$(PIP) -e '.[mutants]'
 	@touch $@

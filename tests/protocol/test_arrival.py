@@ -48,6 +48,18 @@ def answers(round_, upload):
     return heard
 
 
+def test_what_has_arrived_is_counted_tile_by_tile(simulate):
+    round_ = simulate(rows=updates(), tile=TILE).open()
+    arrived = 0
+    for row in (0, 1):
+        upload = round_.seal(row)
+        round_.accept(upload.header)
+        for tile in upload.tiles:
+            round_.accept_tile(tile)
+            arrived += len(tile.ciphertext)
+            assert round_.intake.bytes_in == arrived
+
+
 def folding_with(monkeypatch, key):
     """Every round that opens draws these signs and shifts."""
     real = Folds.__init__

@@ -468,6 +468,22 @@ def test_a_refusal_says_which_line_would_trust_the_federation_or_its_witness():
     assert f"'witness-0'; to trust it, add {WITNESSES[0].public.hex()} to" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("maskings", "said"), [(("exact", "none"), "exact, none"), ((), "none at")]
+)
+def test_a_refused_masking_comes_with_those_that_are_allowed(maskings, said):
+    policy = replace(POLICY, federation=replace(POLICY.federation, maskings=maskings))
+    leaky = replace(FEDERATION.terms, masking="gaussian", leakage_bits=1e3)
+    with pytest.raises(AttestationRefused, match=f"gaussian; allowed: {said}"):
+        Meeting(federation=replace(FEDERATION, terms=leaky), policy=policy).join()
+
+
+@pytest.mark.parametrize(("kinds", "said"), [(("sgx", "tdx"), "sgx, tdx"), ((), "none at all")])
+def test_refused_evidence_comes_with_what_is_allowed(kinds, said):
+    with pytest.raises(AttestationRefused, match=f"'simulation'; allowed: {said}"):
+        Meeting(policy=replace(POLICY, evidence=kinds)).join()
+
+
 def test_an_expired_charter_is_still_a_piece_of_history():
     """It is refused for the round of today, and followed as a link of the chain."""
     charter = signed(replace(FEDERATION, expires=NOW - DAY))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ostraka.core import field
+from ostraka.core import exact, field
 from ostraka.errors import MalformedMessage, OpenError, Rejection, UpdateRejected, WorkerLied
 
 # A tile this wide makes groups of two rows, however short the update is.
@@ -25,6 +25,16 @@ def test_whoever_is_there_is_measured(simulate, workers, gone):
     assert round_.terms.tiling.group == 2
     round_.send_all(but=gone)
     round_.assert_result(round_.finish(), {}, absent=gone)
+
+
+@pytest.mark.parametrize("workers", [3, 5, 7])
+def test_groups_may_fill_all_the_memory_that_is_theirs(simulate, monkeypatch, workers):
+    monkeypatch.setattr(exact, "_GROUP_VALUES", 2 * 64)
+    rows = simulate.updates(N, 128, seed=275)
+    round_ = simulate(rows=rows, f=1, tile=64, masking="exact", workers=workers).open()
+    assert round_.terms.tiling.group == 2
+    round_.send_all()
+    round_.assert_result(round_.finish(), {})
 
 
 @pytest.mark.parametrize("gone", [[], [8], [1, 4, 6]])

@@ -150,6 +150,14 @@ def test_gaussian_masking_lets_lies_of_rounding_size_pass():
     assert events.WorkerLied not in kinds(play(parties, rows, Threads()))
 
 
+def test_who_only_rounds_is_not_named_beside_a_liar():
+    parties, rows = federation(d=5_000, masking="gaussian", spares=1)
+    staff(parties)["worker-1"]._kernel = Liar(0, 1, 1e6)
+    staff(parties)["worker-2"]._kernel = Liar(0, 1, 1e-9)
+    said = play(parties, rows, Threads()).events
+    assert [event.worker for event in said if type(event) is events.WorkerLied] == ["worker-1"]
+
+
 def test_a_worker_that_is_gone_is_no_liar():
     parties, rows = federation(spares=1)
     staff(parties)["worker-2"] = Idle("worker-2")

@@ -271,9 +271,10 @@ def test_a_client_refuses_the_receipt_of_another_round(submitted):
 
 
 def test_a_client_refuses_a_receipt_that_contradicts_the_offer(submitted):
-    """The receipt has the offer's id, and another place in the chain."""
+    """The receipt has another id, or another place in the chain, before or after the offer's."""
     simulation, waiting, served, model = submitted
-    for change in ({"number": 7}, {"previous": bytes([1]) * 32}):
+    changes = ({"number": 7}, {"previous": bytes([1]) * 32})
+    for change in (*changes, {"round_id": bytes(32)}, {"round_id": b"\xff" * 32}):
         with pytest.raises(ReceiptRefused):
             waiting.finish(simulation.certify(replace(served.receipt, **change)), model)
     same = simulation.certify(served.receipt)

@@ -21,6 +21,7 @@ from ostraka.errors import (
 )
 from ostraka.protocol import round as specification
 from ostraka.protocol.enclave import decide
+from ostraka.protocol.enclave.decide import _require_sound, _require_sound_columns
 
 ROWS = (1 + 0.1 * np.random.default_rng(0).normal(size=(6, 40))).astype(np.float32)
 
@@ -304,6 +305,19 @@ def test_law17_a_plan_that_no_rule_may_make_is_not_carried_out(monkeypatch, simu
     round_.measure()
     with pytest.raises(LocalProtocolError, match=why):
         decide(round_.cohort, round_.measured)
+
+
+def test_law16_no_update_is_more_than_its_share_whatever_a_rule_does():
+    """Compositions keep to that; the enclave looks again."""
+    _require_sound(Weights.of(np.array([1, 1, 1, 0, 0, 0]) / 3), 6, 1)
+    with pytest.raises(LocalProtocolError, match=r"above 1/\(f \+ 2\) = 1/3 of all"):
+        _require_sound(Weights.of(np.array([35, 33, 32, 0, 0, 0]) / 100), 6, 1)
+    third = Columnwise(np.eye(6), "near-median", count=3)
+    _require_sound_columns(third, 1, disclosed=False)
+    half = Columnwise(np.eye(6), "median")
+    _require_sound_columns(half, 1, disclosed=True)
+    with pytest.raises(LocalProtocolError, match=r"above 1/\(f \+ 2\) = 1/3 of all"):
+        _require_sound_columns(half, 1, disclosed=False)
 
 
 @pytest.mark.parametrize("name", [*WEIGHING, "bulyan"])

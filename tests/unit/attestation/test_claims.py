@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ostraka.attestation.claims import Binding, Claims
+from ostraka.attestation.claims import Attested, Binding, Claims, in_process
+from ostraka.messages import RoundOffer
 
 PCRS = {f"pcr{index}": bytes([index]) * 48 for index in (0, 1, 2, 3, 4, 8)}
 
@@ -27,6 +28,12 @@ def test_a_measurement_of_a_place_is_left_out_and_no_other_is():
 
 def test_without_places_every_measurement_counts():
     assert code_id("tdx", {"pcr3": b"a"}) != code_id("tdx", {"pcr3": b"b"})
+
+
+def test_an_enclave_in_the_same_process_has_the_id_of_no_code():
+    offer = RoundOffer(1, b"r" * 32, b"f" * 32, bytes(32), bytes(32), b"k" * 1216, b"s" * 64)
+    attested = in_process(offer, b"e" * 32)
+    assert attested == Attested(offer.key, b"e" * 32, offer.federation, "in-process", b"\0" * 32)
 
 
 SGX = {"mrenclave": b"e" * 32, "mrsigner": b"s" * 32}

@@ -283,6 +283,7 @@ MALFORMED = {
     "a module of bytes": lambda: document(module_id=b"i-1234"),
     "a module that writes to the terminal": lambda: document(module_id="\x1b[2J"),
     "a time before there were enclaves": lambda: document(timestamp=0),
+    "a time before 1970": lambda: document(timestamp=-1),
     "a time that is true": lambda: document(timestamp=True),
     "a time with a fraction": lambda: document(timestamp=float(NOW * 1000)),
     "no PCRs": lambda: document(pcrs=...),

@@ -157,6 +157,23 @@ def test_its_root_does_not_change_with_the_release():
     assert PLATFORM.root_digest.hex() == digest
 
 
+def test_what_it_says_does_not_change_with_the_release():
+    """Each byte follows from the seed, so a saved platform and its old collateral fit together."""
+    platform = replace(PLATFORM, collateral_lifetime=DAY, revoked=("pck", "tcb-signing"))
+    said = {
+        "quote": platform.quote(DATA, mrenclave=MRENCLAVE, isv_prod_id=7, debug=True),
+        "TD quote": platform.td_quote(DATA, mrtd=bytes(range(48)), debug=True),
+        "collateral": platform.collateral(),
+        "TD collateral": platform.td_collateral(),
+    }
+    assert {name: hashlib.sha256(each).hexdigest()[:32] for name, each in said.items()} == {
+        "quote": "c4b963ced6566f726cb548b509eb413d",
+        "TD quote": "eb1b122bb64bd86342cb6725976dcea3",
+        "collateral": "332ef3843ff9bdff88280d551749f63d",
+        "TD collateral": "f83d9d5cbfc0a2f979387f4d13072bfa",
+    }
+
+
 def test_another_platform_has_another_root():
     assert replace(PLATFORM, seed=bytes(32)).root_digest != PLATFORM.root_digest
 

@@ -280,6 +280,21 @@ def test_a_person_can_read_the_rest():
     assert dict(verify().facts)["product"] == "Milan"
 
 
+MODELS = {
+    "Milan": [(0x19, 0x00), (0x19, 0x0F)],
+    "Genoa": [(0x19, 0x10), (0x19, 0x1F), (0x19, 0xA0), (0x19, 0xAF)],
+    "Turin": [(0x1A, 0x00), (0x1A, 0x1F)],
+    None: [(0x19, 0x20), (0x19, 0x9F), (0x19, 0xB0), (0x1A, 0x20), (0x18, 0x00), (0x1B, 0x00)],
+}
+
+
+@pytest.mark.parametrize("product", MODELS)
+def test_a_processor_is_of_one_product_from_its_first_model_to_its_last(product):
+    for family, model in MODELS[product]:
+        said = snp.parse(report(version=3, processor=bytes((family, model, 1))))
+        assert said.products == ((product,) if product else ())
+
+
 def test_a_person_can_read_what_was_checked_of_revocation():
     assert dict(verify().facts)["revocation"] == "not checked: the policy names no crl"
     said = dict(listed(revoked(9)).facts)["revocation"]

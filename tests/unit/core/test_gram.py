@@ -63,6 +63,16 @@ def test_gram_error_bounds_the_error_and_is_not_loose(d: int, tile: int):
     assert stated / 100 < worst < stated
 
 
+def test_the_error_counts_tiles_and_grows_with_the_rows_and_their_precision():
+    one = gram.gram_error(64, tile=64)
+    assert gram.gram_error(1 << 20, tile=1 << 20) == one
+    assert gram.gram_error(64, square=9.0, tile=64) == pytest.approx(9 * one)
+    assert gram.gram_error(64, tile=64, dtype=np.float32) == pytest.approx(2.0**29 * one)
+    steps = [gram.gram_error(64 * tiles, tile=64) for tiles in (1, 4, 9)]
+    assert steps[2] - steps[0] == pytest.approx(2 * (steps[1] - steps[0]))
+    assert 0 < steps[1] - steps[0] < one / 10, "most of it does not come from adding up tiles"
+
+
 def test_naive_keeps_what_the_gram_form_cancels():
     """Rows 1e-9 apart and 1e3 long: the difference is below the Gram form's precision."""
     row = np.random.default_rng(0).standard_normal(1000) * 30

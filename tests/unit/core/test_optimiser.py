@@ -73,6 +73,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
     "an infinite step": ({"learning_rate": float("inf")}, "learning_rate must be positive"),
     "a step that is no number": ({"learning_rate": float("nan")}, "learning_rate must be positive"),
     "a momentum that never fades": ({"momentum": 1.0}, "momentum < 1"),
+    "a momentum that grows": ({"momentum": 1.5}, "momentum < 1"),
     "a negative memory": ({"beta1": -0.1}, "beta1 < 1"),
     "a second memory that never fades": ({"beta2": 1.0}, "beta2 < 1"),
     "a division by zero": ({"epsilon": 0.0}, "epsilon must be positive"),

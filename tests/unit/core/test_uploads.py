@@ -244,7 +244,9 @@ def test_random_bytes_that_are_not_random_are_noticed():
         INT8.encode(update, lambda out: out.fill(0xFFFFFFFF))
 
 
-@given(st.floats(1, 2, exclude_max=True, width=16), st.integers(-100, 99))
+@given(mantissa=st.floats(1, 2, exclude_max=True, width=16), exponent=st.integers(-100, 99))
+@example(mantissa=1.0, exponent=-100)
+@example(mantissa=1.5, exponent=99)
 def test_a_step_of_few_bits_is_accepted_and_one_of_more_is_not(mantissa, exponent):
     step = math.ldexp(mantissa, exponent)
     assert INT8.header_flaw(3 * step, step, 9) is None

@@ -1,5 +1,6 @@
 import struct
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,11 +26,11 @@ def entropy(seed):
     return SecretStream(bytes([seed]) * 32).bytes
 
 
-def sealing(update=UPDATE, seed=1, client="alice"):
+def sealing(update=UPDATE, seed=1, client="alice", terms=TERMS):
     return updates.seal(
-        updates.rounded(update, TERMS),
+        updates.rounded(update, terms),
         offer=OFFER,
-        terms=TERMS,
+        terms=terms,
         client=client,
         identity=CLIENT,
         entropy=entropy(seed),
@@ -114,6 +115,11 @@ def test_tiles_that_are_sealed_one_by_one_are_the_same_bytes():
         assert bytes(out[:size]) == whole.tiles[index].ciphertext
         assert whole.put(index, out) == size
         assert bytes(out[:size]) == whole.tiles[index].ciphertext
+
+
+@pytest.mark.parametrize(("tile", "values"), [(16, 16), (50, 50), (64, 50)])
+def test_the_largest_tile_is_said_before_any_is_sealed(tile, values):
+    assert sealing(terms=replace(TERMS, tile=tile)).largest == 4 * values + 16
 
 
 def test_an_update_is_not_copied():
@@ -236,11 +242,12 @@ def test_the_secret_is_a_key_a_norm_and_a_step():
     assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1:] == (-3.5, 0.25)
 
 
-BAD_UPDATES = {
+BAD_UPDATES: dict[str, Any] = {
     "too short": np.zeros(49, np.float32),
     "too long": np.zeros(51, np.float32),
     "a matrix": np.zeros((5, 10), np.float32),
     "of float64": np.zeros(50),
+    "of float16": np.zeros(50, np.float16),
     "of integers": np.zeros(50, np.int32),
     "of the other byte order": np.zeros(50, ">f4"),
 }
@@ -249,7 +256,7 @@ BAD_UPDATES = {
 @pytest.mark.parametrize("what", BAD_UPDATES)
 def test_what_is_no_update_is_not_sealed(what):
     with pytest.raises(ConfigError, match=r"float32|shape"):
-        seal(BAD_UPDATES[what])
+        updates.rounded(BAD_UPDATES[what], TERMS)
 
 
 def test_an_update_may_be_a_view():

@@ -85,6 +85,15 @@ def test_randomness_is_an_argument():
     assert offers[0] == offers[1]
 
 
+@pytest.mark.parametrize("tile", [1, 3, 6, 10, 16])
+def test_a_sealed_tile_is_its_values_and_a_tag(tile):
+    """The last one may be shorter, also where it is the second or the only one."""
+    federation = replace(FEDERATION, terms=replace(TERMS, tile=tile))
+    intake = Enclave(federation, IDENTITY).open_round()
+    sealed = [4 * len(MODEL[start : start + tile]) + 16 for start in range(0, len(MODEL), tile)]
+    assert [intake.sealed_size(index) for index in range(len(sealed))] == sealed
+
+
 def follow(party, receipt):
     party.follow(Certified(receipt, None), STATE)
 

@@ -7,6 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.config import MAX_PIECE_VALUES, Federation, Manifest, Member, Terms
+from ostraka.core.uploads import FORMATS
 from ostraka.crypto.aead import nonce
 from ostraka.crypto.updates import TileOpener
 from ostraka.errors import OpenError, StorageFull
@@ -60,6 +61,28 @@ def test_as_many_rows_as_the_budget_holds_are_in_memory_and_all_are_the_same(bud
     assert resident == [True] * fit + [False] * (ROWS - fit)
     for kept, values in rows:
         np.testing.assert_array_equal(read(kept, agreed.pieces), values)
+
+
+@pytest.mark.parametrize("upload", FORMATS)
+def test_a_row_of_any_format_reads_the_same_from_memory_and_from_the_spool(upload):
+    agreed = federation()
+    agreed = replace(agreed, terms=replace(agreed.terms, upload=upload))
+    size, step = D * FORMATS[upload].dtype.itemsize, 0.25
+    keeping = Keeping(agreed, Memory(size), InMemory(), np.random.default_rng(0).bytes)
+    opener = TileOpener(KEY, BOUND)
+    sealed = np.random.default_rng(1).integers(-9, 9, size=D).astype(np.float32)
+    if upload == "bfloat16":
+        raw = (sealed.view("<u4") >> 16).astype("<u2")
+    else:
+        raw = sealed.astype(FORMATS[upload].dtype)
+    meant = sealed * step if upload == "int8" else sealed
+    rows = [keeping.place(row, opener, step) for row in range(2)]
+    assert [row.resident for row in rows] == [True, False]
+    for row in rows:
+        keep(row, opener, raw, agreed.terms.tiling)
+        np.testing.assert_array_equal(read(row, agreed.pieces), meant)
+        integers = row.integers(0, np.empty(agreed.pieces.tile, np.float32))
+        np.testing.assert_array_equal(integers, sealed[agreed.pieces.part(0)])
 
 
 def test_tiles_of_many_clients_are_read_in_pieces():

@@ -1,16 +1,17 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ostraka.config import Tiling
+from ostraka.config import MAX_PIECE_VALUES, Tiling
 from ostraka.core.gram import from_upper, naive
 from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import PendingChannel
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED
-from ostraka.errors import LocalProtocolError, OpenError, RemoteProtocolError
+from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError, RemoteProtocolError
 from ostraka.messages import ChannelOffer, ShareTile
 from ostraka.protocol.worker import Worker
 
@@ -78,6 +79,26 @@ def test_a_worker_serves_one_enclave():
 def test_a_worker_takes_offers_that_are_its_own():
     with pytest.raises(OpenError):
         Worker(ME, receipt_key=ENCLAVE.public).accept(Enclave(worker=OTHER.public).pending.offer)
+
+
+BEYOND: dict[str, dict[str, Any]] = {
+    "a masking of another release": {"masking": "none"},
+    "no rows": {"rows": 0},
+    "no columns": {"columns": 0},
+    "no tile": {"tile": 0},
+    "one tile too many": {"columns": 2**22 * TILE + 1},
+    "one value too many at a time": {"rows": 1, "tile": MAX_PIECE_VALUES + 1},
+}
+
+
+@pytest.mark.parametrize("what", BEYOND)
+def test_a_worker_refuses_what_is_beyond_its_means(what):
+    with pytest.raises(MalformedMessage):
+        Enclave(**BEYOND[what]).connect()
+
+
+def test_a_worker_takes_the_largest_tile():
+    assert Enclave(rows=1, tile=MAX_PIECE_VALUES).connect() is not None
 
 
 def test_a_bad_tile_changes_nothing():

@@ -429,9 +429,11 @@ BAD = {
     "words of 64 bits": lambda: loops.keep_bits(np.zeros(3, np.uint64), 1),
     "a mask of 33 bits": lambda: loops.keep_bits(u32(3), 1 << 32),
     "residues by columns": lambda: loops.limbs(u32(4, 4).T, *np.zeros((3, 4, 4))),
+    "one row, every other residue": lambda: loops.limbs(u32(1, 4)[:, ::2], *np.zeros((3, 1, 2))),
     "residues of 64 bits": lambda: loops.limbs(np.zeros((2, 2), np.uint64), *np.zeros((3, 2, 2))),
     "limbs of another shape": lambda: loops.limbs(u32(2, 2), *np.zeros((3, 2, 3))),
     "an unknown type": lambda: ANYTHING.widen(u16(3), "float8", f32(3)),
+    "another unknown type": lambda: ANYTHING.widen(u16(3), "bf16", f32(3)),
     "int8 in 16 bits": lambda: loops.widen(u16(3), "int8", f32(3)),
     "float16 in bytes": lambda: loops.widen(np.zeros(6, np.uint8), "float16", f32(3)),
 }
@@ -447,3 +449,7 @@ def test_good_arguments_of_the_same_table_pass():
     share_with()()
     share_with(challenge=None, sums=None)()
     loops.squares(readonly(f32(3)))
+    loops.keep_bits(u32(3), (1 << 32) - 1)
+    loops.keep_bits(u32(3), 0)
+    loops.limbs(u32(4, 2)[:, :1], *np.zeros((3, 4, 1)))
+    loops.limbs(u32(1, 4).T[::2], *np.zeros((3, 2, 1)))

@@ -1,6 +1,8 @@
 """Compositions of pre-aggregations and a rule: names, the cap on shares, and an absent root."""
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,6 +107,43 @@ def test_what_cannot_work_is_refused_before_any_round(text: str, message: str):
         rules.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("k", 1, None),
+        ("neighbours", 1, None),
+        ("bucket", 1, None),
+        ("iterations", 1, 1000),
+        ("radius", 2.0**-126, 2.0**128),
+        ("smoothing", 2.0**-126, 2.0**128),
+    ],
+)
+def test_an_option_has_a_least_value_and_some_a_greatest(name: str, least: Any, most: Any):
+    assert getattr(Options(**{name: least}), name) == least
+    beyond: list[Any] = [least - 1 if isinstance(least, int) else least / 2]
+    if most is not None:
+        Options(**{name: most})
+        beyond.append(most + 1 if isinstance(most, int) else most * 2)
+    for value in [*beyond, math.nan]:
+        with pytest.raises(ConfigError, match=f"{name} must be from"):
+            Options(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("k", "five", "a whole number"),
+        ("k", 2.5, "a whole number"),
+        ("radius", "wide", "a number"),
+        ("radius", [1.0], "a number"),
+        ("root", 7, "a name"),
+    ],
+)
+def test_an_option_is_of_its_own_type(name: str, value: Any, kind: str):
+    with pytest.raises(ConfigError, match=f"{name} is {kind}; got"):
+        rules.read_options({name: value})
+
+
 @pytest.mark.parametrize("name", ["hospital-a, radius=1.0", "a)", "k=5"])
 def test_no_name_of_a_root_looks_like_another_option(name: str):
     with pytest.raises(ConfigError, match="a client's name, without"):
@@ -116,7 +155,7 @@ def test_no_name_of_a_root_looks_like_another_option(name: str):
     [
         ("mda", 2**20, "mda cannot be told from a sketch"),
         ("arc+flame", 2**20, "flame cannot be told from a sketch"),
-        ("nnm+mean", 4096, "nnm needs a sketch of at least 16384"),
+        ("nnm+mean", 16_383, "nnm needs a sketch of at least 16384"),
         ("fltrust(root=a)", 4096, "nnm needs a sketch of at least 16384"),
     ],
 )
@@ -137,6 +176,7 @@ def test_other_sketches_are_taken():
         ("mean", [2, 3, 4, 5]),
         ("multi-krum", [3, 5, 7, 9]),
         ("arc+nnm+geometric-median", [2, 4, 6, 8]),
+        ("clip+mean", [2, 3, 5, 7]),
         ("bucketing+multi-krum", [5, 9, 13, 17]),
         ("bucketing+bucketing+caf", [5, 13, 21, 29]),
         ("fltrust(root=a)", [3, 5, 7, 9]),

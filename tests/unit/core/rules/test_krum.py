@@ -51,6 +51,15 @@ def federations(draw: st.DrawFn) -> tuple[Float64, int, int]:
     return np.array(values, dtype=np.float64).reshape(n, n), f, k
 
 
+@pytest.mark.parametrize(("neighbours", "counted"), [(1, 1), (4, 4), (5, 5), (6, 5), (99, 5)])
+def test_as_many_neighbours_count_as_are_asked_for_and_there_are(neighbours: int, counted: int):
+    places = np.array([0.0, 1.0, 3.0, 7.0, 15.0, 31.0])
+    matrix = np.square(places[:, None] - places)
+    nearest = np.sort(matrix, axis=1)[:, 1 : 1 + counted]  # The first is a row's own 0.
+    scores = krum.krum_scores(matrix, 1, neighbours=neighbours)
+    np.testing.assert_array_equal(scores, nearest.sum(axis=1))
+
+
 @given(federations())
 def test_law5_equals_brute_force(federation: tuple[Float64, int, int]):
     matrix, f, k = federation

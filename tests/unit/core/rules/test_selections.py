@@ -34,6 +34,10 @@ def test_of_all_sets_of_the_least_diameter_the_first_is_taken(given_: tuple[Floa
     assert subsets.least_diameter(distances, size) == best
 
 
+def test_one_row_is_a_set_of_no_diameter():
+    assert subsets.least_diameter(np.zeros((1, 1)), 1) == [0]
+
+
 FAR = {
     "a path whose middle comes first": (5, [(1, 2), (2, 0), (0, 3), (3, 4)], [0, 1, 4]),
     "a vertex that is in no smallest cover": (
