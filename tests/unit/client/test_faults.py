@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import grpc
@@ -364,6 +365,20 @@ def test_patience_ends_while_a_round_is_open_and_the_update_can_be_submitted_aga
         outcome = client.submit(UPDATE)
         assert (outcome.round, outcome.accepted) == (1, True)
     assert len(service.receipts) == 1
+
+
+def test_patience_that_ends_after_the_vote_does_not_claim_that_nobody_is_there(connect, service):
+    """A vote is answered when others have voted, too."""
+    service.auto_voters = ()
+    enough = threading.Event()
+    service.lies["Confirm"] = lambda reply: enough.wait(60) and reply
+    with connect(timeout=2) as client:
+        client.fetch()
+        with pytest.raises(ServiceError, match="the update for round 1 was received"):
+            client.submit(UPDATE)
+        enough.set()
+        service.release()
+        assert client.submit(UPDATE).accepted
 
 
 def test_patience_that_ends_before_all_is_sent_does_not_claim_that_it_was(connect, service):
