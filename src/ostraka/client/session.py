@@ -98,9 +98,9 @@ class Session:
         """
         while (met := self._meet()) is not None:
             if not self._continues(met):
-                known = self.last_number
+                known = self.memory
                 self.catch_up()
-                if known < met.offer.number <= self.last_number:
+                if self.memory != known and self._is_behind(met):
                     continue  # That round is over by now.
             self._require_followed(met.attested.receipt_key)
             newcomer, role = self.memory is None, self._role(met)
@@ -140,6 +140,11 @@ class Session:
         except (ReceiptRefused, OpenError):
             return False  # The chain says why.
         return bool(held.receipt_key)
+
+    def _is_behind(self, met: attesting.Met) -> bool:
+        """Whether this client knows a receipt of that round by now, or newer terms."""
+        number, revision = self.memory.progress if self.memory else (0, 0)
+        return met.offer.number <= number or met.charter.federation.revision < revision
 
     def _meet(self) -> attesting.Met | None:
         """The open round. An outcome that waits to be confirmed comes first."""

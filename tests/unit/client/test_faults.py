@@ -593,6 +593,21 @@ def test_rounds_that_pass_before_and_after_the_enclave_has_introduced_itself(ali
     assert alice.fetch().round == 4
 
 
+def test_terms_that_change_again_between_two_questions(alice, service, charter):
+    """The round was given up, and is opened again under newer terms."""
+    alice.fetch()
+    alice.submit(UPDATE)
+    service.adopt(charter(revision=2))
+
+    def pass_by():
+        service.watch.clear()
+        service.adopt(charter(revision=3))
+
+    service.watch["GetChain"] = pass_by
+    assert alice.fetch().round == 2
+    assert alice.submit(UPDATE).receipt.revision == 3
+
+
 def test_the_last_round_that_is_published_while_a_client_asks_for_it(alice, service):
     alice.fetch()
     alice.submit(UPDATE)
