@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from types import TracebackType
 from typing import Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakValueDictionary
 
 import grpc
 import numpy as np
@@ -281,7 +281,7 @@ class Resting:
 
     def __init__(self) -> None:
         self._held: list[tuple[float, Connection]] = []  # taken in one step, from any thread
-        _RESTING.add(self)
+        _RESTING[id(self)] = self
 
     def rest(self, connection: Connection) -> None:
         """Hold a connection that has no call under way."""
@@ -301,12 +301,13 @@ class Resting:
             self._held.pop()[1].close()
 
 
-_RESTING: WeakSet[Resting] = WeakSet()
+_RESTING: WeakValueDictionary[int, Resting] = WeakValueDictionary()
 
 
 def _before_fork() -> None:
-    for each in tuple(_RESTING):
-        each.end()
+    for each in _RESTING.valuerefs():  # a list, made in one step: other threads may add to them
+        if (resting := each()) is not None:
+            resting.end()
 
 
 os.register_at_fork(before=_before_fork)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.client import attesting, following
 from ostraka.client.attesting import Unconfirmed, Verifier
-from ostraka.client.connection import LONG_POLL_S, Connection, Status, download
+from ostraka.client.connection import LONG_POLL_S, REQUEST_S, Connection, Status, download
 from ostraka.client.events import Confirmed, ForkProved, RollbackProved, Waiting
 from ostraka.client.memory import NOTHING_SENT, Memory, MemoryFile
 from ostraka.config import Federation
@@ -97,9 +98,9 @@ class Session:
         """
         while (met := self._meet()) is not None:
             if not self._continues(met):
-                known = self.last_number
+                known = self.memory
                 self.catch_up()
-                if known < met.offer.number <= self.last_number:
+                if self.memory != known and self._is_behind(met):
                     continue  # That round is over by now.
             self._require_followed(met.attested.receipt_key)
             newcomer, role = self.memory is None, self._role(met)
@@ -139,6 +140,11 @@ class Session:
         except (ReceiptRefused, OpenError):
             return False  # The chain says why.
         return bool(held.receipt_key)
+
+    def _is_behind(self, met: attesting.Met) -> bool:
+        """Whether this client knows a receipt of that round by now, or newer terms."""
+        number, revision = self.memory.progress if self.memory else (0, 0)
+        return met.offer.number <= number or met.charter.federation.revision < revision
 
     def _meet(self) -> attesting.Met | None:
         """The open round. An outcome that waits to be confirmed comes first."""
@@ -185,7 +191,9 @@ class Session:
         Raises RolledBack if the enclave says so and proves it.
         """
         request.voter = self.who.name
-        reply = self._ahead(request) or self._outcome(request, seconds)
+        reply = self._ahead(request) or self._in_time("AwaitOutcome", request, seconds)
+        if reply is None:
+            return wire.OutcomeReply(pending=wire.Pending())
         match reply.WhichOneof("outcome"):
             case "proposed":
                 self.confirm(decode(Proposal, reply.proposed.proposal), request)
@@ -198,17 +206,16 @@ class Session:
         ahead, self.ahead = self.ahead, None
         return ahead[1] if ahead is not None and ahead[0] == request else None
 
-    def _outcome(self, request: wire.OutcomeRequest, seconds: float) -> wire.OutcomeReply:
-        def ask() -> wire.OutcomeReply:
+    def _in_time(self, method: str, request: Any, seconds: float) -> Any:
+        """The reply to a question that may wait for others; None if there is none in this time."""
+
+        def ask() -> Any:
             try:
-                reply: wire.OutcomeReply = self.connection.once(
-                    "AwaitOutcome", request, seconds=seconds
-                )
+                return self.connection.once(method, request, seconds=seconds)
             except grpc.RpcError as error:
                 if Status.of(error).code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise
-                return wire.OutcomeReply(pending=wire.Pending())
-            return reply
+                return None
 
         return self.connection.attempt(ask)
 
@@ -233,11 +240,13 @@ class Session:
         if request.round_id:
             shown.then.CopyFrom(request)
         try:
-            reply = self.connection.ask("Confirm", shown)
+            reply = self._in_time("Confirm", shown, REQUEST_S)
         except ServiceError as refused:
             if refused.status != "PERMISSION_DENIED":
                 raise
             return  # It has ended or restarted since it showed the proposal, and will ask again.
+        if reply is None:
+            return  # It will ask again, unless it has the vote by now.
         if reply.HasField("outcome"):
             self.ahead = request, reply.outcome
         self.brought = reply.model

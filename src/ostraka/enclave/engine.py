@@ -379,6 +379,7 @@ class Engine:
         content = self._content()
         if content is not None and content == self.seen:
             return None
+        self.seen = None  # Whatever comes of the new content, the old one would be news again.
         file = federation_file.load(self.path)
         charter = federation_file.load_charter(charter_path(self.path))
         federation_file.require_signed(file, charter)

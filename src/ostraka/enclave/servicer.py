@@ -181,6 +181,7 @@ class Servicer(EnclaveServicer):
     hashed: tuple[Float32, bytes] | None = None
     encoded: tuple[Certified, bytes] | None = None
     charter: tuple[Charter, bytes, bytes] | None = None  # with its bytes, and their digest
+    on_their_way: int = 0  # bytes of models in answers to votes
     roster: tuple[Federation, frozenset[Member]] | None = None
 
     # What anybody may ask.
@@ -233,7 +234,7 @@ class Servicer(EnclaveServicer):
                 outcome = await self._outcome(request.then)
                 known = outcome.certified and self._caller(context).is_called(vote.voter)
                 return wire.ConfirmReply(
-                    outcome=outcome, model=self._short_model() if known else b""
+                    outcome=outcome, model=self._short_model(context) if known else b""
                 )
 
     async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
@@ -516,10 +517,24 @@ class Servicer(EnclaveServicer):
             self.encoded = certified, encode(certified)
         return self.encoded[1]
 
-    def _short_model(self) -> bytes:
-        """Return the model if it fits into one part. Nothing would hold up a reply of any size."""
+    def _short_model(self, context: Context) -> bytes:
+        """Return the model if it fits into one part, and few of them are on their way.
+
+        A reply stays in memory until its peer reads it, if ever, and all voters would get theirs at
+        once. Who gets no model asks for it, and waits for a turn.
+        """
         model = self.engine.state.last_state.model
-        return model.tobytes() if model.nbytes <= _PART else b""
+        most, size = self.engine.file.limits.uploads * _PART, model.nbytes
+        if size > _PART or self.on_their_way + size > most:
+            return b""
+
+        def gone(_: Context) -> None:
+            self.on_their_way -= size
+
+        then: Any = gone  # What is known of gRPC's types asks for an instance of a class.
+        context.add_done_callback(then)
+        self.on_their_way += size
+        return model.tobytes()
 
     def _charter(self, held: bytes) -> bytes:
         """Return the newest charter; nothing to who holds the one of this digest."""

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import warnings
 
 import grpc
@@ -125,6 +126,25 @@ def test_a_connection_ends_before_a_fork(alice, service):
     os.waitpid(child, 0)
     assert alice.submit(UPDATE).accepted
     assert service.greetings == 2
+
+
+def test_a_process_may_fork_while_clients_are_made():
+    many, done = [connection.Resting() for _ in range(300)], threading.Event()
+
+    def make():
+        while not done.is_set():
+            many[300:] = [connection.Resting() for _ in range(1000)]
+
+    other, interval = threading.Thread(target=make), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    other.start()
+    try:
+        for _ in range(200):
+            connection._before_fork()
+    finally:
+        done.set()
+        other.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_connection_that_has_rested_for_long_is_made_anew(alice, service, monkeypatch):

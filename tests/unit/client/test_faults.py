@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import grpc
@@ -366,6 +367,20 @@ def test_patience_ends_while_a_round_is_open_and_the_update_can_be_submitted_aga
     assert len(service.receipts) == 1
 
 
+def test_patience_that_ends_after_the_vote_does_not_claim_that_nobody_is_there(connect, service):
+    """A vote is answered when others have voted, too."""
+    service.auto_voters = ()
+    enough = threading.Event()
+    service.lies["Confirm"] = lambda reply: enough.wait(60) and reply
+    with connect(timeout=2) as client:
+        client.fetch()
+        with pytest.raises(ServiceError, match="the update for round 1 was received"):
+            client.submit(UPDATE)
+        enough.set()
+        service.release()
+        assert client.submit(UPDATE).accepted
+
+
 def test_patience_that_ends_before_all_is_sent_does_not_claim_that_it_was(connect, service):
     service.breaks = [2] + [0] * 1000
     with connect(timeout=2) as client:
@@ -576,6 +591,21 @@ def test_rounds_that_pass_before_and_after_the_enclave_has_introduced_itself(ali
 
     service.introduction = pass_by
     assert alice.fetch().round == 4
+
+
+def test_terms_that_change_again_between_two_questions(alice, service, charter):
+    """The round was given up, and is opened again under newer terms."""
+    alice.fetch()
+    alice.submit(UPDATE)
+    service.adopt(charter(revision=2))
+
+    def pass_by():
+        service.watch.clear()
+        service.adopt(charter(revision=3))
+
+    service.watch["GetChain"] = pass_by
+    assert alice.fetch().round == 2
+    assert alice.submit(UPDATE).receipt.revision == 3
 
 
 def test_the_last_round_that_is_published_while_a_client_asks_for_it(alice, service):

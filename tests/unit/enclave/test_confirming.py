@@ -24,6 +24,7 @@ from ostraka.messages import NO_PROPOSAL, Certified, Confirmation, Proposal, vec
 from ostraka.protocol.confirm import confirm, leaf
 from ostraka.protocol.host import Host
 from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 N, F, D = 5, 1, 100
 QUORUM = 4  # more than (5 + 1)/2
@@ -155,6 +156,32 @@ def test_a_model_of_several_parts_comes_with_no_vote(quiet, speaker, monkeypatch
     shown = wire.ConfirmRequest(confirmation=encode(of(last, proposal)), then=asked)
     told = last.stub.Confirm(shown, timeout=60)
     assert (told.outcome.WhichOneof("outcome"), told.model) == ("certified", b"")
+
+
+def test_models_that_nobody_reads_are_few(start, speaker):
+    """They stay in memory, and a client has as many connections as it likes to leave them on."""
+    d = servicer._PART // 4
+    service = start(dimension=d, settings={"uploads": 2})
+    speakers, _ = send(service, speaker, RNG.normal(size=(N, d)).astype(np.float32))
+    service.wait_for("RoundPublished")
+    one, federation = speakers[0], speakers[0].charter().federation
+    vote = Confirmation(federation.id, 1, bytes(32), one.name, bytes(64))  # of a settled number
+    shown = wire.ConfirmRequest(confirmation=encode(vote), then=wire.OutcomeRequest(number=1))
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    with grpc.insecure_channel(f"127.0.0.1:{service.port}", options=options) as channel:
+        replace(one, stub=EnclaveStub(channel)).greet()
+        confirm_unread: Any = channel.unary_stream(
+            "/ostraka.v1.Enclave/Confirm", wire.ConfirmRequest.SerializeToString
+        )
+        unread = [confirm_unread(shown) for _ in range(2)]
+        for each in unread:
+            each.initial_metadata()
+        reply = one.stub.Confirm(shown, timeout=60)
+        assert (reply.outcome.WhichOneof("outcome"), reply.model) == ("certified", b"")
+    until = time.monotonic() + 60  # The service hears a little later that nobody wants them.
+    while not reply.model and time.monotonic() < until:
+        reply = one.stub.Confirm(shown, timeout=60)
+    assert len(reply.model) == 4 * d
 
 
 def test_an_upload_is_answered_with_what_comes_of_it(start, speaker, monkeypatch):

@@ -73,7 +73,6 @@ def play(service, speaker, updates, but=()):
     return speakers, receipts[here[0]]
 
 
-@pytest.mark.slow
 def test_a_charter_is_not_sent_to_who_holds_it(start, speaker):
     one = speaker(start(), 1)
     newest = one.charter()
@@ -85,6 +84,7 @@ def test_a_charter_is_not_sent_to_who_holds_it(start, speaker):
         assert offer.federation == newest.federation.digest()
 
 
+@pytest.mark.slow
 def test_stragglers_cost_no_more_than_the_deadline(start, speaker):
     service = start(clients=7, settings={"deadline_s": 4})
     _, receipt = play(service, speaker, rows(7), but=[2, 5])
@@ -501,3 +501,24 @@ def test_a_newcomer_is_shown_what_proves_the_newest_receipt_and_no_more(start, s
     for at in range(len(links) - 1):
         with pytest.raises(ReceiptRefused):
             begin_with(links[:at] + links[at + 1 :], blank, policy=Policy(federation=pinned))
+
+
+def test_settings_that_are_taken_back_with_a_revision_that_cannot_follow(start, speaker):
+    """Files are changed while a round is open, and are read before the next one opens."""
+    service = start(settings={"count": 5, "deadline_s": 100})
+    updates = rows()
+
+    def deadline_after_a_round(number):
+        play(service, speaker, updates)
+        return service.wait_for("RoundOpened", number).deadline_s
+
+    assert deadline_after_a_round(2) == 100
+    charter = federation_file.charter_path(service.config)
+    before = [(path, path.read_bytes()) for path in (service.config, charter)]
+    service.set(revision=2, dimension=101, deadline_s=200)
+    service.sign()
+    assert deadline_after_a_round(3) == 200
+    assert "another model" in service.wait_for("FederationIgnored").why
+    for path, content in before:
+        path.write_bytes(content)
+    assert deadline_after_a_round(4) == 100
