@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ostraka.attestation.policy import toml_line
 from ostraka.config import Member
 from ostraka.core import rules
+from ostraka.core.rules import centres
 from ostraka.protocol.confirm import Electorate
 
 _COLUMN = 28
@@ -102,8 +103,14 @@ _OPTIONS = {
     "bucket": ("2", "bucketing: updates that are averaged before all else"),
     "radius": ("1.0", "clip, centred-clipping: a length; by the median length unless given"),
     "centre": ('"last"', "centred-clipping: from the last aggregate, or medoid"),
-    "iterations": ("32", "steps of geometric-median; 3 of centred-clipping unless given"),
-    "smoothing": ("1e-6", "geometric-median: a length; a millionth of the longest unless given"),
+    "iterations": (
+        f"{centres.WEISZFELD_STEPS}",
+        f"steps of geometric-median; of centred-clipping {centres.CLIPPING_STEPS} unless given",
+    ),
+    "smoothing": (
+        "1e-5",
+        f"geometric-median: a length; {centres.SMOOTHING:g} of the longest unless given",
+    ),
     "beta": ("0.2", "trimmed-mean: the part dropped at each end; f of all unless given"),
 }
 

@@ -125,9 +125,11 @@ def _present(paths: Sequence[str]) -> list[Path]:
 def _python() -> list[str]:
     """Return the folders from which modules may still be loaded.
 
-    The first place of the search path is left out: it is the folder that the process started in.
+    The first place of the search path is left out, and the folder that the process started in
+    wherever it stands: what is written there later is not ours.
     """
     searched = sys.path if sys.flags.safe_path else sys.path[1:]
+    searched = [place for place in searched if place not in ("", str(Path.cwd()))]
     return [*searched, sys.prefix, sys.base_prefix, str(_PACKAGE)]
 
 

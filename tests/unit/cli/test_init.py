@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -16,6 +17,7 @@ from ostraka import federation_file
 from ostraka.attestation import policy_file
 from ostraka.attestation.verify import require_rule
 from ostraka.cli import app
+from ostraka.core.rules import centres
 from ostraka.crypto.identity import check_signature
 from ostraka.errors import AttestationRefused
 from ostraka.files import read_identity, read_policy, write_identity
@@ -151,6 +153,14 @@ def test_init_founds_a_federation_with_the_rule_that_is_asked_for(
     assert str(file.federation().terms.composition) == rule
     policy = policy_file.parse((tmp_path / "fed" / "policy.toml").read_text(), "policy.toml")
     assert policy.federation.rules == (rule,)
+
+
+def test_the_file_states_the_defaults_of_the_rules(folder):
+    text = (folder / "federation.toml").read_text()
+    assert re.search(
+        rf"# iterations = {centres.WEISZFELD_STEPS}\s+# steps of geometric-median", text
+    )
+    assert f"geometric-median: a length; {centres.SMOOTHING:g} of the longest unless given" in text
 
 
 @pytest.mark.parametrize(("n", "said"), [(5, "3f + 2, as here"), (4, "3f + 2, here 5")])

@@ -185,6 +185,15 @@ def test_what_is_for_reading_is_for_reading(tmp_path):
     assert str(Path.cwd()) not in kernel.terms
 
 
+@pytest.mark.parametrize("place", ["", str(Path.cwd())])
+def test_the_folder_it_started_in_is_not_for_reading_wherever_it_stands(monkeypatch, place):
+    kernel = Kernel(3)
+    monkeypatch.setattr(sys, "path", ["/first", "/usr/lib", place, *sys.path])
+    restrict_files(read=[], write=[], syscall=kernel)
+    assert "/usr/lib" in kernel.terms
+    assert str(Path.cwd()) not in kernel.terms
+
+
 def test_nothing_is_restricted_in_part(tmp_path):
     kernel = Kernel(3)
     with pytest.raises(ConfigError, match="absent"):

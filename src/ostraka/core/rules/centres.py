@@ -34,7 +34,7 @@ WEISZFELD_STEPS = 100
 CLIPPING_STEPS = 3
 # Of the longest row, if no length is given. Inner products have the rounding error of squares, and
 # the weight of a row at 1e-5 is then right to 1e-6; it moves the aggregate by 1e-11.
-_SMOOTHING = 1e-5
+SMOOTHING = 1e-5
 _TINY = 1e-150  # Its inverse is finite, and so are sums of inverses.
 
 
@@ -45,13 +45,13 @@ class GeometricMedian(Rule):
 
     takes: ClassVar = {
         "iterations": f"{WEISZFELD_STEPS}",
-        "smoothing": f"{_SMOOTHING:g} of the longest update",
+        "smoothing": f"{SMOOTHING:g} of the longest update",
     }
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
         steps = options.iterations or WEISZFELD_STEPS
         if options.smoothing is None:
-            smoothing = _SMOOTHING * float(gram.norms.max())
+            smoothing = SMOOTHING * float(gram.norms.max())
         else:
             smoothing = options.smoothing / gram.unit
         weights = np.zeros(len(gram))
