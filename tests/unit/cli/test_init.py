@@ -260,6 +260,26 @@ def test_who_signs_another_rule_is_told_what_policies_must_list(folder):
     require_rule(terms, read_policy(folder / "policy.toml").federation)
 
 
+USUAL = "arc+nnm+geometric-median"
+RULES_SIGNED: dict[str, tuple[str, str | None, list[str]]] = {
+    "another rule": ("caf", USUAL, [USUAL, "caf"]),
+    "the same rule": (USUAL, USUAL, [USUAL]),
+    "a first charter": (USUAL, None, [USUAL]),
+}
+
+
+@pytest.mark.parametrize("which", RULES_SIGNED)
+def test_programs_are_told_the_rule_the_one_before_and_what_policies_must_list(folder, which):
+    change(folder, "revision = 1", "revision = 2")
+    if which == "another rule":
+        change(folder, 'rule = "geometric-median"', 'rule = "caf"')
+    elif which == "a first charter":
+        (folder / "federation.charter").unlink()
+    figures = last_line_only(sign("--json"))
+    told = tuple(figures[name] for name in ("rule", "previous_rule", "policy_rules"))
+    assert told == RULES_SIGNED[which]
+
+
 def test_a_raised_revision_is_signed(folder):
     change(folder, "disclose_selection = false", "disclose_selection = true")
     change(folder, "revision = 1", "revision = 2")
