@@ -17,7 +17,7 @@ from ostraka import federation_file
 from ostraka.cli import federation_folder
 from ostraka.cli.federation_folder import Plan, client_name
 from ostraka.cli.output import Json, show
-from ostraka.cli.rules import warn_of_copies
+from ostraka.cli.rules import better_numbers, warn_of_copies
 from ostraka.cli.templates import member_lines
 from ostraka.config import MASKINGS, Federation, Member
 from ostraka.core import rules, uploads
@@ -149,7 +149,8 @@ def init(
     if f and not plan.composition.robust:
         click.echo(_NOT_ROBUST.format(rule=plan.composition, f=f), err=True)
     if clients <= 3 * f:
-        click.echo(_STALLS.format(n=clients, f=f, most=(clients - 1) // 3), err=True)
+        ways = [*better_numbers(plan.composition, clients, f)] or [f"at least {3 * f + 1} clients"]
+        click.echo(_STALLS.format(n=clients, f=f, ways=", or ".join(ways)), err=True)
     warn_of_copies(plan.composition, clients, f)
 
 
@@ -178,8 +179,7 @@ _NOT_ROBUST = (
 )
 _STALLS = (
     "warning: outcomes need the confirmation of more than (n + f)/2 clients. With n = {n} and "
-    "f = {f}, rounds stand still if f clients are silent. They go on if n > 3f: take f = {most}, "
-    "or more clients"
+    "f = {f}, rounds stand still if f clients are silent. They go on if n > 3f: take {ways}"
 )
 
 

@@ -259,13 +259,26 @@ def warn_of_copies(composition: Composition, n: int, f: int) -> None:
 
 def _ways(composition: Composition, n: int, f: int) -> Iterator[str]:
     """What keeps f equal updates from turning the aggregate around."""
-    counts = range(n, _MORE * f)
-    more = bisect_left(counts, True, key=lambda each: not turns_around(composition, each, f))
-    if more < len(counts):
-        yield f"at least {counts[more]} clients"
-    if fewer := bisect_left(range(1, f), True, key=lambda each: turns_around(composition, n, each)):
-        yield f"f = {fewer}"
+    yield from better_numbers(composition, n, f)
     all_but_f = replace(composition, options=replace(composition.options, k=None))
     if composition.options.k is not None and not turns_around(all_but_f, n, f):
         yield f"k = {n - f}"
     yield f"another rule, such as {FALLBACK}"
+
+
+def better_numbers(composition: Composition, n: int, f: int) -> Iterator[str]:
+    """How many clients f takes, and which f these clients bear, with no warning at all.
+
+    Rounds stand still unless n > 3f. Whoever follows one warning is not to meet the other.
+    """
+    counts = range(n, _MORE * f)
+    more = bisect_left(counts, True, key=lambda each: not _is_warned_of(composition, each, f))
+    if more < len(counts):
+        yield f"at least {counts[more]} clients"
+    fewer = bisect_left(range(1, f), True, key=lambda each: _is_warned_of(composition, n, each))
+    if fewer:
+        yield f"f = {fewer}"
+
+
+def _is_warned_of(composition: Composition, n: int, f: int) -> bool:
+    return n <= 3 * f or (composition.robust and turns_around(composition, n, f))

@@ -93,10 +93,34 @@ def test_init_warns_if_f_silent_clients_would_keep_rounds_from_ending(tmp_path, 
     result = run("init few --clients 13 --f 5 --dimension 100")
     assert result.exit_code == 0
     assert "warning: outcomes need the confirmation of more than (n + f)/2 clients" in result.stderr
-    assert "take f = 4" in result.stderr
+    assert "They go on if n > 3f: take at least 16 clients, or f = 4\n" in result.stderr
     # Ten of 13 have to confirm, so three may be silent, and not the four that f = 4 would allow.
     assert "With 13 clients, 3 may be silent." in (tmp_path / "few/federation.toml").read_text()
     assert "may be silent." not in (tmp_path / "enough/federation.toml").read_text()
+
+
+TWICE_WARNED = {
+    "rounds would stand still": ((33, 15, "multi-krum"), 46, 10),
+    "few of many are averaged": ((27, 9, "multi-krum(k=11)"), 56, 7),
+}
+
+
+@pytest.mark.parametrize("case", TWICE_WARNED.values(), ids=list(TWICE_WARNED))
+def test_who_follows_one_warning_of_init_meets_no_other(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (n, f, rule), more, fewer = case
+
+    def warnings(n, f):
+        line = f"init {n}-{f} --clients {n} --f {f} --rule '{rule}' --dimension 99 --no-simulation"
+        return run(line).stderr.splitlines()
+
+    stalls, copies = warnings(n, f)
+    advice = f": take at least {more} clients, or f = {fewer}"
+    assert stalls.endswith(advice)
+    assert f"{advice}, or " in copies
+    assert warnings(more, f) == warnings(n, fewer) == []
+    assert warnings(more - 1, f)
+    assert warnings(n, fewer + 1)
 
 
 def test_init_and_sign_warn_if_f_copies_can_turn_the_aggregate_around(tmp_path, monkeypatch):

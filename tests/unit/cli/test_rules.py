@@ -241,14 +241,14 @@ WARNED = {
     "multi-krum near 2f + 3": (
         ("multi-krum", 33, 15),
         "n = 33 and f = 15, f equal updates can turn the aggregate of multi-krum around",
-        "take at least 44 clients, or f = 11, or another rule, such as arc+nnm+geometric-median",
+        "take at least 46 clients, or f = 10, or another rule, such as arc+nnm+geometric-median",
     ),
     "few of many are averaged": (
         ("multi-krum(k=11)", 40, 9),
         "the aggregate of multi-krum(k=11) around",
         "take at least 56 clients, or f = 8, or k = 31, or another rule",
     ),
-    "a geometric median alone": (("geometric-median", 23, 10), "geometric-median", "f = 9, or"),
+    "a geometric median alone": (("geometric-median", 23, 10), "geometric-median", "f = 7, or"),
 }
 
 
@@ -264,9 +264,9 @@ def test_copies_that_turn_the_aggregate_around_are_warned_of(terms, what, ways, 
 
 
 QUIET = {
-    "as many clients as the warning says": ("multi-krum", 44, 15),
+    "as many clients as the warning says": ("multi-krum", 46, 15),
     "as many clients for few rows": ("multi-krum(k=11)", 56, 9),
-    "as few attackers as the warning says": ("multi-krum", 33, 11),
+    "as few attackers as the warning says": ("multi-krum", 33, 10),
     "as many rows as the warning says": ("multi-krum(k=31)", 40, 9),
     "the rule that the warning names": ("arc+nnm+geometric-median", 33, 15),
     "the paper's rule as it is usual": ("multi-krum", 64, 12),
