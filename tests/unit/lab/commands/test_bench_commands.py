@@ -38,6 +38,7 @@ PEER_FIGURES = {
             "unpacking_cpu_s": None,
             "worker_cpu_s": 0.5,
             "all_roles_cpu_s": 1.1,
+            "all_roles_over": {"byzfl-torch": 0.275, "blas-clear": 1.1},
             "correct": True,
             "attackers_kept": 0,
             "absent": None,
@@ -51,7 +52,11 @@ PEER_FIGURES = {
                 *("correct", "attackers_kept"),
             )
         )
-        | {"name": "flower", "absent": "absent: pip install 'ostraka[flower]'"},
+        | {
+            "name": "flower",
+            "all_roles_over": {},
+            "absent": "absent: pip install 'ostraka[flower]'",
+        },
     ],
     "machine": machine.describe(threads=1),
 }
@@ -100,6 +105,24 @@ def test_a_table_says_who_is_right_and_who_is_absent(run, peers):
     assert "Correct: no attacker" in shown
     assert "all roles s" in shown
     assert "Enclave of ostraka-exact: 1.75 floors, 0.62 of blas-clear" in shown
+    assert "All roles of ostraka-exact: 0.28 of byzfl-torch's, 1.10 of blas-clear's." in shown
+    assert "All roles of flower" not in shown
+
+
+def test_the_tables_of_peers_fit_on_80_columns(run, monkeypatch):
+    seconds = ("cpu_s", "enclave_cpu_s", "all_roles_cpu_s", "wall_s", "x_floor")
+    wide = PEER_FIGURES["rows"][0] | dict.fromkeys(seconds, 1234.567) | {"peak_rss_mib": 123456.7}
+    small = wide | dict.fromkeys(seconds, 0.01234567) | {"correct": False, "attackers_kept": 128}
+    found = [wide | {"name": max(contests.NAMES, key=len)}, small]
+    figures = PEER_FIGURES | {"clients": 1024, "dimension": 100_000_000, "rows": found}
+    monkeypatch.setattr(contests, "play", lambda *_, **__: figures)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [" ".join(line.split()) for line in run("bench peers").stdout.splitlines()]
+    assert "Name cpu s enclave s all roles s wall s x floor" in lines
+    assert "ostraka-sketch-inside" + " 1235" * 5 in lines
+    assert "ostraka-exact" + " 0.0123" * 5 in lines
+    assert "Name peak MiB Correct" in lines
+    assert "ostraka-exact 123457 no: 128 attackers" in lines
 
 
 def test_setup_measures_nothing(run, peers, monkeypatch, tmp_path):
