@@ -16,7 +16,15 @@ from ostraka_lab.bench.paper import Suite
 from ostraka_lab.bench.paper_measurements import MASKINGS
 from ostraka_lab.bench.parties import SKETCH_INSIDE
 from ostraka_lab.bench.scale import Grid
-from ostraka_lab.commands.bench_results import FOLDER, Fresh, Out, finish, keeping, require_torch
+from ostraka_lab.commands.bench_results import (
+    FOLDER,
+    SMALL,
+    Fresh,
+    Out,
+    finish,
+    keeping,
+    require_torch,
+)
 
 _USUAL = Grid()
 _BASELINES = ("naive", "blas64", "blas32")
@@ -56,7 +64,11 @@ def paper(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Run small sizes, to see it work.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="Run small sizes, to see it work: some two minutes instead of an hour.",
+        ),
     ] = False,
     only: Annotated[
         list[str] | None,
@@ -97,7 +109,8 @@ def paper(
     shown = [_headline(each) for each in figures["headline"]]
     shown += [_figure3(figures, masking) for masking in MASKINGS if figures["figure3"]]
     shown += [_offloading(figures["offloading"])] if figures["offloading"] else []
-    finish(ctx, figures, *shown, _LIMITS, out=out, as_json=as_json, parts=parts)
+    notes = (_LIMITS, *([SMALL] if quick else []))
+    finish(ctx, figures, *shown, *notes, out=out, as_json=as_json, parts=parts)
 
 
 def _headline(each: dict[str, Any]) -> Table:

@@ -212,6 +212,17 @@ def test_paper_passes_its_options_on(run, monkeypatch):
     assert asked[2].bandwidth == 8
 
 
+def test_small_figures_of_the_paper_are_said_to_be_small(run, monkeypatch):
+    figures = {"headline": [], "figure3": [], "offloading": {}, "machine": PEER_FIGURES["machine"]}
+    monkeypatch.setattr("ostraka_lab.bench.paper.run", lambda *_: figures)
+    monkeypatch.setattr("ostraka_lab.commands.bench_results._page", lambda folder: None)
+    said = "these figures and ratios say nothing of full size"
+    for line, small in (("bench paper --quick", True), ("bench paper", False)):
+        result = run(line)
+        assert result.exit_code == 0, result.output
+        assert (said in result.stdout) == small
+
+
 SCALE = (
     "bench scale --clients 8 --clients 12 --dimension 500 --dimension 1000 --repeat 1 "
     "--budget 600 --out here"
