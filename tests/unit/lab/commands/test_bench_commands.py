@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from ostraka_lab.bench import check, fit, machine, process, results
 from ostraka_lab.bench import peers as contests
 from ostraka_lab.commands import bench, bench_leakage, bench_suites
 
-PEER_FIGURES = {
+PEER_FIGURES: dict[str, Any] = {
     "clients": 12,
     "dimension": 5000,
     "byzantine": 2,
