@@ -201,6 +201,8 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, A
         raise ServiceError(
             f"{failed}\nAll logs are in {folder.logs}. To resume: ostraka train --resume {root}"
         ) from None
+    if ended:
+        view.rows[:] = metrics.read(root)  # The last one may be on record and not shown yet.
     report = run_report.write(root) if view.rows else None
     experiment, facts = folder.load()
     figures = _figures(view, facts) | {

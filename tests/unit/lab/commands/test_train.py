@@ -10,6 +10,7 @@ from ostraka import federation_file
 from ostraka.cli import app
 from ostraka.errors import TERMINATED, RoundFailed, ServiceError
 from ostraka_lab import run as runs
+from ostraka_lab.commands.round_view import RoundView
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics
 from ostraka_lab.report import Html
@@ -255,6 +256,25 @@ def test_a_run_that_is_stopped_after_its_last_round_has_ended_well(stopped_late,
     assert "Interrupted" not in result.stdout
     assert "To resume" not in result.stdout
     assert "Accuracy after 2 rounds: 60.0 %" in result.stdout
+
+
+def test_a_last_round_that_is_on_record_and_not_shown_yet_counts(stage, monkeypatch):
+    stage()
+    monkeypatch.setattr(RoundView, "add", stopped_at(2, RoundView.add))
+    result = run(f"train {SMALL} --out here")
+    assert result.exit_code == 0, result.stderr
+    assert "Accuracy after 2 rounds: 60.0 %" in result.stdout
+
+
+def stopped_at(number, add):
+    """Shows rounds by `add`, until SIGTERM comes before this one is shown."""
+
+    def stopped(view, row):
+        if row.round == number:
+            raise SystemExit(TERMINATED)
+        add(view, row)
+
+    return stopped
 
 
 def test_a_run_that_is_stopped_before_plain_averaging_is_done_can_be_resumed(
