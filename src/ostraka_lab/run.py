@@ -147,6 +147,8 @@ class _Run:
             scores = self._scores(number)
             self._until(lambda: self._progress.published >= number)  # noqa: B023 (called here)
             row = self._row(number, scores)
+            if number == self._experiment.rounds:
+                self._export()  # A run whose rounds are all on record has its model.
             self._metrics.write(row)
             self._adapt_deadline(number)
             yield row
@@ -215,11 +217,14 @@ class _Run:
         patience = max(_LEAST_DEADLINE_S, _PATIENCE * (times.closed - times.opened))
         self._deployment.change(deadline_s=min(self._experiment.deadline_s, patience))
 
-    def _finish(self) -> None:
-        """Export the last model, and wait for the processes that end by themselves."""
+    def _export(self) -> None:
+        """Export the last model, and discard those before it."""
         last = self._experiment.rounds
         write_model(self._folder.model, self._task.first()[0], self._records.model(last))
         self._records.discard_before(last)
+
+    def _finish(self) -> None:
+        """Wait for the processes that end by themselves."""
         self._until(self._baseline_over)
         self._listen()
         self._deployment.children.wait(_LEAVING_S)

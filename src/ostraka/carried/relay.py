@@ -57,11 +57,13 @@ class Enough:
 
     grace: None to wait for all replies until time is up. counts: whether this reply of this node is
     one of those. Otherwise a few nodes that reply at once, with nothing, could cut off the rest.
+    for_all: whether those replies serve all nodes, so that no other node is left out of anything.
     """
 
     replies: int
     grace: float | None
     counts: Callable[[int, bytes], bool]
+    for_all: bool = False
 
 
 class Carrier(Protocol):
@@ -368,7 +370,7 @@ class Relay:
         others = [node for node in nodes if not self._peer(node).can_be_polled]
         # As many as are needed if f of them are quick to greet and do not vote then.
         wanted = needed(ballot) + ballot.electors.terms.f
-        enough = Enough(wanted, 0.0, lambda node, reply: _is_voter(ballot, reply))
+        enough = Enough(wanted, 0.0, lambda node, reply: _is_voter(ballot, reply), for_all=True)
         self._greet(carrier, others, greet_seconds, enough)
         self._ask_for_votes(carrier, others, ballot, seconds)
         if needed(ballot):
@@ -394,7 +396,10 @@ class Relay:
         self.enclave.close()  # Nodes take their time, and may be processes of this one.
         counted: set[str] = set()
         enough = Enough(
-            needed(ballot), 0.0, lambda node, reply: self._is_vote(node, reply, ballot, counted)
+            needed(ballot),
+            0.0,
+            lambda node, reply: self._is_vote(node, reply, ballot, counted),
+            for_all=True,
         )
         replies = carrier.receive(seconds=seconds, enough=enough)
         self._in_turn(replies, lambda node, reply, left: self._take_vote(node, reply, ballot, left))

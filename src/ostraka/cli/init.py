@@ -7,7 +7,7 @@ operator, and changes by revisions that its authority signs.
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import click
 import grpc
@@ -17,7 +17,7 @@ from ostraka import federation_file
 from ostraka.cli import federation_folder
 from ostraka.cli.federation_folder import Plan, client_name
 from ostraka.cli.output import Json, show
-from ostraka.cli.rules import warn_of_copies
+from ostraka.cli.rules import better_numbers, warn_of_copies
 from ostraka.cli.templates import member_lines
 from ostraka.config import MASKINGS, Federation, Member
 from ostraka.core import rules, uploads
@@ -149,7 +149,8 @@ def init(
     if f and not plan.composition.robust:
         click.echo(_NOT_ROBUST.format(rule=plan.composition, f=f), err=True)
     if clients <= 3 * f:
-        click.echo(_STALLS.format(n=clients, f=f, most=(clients - 1) // 3), err=True)
+        ways = [*better_numbers(plan.composition, clients, f)] or [f"at least {3 * f + 1} clients"]
+        click.echo(_STALLS.format(n=clients, f=f, ways=", or ".join(ways)), err=True)
     warn_of_copies(plan.composition, clients, f)
 
 
@@ -178,8 +179,7 @@ _NOT_ROBUST = (
 )
 _STALLS = (
     "warning: outcomes need the confirmation of more than (n + f)/2 clients. With n = {n} and "
-    "f = {f}, rounds stand still if f clients are silent. They go on if n > 3f: take f = {most}, "
-    "or more clients"
+    "f = {f}, rounds stand still if f clients are silent. They go on if n > 3f: take {ways}"
 )
 
 
@@ -230,31 +230,40 @@ def sign(
     if push is not None:
         _bring(charter, push, tls_ca)
     signed = charter.federation
+    composed = _rules(signed, before)
     figures = {
         "charter": str(beside),
         "revision": signed.revision,
         "previous_revision": None if before is None else before.revision,
         "changed": signed != before,
+        **composed,
         "federation_digest": signed.digest().hex(),
         "pushed": push is not None,
     }
     words = f"Signed revision {signed.revision} of {file.about.name}, into {beside}."
     same = "Terms and roster are those that were signed before." if signed == before else ""
     brought = f"Brought to {push}: in force from its next round." if push is not None else ""
-    rule = _changed_rule(signed, before)
+    rule = _changed_rule(**composed)
     show(words, *filter(None, [same, rule, brought]), figures=figures, as_json=as_json)
     warn_of_copies(signed.terms.composition, len(signed.clients), signed.terms.f)
 
 
-def _changed_rule(signed: Federation, before: Federation | None) -> str:
-    """What has to happen beside the signature if the rule is another."""
+def _rules(signed: Federation, before: Federation | None) -> dict[str, Any]:
+    """The rule now and before, and what a policy that lists rules has to list for both."""
     rule = str(signed.terms.composition)
-    if before is None or rule == (old := str(before.terms.composition)):
+    old = None if before is None else str(before.terms.composition)
+    listed = [rule] if old in (None, rule) else [old, rule]
+    return {"rule": rule, "previous_rule": old, "policy_rules": listed}
+
+
+def _changed_rule(rule: str, previous_rule: str | None, policy_rules: list[str]) -> str:
+    """What has to happen beside the signature if the rule is another."""
+    if len(policy_rules) == 1:
         return ""
-    both = json.dumps([old, rule])
     return (
-        f"The rule was {old} and is {rule}. Clients, workers and witnesses whose policy lists "
-        f"rules refuse the federation until theirs has, under [federation]: rules = {both}"
+        f"The rule was {previous_rule} and is {rule}. Clients, workers and witnesses whose policy "
+        "lists rules refuse the federation until theirs has, under [federation]: "
+        f"rules = {json.dumps(policy_rules)}"
     )
 
 

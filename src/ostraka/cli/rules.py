@@ -37,6 +37,12 @@ _BEFORE = (
     "reduces columns: there nnm and bucketing mix all updates, inside."
 )
 
+_STANDS, _TOO_FEW, _TURNS, _NOT_ROBUST = "stands", "too few", "turns", "not robust"
+_VERDICTS = (
+    f"{_TURNS.capitalize()}: where honest updates have as much of their own as in common, f equal "
+    "updates can turn the aggregate around, if nothing comes before the rule (docs/attacks.md). "
+    f"{_NOT_ROBUST.capitalize()}: a single Byzantine client can move the model."
+)
 _TURNED = (
     "warning: with n = {n} and f = {f}, f equal updates can turn the aggregate of {rule} around "
     "where honest updates have as much of their own as in common (docs/attacks.md): take {ways}"
@@ -107,6 +113,7 @@ class _Entry:
             "least_n": None if f is None else self.composition.least(f),
             "most_f": None if n is None else self._most(n),
             "stands": None if n is None or f is None else n >= self.composition.least(f),
+            "verdict": self._verdict(n, f),
             "needs": self.needs,
             "least_sketch": self.least_sketch,
             "columnwise": self.columnwise,
@@ -114,6 +121,10 @@ class _Entry:
             "aliases": self.aliases,
             "citation": self.part.citation,
         }
+
+    def _verdict(self, n: int | None, f: int | None) -> str | None:
+        # What a pre-aggregation withstands is up to the rule behind it.
+        return _verdict(self.composition, n, f, judge=isinstance(self.part, Rule))
 
     def _most(self, n: int) -> int | None:
         """The largest f that n clients bear; None if they are too few for any."""
@@ -132,7 +143,8 @@ def rules(
 
     A rule is written as `rule` under [terms] of federation.toml, and what comes before it as `pre`.
     Options are written beside them, and have behind their name here what holds unless they are.
-    With --n and --f the table says which of them stand with n clients of which f may be Byzantine.
+    With --n and --f the table says which of them stand with n clients of which f may be Byzantine,
+    and which of those are not robust, or can be turned around by f equal updates.
 
     \b
     Examples:
@@ -148,20 +160,25 @@ def rules(
         name: _Entry(name, part, Composition("mean", RULES["mean"], (name,), (part,)))
         for name, part in PRE.items()
     }
+    told = {name: each.figures(n, f) for name, each in (found | before).items()}
     weighing = {name: each for name, each in found.items() if not each.columnwise}
     reducing = {name: each for name, each in found.items() if each.columnwise}
     usual = compose(DEFAULT, DEFAULT_PRE)
+    verdict = _verdict(usual, n, f)
     show(
-        *(_WEIGHTS, _table(weighing, n, f)),
-        *(_COLUMNS, _table(reducing, n, f)),
-        *(_BEFORE, _table(before, n, f)),
-        f"Usual: {usual}. The paper's: {PAPER}.",
+        *(_WEIGHTS, _table(weighing, told, n, f)),
+        *(_COLUMNS, _table(reducing, told, n, f)),
+        *(_BEFORE, _table(before, told, n, f)),
+        *([_VERDICTS] if verdict else []),
+        f"Usual: {_with(str(usual), verdict)}. "
+        f"The paper's: {_with(PAPER, told[PAPER]['verdict'])}.",
         figures={
             "usual": str(usual),
+            "usual_verdict": verdict,
             "n": n,
             "f": f,
-            "rules": [each.figures(n, f) for each in found.values()],
-            "pre": [each.figures(n, f) for each in before.values()],
+            "rules": [told[name] for name in found],
+            "pre": [told[name] for name in before],
         },
         as_json=as_json,
     )
@@ -176,19 +193,44 @@ def _shortest(name: str, rule: Rule) -> Composition:
         return compose(name, ("nnm",), options)
 
 
-def _table(entries: Mapping[str, _Entry], n: int | None, f: int | None) -> Table:
+def _verdict(
+    composition: Composition, n: int | None, f: int | None, *, judge: bool = True
+) -> str | None:
+    """Whether it stands with n clients of which f may be Byzantine; None if one is not known.
+
+    judge: look at what f of them can do as well.
+    """
+    if n is None or f is None:
+        return None
+    if n < composition.least(f):
+        return _TOO_FEW
+    if judge and f and not composition.robust:
+        return _NOT_ROBUST
+    return _TURNS if judge and turns_around(composition, n, f) else _STANDS
+
+
+def _with(name: str, verdict: str | None) -> str:
+    return f"{name} ({verdict})" if verdict else name
+
+
+def _table(
+    entries: Mapping[str, _Entry],
+    told: Mapping[str, Mapping[str, Any]],
+    n: int | None,
+    f: int | None,
+) -> Table:
     columns = ["Name", "n >=" if f is None else f"n for f = {f}"]
     if n is not None:
         columns.append(f"most f for {n}" if f is None else f"With {n}")
     shown = table(*columns, "What it is")
     shown.columns[0].no_wrap = True
     for name, each in entries.items():
-        figures = each.figures(n, f)
+        figures = told[name]
         row = [name, figures["least"] if f is None else str(figures["least_n"])]
         if n is not None and f is None:
             row.append("-" if figures["most_f"] is None else str(figures["most_f"]))
         elif n is not None:
-            row.append("stands" if figures["stands"] else "too few")
+            row.append(figures["verdict"])
         shown.add_row(*row, "\n".join(_words(each)))
     return shown
 
@@ -217,13 +259,26 @@ def warn_of_copies(composition: Composition, n: int, f: int) -> None:
 
 def _ways(composition: Composition, n: int, f: int) -> Iterator[str]:
     """What keeps f equal updates from turning the aggregate around."""
-    counts = range(n, _MORE * f)
-    more = bisect_left(counts, True, key=lambda each: not turns_around(composition, each, f))
-    if more < len(counts):
-        yield f"at least {counts[more]} clients"
-    if fewer := bisect_left(range(1, f), True, key=lambda each: turns_around(composition, n, each)):
-        yield f"f = {fewer}"
+    yield from better_numbers(composition, n, f)
     all_but_f = replace(composition, options=replace(composition.options, k=None))
     if composition.options.k is not None and not turns_around(all_but_f, n, f):
         yield f"k = {n - f}"
     yield f"another rule, such as {FALLBACK}"
+
+
+def better_numbers(composition: Composition, n: int, f: int) -> Iterator[str]:
+    """How many clients f takes, and which f these clients bear, with no warning at all.
+
+    Rounds stand still unless n > 3f. Whoever follows one warning is not to meet the other.
+    """
+    counts = range(n, _MORE * f)
+    more = bisect_left(counts, True, key=lambda each: not _is_warned_of(composition, each, f))
+    if more < len(counts):
+        yield f"at least {counts[more]} clients"
+    fewer = bisect_left(range(1, f), True, key=lambda each: _is_warned_of(composition, n, each))
+    if fewer:
+        yield f"f = {fewer}"
+
+
+def _is_warned_of(composition: Composition, n: int, f: int) -> bool:
+    return n <= 3 * f or (composition.robust and turns_around(composition, n, f))

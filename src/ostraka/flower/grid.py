@@ -84,7 +84,10 @@ class Courier(Grid):
         receiving = _Receiving(_Pulls(self._grid), awaited, time.monotonic() + timeout, self.enough)
         receiving.run()
         for message, node in awaited.items():
-            LOG.warning("node %d has not answered in time: left out", node)
+            if receiving.serves_all:
+                LOG.info("enough others answered for an outcome: node %d was not waited for", node)
+            else:
+                LOG.warning("node %d has not answered in time: left out", node)
             if message in receiving.pulls.running:
                 self._abandoned.setdefault(node, []).append(receiving.pulls.running[message])
         return receiving.replies
@@ -260,7 +263,15 @@ class _Receiving:
         except MalformedMessage:
             return False
 
+    @property
+    def serves_all(self) -> bool:
+        """Whether enough has come for all nodes, those included that were not waited for."""
+        return self._has_enough and bool(self.enough and self.enough.for_all)
+
+    @property
+    def _has_enough(self) -> bool:
+        return self.enough is not None and self._counted >= self.enough.replies
+
     def _hasten(self) -> None:
-        enough = self.enough
-        if enough and enough.grace is not None and self._counted >= enough.replies:
-            self.until = min(self.until, time.monotonic() + enough.grace)
+        if self._has_enough and self.enough and self.enough.grace is not None:
+            self.until = min(self.until, time.monotonic() + self.enough.grace)

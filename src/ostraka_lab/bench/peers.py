@@ -48,6 +48,7 @@ _STAND_INS = {
 
 _FLOOR, _CLEAR = "floor", "blas-clear"
 _ON_WEIGHTS = ("flower", "byzfl-torch", "byzfl-numpy")
+_IN_THE_CLEAR = (*_ON_WEIGHTS, _CLEAR)
 _MEDIANS = (
     "cpu_s",
     "enclave_cpu_s",
@@ -133,12 +134,22 @@ def _quietly(*_: object) -> None:
 
 def _rows(runs: dict[str, list[Figures]], truth: Figures, contest: Contest) -> list[Figures]:
     bases = {name: _median(runs.get(name, []), "cpu_s") for name in (_FLOOR, _CLEAR)}
-    return [
+    rows = [
         _row(name, figures, truth, bases)
         if figures
         else _absent(name, _absence(name, contest) or "")
         for name, figures in runs.items()
     ]
+    plain = {row["name"]: row["all_roles_cpu_s"] for row in rows if row["name"] in _IN_THE_CLEAR}
+    return [row | {"all_roles_over": _all_roles_over(row, plain)} for row in rows]
+
+
+def _all_roles_over(row: Figures, plain: Mapping[str, float | None]) -> dict[str, float]:
+    """What all roles of ours cost over those of each that ran in the clear."""
+    if not row["name"].startswith("ostraka"):
+        return {}
+    ratios = {name: _ratio(row["all_roles_cpu_s"], base) for name, base in plain.items()}
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 def _row(

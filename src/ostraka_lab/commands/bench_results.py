@@ -28,6 +28,10 @@ Out = Annotated[
 Fresh = Annotated[
     bool, typer.Option("--fresh", help="Start over instead of resuming a run that was stopped.")
 ]
+SMALL = (
+    "--quick runs small sizes, to see it work: these figures and ratios say nothing of full size, "
+    "where fixed costs weigh less."
+)
 _NOT_SHOWN = ("as_json", "out", "fresh")
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from ostraka.cli.output import Json, progress, show, table
 from ostraka_lab.bench import service as services
 from ostraka_lab.bench.service_rounds import Plan
+from ostraka_lab.commands.bench_results import SMALL
 
 _USUAL = Plan()
 
@@ -32,7 +33,8 @@ def service(
         ),
     ] = True,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Run a small size once, to see it work.")
+        bool,
+        typer.Option("--quick", help="Run a small size once, to see it work: some ten seconds."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +61,8 @@ def service(
     plan = replace(services.QUICK if quick else _USUAL, **given, tls=tls)
     with progress() as step:
         figures = services.measure(plan, step)
-    show(_table(figures), *_small(figures), _runs(figures), figures=figures, as_json=as_json)
+    notes = (*_small(figures), _runs(figures), *([SMALL] if quick else []))
+    show(_table(figures), *notes, figures=figures, as_json=as_json)
 
 
 def _is_given(ctx: typer.Context, name: str) -> bool:

@@ -16,11 +16,25 @@ from ostraka_lab.bench.paper import Suite
 from ostraka_lab.bench.paper_measurements import MASKINGS
 from ostraka_lab.bench.parties import SKETCH_INSIDE
 from ostraka_lab.bench.scale import Grid
-from ostraka_lab.commands.bench_results import FOLDER, Fresh, Out, finish, keeping, require_torch
+from ostraka_lab.commands.bench_results import (
+    FOLDER,
+    SMALL,
+    Fresh,
+    Out,
+    finish,
+    keeping,
+    require_torch,
+)
 
 _USUAL = Grid()
 _BASELINES = ("naive", "blas64", "blas32")
 _OFFLOADED = (*_BASELINES, SKETCH_INSIDE)
+_SECONDS = {  # by heading
+    "cpu s": "cpu_s",
+    "enclave s": "enclave_cpu_s",
+    "all roles s": "all_roles_cpu_s",
+    "wall s": "wall_s",
+}
 _LIMITS = "Measured outside of SGX: paging and transitions are in none of these figures."
 _DEFINED = (
     "Correct: no attacker is selected, and what is selected is what float64 selects by the same "
@@ -50,7 +64,11 @@ def paper(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Run small sizes, to see it work.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="Run small sizes, to see it work: some two minutes instead of an hour.",
+        ),
     ] = False,
     only: Annotated[
         list[str] | None,
@@ -91,7 +109,8 @@ def paper(
     shown = [_headline(each) for each in figures["headline"]]
     shown += [_figure3(figures, masking) for masking in MASKINGS if figures["figure3"]]
     shown += [_offloading(figures["offloading"])] if figures["offloading"] else []
-    finish(ctx, figures, *shown, _LIMITS, out=out, as_json=as_json, parts=parts)
+    notes = (_LIMITS, *([SMALL] if quick else []))
+    finish(ctx, figures, *shown, *notes, out=out, as_json=as_json, parts=parts)
 
 
 def _headline(each: dict[str, Any]) -> Table:
@@ -173,8 +192,9 @@ def peers(
 
     Multi-Krum over N updates, a fifth of them sign-flipped: Flower's and ByzFL's in the clear on
     whole weights, BLAS in the clear, and Ostraka on sealed updates, by masking.
-    Shows CPU and wall seconds, peak memory, and whether the right clients were selected. Each
-    entrant runs in a process of its own. One that is not installed is reported as absent.
+    Shows CPU and wall seconds, peak memory, whether the right clients were selected, and what all
+    roles of Ostraka take beside all roles of the others. Each entrant runs in a process of its own.
+    One that is not installed is reported as absent.
 
     \b
     Examples:
@@ -190,27 +210,48 @@ def peers(
     contest = Contest(clients, dimension, threads, seed)
     with progress() as step:
         figures = contests.play(contest, step, names=only or contests.NAMES, repeat=repeat)
-    notes = (*_enclaves(figures), *_absent(figures), _DEFINED)
-    finish(ctx, figures, _table(figures), *notes, out=out, as_json=as_json)
+    notes = (*_all_roles(figures), *_enclaves(figures), *_absent(figures), _DEFINED)
+    tables = (_costs(figures), _choices(figures))
+    finish(ctx, figures, *tables, *notes, out=out, as_json=as_json)
 
 
-def _table(figures: dict[str, Any]) -> Table:
-    rows = table(
-        "Name",
-        "cpu s",
-        "enclave s",
-        "all roles s",
-        "wall s",
-        "x floor",
-        "peak MiB",
-        "Correct",
-        title=f"{figures['clients']} updates of {figures['dimension']} values, "
-        f"{figures['byzantine']} attackers, threads: {figures['threads']}",
+def _costs(figures: dict[str, Any]) -> Table:
+    title = (
+        f"{figures['clients']} updates of {figures['dimension']} values, "
+        f"{figures['byzantine']} attackers, threads: {figures['threads']}"
     )
-    rows.columns[0].no_wrap = True
+    rows = _unwrapped("Name", *_SECONDS, "x floor", title=title)
     for row in figures["rows"]:
-        rows.add_row(row["name"], *_numbers(row), _verdict(row))
+        numbers = [_three_digits(row[name]) for name in (*_SECONDS.values(), "x_floor")]
+        rows.add_row(row["name"], *numbers)
     return rows
+
+
+def _choices(figures: dict[str, Any]) -> Table:
+    rows = _unwrapped("Name", "peak MiB", "Correct")
+    for row in figures["rows"]:
+        peak = "" if row["peak_rss_mib"] is None else f"{row['peak_rss_mib']:.0f}"
+        rows.add_row(row["name"], peak, _verdict(row))
+    return rows
+
+
+def _unwrapped(*headings: str, **options: Any) -> Table:
+    """An empty table whose cells are not broken. Keep it within 80 columns."""
+    rows = table(*headings, **options)
+    for column in rows.columns:
+        column.no_wrap = True
+    return rows
+
+
+def _all_roles(figures: dict[str, Any]) -> list[str]:
+    """The CPU of all roles of ours beside that of each federation in the clear."""
+    return [
+        f"All roles of {row['name']}: "
+        + ", ".join(f"{ratio:.2f} of {name}'s" for name, ratio in row["all_roles_over"].items())
+        + "."
+        for row in figures["rows"]
+        if row["all_roles_over"]
+    ]
 
 
 def _enclaves(figures: dict[str, Any]) -> list[str]:
@@ -227,16 +268,10 @@ def _absent(figures: dict[str, Any]) -> list[str]:
     return [f"{row['name']} is {row['absent']}" for row in figures["rows"] if row["absent"]]
 
 
-def _numbers(row: dict[str, Any]) -> list[str]:
-    shown = {
-        "cpu_s": ".3g",
-        "enclave_cpu_s": ".3g",
-        "all_roles_cpu_s": ".3g",
-        "wall_s": ".3g",
-        "x_floor": ".2f",
-        "peak_rss_mib": ".0f",
-    }
-    return ["" if row[name] is None else format(row[name], how) for name, how in shown.items()]
+def _three_digits(number: float | None) -> str:
+    if number is None:
+        return ""
+    return f"{number:.3g}" if number < 1000 else f"{number:.0f}"
 
 
 def _verdict(row: dict[str, Any]) -> str:

@@ -201,6 +201,8 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, A
         raise ServiceError(
             f"{failed}\nAll logs are in {folder.logs}. To resume: ostraka train --resume {root}"
         ) from None
+    if ended:
+        view.rows[:] = metrics.read(root)  # The last one may be on record and not shown yet.
     report = run_report.write(root) if view.rows else None
     experiment, facts = folder.load()
     figures = _figures(view, facts) | {
@@ -210,11 +212,18 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, A
         "report": str(report) if report else None,
         "folder": str(root),
     }
-    parts = _parts(view, experiment, facts, figures, interrupted=bool(ended))
+    interrupted = bool(ended) and not _is_finished(view, experiment)
+    parts = _parts(view, experiment, facts, figures, interrupted=interrupted)
     show(*parts, figures=figures, as_json=as_json)
-    if ended:
+    if interrupted:
         raise typer.Exit(ended[0])
     return figures
+
+
+def _is_finished(view: RoundView, experiment: "Experiment") -> bool:
+    """Whether all rounds are on record, and those of plain averaging if they were asked for."""
+    done = [len(view.rows), *([len(view.plain())] if experiment.baseline else [])]
+    return min(done) >= experiment.rounds
 
 
 def _parts(
@@ -235,14 +244,23 @@ def _parts(
     if figures["start_s"] is not None:
         parts.append(f"Start-up, which is no part of a round: {figures['start_s']:.1f} s.")
     if interrupted:
-        parts.append(f"Interrupted after round {done} of {rounds}.")
+        parts.append(_interruption(done, len(view.plain()), rounds))
     if done:
         parts += _verdict(figures, experiment)
     if figures["report"]:
         parts.append(f"Report: {figures['report']}")
-    if done < rounds:
+    if done < rounds or interrupted:
         parts.append(f"To resume: ostraka train --resume {figures['folder']}")
     return parts
+
+
+def _interruption(done: int, averaged: int, rounds: int) -> str:
+    if done < rounds:
+        return f"Interrupted after round {done} of {rounds}."
+    return (
+        f"All {rounds} rounds are done. Interrupted after round {averaged} of plain averaging, "
+        "which runs beside them."
+    )
 
 
 def _figures(view: RoundView, facts: dict[str, Any]) -> dict[str, Any]:

@@ -95,10 +95,34 @@ def test_init_warns_if_f_silent_clients_would_keep_rounds_from_ending(tmp_path, 
     result = run("init few --clients 13 --f 5 --dimension 100")
     assert result.exit_code == 0
     assert "warning: outcomes need the confirmation of more than (n + f)/2 clients" in result.stderr
-    assert "take f = 4" in result.stderr
+    assert "They go on if n > 3f: take at least 16 clients, or f = 4\n" in result.stderr
     # Ten of 13 have to confirm, so three may be silent, and not the four that f = 4 would allow.
     assert "With 13 clients, 3 may be silent." in (tmp_path / "few/federation.toml").read_text()
     assert "may be silent." not in (tmp_path / "enough/federation.toml").read_text()
+
+
+TWICE_WARNED = {
+    "rounds would stand still": ((33, 15, "multi-krum"), 46, 10),
+    "few of many are averaged": ((27, 9, "multi-krum(k=11)"), 56, 7),
+}
+
+
+@pytest.mark.parametrize("case", TWICE_WARNED.values(), ids=list(TWICE_WARNED))
+def test_who_follows_one_warning_of_init_meets_no_other(case, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (n, f, rule), more, fewer = case
+
+    def warnings(n, f):
+        line = f"init {n}-{f} --clients {n} --f {f} --rule '{rule}' --dimension 99 --no-simulation"
+        return run(line).stderr.splitlines()
+
+    stalls, copies = warnings(n, f)
+    advice = f": take at least {more} clients, or f = {fewer}"
+    assert stalls.endswith(advice)
+    assert f"{advice}, or " in copies
+    assert warnings(more, f) == warnings(n, fewer) == []
+    assert warnings(more - 1, f)
+    assert warnings(n, fewer + 1)
 
 
 def test_init_and_sign_warn_if_f_copies_can_turn_the_aggregate_around(tmp_path, monkeypatch):
@@ -268,6 +292,26 @@ def test_who_signs_another_rule_is_told_what_policies_must_list(folder):
         require_rule(terms, pinned)
     change(folder, 'rules = ["arc+nnm+geometric-median"]', listed, file="policy.toml")
     require_rule(terms, read_policy(folder / "policy.toml").federation)
+
+
+USUAL = "arc+nnm+geometric-median"
+RULES_SIGNED: dict[str, tuple[str, str | None, list[str]]] = {
+    "another rule": ("caf", USUAL, [USUAL, "caf"]),
+    "the same rule": (USUAL, USUAL, [USUAL]),
+    "a first charter": (USUAL, None, [USUAL]),
+}
+
+
+@pytest.mark.parametrize("which", RULES_SIGNED)
+def test_programs_are_told_the_rule_the_one_before_and_what_policies_must_list(folder, which):
+    change(folder, "revision = 1", "revision = 2")
+    if which == "another rule":
+        change(folder, 'rule = "geometric-median"', 'rule = "caf"')
+    elif which == "a first charter":
+        (folder / "federation.charter").unlink()
+    figures = last_line_only(sign("--json"))
+    told = tuple(figures[name] for name in ("rule", "previous_rule", "policy_rules"))
+    assert told == RULES_SIGNED[which]
 
 
 def test_a_raised_revision_is_signed(folder):

@@ -41,13 +41,16 @@ def test_the_whole_roster_is_asked_whatever_fraction_trains(flower):
     assert len(polled[6]) > 6
 
 
-def test_silent_nodes_hold_up_nothing_as_long_as_enough_confirm(flower):
+def test_silent_nodes_hold_up_nothing_as_long_as_enough_confirm(flower, said):
     federation = flower()
     federation.grid.down = lambda node, message: (
         None if node in (3, 4) and federation.polls(message) else message
     )
     federation.start(2)
     assert [receipt.participants for receipt in federation.receipts] == [7, 7]
+    # Nobody missed anything, so nobody is warned of.
+    assert "enough others answered for an outcome: node 3 was not waited for" in said
+    assert not any("has not answered in time" in line for line in said)
 
 
 def test_too_many_silent_nodes_hold_up_the_round_until_they_are_back(flower, said):
@@ -57,6 +60,8 @@ def test_too_many_silent_nodes_hold_up_the_round_until_they_are_back(flower, sai
     )
     before = federation.start(1)
     assert federation.receipts == []
+    assert "node 1 has not answered in time: left out" in said
+    assert not any("was not waited for" in line for line in said)
     np.testing.assert_array_equal(before.arrays["weight"].numpy(), federation.model["weight"])
     assert any("round 1 is not published: 1 more confirmations" in line for line in said)
     assert any("node-1, node-2, node-3" in line for line in said)

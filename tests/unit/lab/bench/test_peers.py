@@ -32,7 +32,13 @@ def stage(monkeypatch):
         calls.append((name, centred))
         seconds, selected = told.get((name, centred), (1.0, HONEST))
         turn = calls.count((name, centred))
-        return {"cpu_s": seconds * turn, "wall_s": 2.0, "peak_rss_mib": 3.0, "selected": selected}
+        return {
+            "cpu_s": seconds * turn,
+            "all_roles_cpu_s": 10 * seconds,
+            "wall_s": 2.0,
+            "peak_rss_mib": 3.0,
+            "selected": selected,
+        }
 
     monkeypatch.setattr(peers, "run_module", run_module)
     monkeypatch.setattr(peers, "python_for", lambda name: "python")
@@ -65,6 +71,18 @@ def test_figures_are_medians_beside_the_floor(stage):
     assert row["x_floor"] == 3
     assert row["cpu_spread"] == 1
     assert row["enclave_cpu_s"] is None
+
+
+def test_all_roles_of_ours_are_set_against_those_of_each_that_ran_in_the_clear(stage, monkeypatch):
+    _, told = stage
+    told["flower", False] = (4.0, HONEST)
+    told["blas-clear", False] = (0.5, HONEST)
+    absent = ("byzfl-torch", "byzfl-numpy")
+    monkeypatch.setattr(peers, "python_for", lambda name: None if name in absent else "python")
+    found = rows(play())
+    assert found["ostraka-exact-sketch"]["all_roles_over"] == {"flower": 0.25, "blas-clear": 2.0}
+    assert found["flower"]["all_roles_over"] == found["byzfl-torch"]["all_roles_over"] == {}
+    assert rows(play(names=["ostraka-exact"]))["ostraka-exact"]["all_roles_over"] == {}
 
 
 def test_each_is_judged_by_its_own_convention(stage):

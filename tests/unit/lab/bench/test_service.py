@@ -273,5 +273,6 @@ def test_the_command_measures_what_it_was_asked_for(line, expected, monkeypatch)
     assert asked == [expected]
     shown = " ".join(result.stdout.split())
     assert "enclave / bare loop 1.50" in shown
+    assert ("these figures and ratios say nothing of full size" in shown) == ("--quick" in line)
     assert "the ratio is 2.00; without, 3.50" in shown
     assert "Loops: native. The processor has no wide AES" in shown

@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,7 +13,7 @@ from ostraka_lab.bench import check, fit, machine, process, results
 from ostraka_lab.bench import peers as contests
 from ostraka_lab.commands import bench, bench_leakage, bench_suites
 
-PEER_FIGURES = {
+PEER_FIGURES: dict[str, Any] = {
     "clients": 12,
     "dimension": 5000,
     "byzantine": 2,
@@ -38,6 +39,7 @@ PEER_FIGURES = {
             "unpacking_cpu_s": None,
             "worker_cpu_s": 0.5,
             "all_roles_cpu_s": 1.1,
+            "all_roles_over": {"byzfl-torch": 0.275, "blas-clear": 1.1},
             "correct": True,
             "attackers_kept": 0,
             "absent": None,
@@ -51,7 +53,11 @@ PEER_FIGURES = {
                 *("correct", "attackers_kept"),
             )
         )
-        | {"name": "flower", "absent": "absent: pip install 'ostraka[flower]'"},
+        | {
+            "name": "flower",
+            "all_roles_over": {},
+            "absent": "absent: pip install 'ostraka[flower]'",
+        },
     ],
     "machine": machine.describe(threads=1),
 }
@@ -100,6 +106,24 @@ def test_a_table_says_who_is_right_and_who_is_absent(run, peers):
     assert "Correct: no attacker" in shown
     assert "all roles s" in shown
     assert "Enclave of ostraka-exact: 1.75 floors, 0.62 of blas-clear" in shown
+    assert "All roles of ostraka-exact: 0.28 of byzfl-torch's, 1.10 of blas-clear's." in shown
+    assert "All roles of flower" not in shown
+
+
+def test_the_tables_of_peers_fit_on_80_columns(run, monkeypatch):
+    seconds = ("cpu_s", "enclave_cpu_s", "all_roles_cpu_s", "wall_s", "x_floor")
+    wide = PEER_FIGURES["rows"][0] | dict.fromkeys(seconds, 1234.567) | {"peak_rss_mib": 123456.7}
+    small = wide | dict.fromkeys(seconds, 0.01234567) | {"correct": False, "attackers_kept": 128}
+    found = [wide | {"name": max(contests.NAMES, key=len)}, small]
+    figures = PEER_FIGURES | {"clients": 1024, "dimension": 100_000_000, "rows": found}
+    monkeypatch.setattr(contests, "play", lambda *_, **__: figures)
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [" ".join(line.split()) for line in run("bench peers").stdout.splitlines()]
+    assert "Name cpu s enclave s all roles s wall s x floor" in lines
+    assert "ostraka-sketch-inside" + " 1235" * 5 in lines
+    assert "ostraka-exact" + " 0.0123" * 5 in lines
+    assert "Name peak MiB Correct" in lines
+    assert "ostraka-exact 123457 no: 128 attackers" in lines
 
 
 def test_setup_measures_nothing(run, peers, monkeypatch, tmp_path):
@@ -187,6 +211,17 @@ def test_paper_passes_its_options_on(run, monkeypatch):
     run("bench paper --only offloading")
     assert asked[2].parts == ("offloading",)
     assert asked[2].bandwidth == 8
+
+
+def test_small_figures_of_the_paper_are_said_to_be_small(run, monkeypatch):
+    figures = {"headline": [], "figure3": [], "offloading": {}, "machine": PEER_FIGURES["machine"]}
+    monkeypatch.setattr("ostraka_lab.bench.paper.run", lambda *_: figures)
+    monkeypatch.setattr("ostraka_lab.commands.bench_results._page", lambda folder: None)
+    said = "these figures and ratios say nothing of full size"
+    for line, small in (("bench paper --quick", True), ("bench paper", False)):
+        result = run(line)
+        assert result.exit_code == 0, result.output
+        assert (said in result.stdout) == small
 
 
 SCALE = (

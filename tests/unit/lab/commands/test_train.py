@@ -8,7 +8,9 @@ from typer.testing import CliRunner
 
 from ostraka import federation_file
 from ostraka.cli import app
-from ostraka.errors import RoundFailed, ServiceError
+from ostraka.errors import TERMINATED, RoundFailed, ServiceError
+from ostraka_lab import run as runs
+from ostraka_lab.commands.round_view import RoundView
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics
 from ostraka_lab.report import Html
@@ -232,6 +234,59 @@ def test_rounds_before_an_interruption_are_shown_beside_the_same_ones_of_plain_a
     assert figures["rounds"] == 1
     assert figures["baseline_accuracy"] == pytest.approx(0.1)
     assert "Interrupted after round 1 of 2." in result.stderr
+
+
+@pytest.fixture
+def stopped_late(stage, monkeypatch):
+    """A run that is told to stop after its last round, when its processes are to end."""
+    stage()
+    play = runs.run
+
+    def stopped(folder, *, tell=None):
+        yield from play(folder, tell=tell)
+        raise SystemExit(TERMINATED)
+
+    monkeypatch.setattr("ostraka_lab.run.run", stopped)
+
+
+@pytest.mark.parametrize("baseline", ["", "--baseline"])
+def test_a_run_that_is_stopped_after_its_last_round_has_ended_well(stopped_late, baseline):
+    result = run(f"train {SMALL} {baseline} --out here")
+    assert result.exit_code == 0, result.stderr
+    assert "Interrupted" not in result.stdout
+    assert "To resume" not in result.stdout
+    assert "Accuracy after 2 rounds: 60.0 %" in result.stdout
+
+
+def test_a_last_round_that_is_on_record_and_not_shown_yet_counts(stage, monkeypatch):
+    stage()
+    monkeypatch.setattr(RoundView, "add", stopped_at(2, RoundView.add))
+    result = run(f"train {SMALL} --out here")
+    assert result.exit_code == 0, result.stderr
+    assert "Accuracy after 2 rounds: 60.0 %" in result.stdout
+
+
+def stopped_at(number, add):
+    """Shows rounds by `add`, until SIGTERM comes before this one is shown."""
+
+    def stopped(view, row):
+        if row.round == number:
+            raise SystemExit(TERMINATED)
+        add(view, row)
+
+    return stopped
+
+
+def test_a_run_that_is_stopped_before_plain_averaging_is_done_can_be_resumed(
+    stopped_late, monkeypatch
+):
+    first = [BaselineMetrics(1, 0.1)]
+    monkeypatch.setattr("ostraka_lab.metrics.read_baseline", lambda folder: first)
+    result = run(f"train {SMALL} --baseline --out here")
+    assert result.exit_code == TERMINATED
+    said = "All 2 rounds are done. Interrupted after round 1 of plain averaging"
+    assert said in result.stdout
+    assert "To resume: ostraka train --resume here" in result.stdout
 
 
 def test_rounds_that_nobody_timed_have_no_time(stage):
