@@ -57,7 +57,7 @@ LINES, COSTS, MEASURED = HOME / "lines.sqlite", HOME / "costs.json", HOME / "mea
 
 MUTATED = ("core", "crypto", "protocol", "attestation")
 TESTS = (*(f"tests/unit/{part}" for part in (*MUTATED, "test_config.py")), "tests/protocol")
-COPIED = ("src", "tests")
+COPIED = ("src", "tests", "tools", "docs")  # Some tests read documents and run tools.
 # These start other programs, and take longer than all that a mutant is worth.
 IGNORED = ("tests/unit/core/loops/test_build.py", "tests/unit/core/rules/test_byzfl.py")
 _OPTIONS = (
