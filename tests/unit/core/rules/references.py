@@ -200,6 +200,8 @@ def caf(rows: Float64, f: int, options: Options, **_: Any) -> Float64:
         tau /= tau[counts > 0].max()
         counts = np.where(counts > 0, counts * (1 - tau), 0)
         counts[counts <= 1e-9 * n] = 0
+        if abs(counts.sum() - (n - 2 * f)) <= CLOSE * n:
+            raise Tie  # Rounding decides whether there is another step.
     return best
 
 
