@@ -229,7 +229,7 @@ def attestations(played: Round, seals: Seals) -> list[Vector]:
     return [
         hashed(
             "report data of a round",
-            "Bytes: what evidence is about, for who seals an update",
+            "Bytes: what evidence is about, for a client that seals an update",
             pack(b"ostraka/report-data/v1", *vars(binding).values()),
             binding.report_data(),
             "sha512",

@@ -269,7 +269,7 @@ def _ways(composition: Composition, n: int, f: int) -> Iterator[str]:
 def better_numbers(composition: Composition, n: int, f: int) -> Iterator[str]:
     """How many clients f takes, and which f these clients bear, with no warning at all.
 
-    Rounds stand still unless n > 3f. Whoever follows one warning is not to meet the other.
+    Rounds stand still unless n > 3f, so these numbers avoid both warnings.
     """
     counts = range(n, _MORE * f)
     more = bisect_left(counts, True, key=lambda each: not _is_warned_of(composition, each, f))

@@ -223,7 +223,7 @@ class Session:
         """Vote for a proposal, durably and once, and show the vote.
 
         If this client has confirmed another one of that number, it shows that instead, and waits:
-        others may confirm this one. Who takes part asks at once what comes of it.
+        others may confirm this one. A client that takes part asks in the same call for the outcome.
         """
         if proposal.number > self.last_number + 1:
             self.catch_up()

@@ -274,10 +274,8 @@ class Servicer(EnclaveServicer):
                 challenge = decode(Challenge, request.challenge)
                 self._authenticate(challenge, self.engine.federation.clients, self._caller(context))
                 current = await self._wait_for_round(context)
-                bound, charter = (
-                    current.intake.binding(challenge.nonce),
-                    self._charter(request.holds),
-                )
+                bound = current.intake.binding(challenge.nonce)
+                charter = self._charter(request.holds)
                 evidence = await self._evidence(bound, self._caller(context))
             introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
             return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
@@ -521,7 +519,7 @@ class Servicer(EnclaveServicer):
         """Return the model if it fits into one part, and few of them are on their way.
 
         A reply stays in memory until its peer reads it, if ever, and all voters would get theirs at
-        once. Who gets no model asks for it, and waits for a turn.
+        once. A client that gets none asks for it, and waits for a turn.
         """
         model = self.engine.state.last_state.model
         most, size = self.engine.file.limits.uploads * _PART, model.nbytes
@@ -537,7 +535,7 @@ class Servicer(EnclaveServicer):
         return model.tobytes()
 
     def _charter(self, held: bytes) -> bytes:
-        """Return the newest charter; nothing to who holds the one of this digest."""
+        """Return the newest charter, or nothing if its digest is `held`."""
         newest = self.engine.state.charters[-1]
         if self.charter is None or self.charter[0] is not newest:
             self.charter = newest, encode(newest), digest(newest)

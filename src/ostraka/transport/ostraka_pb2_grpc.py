@@ -136,8 +136,8 @@ class EnclaveServicer:
 
     def Upload(self, request, context):
         """One upload, or the rest of it: its header, a ticket for the lane that takes its tiles, and an
-        answer when it is complete, which ends the lane. Who asks for it is also told what AwaitOutcome
-        would then say of the round to the client.
+        answer when it is complete, which ends the lane. With `await_outcome`, what AwaitOutcome would
+        say of the round follows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -41,7 +41,7 @@ _BITS_A_BYTE, _GIGA = 8, 1e9
 _QUICK_SHARE = 16
 # What a round costs the enclave, at one d: so much for each client, and for each pair of them.
 _ROUND_TERMS = ("N d", "N² m")
-_MANY = 1_000_000  # clients: who pays from more on never does
+_MANY = 1_000_000  # clients: a scheme that pays only beyond this never pays
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ def _pays(rows: Sequence[Figures], scheme: str, base: str) -> list[int | None] |
     """The first and the last number of clients for which the scheme takes less than the base.
 
     The last is None if there is none, and all is None if it never takes less. Both costs are
-    fitted to so much a value and so much a pair of clients for it, so that what is gained for a
+    fitted to a cost per value and a cost per value and pair of clients, so that the gain per
     client is a line in N.
     """
     sizes = [Size(row["clients"], row["dimension"], row["dimension"]) for row in rows]

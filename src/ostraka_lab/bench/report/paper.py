@@ -264,7 +264,7 @@ def _offloading(figures: Figures) -> list[Table]:
             columns,
             pays,
             caption="For how many clients a scheme takes the enclave less, by a fit to these "
-            "rounds (so much a value, and so much a pair of clients for each value)",
+            "rounds (a cost per value, and a cost per value and pair of clients)",
         ),
     ]
 

@@ -21,7 +21,7 @@ SECONDS = {
 
 
 def headline(clients, dimension):
-    """Rounds that cost so much a client, a value and a pair, as the fit has it."""
+    """Rounds whose cost has a term per client, per value and per pair, as the fit has it."""
 
     def cost(client, value, pair):
         return clients * (client + dimension * (value + clients * pair))
