@@ -75,8 +75,9 @@ def compare(
     model: options.Model = None,
     clients: options.Clients = 12,
     byzantine: Annotated[
-        list[int] | None, typer.Option(help="How many of them attack; repeatable.")
-    ] = None,
+        list[int],
+        typer.Option(help="How many of them attack; repeatable."),
+    ] = [3],  # noqa: B006
     f: options.Tolerated = None,
     attack_scale: options.AttackScale = None,
     know: options.Know = "all",
@@ -136,8 +137,6 @@ def compare(
     """
     from ostraka_lab.compare import Comparison, running
 
-    if byzantine is None:
-        byzantine = [3]
     if resume is None:
         fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
         fields["pre"] = options.pre_aggregations(pre)

@@ -45,7 +45,7 @@ class Scenario:
     byzantine: int
 
     def __str__(self) -> str:
-        return f"{self.partition}, {self.byzantine} attackers"
+        return f"{self.partition}, {self.byzantine} attacker{'s' * (self.byzantine != 1)}"
 
 
 @dataclass(frozen=True)
