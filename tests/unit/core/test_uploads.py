@@ -215,14 +215,16 @@ def test_the_stated_error_is_the_one_that_is_measured():
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "part"),
-    [("bfloat16", 100_000, 2e-3), ("float16", 100_000, 2e-4), ("int8", 3_500_000, 2e-2)],
+    ("name", "width", "size", "part"),
+    [("bfloat16", 2, 10**5, 2e-3), ("float16", 2, 10**5, 2e-4), ("int8", 1, 3_500_000, 2e-2)],
 )
-def test_rounding_moves_normal_values_by_what_is_documented(name, size, part):
+def test_rounding_moves_normal_values_by_what_is_documented(name, width, size, part):
     """As docs/operations.md has it: the first digit of the error, as a part of the norm."""
     update = np.random.default_rng(0).normal(size=size).astype(np.float32)
-    moved = np.linalg.norm(encode(name, update).widened() - update) / np.linalg.norm(update)
+    encoded = encode(name, update)
+    moved = np.linalg.norm(encoded.widened() - update) / np.linalg.norm(update)
     assert moved == pytest.approx(part, rel=0.25)
+    assert encoded.values.nbytes == width * size
 
 
 def test_rounding_is_unbiased():
