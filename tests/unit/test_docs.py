@@ -104,8 +104,10 @@ def sections(text):
     marked = "".join(
         each if each.startswith("```") else HEADING.sub("\0\\1\0", each) for each in blocks
     )
-    _, *parts = marked.split("\0")
-    return dict(zip(map(anchor, parts[::2]), parts[1::2], strict=True))
+    before, *parts = marked.split("\0")
+    anchors = list(map(anchor, parts[::2]))
+    assert len(set(anchors)) == len(anchors), "no two headings of a document are the same"
+    return {"": before, **dict(zip(anchors, parts[1::2], strict=True))}
 
 
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -115,7 +117,7 @@ def anchor(heading):
     return "#" + re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
-EVERYWHERE = "Every"
+EVERYWHERE = "Every"  # The heading begins with it in the place of a path.
 NOTHING_CLAIMED = {"a definition", "said of a paper", "said of others' software"}
 COUNTED = [
     "README.md",
@@ -135,14 +137,15 @@ def claimed():
     ]
 
 
-CLAIMS = [each for each in claimed() if each[2] not in NOTHING_CLAIMED]
+CLAIMED = claimed()
+CLAIMS = [each for each in CLAIMED if each[2] not in NOTHING_CLAIMED]
 
 
 def test_there_are_claims():
     assert len(CLAIMS) > 100
 
 
-@pytest.mark.parametrize(("document", "words", "behind"), claimed())
+@pytest.mark.parametrize(("document", "words", "behind"), CLAIMED)
 def test_a_claim_is_in_its_document(document, words, behind):
     if words.startswith("#"):
         assert words in sections(TEXTS[document])
@@ -181,9 +184,9 @@ def constant(span):
 
 def written_in(value, words):
     """Whether the words have this value: as a number, in KiB, MiB or per cent, or in letters."""
-    numbers = [f"{value * by:,.15g}" for by in (1, 2**-10, 2**-20, 100)]
-    letters = [SMALL[int(value)]] if value in range(len(SMALL)) else []
-    return any(re.search(rf"(?<![\w.,]){each}(?![\w]|[.,]\d)", words) for each in numbers + letters)
+    forms = [re.escape(f"{value * by:,.15g}") + r"(\.0)?" for by in (1, 2**-10, 2**-20, 100)]
+    forms += SMALL[int(value) :][:1] if value in range(len(SMALL)) else []
+    return any(re.search(rf"(?<![\w.,]){each}(?!\w|[.,]\d)", words) for each in forms)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,7 @@ def written_in(value, words):
         (4096, "up to 14,096 receipts", False),
         (0.9, "a momentum of 0.9.", True),
         (0.9, "a momentum of 0.95", False),
+        (9.0, "ends at 9.0, by the norm", True),
         (2**29, "stops at 512 MiB", True),
         (0.99, "by chance at 99 %", True),
         (8.0, "at most eight times", True),
@@ -274,7 +278,7 @@ def without_claimed_sections(document):
 
     Rows of tables that name an existing test have what stands behind them beside them.
     """
-    whole = {words for name, words, _ in claimed() if name == document}
+    whole = {words for name, words, _ in CLAIMED if name == document}
     text = "\n\n".join(part for at, part in sections(TEXTS[document]).items() if at not in whole)
     text = re.sub(r"^```.*?^```|^ {4}.*?$|^\s*\d+\. ", "", text, flags=re.DOTALL | re.MULTILINE)
     return "\n".join(line for line in text.splitlines() if not is_proved_row(line))
@@ -289,7 +293,7 @@ def is_proved_row(line):
 def test_every_number_is_in_a_claim(document):
     """Whatever is left of a document without its claims and what is exempt has no number."""
     left = prose(without_claimed_sections(document))
-    own = [words for name, words, _ in claimed() if name in (document, EVERYWHERE)]
+    own = [words for name, words, _ in CLAIMED if name in (document, EVERYWHERE)]
     for words in sorted(own, key=len, reverse=True):
         left = re.sub(rf"(?<!\w){re.escape(words)}(?!\w|[.,]\d)", "", left)
     left = re.sub("|".join(EXEMPT), "", left)
