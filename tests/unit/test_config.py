@@ -223,6 +223,14 @@ def test_a_federation_is_as_large_as_its_rule_needs(rule, over, f):
         federation(n - 1, f=f, **rule)
 
 
+@pytest.mark.parametrize(("n", "absent"), [(7, 2), (5, 1), (4, 0)])
+def test_how_many_may_be_absent_with_one_byzantine_client(n, absent):
+    """As docs/operations.md has it: the rule needs 2f + 2 updates, and the outcome its quorum."""
+    few = federation(n, f=1)
+    (clients,) = electorates(few)
+    assert min(n - few.terms.least(1), clients.silent) == absent
+
+
 def test_k_may_be_anything_from_f_plus_2_to_n_minus_f():
     for k in range(4, 8):
         assert federation(9, f=2, **keeping(k)).terms.options.k == k

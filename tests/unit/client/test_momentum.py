@@ -21,7 +21,7 @@ from ostraka.cli import app
 from ostraka.client import momentum
 from ostraka.client.kept import InMemory, KeptFiles
 from ostraka.client.momentum import Momentum, is_statistic, moved
-from ostraka.config import Manifest, Tensor
+from ostraka.config import DEFAULT_MOMENTUM, Manifest, Tensor
 from ostraka.errors import ConfigError, ServiceError, StateError
 from ostraka.transport import ostraka_pb2 as wire
 
@@ -63,6 +63,15 @@ def test_the_law_in_numbers():
     mine = Momentum(0.75, Manifest.flat(1), InMemory())
     sent = [float(mine.apply(np.array([u], "<f4"), n)[0]) for n, u in enumerate([8, 4, 0, 1], 1)]
     assert sent == [8, 7, 5.25, 4.1875]
+
+
+def test_noise_becomes_4_4_times_shorter_with_the_default():
+    """By the square root of (1 + b) / (1 - b), once it has run for a while."""
+    noise = np.random.default_rng(0).normal(size=(200, 2_000)).astype(np.float32)
+    sent = noise[0]
+    for update in noise[1:]:
+        sent = moved(update, sent, DEFAULT_MOMENTUM, Manifest.flat(2_000))
+    assert noise.std() / sent.std() == pytest.approx(4.4, rel=0.05)
 
 
 @given(rows, betas)

@@ -214,6 +214,19 @@ def test_the_stated_error_is_the_one_that_is_measured():
     assert error < 1 / 8
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "size", "part"),
+    [("bfloat16", 2, 10**5, 2e-3), ("float16", 2, 10**5, 2e-4), ("int8", 1, 3_500_000, 2e-2)],
+)
+def test_rounding_moves_normal_values_by_what_is_documented(name, width, size, part):
+    """As docs/operations.md has it: the first digit of the error, as a part of the norm."""
+    update = np.random.default_rng(0).normal(size=size).astype(np.float32)
+    encoded = encode(name, update)
+    moved = np.linalg.norm(encoded.widened() - update) / np.linalg.norm(update)
+    assert moved == pytest.approx(part, rel=0.25)
+    assert encoded.values.nbytes == width * size
+
+
 def test_rounding_is_unbiased():
     """A mean over 4,096 draws is within seven deviations of its value, for 64 values at once.
 

@@ -56,3 +56,4 @@ def test_the_strategies_that_the_documents_show_can_be_made():
     made = [eval(line, vars(flower).copy()) for line in lines]
     assert all(isinstance(each, flower.PrivateRobust) for each in made)
     assert str(made[0].composition) == "arc+nnm+geometric-median"
+    assert made[0].fraction_evaluate == 0

@@ -90,7 +90,8 @@ def test_every_client_is_in_one_process():
         assert sorted(members) == list(experiment.numbers)
         assert all(experiment.groups)
     assert len(Experiment(clients=12).groups) == 12
-    assert len(Experiment(clients=64).groups) == 2
+    assert len(Experiment(clients=16).groups) == 16
+    assert len(Experiment(clients=17).groups) == len(Experiment(clients=64).groups) == 2
 
 
 def test_a_model_is_chosen_for_the_data():

@@ -212,6 +212,13 @@ def test_who_knows_the_root_s_row_and_f_others_sees_no_single_update_of_monna():
     assert len(set(plan.selected) - set(range(f + 1))) >= 2
 
 
+def test_without_attackers_the_default_is_the_mean():
+    rows = np.random.default_rng(0).normal(size=(7, 40)) * np.arange(1, 8)[:, None]
+    plan = rules.parse("arc+nnm+geometric-median").plan(gram_of(rows), 0, np.arange(7))
+    assert isinstance(plan, Weights)
+    np.testing.assert_allclose(plan.values, 1 / 7)
+
+
 def test_too_few_rows_are_told_what_would_be_enough():
     krum = rules.parse("multi-krum")
     require_enough(krum, 9, 3)

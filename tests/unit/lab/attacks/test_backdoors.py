@@ -45,6 +45,10 @@ def test_the_trigger_is_small_and_the_same_on_every_image(shape):
     assert set(np.unique(corners)) == {0, 255}
 
 
+def test_the_trigger_is_an_eighth_of_a_side_and_at_least_two_pixels():
+    assert [backdoors.trigger_side(height) for height in (8, 28, 32)] == [2, 3, 4]
+
+
 def test_stamped_images_are_trained_to_be_the_target():
     honest = split(640)
     before = honest.images.copy(), honest.labels.copy()

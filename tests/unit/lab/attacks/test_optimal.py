@@ -203,3 +203,16 @@ def test_the_golden_section_finds_a_peak():
     at, value = optimal._golden(lambda x: -((x - 0.3) ** 2), -1.0, 1.0)
     assert at == pytest.approx(0.3, abs=0.03)
     assert value <= 0
+
+
+def test_45_scales_are_tried_out_beside_those_of_fixed_forms(scene, updates, monkeypatch):
+    _, given = setting(updates, scene, "multi-krum")
+    tried, harm_of = [], Line.harm
+
+    def counted(self, scale):
+        tried.append(scale)
+        return harm_of(self, scale)
+
+    monkeypatch.setattr(Line, "harm", counted)
+    best(replace(line(optimal.ipm, given), usual=()))
+    assert len(set(tried)) == 45

@@ -1,10 +1,12 @@
 """The real data sets: their tables here, their files where they are at hand."""
 
 import hashlib
+import math
 import os
 import shutil
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from ostraka_lab.data import cache, cifar
 from ostraka_lab.data.cache import get
 from ostraka_lab.data.catalogue import FETCHED, Package, Remote, idx_entry
 
+DOCUMENT = (Path(__file__).parents[4] / "docs" / "data.md").read_text("utf-8")
 EVERY = pytest.mark.parametrize("name", FETCHED)
 
 
@@ -29,6 +32,17 @@ def test_every_file_can_be_assembled_from_parts_that_are_looked_for(name):
         assert len(file.md5) == 32
         assert len(file.sha256) == 64
         assert entry.parts.get(file.name, file.size) >= file.size
+
+
+@EVERY
+def test_the_document_has_the_sizes_of_the_files(name):
+    """An image takes a byte a value and, in CIFAR-10's files, one for its label."""
+    train, test, shape = SHAPES[name]
+    (row,) = (line for line in DOCUMENT.splitlines() if line.startswith(f"| `{name}` |"))
+    size = " × ".join(map(str, shape if shape[0] > 1 else shape[1:]))
+    assert f"| {train:,} + {test:,} of {size} | {FETCHED[name].size / 1e6:.0f} MB |" in row
+    largest = sum(file.size for file in FETCHED[name].files if file.size > 10**6)
+    assert largest // (math.prod(shape) + (name == "cifar10")) == train + test
 
 
 def test_the_names_of_the_classes_are_the_official_list():

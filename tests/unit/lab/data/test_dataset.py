@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -92,6 +93,14 @@ def test_they_are_the_ones_that_scikit_learn_loads():
     np.testing.assert_allclose(images * (16 / 255), theirs.images[order], atol=0.04)
     labels = np.concatenate([ours.train.labels, ours.test.labels])
     np.testing.assert_array_equal(labels, theirs.target[order])
+
+
+def test_the_document_has_as_many_digits():
+    document = (Path(__file__).parents[4] / "docs" / "data.md").read_text("utf-8")
+    ours = data.load("digits")
+    train, test = len(ours.train), len(ours.test)
+    assert f"its {train + test:,} images" in document
+    assert f"| `digits` | {train:,} + {test:,} of 8 × 8 |" in document
 
 
 def test_every_digit_is_about_as_frequent_in_both_parts():
