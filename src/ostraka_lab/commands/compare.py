@@ -4,6 +4,7 @@ What loads PyTorch is imported in the functions that need it: it takes seconds, 
 without it.
 """
 
+import os
 import shlex
 import sys
 import time
@@ -56,13 +57,13 @@ def compare(
         int, typer.Option(help="Run every pair with so many seeds, from --seed on.", min=1)
     ] = 1,
     worst_seeds: Annotated[
-        int,
+        int | None,
         typer.Option(
             help="Run the worst attack on each defence with so many seeds, once it is known.",
-            min=0,
+            min=1,
             show_default="as many as all",
         ),
-    ] = 0,
+    ] = None,
     spot_checks: Annotated[
         int | None,
         typer.Option(
@@ -104,7 +105,10 @@ def compare(
     seed: options.Seed = 0,
     processes: options.Processes = None,
     evaluate_every: options.EvaluateEvery = 1,
-    jobs: Annotated[int, typer.Option(help="Runs in the clear at a time.", min=1)] = 2,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Runs in the clear at a time.", min=1, show_default="one a core"),
+    ] = None,
     out: options.Out = None,
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Resume a comparison.")
@@ -151,7 +155,9 @@ def compare(
         with (
             stoppable() as ended,
             progress() as step,
-            closing(running.run(comparison, jobs=jobs, tell=pace.telling(step))) as runs,
+            closing(
+                running.run(comparison, jobs=jobs or _cores(), tell=pace.telling(step))
+            ) as runs,
         ):
             for result in runs:
                 pace.over(result)
@@ -163,6 +169,10 @@ def compare(
     _show(comparison, as_json=as_json)
     if ended:
         raise typer.Exit(ended[0])
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _found(fields: dict[str, Any], grid: dict[str, Any], out: Path | None) -> "Comparison":
@@ -183,7 +193,7 @@ def _found(fields: dict[str, Any], grid: dict[str, Any], out: Path | None) -> "C
         _command(of_all, fields, grid),
         partitions,
         attackers,
-        grid["worst_seeds"],
+        grid["worst_seeds"] or 0,
     )
     count = grid["spot_checks"]
     if count is None:

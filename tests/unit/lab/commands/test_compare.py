@@ -83,7 +83,7 @@ def test_seeds_attacks_and_defences_are_what_was_asked_for(stage):
 def test_every_split_meets_every_number_of_attackers(stage, tmp_path):
     stage(by_seed)
     grid = "--clients 8 --rounds 1 --partition iid --partition shards:2 --byzantine 1 --byzantine 2"
-    asked = "--attack alie --attack ipm --defence plain --defence trimmed-mean --worst-seeds 2"
+    asked = "--attack nan --attack ipm --defence plain --defence trimmed-mean --worst-seeds 2"
     figures = figures_of(run(grid, asked, "--out here --json"))
     found = {(each["partition"], each["byzantine"]) for each in figures["results"]}
     assert found == {("iid", 1), ("iid", 2), ("shards:2", 1), ("shards:2", 2)}

@@ -16,7 +16,7 @@ DEFENCES = ("plain", "exact", "multi-krum", "caf", "arc+nnm+geometric-median")
 
 def comparison(root, spot_checks, defences=DEFENCES, **fields):
     small = Experiment(**{"clients": 6, "byzantine": 1, "rounds": 3, "steps": 2} | fields)
-    attacks = ("none", "sign-flip", "ipm", "alie")
+    attacks = ("none", "sign-flip", "ipm", "min-max")
     return Comparison(root, small, attacks, defences, (0,), "compare", spot_checks=spot_checks)
 
 

@@ -1,8 +1,10 @@
 """Runs of a comparison: real processes that are killed, fail and go on."""
 
 import json
-import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
@@ -40,13 +42,13 @@ def test_a_grid_that_is_killed_goes_on_and_gives_the_same_tables(tmp_path):
     whole = comparison(tmp_path / "whole", **grid)
     assert len(list(running.run(whole, jobs=2, tell=ignore))) >= 12
     killed = comparison(tmp_path / "killed", **grid)
-    pid = os.fork()
-    if not pid:  # The other process: it is killed after the third run, as nobody can prepare for.
-        for number, _ in enumerate(running.run(killed, jobs=2, tell=ignore), 1):
-            if number == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    command = [sys.executable, "-m", "ostraka", "compare", "--resume", str(killed.root)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        while len(killed.results()) < 3:
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.kill()
+    assert run.returncode == -signal.SIGKILL
     before = len(killed.results())
     assert 3 <= before < 12
     again = list(running.run(Comparison.load(killed.root), jobs=2, tell=ignore))
