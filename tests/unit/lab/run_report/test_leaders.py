@@ -15,7 +15,7 @@ DEFENCES = ("plain", "trimmed-mean", DEFAULT, "fltrust", "median")
 
 @pytest.fixture
 def made(tmp_path):
-    """A comparison of 8 clients, of which 1 or 3 attack, whose accuracies are all over."""
+    """A comparison of 9 clients, of which 1 or 3 attack, whose accuracies are all over."""
     made = Comparison(
         tmp_path / "c",
         Experiment(clients=9, byzantine=3, rounds=1),
@@ -42,22 +42,27 @@ def made(tmp_path):
     return made
 
 
+def worst_of(leader):
+    assert leader.worst is not None
+    return leader.worst
+
+
 def test_the_best_worst_case_comes_first_and_who_is_absent_last(made):
     found = leaders.of(made, made.results())
     order = ["fltrust", DEFAULT, "median", "plain", "trimmed-mean"]
     assert [each.defence for each in found] == order
     assert [str(each) for each in found[-1].absent] == ["iid, 3 attackers"]
-    assert found[-1].worst.mean == 0.9
+    assert worst_of(found[-1]).mean == 0.9
 
 
 def test_each_defence_has_its_worst_scenario_means_cost_and_guarantees(made):
     default = leaders.of(made, made.results())[1]
-    assert (default.worst.attack, default.worst.mean) == ("ipm", 0.7)
+    assert (worst_of(default).attack, worst_of(default).mean) == ("ipm", 0.7)
     assert str(default.scenario) == "iid, 3 attackers"
     assert default.attacked == pytest.approx((0.9 * 3 + 0.7) / 4)
     assert (default.unattacked, default.backdoor, default.aggregate_s) == (0.9, 0.75, 0.5)
     assert default.least == (4, 8)
-    assert 0 < default.moved < 2
+    assert 0 < (default.moved or 0) < 2
     assert default.remarks == ()
 
 
