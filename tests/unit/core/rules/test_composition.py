@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from ostraka.arrays import Float64
 from ostraka.core import rules
 from ostraka.core.gram import from_gram
-from ostraka.core.rules import Gram, Options, Weights, limited, require_enough
+from ostraka.core.rules import Composition, Gram, Options, Weights, limited, require_enough
+from ostraka.core.rules.averaging import Mean
 from ostraka.errors import ConfigError, LocalProtocolError, RootAbsent, TooFewWeighed
 
 NOTHING = np.zeros(())
@@ -187,6 +188,16 @@ def test_other_sketches_are_taken():
 )
 def test_the_fewest_rows_that_a_composition_stands_on(text: str, least: list[int]):
     assert [rules.parse(text).least(f) for f in range(4)] == least
+
+
+def test_no_rule_stands_on_fewer_rows_than_bound_a_share():
+    """Law 15 needs f + 2, whatever a rule says of itself."""
+
+    class Bold(Mean):
+        def least(self, f: int) -> int:
+            return 1
+
+    assert [Composition("mean", Bold()).least(f) for f in range(4)] == [2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("n", [29, 30, 33])

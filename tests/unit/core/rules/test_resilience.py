@@ -289,6 +289,15 @@ def test_many_clients_are_judged_by_their_proportions():
     assert resilience.turns_around(rules.parse("multi-krum"), 77, 27)
     # The fewest rows that terms allow are all colluders' but for two.
     assert resilience.turns_around(rules.parse("multi-krum(k=302)"), 1000, 300)
+    # That is 13 of 64, where 14 would be enough.
+    assert resilience.turns_around(rules.parse("multi-krum(k=19)"), 100, 17)
+
+
+@pytest.mark.parametrize("offset", [0.5, 1.0, 2.0])
+def test_copies_spoil_as_many_buckets_as_they_can(offset):
+    """By hand: 5 of 13 buckets have a copy each, and all 5 are among the 8 that are averaged."""
+    moved = resilience.moved(rules.parse("bucketing+multi-krum"), 25, 5, offset)
+    assert moved == pytest.approx(5 / 8 * offset / 2)
 
 
 def test_the_table_of_offsets_is_as_documented():
