@@ -3,7 +3,7 @@
 plain             the mean of all updates
 any composition   such as arc+nnm+geometric-median: what the enclave does (see `defence`)
 
-python -m ostraka_lab.baselines RUN DEFENCE DONE
+python -m ostraka_lab.baselines RUN DEFENCE DONE [RUN DEFENCE DONE ...]
 """
 
 import logging
@@ -31,6 +31,7 @@ from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Participant, Tas
 from ostraka_lab.folder import RunFolder
 
 PLAIN = "plain"
+AGGREGATE = "aggregate"  # the stage of a round in the clear that has a time of its own
 
 _LOG = logging.getLogger("ostraka.lab.clear")
 
@@ -47,6 +48,7 @@ class ClearRound:
 
     attackers_share: what part the attackers have in the aggregate; None where that differs by
     column, or there is no aggregate. failure: why there is none; the model is then as before.
+    seconds: of the clock. aggregate_s: of the processor, for the aggregate alone.
     """
 
     number: int
@@ -54,6 +56,7 @@ class ClearRound:
     selected: tuple[int, ...]
     updates: Float32
     seconds: float
+    aggregate_s: float
     attackers_share: float | None = None
     failure: str = ""
 
@@ -89,7 +92,9 @@ class Clear:
         begun = time.perf_counter()
         own = {each.number: self._own(each, number) for each in self._participants}
         updates = self._sent(own, number, self._known(own))
+        before = time.thread_time()
         result = self._rule(updates, Past(number, self.last))
+        aggregate_s = round(time.thread_time() - before, 5)
         with np.errstate(over="ignore", invalid="ignore"):
             self.model = (self.model + result.mean).astype(np.float32)
         if not result.failure:
@@ -100,6 +105,7 @@ class Clear:
             selected=tuple(row + 1 for row in result.selected),
             updates=updates,
             seconds=round(time.perf_counter() - begun, 4),
+            aggregate_s=aggregate_s,
             attackers_share=self._attackers_share(result),
             failure=result.failure,
         )
@@ -157,6 +163,7 @@ class ClearRoundDone:
     round: int
     selected: tuple[int, ...]
     seconds: float
+    aggregate_s: float
     attackers_share: float | None
     failure: str
     accuracy: float | None
@@ -165,11 +172,12 @@ class ClearRoundDone:
 
 
 def main() -> int:
-    run, defence, done = sys.argv[1:]
     logs.setup(json=True)
     torch.set_num_threads(1)
+    words = iter(sys.argv[1:])
     try:
-        aggregate(RunFolder(Path(run)), defence, int(done))
+        for run, defence, done in zip(words, words, words, strict=True):
+            aggregate(RunFolder(Path(run)), defence, int(done))
     except OstrakaError as error:
         _LOG.error(str(error))
         return 1
@@ -196,6 +204,7 @@ def aggregate(folder: RunFolder, defence: str, done: int) -> None:
                 each.number,
                 each.selected,
                 each.seconds,
+                each.aggregate_s,
                 each.attackers_share,
                 each.failure,
                 **scores,

@@ -181,10 +181,9 @@ class Plain(Defence):
 
 def combined(plan: Plan, scales: Float64, rows: Float64, last: Float64 | None = None) -> Float64:
     """What a plan makes of rows (n, b) as they were sent. scales: (n,), what clips each of them."""
-    clipped = rows * scales[:, None]
     if isinstance(plan, Columnwise):
-        return reduced(plan, plan.matrix @ clipped)
-    mean: Float64 = plan.values @ clipped
+        return reduced(plan, (plan.matrix * scales) @ rows)
+    mean: Float64 = (plan.values * scales) @ rows
     return mean if last is None else mean + plan.last * last
 
 

@@ -164,6 +164,11 @@ class Experiment:
                 f"{attack.name} needs to know at least {attack.least_known} updates, and the "
                 f"attackers know {len(self.telling)}: let them know all, or take more attackers"
             )
+        if attack is not None and self.scale < 0:
+            raise ConfigError(
+                f"{attack.name} has no scale of its own for {self.byzantine} of {self.clients} "
+                "clients: give one, or take more attackers"
+            )
 
     @property
     def tolerated(self) -> int:

@@ -1,8 +1,11 @@
-"""A comparison as one table and one plot: a page, and Markdown for documents."""
+"""A comparison as a leader board, and as a table and a plot for every scenario.
+
+All of it is one page; Markdown has the tables, for documents.
+"""
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,12 @@ from matplotlib.figure import Figure
 from ostraka import files
 from ostraka.config import MASKINGS
 from ostraka_lab.baselines import PLAIN
-from ostraka_lab.compare import Comparison, Result, Spread
+from ostraka_lab.compare import Comparison, Result, Scenario, Spread, checks, within
 from ostraka_lab.report import (
     Block,
     Code,
     Column,
+    Notice,
     Page,
     Paragraph,
     Plot,
@@ -35,12 +39,16 @@ from ostraka_lab.report.drawing import (
     VERMILLION,
     YELLOW,
 )
+from ostraka_lab.run_report import leaders
 
 WORST = "worst case"
 
 _COLOURS = {PLAIN: VERMILLION, "multi-krum": MUTED, "exact": BLUE, "gaussian": GREEN}
 _OTHER_COLOURS = (SKY, ORANGE, PURPLE, YELLOW, GREEN, INK)
 _BAR = 0.8  # of the room that an attack has
+_BARS = 6  # defences that can be told apart by colour
+_INCHES_A_ROW, _MAP_INCHES = 0.3, 1.8
+_DARK = 55  # percent, below which figures are white
 _INCHES_A_BAR, _INCHES_A_LINE = 0.17, 0.2
 _ABREAST = 36  # letters of names that a line of the legend takes
 _PUBLIC = 0o644
@@ -61,31 +69,38 @@ def headings(comparison: Comparison) -> list[str]:
 
 
 def rows(comparison: Comparison, results: Sequence[Result]) -> list[list[str]]:
-    """A row for each attack, its name and what each defence makes of it, and the worst case."""
+    """A row for each attack, its name and what each defence makes of it, and the worst case.
+
+    results: of one scenario.
+    """
     table = []
     for attack in comparison.attacks:
         found = [comparison.spread(results, attack, each) for each in comparison.defences]
-        table.append([attack, *map(_percent, found)])
+        table.append([attack, *map(leaders.percent, found)])
         successes = [_success(results, attack, each) for each in comparison.defences]
         if any(successes):
             table.append([f"{attack}: its success", *(each or "-" for each in successes)])
     if len(comparison.attacks) > 1:
         worst = [comparison.worst(results, defence) for defence in comparison.defences]
-        table.append([WORST, *map(_percent, worst)])
+        table.append([WORST, *map(leaders.percent, worst)])
     return table
 
 
 def spreads(comparison: Comparison, results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The figures of the table. The worst case of a defence names the attack that is its worst."""
-    return [
-        {"defence": defence, "worst_case": worst, **asdict(spread)}
-        for defence in comparison.defences
-        for worst, spread in (
-            *((False, comparison.spread(results, each, defence)) for each in comparison.attacks),
-            (True, comparison.worst(results, defence)),
-        )
-        if spread is not None
-    ]
+    """The figures of the tables. The worst case of a defence names the attack that is its worst."""
+    found = []
+    for scenario in comparison.scenarios:
+        here = within(results, scenario)
+        found += [
+            {**asdict(scenario), "defence": defence, "worst_case": worst, **asdict(spread)}
+            for defence in comparison.defences
+            for worst, spread in (
+                *((False, comparison.spread(here, each, defence)) for each in comparison.attacks),
+                (True, comparison.worst(here, defence)),
+            )
+            if spread is not None
+        ]
+    return found
 
 
 def explanation(comparison: Comparison) -> str:
@@ -106,52 +121,119 @@ def explanation(comparison: Comparison) -> str:
         )
     else:
         said.append("All defences run in the clear.")
+    if comparison.worst_seeds > len(comparison.seeds):
+        said.append(
+            f"Cells with a range, and the worst case, have {comparison.worst_seeds} seeds: those "
+            "of every defence's worst attack."
+        )
+    if not all(
+        comparison.stands(*each) for each in product(comparison.scenarios, comparison.defences)
+    ):
+        said.append("A dash is for a rule that needs more clients.")
     return " ".join(said)
 
 
 def _markdown(comparison: Comparison, results: Sequence[Result]) -> str:
-    heads = ["attack", *headings(comparison)]
-    lines = [heads, ["---", *("---:" for _ in comparison.defences)], *rows(comparison, results)]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"{table}\n\n{explanation(comparison)}\n\nMade by `{comparison.command}`.\n"
+    parts = []
+    if _has_board(comparison):
+        parts.append(leaders.table(comparison, results).markdown())
+    for scenario in comparison.scenarios:
+        caption = _caption(comparison, scenario)
+        parts.append(_table(comparison, within(results, scenario), caption).markdown())
+    parts += [explanation(comparison) + "\n", *(f"{each.text}\n" for each in _checks(comparison))]
+    return "\n".join([*parts, f"Made by `{comparison.command}`.\n"])
+
+
+def _table(comparison: Comparison, results: Sequence[Result], caption: str = "") -> Table:
+    return Table(_columns(comparison), rows(comparison, results), caption)
+
+
+def _has_board(comparison: Comparison) -> bool:
+    return len(comparison.defences) > 1 and len(comparison.attacks) > 1
 
 
 def _page(comparison: Comparison, results: Sequence[Result]) -> Page:
     experiment = comparison.experiment
-    columns = [Column("attack"), *(Column(name, number=True) for name in headings(comparison))]
-    groups = len(comparison.attacks) + (len(comparison.attacks) > 1)
-    bars = groups * (len(comparison.defences) + 1)
-    several = len(comparison.seeds) > 1
-    plot = Plot(
-        "Accuracy after the last round",
-        "Each attack against each defence, on the same data with the same seeds."
-        + (" Lines reach from the lowest to the highest of all seeds." if several else ""),
-        lambda figure: _paint(figure, comparison, results),
-        height=1 + _INCHES_A_BAR * bars + _INCHES_A_LINE * _legend_lines(comparison),
-    )
-    blocks: list[Block] = [
-        Paragraph(explanation(comparison)),
-        Table(columns, rows(comparison, results)),
-        plot,
-    ]
+    attackers = " or ".join(map(str, comparison.attackers or (experiment.byzantine,)))
+    board = [Section("Leader board", leaders.blocks(comparison, results))]
     return Page(
         kind="Ostraka · comparison",
         title=f"Defences on {experiment.dataset}",
         lead=(
-            f"{experiment.clients} clients, of which {experiment.byzantine} attack, train "
+            f"{experiment.clients} clients, of which {attackers} attack, train "
             f"{experiment.architecture} for {experiment.rounds} rounds."
         ),
         sections=[
-            Section("Results", blocks),
-            Section("The attackers' part", _attackers_part(comparison, columns, results)),
+            *(board if _has_board(comparison) else []),
+            Section("Results", _results(comparison, results)),
+            Section("The attackers' part", _attackers_part(comparison, results)),
+            *([Section("Spot checks", found)] if (found := _checks(comparison)) else []),
             Section("Run it again", [Code(comparison.command)]),
         ],
     )
 
 
-def _attackers_part(
-    comparison: Comparison, columns: Sequence[Column], results: Sequence[Result]
-) -> list[Block]:
+def _results(comparison: Comparison, results: Sequence[Result]) -> list[Block]:
+    """A table and a plot for every scenario."""
+    blocks: list[Block] = [Paragraph(explanation(comparison))]
+    for scenario in comparison.scenarios:
+        here = within(results, scenario)
+        blocks += [
+            _table(comparison, here, _caption(comparison, scenario)),
+            _plot(comparison, here, scenario),
+        ]
+    return blocks
+
+
+def _caption(comparison: Comparison, scenario: Scenario) -> str:
+    return str(scenario) if len(comparison.scenarios) > 1 else ""
+
+
+def _plot(comparison: Comparison, results: Sequence[Result], scenario: Scenario) -> Plot:
+    """Bars, or where there are many defences a map, of which each cell is a run."""
+    groups = len(comparison.attacks) + (len(comparison.attacks) > 1)
+    caption = _caption(comparison, scenario)
+    title = "Accuracy after the last round" + (f": {caption}" if caption else "")
+    text = "Each attack against each defence, on the same data with the same seeds."
+    if len(comparison.defences) > _BARS:
+        return Plot(
+            title,
+            text,
+            lambda figure: _paint_map(figure, comparison, results),
+            height=_MAP_INCHES + _INCHES_A_ROW * groups,
+        )
+    if len(comparison.seeds) > 1:
+        text += " Lines reach from the lowest to the highest of all seeds."
+    bars = groups * (len(comparison.defences) + 1)
+    return Plot(
+        title,
+        text,
+        lambda figure: _paint(figure, comparison, results),
+        height=1 + _INCHES_A_BAR * bars + _INCHES_A_LINE * _legend_lines(comparison),
+    )
+
+
+def _checks(comparison: Comparison) -> list[Notice]:
+    """What the spot checks found. Empty if there are none yet."""
+    done = checks.load(comparison)
+    if not done:
+        return []
+    worst, bad = max(done, key=lambda each: each.difference), [e for e in done if not e.equal]
+    cells = "; ".join(each.cell for each in (bad or done))
+    if bad:
+        return [
+            Notice("Spot checks failed.", f"The services came to another model: {cells}.", "bad")
+        ]
+    text = (
+        f"The first {worst.rounds} rounds of {len(done)} cells, drawn at random, were run again "
+        "through the services, with exact masks. Their models differ from those in the clear by "
+        f"{worst.difference:.0e} of their length at most; {checks.ALLOWED:.0e} is allowed. "
+        f"These were: {cells}."
+    )
+    return [Notice("Spot checks passed.", text, "good")]
+
+
+def _attackers_part(comparison: Comparison, results: Sequence[Result]) -> list[Block]:
     """What the attackers had of the aggregates."""
     text = (
         "How much of the aggregates was the attackers', on average over all rounds. A rule of "
@@ -159,11 +241,19 @@ def _attackers_part(
         "and column-wise rules have none: there, the share of the attackers' updates that had any "
         "part is in brackets."
     )
-    table = [
-        [attack, *(_part(results, attack, each) for each in comparison.defences)]
-        for attack in comparison.attacks
-    ]
-    return [Paragraph(text), Table(columns, table)]
+    blocks: list[Block] = [Paragraph(text)]
+    for scenario in comparison.scenarios:
+        here = within(results, scenario)
+        rows = [
+            [attack, *(_part(here, attack, each) for each in comparison.defences)]
+            for attack in comparison.attacks
+        ]
+        blocks.append(Table(_columns(comparison), rows, _caption(comparison, scenario)))
+    return blocks
+
+
+def _columns(comparison: Comparison) -> list[Column]:
+    return [Column("attack"), *(Column(name, number=True) for name in headings(comparison))]
 
 
 def _part(results: Sequence[Result], attack: str, defence: str) -> str:
@@ -203,6 +293,27 @@ def _paint(figure: Figure, comparison: Comparison, results: Sequence[Result]) ->
     figure.legend(loc="outside upper left", ncols=-(-len(defences) // lines))
 
 
+def _paint_map(figure: Figure, comparison: Comparison, results: Sequence[Result]) -> None:
+    """Accuracies as colours, with their figures: dark is what fails."""
+    axes = figure.subplots()
+    attacks, defences = list(comparison.attacks), comparison.defences
+    found = [
+        [comparison.spread(results, each, defence) for defence in defences] for each in attacks
+    ]
+    if len(attacks) > 1:
+        attacks.append(WORST)
+        found.append([comparison.worst(results, defence) for defence in defences])
+    means = np.array([[100 * each.mean if each else np.nan for each in row] for row in found])
+    axes.imshow(means, cmap="cividis", vmin=0, vmax=100, aspect="auto")
+    for row, column in np.argwhere(np.isfinite(means)):
+        mean = means[row, column]
+        colour = "white" if mean < _DARK else "black"
+        axes.text(column, row, f"{mean:.0f}", ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(len(defences)), headings(comparison), rotation=45, ha="right")
+    axes.set_yticks(range(len(attacks)), attacks)
+    axes.grid(visible=False)
+
+
 def _legend_lines(comparison: Comparison) -> int:
     """How many lines the legend takes: long names stand one below the other."""
     names = headings(comparison)
@@ -225,13 +336,4 @@ def _success(results: Sequence[Result], attack: str, defence: str) -> str:
     """How often a backdoor works; empty if there is none."""
     of = [each for each in results if (each.attack, each.defence) == (attack, defence)]
     found = [each.attack_success for each in of if each.attack_success is not None]
-    return _percent(Spread.of(found, attack)) if found else ""
-
-
-def _percent(spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    mean = f"{100 * spread.mean:.1f} %"
-    if spread.seeds == 1:
-        return mean
-    return f"{mean} ({100 * spread.least:.1f}–{100 * spread.most:.1f})"
+    return leaders.percent(Spread.of(found, attack)) if found else ""

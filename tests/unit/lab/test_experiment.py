@@ -43,6 +43,10 @@ REFUSED = {
     "a past that turns": ({"client_momentum": -0.1}, "client_momentum must be from 0"),
     "one worker": ({"workers": 1}, "workers must be from 2 to 7"),
     "no time at all": ({"deadline_s": 0.0}, "deadline"),
+    "an attack without a scale for so few": (
+        {"clients": 8, "byzantine": 1, "attack": "alie"},
+        "alie has no scale of its own for 1 of 8",
+    ),
     "one attacker that knows but itself": (
         {"byzantine": 1, "attack": "alie", "know": "own"},
         "alie needs to know at least 2 updates",

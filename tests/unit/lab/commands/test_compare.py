@@ -40,7 +40,7 @@ def stage(monkeypatch):
                     metrics.close()
                     yield cell.result()
 
-        monkeypatch.setattr("ostraka_lab.compare.run", play)
+        monkeypatch.setattr("ostraka_lab.compare.running.run", play)
 
     return play_with
 
@@ -74,7 +74,34 @@ def test_seeds_attacks_and_defences_are_what_was_asked_for(stage):
     assert worst["attack"] == "ipm:2"
     assert worst["mean"] == pytest.approx(0.55)
     assert (worst["least"], worst["most"]) == (pytest.approx(0.5), pytest.approx(0.6))
-    assert "[RUN 1] alie on plain, seed 1: accuracy 60.0 %, 0.5 s" in result.stderr
+    assert (
+        "[RUN 1 of 8] alie on plain (iid, 1 attacker), seed 1: accuracy 60.0 %, 0.5 s"
+        in result.stderr
+    )
+
+
+def test_every_split_meets_every_number_of_attackers(stage, tmp_path):
+    stage(by_seed)
+    grid = "--clients 8 --rounds 1 --partition iid --partition shards:2 --byzantine 1 --byzantine 2"
+    asked = "--attack nan --attack ipm --defence plain --defence trimmed-mean --worst-seeds 2"
+    figures = figures_of(run(grid, asked, "--out here --json"))
+    found = {(each["partition"], each["byzantine"]) for each in figures["results"]}
+    assert found == {("iid", 1), ("iid", 2), ("shards:2", 1), ("shards:2", 2)}
+    assert len(figures["spreads"]) == 4 * 2 * 3
+    assert [each["defence"] for each in figures["leaders"]] == ["plain", "trimmed-mean"]
+    made = Comparison.load(tmp_path / "here")
+    assert made.attackers == (1, 2)
+    for words in ("--partition shards:2", "--byzantine 1 --byzantine 2", "--worst-seeds 2"):
+        assert words in made.command
+    shown = run("--resume here")
+    assert "mean under" in " ".join(shown.stdout.lower().split())
+
+
+@pytest.mark.parametrize(("asked", "checks"), [("", 0), ("--spot-checks 2", 2)])
+def test_small_comparisons_are_checked_if_asked_for(stage, tmp_path, asked, checks):
+    stage(by_seed)
+    run(SMALL, "--attack ipm --defence multi-krum --out here", asked)
+    assert Comparison.load(tmp_path / "here").spot_checks == checks
 
 
 def test_the_table_is_for_people(stage):

@@ -1,4 +1,4 @@
-"""Comparisons: which runs they are made of, and the table that comes out."""
+"""Comparisons: which runs they are made of, and the tables that come out."""
 
 import json
 from dataclasses import asdict
@@ -6,8 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka_lab import compare as lab
-from ostraka_lab.compare import Comparison
+from ostraka_lab.compare import Comparison, running
 from ostraka_lab.experiment import Experiment
 from ostraka_lab.metrics import Metrics, RoundMetrics, read
 from ostraka_lab.run_report import comparison as comparison_page
@@ -99,6 +98,79 @@ REFUSED = {
 def test_what_cannot_be_compared_is_refused(tmp_path, fields, words):
     with pytest.raises(ConfigError, match=words):
         comparison(tmp_path, **fields)
+
+
+def grid(root, **fields):
+    asked = {"partitions": ("iid", "shards:2"), "attackers": (1, 2), "defences": ("plain", DEFAULT)}
+    asked["attacks"] = ("ipm", "none")
+    eight = Experiment(clients=8, byzantine=2, rounds=2, steps=1)
+    return comparison(root, **{"experiment": eight, **asked, **fields})
+
+
+def test_a_grid_has_every_split_with_every_number_of_attackers(tmp_path):
+    cells = list(grid(tmp_path / "c").cells())
+    assert len(cells) == 4 * 2 * 2
+    assert len({cell.name for cell in cells}) == 16
+    assert cells[0].name == "iid-1-ipm-plain-seed-0"
+    assert str(cells[-1]) == f"none on {DEFAULT} (shards:2, 2 attackers)"
+    found = {(each.experiment.partition, each.experiment.byzantine) for each in cells}
+    assert found == {("iid", 1), ("iid", 2), ("shards:2", 1), ("shards:2", 2)}
+
+
+def test_a_defence_is_left_out_where_there_are_too_few_clients(tmp_path):
+    made = grid(tmp_path / "c", defences=("plain", "trimmed-mean"), attackers=(2, 3))
+    standing = [each.byzantine for each in made.scenarios if made.stands(each, "trimmed-mean")]
+    assert standing == [2, 2]
+    assert {cell.scenario.byzantine for cell in made.cells() if cell.defence != "plain"} == {2}
+    made.save()
+    comparison_page.write(made)
+    assert "needs more clients" in (tmp_path / "c" / "table.md").read_text()
+    with pytest.raises(ConfigError, match="needs at least 11 clients"):
+        grid(tmp_path / "d", defences=("plain", "trimmed-mean"), attackers=(3,))
+
+
+def test_the_worst_case_gets_more_seeds_until_no_other_attack_is_worse(tmp_path):
+    made = comparison(
+        tmp_path / "c", attacks=("none", "alie", "ipm"), defences=("plain",), worst_seeds=3
+    )
+    made.save()
+    for cell, accuracy in zip(made.cells(), (0.1, 0.5, 0.6), strict=True):
+        assert made.further(made.results()) == []
+        finish(cell, accuracy)
+    assert (made.runs, made.is_whole(made.results())) == (5, False)
+    first = made.further(made.results())
+    assert [(cell.attack, cell.seed) for cell in first] == [("alie", 1), ("alie", 2)]
+    for cell in first:
+        finish(cell, 0.8)
+    # The mean of alie is 0.7 now, and ipm looks worse.
+    assert made.worst(made.results(), "plain").attack == "ipm"
+    second = made.further(made.results())
+    assert [(cell.attack, cell.seed) for cell in second] == [("ipm", 1), ("ipm", 2)]
+    for cell in second:
+        finish(cell, 0.3)
+    worst = made.worst(made.results(), "plain")
+    assert (worst.attack, worst.least, worst.most, worst.seeds) == ("ipm", 0.3, 0.6, 3)
+    assert worst.mean == pytest.approx(0.4)
+    assert made.further(made.results()) == []
+    assert made.is_whole(made.results())
+
+
+def test_results_of_scenarios_are_kept_apart(tmp_path):
+    made = grid(tmp_path / "c", attacks=("ipm", "sign-flip"))
+    made.save()
+    for number, cell in enumerate(made.cells()):
+        finish(cell, number / 100)
+    found = comparison_page.spreads(made, made.results())
+    worst = {
+        (each["partition"], each["byzantine"]): each["mean"]
+        for each in found
+        if each["worst_case"] and each["defence"] == "plain"
+    }
+    assert worst == {("iid", 1): 0, ("iid", 2): 0.04, ("shards:2", 1): 0.08, ("shards:2", 2): 0.12}
+    text = (comparison_page.write(made).parent / "table.md").read_text()
+    for caption in ("iid, 1 attacker:", "shards:2, 2 attackers:"):
+        assert caption in text
+    assert text.count("\n| worst case | ") == 4
 
 
 def test_it_can_be_gone_on_with(tmp_path):
@@ -242,7 +314,7 @@ def test_runs_in_the_clear_are_run_resumed_and_told_of(tmp_path):
     )
     made.save()
     told = []
-    results = list(lab.run(made, jobs=2, tell=lambda *what: told.append(what)))
+    results = list(running.run(made, jobs=2, tell=lambda *what: told.append(what)))
     assert {(each.attack, each.defence) for each in results} == {
         (attack, defence) for attack in made.attacks for defence in made.defences
     }
@@ -254,9 +326,9 @@ def test_runs_in_the_clear_are_run_resumed_and_told_of(tmp_path):
     cell, *_ = made.cells()
     lines = (cell.folder.root / "metrics.jsonl").read_text().splitlines(keepends=True)
     (cell.folder.root / "metrics.jsonl").write_text(lines[0])
-    again = list(lab.run(made, tell=lambda *_: None))
+    again = list(running.run(made, tell=lambda *_: None))
     assert [(each.attack, each.defence) for each in again] == [(cell.attack, cell.defence)]
     assert [row.accuracy for row in read(cell.folder.root)] == [
         json.loads(line)["accuracy"] for line in lines
     ]
-    assert list(lab.run(made, tell=lambda *_: None)) == []
+    assert list(running.run(made, tell=lambda *_: None)) == []

@@ -1,0 +1,118 @@
+"""Spot checks: some cells of a comparison again, through the services, for their first rounds.
+
+A run in the clear stands for Ostraka as long as both come to the same model. Which cells are
+checked is drawn from the comparison's seed, so that whoever runs it again checks the same.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from ostraka.arrays import Float32
+from ostraka.errors import ServiceError
+from ostraka.model_file import read_model
+from ostraka_lab import baselines
+from ostraka_lab import run as over_services
+from ostraka_lab.baselines import PLAIN, Clear
+from ostraka_lab.compare import Cell, Comparison, write_json
+from ostraka_lab.experiment import Experiment, Task
+from ostraka_lab.folder import RunFolder
+
+# The two may differ by so much of the model's length. Masks round inner products, so that weights
+# differ by some millionths; one update that is left out or kept wrongly makes some thousandths.
+ALLOWED = 1e-5
+_ROUNDS = 2  # Then training itself has made more of the rounding than aggregates differ by.
+_PURPOSE = 100  # of the random numbers, beside those of the experiment
+
+
+@dataclass(frozen=True)
+class Check:
+    """How far the model of the services was off that in the clear, in parts of its length."""
+
+    cell: str
+    rounds: int
+    difference: float
+
+    @property
+    def equal(self) -> bool:
+        return self.difference <= ALLOWED
+
+
+def usual(cells: int) -> int:
+    """How many checks a comparison of so many cells has, if it does not say."""
+    return cells // 50
+
+
+def chosen(comparison: Comparison) -> list[Cell]:
+    """The cells that are checked: of rules in the clear, each at most once."""
+    cells = [each for each in comparison.cells() if each.in_the_clear and each.defence != PLAIN]
+    drawn = comparison.experiment.stream(_PURPOSE).permutation(len(cells))
+    return [cells[at] for at in drawn[: comparison.spot_checks]]
+
+
+def load(comparison: Comparison) -> list[Check]:
+    """Those that are over."""
+    path = comparison.root / "checks.json"
+    return [Check(**each) for each in json.loads(path.read_text())] if path.exists() else []
+
+
+def run(comparison: Comparison, *, tell: Callable[[str], None]) -> None:
+    """Run those that are left. Raises ServiceError if one of all of them differs."""
+    done = load(comparison)
+    for cell in chosen(comparison):
+        if str(cell) not in {each.cell for each in done}:
+            tell(f"spot check: {cell}")
+            done.append(_checked(cell))
+            write_json(comparison.root / "checks.json", [asdict(each) for each in done])
+    if differing := [each for each in done if not each.equal]:
+        said = "".join(f"\n  {each.cell}: {each.difference:.1e}" for each in differing)
+        raise ServiceError(
+            "the services came to another model than the run in the clear, by more than "
+            f"{ALLOWED:g} of its length:{said}"
+        )
+
+
+def _checked(cell: Cell) -> Check:
+    experiment = _experiment(cell)
+    clear = _in_the_clear(cell, experiment)
+    off = np.linalg.norm(_over_services(cell, experiment) - clear.astype(np.float64))
+    length = np.linalg.norm(clear.astype(np.float64))
+    # NaN is no equality: a model that has run away has no length.
+    difference = float(off / length) if np.isfinite(off) and length else float("inf")
+    return Check(str(cell), experiment.rounds, difference)
+
+
+def _experiment(cell: Cell) -> Experiment:
+    """The first rounds of a cell, with its defence as the federation's rule."""
+    names, bracket, options = cell.defence.partition("(")
+    *pre, name = names.split("+")
+    rounds = min(_ROUNDS, cell.experiment.rounds)
+    return replace(
+        cell.experiment,
+        rule=name + bracket + options,
+        pre=tuple(pre),
+        rounds=rounds,
+        evaluate_every=rounds,
+    )
+
+
+def _in_the_clear(cell: Cell, experiment: Experiment) -> Float32:
+    """The model (d,) after the last round."""
+    clear = Clear(Task.load(experiment), baselines.rule(experiment, cell.defence))
+    for _ in clear.rounds():
+        pass
+    return clear.model
+
+
+def _over_services(cell: Cell, experiment: Experiment) -> Float32:
+    """The model (d,) after the last round."""
+    folder = RunFolder(cell.comparison.root / "checks" / cell.name)
+    if not folder.experiment_file.exists():
+        over_services.found_run(folder, experiment, command=cell.comparison.command)
+    with closing(over_services.run(folder)) as rounds:
+        for _ in rounds:
+            pass
+    return read_model(folder.model)[1]

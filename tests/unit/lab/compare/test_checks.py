@@ -1,0 +1,75 @@
+"""Spot checks: which cells are drawn, and what becomes of one that differs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ostraka.errors import ServiceError
+from ostraka_lab.compare import Comparison, checks, running
+from ostraka_lab.defence import Defence
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.run_report import comparison as comparison_page
+
+DEFENCES = ("plain", "exact", "multi-krum", "caf", "arc+nnm+geometric-median")
+
+
+def comparison(root, spot_checks, defences=DEFENCES, **fields):
+    small = Experiment(**{"clients": 6, "byzantine": 1, "rounds": 3, "steps": 2} | fields)
+    attacks = ("none", "sign-flip", "ipm", "min-max")
+    return Comparison(root, small, attacks, defences, (0,), "compare", spot_checks=spot_checks)
+
+
+def ignore(*_):
+    pass
+
+
+def test_cells_of_rules_in_the_clear_are_drawn_from_the_seed(tmp_path):
+    drawn = checks.chosen(comparison(tmp_path, 5))
+    assert len({cell.name for cell in drawn}) == 5
+    assert {cell.defence for cell in checks.chosen(comparison(tmp_path, 99))} == {*DEFENCES[2:]}
+    assert [cell.name for cell in checks.chosen(comparison(tmp_path, 5))] == [
+        cell.name for cell in drawn
+    ]
+    other = [cell.name for cell in checks.chosen(comparison(tmp_path, 5, seed=1))]
+    assert {name.removesuffix("0") for name in other} != {
+        cell.name.removesuffix("0") for cell in drawn
+    }
+
+
+def test_there_is_one_for_every_fifty_cells():
+    assert list(map(checks.usual, (0, 49, 50, 884))) == [0, 0, 1, 17]
+
+
+@pytest.mark.slow
+def test_the_services_come_to_the_same_model_and_a_wrong_one_is_noticed(tmp_path, monkeypatch):
+    """Real services, and then a run in the clear whose rule is not the enclave's."""
+    made = comparison(tmp_path / "c", 1, ("arc+nnm+geometric-median",), client_momentum=0.9)
+    made.save()
+    told = []
+    list(running.run(made, tell=lambda what, *_: told.append(what)))
+    (check,) = checks.load(made)
+    assert 0 <= check.difference <= checks.ALLOWED
+    assert check.rounds == 2
+    assert any(what.startswith("spot check: ") for what in told)
+    assert "Spot checks passed" in comparison_page.write(made).read_text()
+    checks.run(made, tell=lambda what: pytest.fail("it is over"))
+
+    as_it_is = Defence.__call__
+
+    def a_little_off(self, updates, past):
+        aggregate = as_it_is(self, updates, past)
+        return type(aggregate)(1.01 * aggregate.mean, aggregate.selected, aggregate.shares)
+
+    monkeypatch.setattr(Defence, "__call__", a_little_off)
+    (tmp_path / "c" / "checks.json").unlink()
+    with pytest.raises(ServiceError, match="came to another model"):
+        checks.run(made, tell=ignore)
+    # What was found stays found, with the rule as it should be, too.
+    monkeypatch.setattr(Defence, "__call__", as_it_is)
+    with pytest.raises(ServiceError, match="more than 1e-05 of its length"):
+        checks.run(made, tell=ignore)
+    page = comparison_page.write(made).read_text()
+    assert "Spot checks failed" in page
+    (kept,) = json.loads((tmp_path / "c" / "checks.json").read_text())
+    assert np.isfinite(kept["difference"])
