@@ -49,18 +49,25 @@ class Share:
     most: int
     _held: dict[str, int] = field(default_factory=dict)
 
-    @contextmanager
-    def of(self, name: str) -> Iterator[None]:
-        """Hold one place of this name for the block. Raises TooMany."""
+    def take(self, name: str) -> None:
+        """Take one place of this name. Raises TooMany."""
         if self._held.get(name, 0) >= self.most:
             raise TooMany(f"more than {self.most} at a time")
         self._held[name] = self._held.get(name, 0) + 1
+
+    def give_back(self, name: str) -> None:
+        self._held[name] -= 1
+        if not self._held[name]:
+            del self._held[name]
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Hold one place of this name for the block. Raises TooMany."""
+        self.take(name)
         try:
             yield
         finally:
-            self._held[name] -= 1
-            if not self._held[name]:
-                del self._held[name]
+            self.give_back(name)
 
 
 class Turns:

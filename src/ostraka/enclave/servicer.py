@@ -7,7 +7,7 @@ message says of its sender charges nobody: signed messages can be replayed by an
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import (
     AbstractContextManager,
     AsyncExitStack,
@@ -133,6 +133,16 @@ async def _streaming(context: Context) -> AsyncIterator[None]:
         yield
 
 
+def _when_done(context: Context, then: Callable[[], None]) -> None:
+    """Call `then` when the call is over, and its answer is read or unwanted."""
+
+    def done(_: Context) -> None:
+        then()
+
+    callback: Any = done  # What is known of gRPC's types asks for an instance of a class.
+    context.add_done_callback(callback)
+
+
 @dataclass(frozen=True)
 class Allowance:
     """What one kind of callers has for itself, so that the other kind cannot take it.
@@ -200,8 +210,8 @@ class Servicer(EnclaveServicer):
 
     async def GetCharter(self, request: wire.CharterRequest, context: Context) -> wire.CharterReply:
         async with _answering(context):
-            with self._place(context):
-                return wire.CharterReply(charter=self._charter(b""))
+            self._hold_place(context)
+            return wire.CharterReply(charter=self._charter(b""))
 
     async def GetChain(self, request: wire.ChainRequest, context: Context) -> None:
         async with _streaming(context):
@@ -220,48 +230,48 @@ class Servicer(EnclaveServicer):
         self, request: wire.OutcomeRequest, context: Context
     ) -> wire.OutcomeReply:
         async with _answering(context):
-            with self._place(context):
-                return await self._outcome(request)
+            self._hold_place(context)
+            return await self._outcome(request)
 
     async def Confirm(self, request: wire.ConfirmRequest, context: Context) -> wire.ConfirmReply:
         async with _answering(context):
-            with self._place(context):
-                self._charge(context)
-                vote = decode(Confirmation, request.confirmation)
-                self.engine.confirm(vote)
-                if not request.HasField("then"):
-                    return wire.ConfirmReply()
-                outcome = await self._outcome(request.then)
-                known = outcome.certified and self._caller(context).is_called(vote.voter)
-                return wire.ConfirmReply(
-                    outcome=outcome, model=self._short_model(context) if known else b""
-                )
+            self._hold_place(context)
+            self._charge(context)
+            vote = decode(Confirmation, request.confirmation)
+            self.engine.confirm(vote)
+            if not request.HasField("then"):
+                return wire.ConfirmReply()
+            outcome = await self._outcome(request.then)
+            known = outcome.certified and self._caller(context).is_called(vote.voter)
+            return wire.ConfirmReply(
+                outcome=outcome, model=self._short_model(context) if known else b""
+            )
 
     async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
         async with _answering(context):
-            with self._place(context):
-                self._charge(context)
-                self.engine.remind(decode(Proposal, request.proposal))
-                async with self.engine.moved:
-                    self.engine.moved.notify_all()
-                return wire.RemindReply()
+            self._hold_place(context)
+            self._charge(context)
+            self.engine.remind(decode(Proposal, request.proposal))
+            async with self.engine.moved:
+                self.engine.moved.notify_all()
+            return wire.RemindReply()
 
     async def GetStatus(self, request: wire.StatusRequest, context: Context) -> wire.StatusReply:
         async with _answering(context):
-            with self._place(context):
-                party = self._caller(context).party
-                names = party is not None or self.status.is_operator(request.token)
-                return wire.StatusReply(json=self.status.as_json(names=names))
+            self._hold_place(context)
+            party = self._caller(context).party
+            names = party is not None or self.status.is_operator(request.token)
+            return wire.StatusReply(json=self.status.as_json(names=names))
 
     async def Adopt(self, request: wire.AdoptRequest, context: Context) -> wire.AdoptReply:
         async with _answering(context):
-            with self._place(context):
-                check_encoded(Charter, request.charter, self.engine.federation.authority)
-                try:
-                    self.engine.bring(decode(Charter, request.charter))
-                except (ConfigError, LocalProtocolError) as unfit:
-                    await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(unfit))
-                return wire.AdoptReply()
+            self._hold_place(context)
+            check_encoded(Charter, request.charter, self.engine.federation.authority)
+            try:
+                self.engine.bring(decode(Charter, request.charter))
+            except (ConfigError, LocalProtocolError) as unfit:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(unfit))
+            return wire.AdoptReply()
 
     # What enrolled clients do.
 
@@ -269,27 +279,27 @@ class Servicer(EnclaveServicer):
         self, request: wire.IntroduceRequest, context: Context
     ) -> wire.IntroduceReply:
         async with _answering(context):
-            with self._place(context):
-                self._charge(context)
-                challenge = decode(Challenge, request.challenge)
-                self._authenticate(challenge, self.engine.federation.clients, self._caller(context))
-                current = await self._wait_for_round(context)
-                bound = current.intake.binding(challenge.nonce)
-                charter = self._charter(request.holds)
-                evidence = await self._evidence(bound, self._caller(context))
+            self._hold_place(context)
+            self._charge(context)
+            challenge = decode(Challenge, request.challenge)
+            self._authenticate(challenge, self.engine.federation.clients, self._caller(context))
+            current = await self._wait_for_round(context)
+            bound = current.intake.binding(challenge.nonce)
+            charter = self._charter(request.holds)
+            evidence = await self._evidence(bound, self._caller(context))
             introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
             return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
 
     async def Prove(self, request: wire.ProveRequest, context: Context) -> wire.ProveReply:
         async with _answering(context):
-            with self._place(context):
-                self._charge(context)
-                challenge = decode(Challenge, request.challenge)
-                key, federation = self.engine.enclave.receipt_key, self.engine.federation
-                enrolled = federation.clients + federation.witnesses + federation.workers
-                self._authenticate(challenge, enrolled, self._caller(context))
-                bound = KeyBinding(challenge.nonce, key, federation.digest())
-                evidence = await self._evidence(bound, self._caller(context))
+            self._hold_place(context)
+            self._charge(context)
+            challenge = decode(Challenge, request.challenge)
+            key, federation = self.engine.enclave.receipt_key, self.engine.federation
+            enrolled = federation.clients + federation.witnesses + federation.workers
+            self._authenticate(challenge, enrolled, self._caller(context))
+            bound = KeyBinding(challenge.nonce, key, federation.digest())
+            evidence = await self._evidence(bound, self._caller(context))
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
 
     async def Upload(self, request: wire.UploadRequest, context: Context) -> None:
@@ -350,6 +360,13 @@ class Servicer(EnclaveServicer):
         """Limit the calls that one caller has open at a time."""
         caller = self._caller(context)
         return self._allowance(caller).calls.of(caller.name)
+
+    def _hold_place(self, context: Context) -> None:
+        """The same until the caller has read the answer, which is in memory as long as that."""
+        caller = self._caller(context)
+        calls, name = self._allowance(caller).calls, caller.name
+        calls.take(name)
+        _when_done(context, lambda: calls.give_back(name))
 
     def _charge(self, context: Context) -> None:
         """Limit what one caller asks for in a minute. Raises TooMany."""
@@ -526,11 +543,10 @@ class Servicer(EnclaveServicer):
         if size > _PART or self.on_their_way + size > most:
             return b""
 
-        def gone(_: Context) -> None:
+        def gone() -> None:
             self.on_their_way -= size
 
-        then: Any = gone  # What is known of gRPC's types asks for an instance of a class.
-        context.add_done_callback(then)
+        _when_done(context, gone)
         self.on_their_way += size
         return model.tobytes()
 

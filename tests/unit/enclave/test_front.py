@@ -23,7 +23,7 @@ from ostraka.enclave.passage import Pipes
 from ostraka.errors import ConfigError
 from ostraka.transport import LANE, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import dial_lane
+from ostraka.transport.dial import dial, dial_lane
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 RNG = np.random.default_rng(0)
@@ -148,6 +148,35 @@ def test_512_unread_downloads_keep_no_client_out(start, speaker, other_address, 
             assert each.model(digest).shape == (d,)
         joined = [each.send(row) for each, row in zip(clients, updates, strict=True)]
         assert early.follow(joined[0]).participants == N
+
+
+@pytest.mark.slow
+def test_charters_that_nobody_reads_are_few(start, speaker, other_address):
+    """They stay in memory, and a stranger has many connections to leave them on."""
+    service = start(clients=1500, settings={"deadline_s": 600})  # more than gRPC takes in by itself
+    service.wait_for("RoundOpened")
+    options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+    with ExitStack() as stack:
+        port = stack.enter_context(other_address(service.port, "127.0.0.2"))
+        unread = []
+        for _ in range(6):
+            address = f"127.0.0.1:{port}"
+            channel = stack.enter_context(grpc.insecure_channel(address, options=options))
+            ask: Any = channel.unary_stream(
+                "/ostraka.v1.Enclave/GetCharter", wire.CharterRequest.SerializeToString
+            )
+            unread += [ask(wire.CharterRequest()) for _ in range(16)]
+        until = time.monotonic() + PATIENCE_S
+        while sum(each.is_active() for each in unread) > 32 and time.monotonic() < until:
+            time.sleep(0.05)
+        refused = [each for each in unread if not each.is_active()]
+        assert len(refused) == len(unread) - 32
+        assert {each.code() for each in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert len(speaker(service, 1).charter().federation.clients) == 1500
+    # Those who hung up have given their places back.
+    with other_address(service.port, "127.0.0.2") as port, dial(f"127.0.0.1:{port}") as channel:
+        stub: Any = EnclaveStub(channel)
+        assert stub.GetCharter(wire.CharterRequest(), timeout=PATIENCE_S).charter
 
 
 # Bytes.
