@@ -86,7 +86,7 @@ def test_a_lane_begins_with_its_ticket():
     assert heard == [LANE + TICKET + b"frames?"]
 
 
-@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such limit")
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system lacks it")
 def test_a_lane_takes_little_ahead_of_the_network():
     with (
         answering(lambda near: None) as port,
