@@ -79,12 +79,12 @@ def pack(*fields: bytes) -> bytes:
 
 def unpack(data: bytes) -> list[bytes]:
     """Returns the fields of `pack`. Raises MalformedMessage unless the lengths add up exactly."""
-    fields, at = [], 0
-    while at < len(data):
+    fields, at, end = [], 0, len(data)
+    while at < end:
         start = at + _PREFIX
         at = start + int.from_bytes(data[at:start], "big")
-        if at > len(data):
-            raise MalformedMessage(f"a field ends {at - len(data)} bytes past the message")
+        if at > end:
+            raise MalformedMessage(f"a field ends {at - end} bytes past the message")
         fields.append(data[start:at])
     return fields
 
