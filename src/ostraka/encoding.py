@@ -54,7 +54,8 @@ UNSIGNED = bytes(64)
 class Message(Protocol):
     """A frozen dataclass whose `LABEL` names the kind and the version of its encoding.
 
-    A large dataclass that is a field of many messages may say `WRITTEN_ONCE = True`.
+    A dataclass that is large, or encoded again and again, may say `WRITTEN_ONCE = True`: its bytes
+    stay with it from the first time that it is written, or from when it was read.
     """
 
     LABEL: ClassVar[bytes]
@@ -78,12 +79,12 @@ def pack(*fields: bytes) -> bytes:
 
 def unpack(data: bytes) -> list[bytes]:
     """Returns the fields of `pack`. Raises MalformedMessage unless the lengths add up exactly."""
-    fields, at = [], 0
-    while at < len(data):
+    fields, at, end = [], 0, len(data)
+    while at < end:
         start = at + _PREFIX
         at = start + int.from_bytes(data[at:start], "big")
-        if at > len(data):
-            raise MalformedMessage(f"a field ends {at - len(data)} bytes past the message")
+        if at > end:
+            raise MalformedMessage(f"a field ends {at - end} bytes past the message")
         fields.append(data[start:at])
     return fields
 
@@ -91,6 +92,8 @@ def unpack(data: bytes) -> list[bytes]:
 def encode(message: Message, **instead: Any) -> bytes:
     """Returns the canonical bytes of a message. instead: other values for some of its fields."""
     kind = type(message)
+    if not instead:
+        return pack(message.LABEL, _writer(kind)(message))
     if not instead.keys() <= message.__dataclass_fields__.keys():
         raise LocalProtocolError(f"{kind.__name__} has not all of the fields {sorted(instead)}")
     values = [
@@ -181,6 +184,7 @@ def _reader(kind: Any) -> Callable[[bytes], Any]:
 
 def _dataclass_reader(kind: Any) -> Callable[[bytes], Any]:
     readers = [_reader(hint) for hint in _field_types(kind)]
+    once = getattr(kind, "WRITTEN_ONCE", False)
 
     def read_fields(raw: bytes) -> Any:
         values = unpack(raw)
@@ -188,9 +192,12 @@ def _dataclass_reader(kind: Any) -> Callable[[bytes], Any]:
             raise MalformedMessage(f"{kind.__name__} has {len(readers)} fields; got {len(values)}")
         fields = [read(value) for read, value in zip(readers, values, strict=True)]
         try:
-            return kind(*fields)
+            value = kind(*fields)
         except ValueError as invalid:
             raise MalformedMessage(f"{kind.__name__}: {invalid}") from None
+        if once:
+            value.__dict__[_WRITTEN] = raw  # There is one way to write it.
+        return value
 
     return read_fields
 

@@ -27,6 +27,7 @@ from ostraka.errors import ConfigError, OstrakaError, PlatformError, StateError
 LOCK_SUFFIX = ".lock"
 
 _PARTIAL = ".partial"
+_FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # It follows no link.
 _LOCK_NAME = "lock"
 _PAUSE_S = 0.05
 # The errors of systems without such locks, as some library operating systems in an enclave are.
@@ -115,8 +116,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def _write_durably(path: Path, pieces: Iterable[Buffer], mode: int) -> None:
-    path.unlink(missing_ok=True)
-    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        opened = os.open(path, _FRESH, mode)
+    except FileExistsError:  # of a writer that died
+        path.unlink(missing_ok=True)
+        opened = os.open(path, _FRESH, mode)
     try:
         for piece in pieces:
             _write_all(opened, piece)
@@ -201,7 +205,7 @@ def create_private(path: Path, text: str) -> None:
     Raises ConfigError if it cannot have this name, and PlatformError.
     """
     with explained("creating a secret file", _CREATING, advised=ConfigError):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        file = os.open(path, _FRESH, 0o600)
         with os.fdopen(file, "w") as opened:
             opened.write(text)
             opened.flush()

@@ -159,6 +159,7 @@ class UpdateHeader:
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/sealed-update/v1"
+    WRITTEN_ONCE: ClassVar[bool] = True
 
     federation: Digest
     round_id: Id
@@ -294,6 +295,7 @@ class Receipt:
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/receipt/v5"
+    WRITTEN_ONCE: ClassVar[bool] = True
 
     number: int
     round_id: Id
@@ -329,6 +331,7 @@ class Proposal:
     """
 
     LABEL: ClassVar[bytes] = b"ostraka/proposal/v1"
+    WRITTEN_ONCE: ClassVar[bool] = True
 
     federation: Id
     number: int

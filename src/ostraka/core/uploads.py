@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Float32, Float64
+from ostraka.arrays import AnyArray, Float32
 from ostraka.core import exact, loops
 from ostraka.errors import ConfigError, LocalProtocolError, Rejection
 
@@ -310,10 +310,7 @@ def norm(update: Float32) -> float:
 
 
 def _square(values: Float32) -> float:
-    # What is not finite must not even cause a warning here.
-    with np.errstate(all="ignore"):
-        wide: Float64 = values.astype(np.float64)
-        return float(wide @ wide)
+    return loops.squares(np.ascontiguousarray(values))
 
 
 def _is_short(step: float) -> bool:

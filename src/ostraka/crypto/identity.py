@@ -85,7 +85,10 @@ def forget() -> None:
 
 
 def _signed_bytes(message: SignedMessage) -> bytes:
-    return encode(message, signature=UNSIGNED)
+    """Returns what is signed: the message with zeros in place of its signature, the last field."""
+    if len(message.signature) != len(UNSIGNED):
+        return encode(message, signature=UNSIGNED)
+    return encode(message)[: -len(UNSIGNED)] + UNSIGNED
 
 
 def _with_signature(message: AnySigned, signature: bytes) -> AnySigned:

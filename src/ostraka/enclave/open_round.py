@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ostraka.config import Federation
 from ostraka.errors import LocalProtocolError, Rejection, UpdateRejected
@@ -19,6 +20,10 @@ class OpenRound:
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
     _own: set[str] = field(default_factory=set)  # whose uploads they brought themselves
 
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(member.name for member in self.federation.clients)
+
     @property
     def number(self) -> int:
         return self.intake.offer.number
@@ -30,8 +35,7 @@ class OpenRound:
     @property
     def awaited(self) -> frozenset[str]:
         """The clients whose updates may still come."""
-        heard = self.intake.complete | self.intake.spoilt.keys()
-        return frozenset(member.name for member in self.federation.clients) - heard
+        return self._names - self.intake.complete - self.intake.spoilt.keys()
 
     @property
     def answered(self) -> int:

@@ -116,6 +116,7 @@ class Passage:
             return
         if first == LANE[:1]:
             self.loop.add_reader(self._near, self._read_ticket)
+            self._read_ticket()  # Its ticket comes with it, as a rule.
         else:
             self._begin()
 

@@ -3,7 +3,8 @@
 python -m ostraka_lab.bench.service    a round of many small updates, with all roles in one process
 
 What receiving and closing take is divided by what a bare loop and opening alone take, in the same
-run, before and after.
+run, before and after. What the enclave spends between rounds, on models that clients download and
+on proving itself to them, is no part of receiving: it is shown by the GB of models.
 """
 
 import importlib.util
@@ -128,6 +129,7 @@ def _figures(plan: Plan, rounds: Sequence[Round], bare: Sequence[Figures]) -> Fi
         "enclave_x_bare_loop": median("receive_cpu_s") / loop,
         "client_cpu_s_per_gb": median("client_cpu_s") / gb,
         "client_x_bare_loop": median("client_cpu_s") / loop,
+        "download_cpu_s_per_gb": median("join_cpu_s") / (plan.model_bytes / GB),
         "open_cpu_s_per_gb": opened / gb,
         "open_wall_s": opened_wall,
         "close_cpu_s": median("close_cpu_s"),

@@ -4,6 +4,7 @@ The enclave's service, the workers and some processes of clients run as they do 
 process looks at their CPU clocks all the time, and afterwards cuts at the moments that their logs
 tell:
 
+    the outcome before is published -> all have joined                   sending models, and joining
     all have joined, and begin to send -> the last update is complete    receiving, or sending
     the last update is complete -> the outcome is published              the close
 """
@@ -101,14 +102,21 @@ class Plan:
     @property
     def sealed_bytes(self) -> int:
         """What all clients upload in one round, without headers."""
-        return self.clients * self.dimension * UPDATE_BYTES + self.tiles * TAG_BYTES
+        return self.model_bytes + self.tiles * TAG_BYTES
+
+    @property
+    def model_bytes(self) -> int:
+        """What all clients download in one round."""
+        return self.clients * self.dimension * UPDATE_BYTES
 
 
 @dataclass(frozen=True)
 class Round:
     """What one round took: CPU and wall seconds until all updates were in, and from then on.
 
-    cpu_s: of every party, from the end of the round before to the end of this one.
+    join_cpu_s: of the enclave, from the end of the round before until all have its model and have
+    joined; 0 for the first round. cpu_s: of every party, from the end of the round before to the
+    end of this one.
     """
 
     receive_cpu_s: float
@@ -116,6 +124,7 @@ class Round:
     receive_wall_s: float
     close_cpu_s: float
     close_wall_s: float
+    join_cpu_s: float
     cpu_s: Mapping[str, float]
 
 
@@ -242,6 +251,7 @@ class _Watch:
             receive_wall_s=times.arrived - times.sending,
             close_cpu_s=clocks.between("enclave", times.arrived, times.published),
             close_wall_s=times.published - times.arrived,
+            join_cpu_s=clocks.between("enclave", before or times.sending, times.sending),
             cpu_s={
                 name: clocks.between(name, before or times.sending, times.published)
                 for name in clocks.names

@@ -88,6 +88,7 @@ _ROWS = (
     ("bare loop, CPU s/GB", "bare_loop_cpu_s_per_gb", ".3g"),
     ("enclave / bare loop", "enclave_x_bare_loop", ".2f"),
     ("client, CPU s/GB", "client_cpu_s_per_gb", ".3g"),
+    ("enclave, CPU s/GB of models sent", "download_cpu_s_per_gb", ".3g"),
     ("opening alone, CPU s/GB", "open_cpu_s_per_gb", ".3g"),
     ("close, CPU s", "close_cpu_s", ".3g"),
     ("close, CPU / opening", "close_cpu_x_open", ".2f"),

@@ -86,6 +86,15 @@ def test_a_lane_begins_with_its_ticket():
     assert heard == [LANE + TICKET + b"frames?"]
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system lacks it")
+def test_a_lane_takes_little_ahead_of_the_network():
+    with (
+        answering(lambda near: None) as port,
+        dial_lane(f"127.0.0.1:{port}", TICKET, seconds=PATIENCE_S) as lane,
+    ):
+        assert lane.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 2**17
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:0", "http://a:1", "[::1"])
 def test_an_address_that_is_none_is_not_dialled(address):
     with pytest.raises(ConfigError, match="HOST:PORT"):

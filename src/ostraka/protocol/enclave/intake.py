@@ -138,8 +138,9 @@ class Intake:
         """Clients that have sent nothing but what they spoilt themselves."""
         uploads = list(self._uploads.items())
         tiles = {name: each.spoilt for name, each in uploads if each.spoilt is not None}
-        complete = self.complete
-        return {name: why for name, why in (self._liars | tiles).items() if name not in complete}
+        liars = self._liars | tiles
+        complete = self.complete if liars else frozenset()
+        return {name: why for name, why in liars.items() if name not in complete}
 
     def close(self) -> Cohort:
         """Fix who takes part: every complete upload, in the roster's order.

@@ -113,10 +113,12 @@ def test_a_round_is_cut_where_the_logs_say(tmp_path):
         receive_wall_s=2,
         close_cpu_s=2,
         close_wall_s=2,
+        join_cpu_s=0,
         cpu_s={"enclave": 4, "clients": 8},
     )
     second = watch._round(2, clocks)
     assert (second.receive_wall_s, second.close_wall_s) == (0.5, 0.5)
+    assert second.join_cpu_s == 1
     assert second.cpu_s == {"enclave": 2, "clients": 4}
 
 
@@ -138,7 +140,7 @@ def test_a_round_that_is_not_a_whole_one_is_no_measurement(event, tmp_path):
 def test_figures_are_medians_by_the_gigabyte_and_by_what_is_least():
     gb = PLAN.sealed_bytes / 1e9
     rounds = [
-        Round(3 * s, 2 * s, 10 * s, 6 * s, 4 * s, {"enclave": 9 * s, "clients": 3 * s})
+        Round(3 * s, 2 * s, 10 * s, 6 * s, 4 * s, 5 * s, {"enclave": 9 * s, "clients": 3 * s})
         for s in (1.0, 2.0, 4.0)
     ]
     once = {"open_cpu_s": [2.0], "open_wall_s": [1.0], "loop_cpu_s": [3.0], "loop_wall_s": [4.0]}
@@ -149,6 +151,7 @@ def test_figures_are_medians_by_the_gigabyte_and_by_what_is_least():
     assert figures["bare_loop_cpu_s_per_gb"] == 3 / gb
     assert figures["enclave_x_bare_loop"] == 2
     assert figures["client_cpu_s_per_gb"] == 4 / gb
+    assert figures["download_cpu_s_per_gb"] == 10 / (4 * 4 * 70_000 / 1e9)
     assert figures["close_cpu_x_open"] == 6
     assert figures["close_wall_x_open"] == 8
     assert figures["round_cpu_s"] == {"enclave": 18, "clients": 6}
@@ -187,7 +190,7 @@ def test_training_takes_time():
 
 
 def test_the_small_comparison_is_with_training_and_without(monkeypatch):
-    rounds = [Round(0, 0, 0, 0, 0, {"enclave": s, "clients": 1.0}) for s in (9.0, 2.0, 2.0, 3.0)]
+    rounds = [Round(0, 0, 0, 0, 0, 0, {"enclave": s, "clients": 1.0}) for s in (9.0, 2.0, 2.0, 3.0)]
     monkeypatch.setattr(service, "serve", lambda plan, root, certificate: rounds)
     figures: dict[str, float | None] = {"cpu_s": 1.0, "training_cpu_s": 4.0}
     monkeypatch.setattr(service, "run_module", lambda *_: figures)
@@ -204,7 +207,7 @@ def test_the_small_comparison_is_with_training_and_without(monkeypatch):
 
 NAMED = (
     *("enclave_cpu_s_per_gb", "bare_loop_cpu_s_per_gb", "client_cpu_s_per_gb"),
-    *("close_cpu_x_open", "close_wall_x_open", "gb_per_s"),
+    *("close_cpu_x_open", "close_wall_x_open", "gb_per_s", "download_cpu_s_per_gb"),
 )
 
 
