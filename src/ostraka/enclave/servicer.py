@@ -432,11 +432,16 @@ class Servicer(EnclaveServicer):
             async with asyncio.timeout(min(_LONG_POLL_S, context.time_remaining() or _LONG_POLL_S)):
                 async with engine.moved:
                     await engine.moved.wait_for(
-                        lambda: engine.current or engine.ballot or engine.forgotten or _over(engine)
+                        lambda: (
+                            engine.current
+                            or _unconfirmed(engine)
+                            or engine.forgotten
+                            or _over(engine)
+                        )
                     )
         except TimeoutError:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "no round is open yet")
-        if engine.ballot is not None or engine.forgotten is not None:
+        if _unconfirmed(engine) or engine.forgotten is not None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _UNCONFIRMED)
         return await self._current(context)
 
@@ -613,6 +618,11 @@ class Servicer(EnclaveServicer):
         evidence = await self._evidence(bound, caller)
         proof = wire.Proof(charter=encode(charter), evidence=encode(evidence))
         return wire.EnclaveSays(proof=proof)
+
+
+def _unconfirmed(engine: Engine) -> bool:
+    """Whether an outcome waits for votes. One that was just published may have its ballot still."""
+    return engine.ballot is not None and engine.ballot.proposal.number > engine.published
 
 
 def _over(engine: Engine) -> bool:

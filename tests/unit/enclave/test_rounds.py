@@ -1,5 +1,7 @@
 """Rounds over the wire: all arrive, some stay away, the service crashes and goes on."""
 
+import threading
+import time
 from dataclasses import replace
 
 import grpc
@@ -10,6 +12,7 @@ from ostraka import federation_file, run_round
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.client.following import begin_with
 from ostraka.core import rules, uploads
+from ostraka.enclave.storage.models import Models
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import ReceiptRefused
 from ostraka.messages import Certified, Challenge, Charter, Introduction, vector_digest
@@ -82,6 +85,23 @@ def test_a_charter_is_not_sent_to_who_holds_it(start, speaker):
         assert reply.charter == sent
         offer = decode(Introduction, reply.introduction).offer
         assert offer.federation == newest.federation.digest()
+
+
+def test_who_has_a_receipt_may_ask_for_the_next_round_at_once(start, speaker, monkeypatch):
+    """The receipt can be read a little before the service has put its ballot away."""
+    asked = threading.Event()
+    prune = Models.prune
+
+    def prune_later(self: Models, newest: int) -> None:
+        assert asked.wait(60)
+        time.sleep(0.2)  # It is asked while this lasts.
+        prune(self, newest)
+
+    monkeypatch.setattr(Models, "prune", prune_later)
+    service = start(settings={"count": 2})
+    speakers, _ = play(service, speaker, rows())
+    asked.set()
+    assert speakers[0].introduce().offer.number == 2
 
 
 @pytest.mark.slow
