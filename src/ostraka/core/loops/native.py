@@ -17,7 +17,7 @@ from ostraka.core.loops.twin import UInt8, UInt16
 LIBRARY = Path(__file__).with_name("_native.so")
 LEVELS = ("baseline", "avx2", "avx512")
 
-_ABI = 2
+_ABI = 3
 _LEVEL, _SIZE, _REAL, _WORD = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_uint32
 _AT = ctypes.c_void_p  # an array
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
