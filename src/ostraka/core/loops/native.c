@@ -23,9 +23,10 @@
 #define ABI 3
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
-#define SUMMED 16384 /* columns whose sums stay in the second cache; memory likes long runs */
+#define LINE 16 /* values in a line of the cache */
+#define AHEAD 512 /* bytes from what is read to what is fetched */
 #define SHARED 512 /* columns, and rows, that are shared at a time, and stay in the first cache */
-#define TOGETHER 8 /* rows that are shared, or blocks that are folded, at a time */
+#define TOGETHER 8 /* rows that are added or shared, or blocks that are folded, at a time */
 #define P 0x7fffffffu
 
 #define EXPORT __attribute__((visibility("default")))
@@ -321,24 +322,31 @@ LOOP(double, absorb,
         float scale, float *sketch, int64_t m),
     (level, values, n, bits, shifts, scale, sketch, m))
 
-INLINE void add_one(double weight, const float *restrict row, int64_t n, double *restrict total)
+/* Adds weights[i] rows[i][k] for `count` rows to total[k], from k on for n columns. */
+INLINE void add_columns(
+    int count, const float *const *rows, const double *weights, int64_t k, int64_t n,
+    double *restrict total)
 {
-    for (int64_t k = 0; k < n; k++)
-        total[k] += weight * (double)row[k];
+    for (int64_t end = k + n; k < end; k++) {
+        double sum = total[k];
+        for (int row = 0; row < count; row++)
+            sum += weights[row] * (double)rows[row][k];
+        total[k] = sum;
+    }
 }
 
-/* As `add_one` four times, with a quarter of the loads and stores of sums. */
-INLINE void add_four(
-    const double *weights, const float *restrict a, const float *restrict b,
-    const float *restrict c, const float *restrict d, int64_t n, double *restrict total)
+/* The same for TOGETHER rows, with that fraction of the loads and stores of sums. These are too many
+ * for the processor to see that each is read in order, so it is told what comes next. */
+INLINE void add_together(
+    const float *const *rows, const double *weights, int64_t n, double *restrict total)
 {
-    double wa = weights[0], wb = weights[1], wc = weights[2], wd = weights[3];
-    for (int64_t k = 0; k < n; k++) {
-        double sum = total[k] + wa * (double)a[k];
-        sum = sum + wb * (double)b[k];
-        sum = sum + wc * (double)c[k];
-        total[k] = sum + wd * (double)d[k];
+    int64_t k = 0;
+    for (; k + LINE <= n; k += LINE) {
+        for (int row = 0; row < TOGETHER; row++)
+            __builtin_prefetch((const void *)((uintptr_t)(rows[row] + k) + AHEAD));
+        add_columns(TOGETHER, rows, weights, k, LINE, total);
     }
+    add_columns(TOGETHER, rows, weights, k, n - k, total);
 }
 
 /* Adds weights[i] rows[i] to total (n,), in the order of rows. */
@@ -346,15 +354,11 @@ INLINE void add_rows_body(
     int32_t level, const float *const *rows, const double *weights, int64_t count, int64_t n,
     double *total)
 {
-    for (int64_t start = 0; start < n; start += SUMMED) {
-        int64_t size = least(SUMMED, n - start), row = 0;
-        double *part = total + start;
-        for (; row + 4 <= count; row += 4)
-            add_four(weights + row, rows[row] + start, rows[row + 1] + start, rows[row + 2] + start,
-                rows[row + 3] + start, size, part);
-        for (; row < count; row++)
-            add_one(weights[row], rows[row] + start, size, part);
-    }
+    int64_t row = 0;
+    for (; row + TOGETHER <= count; row += TOGETHER)
+        add_together(rows + row, weights + row, n, total);
+    for (; row < count; row++)
+        add_columns(1, rows + row, weights + row, 0, n, total);
 }
 
 LOOP(void, add_rows,
