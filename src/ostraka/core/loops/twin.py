@@ -65,6 +65,11 @@ def _add_up(sums: Float64) -> float:
     return float(sums[0])
 
 
+def pin(bits: UInt8, shifts: UInt32) -> tuple[UInt8, UInt32]:
+    """Returns what `absorb` takes for these."""
+    return bits, shifts
+
+
 def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32) -> float:
     """Folds values (b,) into a sketch (m,) by law 12, and returns the squares of what it folds."""
     m = len(sketch)

@@ -113,6 +113,7 @@ class Keeping:
         terms, rows = federation.terms, len(federation.clients)
         self.tiling, self.pieces = terms.tiling, federation.pieces
         self.format, self.value_bytes = terms.format, terms.format.dtype.itemsize
+        self.tile_bytes = terms.tile * self.value_bytes
         self.entropy = entropy
         self._spool = spool
         # The room that was free for longest is the next: a client that spoils its upload must not
@@ -143,7 +144,7 @@ class Keeping:
 
     def tile(self) -> UInt8:
         """Memory for one tile as it was sealed, of this thread's own."""
-        return self._own("tile", self.tiling.tile * self.value_bytes)
+        return self._own("tile", self.tile_bytes)
 
     def _own(self, name: str, size: int) -> UInt8:
         if not hasattr(self._scratch, name):
@@ -170,8 +171,8 @@ class _Resident:
         return "_Resident(<secret>)"
 
     def room(self, index: int) -> UInt8:
-        part, each = self._keeping.tiling.part(index), self._keeping.value_bytes
-        return self._room[part.start * each : part.stop * each]
+        start, size = index * self._keeping.tile_bytes, self._keeping.tile_bytes
+        return self._room[start : start + size]
 
     def keep(self, index: int, ciphertext: Buffer) -> None:
         """It is where it belongs."""
