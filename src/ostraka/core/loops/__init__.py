@@ -103,15 +103,15 @@ class Fold:
     (ceil(b / m),), for tiles of b values.
     """
 
-    __slots__ = ("_arrays", "m", "pinned", "width")
+    __slots__ = ("bits", "m", "pinned", "shifts", "width")
 
     def __init__(self, bits: UInt8, shifts: UInt32, *, width: int, m: int) -> None:
         if m < 1:
             raise LocalProtocolError("a sketch has at least one value")
         _check("bits", bits, _UINT8, (-(-width // 8),))
         _check("shifts", shifts, _UINT32, (-(-width // m),))
-        self.width, self.m = width, m
-        self.pinned, self._arrays = _loops.pin(bits, shifts), (bits, shifts)
+        self.bits, self.shifts, self.width, self.m = bits, shifts, width, m
+        self.pinned = _loops.pin(bits, shifts)
 
     def __repr__(self) -> str:
         return f"Fold(<secret>, width={self.width}, m={self.m})"

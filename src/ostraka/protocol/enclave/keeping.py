@@ -26,7 +26,7 @@ from typing import Protocol
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.arrays import AnyArray, Buffer, Float32, UInt8
+from ostraka.arrays import AnyArray, Buffer, Float32, Spares, UInt8
 from ostraka.config import Federation
 from ostraka.crypto.aead import KEY_BYTES, nonce
 from ostraka.crypto.hpke import Entropy
@@ -35,6 +35,7 @@ from ostraka.crypto.updates import TileOpener
 from ostraka.errors import LocalProtocolError, OpenError, StorageFull
 
 _FLOAT32 = np.dtype("<f4")
+_VECTORS = 2  # the aggregate and the model after it
 
 
 class Spool(Protocol):
@@ -69,9 +70,13 @@ class Kept(Protocol):
 
 
 class Memory:
-    """Room for resident rows. budget: how many bytes of the machine's memory they may take."""
+    """Room for resident rows. budget: how many bytes of the machine's memory they may take.
+
+    vectors: what a round has besides, whatever the budget is: its aggregate, its model, and less.
+    """
 
     def __init__(self, budget: int = 2**62) -> None:
+        self.vectors = Spares()
         self._budget = budget
         self._space: UInt8 = np.empty(0, np.uint8)
 
@@ -119,6 +124,7 @@ class Keeping:
         # The room that was free for longest is the next: a client that spoils its upload must not
         # choose whose row takes its place.
         self._rooms = deque(memory.rooms(rows, terms.dimension * self.value_bytes, entropy))
+        memory.vectors.prepare(_VECTORS, terms.dimension)
         self._scratch = local()
 
     def place(self, row: int, opener: TileOpener, step: float = 0.0) -> Kept:
