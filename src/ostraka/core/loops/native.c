@@ -380,13 +380,19 @@ INLINE void quantise(
         spread_out[i] = low * (0x10000 - low);
         q[i] = (int32_t)((uint32_t)fixed + dither[i]) >> 16;
     }
-    int64_t squares = 0, variance = 0;
-    for (int64_t i = 0; i < n; i++)
-        squares += (int64_t)(q[i] * q[i]);
-    for (int64_t i = 0; i < n; i++)
-        variance += (int64_t)spread_out[i];
-    *s += squares;
-    *v += variance;
+    /* Two of either are at most 2^31. */
+    uint64_t squares = 0, variance = 0;
+    int64_t half = n / 2;
+    for (int64_t i = 0; i < half; i++) {
+        squares += (uint32_t)(q[i] * q[i]) + (uint32_t)(q[half + i] * q[half + i]);
+        variance += spread_out[i] + spread_out[half + i];
+    }
+    for (int64_t i = 2 * half; i < n; i++) {
+        squares += (uint32_t)(q[i] * q[i]);
+        variance += spread_out[i];
+    }
+    *s += (int64_t)squares;
+    *v += (int64_t)variance;
 }
 
 INLINE uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -428,22 +434,34 @@ INLINE void share_at(
     }
 }
 
-/* Law 11: sums[k] += weights[0] q[0][k] + weights[2] q[1][k] + ..., exact integers. */
+/* Law 11 for `count` rows: one[k] += weights[0] q[0][k] + weights[2] q[1][k] + ..., and two[k] the
+ * same with the weights between these. They are exact integers, in any order. */
+INLINE void witness_some(
+    int count, const double *weights, const int32_t (*q)[SHARED], int64_t n, double *restrict one,
+    double *restrict two)
+{
+    for (int64_t k = 0; k < n; k++) {
+        double a = one[k], b = two[k];
+        for (int row = 0; row < count; row++) {
+            a += weights[2 * row] * (double)q[row][k];
+            b += weights[2 * row + 1] * (double)q[row][k];
+        }
+        one[k] = a;
+        two[k] = b;
+    }
+}
+
 INLINE void witness(
-    const double *weights, const int32_t (*q)[SHARED], int64_t rows, int64_t n,
-    double *restrict sums)
+    const double *weights, const int32_t (*q)[SHARED], int64_t rows, int64_t n, double *one,
+    double *two)
 {
     int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) {
-        double wa = weights[2 * row], wb = weights[2 * row + 2];
-        double wc = weights[2 * row + 4], wd = weights[2 * row + 6];
-        for (int64_t i = 0; i < n; i++)
-            sums[i] += (wa * (double)q[row][i] + wb * (double)q[row + 1][i]) +
-                       (wc * (double)q[row + 2][i] + wd * (double)q[row + 3][i]);
-    }
+    for (; row + 4 <= rows; row += 4)
+        witness_some(4, weights + 2 * row, q + row, n, one, two);
+    for (; row + 2 <= rows; row += 2)
+        witness_some(2, weights + 2 * row, q + row, n, one, two);
     for (; row < rows; row++)
-        for (int64_t i = 0; i < n; i++)
-            sums[i] += weights[2 * row] * (double)q[row][i];
+        witness_some(1, weights + 2 * row, q + row, n, one, two);
 }
 
 /* Laws 7, 8 and 11 for a group of rows. t is 1, 2 or 3. challenge and sums may be absent.
@@ -475,11 +493,9 @@ INLINE void share_of(
                 if (t > 2)
                     share_at(3, t, own, r1, r2, r3, n, plus + 4 * plane, minus + 4 * plane);
             }
-            if (challenge) {
-                const double *weights = challenge + 2 * first;
-                witness(weights, (const int32_t(*)[SHARED])q, count, n, sums + start);
-                witness(weights + 1, (const int32_t(*)[SHARED])q, count, n, sums + reach + start);
-            }
+            if (challenge)
+                witness(challenge + 2 * first, (const int32_t(*)[SHARED])q, count, n, sums + start,
+                    sums + reach + start);
         }
     }
 }
