@@ -108,8 +108,8 @@ def folds(played: Round, seals: Seals) -> list[Vector]:
     m, drawn, tiling, row = 12, Drawn("a fold"), Tiling(D, TILE), updates()[0]
     made, sketch = Folds(tiling, m, drawn), np.zeros(m, np.float32)
     secrets = [made.of(index) for index in range(tiling.count)]
-    for index, (bits, shifts) in enumerate(secrets):
-        loops.absorb(row[tiling.part(index)], bits, shifts, 1.0, sketch)
+    for index, fold in enumerate(secrets):
+        loops.absorb(row[tiling.part(index)], fold, 1.0, sketch)
     norms = [0.0, 2.0**-41, 2.0**-40, 1.0, 2.0**40, 2.0**50]
     return [
         vector(
@@ -118,8 +118,8 @@ def folds(played: Round, seals: Seals) -> list[Vector]:
             "tile in whole bytes, then the shifts modulo m",
             {"values": row, "tile": TILE, "m": m, "key": drawn.log[0]},
             {
-                "bits": [bits for bits, _ in secrets],
-                "shifts": [shifts for _, shifts in secrets],
+                "bits": [fold.bits for fold in secrets],
+                "shifts": [fold.shifts for fold in secrets],
                 "sketch": sketch,
             },
         ),

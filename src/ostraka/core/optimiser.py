@@ -84,12 +84,21 @@ def frozen(state: ServerState) -> ServerState:
     return replace(state, model=model)
 
 
-def advance(state: ServerState, aggregate: Float32, optimiser: Optimiser) -> ServerState:
-    """Returns the state after a round with this aggregate (d,), by law 13. Its model is frozen."""
+def advance(
+    state: ServerState,
+    aggregate: Float32,
+    optimiser: Optimiser,
+    *,
+    model: Float32 | None = None,
+) -> ServerState:
+    """Returns the state after a round with this aggregate (d,), by law 13. Its model is frozen.
+
+    model: memory for it (d,), which nobody else writes to.
+    """
     if len(state.moments) != _MOMENTS[optimiser.kind]:
         raise ConfigError(f"{optimiser.kind} does not go on from {len(state.moments)} moments")
     after = ServerState(
-        np.empty_like(state.model),
+        np.empty_like(state.model) if model is None else model,
         tuple(map(np.empty_like, state.moments)),
         None if state.last is None else aggregate.copy(),
     )

@@ -23,9 +23,10 @@ def signs_of(bits, width):
 def folded(rows, m, tile, rng):
     out = np.zeros((len(rows), m), np.float32)
     for start, width, bits, shifts in draw(rng, rows.shape[1], m, tile):
+        fold = loops.Fold(bits, shifts, width=width, m=m)
         for row, sketched in zip(rows[:, start : start + width], out, strict=True):
             values = np.ascontiguousarray(row, np.float32)
-            loops.absorb(values, bits, shifts, 1.0, sketched)
+            loops.absorb(values, fold, 1.0, sketched)
     return out
 
 
@@ -150,7 +151,8 @@ def test_law12_float32_sums_are_exact_enough():
 
 def test_signs_use_one_bit_each():
     bits, out = np.array([0b10110000, 0b01000000], np.uint8), np.zeros(11, np.float32)
-    loops.absorb(np.ones(11, np.float32), bits, np.zeros(1, np.uint32), 1.0, out)
+    fold = loops.Fold(bits, np.zeros(1, np.uint32), width=11, m=11)
+    loops.absorb(np.ones(11, np.float32), fold, 1.0, out)
     assert out.tolist() == [-1, 1, -1, -1, 1, 1, 1, 1, 1, -1, 1]
 
 

@@ -38,8 +38,10 @@ class _Loops(Protocol):
 
     def squares(self, values: Float32) -> float: ...
 
+    def pin(self, bits: UInt8, shifts: UInt32) -> tuple[Any, Any]: ...
+
     def absorb(
-        self, values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32
+        self, values: Float32, bits: Any, shifts: Any, scale: float, sketch: Float32
     ) -> float: ...
 
     def add_rows(self, rows: Sequence[Float32], weights: Float64, total: Float64) -> None: ...
@@ -93,22 +95,39 @@ def dot(values: Float32, other: Float32) -> float:
     return _loops.dot(values, other)
 
 
-def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32) -> float:
-    """Folds a tile of one row into its sketch by law 12. Returns the sum of the squares of what it
-    folds: in float64 of sums of eight in float32, whose range the scale has to bring them into.
+class Fold:
+    """How the tiles of one place are folded to m columns: the same for all rows, so that it is
+    checked once.
 
-    values: (b,). bits: (ceil(b / 8),), the highest of a byte first; 1 turns a value's sign.
-    shifts: (ceil(b / m),). sketch: (m,), which values times float32(scale) are added to in float32,
-    in the order of blocks.
+    bits: (ceil(b / 8),), the highest of a byte first; 1 turns a value's sign. shifts:
+    (ceil(b / m),), for tiles of b values.
     """
-    width, m = _length("values", values), _length("sketch", sketch)
-    _check("values", values, _FLOAT32, (width,))
-    _check("sketch", sketch, _FLOAT32, (m,), written=True)
-    if not m:
-        raise LocalProtocolError("a sketch has at least one value")
-    _check("bits", bits, _UINT8, (-(-width // 8),))
-    _check("shifts", shifts, _UINT32, (-(-width // m),))
-    return _loops.absorb(values, bits, shifts, float(scale), sketch)
+
+    __slots__ = ("bits", "m", "pinned", "shifts", "width")
+
+    def __init__(self, bits: UInt8, shifts: UInt32, *, width: int, m: int) -> None:
+        if m < 1:
+            raise LocalProtocolError("a sketch has at least one value")
+        _check("bits", bits, _UINT8, (-(-width // 8),))
+        _check("shifts", shifts, _UINT32, (-(-width // m),))
+        self.bits, self.shifts, self.width, self.m = bits, shifts, width, m
+        self.pinned = _loops.pin(bits, shifts)
+
+    def __repr__(self) -> str:
+        return f"Fold(<secret>, width={self.width}, m={self.m})"
+
+
+def absorb(values: Float32, fold: Fold, scale: float, sketch: Float32) -> float:
+    """Folds a tile of one row into its sketch by law 12. Returns the sum of the squares of what it
+    folds: in float64 of sums of at most 64 in float32, whose range the scale has to bring them
+    into.
+
+    values: (b,). sketch: (m,), which values times float32(scale) are added to in float32, in the
+    order of blocks.
+    """
+    _check("values", values, _FLOAT32, (fold.width,))
+    _check("sketch", sketch, _FLOAT32, (fold.m,), written=True)
+    return _loops.absorb(values, *fold.pinned, float(scale), sketch)
 
 
 def add_rows(rows: Sequence[Float32], weights: Float64, total: Float64) -> None:
@@ -230,6 +249,8 @@ def _check(
     """Raises LocalProtocolError for an array whose memory is not what the loops take it for."""
     if isinstance(array, np.ndarray) and array.dtype == dtype and array.shape == shape:
         flags = array.flags
+        if flags.carray:  # all of these at once
+            return
         if flags.c_contiguous and flags.aligned and (flags.writeable or not written):
             return
     got = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__

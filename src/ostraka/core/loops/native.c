@@ -20,12 +20,13 @@
 #include <immintrin.h>
 #endif
 
-#define ABI 2
+#define ABI 3
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
-#define SUMMED 16384 /* columns whose sums stay in the second cache; memory likes long runs */
+#define LINE 16 /* values in a line of the cache */
+#define AHEAD 512 /* bytes from what is read to what is fetched */
 #define SHARED 512 /* columns, and rows, that are shared at a time, and stay in the first cache */
-#define TOGETHER 8
+#define TOGETHER 8 /* rows that are added or shared, or blocks that are folded, at a time */
 #define P 0x7fffffffu
 
 #define EXPORT __attribute__((visibility("default")))
@@ -115,119 +116,203 @@ INLINE double squares_body(int32_t level, const float *x, int64_t n)
 
 LOOP(double, squares, (int32_t level, const float *x, int64_t n), (level, x, n))
 
-/* out[i] += values[i] scale, with its sign turned where bit `first` + i is 1, the highest bit of a
- * byte being the first. */
-static void add_signed_baseline(
-    const float *restrict values, const uint8_t *restrict bits, int64_t first, float scale,
-    int64_t n, float *restrict out)
+/* A tile as it is folded: n values, and a bit for each, which turns its sign if it is 1. The highest
+ * bit of a byte is the first. */
+struct tile {
+    const float *values;
+    const uint8_t *bits;
+    int64_t n;
+    float scale;
+};
+
+/* Some places of the sketch, and the number of the value that comes to the first of them. */
+struct arc {
+    int64_t from, to, first;
+};
+
+/* Law 12 for the places from i on, before n, at which `count` blocks meet: block j has value
+ * first[j] at place 0. Adds the values to the sums, and sets `squares` to theirs, in the order of
+ * blocks. The two forms in vectors begin with place 0 and return how many places they did. */
+INLINE void fold_baseline(
+    const struct tile *tile, int count, const int64_t *first, int64_t i, int64_t n,
+    float *restrict sums, float *restrict squares)
 {
-    for (int64_t i = 0; i < n; i++) {
-        union { float real; uint32_t bits; } value = {values[i] * scale};
-        int64_t k = first + i;
-        value.bits ^= ((uint32_t)bits[k / 8] << (24 + k % 8)) & 0x80000000u;
-        out[i] += value.real;
+    for (; i < n; i++) {
+        squares[i] = 0;
+        for (int j = 0; j < count; j++) {
+            int64_t k = first[j] + i;
+            float value = tile->values[k] * tile->scale;
+            union { float real; uint32_t bits; } turned = {value};
+            turned.bits ^= ((uint32_t)tile->bits[k / 8] << (24 + k % 8)) & 0x80000000u;
+            squares[i] += value * value;
+            sums[i] += turned.real;
+        }
     }
 }
 
 #if defined(__x86_64__)
-/* The next two do the same, eight and sixteen at a time, and return how many they did. The bits of
- * so many are among the 32 from the first one's byte on, and each lane shifts its own to the place
- * of the sign. `end` is behind the last byte: nothing is read from there on. */
+/* The bits of a vector's values are the highest of these. Four bytes are read for them. */
 typedef uint32_t unaligned_32 __attribute__((aligned(1), may_alias));
-#define WINDOW(place) (__builtin_bswap32(*(const unaligned_32 *)(place)))
+#define WINDOW(bits, k) (__builtin_bswap32(*(const unaligned_32 *)((bits) + ((k) >> 3))) << ((k) & 7))
 
-TARGET_AVX2 static int64_t add_signed_avx2(
-    const float *values, const uint8_t *bits, const uint8_t *end, int64_t first, float scale,
-    int64_t n, float *out)
+TARGET_AVX2 INLINE int64_t fold_eight(
+    const struct tile *tile, int count, const int64_t *first, int64_t n, float *restrict sums,
+    float *restrict squares)
 {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i sign = _mm256_set1_epi32(INT32_MIN);
-    const __m256 factor = _mm256_set1_ps(scale);
+    const __m256 factor = _mm256_set1_ps(tile->scale);
     int64_t i = 0;
-    for (; i + 8 <= n && bits + ((first + i) >> 3) + 4 <= end; i += 8) {
-        uint32_t window = WINDOW(bits + ((first + i) >> 3)) << (first & 7);
-        __m256i turned = _mm256_sllv_epi32(_mm256_set1_epi32((int32_t)window), lanes);
-        __m256 value = _mm256_mul_ps(_mm256_loadu_ps(values + i), factor);
-        value = _mm256_xor_ps(value, _mm256_castsi256_ps(_mm256_and_si256(turned, sign)));
-        _mm256_storeu_ps(out + i, _mm256_add_ps(_mm256_loadu_ps(out + i), value));
+    for (; i + 8 <= n; i += 8) {
+        __m256 sum = _mm256_loadu_ps(sums + i), square = _mm256_setzero_ps();
+        for (int j = 0; j < count; j++) {
+            int32_t window = (int32_t)WINDOW(tile->bits, first[j] + i);
+            __m256i turned = _mm256_sllv_epi32(_mm256_set1_epi32(window), lanes);
+            __m256 value = _mm256_mul_ps(_mm256_loadu_ps(tile->values + first[j] + i), factor);
+            square = _mm256_add_ps(square, _mm256_mul_ps(value, value));
+            value = _mm256_xor_ps(value, _mm256_castsi256_ps(_mm256_and_si256(turned, sign)));
+            sum = _mm256_add_ps(sum, value);
+        }
+        _mm256_storeu_ps(sums + i, sum);
+        _mm256_storeu_ps(squares + i, square);
     }
     return i;
 }
 
-TARGET_AVX512 static int64_t add_signed_avx512(
-    const float *values, const uint8_t *bits, const uint8_t *end, int64_t first, float scale,
-    int64_t n, float *out)
+TARGET_AVX512 INLINE int64_t fold_sixteen(
+    const struct tile *tile, int count, const int64_t *first, int64_t n, float *restrict sums,
+    float *restrict squares)
 {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i lanes = _mm512_setr_epi32(
+        INT32_MIN, 1 << 30, 1 << 29, 1 << 28, 1 << 27, 1 << 26, 1 << 25, 1 << 24, 1 << 23, 1 << 22,
+        1 << 21, 1 << 20, 1 << 19, 1 << 18, 1 << 17, 1 << 16);
     const __m512i sign = _mm512_set1_epi32(INT32_MIN);
-    const __m512 factor = _mm512_set1_ps(scale);
+    const __m512 factor = _mm512_set1_ps(tile->scale);
     int64_t i = 0;
-    for (; i + 16 <= n && bits + ((first + i) >> 3) + 4 <= end; i += 16) {
-        uint32_t window = WINDOW(bits + ((first + i) >> 3)) << (first & 7);
-        __m512i turned = _mm512_sllv_epi32(_mm512_set1_epi32((int32_t)window), lanes);
-        __m512 value = _mm512_mul_ps(_mm512_loadu_ps(values + i), factor);
-        value = _mm512_xor_ps(value, _mm512_castsi512_ps(_mm512_and_si512(turned, sign)));
-        _mm512_storeu_ps(out + i, _mm512_add_ps(_mm512_loadu_ps(out + i), value));
+    for (; i + 16 <= n; i += 16) {
+        __m512 sum = _mm512_loadu_ps(sums + i), square = _mm512_setzero_ps();
+        for (int j = 0; j < count; j++) {
+            int32_t window = (int32_t)WINDOW(tile->bits, first[j] + i);
+            __mmask16 turned = _mm512_test_epi32_mask(_mm512_set1_epi32(window), lanes);
+            __m512 value = _mm512_mul_ps(_mm512_loadu_ps(tile->values + first[j] + i), factor);
+            __m512i bits = _mm512_castps_si512(value);
+            square = _mm512_add_ps(square, _mm512_mul_ps(value, value));
+            bits = _mm512_mask_xor_epi32(bits, turned, bits, sign);
+            sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
+        }
+        _mm512_storeu_ps(sums + i, sum);
+        _mm512_storeu_ps(squares + i, square);
     }
     return i;
+}
+
+/* Four blocks are the usual number, for which the inner loop disappears. */
+TARGET_AVX2 static int64_t fold_avx2(
+    const struct tile *tile, int count, const int64_t *first, int64_t n, float *sums,
+    float *squares)
+{
+    return count == 4 ? fold_eight(tile, 4, first, n, sums, squares)
+                      : fold_eight(tile, count, first, n, sums, squares);
+}
+
+TARGET_AVX512 static int64_t fold_avx512(
+    const struct tile *tile, int count, const int64_t *first, int64_t n, float *sums,
+    float *squares)
+{
+    return count == 4 ? fold_sixteen(tile, 4, first, n, sums, squares)
+                      : fold_sixteen(tile, count, first, n, sums, squares);
 }
 #endif
 
-INLINE void add_signed(
-    int32_t level, const float *values, const uint8_t *bits, const uint8_t *end, int64_t first,
-    float scale, int64_t n, float *out)
+INLINE void fold(
+    int32_t level, const struct tile *tile, int count, const int64_t *first, int64_t n,
+    float *sums, float *squares)
 {
     int64_t done = 0;
 #if defined(__x86_64__)
-    if (level != BASELINE) {
-        /* Where vectors are written, none lies across two lines of the cache. */
-        done = least(n, (int64_t)((-(uintptr_t)out & 63) / sizeof(float)));
-        add_signed_baseline(values, bits, first, scale, done, out);
-    }
+    /* Windows end by the last byte of bits. A vector has eight places at least. */
+    int64_t whole = n, last = 8 * ((tile->n + 7) / 8 - 4);
+    for (int j = 0; j < count; j++)
+        whole = least(whole, last - first[j] + 8);
     if (level == AVX512)
-        done += add_signed_avx512(values + done, bits, end, first + done, scale, n - done, out + done);
+        done = fold_avx512(tile, count, first, whole, sums, squares);
     if (level == AVX2)
-        done += add_signed_avx2(values + done, bits, end, first + done, scale, n - done, out + done);
+        done = fold_avx2(tile, count, first, whole, sums, squares);
 #endif
-    add_signed_baseline(values + done, bits, first + done, scale, n - done, out + done);
+    fold_baseline(tile, count, first, done, n, sums, squares);
 }
 
-/* Adds (x[k] scale)^2, for at most CHUNK values, to sums[k mod LANES]: first each place's few in
- * float32, whose squares are in its range if the scale is chosen well. */
-INLINE void add_squares(const float *restrict x, float scale, int64_t n, double *restrict sums)
+/* Adds squares (CHUNK,) to sums[k mod LANES]: first each place's eight in float32. */
+INLINE void add_eight(const float *restrict squares, double *restrict sums)
 {
-    float parts[LANES] = {0};
-    int64_t k = 0;
-    for (; k + 4 * LANES <= n; k += 4 * LANES)
-        for (int64_t lane = 0; lane < LANES; lane++) {
-            const float *at = x + k + lane;
-            float a = at[0] * scale, b = at[LANES] * scale;
-            float c = at[2 * LANES] * scale, d = at[3 * LANES] * scale;
-            float sum = parts[lane] + a * a;
-            sum += b * b;
-            sum += c * c;
-            parts[lane] = sum + d * d;
-        }
-    for (; k < n; k++)
-        parts[k % LANES] += (x[k] * scale) * (x[k] * scale);
-    for (int64_t lane = 0; lane < LANES; lane++)
-        sums[lane] += (double)parts[lane];
+    for (int64_t lane = 0; lane < LANES; lane++) {
+        const float *at = squares + lane;
+        float sum = at[0] + at[LANES];
+        sum += at[2 * LANES];
+        sum += at[3 * LANES];
+        sum += at[4 * LANES];
+        sum += at[5 * LANES];
+        sum += at[6 * LANES];
+        sums[lane] += (double)(sum + at[7 * LANES]);
+    }
 }
 
-/* Law 12: folds values (n,) into a sketch (m,), and returns the squares of what it has folded. A
- * block's values go to consecutive places, from its shift on and then from zero. */
+INLINE void clear(float *squares, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        squares[i] = 0;
+}
+
+/* Sets first[] of the blocks that are at place h, and `*stop` to where others are. Returns how many
+ * they are. */
+INLINE int meeting(const struct arc *arcs, int count, int64_t h, int64_t *first, int64_t *stop)
+{
+    int found = 0;
+    for (int j = 0; j < count; j++) {
+        if (arcs[j].from > h)
+            *stop = least(*stop, arcs[j].from);
+        else if (arcs[j].to > h) {
+            *stop = least(*stop, arcs[j].to);
+            first[found++] = arcs[j].first + h - arcs[j].from;
+        }
+    }
+    return found;
+}
+
+/* Law 12: folds values (n,) into a sketch (m,), and returns the squares of what it has folded, which
+ * it sums up place by place. A block's values go to consecutive places, from its shift on and then
+ * from zero. A few blocks are folded at a time, so that a place is read and written once. */
 INLINE double absorb_body(
     int32_t level, const float *values, int64_t n, const uint8_t *bits, const uint32_t *shifts,
     float scale, float *sketch, int64_t m)
 {
+    const struct tile tile = {values, bits, n, scale};
     double sums[LANES] = {0};
-    const uint8_t *end = bits + (n + 7) / 8;
-    for (int64_t start = 0; start < n; start += CHUNK)
-        add_squares(values + start, scale, least(CHUNK, n - start), sums);
-    for (int64_t k = 0, run; k < n; k += run) {
-        int64_t offset = k % m, place = (offset + shifts[k / m]) % m;
-        run = least(n - k, least(m - offset, m - place));
-        add_signed(level, values + k, bits, end, k, scale, run, sketch + place);
+    for (int64_t k = 0; k < n;) {
+        struct arc arcs[2 * TOGETHER];
+        int count = 0;
+        for (; count < 2 * TOGETHER && k < n; k += m) {
+            int64_t size = least(m, n - k), place = shifts[k / m] % m;
+            int64_t before = least(size, m - place);
+            arcs[count++] = (struct arc){place, place + before, k};
+            arcs[count++] = (struct arc){0, size - before, k + before};
+        }
+        for (int64_t start = 0; start < m; start += CHUNK) {
+            float squares[CHUNK];
+            int64_t end = least(m, start + CHUNK), used = 0;
+            for (int64_t h = start, stop = end; h < end; h = stop, stop = end) {
+                int64_t first[TOGETHER];
+                int found = meeting(arcs, count, h, first, &stop);
+                if (found)
+                    fold(level, &tile, found, first, stop - h, sketch + h, squares + h - start);
+                else
+                    clear(squares + h - start, stop - h);
+                used += found;
+            }
+            clear(squares + end - start, start + CHUNK - end);
+            if (used)
+                add_eight(squares, sums);
+        }
     }
     return add_up(sums);
 }
@@ -237,24 +322,31 @@ LOOP(double, absorb,
         float scale, float *sketch, int64_t m),
     (level, values, n, bits, shifts, scale, sketch, m))
 
-INLINE void add_one(double weight, const float *restrict row, int64_t n, double *restrict total)
+/* Adds weights[i] rows[i][k] for `count` rows to total[k], from k on for n columns. */
+INLINE void add_columns(
+    int count, const float *const *rows, const double *weights, int64_t k, int64_t n,
+    double *restrict total)
 {
-    for (int64_t k = 0; k < n; k++)
-        total[k] += weight * (double)row[k];
+    for (int64_t end = k + n; k < end; k++) {
+        double sum = total[k];
+        for (int row = 0; row < count; row++)
+            sum += weights[row] * (double)rows[row][k];
+        total[k] = sum;
+    }
 }
 
-/* As `add_one` four times, with a quarter of the loads and stores of sums. */
-INLINE void add_four(
-    const double *weights, const float *restrict a, const float *restrict b,
-    const float *restrict c, const float *restrict d, int64_t n, double *restrict total)
+/* The same for TOGETHER rows, with that fraction of the loads and stores of sums. These are too many
+ * for the processor to see that each is read in order, so it is told what comes next. */
+INLINE void add_together(
+    const float *const *rows, const double *weights, int64_t n, double *restrict total)
 {
-    double wa = weights[0], wb = weights[1], wc = weights[2], wd = weights[3];
-    for (int64_t k = 0; k < n; k++) {
-        double sum = total[k] + wa * (double)a[k];
-        sum = sum + wb * (double)b[k];
-        sum = sum + wc * (double)c[k];
-        total[k] = sum + wd * (double)d[k];
+    int64_t k = 0;
+    for (; k + LINE <= n; k += LINE) {
+        for (int row = 0; row < TOGETHER; row++)
+            __builtin_prefetch((const void *)((uintptr_t)(rows[row] + k) + AHEAD));
+        add_columns(TOGETHER, rows, weights, k, LINE, total);
     }
+    add_columns(TOGETHER, rows, weights, k, n - k, total);
 }
 
 /* Adds weights[i] rows[i] to total (n,), in the order of rows. */
@@ -262,15 +354,11 @@ INLINE void add_rows_body(
     int32_t level, const float *const *rows, const double *weights, int64_t count, int64_t n,
     double *total)
 {
-    for (int64_t start = 0; start < n; start += SUMMED) {
-        int64_t size = least(SUMMED, n - start), row = 0;
-        double *part = total + start;
-        for (; row + 4 <= count; row += 4)
-            add_four(weights + row, rows[row] + start, rows[row + 1] + start, rows[row + 2] + start,
-                rows[row + 3] + start, size, part);
-        for (; row < count; row++)
-            add_one(weights[row], rows[row] + start, size, part);
-    }
+    int64_t row = 0;
+    for (; row + TOGETHER <= count; row += TOGETHER)
+        add_together(rows + row, weights + row, n, total);
+    for (; row < count; row++)
+        add_columns(1, rows + row, weights + row, 0, n, total);
 }
 
 LOOP(void, add_rows,
@@ -292,13 +380,19 @@ INLINE void quantise(
         spread_out[i] = low * (0x10000 - low);
         q[i] = (int32_t)((uint32_t)fixed + dither[i]) >> 16;
     }
-    int64_t squares = 0, variance = 0;
-    for (int64_t i = 0; i < n; i++)
-        squares += (int64_t)(q[i] * q[i]);
-    for (int64_t i = 0; i < n; i++)
-        variance += (int64_t)spread_out[i];
-    *s += squares;
-    *v += variance;
+    /* Two of either are at most 2^31. */
+    uint64_t squares = 0, variance = 0;
+    int64_t half = n / 2;
+    for (int64_t i = 0; i < half; i++) {
+        squares += (uint32_t)(q[i] * q[i]) + (uint32_t)(q[half + i] * q[half + i]);
+        variance += spread_out[i] + spread_out[half + i];
+    }
+    for (int64_t i = 2 * half; i < n; i++) {
+        squares += (uint32_t)(q[i] * q[i]);
+        variance += spread_out[i];
+    }
+    *s += (int64_t)squares;
+    *v += (int64_t)variance;
 }
 
 INLINE uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -340,22 +434,34 @@ INLINE void share_at(
     }
 }
 
-/* Law 11: sums[k] += weights[0] q[0][k] + weights[2] q[1][k] + ..., exact integers. */
+/* Law 11 for `count` rows: one[k] += weights[0] q[0][k] + weights[2] q[1][k] + ..., and two[k] the
+ * same with the weights between these. They are exact integers, in any order. */
+INLINE void witness_some(
+    int count, const double *weights, const int32_t (*q)[SHARED], int64_t n, double *restrict one,
+    double *restrict two)
+{
+    for (int64_t k = 0; k < n; k++) {
+        double a = one[k], b = two[k];
+        for (int row = 0; row < count; row++) {
+            a += weights[2 * row] * (double)q[row][k];
+            b += weights[2 * row + 1] * (double)q[row][k];
+        }
+        one[k] = a;
+        two[k] = b;
+    }
+}
+
 INLINE void witness(
-    const double *weights, const int32_t (*q)[SHARED], int64_t rows, int64_t n,
-    double *restrict sums)
+    const double *weights, const int32_t (*q)[SHARED], int64_t rows, int64_t n, double *one,
+    double *two)
 {
     int64_t row = 0;
-    for (; row + 4 <= rows; row += 4) {
-        double wa = weights[2 * row], wb = weights[2 * row + 2];
-        double wc = weights[2 * row + 4], wd = weights[2 * row + 6];
-        for (int64_t i = 0; i < n; i++)
-            sums[i] += (wa * (double)q[row][i] + wb * (double)q[row + 1][i]) +
-                       (wc * (double)q[row + 2][i] + wd * (double)q[row + 3][i]);
-    }
+    for (; row + 4 <= rows; row += 4)
+        witness_some(4, weights + 2 * row, q + row, n, one, two);
+    for (; row + 2 <= rows; row += 2)
+        witness_some(2, weights + 2 * row, q + row, n, one, two);
     for (; row < rows; row++)
-        for (int64_t i = 0; i < n; i++)
-            sums[i] += weights[2 * row] * (double)q[row][i];
+        witness_some(1, weights + 2 * row, q + row, n, one, two);
 }
 
 /* Laws 7, 8 and 11 for a group of rows. t is 1, 2 or 3. challenge and sums may be absent.
@@ -387,11 +493,9 @@ INLINE void share_of(
                 if (t > 2)
                     share_at(3, t, own, r1, r2, r3, n, plus + 4 * plane, minus + 4 * plane);
             }
-            if (challenge) {
-                const double *weights = challenge + 2 * first;
-                witness(weights, (const int32_t(*)[SHARED])q, count, n, sums + start);
-                witness(weights + 1, (const int32_t(*)[SHARED])q, count, n, sums + reach + start);
-            }
+            if (challenge)
+                witness(challenge + 2 * first, (const int32_t(*)[SHARED])q, count, n, sums + start,
+                    sums + reach + start);
         }
     }
 }

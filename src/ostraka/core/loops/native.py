@@ -17,7 +17,7 @@ from ostraka.core.loops.twin import UInt8, UInt16
 LIBRARY = Path(__file__).with_name("_native.so")
 LEVELS = ("baseline", "avx2", "avx512")
 
-_ABI = 2
+_ABI = 3
 _LEVEL, _SIZE, _REAL, _WORD = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_uint32
 _AT = ctypes.c_void_p  # an array
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -65,11 +65,17 @@ class Native:
         result: float = self._squares(self._level, _start(values), len(values))
         return result
 
+    def pin(self, bits: UInt8, shifts: UInt32) -> tuple[Any, Any]:
+        """Returns what `absorb` takes for these. The caller keeps both."""
+        return _start(bits), _start(shifts)
+
     def absorb(
-        self, values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32
+        self, values: Float32, bits: Any, shifts: Any, scale: float, sketch: Float32
     ) -> float:
-        places = _start(values), len(values), _start(bits), _start(shifts)
-        result: float = self._absorb(self._level, *places, scale, _start(sketch), len(sketch))
+        n, m = len(values), len(sketch)
+        result: float = self._absorb(
+            self._level, _start(values), n, bits, shifts, scale, _start(sketch), m
+        )
         return result
 
     def add_rows(self, rows: Sequence[Float32], weights: Float64, total: Float64) -> None:

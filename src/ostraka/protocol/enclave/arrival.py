@@ -28,6 +28,7 @@ class Arrivals:
     def __init__(self, context: RoundContext, keeping: Keeping) -> None:
         federation = context.federation
         self.tiling = federation.terms.tiling
+        self.last_tile = self.tiling.count - 1
         self.keeping = keeping
         self.last = context.state.last
         self.folds: Folds | None = None
@@ -75,7 +76,7 @@ class Arrival:
 
     @property
     def complete(self) -> bool:
-        return self.next == self._common.tiling.count and self.spoilt is None
+        return self.next > self._common.last_tile and self.spoilt is None
 
     def take(self, index: int, ciphertext: Buffer) -> None:
         """The next tile. Raises OpenError, StorageFull or StateError, and then it has not come.
@@ -126,7 +127,7 @@ class Arrival:
             along = loops.dot(values, common.last[common.tiling.part(index)])
             self.row.along += along * self._unit
         # A row that is already too long cannot become shorter.
-        least = self._least if index == common.tiling.count - 1 else 0.0
+        least = self._least if index == common.last_tile else 0.0
         # Written as a positive condition: a NaN fails it.
         if least <= self._squares <= self._most:
             return None
@@ -138,7 +139,7 @@ class Arrival:
         folds, sketch = self._common.folds, self.row.sketch
         if folds is None or sketch is None:
             return loops.squares(values)
-        folded = loops.absorb(values, *folds.of(index), self._scale * self._unit, sketch)
+        folded = loops.absorb(values, folds.of(index), self._scale * self._unit, sketch)
         return loops.squares(values) if self._integers else folded
 
     def _bounds(self) -> tuple[float, float]:

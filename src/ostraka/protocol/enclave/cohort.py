@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from ostraka.arrays import Float32
+from ostraka.arrays import Float32, Spares
 from ostraka.config import Federation, Terms, Tiling
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
@@ -29,7 +29,8 @@ class Publication:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The round's fixed facts. confirmed: whether anybody has to confirm the outcome."""
+    """The round's fixed facts. confirmed: whether anybody has to confirm the outcome. vectors: the
+    memory for what it computes."""
 
     federation: Federation
     identity: Identity = field(repr=False)
@@ -41,6 +42,7 @@ class RoundContext:
     state: ServerState = field(repr=False)  # before this round
     evidence: str
     cautions: tuple[str, ...] = ()
+    vectors: Spares = field(default_factory=Spares, repr=False)
 
     @property
     def number(self) -> int:

@@ -32,7 +32,7 @@ def combine(
         if isinstance(plan, Columnwise)
         else _Sums(rows, measured.scales, plan, cohort.context.state.last)
     )
-    aggregate = np.empty(cohort.terms.dimension, np.float32)
+    aggregate = cohort.context.vectors.take(cohort.terms.dimension)
 
     def combine_piece(thread: int, index: int, _: int) -> None:
         aggregate[cohort.pieces.part(index)] = combining.combine(thread, index)

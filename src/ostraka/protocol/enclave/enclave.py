@@ -70,7 +70,8 @@ class Enclave:
         memory: for its rows, which no other round may use meanwhile; its own unless given. spool:
         for what finds no room there.
         """
-        keeping = Keeping(self._federation, memory or Memory(), spool, self._entropy)
+        memory = memory or Memory()
+        keeping = Keeping(self._federation, memory, spool, self._entropy)
         return Intake(
             RoundContext(
                 federation=self._federation,
@@ -85,6 +86,7 @@ class Enclave:
                 ),
                 evidence=self._evidence,
                 cautions=self._cautions,
+                vectors=memory.vectors,
             ),
             keeping,
         )

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 
-from ostraka.arrays import UInt8, UInt32
+from ostraka.arrays import UInt8
 from ostraka.config import Tiling
-from ostraka.core import sketch
+from ostraka.core import loops, sketch
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.stream import SecretStream
@@ -27,17 +27,21 @@ class Folds:
         bits: UInt8 = np.empty((tiling.count, -(-tiling.tile // 8)), np.uint8)
         stream.fill(bits)
         shifts = stream.uniform((tiling.count, sketch.blocks(tiling.tile, m)), m)
-        sizes = map(tiling.size, range(tiling.count))
-        self._tiles: list[tuple[UInt8, UInt32]] = [
-            (bits[index, : -(-size // 8)], shifts[index, : sketch.blocks(size, m)])
-            for index, size in enumerate(sizes)
+        self._tiles = [
+            loops.Fold(
+                bits[index, : -(-size // 8)],
+                shifts[index, : sketch.blocks(size, m)],
+                width=size,
+                m=m,
+            )
+            for index, size in enumerate(map(tiling.size, range(tiling.count)))
         ]
 
     def __repr__(self) -> str:
         return "Folds(<secret>)"
 
-    def of(self, index: int) -> tuple[UInt8, UInt32]:
-        """The bits of the signs, and the shifts, of one tile."""
+    def of(self, index: int) -> loops.Fold:
+        """The signs and shifts of one tile."""
         return self._tiles[index]
 
 

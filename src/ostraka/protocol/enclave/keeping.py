@@ -26,7 +26,7 @@ from typing import Protocol
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from ostraka.arrays import AnyArray, Buffer, Float32, UInt8
+from ostraka.arrays import AnyArray, Buffer, Float32, Spares, UInt8
 from ostraka.config import Federation
 from ostraka.crypto.aead import KEY_BYTES, nonce
 from ostraka.crypto.hpke import Entropy
@@ -35,6 +35,7 @@ from ostraka.crypto.updates import TileOpener
 from ostraka.errors import LocalProtocolError, OpenError, StorageFull
 
 _FLOAT32 = np.dtype("<f4")
+_VECTORS = 2  # the aggregate and the model after it
 
 
 class Spool(Protocol):
@@ -69,9 +70,13 @@ class Kept(Protocol):
 
 
 class Memory:
-    """Room for resident rows. budget: how many bytes of the machine's memory they may take."""
+    """Room for resident rows. budget: how many bytes of the machine's memory they may take.
+
+    vectors: what a round has besides, whatever the budget is: its aggregate, its model, and less.
+    """
 
     def __init__(self, budget: int = 2**62) -> None:
+        self.vectors = Spares()
         self._budget = budget
         self._space: UInt8 = np.empty(0, np.uint8)
 
@@ -113,11 +118,13 @@ class Keeping:
         terms, rows = federation.terms, len(federation.clients)
         self.tiling, self.pieces = terms.tiling, federation.pieces
         self.format, self.value_bytes = terms.format, terms.format.dtype.itemsize
+        self.tile_bytes = terms.tile * self.value_bytes
         self.entropy = entropy
         self._spool = spool
         # The room that was free for longest is the next: a client that spoils its upload must not
         # choose whose row takes its place.
         self._rooms = deque(memory.rooms(rows, terms.dimension * self.value_bytes, entropy))
+        memory.vectors.prepare(_VECTORS, terms.dimension)
         self._scratch = local()
 
     def place(self, row: int, opener: TileOpener, step: float = 0.0) -> Kept:
@@ -143,7 +150,7 @@ class Keeping:
 
     def tile(self) -> UInt8:
         """Memory for one tile as it was sealed, of this thread's own."""
-        return self._own("tile", self.tiling.tile * self.value_bytes)
+        return self._own("tile", self.tile_bytes)
 
     def _own(self, name: str, size: int) -> UInt8:
         if not hasattr(self._scratch, name):
@@ -170,8 +177,8 @@ class _Resident:
         return "_Resident(<secret>)"
 
     def room(self, index: int) -> UInt8:
-        part, each = self._keeping.tiling.part(index), self._keeping.value_bytes
-        return self._room[part.start * each : part.stop * each]
+        start, size = index * self._keeping.tile_bytes, self._keeping.tile_bytes
+        return self._room[start : start + size]
 
     def keep(self, index: int, ciphertext: Buffer) -> None:
         """It is where it belongs."""

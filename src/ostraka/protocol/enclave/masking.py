@@ -148,10 +148,16 @@ class Masking:
         if self._encoder is not None:
             raise LocalProtocolError("this attempt has masked its rows; a mask serves once")
         self._encoder = self._make_encoder()
-        largest = self._layout.size(0)
-        sealed = [memoryview(bytearray(largest)) for _ in range(self._encoder.shares_per_row)]
+        sealed = self._room(self._encoder.shares_per_row)
         for index in range(self._columns.count):
             yield self._encode_tile(self._encoder, index, sealed)
+
+    def _room(self, shares: int) -> list[memoryview]:
+        """Memory for the largest sealed tile of every share."""
+        size = self._layout.size(0)
+        words = -(-shares * size // np.dtype(np.float32).itemsize)
+        raw = self._reader.context.vectors.take(words).data.cast("B")
+        return [raw[share * size : (share + 1) * size] for share in range(shares)]
 
     def decode(self, answers: Sequence[Answer]) -> "Measured | Dispute":
         """What was measured; or a dispute, if the answers contradict the evidence.

@@ -81,7 +81,8 @@ def propose(
     """Advance the model by the aggregate, and sign the outcome. Raises for a second time."""
     context, threads = cohort.context, threads or Threads()
     context.publication.claim()
-    state = optimiser.advance(context.state, aggregate, context.terms.optimiser)
+    model = context.vectors.take(len(aggregate))
+    state = optimiser.advance(context.state, aggregate, context.terms.optimiser, model=model)
     selected = tuple(cohort.rows[row].client for row in plan.selected)
     receipt = _receipt(
         cohort,
@@ -114,7 +115,8 @@ def propose_null_step(
     context, threads = cohort.context, threads or Threads()
     context.publication.claim()
     nothing = np.zeros(context.terms.dimension, np.float32)
-    after = optimiser.advance(context.state, nothing, context.terms.optimiser)
+    model = context.vectors.take(len(nothing))
+    after = optimiser.advance(context.state, nothing, context.terms.optimiser, model=model)
     for vector in (nothing, after.model):  # The model that is kept was hashed for the offer.
         vector_digest(vector, threads.map)
     receipt = _receipt(

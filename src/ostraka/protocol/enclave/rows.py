@@ -1,5 +1,6 @@
 """Reads the rows of a cohort, piece by piece, for one pass over them."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -103,9 +104,12 @@ class RowReader:
 
     def sketches(self) -> Float32:
         """The rows' sketches in the unit ball, (n, m)."""
-        sketches = np.zeros((len(self.rows), self.columns.length), np.float32)
+        shape = len(self.rows), self.columns.length
+        sketches = self.context.vectors.take(math.prod(shape)).reshape(shape)
         for row, (member, out) in enumerate(zip(self.rows, sketches, strict=True)):
-            if member.sketch is not None and row not in self._absent:
+            if member.sketch is None or row in self._absent:
+                out.fill(0)
+            else:
                 to_unit = self.factors[row] / scale_of(member.norm)
                 np.multiply(member.sketch, np.float32(to_unit), out=out)
         return sketches

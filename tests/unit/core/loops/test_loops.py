@@ -115,7 +115,7 @@ def test_absorb_is_the_same_in_c(library, n, m, scale, drawn):
     shifts = rng.integers(0, m, -(-n // m)).astype(np.uint32)
     ours = placed(reals(rng, m, special), offset)
     theirs, before = ours.copy(), values.copy()
-    squares = library.absorb(values, bits, shifts, scale, ours)
+    squares = library.absorb(values, *library.pin(bits, shifts), scale, ours)
     assert_same(squares, twin.absorb(values, bits, shifts, scale, theirs))
     assert_same(ours, theirs)
     assert values.tobytes() == before.tobytes()
@@ -249,7 +249,7 @@ def test_law12_absorb_is_the_formula(n, m, scale, seed):
         sign = -1 if bits[k // 8] >> (7 - k % 8) & 1 else 1
         place = (k % m + int(shifts[k // m])) % m
         expected[place] += np.float32(sign) * (values[k] * np.float32(scale))
-    squares = loops.absorb(values, bits, shifts, scale, sketch)
+    squares = loops.absorb(values, loops.Fold(bits, shifts, width=n, m=m), scale, sketch)
     scaled = values.astype(np.float64) * np.float32(scale)
     assert squares == pytest.approx(scaled @ scaled, rel=1e-5, abs=1e-30)
     assert_same(sketch, expected)
@@ -260,8 +260,8 @@ def test_law12_absorb_is_the_formula(n, m, scale, seed):
 def test_absorbed_squares_show_what_is_not_finite_or_out_of_range(bad, place):
     values = np.ones(1501, np.float32)
     values[place] = bad
-    bits, shifts = np.zeros(188, np.uint8), np.zeros(1, np.uint32)
-    assert not loops.absorb(values, bits, shifts, 1.0, np.zeros(2000, np.float32)) < 1e38
+    fold = loops.Fold(np.zeros(188, np.uint8), np.zeros(1, np.uint32), width=1501, m=2000)
+    assert not loops.absorb(values, fold, 1.0, np.zeros(2000, np.float32)) < 1e38
 
 
 @given(count=st.integers(0, 9), n=st.integers(0, 50), seed=SEEDS)
@@ -365,6 +365,10 @@ def f32(*shape):
     return np.zeros(shape, np.float32)
 
 
+def fold_of_eight():
+    return loops.Fold(np.zeros(1, np.uint8), u32(1), width=8, m=8)
+
+
 def unaligned(n):
     return np.zeros(4 * n + 1, np.uint8)[1:].view(np.float32)
 
@@ -406,12 +410,12 @@ BAD = {
     "every other value": lambda: loops.squares(f32(6)[::2]),
     "not aligned": lambda: loops.squares(unaligned(4)),
     "two lengths": lambda: loops.dot(f32(3), f32(4)),
-    "too few bits": lambda: loops.absorb(f32(9), np.zeros(1, np.uint8), u32(1), 1, f32(9)),
-    "too few shifts": lambda: loops.absorb(f32(9), np.zeros(2, np.uint8), u32(1), 1, f32(8)),
-    "no sketch": lambda: loops.absorb(f32(0), np.zeros(0, np.uint8), u32(0), 1, f32(0)),
-    "a sketch to read": lambda: loops.absorb(
-        f32(8), np.zeros(1, np.uint8), u32(1), 1, readonly(f32(8))
-    ),
+    "too few bits": lambda: loops.Fold(np.zeros(1, np.uint8), u32(1), width=9, m=9),
+    "too few shifts": lambda: loops.Fold(np.zeros(2, np.uint8), u32(1), width=9, m=8),
+    "no sketch": lambda: loops.Fold(np.zeros(0, np.uint8), u32(0), width=0, m=0),
+    "a tile of another width": lambda: loops.absorb(f32(7), fold_of_eight(), 1, f32(8)),
+    "a longer sketch": lambda: loops.absorb(f32(8), fold_of_eight(), 1, f32(9)),
+    "a sketch to read": lambda: loops.absorb(f32(8), fold_of_eight(), 1, readonly(f32(8))),
     "too few weights": lambda: loops.add_rows([f32(3)] * 2, np.zeros(1), np.zeros(3)),
     "one short row": lambda: loops.add_rows([f32(3), f32(2)], np.zeros(2), np.zeros(3)),
     "a float32 total": lambda: loops.add_rows([f32(3)], np.zeros(1), f32(3)),
