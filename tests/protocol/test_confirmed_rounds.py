@@ -763,9 +763,9 @@ def test_a_null_step_does_what_any_other_outcome_does(simulate, monkeypatch):
     for owner, name in ((optimiser, "advance"), (messages, "_vector_digest")):
         real = getattr(owner, name)
 
-        def counted(*given, real=real, name=name):
+        def counted(*given, real=real, name=name, **named):
             done.append(name)
-            return real(*given)
+            return real(*given, **named)
 
         monkeypatch.setattr(owner, name, counted)
     counts = []

@@ -24,7 +24,7 @@ from ostraka.encoding import digest, encode
 pytestmark = pytest.mark.slow  # in make test, not in make check
 
 SUCCESSOR = b"s" * 32
-_STEPS_OF_A_FILE = 7  # no leftover, open, write, sync, name; and open and sync the folder
+_STEPS_OF_A_FILE = 6  # open, write, sync, name; and open and sync the folder
 
 
 class Died(BaseException):
