@@ -19,7 +19,7 @@ from ostraka.client.results import Model
 from ostraka.core.uploads import Encoded
 from ostraka.errors import OstrakaError, UpdateRejected
 from ostraka.protocol.client import Joined
-from ostraka_lab.experiment import Participant, Task
+from ostraka_lab.experiment import AnyTask, Participant, load_task
 from ostraka_lab.folder import Board, Records, RunFolder, client_name
 
 _LOG = logging.getLogger("ostraka.lab.client")
@@ -40,7 +40,7 @@ class Trained:
 
     client: str
     round: int
-    loss: float
+    loss: float | None
     seconds: float
 
 
@@ -58,7 +58,7 @@ class Fellows:
 
     folder: RunFolder
     address: str
-    task: Task
+    task: AnyTask
     turn: threading.Lock
     board: Board
 
@@ -68,7 +68,7 @@ def main() -> int:
     logs.setup(json=True, simulated=True)
     torch.set_num_threads(1)
     folder = RunFolder(Path(run))
-    task = Task.load(folder.load()[0])
+    task = load_task(folder.load()[0])
     fellows = Fellows(folder, address, task, threading.Lock(), Board(folder.board))
     model = task.model()
     participants = [Participant(task, int(number), model) for number in numbers]

@@ -2,6 +2,7 @@
 
     Experiment    everything that decides how a run goes
     Task          the data, and which client holds which part of it
+    AppTask       the same for an app, which brings its own model, data and training
     Backdoor      how often a trigger leads a model astray
     Participant   one client: its part of the data, its training, its attack
     Judge         how good a model is, on examples that no client has trained on
@@ -11,29 +12,33 @@ nothing but who aggregates.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from torch import nn
 
-from ostraka.arrays import Float32, Float64
+from ostraka.arrays import Float32, Float64, Int64
 from ostraka.cli.federation_folder import CLIENT
 from ostraka.config import MAX_WORKERS, MIN_WORKERS, Manifest, require_sketches
 from ostraka.core import rules, sketch, uploads
 from ostraka.crypto.stream import KEY_BYTES, SecretStream
 from ostraka.errors import ConfigError
+from ostraka_lab import app as apps
 from ostraka_lab import data, models
 from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene
 from ostraka_lab.data import DATASETS, Dataset, Split, partition
 from ostraka_lab.defence import Defence
 from ostraka_lab.models import MODELS
 from ostraka_lab.names import find
-from ostraka_lab.training import Recipe, Score, Trained, Trainer, evaluate
+from ostraka_lab.training import Recipe, Trained, Trainer, evaluate
 
 UNJUDGED: dict[str, float | None] = {"accuracy": None, "loss": None, "attack_success": None}
+
+Scorer: TypeAlias = Callable[[Float32], dict[str, float | None]]
+"""Measures a model (d,): its accuracy, its loss, and how often an attack's trigger works."""
 
 NO_ATTACK = "none"
 KNOWING = ("all", "own")
@@ -41,6 +46,9 @@ KNOWING = ("all", "own")
 # The model that fits a data set, if no other is asked for.
 _MODELS = {"digits": "mlp", "cifar10": "cnn"}
 _OTHER_MODEL = "cnn"
+# What stands in place of a choice that an app has made by itself, and what it leaves no choice of.
+_APPS_OWN = {"model": "the app's model", "partition": "the app's split"}
+_NOT_OF_AN_APP = ("steps", "epochs", "batch", "learning_rate", "momentum", "root_images")
 # Up to this number of clients, each has a process of its own; more share two.
 _EVERY_CLIENT_A_PROCESS = 16
 _PROCESSES = 2
@@ -65,7 +73,8 @@ class Experiment:
     the usual ones. k: of multi-krum, None for n - f. root: the client that rules with a root client
     trust; None for an honest one, drawn from the seed. root_images: how many images that client
     has, drawn from all, in place of its part; None for its part. upload: the format of uploads, in
-    which attackers are held to its range.
+    which attackers are held to its range. app: a task of one's own, by its name; it is the data set
+    then, with its own model, split and training (`asked` fills these in).
     processes: how many the clients share; None for one each, unless there are many clients.
     evaluate_every: in rounds; the last is always evaluated. deadline_s: how long the first round
     waits for a client that does not come.
@@ -102,13 +111,17 @@ class Experiment:
     baseline: bool = False
     evaluate_every: int = 1
     deadline_s: float = 900.0
+    app: str | None = None
 
     def __post_init__(self) -> None:
-        find("data set", self.dataset, DATASETS)
-        find("model", self.architecture, MODELS)
         find("attack", self.attack, {**ATTACKS, NO_ATTACK: None})
         find("kind of knowledge", self.know, dict.fromkeys(KNOWING))
-        partition.parse(self.partition)
+        if self.app is None:
+            find("data set", self.dataset, DATASETS)
+            find("model", self.architecture, MODELS)
+            partition.parse(self.partition)
+        else:
+            self._require_app(self.app)
         uploads.find(self.upload)
         self._require_least(
             byzantine=0, f=0, rounds=1, seed=0, processes=1, evaluate_every=1, root_images=2
@@ -131,6 +144,32 @@ class Experiment:
         self._require_rule()
         self._require_known()
         _ = self.recipe
+
+    def _require_app(self, app: str) -> None:
+        apps.require_name(app)
+        own = {"dataset": app, **_APPS_OWN}
+        usual = {name: _default(name) for name in _NOT_OF_AN_APP}
+        for name, value in (own | usual).items():
+            if (given := getattr(self, name)) != value:
+                raise ConfigError(
+                    f"{name} is a choice for the lab's own tasks, and an app has its own: leave "
+                    f"it out beside --app; got {given!r}"
+                )
+        attack = ATTACKS.get(self.attack)
+        if attack is not None and (needed := attack.needs_of_task):
+            raise ConfigError(
+                f"{attack.name} needs {needed}, which an app keeps to itself: choose an attack on "
+                "updates, such as alie or optimal-ipm, or a data set of the lab"
+            )
+
+    @classmethod
+    def asked(cls, *, app: str | None = None, **fields: Any) -> "Experiment":
+        """An experiment in which an app's own choices stand in place of defaults."""
+        if app is not None:
+            for name, own in {"dataset": app, **_APPS_OWN}.items():
+                if fields.get(name, _default(name)) == _default(name):
+                    fields[name] = own
+        return cls(**fields, app=app)
 
     def _require_rule(self) -> None:
         if self.root is not None and self.root not in self.numbers:
@@ -329,13 +368,103 @@ class Experiment:
 
         Raises ConfigError, KeyError or TypeError.
         """
-        given = {name: fields[name] for name in cls.__dataclass_fields__}
+        given = {name: ({"app": None} | fields)[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"pre": None if given["pre"] is None else tuple(given["pre"])})
+
+
+def _default(name: str) -> object:
+    return Experiment.__dataclass_fields__[name].default
+
+
+class Training(Protocol):
+    """One client's training."""
+
+    def update(
+        self, start: Float32, *, seed: Sequence[int], held: Int64 | None = None
+    ) -> Trained: ...
+
+
+class AnyTask(Protocol):
+    """What all participants share: a `Task`, or an `AppTask`."""
+
+    @property
+    def experiment(self) -> Experiment: ...
+
+    def model(self) -> Any:
+        """What the trainings of one process share, one at a time."""
+        ...
+
+    def first(self) -> tuple[Manifest, Float32]: ...
+
+    def holdings(self) -> list[list[int]]:
+        """The examples of each class at every client; empty if that is not known."""
+        ...
+
+    def training(self, client: int, model: Any, attack: Attack | None) -> Training: ...
+
+    def backdoor(self, client: int) -> Callable[[Float32], float]:
+        """How often an attacker's backdoor works with a model (d,), on examples of its own."""
+        ...
+
+    def scorer(self, meanwhile: Callable[[], object] | None) -> Scorer: ...
+
+
+def load_task(experiment: Experiment) -> AnyTask:
+    """Load the data and split it. Raises ConfigError if it is missing or too small."""
+    return Task.load(experiment) if experiment.app is None else AppTask.load(experiment)
+
+
+@dataclass(frozen=True, eq=False)
+class AppTask:
+    """An app as the task of an experiment."""
+
+    experiment: Experiment
+    app: apps.Federated
+
+    @classmethod
+    def load(cls, experiment: Experiment) -> "AppTask":
+        app, counts = experiment.app or "", {"clients": experiment.clients, "seed": experiment.seed}
+        return cls(experiment, apps.Federated(app, **counts))
+
+    def model(self) -> None:
+        return None
+
+    def first(self) -> tuple[Manifest, Float32]:
+        return self.app.manifest, self.app.first
+
+    def holdings(self) -> list[list[int]]:
+        return []
+
+    def training(self, client: int, model: None, attack: Attack | None) -> Training:
+        return _AppTraining(self.app, client)
+
+    def backdoor(self, client: int) -> Callable[[Float32], float]:
+        raise ConfigError("an app has no backdoor")  # Experiments with one are refused.
+
+    def scorer(self, meanwhile: Callable[[], object] | None) -> Scorer:
+        def scores(vector: Float32) -> dict[str, float | None]:
+            accuracy, loss = self.app.score(vector)
+            return UNJUDGED | {"accuracy": accuracy, "loss": loss}
+
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class _AppTraining:
+    app: apps.Federated
+    client: int
+
+    def update(self, start: Float32, *, seed: Sequence[int], held: Int64 | None = None) -> Trained:
+        """Train from this model (d,). seed: of which the app is given one number."""
+        number = int(np.random.SeedSequence(list(seed)).generate_state(1)[0])
+        with np.errstate(over="ignore", invalid="ignore"):  # of a training that diverged
+            update = self.app.trained(start, self.client, number) - start
+        return Trained(update, loss=None, examples=None)
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What all participants share: the data, and which client holds which part of it."""
+    """The lab's own data, and which client holds which part of it."""
 
     experiment: Experiment
     dataset: Dataset
@@ -374,6 +503,41 @@ class Task:
         own, train = self.parts[client - 1], self.dataset.train
         return Split(train.images[own], train.labels[own])
 
+    def training(self, client: int, model: nn.Module, attack: Attack | None) -> Trainer:
+        examples = self._poisoned(self.examples(client), client, attack)
+        statistics = self.dataset.mean, self.dataset.std
+        return Trainer(model, examples.images, examples.labels, *statistics, self.experiment.recipe)
+
+    def _poisoned(self, examples: Split, client: int, attack: Attack | None) -> Split:
+        if attack is None or attack.poison is None:
+            return examples
+        stream = self.experiment.poison_stream(client)
+        place = self.experiment.attackers.index(client)
+        poison = Poison(classes=self.dataset.classes, rng=stream, number=place)
+        return attack.poison(examples, poison)
+
+    def backdoor(self, client: int) -> Callable[[Float32], float]:
+        """With a model of its own, which no other thread trains."""
+        examples = self.examples(client)
+        some = Split(examples.images[:_TRIED], examples.labels[:_TRIED])
+        return Backdoor(self, self.model(), some).success
+
+    def scorer(self, meanwhile: Callable[[], object] | None) -> Scorer:
+        model, test = self.model(), self.dataset.test
+        backdoor = Backdoor(self, model, test, meanwhile)
+        statistics = self.dataset.mean, self.dataset.std
+        measure = partial(evaluate, meanwhile=meanwhile)
+
+        def scores(vector: Float32) -> dict[str, float | None]:
+            score = measure(model, vector, test.images, test.labels, *statistics)
+            return {
+                "accuracy": score.accuracy,
+                "loss": score.loss if math.isfinite(score.loss) else None,
+                "attack_success": backdoor.success(vector) if backdoor.exists else None,
+            }
+
+        return scores
+
 
 class Backdoor:
     """How often images with the attack's trigger are taken for the target of its backdoor.
@@ -409,13 +573,13 @@ class Backdoor:
 
 
 class Participant:
-    """One client. model: may be shared by participants that train one after the other.
+    """One client. model: of the task, shared by participants that train one after the other.
 
     defence: what it attacks, if it does; None for what the federation's terms say.
     """
 
     def __init__(
-        self, task: Task, number: int, model: nn.Module, defence: Defence | None = None
+        self, task: AnyTask, number: int, model: Any, defence: Defence | None = None
     ) -> None:
         self.number = number
         self._task, self._experiment = task, task.experiment
@@ -425,15 +589,7 @@ class Participant:
         self.attack: Attack | None = task.experiment.attacking if attacks else None
         self._memory: object = None
         self._learnt_in = 0  # the last round in which it has learnt
-        examples = self._poisoned(task.examples(number), task.dataset)
-        self.trainer = Trainer(
-            model,
-            examples.images,
-            examples.labels,
-            task.dataset.mean,
-            task.dataset.std,
-            task.experiment.recipe,
-        )
+        self.trainer = task.training(number, model, self.attack)
         self._round = 0
 
     @property
@@ -498,19 +654,16 @@ class Participant:
     @cached_property
     def _layers(self) -> tuple[int, ...]:
         """The sizes of the model's tensors."""
-        tensors = models.manifest(self.trainer.model).tensors
+        tensors = self._task.first()[0].tensors
         return tuple(math.prod(each.shape) for each in tensors)
 
     def _works(self, vector: Float32) -> float:
         """How often its backdoor works with this model (d,)."""
-        return self._backdoor.success(vector)
+        return self._backdoor(vector)
 
     @cached_property
-    def _backdoor(self) -> Backdoor:
-        """On examples of its own, with a model that no other thread trains."""
-        examples = self._task.examples(self.number)
-        some = Split(examples.images[:_TRIED], examples.labels[:_TRIED])
-        return Backdoor(self._task, self._task.model(), some)
+    def _backdoor(self) -> Callable[[Float32], float]:
+        return self._task.backdoor(self.number)
 
     def _in_range(self, sent: Float32) -> Float32:
         """What the format of uploads can hold of finite values; others are sent as they are."""
@@ -531,42 +684,13 @@ class Participant:
         before, start = self._models
         return None if before is None or start is None else np.subtract(start, before, dtype=float)
 
-    def _poisoned(self, examples: Split, dataset: Dataset) -> Split:
-        if self.attack is None or self.attack.poison is None:
-            return examples
-        stream = self._experiment.poison_stream(self.number)
-        place = self._experiment.attackers.index(self.number)
-        poison = Poison(classes=dataset.classes, rng=stream, number=place)
-        return self.attack.poison(examples, poison)
-
 
 class Judge:
     """Judges models (d,) of one task. meanwhile: called again and again while that goes on."""
 
-    def __init__(self, task: Task, meanwhile: Callable[[], object] | None = None) -> None:
-        self._dataset = task.dataset
-        self._model = task.model()
-        self._meanwhile = meanwhile
-        self._backdoor = Backdoor(task, self._model, task.dataset.test, meanwhile)
+    def __init__(self, task: AnyTask, meanwhile: Callable[[], object] | None = None) -> None:
+        self._scored = task.scorer(meanwhile)
 
     def scores(self, vector: Float32) -> dict[str, float | None]:
         """Measure accuracy, loss, and how often a backdoor's trigger works, if there is one."""
-        test = self._dataset.test
-        score = self._score(vector, test.images, test.labels)
-        return {
-            "accuracy": score.accuracy,
-            "loss": score.loss if math.isfinite(score.loss) else None,
-            "attack_success": self._backdoor.success(vector) if self._backdoor.exists else None,
-        }
-
-    def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
-        dataset = self._dataset
-        return evaluate(
-            self._model,
-            vector,
-            images,
-            labels,
-            dataset.mean,
-            dataset.std,
-            meanwhile=self._meanwhile,
-        )
+        return self._scored(vector)

@@ -280,6 +280,6 @@ def test_attackers_of_a_distributed_backdoor_train_different_parts():
     model = task.model()
     changed = []
     for number in task.experiment.attackers:
-        trained = Participant(task, number, model).trainer._images
+        trained = task.training(number, model, task.experiment.attacking)._images
         changed.append((trained != task.examples(number).images).any(axis=(0, 1)))
     assert not any((one & other).any() for one, other in itertools.combinations(changed, 2))
