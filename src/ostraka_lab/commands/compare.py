@@ -244,8 +244,10 @@ class _Pace:
         self._runs += 1
         self._done += 1
         if not sys.stderr.isatty():
+            # A worst case may change with more seeds, and then there are more runs.
+            of = max(self._done, self._of)
             click.echo(
-                f"[RUN {self._done} of {self._of}] {result.attack} on {result.defence} "
+                f"[RUN {self._done} of {of}] {result.attack} on {result.defence} "
                 f"({result.scenario}), seed {result.seed}: accuracy {percent(result.accuracy)}, "
                 f"{result.seconds:.1f} s{self._left()}",
                 err=True,

@@ -41,9 +41,9 @@ _GAUSSIAN = (
 _POLAR = (
     "The noise that makes distances exact is orthogonal from client to client, so it is not "
     "independent. The polar attack uses that. One worker alone takes the polar decomposition of "
-    "all rows that it was given together, which tells it the noise but for a small rest, and "
-    "subtracts that. What is left correlates with the updates, with a signal-to-noise ratio of "
-    "√((N + 1) / 2) for N clients, for any noise and dimension (docs/threat-model.md). Choose "
+    "all rows that it was given together, which gives it the noise but for a small rest, and "
+    "subtracts the noise. What is left correlates with the updates, with a signal-to-noise ratio "
+    "of √((N + 1) / 2) for N clients, for any noise and dimension (docs/threat-model.md). Choose "
     "exact masking for anything but a comparison with the paper."
 )
 
@@ -106,7 +106,10 @@ def table(run: RunRecord) -> Table | None:
         ),
         ("error of a squared distance, in squared clipping norms", f"{error:.2g}"),
         ("signal to noise of the polar attack", f"{_polar_signal(experiment.clients):.2f}"),
-        ("its expected AUC", format.percent(_polar_auc(experiment.clients), decimals=1)),
+        (
+            "how often it tells a true suspicion from a false one (AUC)",
+            format.percent(_polar_auc(experiment.clients), decimals=1),
+        ),
     ]
     return Table((Column("Quantity"), Column("value", number=True)), rows)
 

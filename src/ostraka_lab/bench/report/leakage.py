@@ -18,11 +18,11 @@ _TEXT = (
     "attack is a matched filter: it multiplies the row with an update that it suspects, value by "
     "value, and a large sum says that this update is in the row. The polar attack looks at all "
     "rows together. The noise of different clients is orthogonal, so the polar decomposition of "
-    "the rows tells it but for a small rest; that is subtracted before the filter, and it works at "
-    "any noise (docs/threat-model.md). AUC is how often a worker tells a true suspicion from a "
-    "false one. Exact masks give a worker uniform residues: no attack beats guessing, and "
-    "distances are off by the rounding of updates to whole steps alone (law 7 of docs/protocol.md, "
-    "which lists all laws)."
+    "the rows gives the noise but for a small rest. The attack subtracts that noise before it "
+    "filters, and works however large it is (docs/threat-model.md). AUC is how often a worker "
+    "tells a true suspicion from a false one. Exact masks give a worker uniform residues: no "
+    "attack beats guessing, and distances are off by the rounding of updates to whole steps alone "
+    "(law 7 of docs/protocol.md, which lists all laws)."
 )
 
 
