@@ -27,15 +27,9 @@ from ostraka.config import Manifest, Terms
 from ostraka.core import rules, uploads
 from ostraka.errors import OstrakaError
 from ostraka_lab.defence import Aggregate, Defence, Past, Plain
-from ostraka_lab.experiment import (
-    UNJUDGED,
-    AnyTask,
-    Experiment,
-    Judge,
-    Participant,
-    load_task,
-)
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
+from ostraka_lab.task import UNJUDGED, AnyTask, Judge, Participant, load_task
 
 PLAIN = "plain"
 AGGREGATE = "aggregate"  # the stage of a round in the clear that has a time of its own

@@ -19,8 +19,8 @@ from ostraka.client.results import Model
 from ostraka.core.uploads import Encoded
 from ostraka.errors import OstrakaError, UpdateRejected
 from ostraka.protocol.client import Joined
-from ostraka_lab.experiment import AnyTask, Participant, load_task
 from ostraka_lab.folder import Board, Records, RunFolder, client_name
+from ostraka_lab.task import AnyTask, Participant, load_task
 
 _LOG = logging.getLogger("ostraka.lab.client")
 _AGAIN_S = 0.1  # between two looks, for a client whose update was rejected in this round

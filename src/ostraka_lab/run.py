@@ -13,9 +13,10 @@ from ostraka.model_file import write_model
 from ostraka_lab.baselines import PLAIN
 from ostraka_lab.children import Child, Children, Logged
 from ostraka_lab.deployment import Deployment, Progress, Setting, found, move
-from ostraka_lab.experiment import UNJUDGED, AnyTask, Experiment, Judge, load_task
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import Board, Records, RunFolder, client_name, client_number
 from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics, read, read_baseline
+from ostraka_lab.task import UNJUDGED, AnyTask, Judge, load_task
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many of the rounds are over."""

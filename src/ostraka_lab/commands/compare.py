@@ -180,7 +180,8 @@ def _cores() -> int:
 def _found(fields: dict[str, Any], grid: dict[str, Any], out: Path | None) -> "Comparison":
     """Make the folder of a new comparison."""
     from ostraka_lab.compare import Comparison, checks
-    from ostraka_lab.experiment import Experiment, load_task
+    from ostraka_lab.experiment import Experiment
+    from ostraka_lab.task import load_task
 
     first, *others = fields["partition"]
     attackers = tuple(fields["byzantine"])

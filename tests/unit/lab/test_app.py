@@ -15,7 +15,8 @@ from ostraka.errors import ConfigError
 from ostraka_lab import app as apps
 from ostraka_lab.attacks import ATTACKS
 from ostraka_lab.baselines import Clear, plain_average
-from ostraka_lab.experiment import Experiment, Judge, load_task
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.task import Judge, load_task
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SMALL = {"clients": 5, "byzantine": 1, "rounds": 2}

@@ -13,8 +13,9 @@ from ostraka.errors import ConfigError, LeakyMasking
 from ostraka_lab import baselines, data
 from ostraka_lab.baselines import PLAIN, Clear, plain_average, rule
 from ostraka_lab.defence import Aggregate, Past, inner_products
-from ostraka_lab.experiment import Experiment, Judge, Participant, Task
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
+from ostraka_lab.task import Judge, Participant, Task
 
 START = Past()
 DEFAULT = "arc+nnm+geometric-median"
