@@ -27,8 +27,9 @@ from ostraka.config import Manifest, Terms
 from ostraka.core import rules, uploads
 from ostraka.errors import OstrakaError
 from ostraka_lab.defence import Aggregate, Defence, Past, Plain
-from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Participant, Task
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
+from ostraka_lab.task import UNJUDGED, AnyTask, Judge, Participant, load_task
 
 PLAIN = "plain"
 AGGREGATE = "aggregate"  # the stage of a round in the clear that has a time of its own
@@ -67,7 +68,7 @@ plain_average = Plain()
 class Clear:
     """The participants of an experiment, in one process, with the lab as their server."""
 
-    def __init__(self, task: Task, rule: Rule) -> None:
+    def __init__(self, task: AnyTask, rule: Rule) -> None:
         self._experiment: Experiment = task.experiment
         self._rule = rule
         shared = task.model()
@@ -186,7 +187,7 @@ def main() -> int:
 
 def aggregate(folder: RunFolder, defence: str, done: int) -> None:
     """Run all rounds after the first `done`."""
-    task = Task.load(folder.load()[0])
+    task = load_task(folder.load()[0])
     clear, judge = Clear(task, rule(task.experiment, defence)), Judge(task)
     if done:
         clear.model = np.fromfile(_state(folder, defence, done), "<f4")

@@ -19,8 +19,8 @@ from ostraka.client.results import Model
 from ostraka.core.uploads import Encoded
 from ostraka.errors import OstrakaError, UpdateRejected
 from ostraka.protocol.client import Joined
-from ostraka_lab.experiment import Participant, Task
 from ostraka_lab.folder import Board, Records, RunFolder, client_name
+from ostraka_lab.task import AnyTask, Participant, load_task
 
 _LOG = logging.getLogger("ostraka.lab.client")
 _AGAIN_S = 0.1  # between two looks, for a client whose update was rejected in this round
@@ -40,7 +40,7 @@ class Trained:
 
     client: str
     round: int
-    loss: float
+    loss: float | None
     seconds: float
 
 
@@ -58,7 +58,7 @@ class Fellows:
 
     folder: RunFolder
     address: str
-    task: Task
+    task: AnyTask
     turn: threading.Lock
     board: Board
 
@@ -68,7 +68,7 @@ def main() -> int:
     logs.setup(json=True, simulated=True)
     torch.set_num_threads(1)
     folder = RunFolder(Path(run))
-    task = Task.load(folder.load()[0])
+    task = load_task(folder.load()[0])
     fellows = Fellows(folder, address, task, threading.Lock(), Board(folder.board))
     model = task.model()
     participants = [Participant(task, int(number), model) for number in numbers]

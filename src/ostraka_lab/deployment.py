@@ -176,7 +176,6 @@ class Progress:
     first: int = 1  # of the rounds that are followed
     published: int = 0
     times: dict[int, RoundTimes] = field(default_factory=dict)
-    losses: dict[int, list[float]] = field(default_factory=dict)  # of training, by round
     gone: dict[str, str] = field(default_factory=dict)  # clients, and why
     _started: bool = False
     _joined: set[str] = field(default_factory=set)
@@ -214,7 +213,6 @@ class Progress:
             case "Trained":
                 self._trained.add(event["client"])
                 self._at(event["round"]).trained = _time(event)
-                self.losses.setdefault(event["round"], []).append(event["loss"])
             case "ClientFailed":
                 self.lose([event["client"]], event["why"])
 

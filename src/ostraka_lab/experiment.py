@@ -1,39 +1,26 @@
-"""An experiment: what to run, who takes part in it, and how good a model is.
+"""An experiment: everything that decides how a run goes, and who attacks in it.
 
-    Experiment    everything that decides how a run goes
-    Task          the data, and which client holds which part of it
-    Backdoor      how often a trigger leads a model astray
-    Participant   one client: its part of the data, its training, its attack
-    Judge         how good a model is, on examples that no client has trained on
-
-A run over the services and one in the clear have the same participants, so that they differ in
-nothing but who aggregates.
+`task` has what is trained in it, and by whom.
 """
 
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from torch import nn
 
-from ostraka.arrays import Float32, Float64
 from ostraka.cli.federation_folder import CLIENT
-from ostraka.config import MAX_WORKERS, MIN_WORKERS, Manifest, require_sketches
+from ostraka.config import MAX_WORKERS, MIN_WORKERS, require_sketches
 from ostraka.core import rules, sketch, uploads
 from ostraka.crypto.stream import KEY_BYTES, SecretStream
 from ostraka.errors import ConfigError
-from ostraka_lab import data, models
-from ostraka_lab.attacks import ATTACKS, TARGET, Attack, Poison, Scene
-from ostraka_lab.data import DATASETS, Dataset, Split, partition
+from ostraka_lab import app as apps
+from ostraka_lab.attacks import ATTACKS, Attack
+from ostraka_lab.data import DATASETS, partition
 from ostraka_lab.defence import Defence
 from ostraka_lab.models import MODELS
 from ostraka_lab.names import find
-from ostraka_lab.training import Recipe, Score, Trained, Trainer, evaluate
-
-UNJUDGED: dict[str, float | None] = {"accuracy": None, "loss": None, "attack_success": None}
+from ostraka_lab.training import Recipe
 
 NO_ATTACK = "none"
 KNOWING = ("all", "own")
@@ -41,15 +28,15 @@ KNOWING = ("all", "own")
 # The model that fits a data set, if no other is asked for.
 _MODELS = {"digits": "mlp", "cifar10": "cnn"}
 _OTHER_MODEL = "cnn"
+# What stands in place of a choice that an app has made by itself, and what it leaves no choice of.
+_APPS_OWN = {"model": "the app's model", "partition": "the app's split"}
+_NOT_OF_AN_APP = ("steps", "epochs", "batch", "learning_rate", "momentum", "root_images")
 # Up to this number of clients, each has a process of its own; more share two.
 _EVERY_CLIENT_A_PROCESS = 16
 _PROCESSES = 2
 
 # What random numbers are drawn for: each purpose has a stream of its own.
 _CAST, _TRAINING, _ATTACK, _POISON, _ROOT, _ROUNDING = range(6)
-
-# Images on which an attacker tries its own backdoor, as often as the model has tensors and more.
-_TRIED = 64
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,8 @@ class Experiment:
     the usual ones. k: of multi-krum, None for n - f. root: the client that rules with a root client
     trust; None for an honest one, drawn from the seed. root_images: how many images that client
     has, drawn from all, in place of its part; None for its part. upload: the format of uploads, in
-    which attackers are held to its range.
+    which attackers are held to its range. app: a task of one's own, by its name; it is the data set
+    then, with its own model, split and training (`asked` fills these in).
     processes: how many the clients share; None for one each, unless there are many clients.
     evaluate_every: in rounds; the last is always evaluated. deadline_s: how long the first round
     waits for a client that does not come.
@@ -102,13 +90,17 @@ class Experiment:
     baseline: bool = False
     evaluate_every: int = 1
     deadline_s: float = 900.0
+    app: str | None = None
 
     def __post_init__(self) -> None:
-        find("data set", self.dataset, DATASETS)
-        find("model", self.architecture, MODELS)
         find("attack", self.attack, {**ATTACKS, NO_ATTACK: None})
         find("kind of knowledge", self.know, dict.fromkeys(KNOWING))
-        partition.parse(self.partition)
+        if self.app is None:
+            find("data set", self.dataset, DATASETS)
+            find("model", self.architecture, MODELS)
+            partition.parse(self.partition)
+        else:
+            self._require_app(self.app)
         uploads.find(self.upload)
         self._require_least(
             byzantine=0, f=0, rounds=1, seed=0, processes=1, evaluate_every=1, root_images=2
@@ -131,6 +123,32 @@ class Experiment:
         self._require_rule()
         self._require_known()
         _ = self.recipe
+
+    def _require_app(self, app: str) -> None:
+        apps.require_name(app)
+        own = {"dataset": app, **_APPS_OWN}
+        usual = {name: _default(name) for name in _NOT_OF_AN_APP}
+        for name, value in (own | usual).items():
+            if (given := getattr(self, name)) != value:
+                raise ConfigError(
+                    f"{name} is a choice for the lab's own tasks, and an app has its own: leave "
+                    f"it out beside --app; got {given!r}"
+                )
+        attack = ATTACKS.get(self.attack)
+        if attack is not None and (needed := attack.needs_of_task):
+            raise ConfigError(
+                f"{attack.name} needs {needed}, which an app keeps to itself: choose an attack on "
+                "updates, such as alie or optimal-ipm, or a data set of the lab"
+            )
+
+    @classmethod
+    def asked(cls, *, app: str | None = None, **fields: Any) -> "Experiment":
+        """An experiment in which an app's own choices stand in place of defaults."""
+        if app is not None:
+            for name, own in {"dataset": app, **_APPS_OWN}.items():
+                if fields.get(name, _default(name)) == _default(name):
+                    fields[name] = own
+        return cls(**fields, app=app)
 
     def _require_rule(self) -> None:
         if self.root is not None and self.root not in self.numbers:
@@ -329,244 +347,9 @@ class Experiment:
 
         Raises ConfigError, KeyError or TypeError.
         """
-        given = {name: fields[name] for name in cls.__dataclass_fields__}
+        given = {name: ({"app": None} | fields)[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"pre": None if given["pre"] is None else tuple(given["pre"])})
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What all participants share: the data, and which client holds which part of it."""
-
-    experiment: Experiment
-    dataset: Dataset
-    parts: list[np.ndarray]
-
-    @classmethod
-    def load(cls, experiment: Experiment) -> "Task":
-        """Load the data and split it. Raises ConfigError if it is missing or too small."""
-        dataset = data.load(experiment.dataset)
-        how = partition.parse(experiment.partition)
-        parts = partition.split(dataset.train.labels, experiment.clients, how, experiment.seed)
-        if experiment.root_images is not None:
-            parts[experiment.trusted - 1] = experiment.root_sample(len(dataset.train))
-        return cls(experiment, dataset, parts)
-
-    def model(self) -> nn.Module:
-        """Build the first global model, the same in every process."""
-        return models.build(
-            self.experiment.architecture,
-            shape=self.dataset.shape,
-            classes=self.dataset.classes,
-            seed=self.experiment.seed,
-        )
-
-    def first(self) -> tuple[Manifest, Float32]:
-        model = self.model()
-        return models.manifest(model), models.vector(model)
-
-    def holdings(self) -> list[list[int]]:
-        """Count the examples of each class at every client."""
-        labels, classes = self.dataset.train.labels, self.dataset.classes
-        counts: list[list[int]] = partition.holdings(labels, self.parts, classes).tolist()
-        return counts
-
-    def examples(self, client: int) -> Split:
-        own, train = self.parts[client - 1], self.dataset.train
-        return Split(train.images[own], train.labels[own])
-
-
-class Backdoor:
-    """How often images with the attack's trigger are taken for the target of its backdoor.
-
-    It is measured on examples of all other classes. exists: whether the attack has a trigger.
-    meanwhile: called again and again while that goes on.
-    """
-
-    def __init__(
-        self,
-        task: Task,
-        model: nn.Module,
-        examples: Split,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> None:
-        attack = ATTACKS.get(task.experiment.attack)
-        images = examples.images[examples.labels != TARGET]
-        self.exists = attack is not None and attack.trigger is not None
-        self._images = attack.trigger(images) if attack and attack.trigger else images[:0]
-        self._dataset, self._model, self._meanwhile = task.dataset, model, meanwhile
-
-    def success(self, vector: Float32) -> float:
-        """With this model (d,). 0 if there is no image with a trigger."""
-        images, dataset = self._images, self._dataset
-        if not len(images):
-            return 0.0
-        wanted = np.full(len(images), TARGET)
-        statistics = dataset.mean, dataset.std
-        score = evaluate(
-            self._model, vector, images, wanted, *statistics, meanwhile=self._meanwhile
-        )
-        return score.accuracy
-
-
-class Participant:
-    """One client. model: may be shared by participants that train one after the other.
-
-    defence: what it attacks, if it does; None for what the federation's terms say.
-    """
-
-    def __init__(
-        self, task: Task, number: int, model: nn.Module, defence: Defence | None = None
-    ) -> None:
-        self.number = number
-        self._task, self._experiment = task, task.experiment
-        self._defence = defence or task.experiment.defence
-        self._models: tuple[Float32 | None, Float32 | None] = (None, None)  # the last two
-        attacks = number in task.experiment.attackers
-        self.attack: Attack | None = task.experiment.attacking if attacks else None
-        self._memory: object = None
-        self._learnt_in = 0  # the last round in which it has learnt
-        examples = self._poisoned(task.examples(number), task.dataset)
-        self.trainer = Trainer(
-            model,
-            examples.images,
-            examples.labels,
-            task.dataset.mean,
-            task.dataset.std,
-            task.experiment.recipe,
-        )
-        self._round = 0
-
-    @property
-    def tells(self) -> bool:
-        """Whether attackers get to know what this client sends, or would have sent."""
-        attack = self._experiment.attacking
-        known = attack is not None and attack.needs_known
-        return known and self.number in self._experiment.telling
-
-    @property
-    def asks(self) -> bool:
-        """Whether it has to know others' updates before it can send its own."""
-        return self.attack is not None and self.attack.needs_known
-
-    def train(self, start: Float32, number: int) -> Trained:
-        """Train from this model (d,) in this round. Gives its own update (d,), before momentum."""
-        if number != self._round:
-            before = self._models[1] if number == self._round + 1 else None
-            self._models = before, start
-            self._round = number
-        seed, last = self._experiment.training_seed(self.number, number), self._last()
-        hold = self.attack.hold if self.attack is not None else None
-        held = None if hold is None or last is None else hold(last)
-        return self.trainer.update(start, seed=seed, held=held)
-
-    def sends(self, own: Float32, number: int, known: Float32 | None = None) -> Float32:
-        """Give what goes out (d,) in place of its own update after momentum.
-
-        known: (m, d) what others send, if it asks.
-        """
-        if self.attack is None or self.attack.send is None:
-            return own
-        experiment = self._experiment
-        scene = Scene(
-            own=own,
-            known=np.empty((0, own.size), np.float32) if known is None else known,
-            round=number,
-            clients=experiment.clients,
-            byzantine=experiment.byzantine,
-            scale=experiment.scale,
-            rng=experiment.attack_stream(self.number, number),
-            defence=self._defence,
-            model=np.zeros_like(own) if self._models[1] is None else self._models[1],
-            layers=self._layers,
-            root=self._root(),
-            last=self._last(),
-            memory=self._memory,
-            works=self._works,
-        )
-        # A value beyond float32 becomes an infinity, and the update is rejected for that.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return self._in_range(self.attack.send(self._learnt(scene)))
-
-    def _learnt(self, scene: Scene) -> Scene:
-        """The scene with what is learnt from it, once a round: an update may be sent again."""
-        if self.attack is None or self.attack.learn is None:
-            return scene
-        if scene.round != self._learnt_in:
-            self._memory, self._learnt_in = self.attack.learn(scene), scene.round
-        return replace(scene, memory=self._memory)
-
-    @cached_property
-    def _layers(self) -> tuple[int, ...]:
-        """The sizes of the model's tensors."""
-        tensors = models.manifest(self.trainer.model).tensors
-        return tuple(math.prod(each.shape) for each in tensors)
-
-    def _works(self, vector: Float32) -> float:
-        """How often its backdoor works with this model (d,)."""
-        return self._backdoor.success(vector)
-
-    @cached_property
-    def _backdoor(self) -> Backdoor:
-        """On examples of its own, with a model that no other thread trains."""
-        examples = self._task.examples(self.number)
-        some = Split(examples.images[:_TRIED], examples.labels[:_TRIED])
-        return Backdoor(self._task, self._task.model(), some)
-
-    def _in_range(self, sent: Float32) -> Float32:
-        """What the format of uploads can hold of finite values; others are sent as they are."""
-        largest = uploads.find(self._experiment.upload).largest
-        if self._experiment.upload == uploads.DEFAULT:
-            return sent
-        return np.where(np.isfinite(sent), sent.clip(-largest, largest), sent).astype(np.float32)
-
-    def _root(self) -> int | None:
-        """The row of the root client among the updates that attackers know."""
-        trusted, telling = self._defence.root, self._experiment.telling
-        return (
-            telling.index(trusted + 1) if trusted is not None and trusted + 1 in telling else None
-        )
-
-    def _last(self) -> Float64 | None:
-        """The last aggregate (d,), which anybody can tell from two models; None before there is."""
-        before, start = self._models
-        return None if before is None or start is None else np.subtract(start, before, dtype=float)
-
-    def _poisoned(self, examples: Split, dataset: Dataset) -> Split:
-        if self.attack is None or self.attack.poison is None:
-            return examples
-        stream = self._experiment.poison_stream(self.number)
-        place = self._experiment.attackers.index(self.number)
-        poison = Poison(classes=dataset.classes, rng=stream, number=place)
-        return self.attack.poison(examples, poison)
-
-
-class Judge:
-    """Judges models (d,) of one task. meanwhile: called again and again while that goes on."""
-
-    def __init__(self, task: Task, meanwhile: Callable[[], object] | None = None) -> None:
-        self._dataset = task.dataset
-        self._model = task.model()
-        self._meanwhile = meanwhile
-        self._backdoor = Backdoor(task, self._model, task.dataset.test, meanwhile)
-
-    def scores(self, vector: Float32) -> dict[str, float | None]:
-        """Measure accuracy, loss, and how often a backdoor's trigger works, if there is one."""
-        test = self._dataset.test
-        score = self._score(vector, test.images, test.labels)
-        return {
-            "accuracy": score.accuracy,
-            "loss": score.loss if math.isfinite(score.loss) else None,
-            "attack_success": self._backdoor.success(vector) if self._backdoor.exists else None,
-        }
-
-    def _score(self, vector: Float32, images: np.ndarray, labels: np.ndarray) -> Score:
-        dataset = self._dataset
-        return evaluate(
-            self._model,
-            vector,
-            images,
-            labels,
-            dataset.mean,
-            dataset.std,
-            meanwhile=self._meanwhile,
-        )
+def _default(name: str) -> object:
+    return Experiment.__dataclass_fields__[name].default

@@ -13,9 +13,10 @@ from ostraka.model_file import write_model
 from ostraka_lab.baselines import PLAIN
 from ostraka_lab.children import Child, Children, Logged
 from ostraka_lab.deployment import Deployment, Progress, Setting, found, move
-from ostraka_lab.experiment import UNJUDGED, Experiment, Judge, Task
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import Board, Records, RunFolder, client_name, client_number
 from ostraka_lab.metrics import BaselineMetrics, Metrics, RoundMetrics, read, read_baseline
+from ostraka_lab.task import UNJUDGED, AnyTask, Judge, load_task
 
 Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many of the rounds are over."""
@@ -28,7 +29,7 @@ _LEAVING_S = 30.0  # for clients to end after the last round
 _PATIENCE, _LEAST_DEADLINE_S = 5.0, 30.0
 
 
-def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Task:
+def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> AnyTask:
     """Make everything that a run needs, and start nothing. Raises ConfigError.
 
     command: what makes the same run again.
@@ -36,7 +37,7 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Tas
     composition = experiment.composition
     if experiment.k is not None and composition.options.k != experiment.k:
         raise ConfigError(f"k is an option of multi-krum, and not of {composition.plain}")
-    task = Task.load(experiment)
+    task = load_task(experiment)
     manifest, first = task.first()
     experiment.require_sketch(manifest.dimension)
     folder.make()
@@ -68,7 +69,7 @@ def run(folder: RunFolder, *, tell: Tell | None = None) -> Generator[RoundMetric
         raise ConfigError(f"{done} rounds are over, and {experiment.rounds} were asked for")
     if experiment.masking == "gaussian" and _working(experiment):
         warnings.warn(LeakyMasking(), stacklevel=2)
-    task = Task.load(experiment)
+    task = load_task(experiment)
     metrics = Metrics(folder.root, first=done + 1, first_baseline=averaged + 1)
     with closing(metrics), Children(folder.logs) as children:
         address = move(folder.federation)
@@ -113,7 +114,7 @@ class _Run:
     def __init__(
         self,
         folder: RunFolder,
-        task: Task,
+        task: AnyTask,
         deployment: Deployment,
         metrics: Metrics,
         tell: Tell,

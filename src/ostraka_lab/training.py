@@ -56,12 +56,12 @@ class Recipe:
 class Trained:
     """One client's update (d,). loss: the mean over the examples, as each was seen.
 
-    examples: the number of examples that were seen.
+    examples: the number of examples that were seen. An app tells neither.
     """
 
     update: Float32 = field(repr=False)
-    loss: float
-    examples: int
+    loss: float | None
+    examples: int | None
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import pytest
 
 from ostraka.model_file import read_model
 from ostraka_lab.baselines import Clear
-from ostraka_lab.experiment import Experiment, Task
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.metrics import read
+from ostraka_lab.task import Task
 
 PATIENCE_S = 300.0
 SMALL = ("--clients", "5", "--byzantine", "1", "--attack", "sign-flip", "--attack-scale", "10")

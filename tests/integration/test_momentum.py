@@ -10,7 +10,8 @@ import pytest
 
 from ostraka.model_file import read_model
 from ostraka_lab.baselines import Clear
-from ostraka_lab.experiment import Experiment, Task
+from ostraka_lab.experiment import Experiment
+from ostraka_lab.task import Task
 
 CLIENT = """
 import os, signal, sys

@@ -143,5 +143,14 @@ class Attack:
     alike: bool = False
 
     @property
+    def needs_of_task(self) -> str:
+        """What it needs that only a task of the lab shows to attackers; empty for nothing."""
+        if self.trigger is not None:
+            return "images on which it can put a trigger"
+        if self.poison is not None:
+            return "training examples that it can change"
+        return "single steps of training" if self.hold is not None else ""
+
+    @property
     def needs_known(self) -> bool:
         return self.least_known > 0

@@ -26,7 +26,8 @@ from ostraka.protocol.round import run_round
 from ostraka_lab.baselines import Clear, ClearRound, Rule
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.defence import Aggregate, Past
-from ostraka_lab.experiment import NO_ATTACK, Experiment, Task
+from ostraka_lab.experiment import NO_ATTACK, Experiment
+from ostraka_lab.task import Task
 
 MEAN = "mean"
 DEFAULT = str(rules.compose(rules.DEFAULT, rules.DEFAULT_PRE))

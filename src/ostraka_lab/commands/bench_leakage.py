@@ -55,9 +55,11 @@ def leakage(
 ) -> None:
     """Attack to see what one worker learns, and what the host does.
 
-    A worker, for Gaussian masks and a range of sigma, in float32 and float64: the bound of law 6,
-    how well a matched filter recognises an update, and the error of decoded distances. Exact masks
-    are the point at zero bits. Then the polar attack on both maskings, for 4 to 64 clients.
+    A worker, for Gaussian masks and a range of sigma, in float32 and float64: the bound of law 6
+    (the paper's, in bits, if noise is independent), how well a matched filter recognises an update
+    (it compares one masked row with a suspected update), and the error of decoded distances. Exact
+    masks are the point at zero bits. Then the polar attack (it finds the noise from all rows
+    together) on both maskings, for 4 to 64 clients.
 
     The host leaves one client out of the next round and estimates its update from the difference
     of the two aggregates: the cosine with the update that it sent, for 10 and 25 clients that train

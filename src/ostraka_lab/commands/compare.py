@@ -74,6 +74,7 @@ def compare(
     ] = None,
     dataset: options.Dataset = "digits",
     model: options.Model = None,
+    app: options.App = None,
     clients: options.Clients = 12,
     byzantine: Annotated[
         list[int],
@@ -137,6 +138,7 @@ def compare(
       ostraka compare --rule multi-krum --defence multi-krum --defence exact --defence gaussian
       ostraka compare --partition iid --partition dirichlet:0.3 --byzantine 2 --byzantine 4
       ostraka compare --defence multi-krum --defence arc+caf --worst-seeds 3 --spot-checks 2
+      ostraka compare --app my_task:app --attack alie --attack optimal-ipm --seeds 3
       ostraka compare --resume runs/compare-digits-20260101-120000
     """
     from ostraka_lab.compare import Comparison, running
@@ -178,12 +180,16 @@ def _cores() -> int:
 def _found(fields: dict[str, Any], grid: dict[str, Any], out: Path | None) -> "Comparison":
     """Make the folder of a new comparison."""
     from ostraka_lab.compare import Comparison, checks
-    from ostraka_lab.experiment import Experiment, Task
+    from ostraka_lab.experiment import Experiment
+    from ostraka_lab.task import load_task
 
-    partitions, attackers = tuple(fields["partition"]), tuple(fields["byzantine"])
-    of_all = Experiment(**fields | {"partition": partitions[0], "byzantine": max(attackers)})
-    if of_all.sketch is not None:
-        of_all.require_sketch(Task.load(of_all).first()[0].dimension)
+    first, *others = fields["partition"]
+    attackers = tuple(fields["byzantine"])
+    of_all = Experiment.asked(**fields | {"partition": first, "byzantine": max(attackers)})
+    partitions = (of_all.partition, *others)
+    fields = fields | {"partition": partitions}
+    if of_all.sketch is not None or of_all.app is not None:
+        of_all.require_sketch(load_task(of_all).first()[0].dimension)
     comparison = Comparison(
         options.new_folder(out, "compare", of_all.dataset),
         of_all,
@@ -214,7 +220,8 @@ def _command(of_all: "Experiment", fields: dict[str, Any], grid: dict[str, Any])
     words += [f"--seeds {grid['seeds']}"] if grid["seeds"] > 1 else []
     words += [f"--worst-seeds {grid['worst_seeds']}"] if grid["worst_seeds"] else []
     words += [f"--spot-checks {grid['spot_checks']}"] if grid["spot_checks"] is not None else []
-    return " ".join([options.command("compare", given, type(of_all)().to_json()), *words])
+    usual = type(of_all).asked(app=of_all.app).to_json() | {"app": None}
+    return " ".join([options.command("compare", given, usual), *words])
 
 
 class _Pace:
@@ -238,8 +245,10 @@ class _Pace:
         self._runs += 1
         self._done += 1
         if not sys.stderr.isatty():
+            # A worst case may change with more seeds, and then there are more runs.
+            of = max(self._done, self._of)
             click.echo(
-                f"[RUN {self._done} of {self._of}] {result.attack} on {result.defence} "
+                f"[RUN {self._done} of {of}] {result.attack} on {result.defence} "
                 f"({result.scenario}), seed {result.seed}: accuracy {percent(result.accuracy)}, "
                 f"{result.seconds:.1f} s{self._left()}",
                 err=True,

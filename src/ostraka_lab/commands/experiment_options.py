@@ -1,5 +1,6 @@
 """The options of an experiment, as `train`, `demo` and `compare` share them."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from datetime import datetime
@@ -28,6 +29,14 @@ Model = Annotated[
     typer.Option(
         help="mlp, lenet5, cnn, mobilenetv1, mobilenetv2, efficientnet-b0 or efficientnet-b1.",
         show_default="one that fits the data",
+    ),
+]
+App = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:NAME",
+        help="A model, data and training of your own (see docs/lab.md), such as my_task:app.",
+        show_default="the lab's",
     ),
 ]
 Clients = Annotated[int, typer.Option(help="Clients that take part.")]
@@ -129,6 +138,7 @@ def require_alone(ctx: typer.Context, *allowed: str) -> None:
 
 def new_folder(out: Path | None, *words: str) -> Path:
     """Choose the folder of a run. Unless given, its name says what it is and when it began."""
+    words = tuple(re.sub(r"[^\w.-]+", "-", word) for word in words)
     return out or _RUNS / "-".join([*words, f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"])
 
 

@@ -38,6 +38,7 @@ def train(
     *,
     dataset: options.Dataset = "digits",
     model: options.Model = None,
+    app: options.App = None,
     clients: options.Clients = 12,
     byzantine: options.Byzantine = 3,
     f: options.Tolerated = None,
@@ -91,6 +92,7 @@ def train(
       ostraka train --rule fltrust --root-images 100 --attack optimal-ipm
       ostraka train --dataset cifar10 --clients 64 --byzantine 12 --steps 4 --rounds 30
       ostraka train --dataset cifar10 --model mobilenetv2 --clients 64 --byzantine 0 --attack none
+      ostraka train --app my_task:app --attack alie --baseline
       ostraka train --resume runs/digits-mlp-20260101-120000
     """
     if resume is not None:
@@ -159,9 +161,11 @@ def _found(fields: dict[str, Any], out: Path | None, name: str | None = None) ->
     from ostraka_lab.experiment import Experiment
     from ostraka_lab.folder import RunFolder
 
-    experiment = Experiment(**fields)
+    experiment = Experiment.asked(**fields)
     warn_of_copies(experiment.composition, experiment.clients, experiment.tolerated)
-    words = [name] if name else [experiment.dataset, experiment.architecture]
+    words = [name or experiment.dataset]
+    if not (name or experiment.app):
+        words.append(experiment.architecture)
     folder = options.new_folder(out, *words)
     runs.found_run(RunFolder(folder), experiment, command=_command(experiment))
     return folder
@@ -169,7 +173,8 @@ def _found(fields: dict[str, Any], out: Path | None, name: str | None = None) ->
 
 def _command(experiment: "Experiment") -> str:
     """Write the command that makes this run again."""
-    return options.command("train", experiment.to_json(), type(experiment)().to_json())
+    usual = type(experiment).asked(app=experiment.app).to_json() | {"app": None}
+    return options.command("train", experiment.to_json(), usual)
 
 
 def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, Any]:

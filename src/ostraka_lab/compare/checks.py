@@ -18,8 +18,9 @@ from ostraka_lab import baselines
 from ostraka_lab import run as over_services
 from ostraka_lab.baselines import PLAIN, Clear
 from ostraka_lab.compare import Cell, Comparison, write_json
-from ostraka_lab.experiment import Experiment, Task
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
+from ostraka_lab.task import load_task
 
 # The two may differ by so much of the model's length. Masks round inner products, so that weights
 # differ by some millionths; one update that is left out or kept wrongly makes some thousandths.
@@ -101,7 +102,7 @@ def _experiment(cell: Cell) -> Experiment:
 
 def _in_the_clear(cell: Cell, experiment: Experiment) -> Float32:
     """The model (d,) after the last round."""
-    clear = Clear(Task.load(experiment), baselines.rule(experiment, cell.defence))
+    clear = Clear(load_task(experiment), baselines.rule(experiment, cell.defence))
     for _ in clear.rounds():
         pass
     return clear.model

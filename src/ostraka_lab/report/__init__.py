@@ -25,6 +25,7 @@ Tone = Literal["plain", "good", "bad", "caution"]
 # A browser holds the page to its promise: nothing is fetched, and no script runs.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _MODE = 0o644
+_SIDEWAYS = "This table is wider than the page: scroll it sideways."
 
 
 class Html(str):
@@ -115,7 +116,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text, or of Html. caption: what they are. A wide table scrolls in its own box."""
+    """Rows of text, or of Html. caption: what they are.
+
+    A table that is wider than the page scrolls in its own box, which says so.
+    """
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
@@ -128,7 +132,11 @@ class Table:
             element("thead", element("tr", *self._headings())),
             element("tbody", *map(self._row, self.rows)),
         )
-        return element("div", table, class_="table", tabindex="0")
+        label = f"Table: {self.caption}" if self.caption else "Table"
+        hint = element("p", _SIDEWAYS, class_="sideways")
+        return element(
+            "div", table, hint, class_="table", tabindex="0", role="group", aria_label=label
+        )
 
     def markdown(self) -> str:
         """The same for a document, with its caption above."""

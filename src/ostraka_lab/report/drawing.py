@@ -4,6 +4,9 @@ The colours are those of Okabe and Ito (2008), which people with any common colo
 tell apart. Plots are narrow for their type, so that it can be read on a telephone; on a desk it is
 as large as the text around it.
 
+In the dark a page shows them in other colours: a plot names each of its colours as a property of
+the page, `var(--plot-blue, #0072b2)`, and `page.css` says what these are in the dark.
+
 Matplotlib writes a file of its own: with a style sheet that would hold for the whole page, with ids
 that the next figure uses again, and with fonts of its own. `drawn` removes these, and cuts numbers
 to a hundredth of a point.
@@ -12,6 +15,7 @@ to a hundredth of a point.
 import io
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -46,10 +50,32 @@ BLUE = "#0072b2"
 VERMILLION = "#d55e00"
 PURPLE = "#cc79a7"
 
+PALE = "#b5d6ea"
+DEEP = "#08456e"
+GREY = "#98a4ae"
+
 INK = "#1c2733"
-MUTED = "#5c6b78"
+MUTED = "#55636f"
 FAINT = "#dde3e8"
 PAPER = "#ffffff"
+
+PROPERTIES = {
+    ORANGE: "--plot-orange",
+    SKY: "--plot-sky",
+    GREEN: "--plot-green",
+    YELLOW: "--plot-yellow",
+    BLUE: "--plot-blue",
+    VERMILLION: "--plot-vermillion",
+    PURPLE: "--plot-purple",
+    PALE: "--plot-pale",
+    DEEP: "--plot-deep",
+    GREY: "--plot-grey",
+    INK: "--ink",
+    MUTED: "--muted",
+    FAINT: "--line",
+    PAPER: "--card",
+}
+"""What a page calls each colour. Any other colour stays as it is in the dark."""
 
 # Neighbours differ in lightness too, so that they can be told apart in grey print.
 SERIES = (BLUE, SKY, GREEN, YELLOW, VERMILLION, PURPLE, ORANGE, INK)
@@ -97,6 +123,10 @@ _STYLE: dict[Any, Any] = {
     "svg.hashsalt": "ostraka",
 }
 
+_FAINTEST = 0.07  # how much of a cell's colour is left where it stands for nothing
+_SHADES = 12
+_DARK_FROM = 0.55  # of a shade, from which on a text on it is written in the colour of the paper
+
 _CODES = (Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY)
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -114,19 +144,37 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")
 _NO_ROTATION = re.compile(r"rotate\(-?0(\.0)? [^)]*\)")
+_COLOUR = re.compile(r"#[0-9a-f]{6}\b")
 _FONT_FAMILY = re.compile(r"\s*font-family: [^;]*;?")
 _NUMBERS = ("d", "x", "y", "width", "height", "transform")
 
 
-def rectangles(axes: Axes, boxes: Iterable[Box], *, colour: str, label: str = "") -> None:
+def rectangles(
+    axes: Axes, boxes: Iterable[Box], *, colour: str, label: str = "", opacity: float | None = None
+) -> None:
     """Draw filled boxes of one colour as one path, which is small and which browsers draw at once.
 
     label: for the legend, which has it even if there are no boxes.
     """
     corners = [corner for box in boxes for corner in _corners(box)]
     path = Path(corners or [(0.0, 0.0)] * 5, list(_CODES) * max(1, len(corners) // 5))
-    patch = PathPatch(path, facecolor=colour, linewidth=0, label=label or "_")
+    patch = PathPatch(path, facecolor=colour, linewidth=0, label=label or "_", alpha=opacity)
     axes.add_patch(patch)
+
+
+def shaded(axes: Axes, cells: Iterable[tuple[Box, float]]) -> None:
+    """Draw boxes in shades of one colour, the stronger the larger the number from 0 to 1."""
+    shades: dict[int, list[Box]] = defaultdict(list)
+    for box, level in cells:
+        shades[round(_SHADES * level)].append(box)
+    for shade, boxes in shades.items():
+        opacity = _FAINTEST + (1 - _FAINTEST) * shade / _SHADES
+        rectangles(axes, boxes, colour=DEEP, opacity=round(opacity, 2))
+
+
+def ink_on(level: float) -> str:
+    """The colour of a text on a box of this shade."""
+    return PAPER if level > _DARK_FROM else INK
 
 
 def _corners(box: Box) -> list[tuple[float, float]]:
@@ -250,12 +298,18 @@ def _slim(node: Element) -> None:
         node.text = None
     if "style" in node.attrib:
         # Text is in the font of the page.
-        node.set("style", _FONT_FAMILY.sub("", node.attrib["style"]))
+        style = _FONT_FAMILY.sub("", node.attrib["style"])
+        node.set("style", _COLOUR.sub(_property, style))
     for key in _NUMBERS:
         if key in node.attrib:
             node.set(key, _LONG_NUMBER.sub(_rounded, node.attrib[key]).replace(" \n", " ").strip())
     if _NO_ROTATION.fullmatch(node.get("transform", "")):
         del node.attrib["transform"]
+
+
+def _property(colour: re.Match[str]) -> str:
+    name = PROPERTIES.get(colour[0])
+    return f"var({name}, {colour[0]})" if name else colour[0]
 
 
 def _rounded(number: re.Match[str]) -> str:

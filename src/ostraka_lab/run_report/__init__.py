@@ -34,6 +34,12 @@ REPORT = "report.html"
 _NOISE = 0.02  # of accuracy: a smaller difference means nothing
 _UNKNOWN = "not measured"
 
+SIMULATED = Notice(
+    "SIMULATED enclave.",
+    "All processes ran without a trusted execution environment. The protocol, its messages and "
+    "its arithmetic are the real ones; the protection by hardware is not.",
+)
+
 
 def write(folder: Path) -> Path:
     """Make or replace report.html from what the folder holds now. Raises ConfigError."""
@@ -100,7 +106,8 @@ def _lead(run: RunRecord) -> str:
 
 
 def _notices(run: RunRecord) -> list[Notice]:
-    found = [_simulated(run), _unfinished(run), leakage.notice(run.experiment)]
+    simulated = SIMULATED if run.experiment.simulated else None
+    found = [simulated, _unfinished(run), leakage.notice(run.experiment)]
     return [notice for notice in found if notice is not None]
 
 
@@ -138,16 +145,6 @@ def _how_it_went(run: RunRecord) -> str:
         return f"{ours}."
     plain = _percent(run.baseline_accuracy)
     return f"{ours}; plain averaging, on the same data and seeds, {plain}."
-
-
-def _simulated(run: RunRecord) -> Notice | None:
-    if not run.experiment.simulated:
-        return None
-    return Notice(
-        "SIMULATED enclave.",
-        "All processes ran without a trusted execution environment. The protocol, its messages and "
-        "its arithmetic are the real ones; the protection by hardware is not.",
-    )
 
 
 def _unfinished(run: RunRecord) -> Notice | None:

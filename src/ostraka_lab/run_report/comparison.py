@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ostraka import files
@@ -26,6 +27,8 @@ from ostraka_lab.report import (
     Plot,
     Section,
     Table,
+    drawing,
+    format,
     write_page,
 )
 from ostraka_lab.report.drawing import (
@@ -34,12 +37,13 @@ from ostraka_lab.report.drawing import (
     INK,
     MUTED,
     ORANGE,
+    PAPER,
     PURPLE,
     SKY,
     VERMILLION,
     YELLOW,
 )
-from ostraka_lab.run_report import leaders
+from ostraka_lab.run_report import SIMULATED, leaders
 
 WORST = "worst case"
 
@@ -48,8 +52,8 @@ _OTHER_COLOURS = (SKY, ORANGE, PURPLE, YELLOW, GREEN, INK)
 _BAR = 0.8  # of the room that an attack has
 _BARS = 6  # defences that can be told apart by colour
 _INCHES_A_ROW, _MAP_INCHES = 0.3, 1.8
-_DARK = 55  # percent, below which figures are white
 _INCHES_A_BAR, _INCHES_A_LINE = 0.17, 0.2
+_FIGURE_SIZE = 8.0  # points, of figures beside bars and in cells
 _ABREAST = 36  # letters of names that a line of the legend takes
 _PUBLIC = 0o644
 
@@ -140,7 +144,8 @@ def _markdown(comparison: Comparison, results: Sequence[Result]) -> str:
     for scenario in comparison.scenarios:
         caption = _caption(comparison, scenario)
         parts.append(_table(comparison, within(results, scenario), caption).markdown())
-    parts += [explanation(comparison) + "\n", *(f"{each.text}\n" for each in _checks(comparison))]
+    notices = [*_notices(comparison), *_checks(comparison)]
+    parts += [explanation(comparison) + "\n", *(f"{each.title} {each.text}\n" for each in notices)]
     return "\n".join([*parts, f"Made by `{comparison.command}`.\n"])
 
 
@@ -163,6 +168,7 @@ def _page(comparison: Comparison, results: Sequence[Result]) -> Page:
             f"{experiment.clients} clients, of which {attackers} attack, train "
             f"{experiment.architecture} for {experiment.rounds} rounds."
         ),
+        notices=_notices(comparison),
         sections=[
             *(board if _has_board(comparison) else []),
             Section("Results", _results(comparison, results)),
@@ -171,6 +177,15 @@ def _page(comparison: Comparison, results: Sequence[Result]) -> Page:
             Section("Run it again", [Code(comparison.command)]),
         ],
     )
+
+
+def _notices(comparison: Comparison) -> list[Notice]:
+    """That the services of Ostraka ran without protection by hardware, where they ran at all."""
+    served = [_heading(each) for each in comparison.defences if each in MASKINGS]
+    served += ["the spot checks"] if checks.load(comparison) else []
+    if not served:
+        return []
+    return [Notice(SIMULATED.title, f"{SIMULATED.text} This concerns {format.listed(served)}.")]
 
 
 def _results(comparison: Comparison, results: Sequence[Result]) -> list[Block]:
@@ -198,12 +213,12 @@ def _plot(comparison: Comparison, results: Sequence[Result], scenario: Scenario)
     if len(comparison.defences) > _BARS:
         return Plot(
             title,
-            text,
+            f"{text} Figures are percentages: the stronger the colour, the higher.",
             lambda figure: _paint_map(figure, comparison, results),
             height=_MAP_INCHES + _INCHES_A_ROW * groups,
         )
-    if len(comparison.seeds) > 1:
-        text += " Lines reach from the lowest to the highest of all seeds."
+    if _ranges(results):
+        text += " Thin lines reach from the lowest to the highest of all seeds."
     bars = groups * (len(comparison.defences) + 1)
     return Plot(
         title,
@@ -280,12 +295,10 @@ def _paint(figure: Figure, comparison: Comparison, results: Sequence[Result]) ->
         offsets = places - _BAR / 2 + (index + 0.5) * width
         means = [100 * each.mean if each else 0.0 for each in found]
         axes.barh(offsets, means, width, label=_heading(defence), color=colours[defence])
-        if len(comparison.seeds) > 1:
-            # The mean of equal numbers may differ from them by a rounding error.
-            below = [max(0, 100 * (each.mean - each.least)) if each else 0 for each in found]
-            above = [max(0, 100 * (each.most - each.mean)) if each else 0 for each in found]
-            axes.errorbar(means, offsets, xerr=[below, above], fmt="none", ecolor=INK, lw=0.9)
+        for offset, each in zip(offsets, found, strict=True):
+            _write_value(axes, offset, each)
     axes.set_yticks(places, groups)
+    axes.grid(visible=False, axis="y")
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel("accuracy, %")
@@ -293,8 +306,32 @@ def _paint(figure: Figure, comparison: Comparison, results: Sequence[Result]) ->
     figure.legend(loc="outside upper left", ncols=-(-len(defences) // lines))
 
 
+def _write_value(axes: Axes, height: float, value: Spread | None) -> None:
+    """Write a value beside its bar, with a line from the lowest to the highest of its seeds."""
+    if value is None:
+        return
+    if value.seeds > 1:
+        # On a bar of any colour, the thin line is seen against the thick one.
+        for colour, width in ((PAPER, 2.7), (INK, 0.9)):
+            ends = [100 * value.least, 100 * value.most]
+            axes.plot(ends, [height] * 2, color=colour, linewidth=width)
+    axes.annotate(
+        leaders.percent(value),
+        (100 * max(value.mean, value.most), height),
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=_FIGURE_SIZE,
+    )
+
+
+def _ranges(results: Sequence[Result]) -> bool:
+    """Whether anything was run with several seeds."""
+    return len({each.seed for each in results}) > 1
+
+
 def _paint_map(figure: Figure, comparison: Comparison, results: Sequence[Result]) -> None:
-    """Accuracies as colours, with their figures: dark is what fails."""
+    """Accuracies as shades, with their figures: what fails is faint."""
     axes = figure.subplots()
     attacks, defences = list(comparison.attacks), comparison.defences
     found = [
@@ -303,12 +340,26 @@ def _paint_map(figure: Figure, comparison: Comparison, results: Sequence[Result]
     if len(attacks) > 1:
         attacks.append(WORST)
         found.append([comparison.worst(results, defence) for defence in defences])
-    means = np.array([[100 * each.mean if each else np.nan for each in row] for row in found])
-    axes.imshow(means, cmap="cividis", vmin=0, vmax=100, aspect="auto")
-    for row, column in np.argwhere(np.isfinite(means)):
-        mean = means[row, column]
-        colour = "white" if mean < _DARK else "black"
-        axes.text(column, row, f"{mean:.0f}", ha="center", va="center", color=colour, fontsize=8)
+    means = {
+        (column, row): each.mean
+        for row, line in enumerate(found)
+        for column, each in enumerate(line)
+        if each
+    }
+    drawing.shaded(
+        axes, (((x - 0.48, y - 0.46, 0.96, 0.92), mean) for (x, y), mean in means.items())
+    )
+    for place, mean in means.items():
+        axes.text(
+            *place,
+            f"{100 * mean:.0f}",
+            ha="center",
+            va="center",
+            color=drawing.ink_on(mean),
+            fontsize=_FIGURE_SIZE,
+        )
+    axes.set_xlim(-0.5, len(defences) - 0.5)
+    axes.set_ylim(len(attacks) - 0.5, -0.5)
     axes.set_xticks(range(len(defences)), headings(comparison), rotation=45, ha="right")
     axes.set_yticks(range(len(attacks)), attacks)
     axes.grid(visible=False)

@@ -32,16 +32,19 @@ _INSIDE = (
 
 _GAUSSIAN = (
     "One worker is given every update with Gaussian noise added, the other with the same noise "
-    "taken away. Law 6 (the paper's corollary 1) bounds what one worker can learn of one "
-    "update, if the noise of different clients is independent."
+    "taken away. Law 6 (the paper's corollary 1; docs/protocol.md lists all laws) bounds what one "
+    "worker can learn of one update: for each of its values at most ½ log₂(1 + v / σ²) bits, where "
+    "v is the variance of the value and σ² that of the noise. It holds if the noise of different "
+    "clients is independent."
 )
 
 _POLAR = (
     "The noise that makes distances exact is orthogonal from client to client, so it is not "
-    "independent. The polar attack uses that: one worker alone computes vectors that correlate "
-    "with the updates, with a signal-to-noise ratio of √((N + 1) / 2) for N clients, for any "
-    "noise and dimension. Choose exact masking for anything but a comparison with the "
-    "paper."
+    "independent. The polar attack uses that. One worker alone takes the polar decomposition of "
+    "all rows that it was given together, which gives it the noise but for a small rest, and "
+    "subtracts the noise. What is left correlates with the updates, with a signal-to-noise ratio "
+    "of √((N + 1) / 2) for N clients, for any noise and dimension (docs/threat-model.md). Choose "
+    "exact masking for anything but a comparison with the paper."
 )
 
 
@@ -61,8 +64,8 @@ def notice(experiment: Experiment) -> Notice | None:
     return Notice(
         "Gaussian masking leaks.",
         "It reproduces the paper. One worker alone can recognise updates by the polar attack, "
-        "however large the noise is (see Leakage). Exact masking, the default, does not have this "
-        "weakness.",
+        "which finds the noise from all rows together, however large it is (see Leakage). Exact "
+        "masking, the default, does not have this weakness.",
     )
 
 
@@ -96,14 +99,17 @@ def table(run: RunRecord) -> Table | None:
     rows = [
         ("values of a client that a worker is given", f"{d:,}"),
         ("noise, in clipping norms (σ)", f"{sigma:.4g}"),
-        ("bound for one update (law 6)", f"{bound:.3g} bits"),
+        ("bound for one update (law 6: if noise were independent)", f"{bound:.3g} bits"),
         (
             f"the same over {format.count(len(run.rounds), 'round')}",
             f"{bound * len(run.rounds):.3g} bits",
         ),
         ("error of a squared distance, in squared clipping norms", f"{error:.2g}"),
         ("signal to noise of the polar attack", f"{_polar_signal(experiment.clients):.2f}"),
-        ("its expected AUC", format.percent(_polar_auc(experiment.clients), decimals=1)),
+        (
+            "how often it tells a true suspicion from a false one (AUC)",
+            format.percent(_polar_auc(experiment.clients), decimals=1),
+        ),
     ]
     return Table((Column("Quantity"), Column("value", number=True)), rows)
 
@@ -113,7 +119,7 @@ def figure(experiment: Experiment) -> KeyFigure:
     if experiment.inside:
         return KeyFigure(what, "0 bits", "no workers: the enclave measured alone", "good")
     if _gaussian(experiment):
-        note = "Gaussian masking; more by the polar attack"
+        note = "Gaussian masking, by law 6; more by the polar attack (see Leakage)"
         return KeyFigure(what, f"≤ {_budget(experiment):g} bits", note, "caution")
     return KeyFigure(what, "0 bits", "exact masking: perfect secrecy", "good")
 
@@ -173,8 +179,9 @@ def _bound_plot(experiment: Experiment) -> Plot:
 
     caption = (
         "The most that a worker can learn of one update in one round. This run is in blue. For "
-        "Gaussian masks it is the bound of law 6, which assumes independent noise: by the polar "
-        "attack, one worker alone recognises updates under them."
+        "Gaussian masks it is the paper's bound (law 6 in docs/protocol.md), which assumes "
+        "independent noise. Theirs is not: by the polar attack, which finds the noise from all "
+        "rows together, one worker alone recognises updates under them."
     )
     return Plot("What one worker can learn of one update", caption, paint, height=2.1)
 

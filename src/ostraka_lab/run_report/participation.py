@@ -9,17 +9,17 @@ from enum import Enum
 from itertools import groupby
 
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, to_hex
 from matplotlib.figure import Figure
 
 from ostraka.core import rules
 from ostraka_lab.metrics import RoundMetrics
 from ostraka_lab.report import Column, Plot, Table, drawing, format
 from ostraka_lab.report.drawing import (
+    GREY,
     INK,
     MUTED,
     ORANGE,
-    PAPER,
+    PALE,
     POINTS,
     PURPLE,
     VERMILLION,
@@ -39,10 +39,7 @@ _REASON_ROWS = 200
 _NAMED_UP_TO = 16  # attackers
 
 _PARTITION_AROUND = 66.0  # points
-_SHADES = 12
 _NUMBERS_UP_TO = (24, 10)  # clients and classes; in smaller cells they could not be read
-_PALE, _DEEP = "#eef5fa", "#08456e"
-_DARK_FROM = 0.55
 _CLASS_TICKS = 20
 
 
@@ -106,10 +103,10 @@ def _at_least(apart: int, labels: Sequence[int]) -> list[int]:
 class _Fate(Enum):
     """What became of a client's update. The value is its name and its colour."""
 
-    SELECTED = ("selected", "#b5d6ea")
+    SELECTED = ("selected", PALE)
     DROPPED = ("dropped", ORANGE)
     REJECTED = ("rejected", PURPLE)
-    ABSENT = ("absent", "#98a4ae")
+    ABSENT = ("absent", GREY)
     WRONG = ("attacker selected", INK)
 
 
@@ -246,8 +243,8 @@ def plot_partition(run: RunRecord) -> Plot | None:
 
     totals = [sum(row) for row in holdings]
     caption = (
-        f"Training examples of each class at each client: the darker, the more. A client holds "
-        f"{min(totals):,} to {max(totals):,} of {sum(totals):,} examples."
+        "Training examples of each class at each client: the stronger the colour, the more. A "
+        f"client holds {min(totals):,} to {max(totals):,} of {sum(totals):,} examples."
     )
     tall = _height(len(holdings), around=_PARTITION_AROUND)
     return Plot("Who holds what", caption, paint, height=tall)
@@ -256,8 +253,7 @@ def plot_partition(run: RunRecord) -> Plot | None:
 def _draw_cells(axes: Axes, holdings: tuple[tuple[int, ...], ...]) -> None:
     clients, classes = len(holdings), len(holdings[0])
     most = max(map(max, holdings))
-    for colour, boxes in _by_shade(holdings, most).items():
-        rectangles(axes, boxes, colour=colour)
+    drawing.shaded(axes, _cells(holdings, most))
     if clients <= _NUMBERS_UP_TO[0] and classes <= _NUMBERS_UP_TO[1]:
         _write_counts(axes, holdings, most)
     axes.set_xlim(-0.5, classes - 0.5)
@@ -281,22 +277,18 @@ def _draw_sums(axes: Axes, sums: list[int]) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _by_shade(holdings: tuple[tuple[int, ...], ...], most: int) -> dict[str, list[Box]]:
-    """Group cells by colour. An empty cell is left out, and so stays white."""
-    shades = LinearSegmentedColormap.from_list("holdings", [_PALE, _DEEP])
-    boxes: dict[str, list[Box]] = defaultdict(list)
+def _cells(holdings: tuple[tuple[int, ...], ...], most: int) -> Iterator[tuple[Box, float]]:
+    """All cells with their shades. An empty one is left out, and so has the paper's colour."""
     for client, row in enumerate(holdings, 1):
         for label, held in enumerate(row):
             if held:
-                level = round(_SHADES * held / most) / _SHADES
-                boxes[to_hex(shades(level))].append((label - 0.46, client - 0.44, 0.92, 0.88))
-    return dict(boxes)
+                yield (label - 0.46, client - 0.44, 0.92, 0.88), held / most
 
 
 def _write_counts(axes: Axes, holdings: tuple[tuple[int, ...], ...], most: int) -> None:
     for client, row in enumerate(holdings, 1):
         for label, held in enumerate(row):
-            colour = PAPER if held > _DARK_FROM * most else INK
+            colour = drawing.ink_on(held / most)
             axes.text(
                 label, client, str(held), ha="center", va="center", fontsize=7.5, color=colour
             )

@@ -88,7 +88,8 @@ def _loss(run: RunRecord) -> Plot | None:
             axes.set_ylim(bottom=0)
         drawing.legend_above(figure)
 
-    caption = "Cross-entropy: smaller is better." + _not_finite(run)
+    what = "The app's own" if run.experiment.settings.get("app") else "Cross-entropy"
+    caption = f"{what}: smaller is better." + _not_finite(run)
     return Plot("Loss per round", caption, paint)
 
 

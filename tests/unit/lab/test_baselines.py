@@ -13,8 +13,9 @@ from ostraka.errors import ConfigError, LeakyMasking
 from ostraka_lab import baselines, data
 from ostraka_lab.baselines import PLAIN, Clear, plain_average, rule
 from ostraka_lab.defence import Aggregate, Past, inner_products
-from ostraka_lab.experiment import Experiment, Judge, Participant, Task
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
+from ostraka_lab.task import Judge, Participant, Task
 
 START = Past()
 DEFAULT = "arc+nnm+geometric-median"
@@ -280,6 +281,6 @@ def test_attackers_of_a_distributed_backdoor_train_different_parts():
     model = task.model()
     changed = []
     for number in task.experiment.attackers:
-        trained = Participant(task, number, model).trainer._images
+        trained = task.training(number, model, task.experiment.attacking)._images
         changed.append((trained != task.examples(number).images).any(axis=(0, 1)))
     assert not any((one & other).any() for one, other in itertools.combinations(changed, 2))

@@ -25,9 +25,10 @@ from ostraka.protocol.client import Client as Role
 from ostraka.protocol.enclave import Enclave
 from ostraka_lab import client
 from ostraka_lab.baselines import Clear, plain_average
-from ostraka_lab.experiment import Experiment, Participant, Task
+from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import Board, RunFolder, client_name
 from ostraka_lab.run import found_run
+from ostraka_lab.task import Participant, Task
 
 
 @pytest.mark.slow

@@ -14,9 +14,15 @@ _LEAST = 1e-16
 
 _TEXT = (
     "More Gaussian noise hides an update better from a worker that looks at one row, and costs "
-    "precision: in float32 distances are useless before the noise is large. Looking at all rows "
-    "together, the polar attack works at any noise. Exact masks give a worker uniform "
-    "residues: no attack beats guessing, and distances are off by the rounding of law 7 alone."
+    "precision: in float32 distances are useless before the noise is large. Such a worker's best "
+    "attack is a matched filter: it multiplies the row with an update that it suspects, value by "
+    "value, and a large sum says that this update is in the row. The polar attack looks at all "
+    "rows together. The noise of different clients is orthogonal, so the polar decomposition of "
+    "the rows gives the noise but for a small rest. The attack subtracts that noise before it "
+    "filters, and works however large it is (docs/threat-model.md). AUC is how often a worker "
+    "tells a true suspicion from a false one. Exact masks give a worker uniform residues: no "
+    "attack beats guessing, and distances are off by the rounding of updates to whole steps alone "
+    "(law 7 of docs/protocol.md, which lists all laws)."
 )
 
 
@@ -95,7 +101,8 @@ def _trade(figures: Figures) -> Plot:
     caption = (
         "Every point is one σ. To the left distances are precise, at the bottom (0.5) a worker is "
         f"blind. Right of the dotted line ({_USEFUL:g}) distances are useless for ranking. This "
-        "attack looks at one row alone: the polar attack sees more."
+        "attack looks at one row alone, and compares it with a suspected update; the polar attack "
+        "sees more."
     )
     return Plot("Hiding against precision", caption, paint, height=3.2)
 
@@ -119,8 +126,9 @@ def _bound(figures: Figures) -> Plot:
         drawing.legend_above(figure)
 
     caption = (
-        "Law 6: bits that one worker learns of one update, if rows were masked independently; and "
-        "the measured error of a decoded squared distance."
+        "The bound is the paper's (law 6 in docs/protocol.md): bits that one worker learns of one "
+        "update at most, if rows were masked independently. The error is that of a decoded squared "
+        "distance, as measured."
     )
     return Plot("What noise buys and costs", caption, paint, height=3.2)
 
@@ -147,8 +155,8 @@ def _polar(figures: Figures) -> Plot:
         drawing.legend_above(figure)
 
     caption = (
-        "One worker alone, at the noise of the default budget. 0.5 is guessing; with few trials "
-        "it scatters around that."
+        "One worker alone, which finds the noise from all its rows together, at the noise of the "
+        "default budget. 0.5 is guessing; with few trials it scatters around that."
     )
     return Plot("The polar attack", caption, paint, height=3.2)
 

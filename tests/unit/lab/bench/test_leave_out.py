@@ -19,7 +19,7 @@ from ostraka_lab.bench.leave_out import (
     summary,
 )
 from ostraka_lab.defence import Defence
-from ostraka_lab.experiment import Task
+from ostraka_lab.task import Task
 
 PLAN = Plan(rounds=2, steps=1, clients=(8,), momenta=(0.0, 0.9))
 UPDATES = np.random.default_rng(0).normal(size=(7, 40)).astype(np.float32)

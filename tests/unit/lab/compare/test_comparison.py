@@ -1,12 +1,13 @@
 """Comparisons: which runs they are made of, and the tables that come out."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
 
 from ostraka.errors import ConfigError
-from ostraka_lab.compare import Comparison, running
+from ostraka_lab.compare import Comparison, checks, running, write_json
 from ostraka_lab.experiment import Experiment
 from ostraka_lab.metrics import Metrics, RoundMetrics, read
 from ostraka_lab.run_report import comparison as comparison_page
@@ -261,6 +262,42 @@ def test_seeds_that_agree_are_drawn(tmp_path):
     spread = made.spread(made.results(), "alie", "plain")
     assert spread.mean != spread.least
     assert "9.8 % (9.8–9.8)" in comparison_page.write(made).read_text()
+
+
+def drawn_texts(path):
+    return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text("utf-8"))
+
+
+def test_bars_have_their_values_with_the_spread_of_several_seeds(tmp_path):
+    made = several(tmp_path / "c")
+    finish_all(made, BY_SEED)
+    texts = drawn_texts(comparison_page.write(made))
+    written = {cell for row in comparison_page.rows(made, made.results()) for cell in row[1:]}
+    assert "25.0 % (20.0–30.0)" in written
+    assert written <= set(texts)
+
+
+def test_many_defences_are_a_map_that_a_page_may_show(tmp_path):
+    """An image would be fetched, in the eyes of a browser, and the page forbids that."""
+    defences = ("plain", "multi-krum", "nnm+krum", "median", "caf", "mean", "geometric-median")
+    made = comparison(tmp_path / "c", attacks=("alie",), defences=defences)
+    finish_all(made, {("alie", each, 0): place / 10 for place, each in enumerate(defences)})
+    path = comparison_page.write(made)
+    assert "<image" not in path.read_text("utf-8")
+    assert drawn_texts(path)[-len(defences) :] == [f"{10 * x}" for x in range(len(defences))]
+
+
+def test_services_are_said_to_be_simulated_where_they_were_used(tmp_path):
+    used, clear = comparison(tmp_path / "c"), comparison(tmp_path / "d", defences=("plain",))
+    for made in (used, clear):
+        made.save()
+    page = comparison_page.write(used).read_text("utf-8")
+    assert "SIMULATED enclave." in page
+    assert "This concerns Ostraka exact." in page
+    assert "SIMULATED enclave." in (tmp_path / "c" / "table.md").read_text("utf-8")
+    assert "SIMULATED" not in comparison_page.write(clear).read_text("utf-8")
+    write_json(clear.root / "checks.json", [asdict(checks.Check("alie on plain", 2, 0.0))])
+    assert "This concerns the spot checks." in comparison_page.write(clear).read_text("utf-8")
 
 
 def test_one_seed_has_no_range_and_runs_that_are_not_over_have_no_figure(tmp_path):

@@ -1,4 +1,5 @@
 import re
+from importlib import resources
 from xml.etree import ElementTree
 
 import matplotlib as mpl
@@ -121,3 +122,30 @@ def test_a_legend_is_read_from_left_to_right():
     ]
     assert [text for _, _, text in sorted(entries)] == [f"the number {n}" for n in range(9)]
     assert max(x for _, x, _ in entries) < 0.8 * WIDTH * 72
+
+
+def test_every_colour_has_one_in_the_dark():
+    css = resources.files("ostraka_lab.report").joinpath("page.css").read_text("utf-8")
+    (dark,) = re.findall(r"prefers-color-scheme: dark\) \{\s*:root \{(.*?)\}", css, re.DOTALL)
+    assert set(axis_style.PROPERTIES.values()) <= set(re.findall(r"(--[a-z-]+):", dark))
+
+
+def test_colours_are_properties_of_the_page_and_others_stay(root):
+    styles = " ".join(node.get("style", "") for node in root.iter())
+    found = set(re.findall(r"var\((--[a-z-]+), (#[0-9a-f]{6})\)", styles))
+    assert ("--ink", axis_style.INK) in found
+    assert found <= {(name, colour) for colour, name in axis_style.PROPERTIES.items()}
+    assert "fill: #112233" in styles
+
+
+def test_shades_are_stronger_for_more_and_can_be_written_on():
+    def cells(figure):
+        axis_style.shaded(figure.subplots(), [((x, 0, 1, 1), x / 4) for x in range(5)])
+
+    text = drawn(cells, height=1.0, label="", prefix="")
+    deep = re.escape(f"var(--plot-deep, {axis_style.DEEP})")
+    opacities = re.findall(rf"fill: {deep}(?:; opacity: ([\d.]+))?", text)
+    assert [float(each or 1) for each in opacities] == [0.07, 0.3, 0.54, 0.77, 1.0]
+    assert [axis_style.ink_on(x / 4) for x in range(5)] == [axis_style.INK] * 3 + [
+        axis_style.PAPER
+    ] * 2

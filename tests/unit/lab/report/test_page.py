@@ -183,3 +183,8 @@ def test_a_slice_of_markup_is_text_again():
 def test_attributes_are_escaped_and_named_as_in_html():
     opened = void("meta", http_equiv='"quoted"', class_="a", lang=None)
     assert opened == '<meta http-equiv="&quot;quoted&quot;" class="a">'
+
+
+def test_a_table_is_scrolled_by_keys_and_has_a_name():
+    box = '<div class="table" tabindex="0" role="group" aria-label="Table: Two things">'
+    assert render(example()).count(box) == 2

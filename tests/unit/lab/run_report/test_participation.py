@@ -20,7 +20,9 @@ def cells(plot):
         if "clip-path" in node.attrib and "fill: none" not in node.get("style", "")
     ]
     return {
-        re.findall(r"fill: (#\w+)", node.attrib["style"])[0]: node.attrib["d"].count("M")
+        re.findall(r"fill: var\(--[a-z-]+, (#\w+)\)", node.attrib["style"])[0]: node.attrib[
+            "d"
+        ].count("M")
         for node in paths
     }
 

@@ -111,7 +111,13 @@ LEAKAGE = {
     "backdoor": ("folded to 16,384 values",),
     "absent": ("What any 2 workers see together",),
     "unfinished": ("No worker took part",),
-    "gaussian": ("Gaussian masking leaks.", "polar attack", "≤ 0.001 bits", "0.015 bits"),
+    "gaussian": (
+        "Gaussian masking leaks.",
+        "takes the polar decomposition of all rows",
+        "Law 6 (the paper&#x27;s corollary 1; docs/protocol.md lists all laws) bounds",
+        "≤ 0.001 bits",
+        "0.015 bits",
+    ),
 }
 
 
