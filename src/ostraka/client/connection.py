@@ -55,7 +55,6 @@ class Patience:
 
 REQUEST_S = 30.0
 LONG_POLL_S = 60.0
-FINISHED = "finished"  # what a service says when all rounds are over
 UNCONFIRMED = "an outcome waits to be confirmed"  # and before the next round opens
 TRANSFER_S = 3600.0  # for a stream; a peer that is gone is noticed sooner, by its keepalive
 

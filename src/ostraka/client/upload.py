@@ -11,7 +11,6 @@ import grpc
 
 from ostraka.arrays import Float32
 from ostraka.client.connection import (
-    FINISHED,
     LONG_POLL_S,
     TRANSFER_S,
     Connection,
@@ -38,7 +37,7 @@ from ostraka.errors import (
 from ostraka.merkle import is_under
 from ostraka.messages import Certified, Proposal, Receipt, RoundOffer
 from ostraka.protocol.client import Joined, Submitted
-from ostraka.transport import LENGTH, TICKET_BYTES
+from ostraka.transport import FINISHED, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff
 

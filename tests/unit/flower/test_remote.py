@@ -127,7 +127,7 @@ def federation_folder(tmp_path, grace_s, quorum, rule) -> Path:
     text = (root / "federation.toml").read_text()
     text = text.replace("client_momentum = 0.9", "client_momentum = 0")
     text = text.replace('listen = "127.0.0.1:7420"', 'listen = "127.0.0.1:0"')
-    text = text.replace("# grace_s = 30 ", f"grace_s = {grace_s} ")
+    text = text.replace("# grace_s = 60 ", f"grace_s = {grace_s} ")
     text = text.replace("# quorum = ", f"quorum = {quorum}  # not ")
     text = text.replace("count = 10", "count = 5")
     assert f"\nquorum = {quorum}" in text
