@@ -350,7 +350,7 @@ class Retries:
         if self._patience.over:
             raise self._unreachable(status) from None
         self._attempts += 1
-        self._tell(Reconnecting(self._attempts, str(status)))
+        self._tell(Reconnecting(self._attempts, str(status), self._address))
         self._patience.sleep(self._backoff.next())
 
     def _refused(self, status: Status) -> ServiceError:

@@ -24,9 +24,11 @@ class Reconnecting:
 
     attempt: int
     why: str
+    address: str = ""
 
     def __str__(self) -> str:
-        return f"attempt {self.attempt} failed ({self.why}): trying again"
+        at = f" to reach {self.address}" if self.address else ""
+        return f"attempt {self.attempt}{at} failed ({self.why}): trying again"
 
 
 @dataclass(frozen=True)
@@ -108,11 +110,19 @@ AGAIN_S = 30.0
 _LOG = logging.getLogger("ostraka.client")
 
 
-class Report:
-    """Logs events, the same one at most every half a minute. clock: seconds, that only grow."""
+def log(event: Event) -> None:
+    """In words: a program that uses the library formats its log in its own way."""
+    _LOG.log(_level(event), "%s", event)
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+
+class Report:
+    """Tells events, the same one at most every half a minute. clock: seconds, that only grow."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, tell: Callable[[Event], None] = log
+    ) -> None:
         self._clock = clock
+        self._tell = tell
         self._last: dict[type[Event], tuple[Event, float]] = {}
 
     def __call__(self, event: Event) -> None:
@@ -120,8 +130,7 @@ class Report:
         before, when = self._last.get(type(event), (None, 0.0))
         if what != before or now - when >= AGAIN_S:
             self._last[type(event)] = what, now
-            # In words: a program that uses the library formats its log in its own way.
-            _LOG.log(_level(event), "%s", event)
+            self._tell(event)
 
 
 def _whatever_the_attempt(event: Event) -> Event:

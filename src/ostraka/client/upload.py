@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event, Lock
 from typing import Any
@@ -167,9 +167,15 @@ def deliver(session: Session, submitted: Submitted[Sealing]) -> Delivery:
     header of an upload, of this one or of one before it; this round joins them. Raises
     UpdateRejected if the enclave refuses the update, RolledBack, and ServiceError.
     """
+    sending = _Sending(session.connection, submitted, session.begun)
+    with _noting(sending, submitted.joined.offer):
+        return _settle(session, submitted, sending)
+
+
+def _settle(session: Session, submitted: Submitted[Sealing], sending: "_Sending") -> Delivery:
+    """Send what is left, and ask for the outcome, until there is one."""
     offer, connection = submitted.joined.offer, session.connection
-    sending, left_out = _Sending(connection, submitted, session.begun), False
-    shown = False
+    left_out = shown = False
     request = wire.OutcomeRequest(
         number=offer.number,
         round_id=offer.round_id,
@@ -202,6 +208,25 @@ def deliver(session: Session, submitted: Submitted[Sealing]) -> Delivery:
                 raise MalformedMessage("the answer about a round's outcome is empty")
 
 
+@contextmanager
+def _noting(sending: "_Sending", offer: RoundOffer) -> Iterator[None]:
+    """Let who interrupts this know that the update is in, and cannot be taken back."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if sending.taken:
+            there = f"the update for round {offer.number} is already in, and stays there"
+            stopped.add_note(f"{there}: {_again(offer)}")
+        raise
+
+
+def _again(offer: RoundOffer) -> str:
+    return (
+        f"run the same command with --round {offer.number} (or call submit again with the same "
+        "update) to wait for its receipt"
+    )
+
+
 def _is_included(proposed: wire.Proposed, submitted: Submitted[Sealing]) -> bool:
     """Whether the enclave proves that this upload is in the outcome that it proposes."""
     root = decode(Proposal, proposed.proposal).cohort
@@ -219,8 +244,7 @@ def _require_number(receipt: Receipt, offer: RoundOffer) -> None:
 def _unpublished(offer: RoundOffer, patience: Patience) -> ServiceError:
     return ServiceError(
         f"the update for round {offer.number} was received; the round was not published within "
-        f"{patience.seconds:g} s: run the same command with --round {offer.number} (or call submit "
-        "again with the same update) to wait for its receipt"
+        f"{patience.seconds:g} s: {_again(offer)}"
     )
 
 

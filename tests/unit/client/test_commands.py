@@ -1,6 +1,8 @@
 """`ostraka client fetch` and `submit`: what they print, write and end with."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -8,6 +10,8 @@ from safetensors.numpy import load_file, save_file
 from typer.testing import CliRunner
 
 from ostraka.cli import app
+from ostraka.cli.client import _events
+from ostraka.client.events import Reconnecting
 from ostraka.messages import vector_digest
 
 D = 17
@@ -137,12 +141,12 @@ def test_refused_receipts_end_in_3(run, folder, service):
     assert "both receipts are in" in result.stderr
 
 
-def test_what_happens_on_the_way_is_told_on_stderr(run, folder, service):
+def test_what_happens_on_the_way_is_told_on_stderr(run, folder, service, host):
     np.save(folder / "update.npy", np.ones(D))
     service.breaks = [2]
     result = run("submit", folder / "update.npy", "--json", "--round", 1)
     assert figures(result)["accepted"]
-    assert "attempt 1 failed (Socket closed)" in result.stderr
+    assert f"attempt 1 to reach {host.address} failed (Socket closed)" in result.stderr
     assert "sending 3 of 5 tiles" in result.stderr
 
 
@@ -153,6 +157,44 @@ def test_what_is_waited_for_is_told_once_on_stderr(run, folder, service, when):
     lines = run("submit", folder / "update.npy", "--round", 1).stderr.splitlines()
     assert lines.count("waiting for an open round") == 1
     assert lines.count("waiting for round 1 to be published") == 1
+
+
+def test_what_is_tried_in_vain_is_said_again_with_the_address(capsys):
+    """The clock goes half a minute with each attempt."""
+    clock = iter(range(0, 1000, 30))
+    with _events(lambda: float(next(clock))) as tell:
+        for attempt in (1, 2, 3):
+            tell(Reconnecting(attempt, "refused", "fl:7421"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"attempt {n} to reach fl:7421 failed (refused): trying again" for n in (1, 2, 3)
+    ]
+
+
+def test_what_is_tried_in_vain_is_not_said_at_each_attempt(capsys):
+    with _events(lambda: 0.0) as tell:
+        for attempt in (1, 2, 3):
+            tell(Reconnecting(attempt, "refused", "fl:7421"))
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_ctrl_c_after_an_upload_says_that_the_update_is_in(run, folder, service, when):
+    np.save(folder / "update.npy", np.ones(D))
+    service.auto = False
+    when(
+        lambda: service.calls.count("AwaitOutcome") >= 2,
+        lambda: os.kill(os.getpid(), signal.SIGINT),
+    )
+    result = run("submit", folder / "update.npy", "--round", 1)
+    assert result.exit_code != 0
+    said = "ostraka: the update for round 1 is already in, and stays there: run the same command"
+    assert f"{said} with --round 1" in result.stderr
+
+
+def test_a_forgotten_flag_is_named(run, folder, service):
+    result = run("fetch", "--out", folder / "m", simulation=False)
+    assert result.exit_code == 3
+    assert "give --unsafe-simulation, or unsafe_simulation=True in Python" in result.stderr
 
 
 @pytest.mark.parametrize("name", ["none.npy", "noise.npy", "none.st", "noise.st"])
