@@ -288,6 +288,14 @@ def exit_code(error: OstrakaError) -> int:
     return IMPOSSIBLE if isinstance(error, ConfigError) else FAILED
 
 
+def installing(extra: str) -> str:
+    """Say how to install what an optional part needs. No package index has Ostraka yet."""
+    return (
+        f"in a clone, pip install -c constraints.txt -e '.[{extra}]'; "
+        f"from a wheel, pip install 'THE-WHEEL.whl[{extra}]'"
+    )
+
+
 def printable(text: str, longest: int | None = None) -> str:
     """Escape what could move a cursor or forge a line in a log or on a terminal.
 

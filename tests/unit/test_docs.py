@@ -21,6 +21,16 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 HELP_BLOCKS = re.findall(r"\$ ostraka ([a-z ]*)--help\n(.*?)```", README, re.DOTALL)
 
 
+def test_nothing_is_to_be_installed_from_where_it_is_not():
+    """Ostraka is on no package index. In a clone and from a wheel, other commands work."""
+    folders = ("src", "docs", "deploy", "examples", "tests")
+    texts = [*DOCUMENTS, *(p for each in folders for p in (ROOT / each).rglob("*.*"))]
+    kinds = (".py", ".md", ".toml", ".service")
+    kept = {p for p in texts if p.suffix in kinds and p.name != "CHANGELOG.md"}
+    told = [p for p in kept if re.search(r"pip install (-\S+ )*['\"]?ostraka\b", p.read_text())]
+    assert not told
+
+
 def test_there_are_help_blocks():
     assert HELP_BLOCKS
 
