@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from ostraka import errors
 from ostraka.cli import app
+from ostraka.config import Manifest
 from ostraka.enclave import __main__ as enclave
 from ostraka_lab.attacks import ATTACKS
 
@@ -29,6 +30,11 @@ def test_nothing_is_to_be_installed_from_where_it_is_not():
     kept = {p for p in texts if p.suffix in kinds and p.name != "CHANGELOG.md"}
     told = [p for p in kept if re.search(r"pip install (-\S+ )*['\"]?ostraka\b", p.read_text())]
     assert not told
+
+
+def test_the_readme_says_what_dimension_makes():
+    assert "`--dimension` makes one array called `update`" in " ".join(README.split())
+    assert [each.name for each in Manifest.flat(3).tensors] == ["update"]
 
 
 def test_there_are_help_blocks():
