@@ -1,5 +1,6 @@
 """`ostraka client fetch` and `ostraka client submit`."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,9 +12,9 @@ import numpy as np
 import typer
 
 from ostraka.arrays import Float32
-from ostraka.cli.output import Json, progress, show
+from ostraka.cli.output import Json, progress, say, show
 from ostraka.client.api import Client
-from ostraka.client.events import Event, Report, Waiting
+from ostraka.client.events import Event, Report, Sending, Waiting
 from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.errors import FAILED, ConfigError, ServiceError
 from ostraka.messages import vector_digest
@@ -157,9 +158,11 @@ def _events(
     update.
     """
     waited: set[str] = set()
-    report = Report(clock, lambda event: click.echo(str(event), err=True))
+    report = Report(clock, lambda event: say(str(event)))
 
     def known(event: Event) -> bool:
+        if isinstance(event, Sending) and sys.stderr.isatty():
+            return True  # The line of progress says it.
         if not isinstance(event, Waiting) or event.what not in waited:
             waited.update([event.what] if isinstance(event, Waiting) else [])
             return False
@@ -168,7 +171,10 @@ def _events(
     with progress() as step:
 
         def tell(event: Event) -> None:
-            step(str(event), 0, 1)
+            if isinstance(event, Sending):
+                step(str(event), event.sent, event.of)
+            else:
+                step(str(event), 0, 1)
             if not known(event):
                 report(event)
 

@@ -44,6 +44,21 @@ class Uploading:
 
 
 @dataclass(frozen=True)
+class Sending:
+    """An upload goes on: this many bytes of all have gone out, in this time."""
+
+    round: int
+    sent: int
+    of: int
+    seconds: float
+
+    def __str__(self) -> str:
+        left = self.seconds * (self.of - self.sent) / self.sent
+        size = f"{self.sent / _MB:.1f} of {self.of / _MB:.1f} MB"
+        return f"sent {size} for round {self.round}, about {left:.0f} s left"
+
+
+@dataclass(frozen=True)
 class Resending:
     """The round was opened again; the same update goes to it under a fresh key."""
 
@@ -97,6 +112,7 @@ Event: TypeAlias = (
     Waiting
     | Reconnecting
     | Uploading
+    | Sending
     | Resending
     | AlreadySent
     | Confirmed
@@ -106,6 +122,8 @@ Event: TypeAlias = (
 
 
 AGAIN_S = 30.0
+
+_MB = 1e6
 
 _LOG = logging.getLogger("ostraka.client")
 
@@ -134,9 +152,12 @@ class Report:
 
 
 def _whatever_the_attempt(event: Event) -> Event:
+    """The same for all attempts, and for all of one upload."""
+    if isinstance(event, Sending):
+        return replace(event, sent=0, seconds=0.0)
     return replace(event, attempt=0) if isinstance(event, Reconnecting) else event
 
 
 def _level(event: Event) -> int:
-    ordinary = isinstance(event, Waiting | Uploading | Confirmed)
+    ordinary = isinstance(event, Waiting | Uploading | Sending | Confirmed)
     return logging.INFO if ordinary else logging.WARNING

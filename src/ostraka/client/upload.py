@@ -1,10 +1,11 @@
 """Brings one update to its round's outcome, through restarts and broken connections."""
 
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Event, Lock
 from typing import Any
 
 import grpc
@@ -19,7 +20,7 @@ from ostraka.client.connection import (
     Retries,
     Status,
 )
-from ostraka.client.events import AlreadySent, Resending, Uploading, Waiting
+from ostraka.client.events import AlreadySent, Event, Resending, Sending, Uploading, Waiting
 from ostraka.client.following import require_same
 from ostraka.client.results import Outcome
 from ostraka.client.session import Session
@@ -70,7 +71,8 @@ class Upload:
             connection.tell(Uploading(self.round, len(left), self.sealed.count))
             if left:
                 with connection.lane(granted.ticket, call) as lane:
-                    _send(frames(self.sealed, left), lane, call, connection.patience)
+                    told = _told(frames(self.sealed, left), self.round, left, connection.tell)
+                    _send(told, lane, call, connection.patience)
                     _next(call, "complete")
             else:
                 _next(call, "complete")
@@ -99,9 +101,25 @@ def _send(frames: Iterable[memoryview], lane: socket.socket, call: Any, patience
         for frame in frames:
             lane.sendall(frame)
     except OSError as broken:
-        over = Event()
+        over = threading.Event()
         if call.add_callback(over.set) and not over.wait(patience.limit(_VERDICT_S)):
             raise LaneBroken(f"the lane has ended: {broken}") from None
+
+
+def _told(
+    frames: Iterable[memoryview], number: int, tiles: range, tell: Callable[[Event], None]
+) -> Iterator[memoryview]:
+    """These frames. Of a long upload it is told how far it is, every second."""
+    begun = told = time.monotonic()
+    sent = 0
+    for tile, frame in zip(tiles, frames, strict=True):
+        yield frame
+        sent += len(frame)
+        now = time.monotonic()
+        if now - told >= _TELL_S and tile + 1 < tiles.stop:
+            told = now
+            of = sent * len(tiles) // (tile + 1 - tiles.start)
+            tell(Sending(number, sent, of, now - begun))
 
 
 def frames(sealed: Sealed, numbers: range) -> Iterator[memoryview]:
@@ -133,7 +151,8 @@ def _granted(granted: wire.Granted, count: int) -> wire.Granted:
 
 # Clients of one process get the same certificate at the same moment. One checks it, and the others
 # find it checked.
-_CHECKING = Lock()
+_CHECKING = threading.Lock()
+_TELL_S = 1.0  # between two words about one upload
 _VERDICT_S = 5.0  # for the other side to say why it has ended a lane
 _STOLEN = 3  # lanes in a row that brought nothing further: a tile did not open, and was right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send

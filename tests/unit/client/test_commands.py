@@ -2,7 +2,12 @@
 
 import json
 import os
+import pty
+import re
 import signal
+import subprocess
+import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -11,7 +16,7 @@ from typer.testing import CliRunner
 
 from ostraka.cli import app
 from ostraka.cli.client import _events
-from ostraka.client.events import Reconnecting
+from ostraka.client.events import Reconnecting, Sending
 from ostraka.messages import vector_digest
 
 D = 17
@@ -176,6 +181,60 @@ def test_what_is_tried_in_vain_is_not_said_at_each_attempt(capsys):
         for attempt in (1, 2, 3):
             tell(Reconnecting(attempt, "refused", "fl:7421"))
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+SHOWN = """
+from ostraka.cli.client import _events
+from ostraka.client.events import Sending, Uploading, Waiting
+
+with _events() as tell:
+    tell(Waiting("an open round"))
+    tell(Uploading(1, 8, 8))
+    for done in range(1, 8):
+        tell(Sending(1, done * 10**6, 8 * 10**6, float(done)))
+    tell(Waiting("round 1 to be published"))
+"""
+
+
+def test_an_upload_shows_bytes_and_an_eta_on_a_line_of_its_own():
+    """In a terminal: whatever else is said stands on a line that was cleared before."""
+    master, slave = pty.openpty()
+    wide = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    with subprocess.Popen([sys.executable, "-c", SHOWN], stderr=slave, env=wide) as process:
+        os.close(slave)
+        shown = b""
+        with suppress(OSError):  # Linux says so at the end.
+            while part := os.read(master, 2**16):
+                shown += part
+    os.close(master)
+    assert process.returncode == 0
+    text = shown.decode()
+    assert "sent 7.0 of 8.0 MB for round 1, about 1 s left" in text
+    for said in ("waiting for an open round", "waiting for round 1 to be published"):
+        assert re.search(rf"(?:^|\n|\x1b\[2K){said}\r?\n", text), (said, text)
+    assert not re.search(r"(?m)^sent .* left\r?$", text)  # It was never a line that stays.
+
+
+def test_an_upload_tells_how_far_it_is(alice, service, told, monkeypatch):
+    monkeypatch.setattr("ostraka.client.upload._TELL_S", 0.0)
+    alice.fetch()
+    alice.submit(np.ones(D))
+    sent = [each for each in told if isinstance(each, Sending)]
+    assert len(sent) == 4  # of five tiles: the last one is told of by what comes next
+    assert [each.sent for each in sent] == sorted({each.sent for each in sent})
+    assert all(0 < each.sent < each.of for each in sent)
+
+
+def test_an_upload_in_a_pipe_is_told_of_now_and_then(capsys):
+    clock = iter((0.0, 1.0, 31.0))
+    with _events(lambda: next(clock)) as tell:
+        for done in (1, 2, 3):
+            tell(Sending(1, done * 10**6, 4 * 10**6, 10.0 * done))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "sent 1.0 of 4.0 MB for round 1, about 30 s left",
+        "sent 3.0 of 4.0 MB for round 1, about 10 s left",
+    ]
 
 
 def test_ctrl_c_after_an_upload_says_that_the_update_is_in(run, folder, service, when):
