@@ -1,6 +1,8 @@
 """What the documents say is true: commands exist, help is as shown, and claims have a proof."""
 
 import re
+import shutil
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -30,6 +32,18 @@ def test_nothing_is_to_be_installed_from_where_it_is_not():
     kept = {p for p in texts if p.suffix in kinds and p.name != "CHANGELOG.md"}
     told = [p for p in kept if re.search(r"pip install (-\S+ )*['\"]?ostraka\b", p.read_text())]
     assert not told
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_setting_up_shows_that_it_is_alive():
+    """make -n -B prints all commands and runs none of them."""
+    shown = subprocess.run(
+        ["make", "-n", "-B", "test-env"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    installing = [line for line in shown.splitlines() if "pip install" in line]
+    assert len(installing) == 2
+    assert not any(word in line.split() for line in installing for word in ("-q", "--quiet"))
+    assert shown.count("a minute or more") == 2
 
 
 def test_the_readme_says_what_dimension_makes():
