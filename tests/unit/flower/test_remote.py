@@ -447,7 +447,7 @@ def test_an_oversized_header_is_left_out_before_the_wire(remote, federation_fold
     def up(node, reply):
         if node == 0 and remote.is_sealed(reply):
             read = SealedReply.from_bytes(read_message(reply.content))
-            huge = replace(read.sealed.header, sealed_key=bytes(5 * 2**20), signature=UNSIGNED)
+            huge = replace(read.sealed.header, sealed_key=bytes(2**19), signature=UNSIGNED)
             signed = replace(read.sealed, header=identity.sign(huge))
             changed = replace(read, sealed=signed).to_bytes()
             reply.content[RECORD] = message_record(changed)
