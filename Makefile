@@ -9,7 +9,8 @@ CORE := $(VENV)/.ready
 STAMP := $(VENV)/.ready-dev
 MUTANTS := $(VENV)/.ready-mutants
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
-PIP = $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+# Not quiet: what is large takes minutes, and pip shows that it is alive.
+PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 
 comma := ,
 stop = { echo "$(1)" >&2; exit 1; }

@@ -273,6 +273,16 @@ class LeakyMasking(UserWarning):
         )
 
 
+class ToleranceUsedUp(UserWarning):
+    """As many updates were rejected as may be Byzantine: the rule counts on all others."""
+
+    def __init__(self, rejected: int, f: int) -> None:
+        super().__init__(
+            f"{rejected} updates were rejected, and f = {f}: the rule takes all others for honest, "
+            "and one more attacker can move the aggregate; look at `rejected`, or raise f"
+        )
+
+
 # How a program of ours ends, for scripts. 0 means that it did what was asked.
 FAILED = 1  # it failed, or an attacker was averaged in
 IMPOSSIBLE = 2  # the request cannot work: wrong arguments, numbers or files
@@ -286,6 +296,14 @@ def exit_code(error: OstrakaError) -> int:
     if isinstance(error, AttestationRefused | ReceiptRefused | OpenError):
         return REFUSED
     return IMPOSSIBLE if isinstance(error, ConfigError) else FAILED
+
+
+def installing(extra: str) -> str:
+    """Say how to install what an optional part needs. No package index has Ostraka yet."""
+    return (
+        f"in a clone, pip install -c constraints.txt -e '.[{extra}]'; "
+        f"from a wheel, pip install 'THE-WHEEL.whl[{extra}]'"
+    )
 
 
 def printable(text: str, longest: int | None = None) -> str:

@@ -1,7 +1,18 @@
 """What an operator may see of a round. Never an update, a distance, a score or a selection."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+_NAMED = 3  # at most, in a sentence
+
+
+def named(clients: Sequence[str] | int) -> str:
+    """Clients in a sentence: a few by their names, many by their number, and so if only that."""
+    if isinstance(clients, int) or len(clients) > _NAMED:
+        count = clients if isinstance(clients, int) else len(clients)
+        return f"{count} client{'s' * (count != 1)}"
+    return ", ".join(clients)
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,10 @@ class RoundOpened:
 
     number: int
     deadline_s: float
+    clients: int
+
+    def __str__(self) -> str:
+        return f"waiting for {named(self.clients)}"
 
 
 @dataclass(frozen=True)
@@ -81,6 +96,19 @@ class AddressCrowded:
 
     address: str
     places: int
+
+
+@dataclass(frozen=True)
+class QuorumReached:
+    """There are enough updates to close the round, which waits `seconds` more for the others."""
+
+    number: int
+    arrived: int
+    seconds: float
+    missing: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"quorum reached, waiting {self.seconds:.0f} s more for {named(self.missing)}"
 
 
 @dataclass(frozen=True)
@@ -269,6 +297,17 @@ class ServerRestarted:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """All rounds are published. The service stays for `seconds`, for clients to fetch the last."""
+
+    number: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"finished: round {self.number} was the last one"
+
+
+@dataclass(frozen=True)
 class Stopping:
     """The service ends."""
 
@@ -285,6 +324,7 @@ Event: TypeAlias = (
     | UploadCompleted
     | UploadRefused
     | AddressCrowded
+    | QuorumReached
     | QuorumMissed
     | RoundClosed
     | RoundSkipped
@@ -308,6 +348,7 @@ Event: TypeAlias = (
     | StorageFailed
     | ClockJumped
     | ServerRestarted
+    | Finished
     | Stopping
 )
 

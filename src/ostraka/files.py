@@ -271,7 +271,17 @@ def write_identity(path: Path, owner: str, entropy: Entropy = os.urandom) -> Ide
 
 def read_identity(path: Path) -> Identity:
     """Reads the identity in a file. Raises ConfigError, also if others may use the file."""
-    lines = [line for line in read_private(path).splitlines() if not line.startswith("#")]
+    try:
+        text = read_private(path)
+    except ConfigError as refused:
+        if not isinstance(refused.__cause__, FileNotFoundError):
+            raise
+        raise ConfigError(
+            f"there is no key file {path}: `ostraka client enrol --name NAME --out {path}` makes "
+            "one (for a worker or a witness: ostraka worker enrol, ostraka witness enrol), and the "
+            "operator then adds the lines that it prints"
+        ) from None
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     match = _KEY_LINE.fullmatch(lines[0]) if len(lines) == 1 else None
     if match is None:
         # The error does not show what is in the file, which may be a secret.

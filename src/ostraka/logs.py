@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 from ostraka.errors import printable
 
-_FIELDS = "ostraka_fields"
+_FIELDS, _SAID = "ostraka_fields", "ostraka_said"
 _OURS = "ostraka"
 _UNQUOTED = frozenset("-_.:/+@%")
 
@@ -48,11 +48,14 @@ def event(
 ) -> None:
     """Logs a frozen dataclass as its name and its fields. Those with `repr=False` are left out.
 
+    A line for people ends with the event's own words, if it has any (`__str__`).
     error: an unforeseen error, whose trace is shown.
     """
     shown = [field.name for field in dataclasses.fields(event) if field.repr]
     fields = {name: _plain(getattr(event, name)) for name in shown}
-    logger.log(level, type(event).__name__, extra={_FIELDS: fields}, exc_info=error)
+    said = str(event) if "__str__" in vars(type(event)) else ""
+    extra = {_FIELDS: fields, _SAID: said}
+    logger.log(level, type(event).__name__, extra=extra, exc_info=error)
 
 
 class _Handler(logging.Handler):
@@ -110,7 +113,9 @@ class _Text(_Formatter):
         )
         # It is indented, so that no line of it looks like an entry of its own.
         trace = [f"    {printable(line)}" for line in self._trace(record).splitlines()]
-        return "\n".join([" ".join([*head, *fields]), *trace])
+        said = getattr(record, _SAID, "")
+        words = [f"({printable(said)})"] if said else []
+        return "\n".join([" ".join([*head, *fields, *words]), *trace])
 
 
 def _time(record: logging.LogRecord) -> str:

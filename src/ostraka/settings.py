@@ -155,8 +155,12 @@ def _syntax_error(what: str, text: str, name: str) -> str:
     at = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", what)
     if at is None:
         return f"{name}: {what}"
-    line = at[1] or text.rstrip().count("\n") + 1
-    return f"{name}, line {line}: {what[: at.start()]}"
+    line = int(at[1] or text.rstrip().count("\n") + 1)
+    said = what[: at.start()]
+    key = re.match(r"\s*([\w.-]+)\s*=", text.splitlines()[line - 1]) if at[1] else None
+    if said == "Invalid value" and key:  # The value is not shown: it may be a secret.
+        said += f" of {key[1]}: numbers are digits, and words are in quotes"
+    return f"{name}, line {line}: {said}"
 
 
 @cache

@@ -1,7 +1,7 @@
 """Names that users give: of models, data sets and attacks."""
 
 from collections.abc import Mapping
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from typing import TypeVar
 
 from ostraka.errors import ConfigError
@@ -10,8 +10,9 @@ _T = TypeVar("_T")
 
 
 def find(kind: str, name: str, known: Mapping[str, _T]) -> _T:
-    """Look up a name. Raises ConfigError, which lists all names, the nearest first."""
+    """Look up a name. Raises ConfigError, which says what may be meant, and lists all names."""
     if name not in known:
-        nearest = sorted(known, key=lambda each: -SequenceMatcher(None, name, each).ratio())
-        raise ConfigError(f"there is no {kind} {name!r}; known: {', '.join(nearest)}")
+        near = get_close_matches(name, known, n=1)
+        meant = f": did you mean {near[0]}?" if near else ";"
+        raise ConfigError(f"there is no {kind} {name!r}{meant} known: {', '.join(sorted(known))}")
     return known[name]

@@ -613,3 +613,15 @@ def test_no_refusal_shows_a_secret(what):
         REFUSALS[what][0].join()
     for secret in (MACHINE.seed, b"a" * 32, b"e" * 32):
         assert secret.hex() not in str(caught.value)
+
+
+def test_a_refusal_says_what_was_got_and_what_was_expected():
+    other = replace(FEDERATION, id=b"j" * 32)
+    strange = replace(FEDERATION, authority=STRANGER.public)
+    for charter, got, expected in (
+        (signed(other), other.id, ID),
+        (signed(strange, STRANGER), STRANGER.public, AUTHORITY.public),
+    ):
+        with pytest.raises(AttestationRefused) as refused:
+            verify_charter(charter, POLICY)
+        assert f"got {got.hex()}, and the policy expects {expected.hex()}" in str(refused.value)

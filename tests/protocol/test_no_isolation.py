@@ -198,6 +198,7 @@ def test_a_round_shows_colluders_no_single_update(defence, what, masking):
 
 @pytest.mark.parametrize("liars", [1, 2, 3])
 @pytest.mark.parametrize("defence", ["arc+nnm+geometric-median", "geometric-median", "caf"])
+@pytest.mark.filterwarnings("ignore::ostraka.errors.ToleranceUsedUp")
 def test_colluders_that_spoil_their_updates_leave_fewer_of_themselves(defence, liars):
     """f and n fall together: the limit rises, and there are fewer who could use it."""
     f, rng = 3, np.random.default_rng(2)
@@ -215,6 +216,7 @@ def test_colluders_that_spoil_their_updates_leave_fewer_of_themselves(defence, l
 
 
 @pytest.mark.parametrize("diverged", [1, 2])
+@pytest.mark.filterwarnings("ignore::ostraka.errors.ToleranceUsedUp")
 def test_the_default_rule_bounds_weights_whoever_was_rejected(diverged):
     """Clients send nothing that is not finite. Honest ones that did would be taken for liars.
 

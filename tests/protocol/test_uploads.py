@@ -78,6 +78,7 @@ def test_a_single_value_an_update(name):
 
 
 @pytest.mark.parametrize("name", SHORT)
+@pytest.mark.filterwarnings("ignore::ostraka.errors.ToleranceUsedUp")
 def test_an_update_that_is_not_finite_is_rejected_as_ever(name):
     rows = representable(name)
     for bad in (np.nan, np.inf):

@@ -83,9 +83,15 @@ def test_the_package_runs_as_a_module():
 MISTAKES = {
     "an option that does not exist": ("demo --attck nan", "Did you mean one of: '--attack'"),
     "a command that does not exist": ("dmo", "Did you mean 'demo'?"),
-    "an attack that does not exist": ("demo --attack flattery", "known: "),
-    "a model that does not exist": ("train --model mobilenet", "known: mobilenetv"),
-    "a data set that does not exist": ("train --dataset minst", "known: mnist"),
+    "an attack that does not exist": (
+        "demo --attack sign-flipp",
+        "did you mean sign-flip? known: alie, ",
+    ),
+    "a model that does not exist": ("train --model mobilenet", "did you mean mobilenetv"),
+    "a data set that does not exist": (
+        "train --dataset minst",
+        "did you mean mnist? known: cifar10, digits, ",
+    ),
     "a defence that does not exist": ("compare --defence prayer", "Known: mean, multi-krum"),
     "a masking that does not exist": ("demo --masking tape", "'gaussian'"),
     "a stage that does not exist": ("bench kernels --only ceiling", "'floor'"),

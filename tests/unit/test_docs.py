@@ -1,6 +1,8 @@
 """What the documents say is true: commands exist, help is as shown, and claims have a proof."""
 
 import re
+import shutil
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from ostraka import errors
 from ostraka.cli import app
+from ostraka.config import Manifest
 from ostraka.enclave import __main__ as enclave
 from ostraka_lab.attacks import ATTACKS
 
@@ -19,6 +22,33 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 HELP_BLOCKS = re.findall(r"\$ ostraka ([a-z ]*)--help\n(.*?)```", README, re.DOTALL)
+
+
+def test_nothing_is_to_be_installed_from_where_it_is_not():
+    """Ostraka is on no package index. In a clone and from a wheel, other commands work."""
+    folders = ("src", "docs", "deploy", "examples", "tests")
+    texts = [*DOCUMENTS, *(p for each in folders for p in (ROOT / each).rglob("*.*"))]
+    kinds = (".py", ".md", ".toml", ".service")
+    kept = {p for p in texts if p.suffix in kinds and p.name != "CHANGELOG.md"}
+    told = [p for p in kept if re.search(r"pip install (-\S+ )*['\"]?ostraka\b", p.read_text())]
+    assert not told
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_setting_up_shows_that_it_is_alive():
+    """make -n -B prints all commands and runs none of them."""
+    shown = subprocess.run(
+        ["make", "-n", "-B", "test-env"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    installing = [line for line in shown.splitlines() if "pip install" in line]
+    assert len(installing) == 2
+    assert not any(word in line.split() for line in installing for word in ("-q", "--quiet"))
+    assert shown.count("a minute or more") == 2
+
+
+def test_the_readme_says_what_dimension_makes():
+    assert "`--dimension` makes one array called `update`" in " ".join(README.split())
+    assert [each.name for each in Manifest.flat(3).tensors] == ["update"]
 
 
 def test_there_are_help_blocks():

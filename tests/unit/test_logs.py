@@ -170,6 +170,23 @@ def test_an_event_of_the_protocol_reads_well():
     assert line.endswith('ClientRejected client=alice reason="holds a NaN or an infinity"')
 
 
+def test_a_line_for_people_ends_with_the_words_of_its_event():
+    def line(event, json=False):
+        (logged,) = lines(lambda: logs.event(LOG, event), json=json)
+        return logged
+
+    opened = events.RoundOpened(1, 60.0, 7)
+    assert line(opened).endswith(
+        "RoundOpened number=1 deadline_s=60.0 clients=7 (waiting for 7 clients)"
+    )
+    few, many = (
+        events.QuorumReached(2, 5, 20.0, names) for names in (("client-3",), tuple("abcd"))
+    )
+    assert line(few).endswith("(quorum reached, waiting 20 s more for client-3)")
+    assert line(many).endswith("(quorum reached, waiting 20 s more for 4 clients)")
+    assert "waiting" not in line(opened, json=True)
+
+
 def test_only_events_are_events():
     with pytest.raises(TypeError):
         logs.event(LOG, "a string")

@@ -193,6 +193,10 @@ MISTAKES = {
         "[terms]\nf = 1\nkind = 'x\n",
         'file.toml, line 3: Expected "\'"',
     ),
+    "a number in words": (
+        "[rounds]\ncount = ten\n",
+        "file.toml, line 2: Invalid value of count: numbers are digits, and words are in quotes",
+    ),
     "an open list": ("[terms]\nf = [1,\n", "file.toml, line 2: Invalid value"),
     "a table twice": (TERMS + TERMS, "file.toml, line 3: Cannot declare ('terms',) twice"),
     "a number of 5000 digits": (

@@ -99,12 +99,19 @@ def require_listed(
         raise AttestationRefused(Refusal.MEASUREMENT, detail)
 
 
+def _expected(listed: tuple[bytes, ...]) -> str:
+    return " or ".join(value.hex() for value in listed) or "none"
+
+
 def _advice(
     claims: Claims, section: str, lists: Mapping[str, tuple[bytes, ...]], missing: list[str]
 ) -> str:
     """Says what was seen, and which lines would accept it: whole lines, since TOML forbids two."""
     seen = {name: claims.measurement(name) for name in missing}
-    said = ", ".join(f"{name} is {value.hex()}" for name, value in seen.items())
+    said = ", ".join(
+        f"{name} is {value.hex()} (the policy expects {_expected(lists[name])})"
+        for name, value in seen.items()
+    )
     lines = [toml_line(name, (*lists[name], value)) for name, value in seen.items()]
     separator = " " if len(lines) == 1 else "\n"
     return (

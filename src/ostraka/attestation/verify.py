@@ -12,6 +12,11 @@ from ostraka.crypto.identity import check_signature
 from ostraka.errors import AttestationRefused, OpenError, Refusal
 from ostraka.messages import SIMULATION, Charter, Evidence, Introduction
 
+_SIMULATE = (
+    "to try things out, give --unsafe-simulation, or unsafe_simulation=True in Python; its host "
+    "can read all updates"
+)
+
 
 @dataclass(frozen=True)
 class Circumstances:
@@ -40,7 +45,7 @@ def verify_charter(charter: Charter, policy: Policy, now: int | None = None) -> 
             Refusal.AUTHORITY, f"the policy names none; to trust this one, add: {line}"
         )
     if federation.authority != pinned.authority:
-        raise AttestationRefused(Refusal.AUTHORITY, f"got {federation.authority.hex()}")
+        raise _other(Refusal.AUTHORITY, federation.authority, pinned.authority)
     try:
         check_signature(charter, pinned.authority)
     except OpenError:
@@ -53,7 +58,7 @@ def verify_charter(charter: Charter, policy: Policy, now: int | None = None) -> 
             Refusal.FEDERATION, f"the policy names none; to trust this one, add: {line}"
         )
     if federation.id != pinned.id:
-        raise AttestationRefused(Refusal.FEDERATION, f"got {federation.id.hex()}")
+        raise _other(Refusal.FEDERATION, federation.id, pinned.id)
 
     # 3. Nobody has withheld the next revision for longer than the authority allows.
     last = federation.expires
@@ -182,8 +187,16 @@ def require_bound(claims: Claims, expected: Binding | KeyBinding) -> None:
         raise AttestationRefused(Refusal.BINDING)
 
 
+def _other(reason: Refusal, got: bytes, expected: bytes) -> AttestationRefused:
+    return AttestationRefused(
+        reason,
+        f"got {got.hex()}, and the policy expects {expected.hex()}: is this the address of that "
+        "federation, and the policy that its operator gave you?",
+    )
+
+
 def _require_simulation(policy: Policy, circumstances: Circumstances) -> None:
     if not policy.unsafe_simulation:
         raise AttestationRefused(Refusal.SIMULATION_POLICY, "unsafe_simulation = true is not in it")
     if not circumstances.unsafe_simulation:
-        raise AttestationRefused(Refusal.SIMULATION_FLAG)
+        raise AttestationRefused(Refusal.SIMULATION_FLAG, _SIMULATE)

@@ -45,6 +45,8 @@ LOG = logging.getLogger("ostraka.carried")
 
 _FIRST_TURN_S = 15.0  # for each node
 _SECOND_TURN_S = 120.0  # for all nodes together
+_VALUE_BYTES = 4
+_SLOWEST = 2**20  # bytes a second, at which an update reaches the enclave at the least
 _SHOWN = 300  # characters of what a node says
 
 _T = TypeVar("_T")
@@ -194,6 +196,7 @@ class Relay:
     _terms: Terms | None = None  # of that round
     _clients: dict[int, str] = field(default_factory=dict)  # names of the nodes that were asked
     _peers: dict[int, _Peer] = field(default_factory=dict)
+    _delivered: set[str] = field(default_factory=set)  # clients, in that round
 
     def open(
         self,
@@ -213,6 +216,7 @@ class Relay:
         self._offer, self._clients = None, {}
         if self.waiting:
             return {}
+        self._delivered = set()
         unknown = [node for node in nodes if self._peer(node).hello is None]
         enough = Enough(least - len(nodes) + len(unknown), grace, self._is_known_hello)
         self._greet(carrier, unknown, seconds, enough)
@@ -265,9 +269,7 @@ class Relay:
         """
         if self._offer is None and not self.waiting:
             return None
-        if self._offer is not None and not self._enough(
-            len(self._in_turn(replies, self._deliver)), least
-        ):
+        if self._offer is not None and not self._enough(self._deliver_all(replies), least):
             return None
         outcome = self.enclave.outcome(seconds=seconds)
         if isinstance(outcome, Ballot):
@@ -292,6 +294,14 @@ class Relay:
                 what = f"round {self.number}" if self.number else "the round that waited"
                 self.log.error("the enclave has given up %s, or opened it again", what)
         return None
+
+    def left_out(self, receipt: Receipt) -> list[str]:
+        """Name the clients without a weight in a round, if its receipt discloses who has one.
+
+        It names those that were carried here: others may have reached the enclave by themselves.
+        """
+        rejected = {each.client for each in receipt.rejected}
+        return sorted(self._delivered - {*receipt.selected} - rejected) if receipt.disclosed else []
 
     def links(self, node: int) -> bytes | None:
         """Return what proves the last model to a node; None if the node holds no receipt."""
@@ -344,6 +354,13 @@ class Relay:
         self._offer, self._terms = offer, proof.charter.federation.terms
         self._clients[node] = name
         return encode(proof)
+
+    def _deliver_all(self, replies: Mapping[int, bytes]) -> int:
+        """Hand over updates. Gives how many were taken. Larger ones have more time."""
+        more = self._terms.dimension * _VALUE_BYTES / _SLOWEST if self._terms else 0.0
+        done = self._in_turn(replies, self._deliver, more=more)
+        self._delivered = {self._clients[node] for node in done}
+        return len(done)
 
     def _deliver(self, node: int, reply: bytes, seconds: float) -> None:
         self._pass_on_reminder(reply, self.number, seconds)
@@ -470,12 +487,14 @@ class Relay:
         step: Callable[[int, _T, float], _R],
         *,
         enough: int | None = None,
+        more: float = 0.0,
     ) -> dict[int, _R]:
         """Return what the step yields for each node. A node that is refused is left out.
 
         First every node has a brief turn. Those for which the enclave did not answer have another
         one, for which they share one budget, and none once enough are done: no node can use up the
-        time of the others. Raises Finished or Unconfirmed.
+        time of the others. more: seconds that a step takes because of what it moves, for each node.
+        Raises Finished or Unconfirmed.
         """
         done: dict[int, _R] = {}
         unanswered: dict[int, OstrakaError] = {}
@@ -492,12 +511,12 @@ class Relay:
                     left_out(self.log, node, str(refused))
 
         for node in work:
-            attempt(node, _FIRST_TURN_S)
-        budget = Patience(_SECOND_TURN_S)
+            attempt(node, _FIRST_TURN_S + more)
+        budget = Patience(_SECOND_TURN_S + more)
         for node in list(unanswered):
             if not budget.over and (enough is None or len(done) < enough):
                 del unanswered[node]
-                attempt(node, budget.limit(_SECOND_TURN_S))
+                attempt(node, budget.limit(_SECOND_TURN_S + more))
         for node, refused in unanswered.items():
             left_out(self.log, node, str(refused))
         return done

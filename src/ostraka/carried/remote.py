@@ -11,7 +11,6 @@ from ostraka.carried.messages import Hello, KeyProof, Proof, read_links
 from ostraka.carried.relay import LOG, Finished, Head, Outcome, PublishedModel, needed
 from ostraka.client.attesting import Unconfirmed
 from ostraka.client.connection import (
-    FINISHED,
     LONG_POLL_S,
     UNCONFIRMED,
     Connection,
@@ -48,6 +47,7 @@ from ostraka.messages import (
 )
 from ostraka.protocol.client import Client
 from ostraka.protocol.confirm import Ballot
+from ostraka.transport import FINISHED
 from ostraka.transport import ostraka_pb2 as wire
 
 _PENDING_S = 0.2

@@ -1,5 +1,7 @@
 """`ostraka client fetch` and `ostraka client submit`."""
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +12,9 @@ import numpy as np
 import typer
 
 from ostraka.arrays import Float32
-from ostraka.cli.output import Json, progress, show
+from ostraka.cli.output import Json, progress, say, show
 from ostraka.client.api import Client
-from ostraka.client.events import Event, Reconnecting, Waiting
+from ostraka.client.events import Event, Report, Sending, Waiting
 from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.errors import FAILED, ConfigError, ServiceError
 from ostraka.messages import vector_digest
@@ -147,25 +149,41 @@ def submit(
 
 
 @contextmanager
-def _events() -> Iterator[Callable[[Event], None]]:
-    """Show the client's events on stderr: a line for what is new, progress for what repeats."""
-    waited: set[str] = set()
+def _events(
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Callable[[Event], None]]:
+    """Show the client's events on stderr: a line for what is new, progress for what repeats.
 
-    def passing(event: Event) -> bool:
-        if isinstance(event, Waiting):
-            known = event.what in waited
-            waited.add(event.what)
-            return known
-        return isinstance(event, Reconnecting) and event.attempt > 1
+    What is tried in vain is said again every half a minute. Ctrl-C says what has become of an
+    update.
+    """
+    waited: set[str] = set()
+    report = Report(clock, lambda event: say(str(event)))
+
+    def known(event: Event) -> bool:
+        if isinstance(event, Sending) and sys.stderr.isatty():
+            return True  # The line of progress says it.
+        if not isinstance(event, Waiting) or event.what not in waited:
+            waited.update([event.what] if isinstance(event, Waiting) else [])
+            return False
+        return True
 
     with progress() as step:
 
         def tell(event: Event) -> None:
-            step(str(event), 0, 1)
-            if not passing(event):
-                click.echo(str(event), err=True)
+            if isinstance(event, Sending):
+                step(str(event), event.sent, event.of)
+            else:
+                step(str(event), 0, 1)
+            if not known(event):
+                report(event)
 
-        yield tell
+        try:
+            yield tell
+        except KeyboardInterrupt as stopped:
+            for note in getattr(stopped, "__notes__", ()):
+                click.echo(f"ostraka: {note}", err=True)
+            raise
 
 
 def _read(path: Path) -> Update:

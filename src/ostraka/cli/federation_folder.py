@@ -65,7 +65,8 @@ class Plan:
     dimension: values in an update; the first model is zero. model: a safetensors file to start from
     instead. With neither, an example model is made. composition: the rule and what comes before it.
     disclose_values: aggregates may hold single values of single clients. upload: the format of
-    uploads.
+    uploads. grace_s: seconds for the other clients once the quorum is there, None for as long as
+    the deadline is.
     """
 
     clients: int = 12
@@ -78,6 +79,7 @@ class Plan:
     composition: rules.Composition = _USUAL
     disclose_values: bool = False
     upload: str = uploads.DEFAULT
+    grace_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.dimension is not None and self.model is not None:
@@ -134,6 +136,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             composition=plan.composition,
             disclose_values=plan.disclose_values,
             upload=plan.upload,
+            grace_s=plan.grace_s,
         )
         (partial / FEDERATION).write_text(text, "utf-8")
         (partial / IGNORED).write_text(f"/{KEYS}/\n/{SIMULATION}/\n/{Storage().folder}/\n", "utf-8")

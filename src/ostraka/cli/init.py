@@ -18,7 +18,7 @@ from ostraka.cli import federation_folder
 from ostraka.cli.federation_folder import Plan, client_name
 from ostraka.cli.output import Json, show
 from ostraka.cli.rules import better_numbers, warn_of_copies
-from ostraka.cli.templates import member_lines
+from ostraka.cli.templates import GRACE_S, member_lines
 from ostraka.config import MASKINGS, Federation, Member
 from ostraka.core import rules, uploads
 from ostraka.enclave import measurement
@@ -113,6 +113,7 @@ def init(
         composition=_composition(rule, pre, root),
         disclose_values=disclose_values,
         upload=upload,
+        grace_s=GRACE_S,
     )
     if disclose_values and not plan.composition.discloses:
         raise ConfigError(

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, installing
 
 # Options of earlier releases, which are refused with what they are called now.
 RENAMED = {
@@ -127,6 +127,6 @@ def _naming(extra: str | None) -> Iterator[None]:
         if extra is None or (missing.name or "ostraka").startswith("ostraka"):
             raise
         raise ConfigError(
-            f"this needs the extra {extra!r}: pip install 'ostraka[{extra}]' "
-            f"(the package {missing.name!r} is missing)"
+            f"this needs the extra {extra!r} (the package {missing.name!r} is missing): "
+            f"{installing(extra)}"
         ) from None

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -55,9 +56,18 @@ def progress(of: int | None = None) -> Iterator[Callable[[str, int, int], None]]
         task = bar.add_task("starting", total=of)
 
         def step(what: str, done: int, of: int) -> None:
-            bar.update(task, description=what, completed=done, total=of)
+            bar.update(task, description=what, completed=done, total=of, refresh=True)
 
         yield step
+
+
+def say(text: str) -> None:
+    """Write a line on stderr, above the line of progress if there is one.
+
+    While progress is shown, rich stands in for `sys.stderr`. Click would write past it.
+    """
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def _without_nan(value: Any) -> Any:

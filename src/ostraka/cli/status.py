@@ -10,6 +10,7 @@ import typer
 from ostraka import federation_file
 from ostraka.cli.output import Json, show, table
 from ostraka.errors import ConfigError, ServiceError
+from ostraka.events import named
 from ostraka.files import read_private
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2 import StatusRequest
@@ -57,6 +58,7 @@ def status(
             raise ServiceError(f"{address} does not answer: {failed.details()}") from None
     figures: dict[str, Any] = json.loads(reply.json)
     shown = table("What", "Now")
+    shown.add_row("doing", _doing(figures))
     for name, value in figures.items():
         shown.add_row(name.replace("_", " "), _words(value))
     show(shown, figures=figures, as_json=as_json)
@@ -73,6 +75,16 @@ def _token(state: Path) -> str:
         return read_private(state / TOKEN_FILE)
     except ConfigError as unreadable:
         raise ConfigError(f"{unreadable}: is the service running, and as this user?") from None
+
+
+def _doing(figures: dict[str, Any]) -> str:
+    """Say what the service waits for. Strangers are told how many, and not who."""
+    who, phase = named(figures["awaited"]), figures["phase"]
+    if phase == "collecting" and figures.get("quorum_reached"):
+        return f"quorum reached, waiting {figures['deadline_in_s']:.0f} s more for {who}"
+    if phase == "collecting":
+        return f"waiting for {who}"
+    return f"waiting for {who} to confirm" if phase == "confirming" else str(phase)
 
 
 def _words(value: Any) -> str:

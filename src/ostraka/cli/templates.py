@@ -10,6 +10,8 @@ from ostraka.core import rules
 from ostraka.core.rules import centres
 from ostraka.protocol.confirm import Electorate
 
+GRACE_S = 60  # what `ostraka init` writes
+
 _COLUMN = 28
 _COMMENTED = re.compile(r"^((?:# )?\w+ = .*  )(# .+)$", re.MULTILINE)
 
@@ -58,7 +60,7 @@ confirm = "clients"  # who confirms outcomes: clients, witnesses, both, or none,
 count = 10
 # quorum = {quorum}  # updates that close a round; what the rule needs unless given
 deadline_s = 600  # seconds in which clients upload
-# grace_s = 30  # seconds for the rest once the quorum is there; unless given, until the deadline
+{grace}  # seconds for the rest once the quorum is there; unless given, until the deadline
 extensions = 2  # of the deadline while the quorum is missed; then the round is skipped
 measure_s = 120  # seconds in which the workers answer, in one attempt
 linger_s = 60  # seconds to stay after the last round, for clients to fetch it
@@ -201,6 +203,7 @@ def federation_toml(
     composition: rules.Composition,
     disclose_values: bool,
     upload: str,
+    grace_s: float | None = None,
 ) -> str:
     """Write federation.toml.
 
@@ -226,6 +229,7 @@ def federation_toml(
         disclose_values=json.dumps(disclose_values),
         upload=upload,
         quorum=composition.least(f),
+        grace=f"# grace_s = {GRACE_S}" if grace_s is None else f"grace_s = {grace_s:g}",
     )
     enrolled = [member_lines("client", each) for each in clients]
     enrolled += [member_lines("worker", each) for each in workers]

@@ -16,14 +16,14 @@ from ostraka.attestation.verify import (
     verify_charter,
     verify_evidence,
 )
-from ostraka.client.connection import FINISHED, LONG_POLL_S, UNCONFIRMED, Connection, Greeting
+from ostraka.client.connection import LONG_POLL_S, UNCONFIRMED, Connection, Greeting
 from ostraka.client.events import Waiting
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import AttestationRefused, ServiceError
 from ostraka.messages import Challenge, Charter, Evidence, Introduction, RoundOffer
-from ostraka.transport import collateral
+from ostraka.transport import FINISHED, collateral
 from ostraka.transport import ostraka_pb2 as wire
 
 

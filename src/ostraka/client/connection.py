@@ -55,7 +55,6 @@ class Patience:
 
 REQUEST_S = 30.0
 LONG_POLL_S = 60.0
-FINISHED = "finished"  # what a service says when all rounds are over
 UNCONFIRMED = "an outcome waits to be confirmed"  # and before the next round opens
 TRANSFER_S = 3600.0  # for a stream; a peer that is gone is noticed sooner, by its keepalive
 
@@ -351,7 +350,7 @@ class Retries:
         if self._patience.over:
             raise self._unreachable(status) from None
         self._attempts += 1
-        self._tell(Reconnecting(self._attempts, str(status)))
+        self._tell(Reconnecting(self._attempts, str(status), self._address))
         self._patience.sleep(self._backoff.next())
 
     def _refused(self, status: Status) -> ServiceError:

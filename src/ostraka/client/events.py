@@ -24,9 +24,11 @@ class Reconnecting:
 
     attempt: int
     why: str
+    address: str = ""
 
     def __str__(self) -> str:
-        return f"attempt {self.attempt} failed ({self.why}): trying again"
+        at = f" to reach {self.address}" if self.address else ""
+        return f"attempt {self.attempt}{at} failed ({self.why}): trying again"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,21 @@ class Uploading:
 
     def __str__(self) -> str:
         return f"sending {self.tiles} of {self.of} tiles for round {self.round}"
+
+
+@dataclass(frozen=True)
+class Sending:
+    """An upload goes on: this many bytes of all have gone out, in this time."""
+
+    round: int
+    sent: int
+    of: int
+    seconds: float
+
+    def __str__(self) -> str:
+        left = self.seconds * (self.of - self.sent) / self.sent
+        size = f"{self.sent / _MB:.1f} of {self.of / _MB:.1f} MB"
+        return f"sent {size} for round {self.round}, about {left:.0f} s left"
 
 
 @dataclass(frozen=True)
@@ -95,6 +112,7 @@ Event: TypeAlias = (
     Waiting
     | Reconnecting
     | Uploading
+    | Sending
     | Resending
     | AlreadySent
     | Confirmed
@@ -105,14 +123,24 @@ Event: TypeAlias = (
 
 AGAIN_S = 30.0
 
+_MB = 1e6
+
 _LOG = logging.getLogger("ostraka.client")
 
 
-class Report:
-    """Logs events, the same one at most every half a minute. clock: seconds, that only grow."""
+def log(event: Event) -> None:
+    """In words: a program that uses the library formats its log in its own way."""
+    _LOG.log(_level(event), "%s", event)
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+
+class Report:
+    """Tells events, the same one at most every half a minute. clock: seconds, that only grow."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, tell: Callable[[Event], None] = log
+    ) -> None:
         self._clock = clock
+        self._tell = tell
         self._last: dict[type[Event], tuple[Event, float]] = {}
 
     def __call__(self, event: Event) -> None:
@@ -120,14 +148,16 @@ class Report:
         before, when = self._last.get(type(event), (None, 0.0))
         if what != before or now - when >= AGAIN_S:
             self._last[type(event)] = what, now
-            # In words: a program that uses the library formats its log in its own way.
-            _LOG.log(_level(event), "%s", event)
+            self._tell(event)
 
 
 def _whatever_the_attempt(event: Event) -> Event:
+    """The same for all attempts, and for all of one upload."""
+    if isinstance(event, Sending):
+        return replace(event, sent=0, seconds=0.0)
     return replace(event, attempt=0) if isinstance(event, Reconnecting) else event
 
 
 def _level(event: Event) -> int:
-    ordinary = isinstance(event, Waiting | Uploading | Confirmed)
+    ordinary = isinstance(event, Waiting | Uploading | Sending | Confirmed)
     return logging.INFO if ordinary else logging.WARNING

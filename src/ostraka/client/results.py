@@ -33,11 +33,15 @@ def flatten(update: Update, manifest: Manifest) -> Float32:
 def _require_names(update: Mapping[str, npt.ArrayLike], manifest: Manifest) -> None:
     known = {tensor.name for tensor in manifest.tensors}
     missing = [tensor.name for tensor in manifest.tensors if tensor.name not in update]
-    if missing:
-        raise ConfigError(f"the update lacks {_listed(missing)}")
     extra = [name for name in update if name not in known]
-    if extra:
-        raise ConfigError(f"the update has {_listed(extra)}, and the federation's model has not")
+    if missing or extra:
+        wrong = [f"lacks {_listed(missing)}"] * bool(missing)
+        wrong += [f"has {_listed(extra)}, which the model has not"] * bool(extra)
+        expected = [tensor.name for tensor in manifest.tensors]
+        raise ConfigError(
+            f"the update {' and '.join(wrong)}: got {_names([*update])}; "
+            f"expected {_names(expected)}, as in model.arrays"
+        )
 
 
 def _flat(value: npt.ArrayLike, tensor: Tensor) -> Float32:
@@ -61,9 +65,13 @@ def _flat(value: npt.ArrayLike, tensor: Tensor) -> Float32:
 
 
 def _listed(names: list[str]) -> str:
+    return f"tensor {_names(names)}"
+
+
+def _names(names: list[str]) -> str:
     """The first few are enough to see what is wrong."""
-    shown = ", ".join(repr(name) for name in names[:3])
-    return f"tensor {shown}" if len(names) <= 3 else f"tensor {shown} and {len(names) - 3} more"
+    shown = ", ".join(repr(name) for name in names[:3]) or "nothing"
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,17 +1,17 @@
 """Brings one update to its round's outcome, through restarts and broken connections."""
 
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from threading import Event, Lock
 from typing import Any
 
 import grpc
 
 from ostraka.arrays import Float32
 from ostraka.client.connection import (
-    FINISHED,
     LONG_POLL_S,
     TRANSFER_S,
     Connection,
@@ -20,7 +20,7 @@ from ostraka.client.connection import (
     Retries,
     Status,
 )
-from ostraka.client.events import AlreadySent, Resending, Uploading, Waiting
+from ostraka.client.events import AlreadySent, Event, Resending, Sending, Uploading, Waiting
 from ostraka.client.following import require_same
 from ostraka.client.results import Outcome
 from ostraka.client.session import Session
@@ -38,7 +38,7 @@ from ostraka.errors import (
 from ostraka.merkle import is_under
 from ostraka.messages import Certified, Proposal, Receipt, RoundOffer
 from ostraka.protocol.client import Joined, Submitted
-from ostraka.transport import LENGTH, TICKET_BYTES
+from ostraka.transport import FINISHED, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import Backoff
 
@@ -71,7 +71,8 @@ class Upload:
             connection.tell(Uploading(self.round, len(left), self.sealed.count))
             if left:
                 with connection.lane(granted.ticket, call) as lane:
-                    _send(frames(self.sealed, left), lane, call, connection.patience)
+                    told = _told(frames(self.sealed, left), self.round, left, connection.tell)
+                    _send(told, lane, call, connection.patience)
                     _next(call, "complete")
             else:
                 _next(call, "complete")
@@ -100,9 +101,25 @@ def _send(frames: Iterable[memoryview], lane: socket.socket, call: Any, patience
         for frame in frames:
             lane.sendall(frame)
     except OSError as broken:
-        over = Event()
+        over = threading.Event()
         if call.add_callback(over.set) and not over.wait(patience.limit(_VERDICT_S)):
             raise LaneBroken(f"the lane has ended: {broken}") from None
+
+
+def _told(
+    frames: Iterable[memoryview], number: int, tiles: range, tell: Callable[[Event], None]
+) -> Iterator[memoryview]:
+    """These frames. Of a long upload it is told how far it is, every second."""
+    begun = told = time.monotonic()
+    sent = 0
+    for tile, frame in zip(tiles, frames, strict=True):
+        yield frame
+        sent += len(frame)
+        now = time.monotonic()
+        if now - told >= _TELL_S and tile + 1 < tiles.stop:
+            told = now
+            of = sent * len(tiles) // (tile + 1 - tiles.start)
+            tell(Sending(number, sent, of, now - begun))
 
 
 def frames(sealed: Sealed, numbers: range) -> Iterator[memoryview]:
@@ -134,7 +151,8 @@ def _granted(granted: wire.Granted, count: int) -> wire.Granted:
 
 # Clients of one process get the same certificate at the same moment. One checks it, and the others
 # find it checked.
-_CHECKING = Lock()
+_CHECKING = threading.Lock()
+_TELL_S = 1.0  # between two words about one upload
 _VERDICT_S = 5.0  # for the other side to say why it has ended a lane
 _STOLEN = 3  # lanes in a row that brought nothing further: a tile did not open, and was right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send
@@ -168,9 +186,15 @@ def deliver(session: Session, submitted: Submitted[Sealing]) -> Delivery:
     header of an upload, of this one or of one before it; this round joins them. Raises
     UpdateRejected if the enclave refuses the update, RolledBack, and ServiceError.
     """
+    sending = _Sending(session.connection, submitted, session.begun)
+    with _noting(sending, submitted.joined.offer):
+        return _settle(session, submitted, sending)
+
+
+def _settle(session: Session, submitted: Submitted[Sealing], sending: "_Sending") -> Delivery:
+    """Send what is left, and ask for the outcome, until there is one."""
     offer, connection = submitted.joined.offer, session.connection
-    sending, left_out = _Sending(connection, submitted, session.begun), False
-    shown = False
+    left_out = shown = False
     request = wire.OutcomeRequest(
         number=offer.number,
         round_id=offer.round_id,
@@ -203,6 +227,25 @@ def deliver(session: Session, submitted: Submitted[Sealing]) -> Delivery:
                 raise MalformedMessage("the answer about a round's outcome is empty")
 
 
+@contextmanager
+def _noting(sending: "_Sending", offer: RoundOffer) -> Iterator[None]:
+    """Let who interrupts this know that the update is in, and cannot be taken back."""
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        if sending.taken:
+            there = f"the update for round {offer.number} is already in, and stays there"
+            stopped.add_note(f"{there}: {_again(offer)}")
+        raise
+
+
+def _again(offer: RoundOffer) -> str:
+    return (
+        f"run the same command with --round {offer.number} (or call submit again with the same "
+        "update) to wait for its receipt"
+    )
+
+
 def _is_included(proposed: wire.Proposed, submitted: Submitted[Sealing]) -> bool:
     """Whether the enclave proves that this upload is in the outcome that it proposes."""
     root = decode(Proposal, proposed.proposal).cohort
@@ -220,8 +263,7 @@ def _require_number(receipt: Receipt, offer: RoundOffer) -> None:
 def _unpublished(offer: RoundOffer, patience: Patience) -> ServiceError:
     return ServiceError(
         f"the update for round {offer.number} was received; the round was not published within "
-        f"{patience.seconds:g} s: run the same command with --round {offer.number} (or call submit "
-        "again with the same update) to wait for its receipt"
+        f"{patience.seconds:g} s: {_again(offer)}"
     )
 
 

@@ -201,7 +201,8 @@ class Engine:
         intake = await asyncio.to_thread(self.enclave.open_round, self.memory, spool)
         self.current = OpenRound(intake, self.federation)
         self.deadline = time.monotonic() + self.file.rounds.deadline_s
-        self.tell(events.RoundOpened(self.current.number, self.file.rounds.deadline_s))
+        clients = len(self.federation.clients)
+        self.tell(events.RoundOpened(self.current.number, self.file.rounds.deadline_s, clients))
         await self._go(Phase.COLLECTING)
 
     async def _collect(self) -> Cohort | None:
@@ -238,9 +239,17 @@ class Engine:
 
     def _hurry(self, current: OpenRound) -> None:
         """Once the quorum is there, shorten the deadline to the time of grace."""
-        grace = self.file.rounds.grace_s
-        if grace is not None and current.answered >= self.file.quorum:
-            self.deadline = min(self.deadline, time.monotonic() + grace)
+        grace, arrived = self.file.rounds.grace_s, current.answered
+        if arrived < self.file.quorum:
+            return
+        now = time.monotonic()
+        if grace is not None:
+            self.deadline = min(self.deadline, now + grace)
+        if not current.quorate:
+            current.quorate = True
+            left = round(max(0.0, self.deadline - now), 1)
+            missing = tuple(sorted(current.awaited))
+            self.tell(events.QuorumReached(current.number, arrived, left, missing))
 
     def _close(self, current: OpenRound) -> Cohort:
         cohort = current.intake.close()

@@ -17,6 +17,7 @@ class OpenRound:
     intake: Intake
     federation: Federation
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    quorate: bool = False  # The quorum was reached while others were awaited.
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
     _own: set[str] = field(default_factory=set)  # whose uploads they brought themselves
 

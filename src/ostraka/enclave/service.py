@@ -320,6 +320,7 @@ async def _all_rounds(engine: Engine) -> None:
     """Run all rounds, and wait after the last one, so that every client can fetch its outcome."""
     await engine.run()
     if engine.phase is Phase.FINISHED:
+        engine.tell(events.Finished(engine.published, engine.file.rounds.linger_s))
         with suppress(TimeoutError):
             async with asyncio.timeout(engine.file.rounds.linger_s):
                 await engine.stopping.wait()

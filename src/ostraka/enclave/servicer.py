@@ -67,7 +67,7 @@ from ostraka.messages import (
     vector_digest,
 )
 from ostraka.protocol.confirm import leaf
-from ostraka.transport import PROVED, chain_link
+from ostraka.transport import FINISHED, PROVED, chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
@@ -334,6 +334,8 @@ class Servicer(EnclaveServicer):
                         await _converse(connection, requests, context)
                     finally:
                         self.engine.tell(events.WorkerLeft(name))
+            if self.engine.phase is Phase.FINISHED:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, FINISHED)
 
     # The steps of the above.
 
@@ -449,7 +451,7 @@ class Servicer(EnclaveServicer):
         if self.engine.current is not None:
             return self.engine.current
         if self.engine.phase is Phase.FINISHED:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "finished")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, FINISHED)
         if self.engine.phase is Phase.STOPPED:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the service is stopping")
         await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(Rejection.LATE))

@@ -142,6 +142,8 @@ class Status:
             "deadline_in_s": round(max(0.0, engine.deadline - time.monotonic()), 1)
             if current
             else None,
+            "quorum": engine.file.quorum,
+            "quorum_reached": current.quorate if current else None,
             "arrived": sorted(self.arrived),
             "awaited": sorted(_awaited(engine)),
             "spooled": sorted(current.intake.spooled) if current else [],

@@ -13,11 +13,13 @@ options      who a node is and what it trusts: from its own config or the app's 
 records      models and Ostraka's messages as Flower's records
 """
 
+from ostraka.errors import installing
+
 try:
     import flwr  # noqa: F401
 except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
-        "ostraka.flower needs Flower: pip install 'ostraka[flower]'", name=missing.name
+        f"ostraka.flower needs Flower: {installing('flower')}", name=missing.name
     ) from None
 
 from ostraka.flower.mod import sealing_mod

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from ostraka.carried.relay import Enough, left_out
 from ostraka.errors import MalformedMessage
-from ostraka.flower.records import RECORD, message_record, read_message
+from ostraka.flower.records import RECORD, message_record, read_message, size_of
 
 LOG = logging.getLogger("flwr.ostraka")
 
@@ -39,6 +39,7 @@ class Courier(Grid):
         self._outbox: list[tuple[int, bytes]] = []
         self._abandoned: dict[int, list[Thread]] = {}  # pulls that are still running, by node
         self.enough: Enough | None = None
+        self.largest: int | None = None  # bytes of one reply, None for any number
 
     def send(self, node: int, message: bytes) -> None:
         """Put a message in the outbox, which `receive` sends."""
@@ -81,7 +82,8 @@ class Courier(Grid):
         return self._receive(awaited, math.inf if timeout is None else timeout)
 
     def _receive(self, awaited: dict[str, int], timeout: float) -> list[Message]:
-        receiving = _Receiving(_Pulls(self._grid), awaited, time.monotonic() + timeout, self.enough)
+        until = time.monotonic() + timeout
+        receiving = _Receiving(_Pulls(self._grid), awaited, until, self.enough, self.largest)
         receiving.run()
         for message, node in awaited.items():
             if receiving.serves_all:
@@ -202,6 +204,7 @@ class _Receiving:
     awaited: dict[str, int]
     until: float
     enough: Enough | None
+    largest: int | None
     replies: list[Message] = field(default_factory=list)
     _counted: int = 0
 
@@ -251,15 +254,20 @@ class _Receiving:
         if reply.metadata.reply_to_message_id != pulled.message:
             left_out(LOG, node, "its reply says that it is to another message")
             return
+        if self.largest is not None and reply.has_content():
+            size = size_of(reply.content)
+            if size > self.largest:
+                left_out(LOG, node, f"its reply has {size} bytes; at most {self.largest} are taken")
+                return
         reply.metadata.__dict__["_src_node_id"] = node
         self.replies.append(reply)
         self._counted += self._counts(node, reply)
 
     def _counts(self, node: int, reply: Message) -> bool:
         try:
-            return self.enough is not None and self.enough.counts(
-                node, read_message(require_content(reply))
-            )
+            content = require_content(reply)
+            message = read_message(content) if RECORD in content else b""  # An evaluation has none.
+            return self.enough is not None and self.enough.counts(node, message)
         except MalformedMessage:
             return False
 

@@ -22,6 +22,7 @@ RECORD = "ostraka"
 """The name of the record with a message of Ostraka, and the kind of its Array."""
 
 _INTEGERS = "iub"
+_NUMBER_BYTES = 8
 
 
 def message_record(message: bytes) -> ArrayRecord:
@@ -39,6 +40,20 @@ def read_message(content: RecordDict) -> bytes:
             "sealing_mod the first mod?"
         )
     return array.data
+
+
+def size_of(content: RecordDict) -> int:
+    """Return about how many bytes a message's content has."""
+    arrays = (array for record in content.array_records.values() for array in record.values())
+    metrics = (value for record in content.metric_records.values() for value in record.values())
+    config = (value for record in content.config_records.values() for value in record.values())
+    return sum(len(array.data) for array in arrays) + sum(map(_size, (*metrics, *config)))
+
+
+def _size(value: object) -> int:
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return len(value) if isinstance(value, str | bytes) else _NUMBER_BYTES
 
 
 def read_arrays(record: ArrayRecord) -> dict[str, AnyArray]:

@@ -20,7 +20,7 @@ from ostraka.carried.relay import CarriedEnclave, Enough, Head, PublishedModel, 
 from ostraka.carried.remote import RemoteEnclave
 from ostraka.config import DEFAULT_MOMENTUM
 from ostraka.core import rules, uploads
-from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError
+from ostraka.errors import ConfigError, LocalProtocolError, OstrakaError, printable
 from ostraka.flower import metrics, records
 from ostraka.flower.grid import LOG, Courier, read_replies
 from ostraka.flower.options import UNSAFE_SIMULATION
@@ -29,6 +29,8 @@ from ostraka.messages import SIMULATION, Receipt
 
 _POLL_S = 1.0
 _WEIGHT = "num-examples"  # Flower's name for it
+# A reply has at most a sealed update, of four bytes a value and what seals them, and metrics.
+_PER_VALUE, _BESIDES = 8, 2**20
 
 MetricsAggregation: TypeAlias = Callable[[list[RecordDict], str], MetricRecord]
 Evaluation: TypeAlias = Callable[[int, ArrayRecord], MetricRecord | None]
@@ -267,7 +269,9 @@ class PrivateRobust(FedAvg):
         run, courier = self._running, _courier(grid)
         if self.fraction_evaluate == 0:
             return []
-        courier.enough = None
+        # An error is no answer. Whoever answers, more than f of them do.
+        least = max(self.min_evaluate_nodes, run.head.least)
+        courier.enough = Enough(least, self.straggler_grace, lambda *_: True)
         settings = ConfigRecord({**config, "server-round": run.since + server_round})
         made = []
         try:
@@ -306,6 +310,7 @@ class PrivateRobust(FedAvg):
                 f"num_malicious_nodes = {self.num_malicious_nodes}"
             )
         self._require_rule(head.composition)
+        courier.largest = _PER_VALUE * manifest.dimension + _BESIDES
         self._run = _Run(Relay(self._enclave, LOG), template, head, timeout, courier)
         return self._run
 
@@ -364,10 +369,13 @@ class PrivateRobust(FedAvg):
                 receipt.number,
                 receipt.failure,
             )
+        names = printable(", ".join(run.relay.left_out(receipt)))
         LOG.info(
-            "round %d is published: %d updates, of which %d were kept%s%s",
+            "round %d is published: %d updates, %d left out%s, %d were kept%s%s",
             receipt.number,
             receipt.participants,
+            receipt.participants - receipt.kept,
+            f" ({names})" if names else "",
             receipt.kept,
             f" ({receipt.note})" if receipt.note else "",
             " (SIMULATED: no TEE protects this enclave)" if receipt.evidence == SIMULATION else "",

@@ -5,11 +5,13 @@ roles are trusted with a secret; what the host holds is ciphertext.
 """
 
 import contextlib
+import math
 import operator
 import os
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,7 @@ import numpy.typing as npt
 from ostraka import calibration, events
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import in_process
-from ostraka.config import Manifest, Member, Terms, default_tile
+from ostraka.config import Manifest, Member, Tensor, Terms, default_tile
 from ostraka.core import rules, uploads
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
@@ -28,6 +30,7 @@ from ostraka.errors import (
     Rejection,
     RemoteProtocolError,
     RoundFailed,
+    ToleranceUsedUp,
 )
 from ostraka.events import Event
 from ostraka.messages import Receipt, RoundOffer
@@ -44,7 +47,7 @@ class RoundResult:
     aggregate: (d,) float32, the weighted mean of the clipped rows. selected: the rows of weight
     above 0. weights: (n,) float64, by row. rejected: rows that broke the protocol. distance_error:
     the largest error to expect of a squared distance that the selection rests on. events: what an
-    operator would have seen.
+    operator would have seen. arrays: the aggregate by name, if updates were given by name.
     """
 
     aggregate: Float32
@@ -54,6 +57,7 @@ class RoundResult:
     weights: npt.NDArray[np.float64]
     distance_error: float
     events: tuple[Event, ...]
+    arrays: dict[str, Float32] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,11 @@ class Parties:
         return self.join(client, offer, update).sealed
 
 
+Named: TypeAlias = Mapping[str, npt.ArrayLike]
+
+
 def run_round(
-    updates: npt.ArrayLike,
+    updates: npt.ArrayLike | Sequence[Named],
     *,
     f: int,
     rule: str = rules.DEFAULT,
@@ -92,21 +99,22 @@ def run_round(
 ) -> RoundResult:
     """Aggregate updates (n, d) of which f may be Byzantine.
 
-    rule: the aggregation rule. pre: pre-aggregations before it (None: arc and nnm before the
-    default rule, nothing before others). options: what they take, such as k (`rules.Options`); root
-    is "client-0" for the first row. masking: "exact", the paper's "gaussian", or "none" for
-    distances inside the enclave. sketch: fold rows to this many columns
-    first. workers: 2 to 7, of which half may collude. clip_norm: longer rows are scaled down to it
-    (None: 4 x the median norm, rounded up to a power of two). verify: check the workers. distances:
-    "workers", "inside", or "auto" for the cheaper. upload: the format that rows are sent in, such
-    as "int8". entropy: a source of secret bytes, called with a count (None: the OS).
+    updates: one row per client, or one dict of arrays per client, such as a state dict. rule: the
+    aggregation rule. pre: pre-aggregations before it (None: arc and nnm before the default rule,
+    nothing before others). options: what they take, such as k (`rules.Options`); root is "client-0"
+    for the first row. masking: "exact", the paper's "gaussian", or "none" for distances inside the
+    enclave. sketch: fold rows to this many columns first. workers: 2 to 7, of which half may
+    collude. clip_norm: longer rows are scaled down to it (None: 4 x the median norm, rounded up to
+    a power of two). verify: check the workers. distances: "workers", "inside", or "auto" for the
+    cheaper. upload: the format that rows are sent in, such as "int8". entropy: a source of secret
+    bytes, called with a count (None: the OS).
     """
-    rows = _as_rows(updates)
+    rows, manifest = _as_rows(updates)
     n, d = rows.shape
     composition = rules.compose(rule, rules.asked_pre(rule, pre), rules.read_options(options))
     log: list[Event] = []
     terms = Terms(
-        Manifest.flat(d),
+        manifest,
         f=_whole("f", f),
         rule=composition.name,
         pre=composition.pre,
@@ -130,7 +138,10 @@ def run_round(
         warnings.warn(LeakyMasking(), stacklevel=2)
     with lend_threads(_whole("threads", threads)) as lent:
         result = play(parties, rows, lent)
-    return replace(result, events=(*log, *result.events))
+    if result.rejected and len(result.rejected) >= terms.f:
+        warnings.warn(ToleranceUsedUp(len(result.rejected), terms.f), stacklevel=2)
+    arrays = _by_name(result.aggregate, manifest) if _is_named(updates) else {}
+    return replace(result, events=(*log, *result.events), arrays=arrays)
 
 
 def play(parties: Parties, rows: Float32, lent: Threads | None = None) -> RoundResult:
@@ -188,7 +199,38 @@ def enrol(terms: Terms, *, clients: int, spares: int = 0, entropy: Entropy = os.
     )
 
 
-def _as_rows(updates: npt.ArrayLike) -> Float32:
+def _is_named(updates: object) -> TypeGuard[Sequence[Named]]:
+    """Whether these are dicts of arrays, and not rows."""
+    return isinstance(updates, list | tuple) and any(isinstance(each, Mapping) for each in updates)
+
+
+def _as_rows(updates: npt.ArrayLike | Sequence[Named]) -> tuple[Float32, Manifest]:
+    """Rows (n, d), and what they consist of. Raises ConfigError."""
+    if not _is_named(updates):
+        rows = _as_matrix(updates)
+        return rows, Manifest.flat(rows.shape[1])
+    try:
+        given = [{name: np.asarray(each) for name, each in dict(row).items()} for row in updates]
+    except (ValueError, TypeError, RuntimeError) as bad:
+        raise ConfigError(f"updates are dicts of arrays, one per client: {bad}") from None
+    shapes = {name: each.shape for name, each in given[0].items()}
+    for number, update in enumerate(given):
+        other = {name: each.shape for name, each in update.items()}
+        if other != shapes:
+            raise ConfigError(f"update 0 holds {shapes}, and update {number} holds {other}")
+    manifest = Manifest(tuple(Tensor(name, shape) for name, shape in shapes.items()))
+    flat = [np.concatenate([each[name].ravel() for name in shapes]) for each in given]
+    return _as_matrix(flat), manifest
+
+
+def _by_name(vector: Float32, manifest: Manifest) -> dict[str, Float32]:
+    """A vector (d,) as the arrays that it consists of."""
+    ends = np.cumsum([math.prod(tensor.shape) for tensor in manifest.tensors])
+    parts = zip(manifest.tensors, np.split(vector, ends[:-1]), strict=True)
+    return {tensor.name: part.reshape(tensor.shape) for tensor, part in parts}
+
+
+def _as_matrix(updates: Any) -> Float32:
     try:
         given = np.asarray(updates)
     except (ValueError, TypeError, RuntimeError) as bad:

@@ -11,6 +11,7 @@ TICKET_BYTES = 32
 LENGTH = struct.Struct(">I")  # begins each frame of a lane; a sealed tile follows
 
 PROVED = "ostraka-proved"  # a caller's metadata, on a connection that it has proved to be its own
+FINISHED = "finished"  # what a service says when all rounds are over
 
 
 def chain_link(link: Link) -> wire.ChainLink:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from ostraka.core.gram import Kernel, NumpyKernel
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, installing
 
 AUTO = "auto"
 
@@ -20,7 +20,7 @@ def _torch(device: str) -> Kernel:
         if error.name != "torch":
             raise
         raise ConfigError(
-            f"device {device!r} needs torch, which is not installed: pip install 'ostraka[torch]'"
+            f"device {device!r} needs torch, which is not installed: {installing('torch')}"
         ) from None
     return TorchKernel(device)
 

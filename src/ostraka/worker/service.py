@@ -17,6 +17,7 @@ import grpc
 from ostraka import logs
 from ostraka.config import MAX_PIECE_VALUES
 from ostraka.errors import RemoteProtocolError
+from ostraka.transport import FINISHED
 from ostraka.transport.dial import Backoff, dial
 from ostraka.transport.ostraka_pb2 import WorkerSays
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -53,12 +54,26 @@ class Disconnected:
 
 
 @dataclass(frozen=True)
+class Finished:
+    """The enclave has published all its rounds, and needs no worker any more."""
+
+    enclave: str
+
+    def __str__(self) -> str:
+        return "finished: the enclave has published its last round"
+
+
+@dataclass(frozen=True)
 class _End:
-    """The end of a stream. unwanted: the enclave ended it. served: it was the pinned enclave."""
+    """The end of a stream. unwanted: the enclave ended it. served: it was the pinned enclave.
+
+    finished: that enclave has published all its rounds.
+    """
 
     why: str
     unwanted: bool
     served: bool
+    finished: bool = False
 
 
 class WorkerService:
@@ -87,11 +102,16 @@ class WorkerService:
         self._call: grpc.Call | None = None
 
     def run(self) -> None:
-        """Serves until stopped. Raises ConfigError if that can never work."""
+        """Serves until stopped, or until all rounds are over.
+
+        Raises ConfigError if that can never work.
+        """
         while not self._stopping.is_set():
             start = time.monotonic()
             end = self._connect()
-            if self._stopping.is_set():
+            if end.finished:
+                logs.event(_LOG, Finished(self._address))
+            if self._stopping.is_set() or end.finished:
                 return
             delay = self._pause(end, time.monotonic() - start)
             lost = Disconnected(self._address, end.why, round(delay, 2))
@@ -125,11 +145,13 @@ class WorkerService:
 
             session = Session(self._staff, say)
             self._hold(call)
+            finished = False
             try:
                 self._converse(call, session)
                 why, unwanted = self._replaced(), True
             except grpc.RpcError as ended:
                 why, unwanted = self._reason(ended)
+                finished = session.admitted and ended.details() == FINISHED
             except RemoteProtocolError as refused:
                 why, unwanted = str(refused), False
             finally:
@@ -137,7 +159,7 @@ class WorkerService:
                 outbox.put(None)
                 call.cancel()
                 self._hold(None)
-            return _End(why, unwanted, session.served)
+            return _End(why, unwanted, session.served, finished)
 
     def _converse(self, call: Any, session: Session) -> None:
         for number, says in enumerate(call):

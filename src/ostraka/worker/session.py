@@ -182,6 +182,7 @@ class Session:
         self._pieces = bytearray()  # of the ciphertext of a share tile that is not complete
         self._lock = Lock()
         self._attempt: Attempt | None = None
+        self.admitted = False
         self.served = False  # whether the enclave has proved to be the one that this worker serves
 
     def greet(self, says: EnclaveSays) -> None:
@@ -211,6 +212,7 @@ class Session:
                 receipt_key=self._receipt_key,
             )
             self._remember_enclave()
+        self.admitted = True
 
     def hear(self, says: EnclaveSays) -> None:
         """Does what the enclave says. No message makes it raise."""

@@ -27,7 +27,7 @@ from ostraka.calibration import user_cache
 from ostraka.core import gram
 from ostraka.core.rules import krum
 from ostraka.core.sketch import MIN_SIZE
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, installing
 from ostraka_lab.bench import machine
 from ostraka_lab.bench.entrants import ENTRANTS, SCALE, Contest
 from ostraka_lab.bench.machine import available_bytes
@@ -209,16 +209,16 @@ def python_for(name: str) -> Path | None:
 def advice(name: str) -> str:
     """Say how to get a peer that is absent."""
     if name == "flower":
-        return "absent: pip install 'ostraka[flower]'"
+        return f"absent: {installing('flower')}"
     if missing := _missing():
-        return f"absent: it needs {', '.join(missing)}; pip install 'ostraka[lab]', then {_SETUP}"
+        return f"absent: it needs {', '.join(missing)} ({installing('lab')}), then {_SETUP}"
     return f"absent: {_SETUP}"
 
 
 def setup(begin: Begin) -> Path:
     """Make ByzFL's environment anew, and give its folder. Raises ConfigError if that fails."""
     if missing := _missing():
-        raise ConfigError(f"ByzFL needs {', '.join(missing)}: pip install 'ostraka[lab]'")
+        raise ConfigError(f"ByzFL needs {', '.join(missing)}: {installing('lab')}")
     folder = environment()
     begin("an environment for ByzFL", 0, 2)
     venv.create(folder, clear=True, with_pip=True)

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from ostraka.cli.output import show
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, installing
 from ostraka_lab.bench import results
 from ostraka_lab.bench.results import Parts, count
 
@@ -84,7 +84,7 @@ def _kept(
         page = _page(out)
     except (OSError, ConfigError) as failed:
         return None, f"No report: {failed}"
-    return page, f"Report: {page}" if page else "No report: pip install 'ostraka[lab]'"
+    return page, f"Report: {page}" if page else f"No report: {installing('lab')}"
 
 
 def command_line(ctx: typer.Context) -> str:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, installing
 
 UInt8: TypeAlias = npt.NDArray[np.uint8]
 Int64: TypeAlias = npt.NDArray[np.int64]
@@ -128,7 +128,7 @@ def _read_digits() -> tuple[UInt8, Int64]:
     """All images (n, 1, 8, 8), from 0 to 255, and their labels (n,)."""
     file = _digits_file()
     if file is None:
-        raise ConfigError("digits come with scikit-learn: pip install 'ostraka[lab]'")
+        raise ConfigError(f"digits come with scikit-learn: {installing('lab')}")
     table = np.loadtxt(file, delimiter=",", dtype=np.int64)
     pixels = (table[:, :-1] * 255 + _BRIGHTEST // 2) // _BRIGHTEST
     return pixels.astype(np.uint8).reshape(-1, 1, 8, 8), table[:, -1].copy()

@@ -69,6 +69,8 @@ def test_following_the_advice_is_enough():
     lists = {"a": (), "b": (b"\x01",)}
     with pytest.raises(AttestationRefused) as caught:
         require_listed(CLAIMS, "kind", lists, ("a",))
+    assert "b is 0b (the policy expects 01)" in str(caught.value)
+    assert "a is 0a (the policy expects none)" in str(caught.value)
     lines = tomllib.loads(str(caught.value).split("write under [kind]:")[1])
     followed = {name: tuple(map(bytes.fromhex, values)) for name, values in lines.items()}
     require_listed(CLAIMS, "kind", lists | followed, ("a",))

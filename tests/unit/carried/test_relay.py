@@ -42,6 +42,36 @@ def test_a_node_that_takes_long_has_its_turn_after_the_others(relay, clock, capl
     ]
 
 
+def test_what_moves_a_large_model_has_more_time(relay, clock):
+    """Each turn is longer by that, and so is the budget, however many nodes there are."""
+    turns = []
+
+    def step(node: int, what: str, seconds: float) -> str:
+        turns.append(seconds)
+        clock[0] += seconds
+        raise ServiceError("has not answered")
+
+    relay._in_turn({1: "", 2: ""}, step, more=40.0)
+    assert turns == [55, 55, 160]
+
+
+def test_the_time_to_deliver_follows_the_size_of_the_model(carried, monkeypatch):
+    federation = carried(n=5)
+    turns = []
+    monkeypatch.setattr("ostraka.carried.relay._SLOWEST", 4)
+    deliver = federation.relay.enclave.deliver
+
+    def timed(sealed, *, seconds):
+        turns.append(seconds)
+        deliver(sealed, seconds=seconds)
+
+    monkeypatch.setattr(federation.relay.enclave, "deliver", timed)
+    assert federation.run_round() is not None
+    assert federation.relay._terms is not None
+    dimension = federation.relay._terms.dimension
+    assert turns == [15 + dimension] * 5
+
+
 def test_nodes_that_are_not_served_cost_one_budget_in_all(relay, clock, caplog):
     """Their number does not matter. Each waits as long as it may, or 50 seconds."""
     second = []

@@ -58,6 +58,9 @@ def test_init_makes_a_federation_that_loads_and_says_what_is_next(tmp_path, monk
     assert result.exit_code == 0
     assert "12 clients, of which 3 may be Byzantine, and 2 workers" in result.stdout
     assert "ostraka enclave run --config fed/federation.toml --unsafe-simulation" in result.stdout
+    assert re.search(
+        r"(?m)^grace_s = 60 +# seconds for the rest", (tmp_path / "fed/federation.toml").read_text()
+    )
     assert "SIMULATED" in result.stderr
     assert federation_file.load(tmp_path / "fed" / "federation.toml").about.name == "fed"
 

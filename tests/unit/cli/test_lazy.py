@@ -144,8 +144,9 @@ def test_a_missing_extra_is_named_when_a_command_needs_it(line, tmp_path):
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == (
-        "ostraka: this needs the extra 'lab': pip install 'ostraka[lab]' "
-        "(the package 'torch' is missing)\n"
+        "ostraka: this needs the extra 'lab' (the package 'torch' is missing): in a clone, "
+        "pip install -c constraints.txt -e '.[lab]'; from a wheel, "
+        "pip install 'THE-WHEEL.whl[lab]'\n"
     )
 
 
@@ -167,7 +168,7 @@ def test_what_needs_no_extra_works_without_it(line, shown, tmp_path):
 def test_the_digits_come_with_the_extra(tmp_path):
     done = without_extra("data get digits", tmp_path)
     assert done.returncode == 2
-    assert "pip install 'ostraka[lab]'" in done.stderr
+    assert "pip install -c constraints.txt -e '.[lab]'" in done.stderr
 
 
 def test_a_module_of_ours_that_is_missing_is_no_missing_extra():

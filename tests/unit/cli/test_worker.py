@@ -45,7 +45,7 @@ def key(tmp_path):
 MISTAKES = {
     "an address without a port": (["--enclave", "localhost"], "HOST:PORT"),
     "a port that does not exist": (["--enclave", "localhost:99999"], "a port from 1 to 65535"),
-    "a key file that is not there": (["--key", "nope.key"], "nope.key: make it first"),
+    "a key file that is not there": (["--key", "nope.key"], "there is no key file nope.key: "),
     "a key that is no hex": (["--receipt-key", "xyz"], "64 hex digits"),
     "a key that is too short": (["--receipt-key", "00"], "64 hex digits"),
     "a policy that is not there": (["--policy", "absent.toml"], "absent.toml"),

@@ -178,11 +178,11 @@ def test_to_be_asked_for_a_greeting_is_no_failure(alice, service, told):
     assert not any(isinstance(each, Reconnecting) for each in told)
 
 
-def test_a_service_that_is_never_content_with_a_greeting_is_told_of(connect, service, told):
+def test_a_service_that_is_never_content_with_a_greeting_is_told_of(connect, service, told, host):
     service.failures["Introduce"] = [(grpc.StatusCode.UNAUTHENTICATED, "greet again")] * 1000
     with connect(timeout=0.5) as client, pytest.raises(ServiceError, match=r"within 0\.5 s"):
         client.fetch()
-    assert Reconnecting(1, "greet again") in told
+    assert Reconnecting(1, "greet again", host.address) in told
 
 
 def test_patience_is_what_is_left_of_it():
@@ -196,14 +196,14 @@ def test_patience_is_what_is_left_of_it():
     spent.sleep(1000)
 
 
-def test_what_is_waited_for_is_logged_unless_somebody_else_is_told(connect, service, caplog):
+def test_what_is_waited_for_is_logged_unless_somebody_else_is_told(connect, service, caplog, host):
     caplog.set_level(logging.INFO, "ostraka.client")
     service.failures["Introduce"] = [(grpc.StatusCode.UNAVAILABLE, "stopping")] * 3
     with connect(on_event=None) as client:
         client.fetch()
     assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
         ("INFO", "waiting for an open round"),
-        ("WARNING", "attempt 1 failed (stopping): trying again"),
+        ("WARNING", f"attempt 1 to reach {host.address} failed (stopping): trying again"),
         ("INFO", "waiting for the chain of receipts"),
     ]
     caplog.clear()
@@ -214,7 +214,7 @@ def test_what_is_waited_for_is_logged_unless_somebody_else_is_told(connect, serv
 
 def test_the_same_is_logged_again_after_a_while_only(caplog):
     caplog.set_level(logging.INFO, "ostraka.client")
-    times = [0.0] * 5 + [1.0] * 2 + [AGAIN_S - 1] * 2 + [AGAIN_S] * 3
+    times = [0.0] * 5 + [1.0] * 2 + [AGAIN_S - 1] * 2 + [AGAIN_S] * 4
     clock = iter(times)
     report = Report(clock=lambda: next(clock))
     seen: list[Event] = [
@@ -236,3 +236,6 @@ def test_the_same_is_logged_again_after_a_while_only(caplog):
     assert len(caplog.records) == 2
     report(Reconnecting(3, "y"))
     assert caplog.records[-1].getMessage() == "attempt 3 failed (y): trying again"
+    report(Reconnecting(4, "z", "fl:7420"))
+    said = "attempt 4 to reach fl:7420 failed (z): trying again"
+    assert caplog.records[-1].getMessage() == said

@@ -41,7 +41,7 @@ def test_one_vector_whatever_it_was(given):
 REFUSED: dict[str, tuple[Any, str]] = {
     "a tensor is missing": ({"w": ARRAYS["w"], "scale": 1}, "lacks tensor 'b'"),
     "nothing is there": ({}, "lacks tensor 'w', 'scale', 'b'"),
-    "a tensor too many": ({**ARRAYS, "running_mean": 0}, "'running_mean', and the federation's"),
+    "a tensor too many": ({**ARRAYS, "running_mean": 0}, "'running_mean', which the model has not"),
     "many tensors too many": (
         {**ARRAYS, **dict.fromkeys("cdefg", 0)},
         "'c', 'd', 'e' and 2 more",
@@ -59,6 +59,11 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "a NaN": ({**ARRAYS, "b": [np.nan, 0]}, "'b' holds a NaN"),
     "an infinity": ({**ARRAYS, "scale": np.inf}, "'scale' holds a NaN, an infinity"),
     "a number beyond float32": ({**ARRAYS, "scale": 1e39}, "beyond float32"),
+    "other names": (
+        {"weights": VECTOR},
+        "lacks tensor .* and has tensor 'weights', which the model has not: got 'weights'; "
+        "expected 'w', 'scale', 'b', as in model.arrays",
+    ),
     "a short vector": (VECTOR[:-1], r"'update' is \(9,\); got \(8,\)"),
     "a matrix": (VECTOR.reshape(3, 3), r"got \(3, 3\)"),
     "a number": (3.0, r"got \(\)"),

@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from ostraka import federation_file, run_round
+from ostraka import events, federation_file, run_round
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.client.following import begin_with
 from ostraka.core import rules, uploads
@@ -111,6 +111,23 @@ def test_stragglers_cost_no_more_than_the_deadline(start, speaker):
     assert receipt.participants == 5
     assert set(service.wait_for("RoundClosed").missing) == {"client-3", "client-6"}
     assert not service.named("QuorumMissed")
+
+
+def test_two_dead_clients_of_seven_cost_the_grace_and_not_the_deadline(start, speaker):
+    alive, dead = (1, 2, 4, 5, 7), ("client-3", "client-6")
+    voters = tuple(f"client-{number}" for number in alive)
+    # The quorum is all who live, so that a slow machine leaves nobody else out.
+    settings = {"deadline_s": 6000, "quorum": 5, "grace_s": 0.5, "count": 1, "linger_s": 600}
+    service = start(clients=7, settings=settings, voters=voters)
+    _, receipt = play(service, speaker, rows(7), but=[2, 5])
+    assert receipt.participants == 5
+    service.wait_for("Finished")
+    steps = (events.RoundOpened, events.QuorumReached, events.RoundClosed, events.Finished)
+    opened, reached, closed, finished = (e for e in service.events if isinstance(e, steps))
+    assert str(opened) == "waiting for 7 clients"
+    assert reached == events.QuorumReached(1, 5, 0.5, dead)
+    assert closed == events.RoundClosed(1, 5, dead)
+    assert str(finished) == "finished: round 1 was the last one"
 
 
 @pytest.mark.slow

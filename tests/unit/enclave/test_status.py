@@ -37,6 +37,8 @@ STATUS = {
     "spooled",
     "rejected",
     "workers",
+    "quorum",
+    "quorum_reached",
     "stages_s",
     "selected",
     "rule",
@@ -244,6 +246,25 @@ def test_the_rule_is_shown_with_what_the_last_receipt_notes_of_it(federation, sp
     assert (told["rule"], told["note"]) == ("fltrust", receipt.note)
 
 
+def test_the_command_says_who_is_awaited_and_how_long(federation, speaker):
+    service, _ = federation(rule="geometric-median", quorum=N - 1, deadline_s=600, grace_s=500)
+    operator = ["status", "--config", str(service.config)]
+    stranger = ["status", "--enclave", f"127.0.0.1:{service.port}"]
+
+    def doing(arguments):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 0, result.stderr
+        return " ".join(result.stdout.split())
+
+    assert "waiting for 7 clients" in doing(operator)
+    updates = rows()
+    for number in range(N - 1):
+        speaker(service, number + 1).send(updates[number])
+    service.wait_for("QuorumReached")
+    assert re.search(r"quorum reached, waiting (\d+) s more for client-7\b", doing(operator))
+    assert re.search(r"quorum reached, waiting (\d+) s more for 1 client\b", doing(stranger))
+
+
 def test_strangers_see_numbers_and_no_names(federation, speaker):
     service, _ = federation(disclose_selection=True)
     play(service, speaker, rows())
@@ -316,7 +337,7 @@ def test_strangers_do_not_crowd_out_the_enrolled():
     assert "client-1" not in status.rejected
     status.note(events.ClientRejected("client-1", "its norm is not the stated one"))
     assert status.rejected["client-1"] == "its norm is not the stated one"
-    status.note(events.RoundOpened(2, 60.0))
+    status.note(events.RoundOpened(2, 60.0, 1))
     assert status.rejected == {}
     assert status.arrived == set()
 

@@ -109,7 +109,7 @@ class Shop:
             pin = EnclavePin(None, verifier=verifier)
             staff = Staff(name, self.service.identity(name), NumpyKernel(), pin)
             worker = WorkerService(f"127.0.0.1:{self.service.port}", staff)
-            thread = threading.Thread(target=worker.run)
+            thread = threading.Thread(target=worker.run, name=name)
             thread.start()
             self._ends += [worker.stop, thread.join]
         self.await_workers(*names)
@@ -184,6 +184,20 @@ def test_hellos_are_refused(shop):
     assert not here.service.named("WorkerJoined")
     here.hire("worker-1", "worker-2")
     assert here.play().distances == "workers"
+
+
+def test_workers_end_with_the_last_round(shop):
+    """Each of their threads ends by itself: the enclave has said that it has finished."""
+    here = shop(count=1, linger_s=0.1)
+    names = ("worker-1", "worker-2", "worker-3")
+    here.hire(*names)
+    workers = [each for each in threading.enumerate() if each.name in names]
+    assert len(workers) == 3
+    here.play()
+    here.service.wait_for("Finished")
+    for each in workers:
+        each.join(60)
+        assert not each.is_alive()
 
 
 def test_a_worker_that_says_no_hello_is_let_go(shop):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
+pytest.importorskip("flwr", reason="needs Flower: make test-env")
 
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
+pytest.importorskip("flwr", reason="needs Flower: make test-env")
 
 from flwr.app import Message, RecordDict
 

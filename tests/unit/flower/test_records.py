@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
+pytest.importorskip("flwr", reason="needs Flower: make test-env")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 

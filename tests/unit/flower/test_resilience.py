@@ -5,9 +5,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
+pytest.importorskip("flwr", reason="needs Flower: make test-env")
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from ostraka.core import rules
 from ostraka.errors import ConfigError, LocalProtocolError
@@ -190,6 +190,50 @@ def test_stragglers_get_their_grace_and_no_more(flower, said):
     )
     federation.start(1, timeout=3600)  # It would take an hour.
     assert federation.receipts[0].participants == 6
+
+
+def test_stragglers_of_an_evaluation_get_the_grace_and_no_more(flower, said):
+    mods = lambda node: [sealing_mod(UNSAFE_SIMULATION, disclose_metrics=True)]  # noqa: E731
+    federation = flower(straggler_grace=0.05, fraction_evaluate=1.0, mods=mods)
+    federation.grid.up = lambda node, reply: (
+        None if node == 3 and reply.metadata.message_type == "evaluate" else reply
+    )
+    result = federation.start(1, timeout=3600)  # It would take an hour.
+    assert said.count("node 3 has not answered in time: left out") == 1
+    assert 1 in result.evaluate_metrics_clientapp
+
+
+def test_a_reply_that_is_far_too_large_is_left_out(flower, said):
+    federation = flower()
+    limit = 8 * 66 + 2**20
+
+    def swell(node, reply):
+        if node == 3 and federation.is_sealed(reply):
+            reply.content["more"] = ArrayRecord({"x": Array(np.zeros(limit, np.uint8))})
+        return reply
+
+    federation.grid.up = swell
+    federation.start(1)
+    assert federation.receipts[0].participants == 6
+    (why,) = [each for each in said if each.startswith("node 3 is left out: its reply has ")]
+    assert why.endswith(f" bytes; at most {limit} are taken")
+
+
+DISCLOSED = {True: "7 updates, 1 left out (node-6), 6 were kept", False: "7 updates, 1 left out, 6"}
+
+
+@pytest.mark.parametrize("disclosed", [True, False])
+def test_the_log_says_how_many_were_left_out_and_who_where_that_is_disclosed(
+    disclosed, flower, said
+):
+    def update(node, number, model):
+        sign = -9 if node == 6 else 1
+        return {name: value + np.float32(0.1 * sign) for name, value in model.items()}
+
+    federation = flower(update=update, terms={"disclose_selection": disclosed})
+    federation.start(1)
+    assert any(DISCLOSED[disclosed] in each for each in said)
+    assert any("node-6" in each for each in said) == disclosed
 
 
 def test_a_node_that_is_slow_to_answer_the_greeting_gets_the_grace_and_no_more(flower, said):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'ostraka[flower]'")
+pytest.importorskip("flwr", reason="needs Flower: make test-env")
 
 import ostraka
 from ostraka.carried.in_process import UnsafeInProcessEnclave

@@ -27,7 +27,7 @@ REFUSED = {
     "a root client without images": ({"root_images": 1}, "root_images must be at least 2"),
     "a model that there is not": ({"model": "resnet"}, "there is no model 'resnet'"),
     "a data set that there is not": ({"dataset": "cifar100"}, "known: cifar10"),
-    "an attack that there is not": ({"attack": "signflip"}, "known: sign-flip"),
+    "an attack that there is not": ({"attack": "signflip"}, "did you mean sign-flip"),
     "a partition that there is not": ({"partition": "fair"}, "partition"),
     "knowledge of something else": ({"know": "everything"}, "kind of knowledge"),
     "no rounds": ({"rounds": 0}, "rounds must be at least 1"),

@@ -7,7 +7,13 @@ import pytest
 import ostraka
 from ostraka import run_round
 from ostraka.crypto.stream import SecretStream
-from ostraka.errors import ConfigError, LeakyMasking, Rejection, TooFewUpdates
+from ostraka.errors import (
+    ConfigError,
+    LeakyMasking,
+    Rejection,
+    ToleranceUsedUp,
+    TooFewUpdates,
+)
 from ostraka.messages import vector_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
@@ -76,6 +82,7 @@ def test_k_rows_are_averaged(masking):
 
 
 @every_masking
+@pytest.mark.filterwarnings("ignore::ostraka.errors.ToleranceUsedUp")
 def test_rows_that_are_not_finite_are_rejected(masking):
     rows = updates()
     rows[1, 3] = np.nan
@@ -89,6 +96,7 @@ def test_rows_that_are_not_finite_are_rejected(masking):
 
 
 @every_masking
+@pytest.mark.filterwarnings("ignore::ostraka.errors.ToleranceUsedUp")
 def test_values_beyond_float32_are_infinite(masking):
     rows = updates().astype(np.float64)
     rows[2, 2] = 1e300
@@ -192,6 +200,51 @@ def test_the_updates_are_not_changed(masking):
     rows.flags.writeable = False
     run_round(rows, f=2, masking=masking)
     assert np.array_equal(rows, before)
+
+
+def named(rows):
+    """State dicts, in another order of names each."""
+    dicts = [
+        {"b": row[:4], "w": row[4:].reshape(4, 9), "scale": row[:1].reshape(())} for row in rows
+    ]
+    return [dict(sorted(each.items(), reverse=bool(i % 2))) for i, each in enumerate(dicts)]
+
+
+def test_updates_may_be_dicts_of_arrays():
+    rows = updates()
+    result = run_round(named(rows), f=2, masking="none")
+    flat = run_round(np.hstack([rows[:, :4], rows[:, :1], rows[:, 4:]]), f=2, masking="none")
+    assert np.array_equal(result.aggregate, flat.aggregate)
+    assert flat.arrays == {}
+    assert [*result.arrays] == ["b", "scale", "w"]
+    assert np.array_equal(result.arrays["w"], flat.aggregate[5:].reshape(4, 9))
+    assert result.arrays["scale"].shape == ()
+
+
+NO_DICTS = {
+    "another name": ([{"w": [1.0]}, {"v": [1.0]}], r"update 0 holds {'w': \(1,\)}, and update 1"),
+    "another shape": ([{"w": [1.0]}, {"w": [1.0, 2.0]}], r"update 1 holds {'w': \(2,\)}"),
+    "a row among dicts": ([{"w": [1.0]}, np.zeros(1)], "one per client"),
+    "ragged arrays": ([{"w": [[1.0], [1.0, 2.0]]}] * 2, "one per client"),
+    "no arrays": ([{}, {}], "values; got 0"),
+    "words": ([{"w": ["a"]}] * 2, "real numbers"),
+}
+
+
+@pytest.mark.parametrize(("given", "message"), NO_DICTS.values(), ids=NO_DICTS.keys())
+def test_dicts_that_make_no_rows_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        run_round(given, f=0, masking="none")
+
+
+def test_rejections_that_use_up_f_are_warned_of():
+    rows = updates()
+    rows[1, 3] = np.nan
+    assert set(run_round(rows, f=2, masking="none").rejected) == {1}
+    rows[4, 3] = np.nan
+    with pytest.warns(ToleranceUsedUp, match="2 updates were rejected, and f = 2: ") as caught:
+        run_round(rows, f=2, masking="none")
+    assert [each.filename for each in caught] == [__file__]
 
 
 IMPOSSIBLE = {

@@ -380,6 +380,46 @@ def test_who_is_shown_out_was_never_connected_and_is_told_why(code, why, caplog)
     assert why in logged(caplog, "Disconnected")[0]["why"]
 
 
+class Finishing(Servicer):
+    """Ends every stream with the word that all rounds are over. early: before it admits."""
+
+    def __init__(self, *, early):
+        super().__init__(ENCLAVE.public, {"me": ME})
+        self.early = early
+        self.came = threading.Semaphore(0)
+
+    def Work(self, requests, context):  # noqa: N802
+        yield EnclaveSays(welcome=Welcome(**self.welcome))
+        next(requests)
+        if not self.early:
+            yield EnclaveSays(proof=Proof())
+        self.came.release()
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "finished")
+
+
+def test_a_worker_stops_when_the_last_round_is_published(caplog):
+    caplog.set_level(logging.INFO)
+    staff = Staff("me", ME, NumpyKernel(), EnclavePin(ENCLAVE.public))
+    with serving(Finishing(early=False)) as address:
+        service = WorkerService(address, staff, backoff=quick(), unwanted=quick())
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        thread.join(WAIT)
+        over = not thread.is_alive()
+        service.stop()
+    assert over
+    assert logged(caplog, "Finished")
+    assert not logged(caplog, "Disconnected")
+
+
+def test_who_is_not_admitted_is_not_sent_home_by_a_word(caplog):
+    door = Finishing(early=True)
+    with serving(door) as address, working(address, "me", ME):
+        assert door.came.acquire(timeout=WAIT)
+        assert door.came.acquire(timeout=WAIT)
+    assert "finished" in logged(caplog, "Disconnected")[0]["why"]
+
+
 def test_who_is_admitted_is_connected_before_there_is_work(caplog):
     caplog.set_level(logging.INFO)
     with connected() as link:

@@ -112,7 +112,7 @@ def test_who_is_absent_says_how_to_get_it(stage, monkeypatch):
     absent = ("flower", "byzfl-torch", "byzfl-numpy")
     monkeypatch.setattr(peers, "python_for", lambda name: None if name in absent else "python")
     found = rows(play())
-    assert "ostraka[flower]" in found["flower"]["absent"]
+    assert "in a clone, pip install" in found["flower"]["absent"]
     assert "--setup" in found["byzfl-numpy"]["absent"]
     assert found["flower"]["cpu_s"] is None
     assert found["flower"]["correct"] is None

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ostraka.cli import app
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, installing
 from ostraka_lab.bench import check, fit, machine, process, results
 from ostraka_lab.bench import peers as contests
 from ostraka_lab.commands import bench, bench_leakage, bench_suites
@@ -56,7 +56,7 @@ PEER_FIGURES: dict[str, Any] = {
         | {
             "name": "flower",
             "all_roles_over": {},
-            "absent": "absent: pip install 'ostraka[flower]'",
+            "absent": f"absent: {installing('flower')}",
         },
     ],
     "machine": machine.describe(threads=1),
@@ -102,7 +102,7 @@ def test_figures_are_kept_and_drawn_and_the_last_line_is_json(run, peers, tmp_pa
 def test_a_table_says_who_is_right_and_who_is_absent(run, peers):
     shown = run("bench peers").stdout
     assert "ostraka-exact" in shown
-    assert "flower is absent: pip install" in shown
+    assert "flower is absent: in a clone, pip install" in shown
     assert "Correct: no attacker" in shown
     assert "all roles s" in shown
     assert "Enclave of ostraka-exact: 1.75 floors, 0.62 of blas-clear" in shown

@@ -30,7 +30,7 @@ def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):
 
 
 def test_an_unknown_data_set_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="known: cifar10, "):
+    with pytest.raises(ConfigError, match=r": did you mean cifar10\? known: cifar10, digits, "):
         data.load("cifar-10")
 
 

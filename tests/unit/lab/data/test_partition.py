@@ -124,7 +124,7 @@ def test_defaults():
 
 
 MISTAKES = {
-    "dirichet:0.5": "known: dirichlet",
+    "dirichet:0.5": "did you mean dirichlet",
     "iid:3": "takes no number",
     "dirichlet:0": "above zero",
     "dirichlet:-1": "above zero",

@@ -136,8 +136,8 @@ def test_signals_neither_vanish_nor_explode_at_the_start(name):
         assert 0.1 < model(images).std() < 5
 
 
-def test_an_unknown_model_lists_the_known_ones_nearest_first():
-    with pytest.raises(ConfigError, match="no model 'mobilnet2'; known: mobilenetv2, "):
+def test_an_unknown_model_lists_the_known_ones_and_the_nearest():
+    with pytest.raises(ConfigError, match=r"'mobilnet2': did you mean mobilenetv2\? known: cnn, "):
         build("mobilnet2", shape=(3, 32, 32), classes=10, seed=0)
 
 
