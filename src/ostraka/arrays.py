@@ -72,7 +72,8 @@ class Spares:
         if fitting:
             self._free.remove(space)
         vector = np.frombuffer(memoryview(space), np.float32, count=length)
-        # Every view holds its base, so this is told when the last of them is gone.
+        # Every view of the vector holds its base, so this is told when the last of them is gone.
+        # Nobody may take a view of the base itself.
         finalize(vector.base, self._free.append, space).atexit = False
         return vector
 

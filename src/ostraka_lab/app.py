@@ -77,8 +77,7 @@ def load(name: str) -> App:
             raise ConfigError(f"{name}: {module_name} needs {missing.name}: install it") from None
         raise ConfigError(
             f"{name}: there is no module {missing.name}. All processes of a run import it by that "
-            "name: run the command in the folder that holds it, put that folder on PYTHONPATH, or "
-            "install it"
+            "name: run the command in the folder that holds it, or install it"
         ) from None
     except Exception as failed:
         raise ConfigError(f"{name}: {module_name} cannot be imported: {failed!r}") from failed

@@ -1,6 +1,7 @@
 """Rows as they arrive: what is taken, by whom it is decided, and what is left of what is not."""
 
 import contextlib
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -83,6 +84,25 @@ def test_what_is_accepted_does_not_depend_on_the_sketch(simulate, monkeypatch, b
             heard.append(answers(round_, spoilt(round_, 2, how)))
     assert heard[0] == heard[1] == heard[2]
     assert (set(heard[0]) == {"taken"}) == (how == "honest")
+
+
+def test_no_norm_tells_which_values_meet_in_the_sketch(simulate, monkeypatch):
+    """Squares of 1.0 and 2^-12.5 make another sum in float32 if they are added to each other first.
+
+    An attacker states a norm between the two sums, and would know by the answer.
+    """
+    d = 8 * SKETCH
+    row = np.zeros(d, np.float32)
+    row[:128], row[3 * SKETCH + 40] = 1.0, 2.0**-12.5
+    norm = math.sqrt(128 + 2.0**-26) / (1 + 2.0**-10)
+    heard = set()
+    for key in range(24):
+        with monkeypatch.context() as patched:
+            folding_with(patched, bytes([key]))
+            rows = np.ones((N, d), np.float32)
+            round_ = simulate(rows=rows, **TERMS | {"tile": d}).open()
+            heard.add(tuple(answers(round_, round_.forge(2, row, norm=norm))))
+    assert len(heard) == 1
 
 
 def test_what_is_accepted_does_not_depend_on_other_rows(simulate):

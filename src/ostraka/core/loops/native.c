@@ -131,21 +131,18 @@ struct arc {
 };
 
 /* Law 12 for the places from i on, before n, at which `count` blocks meet: block j has value
- * first[j] at place 0. Adds the values to the sums, and sets `squares` to theirs, in the order of
- * blocks. The two forms in vectors begin with place 0 and return how many places they did. */
+ * first[j] at place 0. Adds the values to the sums, in the order of blocks. The two forms in vectors
+ * begin with place 0 and return how many places they did. */
 INLINE void fold_baseline(
     const struct tile *tile, int count, const int64_t *first, int64_t i, int64_t n,
-    float *restrict sums, float *restrict squares)
+    float *restrict sums)
 {
     for (; i < n; i++) {
-        squares[i] = 0;
         for (int j = 0; j < count; j++) {
             int64_t k = first[j] + i;
-            float value = tile->values[k] * tile->scale;
-            union { float real; uint32_t bits; } turned = {value};
-            turned.bits ^= ((uint32_t)tile->bits[k / 8] << (24 + k % 8)) & 0x80000000u;
-            squares[i] += value * value;
-            sums[i] += turned.real;
+            union { float real; uint32_t bits; } value = {tile->values[k] * tile->scale};
+            value.bits ^= ((uint32_t)tile->bits[k / 8] << (24 + k % 8)) & 0x80000000u;
+            sums[i] += value.real;
         }
     }
 }
@@ -156,32 +153,28 @@ typedef uint32_t unaligned_32 __attribute__((aligned(1), may_alias));
 #define WINDOW(bits, k) (__builtin_bswap32(*(const unaligned_32 *)((bits) + ((k) >> 3))) << ((k) & 7))
 
 TARGET_AVX2 INLINE int64_t fold_eight(
-    const struct tile *tile, int count, const int64_t *first, int64_t n, float *restrict sums,
-    float *restrict squares)
+    const struct tile *tile, int count, const int64_t *first, int64_t n, float *restrict sums)
 {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i sign = _mm256_set1_epi32(INT32_MIN);
     const __m256 factor = _mm256_set1_ps(tile->scale);
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256 sum = _mm256_loadu_ps(sums + i), square = _mm256_setzero_ps();
+        __m256 sum = _mm256_loadu_ps(sums + i);
         for (int j = 0; j < count; j++) {
             int32_t window = (int32_t)WINDOW(tile->bits, first[j] + i);
             __m256i turned = _mm256_sllv_epi32(_mm256_set1_epi32(window), lanes);
             __m256 value = _mm256_mul_ps(_mm256_loadu_ps(tile->values + first[j] + i), factor);
-            square = _mm256_add_ps(square, _mm256_mul_ps(value, value));
             value = _mm256_xor_ps(value, _mm256_castsi256_ps(_mm256_and_si256(turned, sign)));
             sum = _mm256_add_ps(sum, value);
         }
         _mm256_storeu_ps(sums + i, sum);
-        _mm256_storeu_ps(squares + i, square);
     }
     return i;
 }
 
 TARGET_AVX512 INLINE int64_t fold_sixteen(
-    const struct tile *tile, int count, const int64_t *first, int64_t n, float *restrict sums,
-    float *restrict squares)
+    const struct tile *tile, int count, const int64_t *first, int64_t n, float *restrict sums)
 {
     const __m512i lanes = _mm512_setr_epi32(
         INT32_MIN, 1 << 30, 1 << 29, 1 << 28, 1 << 27, 1 << 26, 1 << 25, 1 << 24, 1 << 23, 1 << 22,
@@ -190,43 +183,39 @@ TARGET_AVX512 INLINE int64_t fold_sixteen(
     const __m512 factor = _mm512_set1_ps(tile->scale);
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m512 sum = _mm512_loadu_ps(sums + i), square = _mm512_setzero_ps();
+        __m512 sum = _mm512_loadu_ps(sums + i);
         for (int j = 0; j < count; j++) {
             int32_t window = (int32_t)WINDOW(tile->bits, first[j] + i);
             __mmask16 turned = _mm512_test_epi32_mask(_mm512_set1_epi32(window), lanes);
             __m512 value = _mm512_mul_ps(_mm512_loadu_ps(tile->values + first[j] + i), factor);
             __m512i bits = _mm512_castps_si512(value);
-            square = _mm512_add_ps(square, _mm512_mul_ps(value, value));
             bits = _mm512_mask_xor_epi32(bits, turned, bits, sign);
             sum = _mm512_add_ps(sum, _mm512_castsi512_ps(bits));
         }
         _mm512_storeu_ps(sums + i, sum);
-        _mm512_storeu_ps(squares + i, square);
     }
     return i;
 }
 
 /* Four blocks are the usual number, for which the inner loop disappears. */
 TARGET_AVX2 static int64_t fold_avx2(
-    const struct tile *tile, int count, const int64_t *first, int64_t n, float *sums,
-    float *squares)
+    const struct tile *tile, int count, const int64_t *first, int64_t n, float *sums)
 {
-    return count == 4 ? fold_eight(tile, 4, first, n, sums, squares)
-                      : fold_eight(tile, count, first, n, sums, squares);
+    return count == 4 ? fold_eight(tile, 4, first, n, sums)
+                      : fold_eight(tile, count, first, n, sums);
 }
 
 TARGET_AVX512 static int64_t fold_avx512(
-    const struct tile *tile, int count, const int64_t *first, int64_t n, float *sums,
-    float *squares)
+    const struct tile *tile, int count, const int64_t *first, int64_t n, float *sums)
 {
-    return count == 4 ? fold_sixteen(tile, 4, first, n, sums, squares)
-                      : fold_sixteen(tile, count, first, n, sums, squares);
+    return count == 4 ? fold_sixteen(tile, 4, first, n, sums)
+                      : fold_sixteen(tile, count, first, n, sums);
 }
 #endif
 
 INLINE void fold(
     int32_t level, const struct tile *tile, int count, const int64_t *first, int64_t n,
-    float *sums, float *squares)
+    float *sums)
 {
     int64_t done = 0;
 #if defined(__x86_64__)
@@ -235,32 +224,35 @@ INLINE void fold(
     for (int j = 0; j < count; j++)
         whole = least(whole, last - first[j] + 8);
     if (level == AVX512)
-        done = fold_avx512(tile, count, first, whole, sums, squares);
+        done = fold_avx512(tile, count, first, whole, sums);
     if (level == AVX2)
-        done = fold_avx2(tile, count, first, whole, sums, squares);
+        done = fold_avx2(tile, count, first, whole, sums);
 #endif
-    fold_baseline(tile, count, first, done, n, sums, squares);
+    fold_baseline(tile, count, first, done, n, sums);
 }
 
-/* Adds squares (CHUNK,) to sums[k mod LANES]: first each place's eight in float32. */
-INLINE void add_eight(const float *restrict squares, double *restrict sums)
+/* Adds (x[k] scale)^2, for at most CHUNK values, to sums[k mod LANES]: first each place's few in
+ * float32, whose squares are in its range if the scale is chosen well. The order is that of the
+ * values, and not of the fold: a client hears whether its norm was right, and must learn nothing of
+ * the fold by that. */
+INLINE void add_squares(const float *restrict x, float scale, int64_t n, double *restrict sums)
 {
-    for (int64_t lane = 0; lane < LANES; lane++) {
-        const float *at = squares + lane;
-        float sum = at[0] + at[LANES];
-        sum += at[2 * LANES];
-        sum += at[3 * LANES];
-        sum += at[4 * LANES];
-        sum += at[5 * LANES];
-        sum += at[6 * LANES];
-        sums[lane] += (double)(sum + at[7 * LANES]);
-    }
-}
-
-INLINE void clear(float *squares, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        squares[i] = 0;
+    float parts[LANES] = {0};
+    int64_t k = 0;
+    for (; k + 4 * LANES <= n; k += 4 * LANES)
+        for (int64_t lane = 0; lane < LANES; lane++) {
+            const float *at = x + k + lane;
+            float a = at[0] * scale, b = at[LANES] * scale;
+            float c = at[2 * LANES] * scale, d = at[3 * LANES] * scale;
+            float sum = parts[lane] + a * a;
+            sum += b * b;
+            sum += c * c;
+            parts[lane] = sum + d * d;
+        }
+    for (; k < n; k++)
+        parts[k % LANES] += (x[k] * scale) * (x[k] * scale);
+    for (int64_t lane = 0; lane < LANES; lane++)
+        sums[lane] += (double)parts[lane];
 }
 
 /* Sets first[] of the blocks that are at place h, and `*stop` to where others are. Returns how many
@@ -279,15 +271,17 @@ INLINE int meeting(const struct arc *arcs, int count, int64_t h, int64_t *first,
     return found;
 }
 
-/* Law 12: folds values (n,) into a sketch (m,), and returns the squares of what it has folded, which
- * it sums up place by place. A block's values go to consecutive places, from its shift on and then
- * from zero. A few blocks are folded at a time, so that a place is read and written once. */
+/* Law 12: folds values (n,) into a sketch (m,), and returns the squares of what it has folded. A
+ * block's values go to consecutive places, from its shift on and then from zero. A few blocks are
+ * folded at a time, so that a place is read and written once. */
 INLINE double absorb_body(
     int32_t level, const float *values, int64_t n, const uint8_t *bits, const uint32_t *shifts,
     float scale, float *sketch, int64_t m)
 {
     const struct tile tile = {values, bits, n, scale};
     double sums[LANES] = {0};
+    for (int64_t start = 0; start < n; start += CHUNK)
+        add_squares(values + start, scale, least(CHUNK, n - start), sums);
     for (int64_t k = 0; k < n;) {
         struct arc arcs[2 * TOGETHER];
         int count = 0;
@@ -297,21 +291,11 @@ INLINE double absorb_body(
             arcs[count++] = (struct arc){place, place + before, k};
             arcs[count++] = (struct arc){0, size - before, k + before};
         }
-        for (int64_t start = 0; start < m; start += CHUNK) {
-            float squares[CHUNK];
-            int64_t end = least(m, start + CHUNK), used = 0;
-            for (int64_t h = start, stop = end; h < end; h = stop, stop = end) {
-                int64_t first[TOGETHER];
-                int found = meeting(arcs, count, h, first, &stop);
-                if (found)
-                    fold(level, &tile, found, first, stop - h, sketch + h, squares + h - start);
-                else
-                    clear(squares + h - start, stop - h);
-                used += found;
-            }
-            clear(squares + end - start, start + CHUNK - end);
-            if (used)
-                add_eight(squares, sums);
+        for (int64_t h = 0, stop = m; h < m; h = stop, stop = m) {
+            int64_t first[TOGETHER];
+            int found = meeting(arcs, count, h, first, &stop);
+            if (found)
+                fold(level, &tile, found, first, stop - h, sketch + h);
         }
     }
     return add_up(sums);

@@ -20,7 +20,6 @@ UInt16: TypeAlias = npt.NDArray[np.uint16]
 Int32: TypeAlias = npt.NDArray[np.int32]
 
 _LANES, _FEW = 128, 1024
-_TOGETHER = 8  # blocks that are folded at a time
 # Values that are worked on at a time, so that temporaries stay in the cache.
 _CHUNK = 1 << 14
 _P = np.uint32(2**31 - 1)
@@ -74,33 +73,28 @@ def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: F
     """Folds values (b,) into a sketch (m,) by law 12, and returns the squares of what it folds."""
     m = len(sketch)
     turned = np.unpackbits(bits, count=len(values)).astype(np.uint32) << np.uint32(31)
-    sums, squares = np.zeros(_LANES), np.zeros(-(-m // _FEW) * _FEW, np.float32)
     with np.errstate(all="ignore"):
         signed = values * np.float32(scale)
-        squared = signed * signed
+        total = _squares_of_few(signed)
         signed.view(np.uint32)[...] ^= turned
         for block, shift in enumerate(shifts.tolist()):
-            part = slice(block * m, (block + 1) * m)
-            _add_rotated(signed[part], shift % m, sketch)
-            _add_rotated(squared[part], shift % m, squares[:m])
-            if (block + 1) % _TOGETHER == 0 or block + 1 == len(shifts):
-                _add_eights(squares, sums)
-                squares.fill(0)
-    return _add_up(sums)
+            part, place = signed[block * m : (block + 1) * m], shift % m
+            first, rest = part[: m - place], part[m - place :]
+            sketch[place : place + len(first)] += first
+            sketch[: len(rest)] += rest
+    return total
 
 
-def _add_rotated(values: Float32, place: int, total: Float32) -> None:
-    """Adds values to consecutive places, from this one on and then from zero."""
-    first, rest = np.split(values, [len(total) - place])
-    total[place : place + len(first)] += first
-    total[: len(rest)] += rest
+def _squares_of_few(values: Float32) -> float:
+    """Sums squares: in each of 128 places eight at a time in float32, and these in float64.
 
-
-def _add_eights(squares: Float32, sums: Float64) -> None:
-    """Adds to sums (128,): in each place eight at a time in float32, and these in float64."""
-    parts = np.add.reduce(squares.reshape(-1, _FEW // _LANES, _LANES), axis=1)
-    for part in parts.astype(np.float64):
-        sums += part
+    The order is that of the values, and not of the fold: a client hears whether its norm was right,
+    and must learn nothing of the fold by that.
+    """
+    padded = np.zeros(-(-len(values) // _FEW) * _FEW, np.float32)
+    np.multiply(values, values, out=padded[: len(values)])
+    parts = np.add.reduce(padded.reshape(-1, _FEW // _LANES, _LANES), axis=1)
+    return _add_up(np.add.reduce(parts.astype(np.float64), axis=0, initial=0.0))
 
 
 def add_rows(rows: Sequence[Float32], weights: Float64, total: Float64) -> None:

@@ -255,6 +255,23 @@ def test_law12_absorb_is_the_formula(n, m, scale, seed):
     assert_same(sketch, expected)
 
 
+@pytest.mark.parametrize("m", [100, 1024, 1500, 5000])
+def test_absorbed_squares_depend_on_the_values_alone(m):
+    """A client hears whether its norm was right. If the sum were rounded where values meet in the
+    sketch, some norms would tell the client which of them do."""
+    n, rng = 4096, np.random.default_rng(m)
+    for _ in range(20):
+        # The square of the small one is lost beside that of a large one in float32.
+        values = np.where(rng.random(n) < 0.3, 1.0, 2.0**-12.5).astype(np.float32)
+        heard = set()
+        for _ in range(4):
+            bits = rng.integers(0, 256, -(-n // 8), np.uint8)
+            shifts = rng.integers(0, 2**32, -(-n // m), np.uint32)
+            fold = loops.Fold(bits, shifts, width=n, m=m)
+            heard.add(loops.absorb(values, fold, 1.0, np.zeros(m, np.float32)))
+        assert len(heard) == 1
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
 @pytest.mark.parametrize("place", [0, 127, 128, 999, 1500])
 def test_absorbed_squares_show_what_is_not_finite_or_out_of_range(bad, place):
