@@ -8,7 +8,7 @@ import pytest
 import ostraka
 from ostraka.client.results import Model
 from ostraka.config import Manifest
-from ostraka.errors import ConfigError
+from ostraka.errors import ConfigError, ToleranceUsedUp
 from ostraka.messages import Receipt
 from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import Board, Records, RunFolder, client_name, client_number
@@ -60,7 +60,8 @@ D = 40
 def receipt() -> Receipt:
     updates = np.random.default_rng(0).normal(size=(5, D)).astype(np.float32)
     updates[3, 0] = np.nan
-    return ostraka.run_round(updates, f=1).receipt
+    with pytest.warns(ToleranceUsedUp):
+        return ostraka.run_round(updates, f=1).receipt
 
 
 def model(receipt, value=1.0):

@@ -13,6 +13,7 @@ from ostraka.crypto.channel import Channel
 from ostraka.crypto.updates import TileOpener
 from ostraka.errors import LeakyMasking
 from ostraka.protocol.enclave import encoders, measure
+from ostraka.protocol.enclave.arrival import Arrival
 from ostraka_lab.bench.machine import Stopwatch
 from ostraka_lab.bench.paper_measurements import BASELINES
 from ostraka_lab.bench.parties import (
@@ -66,8 +67,7 @@ def tally(monkeypatch):
     """Counts what the enclave and the workers do, by kind."""
     Counted.tally.clear()
     counting(monkeypatch, TileOpener, "open_into", "opened", lambda _, i, sealed, out: len(sealed))
-    for name in ("absorb", "squares"):
-        counting(monkeypatch, loops, name, "read", lambda values, *_: len(values))
+    counting(monkeypatch, Arrival, "_fold", "read", lambda _, index, values: len(values))
     # (rows, scales, dither, masks, shares): the last has all shares of all these rows.
     counting(monkeypatch, loops, "share", "masked", lambda *given: given[4].size)
     counting(monkeypatch, gaussian, "encode", "masked", lambda scaled, noise: 2 * scaled.size)

@@ -91,7 +91,7 @@ def test_if_nobody_has_it_both_reasons_are_told():
 
 
 MISTAKES = {
-    "an unknown name": (["get", "fashon-mnist"], "known: fashion-mnist, "),
+    "an unknown name": (["get", "fashon-mnist"], "did you mean fashion-mnist? known: cifar10, "),
     "files that are not there": (["get", "mnist", "--from", "nowhere"], "nowhere does not exist"),
 }
 
