@@ -260,7 +260,7 @@ def test_a_comparison_is_one_table_and_one_plot(tmp_path):
         assert found[attack, "multi-krum"]["selected"] == 0
         assert found[attack, "plain"]["selected"] == 2
     assert "<svg" in (folder / "compare.html").read_text()
-    assert (folder / "table.md").read_text().count("| sign-flip |") == 1
+    assert (folder / "table.md").read_text().count("\n| sign-flip |") == 1
     again = figures_of(ostraka("compare", "--resume", str(folder), "--json"))
     assert again["results"] == figures["results"]
 
