@@ -3,7 +3,7 @@
     ostraka train --app own_task:app --attack sign-flip --baseline
     ostraka compare --app own_task:app --attack ipm --attack optimal-ipm --seeds 3
 
-Run these in this folder, or with it on PYTHONPATH: all clients import the module by its name. An
+Run these in this folder: all clients import the module by its name. An
 app is any object with these four methods, and needs nothing of Ostraka. Any framework will do: give
 the arrays of a state dict, and read them back.
 """
