@@ -74,7 +74,7 @@ def test_a_single_value_an_update(name):
     rows = np.array([[1], [2], [3], [-4], [0]], np.float32)
     result = run_round(rows, f=1, upload=name, rule="mean")
     # With int8, a value is the largest of its row, and may be rounded to one step less than 127.
-    steps = np.abs(rows).sum() / 126 / len(rows) if name == "int8" else 0.0
+    steps = float(np.abs(rows).sum()) / 126 / len(rows) if name == "int8" else 0.0
     assert result.aggregate[0] == pytest.approx(0.4, abs=1e-3 + steps)
     assert not result.rejected
 
