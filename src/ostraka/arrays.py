@@ -59,7 +59,7 @@ class Spares:
         self._free: list[_Space] = []
 
     def prepare(self, count: int, length: int) -> None:
-        """Have memory for so many vectors at hand, and give up what is far more than was used."""
+        """Have memory for `count` vectors at hand, and free all spare memory but a little."""
         del self._free[:-_SPARE]
         for vector in [self.take(length) for _ in range(count)]:
             vector[:: mmap.PAGESIZE // vector.itemsize] = 0

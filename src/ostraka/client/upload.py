@@ -109,7 +109,7 @@ def _send(frames: Iterable[memoryview], lane: socket.socket, call: Any, patience
 def _told(
     frames: Iterable[memoryview], number: int, tiles: range, tell: Callable[[Event], None]
 ) -> Iterator[memoryview]:
-    """These frames. Of a long upload it is told how far it is, every second."""
+    """Yields the frames, and reports the progress of a long upload every second."""
     begun = told = time.monotonic()
     sent = 0
     for tile, frame in zip(tiles, frames, strict=True):

@@ -269,7 +269,7 @@ class PrivateRobust(FedAvg):
         run, courier = self._running, _courier(grid)
         if self.fraction_evaluate == 0:
             return []
-        # An error is no answer. Whoever answers, more than f of them do.
+        # An error is no answer. At least one of those that count is honest.
         least = max(self.min_evaluate_nodes, run.head.least)
         courier.enough = Enough(least, self.straggler_grace, lambda *_: True)
         settings = ConfigRecord({**config, "server-round": run.since + server_round})

@@ -59,7 +59,7 @@ def compare(
     worst_seeds: Annotated[
         int | None,
         typer.Option(
-            help="Run the worst attack on each defence with so many seeds, once it is known.",
+            help="Seeds for the worst attack on each defence, once that attack is known.",
             min=1,
             show_default="as many as all",
         ),
@@ -67,7 +67,7 @@ def compare(
     spot_checks: Annotated[
         int | None,
         typer.Option(
-            help="Run so many pairs in the clear again through the services, for two rounds.",
+            help="Runs in the clear to repeat through the services, for two rounds each.",
             min=0,
             show_default="one for every 50",
         ),

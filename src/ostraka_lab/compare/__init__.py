@@ -141,10 +141,10 @@ class Comparison:
                 tuple(fields["defences"]),
                 tuple(fields["seeds"]),
                 fields["command"],
-                tuple(fields["partitions"]),
-                tuple(fields["attackers"]),
-                fields["worst_seeds"],
-                fields["spot_checks"],
+                tuple(fields.get("partitions", ())),
+                tuple(fields.get("attackers", ())),
+                fields.get("worst_seeds", 0),
+                fields.get("spot_checks", 0),
             )
         except OSError as unreadable:
             raise ConfigError(f"{root} holds no comparison: {unreadable.strerror}") from None
@@ -247,7 +247,7 @@ class Comparison:
         return Spread.of([min(each[seed] for each in found) for seed in self.seeds], worst)
 
     def _worst_attack(self, results: Sequence[Result], defence: str) -> str | None:
-        """That of the lowest mean; None until all runs are over."""
+        """The attack with the lowest mean; None until all runs are over."""
         found = {attack: _by_seed(results, attack, defence) for attack in self._real_attacks}
         if not all(of_seed.keys() >= {*self.seeds} for of_seed in found.values()):
             return None
@@ -259,7 +259,7 @@ class Comparison:
 
 
 def within(results: Sequence[Result], scenario: Scenario) -> list[Result]:
-    """Those of one scenario."""
+    """The results of one scenario."""
     return [each for each in results if each.scenario == scenario]
 
 
@@ -330,10 +330,6 @@ class Cell:
     @property
     def done(self) -> int:
         return len(read(self.folder.root))
-
-    @property
-    def over(self) -> bool:
-        return self.done == self.experiment.rounds
 
     def result(self) -> Result | None:
         """None if the run is not over."""

@@ -1,7 +1,7 @@
 """Spot checks: some cells of a comparison again, through the services, for their first rounds.
 
 A run in the clear stands for Ostraka as long as both come to the same model. Which cells are
-checked is drawn from the comparison's seed, so that whoever runs it again checks the same.
+checked is drawn from the comparison's seed, so that a second run checks the same ones.
 """
 
 import json
@@ -22,7 +22,7 @@ from ostraka_lab.experiment import Experiment
 from ostraka_lab.folder import RunFolder
 from ostraka_lab.task import load_task
 
-# The two may differ by so much of the model's length. Masks round inner products, so that weights
+# The largest difference, as a part of the model's length. Masks round inner products, so weights
 # differ by some millionths; one update that is left out or kept wrongly makes some thousandths.
 ALLOWED = 1e-5
 _ROUNDS = 2  # Then training itself has made more of the rounding than aggregates differ by.
@@ -43,7 +43,7 @@ class Check:
 
 
 def usual(cells: int) -> int:
-    """How many checks a comparison of so many cells has, if it does not say."""
+    """The default number of checks for this number of cells."""
     return cells // 50
 
 
@@ -72,7 +72,8 @@ def run(comparison: Comparison, *, tell: Callable[[str], None]) -> None:
         said = "".join(f"\n  {each.cell}: {each.difference:.1e}" for each in differing)
         raise ServiceError(
             "the services came to another model than the run in the clear, by more than "
-            f"{ALLOWED:g} of its length:{said}"
+            f"{ALLOWED:g} of its length:{said}\n"
+            "Delete checks.json in the comparison's folder to check again"
         )
 
 

@@ -33,7 +33,7 @@ def stage(monkeypatch):
     def play_with(accuracy):
         def play(comparison, *, jobs, tell):
             for cell in comparison.cells():
-                if not cell.over:
+                if cell.result() is None:
                     row = RoundMetrics(1, accuracy=accuracy(cell), wall_s=0.5)
                     metrics = Metrics(cell.folder.root)
                     metrics.write(row)
