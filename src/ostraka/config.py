@@ -12,6 +12,7 @@ import numpy as np
 from ostraka import encoding
 from ostraka.arrays import Float64
 from ostraka.core import exact, leakage, rules, sketch, uploads
+from ostraka.core.metrics import DEFAULT_EXAMPLES, DEFAULT_LOSS, Asked, ask
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.encoding import Digest, Id, Key
 from ostraka.errors import ConfigError
@@ -127,9 +128,12 @@ class Terms:
     `disclose_values` allows rules whose aggregate holds single values of single clients.
 
     `upload` names the format in which clients send their updates (`uploads.FORMATS`).
+
+    `report_metrics` are those of which every round publishes the mean of what clients report
+    (`core.metrics.NAMES`); `most_loss` and `most_examples` are the largest values that count.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/terms/v5"
+    LABEL: ClassVar[bytes] = b"ostraka/terms/v6"
 
     manifest: Manifest
     f: int
@@ -152,6 +156,9 @@ class Terms:
     confirm: str = "clients"
     witness_f: int = 0
     upload: str = uploads.DEFAULT
+    report_metrics: tuple[str, ...] = ()
+    most_loss: float = DEFAULT_LOSS
+    most_examples: float = DEFAULT_EXAMPLES
 
     def __post_init__(self) -> None:
         if min(self.f, self.witness_f) < 0:
@@ -166,6 +173,7 @@ class Terms:
         if not 0 <= self.client_momentum < 1:
             raise ConfigError(f"0 <= client_momentum < 1; got {self.client_momentum}")
         self.format.require_dimension(self.dimension)
+        self.asked  # noqa: B018 (refuses what is no metric)
         self._check_rule()
         largest = 2.0**128 * math.sqrt(self.dimension)  # no float32 update is longer
         if self.clip_norm is not None and not 2.0**-126 <= self.clip_norm <= largest:
@@ -230,6 +238,16 @@ class Terms:
         """How the values of an upload are written."""
         return uploads.find(self.upload)
 
+    @cached_property
+    def asked(self) -> Asked:
+        """What clients may report, and in which range."""
+        return ask(self.report_metrics, loss=self.most_loss, examples=self.most_examples)
+
+    @property
+    def least_reports(self) -> int:
+        """How many clients must have reported: f colluders then know a sum of two others."""
+        return self.f + 2
+
     def tile_bytes(self, index: int) -> int:
         """The size of a tile of an upload, before it is sealed."""
         return self.tiling.size(index) * self.format.dtype.itemsize
@@ -289,7 +307,7 @@ class Federation:
     this revision, so that a host cannot withhold the next one for ever.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/federation/v5"
+    LABEL: ClassVar[bytes] = b"ostraka/federation/v6"
     WRITTEN_ONCE: ClassVar[bool] = True
 
     terms: Terms

@@ -128,6 +128,7 @@ class Refusal(StrEnum):
     MASKING = "the policy does not allow this masking"
     RULE = "the policy's `rules` does not list the aggregation rule here"
     DISCLOSURE = "aggregates may hold single clients' values here, and the policy does not allow it"
+    METRICS = "means of what clients report are published here, and the policy does not allow it"
     KIND = "the policy does not allow this kind of evidence"
     SIMULATION_POLICY = "simulated evidence, and the policy does not allow it"
     SIMULATION_FLAG = "simulated evidence, and the caller did not ask for it (unsafe_simulation)"

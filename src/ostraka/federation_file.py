@@ -22,6 +22,7 @@ from ostraka.config import (
     default_tile,
 )
 from ostraka.core import leakage, rules, uploads
+from ostraka.core.metrics import DEFAULT_EXAMPLES, DEFAULT_LOSS, ask
 from ostraka.core.optimiser import FEDAVG, Optimiser
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity
@@ -118,9 +119,13 @@ class TermsTable:
     confirm: str = "clients"
     witness_f: int = 0
     upload: str = uploads.DEFAULT
+    report_metrics: tuple[str, ...] = ()
+    most_loss: float = DEFAULT_LOSS
+    most_examples: float = DEFAULT_EXAMPLES
 
     def __post_init__(self) -> None:
         _ = self.composition, uploads.find(self.upload)  # refuses what cannot work
+        ask(self.report_metrics, loss=self.most_loss, examples=self.most_examples)  # the same
         _require("f", self.f, 0, _MANY)
         _require("witness_f", self.witness_f, 0, _MANY)
         _require("leakage_bits", self.leakage_bits, 1e-30, 1e30)
@@ -362,6 +367,9 @@ class FederationFile:
             confirm=terms.confirm,
             witness_f=terms.witness_f,
             upload=terms.upload,
+            report_metrics=terms.report_metrics,
+            most_loss=terms.most_loss,
+            most_examples=terms.most_examples,
         )
 
     def tls(self) -> tuple[bytes, bytes] | None:

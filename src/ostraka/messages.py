@@ -30,6 +30,7 @@ import numpy as np
 from ostraka import merkle
 from ostraka.arrays import Float32, is_frozen
 from ostraka.config import Federation
+from ostraka.core.metrics import Reported
 from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature, pack
 
 HybridKey = Annotated[bytes, Length(1184 + 32)]  # ML-KEM-768 and X25519 public keys
@@ -84,7 +85,7 @@ def first_model(federation: Federation) -> bytes:
 class Charter:
     """The federation's terms and roster, as its authority signed them."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/charter/v5"
+    LABEL: ClassVar[bytes] = b"ostraka/charter/v6"
 
     federation: Federation
     signature: Signature
@@ -170,7 +171,7 @@ class UpdateHeader:
     dimension: int
     tile: int
     tiles: int
-    sealed_key: bytes  # HPKE: a fresh AES-256 key and the stated norm
+    sealed_key: bytes  # HPKE: a fresh AES-256 key, the stated norm, the step, and a report
     signature: Signature
 
 
@@ -292,9 +293,10 @@ class Receipt:
     It names who was selected only where the terms disclose that; `commitment` binds the enclave
     to the selection either way, under a salt that stays inside. failure: why the round is a null
     step, which leaves the model as it was; empty if it is none. cohort: as in the proposal.
+    metrics: the means of what clients reported; None if the terms name none, or too few did.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/receipt/v5"
+    LABEL: ClassVar[bytes] = b"ostraka/receipt/v6"
     WRITTEN_ONCE: ClassVar[bool] = True
 
     number: int
@@ -318,6 +320,7 @@ class Receipt:
     masking: str
     distances: str
     cautions: tuple[str, ...]
+    metrics: Reported | None
     signature: Signature
 
 
@@ -396,7 +399,7 @@ class Abandon:
     of this number was or will be confirmed; without that it counts as a release.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/abandon/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/abandon/v3"
 
     number: int
     previous: Digest

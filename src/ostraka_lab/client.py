@@ -19,6 +19,7 @@ from ostraka.client.results import Model
 from ostraka.core.uploads import Encoded
 from ostraka.errors import OstrakaError, UpdateRejected
 from ostraka.protocol.client import Joined
+from ostraka_lab import training
 from ostraka_lab.folder import Board, Records, RunFolder, client_name
 from ostraka_lab.task import AnyTask, Participant, load_task
 
@@ -104,21 +105,22 @@ def take_part(fellows: Fellows, participant: Participant, name: str) -> None:
                 time.sleep(_AGAIN_S)
                 continue
             try:
-                client.submit(_train(fellows, participant, model))
+                trained = _train(fellows, participant, model)
+                client.submit(trained.update, trained.metrics)
             except UpdateRejected as rejected:
                 _LOG.warning(str(rejected))
             done = model.round
         records.write(model)
 
 
-def _train(fellows: Fellows, participant: Participant, model: Model) -> Float32:
+def _train(fellows: Fellows, participant: Participant, model: Model) -> training.Trained:
     with fellows.turn:
         begun = time.perf_counter()
         trained = participant.train(model.vector, model.round)
         seconds = round(time.perf_counter() - begun, 4)
     name = client_name(participant.number)
     logs.event(_LOG, Trained(name, model.round, trained.loss, seconds))
-    return trained.update
+    return trained
 
 
 class LabClient(ostraka.Client):

@@ -56,7 +56,8 @@ class Experiment:
     then, with its own model, split and training (`asked` fills these in).
     processes: how many the clients share; None for one each, unless there are many clients.
     evaluate_every: in rounds; the last is always evaluated. deadline_s: how long the first round
-    waits for a client that does not come.
+    waits for a client that does not come. report_metrics: clients report their training loss,
+    accuracy and examples, of which rounds publish the mean.
     """
 
     dataset: str = "digits"
@@ -91,6 +92,7 @@ class Experiment:
     evaluate_every: int = 1
     deadline_s: float = 900.0
     app: str | None = None
+    report_metrics: bool = False
 
     def __post_init__(self) -> None:
         find("attack", self.attack, {**ATTACKS, NO_ATTACK: None})

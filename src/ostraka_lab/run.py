@@ -8,6 +8,7 @@ from functools import partial
 from typing import TypeAlias
 
 from ostraka.cli.federation_folder import Plan
+from ostraka.core.metrics import NAMES
 from ostraka.errors import ConfigError, LeakyMasking, ServiceError
 from ostraka.model_file import write_model
 from ostraka_lab.baselines import PLAIN
@@ -88,6 +89,7 @@ def _plan(folder: RunFolder, experiment: Experiment) -> Plan:
         composition=experiment.composition,
         disclose_values=experiment.composition.discloses,
         upload=experiment.upload,
+        report_metrics=NAMES if experiment.report_metrics else (),
     )
 
 

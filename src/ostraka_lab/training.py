@@ -54,14 +54,23 @@ class Recipe:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """One client's update (d,). loss: the mean over the examples, as each was seen.
+    """One client's update (d,). loss, accuracy: the means over the examples, as each was seen.
 
-    examples: the number of examples that were seen. An app tells neither.
+    examples: the number of examples that were seen. An app tells none of them.
     """
 
     update: Float32 = field(repr=False)
     loss: float | None
     examples: int | None
+    accuracy: float | None = None
+
+    @property
+    def metrics(self) -> dict[str, float] | None:
+        """What its client reports; None if it does not know, or has diverged."""
+        known = {"loss": self.loss, "accuracy": self.accuracy, "examples": self.examples}
+        found = {name: value for name, value in known.items() if value is not None}
+        fit = len(found) == len(known) and all(map(math.isfinite, found.values()))
+        return found if fit else None
 
 
 @dataclass(frozen=True)
@@ -142,11 +151,11 @@ class Trainer:
         batches = list(self._batches(np.random.default_rng(for_batches)))
         models.set_vector(self.model, start)
         with drawing_from(_generator(for_model), self.model):
-            losses = self._descend(batches, start, held)
+            losses, right = self._descend(batches, start, held)
         with np.errstate(over="ignore", invalid="ignore"):  # of a training that diverged
             update = models.vector(self.model) - start
         examples = sum(map(len, batches))
-        return Trained(update, sum(losses) / examples, examples)
+        return Trained(update, sum(losses) / examples, examples, sum(right) / examples)
 
     def _batches(self, rng: np.random.Generator) -> Iterator[Int64]:
         """Yield the indices of the examples of every batch."""
@@ -160,23 +169,29 @@ class Trainer:
         cuts = list(range(size, n, size))
         return np.split(order, cuts[:-1] if n % size == 1 else cuts)
 
-    def _descend(self, batches: list[Int64], start: Float32, held: Int64 | None) -> list[float]:
-        """Take one step for each batch. Gives the sum of the losses of each."""
-        descent, losses = Descent(list(self.model.parameters()), self.recipe), list[float]()
+    def _descend(
+        self, batches: list[Int64], start: Float32, held: Int64 | None
+    ) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Take one step for each batch. Gives the sum of the losses of each, and how many were
+        right."""
+        descent = Descent(list(self.model.parameters()), self.recipe)
+        steps: list[tuple[float, int]] = []
         for batch in batches:
-            losses.append(self._step(descent, batch))
+            steps.append(self._step(descent, batch))
             if held is not None:
                 stepped = models.vector(self.model)
                 stepped[held] = start[held]
                 models.set_vector(self.model, stepped)
-        return losses
+        losses, right = zip(*steps, strict=True)
+        return losses, right
 
-    def _step(self, descent: Descent, batch: Int64) -> float:
+    def _step(self, descent: Descent, batch: Int64) -> tuple[float, int]:
         _set_training(self.model, len(batch))
         outputs = self.model(self._pixels.tensor(self._images[batch]))
-        loss = functional.cross_entropy(outputs, torch.tensor(self._labels[batch]))
+        wanted = torch.tensor(self._labels[batch])
+        loss = functional.cross_entropy(outputs, wanted)
         descent.step(torch.autograd.grad(loss, descent.weights))
-        return loss.item() * len(batch)
+        return loss.item() * len(batch), int((outputs.argmax(dim=1) == wanted).sum())
 
 
 def evaluate(  # noqa: PLR0917 (as a Trainer has them)

@@ -452,10 +452,16 @@ class Round:
     def name(self, row: int) -> str:
         return self.simulation.names[row]
 
-    def seal(self, row: int, update: np.ndarray | None = None) -> updates.SealedUpdate:
+    def seal(
+        self,
+        row: int,
+        update: np.ndarray | None = None,
+        metrics: dict[str, float] | None = None,
+    ) -> updates.SealedUpdate:
         """An honest client's upload."""
         update = self.simulation.rows[row] if update is None else update
-        sealed = self.simulation.join(self.simulation.clients[row], self.offer).seal(update).sealed
+        joined = self.simulation.join(self.simulation.clients[row], self.offer)
+        sealed = joined.seal(update, metrics).sealed
         self.note(sealed.header, float(norms_of(update[None])[0]))
         return sealed
 
@@ -466,10 +472,11 @@ class Round:
         *,
         norm: float | None = None,
         step: float = 0.0,
+        report: bytes | None = None,
         to: bytes | None = None,
         **fields: Any,
     ) -> Forgery:
-        """An upload that its client signed, with any norm, step and fields, sealed to any key.
+        """An upload that its client signed, with any norm, step, report and fields, to any key.
 
         update: values of any format.
         """
@@ -493,7 +500,8 @@ class Round:
         sealed_key = fields.pop("sealed_key", None)
         header = replace(header, **fields)
         if sealed_key is None:
-            secret = struct.pack(">32sdd", key, norm, step)
+            reported = terms.asked.write(None) if report is None else report
+            secret = struct.pack(">32sdd", key, norm, step) + reported
             sealed_key = hpke.seal(to or self.offer.key, secret, info=updates.context(header))
         forgery = Forgery(identity.sign(replace(header, sealed_key=sealed_key)), (), norm, key)
         forgery.tiles = tuple(

@@ -262,6 +262,17 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
         Meeting(federation=ruled(PINNED, disclose_values=True), policy=pinning(PINNED)),
         Refusal.DISCLOSURE,
     ),
+    "terms that publish means of what clients report": (
+        Meeting(federation=ruled(PINNED, report_metrics=("loss",))),
+        Refusal.METRICS,
+    ),
+    "terms that publish more of it than the policy allows": (
+        Meeting(
+            federation=ruled(PINNED, report_metrics=("loss", "examples")),
+            policy=pinning(PINNED, report_metrics=("loss",)),
+        ),
+        Refusal.METRICS,
+    ),
     # Who confirms.
     "outcomes that nobody confirms": (
         Meeting(federation=replace(FEDERATION, terms=replace(FEDERATION.terms, confirm="none"))),
@@ -520,6 +531,10 @@ ALLOWED = {
         federation=ruled(PINNED, disclose_values=True),
         policy=replace(POLICY, federation=replace(POLICY.federation, disclose_values=True)),
     ),
+    "means of what clients report, if that is asked for": Meeting(
+        federation=ruled(PINNED, report_metrics=("loss",)),
+        policy=pinning(PINNED, report_metrics=("loss", "accuracy")),
+    ),
     "nobody to confirm, if that is asked for": Meeting(
         federation=replace(FEDERATION, terms=replace(FEDERATION.terms, confirm="none")),
         policy=confirmed_by(confirms=("none",)),
@@ -542,6 +557,14 @@ def test_a_refused_rule_comes_with_the_line_that_accepts_it():
         Meeting(federation=ruled(PINNED, disclose_values=True)).join()
     line = str(refused.value).rpartition("write under [federation]: ")[2]
     assert policy_file.parse(f"version = 1\n[federation]\n{line}", "p").federation.disclose_values
+    with pytest.raises(AttestationRefused) as refused:
+        Meeting(
+            federation=ruled(PINNED, report_metrics=("loss", "accuracy")),
+            policy=pinning(PINNED, report_metrics=("examples",)),
+        ).join()
+    line = str(refused.value).rpartition("write under [federation]: ")[2]
+    read = policy_file.parse(f"version = 1\n[federation]\n{line}", "p").federation
+    assert read.report_metrics == ("examples", "loss", "accuracy")
 
 
 def test_a_client_that_follows_one_enclave_does_not_turn_to_another():

@@ -348,7 +348,28 @@ def test_what_hpke_sealed_by_hand():
     assert opened == 5
     given, _ = parts("hpke", "the sealed key of client-1")
     _, result = parts("updates", "an upload of float32")
-    assert struct.unpack(">dd", given["plaintext"][32:]) == (result["norm"], 0.0)
+    assert struct.unpack(">dd", given["plaintext"][32:48]) == (result["norm"], 0.0)
+    assert given["plaintext"][48:] == parts("updates", "the report of client-1")[1]["sealed"]
+
+
+def test_reports_and_their_mean_by_hand():
+    """Law 21: levels 31 and 1000 of a loss up to 10, in place of 27; client-3 reports nothing."""
+    sealed = {
+        name: parts("updates", f"the report of {name}")[1]["sealed"]
+        for name in ("client-1", "client-2", "client-3")
+    }
+    assert [struct.unpack(">2H", each) for each in sealed.values()] == [
+        (31, 750),
+        (1000, 500),
+        (65535, 65535),
+    ]
+    (receipt,) = (each for each in WRITTEN["messages"] if each["name"] == "Receipt")
+    assert receipt["inputs"]["fields"]["metrics"] == {
+        "clients": 2,
+        "loss": 10 * (31 + 1000) / 2000,
+        "accuracy": (750 + 500) / 2000,
+        "examples": None,
+    }
 
 
 @pytest.mark.parametrize(("t", "index"), [(1, 0), (1, 1), (1, 2), (2, 2)])

@@ -258,6 +258,9 @@ CHANGES = {
     "confirm": "none",
     "witness_f": 1,
     "upload": "int8",
+    "report_metrics": ("loss",),
+    "most_loss": 4.0,
+    "most_examples": 100.0,
 }
 
 

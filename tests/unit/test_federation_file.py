@@ -145,6 +145,9 @@ TERMS = {
     "confirm": '"none"',
     "witness_f": "1",
     "upload": '"float16"',
+    "report_metrics": '["accuracy", "loss"]',
+    "most_loss": "4.5",
+    "most_examples": "60.0",
 }
 
 

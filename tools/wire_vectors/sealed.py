@@ -15,7 +15,7 @@ from ostraka.crypto.updates import context, rounded, seal, tile_context
 from ostraka.encoding import pack
 from ostraka.messages import ShareTile
 from wire_vectors.notation import DECIMALS, Drawn, Seals, Vector, fixed, identity, sha256, vector
-from wire_vectors.played import TILE, D, Line, Round, terms, updates
+from wire_vectors.played import TILE, D, Line, Round, names, reports, terms, updates
 
 
 def sealed_updates(played: Round, seals: Seals) -> list[Vector]:
@@ -34,7 +34,20 @@ def sealed_updates(played: Round, seals: Seals) -> list[Vector]:
         {"ticket": ticket, "tile": tile},
         {"sent": transport.LANE + ticket + transport.LENGTH.pack(len(tile)) + bytes(tile)},
     )
-    return [bound, *(_upload_of(name, played) for name in uploads.FORMATS), lane]
+    formats = (_upload_of(name, played) for name in uploads.FORMATS)
+    return [bound, *formats, *map(_report, names("client"), reports()), lane]
+
+
+def _report(name: str, values: dict[str, float] | None) -> Vector:
+    """What a client seals beside its key under terms that name metrics."""
+    asked = terms().asked
+    return vector(
+        f"the report of {name}",
+        "Law 21: a level of 0 to 1000 for each metric that the terms name, in 16 bits; all ones if "
+        "the client reports nothing",
+        {"names": asked.names, "most": asked.most, "values": values},
+        {"sealed": asked.write(values), "levels": asked.read(asked.write(values))},
+    )
 
 
 def _upload_of(name: str, played: Round) -> Vector:

@@ -35,6 +35,7 @@ class FederationPolicy:
     rules: the aggregation rules, each with what comes before it and its options, as receipts show
     them; None for any. Options count, since fltrust(root=a) and fltrust(root=b) trust others.
     disclose_values: aggregates may hold single values of single clients; it must be asked for.
+    report_metrics: those of which rounds may publish the mean of what clients report; the same.
     """
 
     authority: Key | None = None
@@ -46,6 +47,7 @@ class FederationPolicy:
     confirms: tuple[str, ...] = tuple(name for name in CONFIRMS if name != "none")
     rules: tuple[str, ...] | None = None
     disclose_values: bool = False
+    report_metrics: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from ostraka import settings
 from ostraka.attestation.policy import DEFAULT_SKEW, FederationPolicy, Policy
 from ostraka.attestation.tees import KINDS, TEES
 from ostraka.config import CONFIRMS, MASKINGS
-from ostraka.core import rules
+from ostraka.core import metrics, rules
 from ostraka.errors import ConfigError
 from ostraka.settings import Document
 
@@ -53,6 +53,8 @@ def parse(text: str, name: str) -> Policy:
     _require_known(document, "evidence", layout.evidence, KINDS)
     _require_known(document, "federation.maskings", layout.federation.maskings, MASKINGS)
     _require_known(document, "federation.confirms", layout.federation.confirms, CONFIRMS)
+    reported = layout.federation.report_metrics
+    _require_known(document, "federation.report_metrics", reported, metrics.NAMES)
     for table in ("federation", *KINDS):
         _require_counts(document, table, getattr(layout, table))
     policies = (getattr(layout, tee.kind) for tee in TEES)

@@ -88,7 +88,10 @@ def verify_charter(charter: Charter, policy: Policy, now: int | None = None) -> 
     # 7. Updates are aggregated by a rule that the policy allows, with the options that it states.
     require_rule(federation.terms, pinned)
 
-    # 8. Outcomes are confirmed by whom the policy allows, and by the witnesses that it pins.
+    # 8. Nothing is published of what clients report that the policy does not allow.
+    require_metrics(federation.terms, pinned)
+
+    # 9. Outcomes are confirmed by whom the policy allows, and by the witnesses that it pins.
     require_confirmed(federation, pinned)
     return federation
 
@@ -106,6 +109,17 @@ def require_rule(terms: Terms, pinned: FederationPolicy) -> None:
         raise AttestationRefused(
             Refusal.DISCLOSURE,
             f"{rule}; if you decide to accept it, write under [federation]: disclose_values = true",
+        )
+
+
+def require_metrics(terms: Terms, pinned: FederationPolicy) -> None:
+    """Raises AttestationRefused unless the policy allows all metrics that the terms name."""
+    if more := [name for name in terms.report_metrics if name not in pinned.report_metrics]:
+        listed = json.dumps([*pinned.report_metrics, *more])
+        raise AttestationRefused(
+            Refusal.METRICS,
+            f"{', '.join(more)}; if you decide to accept it, write under [federation]: "
+            f"report_metrics = {listed}",
         )
 
 

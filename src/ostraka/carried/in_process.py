@@ -55,6 +55,7 @@ class FoundingTerms:
     disclose_values: bool = False
     confirm: str = "clients"
     upload: str = uploads.DEFAULT
+    report_metrics: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.terms(Manifest.flat(1), clients=1)  # refuses numbers that cannot work
@@ -74,6 +75,7 @@ class FoundingTerms:
             disclose_values=self.disclose_values,
             confirm=self.confirm,
             upload=self.upload,
+            report_metrics=self.report_metrics,
         )
 
 

@@ -29,6 +29,7 @@ from ostraka.client.following import begin_with, follow
 from ostraka.client.memory import Memory, MemoryFile
 from ostraka.client.outgoing import Outgoing
 from ostraka.config import Federation
+from ostraka.core.metrics import Values
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import (
@@ -130,10 +131,11 @@ class Node:
         self._way_out(joined).require_usable(joined.offer.number)
         return Participation(joined, nonce)
 
-    def seal(self, part: Participation, update: Float32) -> bytes:
+    def seal(self, part: Participation, update: Float32, metrics: Values | None = None) -> bytes:
         """Return the sealed update (d,) with the next Hello. It is counted before it leaves.
 
         What is sealed is made from it by the federation's client momentum and format of uploads.
+        metrics: what this node reports with it.
         Runs in parallel have joined by the same notes, so what `join` has checked is checked again.
         Raises ReceiptRefused, StateError, ConfigError for an update beyond that format, or
         AttestationRefused if the nonce was used since. A ConfigError tells about the update, and
@@ -148,7 +150,8 @@ class Node:
             counted = self._counted(notes.joins, joined, part.nonce)
             self.notebook.change(lambda stored: self._sending(stored, joined))
             self.notebook.count(counted)
-        submitted = joined.seal_encoded(self._way_out(joined).apply(update, joined.offer.number))
+        encoded = self._way_out(joined).apply(update, joined.offer.number)
+        submitted = joined.seal_encoded(encoded, metrics)
         self._keep_leaf(joined.offer.number, submitted.leaf)
         return SealedReply(submitted.sealed, self._challenge()).to_bytes()
 

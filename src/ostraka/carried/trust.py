@@ -12,6 +12,7 @@ from ostraka.carried.node_state import Scratch
 from ostraka.client import attesting
 from ostraka.client.attesting import Verifier
 from ostraka.config import CONFIRMS, MASKINGS
+from ostraka.core.metrics import NAMES
 from ostraka.enclave import measurement
 from ostraka.messages import SIMULATION, Charter, Evidence
 
@@ -64,6 +65,7 @@ class UnsafeFirstSeen:
             confirms=CONFIRMS,
             rules=(str(first.terms.composition),),
             disclose_values=True,
+            report_metrics=NAMES,
         )
         simulation = SimulationPolicy(root=self._root(evidence), mrenclave=(_own_code(),))
         return Policy(

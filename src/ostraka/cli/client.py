@@ -16,6 +16,7 @@ from ostraka.cli.output import Json, progress, say, show
 from ostraka.client.api import Client
 from ostraka.client.events import Event, Report, Sending, Waiting
 from ostraka.client.results import Model, Outcome, Update, flatten
+from ostraka.core.metrics import NAMES
 from ostraka.errors import FAILED, ConfigError, ServiceError
 from ostraka.messages import vector_digest
 from ostraka.model_file import named_tensors, read_model, write_model
@@ -98,6 +99,13 @@ def submit(
     for_round: Annotated[
         int | None, typer.Option("--round", help="Send it for this round only.")
     ] = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help=f"Report {', '.join(NAMES)}; may be repeated. Published as a mean, if at all.",
+        ),
+    ] = None,
     memory: Memory = None,
     tls_ca: TlsCa = None,
     unsafe_simulation: Simulation = False,
@@ -112,6 +120,9 @@ def submit(
     goes on where it stopped, and an enclave that restarts gets the update again, once it has proved
     itself.
 
+    What --metric reports is sealed with the update. Where the federation's terms name it, the
+    receipt has the mean of what all clients report, and otherwise it is not sent.
+
     The exit code is 0 if the update took part in the round, 1 if it did not, and 3 if the enclave
     or its receipts are refused.
 
@@ -119,12 +130,15 @@ def submit(
     Examples:
       ostraka client submit w.st --enclave fl:7420 --name a --key a.key --policy p.toml --base m.st
       ostraka client submit d.npy --enclave fl:7420 --name a --key a.key --policy p.toml --round 3
+      ostraka client submit w.st --enclave fl:7420 --name a --key a.key --policy p.toml \\
+          --base m.st --metric loss=0.31 --metric accuracy=0.92
     """
     if base is None and for_round is None:
         raise ConfigError(
             "say which round the update is for, by --round (`ostraka client fetch` prints it) or "
             "by --base: an update that is sent for a second round can be read from two aggregates"
         )
+    metrics = None if metric is None else dict(map(_metric, metric))
     given, start = _read(update), None if base is None else _read(base)
     with _events() as tell:
         client = Client(
@@ -141,7 +155,7 @@ def submit(
         with client:
             model = client.fetch()
             _require_round(model, for_round)
-            outcome = client.submit(_difference(given, start, model))
+            outcome = client.submit(_difference(given, start, model), metrics)
     _warn_if_simulated(model)
     show(_submitted(outcome), figures=_outcome_figures(outcome, model), as_json=as_json)
     if not outcome.accepted:
@@ -184,6 +198,16 @@ def _events(
             for note in getattr(stopped, "__notes__", ()):
                 click.echo(f"ostraka: {note}", err=True)
             raise
+
+
+def _metric(text: str) -> tuple[str, float]:
+    """Read NAME=VALUE. Raises ConfigError; that the name and the range are right, too, is the
+    client's business."""
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise ConfigError(f"--metric is NAME=VALUE, such as loss=0.3; got {text!r}") from None
 
 
 def _read(path: Path) -> Update:
@@ -274,5 +298,8 @@ def _outcome_figures(outcome: Outcome, model: Model) -> dict[str, Any]:
         "kept": receipt.kept if receipt else None,
         "rule": receipt.rule if receipt else None,
         "note": receipt.note or None if receipt else None,
+        "metrics": receipt.metrics.figures(receipt.number)
+        if receipt is not None and receipt.metrics is not None
+        else None,
         "simulated": model.simulated,
     }

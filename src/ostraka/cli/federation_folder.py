@@ -65,8 +65,8 @@ class Plan:
     dimension: values in an update; the first model is zero. model: a safetensors file to start from
     instead. With neither, an example model is made. composition: the rule and what comes before it.
     disclose_values: aggregates may hold single values of single clients. upload: the format of
-    uploads. grace_s: seconds for the other clients once the quorum is there, None for as long as
-    the deadline is.
+    uploads. report_metrics: those of which a mean over clients is published. grace_s: seconds
+    for the other clients once the quorum is there, None for as long as the deadline is.
     """
 
     clients: int = 12
@@ -79,6 +79,7 @@ class Plan:
     composition: rules.Composition = _USUAL
     disclose_values: bool = False
     upload: str = uploads.DEFAULT
+    report_metrics: tuple[str, ...] = ()
     grace_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -136,6 +137,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             composition=plan.composition,
             disclose_values=plan.disclose_values,
             upload=plan.upload,
+            report_metrics=plan.report_metrics,
             grace_s=plan.grace_s,
         )
         (partial / FEDERATION).write_text(text, "utf-8")
@@ -154,6 +156,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             simulation=simulated,
             composition=plan.composition,
             disclose_values=plan.disclose_values,
+            report_metrics=plan.report_metrics,
         )
         policy_file.parse(policy, POLICY)
         (partial / POLICY).write_text(policy, "utf-8")
@@ -188,6 +191,7 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
         disclose_values=plan.disclose_values,
         workers=plan.working,
         upload=plan.upload,
+        report_metrics=plan.report_metrics,
         tile=default_tile(manifest.dimension),
     )
     names = [name for each in plan.names() for name in each]

@@ -20,7 +20,7 @@ from ostraka.cli.output import Json, show
 from ostraka.cli.rules import better_numbers, warn_of_copies
 from ostraka.cli.templates import GRACE_S, member_lines
 from ostraka.config import MASKINGS, Federation, Member
-from ostraka.core import rules, uploads
+from ostraka.core import metrics, rules, uploads
 from ostraka.enclave import measurement
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError, ServiceError
@@ -81,6 +81,14 @@ def init(
     upload: Annotated[
         str, typer.Option(help=f"How values are sent: {', '.join(uploads.FORMATS)}.")
     ] = uploads.DEFAULT,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Publish the mean of what clients report of it; may be repeated: "
+            f"{', '.join(metrics.NAMES)}.",
+            show_default="none",
+        ),
+    ] = None,
     no_simulation: Annotated[
         bool, typer.Option("--no-simulation", help="Make no simulated platform.")
     ] = False,
@@ -97,7 +105,7 @@ def init(
       ostraka init first-run
       ostraka init first-run --clients 20 --f 5 --workers 3 --dimension 100000
       ostraka init first-run --rule arc+caf
-      ostraka init first-run --upload int8
+      ostraka init first-run --upload int8 --metric loss --metric accuracy
       ostraka init first-run --rule geometric-median --pre clip --pre nnm
       ostraka init first-run --rule fltrust --root client-1
       ostraka init hospitals --model model.safetensors --no-simulation --json
@@ -113,6 +121,7 @@ def init(
         composition=_composition(rule, pre, root),
         disclose_values=disclose_values,
         upload=upload,
+        report_metrics=tuple(metric or ()),
         grace_s=GRACE_S,
     )
     if disclose_values and not plan.composition.discloses:
@@ -130,6 +139,7 @@ def init(
         "f": f,
         "rule": str(plan.composition),
         "upload": upload,
+        "report_metrics": metric or [],
         "dimension": federation.terms.dimension,
         "revision": federation.revision,
         "authority": federation.authority.hex(),
@@ -238,14 +248,15 @@ def sign(
         "previous_revision": None if before is None else before.revision,
         "changed": signed != before,
         **composed,
+        "report_metrics": list(signed.terms.report_metrics),
         "federation_digest": signed.digest().hex(),
         "pushed": push is not None,
     }
     words = f"Signed revision {signed.revision} of {file.about.name}, into {beside}."
     same = "Terms and roster are those that were signed before." if signed == before else ""
     brought = f"Brought to {push}: in force from its next round." if push is not None else ""
-    rule = _changed_rule(**composed)
-    show(words, *filter(None, [same, rule, brought]), figures=figures, as_json=as_json)
+    rule, more = _changed_rule(**composed), _more_metrics(signed, before)
+    show(words, *filter(None, [same, rule, more, brought]), figures=figures, as_json=as_json)
     warn_of_copies(signed.terms.composition, len(signed.clients), signed.terms.f)
 
 
@@ -265,6 +276,18 @@ def _changed_rule(rule: str, previous_rule: str | None, policy_rules: list[str])
         f"The rule was {previous_rule} and is {rule}. Clients, workers and witnesses whose policy "
         "lists rules refuse the federation until theirs has, under [federation]: "
         f"rules = {json.dumps(policy_rules)}"
+    )
+
+
+def _more_metrics(signed: Federation, before: Federation | None) -> str:
+    """What has to happen beside the signature if more is published of what clients report."""
+    named = signed.terms.report_metrics
+    if before is None or set(named) <= set(before.terms.report_metrics):
+        return ""
+    return (
+        f"Means of {', '.join(named)} are published. Clients, workers and witnesses refuse the "
+        "federation until their policy has, under [federation]: "
+        f"report_metrics = {json.dumps(named)}"
     )
 
 

@@ -60,7 +60,8 @@ def status(
     shown = table("What", "Now")
     shown.add_row("doing", _doing(figures))
     for name, value in figures.items():
-        shown.add_row(name.replace("_", " "), _words(value))
+        words = _reported(value) if name == "metrics" else _words(value)
+        shown.add_row(name.replace("_", " "), words)
     show(shown, figures=figures, as_json=as_json)
 
 
@@ -85,6 +86,16 @@ def _doing(figures: dict[str, Any]) -> str:
     if phase == "collecting":
         return f"waiting for {who}"
     return f"waiting for {who} to confirm" if phase == "confirming" else str(phase)
+
+
+def _reported(rounds: list[dict[str, float]]) -> str:
+    """Say what clients have reported in the last round that published anything of it."""
+    if not rounds:
+        return "-"
+    means = dict(rounds[-1])
+    number, clients = means.pop("round"), means.pop("clients")
+    said = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
+    return f"{said} (round {number}, the mean of {clients} clients)"
 
 
 def _words(value: Any) -> str:

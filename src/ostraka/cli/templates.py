@@ -51,6 +51,9 @@ precision = 0.001  # gaussian only: the largest error of a squared distance
 # tile = 65536  # values that are sealed at a time; chosen by itself unless given
 disclose_selection = false  # true: receipts say whose updates were averaged
 disclose_values = {disclose_values}  # true: lets median publish single values of clients
+report_metrics = {report_metrics}  # publish means of clients' loss, accuracy, examples
+# most_loss = 10.0  # larger losses count as this
+# most_examples = 10000.0  # larger numbers of examples count as this
 confirm = "clients"  # who confirms outcomes: clients, witnesses, both, or none, which is unsafe
 # witness_f = 0  # how many Byzantine witnesses are tolerated; enrol each as [[witness]]
 # With "clients", rounds go on while more than (n + f)/2 of the n clients answer; f silent ones
@@ -140,6 +143,7 @@ successors = []  # hand-overs of the enclave's state that are agreed to
 maskings = [{maskings}]  # gaussian leaks, so it must be asked for
 rules = [{rules}]  # with their options, as receipts show them; any unless given
 disclose_values = {disclose_values}  # true: a rule may publish values of single clients
+report_metrics = {report_metrics}  # of which the mean of what clients report may be published
 # witnesses = []  # keys of all that may confirm besides clients; if any, they have to
 # confirms = ["clients", "witnesses", "both"]  # "none" lets a host that copies the enclave read
 {sections}"""
@@ -203,6 +207,7 @@ def federation_toml(
     composition: rules.Composition,
     disclose_values: bool,
     upload: str,
+    report_metrics: Sequence[str] = (),
     grace_s: float | None = None,
 ) -> str:
     """Write federation.toml.
@@ -228,6 +233,7 @@ def federation_toml(
         options=_option_lines(composition.options, n, f),
         disclose_values=json.dumps(disclose_values),
         upload=upload,
+        report_metrics=json.dumps(list(report_metrics)),
         quorum=composition.least(f),
         grace=f"# grace_s = {GRACE_S}" if grace_s is None else f"grace_s = {grace_s:g}",
     )
@@ -268,6 +274,7 @@ def policy_toml(
     simulation: tuple[bytes, bytes] | None,
     composition: rules.Composition,
     disclose_values: bool,
+    report_metrics: Sequence[str] = (),
 ) -> str:
     """Write policy.toml.
 
@@ -289,6 +296,7 @@ def policy_toml(
         maskings=f'"{masking}"',
         rules=json.dumps(str(composition)),
         disclose_values=json.dumps(disclose_values),
+        report_metrics=json.dumps(list(report_metrics)),
         sections=section + _SECTIONS,
     )
     return _aligned(text)

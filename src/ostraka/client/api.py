@@ -24,6 +24,7 @@ from ostraka.client.results import Model, Outcome, Update, flatten
 from ostraka.client.session import Session, Shelf
 from ostraka.client.voting import Voter
 from ostraka.config import Federation
+from ostraka.core.metrics import Values
 from ostraka.core.uploads import Encoded
 from ostraka.errors import ConfigError, LocalProtocolError, ServiceError
 from ostraka.files import read_identity, read_policy
@@ -134,20 +135,28 @@ class Client:
         self._joined = joined
         return Model.before(joined, vector)
 
-    def submit(self, delta: Update) -> Outcome:
+    def submit(self, delta: Update, metrics: Values | None = None) -> Outcome:
         """Send an update for the round of the model fetched last, and wait for the receipt.
 
         delta: the difference from that model, as arrays by name or as one vector (d,), without
         momentum: what goes out is made from it by the federation's client momentum and format of
-        uploads. Raises as `fetch` does, ConfigError for an update of another form or beyond the
-        range of that format, and UpdateRejected if the enclave refuses it. After a ServiceError it
-        can be called again with the same update.
+        uploads. metrics: what this client reports, by name: loss, accuracy, examples. It is sealed
+        with the update if the federation publishes the mean of it, and stays here otherwise.
+        Raises as `fetch` does, ConfigError for an update of another form or beyond the
+        range of that format and for what is no metric, and UpdateRejected if the enclave refuses
+        it. After a ServiceError it can be called again with the same update.
         """
         joined = self._require_joined()
+        joined.client.federation.terms.asked.write(metrics)  # refuses what cannot be reported
         update = flatten(delta, joined.client.federation.terms.manifest)
         with self._session() as session:
             outcome = upload.submit(
-                session, joined, update, outgoing=self._outgoing, resends=self._resends
+                session,
+                joined,
+                update,
+                outgoing=self._outgoing,
+                resends=self._resends,
+                metrics=metrics,
             )
         self._joined = None
         self._begun.clear()

@@ -8,6 +8,7 @@ from ostraka.attestation.verify import require_confirmed, verify_charter
 from ostraka.client.connection import Connection
 from ostraka.client.memory import Memory
 from ostraka.config import MASKINGS, Federation
+from ostraka.core.metrics import NAMES
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import decode, digest
 from ostraka.errors import Fork, MalformedMessage, ReceiptRefused, RolledBack
@@ -253,5 +254,6 @@ def _past(federation: Federation, policy: Policy) -> FederationPolicy:
         maskings=MASKINGS,
         rules=None,
         disclose_values=True,
+        report_metrics=NAMES,
         witnesses=pinned.witnesses if federation.witnesses else (),
     )

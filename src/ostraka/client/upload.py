@@ -24,6 +24,7 @@ from ostraka.client.events import AlreadySent, Event, Resending, Sending, Upload
 from ostraka.client.following import require_same
 from ostraka.client.results import Outcome
 from ostraka.client.session import Session
+from ostraka.core.metrics import Values
 from ostraka.core.uploads import Encoded
 from ostraka.crypto.updates import Sealed, Sealing
 from ostraka.encoding import decode, encode
@@ -352,17 +353,19 @@ def submit(
     *,
     outgoing: Callable[[Joined, Float32], Encoded],
     resends: int,
+    metrics: Values | None = None,
 ) -> Outcome:
     """Seal an update (d,), send it, confirm its round, and wait for the receipt.
 
     When its round is void, the update goes under a fresh key to the round of the same number that
     replaces it, once that round's enclave has proved itself; resends: how often. It never goes to
-    another number. outgoing: makes what is sealed for a round, by the terms of that round.
+    another number. outgoing: makes what is sealed for a round, by the terms of that round. metrics:
+    what the client reports with it.
     """
     backoff = Backoff()
     while True:
         session.sending(joined, resends=resends)
-        submitted = joined.sealing(outgoing(joined, update))
+        submitted = joined.sealing(outgoing(joined, update), metrics)
         delivery = deliver(session, submitted)
         certified = delivery.certified
         if certified is not None and certified.receipt.round_id == joined.offer.round_id:

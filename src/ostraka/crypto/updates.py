@@ -1,7 +1,7 @@
 """Sealed updates: a fresh key per upload, one AES-256-GCM seal per tile.
 
     header  = signed(federation, round, round key, client, upload, manifest, d, tile size and count,
-                     HPKE(key, stated norm, step))
+                     HPKE(key, stated norm, step, report))
     tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
 
 A key seals one upload. A resumed upload sends the same bytes, and changed content is a new upload
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from ostraka.arrays import AnyArray, Buffer, Float32
 from ostraka.config import Terms, Tiling
+from ostraka.core.metrics import Values
 from ostraka.core.uploads import Encoded
 from ostraka.crypto import hpke
 from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
@@ -38,7 +39,7 @@ from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile
 
 _ID_BYTES = 32
 _FIRST_BLOCK, _BLOCK_BYTES = 2, 16
-_SECRET = struct.Struct(">32sdd")  # the AES key, the stated norm and the step
+_SECRET = struct.Struct(">32sdd")  # the AES key, the stated norm and the step; then the report
 
 
 @dataclass(frozen=True)
@@ -182,9 +183,13 @@ def seal(  # one upload, from the update to the bytes that leave the client
     terms: Terms,
     client: str,
     identity: Identity,
+    metrics: Values | None = None,
     entropy: Entropy = os.urandom,
 ) -> Sealing:
-    """Seals a fresh key for an update, in the format of the terms, to the round of this offer."""
+    """Seals a fresh key for an update, in the format of the terms, to the round of this offer.
+
+    metrics: what this client reports, by name. It changes no size. Raises ConfigError.
+    """
     values = update.values
     if values.shape != (terms.dimension,) or values.dtype != terms.format.dtype:
         raise ConfigError(
@@ -204,20 +209,27 @@ def seal(  # one upload, from the update to the bytes that leave the client
         sealed_key=b"",
         signature=UNSIGNED,
     )
+    report = terms.asked.write(metrics)
     key = entropy(KEY_BYTES)
-    secret = _SECRET.pack(key, update.norm, update.step)
+    secret = _SECRET.pack(key, update.norm, update.step) + report
     header = replace(blank, sealed_key=hpke.seal(offer.key, secret, info=context(blank)))
     return Sealing(identity.sign(header), values, key, terms.tiling)
 
 
-def open_header(header: UpdateHeader, key: HybridKey) -> tuple[TileOpener, float, float]:
-    """Returns the opener of this upload's tiles, its stated norm and its step. Raises OpenError."""
+def open_header(
+    header: UpdateHeader, key: HybridKey, report: int = 0
+) -> tuple[TileOpener, float, float, bytes]:
+    """Returns the opener of this upload's tiles, its stated norm, its step and its report.
+
+    report: the bytes of a report under these terms. Raises OpenError.
+    """
     bound = context(header)
     secret = key.open(header.sealed_key, info=bound)
-    if len(secret) != _SECRET.size:
+    if len(secret) != _SECRET.size + report:
         raise OpenError("sealed key")
-    tile_key, norm, step = _SECRET.unpack(secret)
-    return TileOpener(tile_key, hashlib.sha256(bound).digest()), norm, step
+    tile_key, norm, step = _SECRET.unpack_from(secret)
+    opener = TileOpener(tile_key, hashlib.sha256(bound).digest())
+    return opener, norm, step, secret[_SECRET.size :]
 
 
 def context(header: UpdateHeader) -> bytes:

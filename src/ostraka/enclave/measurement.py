@@ -46,6 +46,7 @@ MEASURED = (
     "ostraka.core.loops",
     "ostraka.core.loops.native",
     "ostraka.core.loops.twin",
+    "ostraka.core.metrics",
     "ostraka.core.optimiser",
     "ostraka.core.rules",
     "ostraka.core.rules.averaging",

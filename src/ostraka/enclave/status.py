@@ -16,6 +16,7 @@ from typing import Any, get_args
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ostraka import events, files
+from ostraka.core.metrics import Reported
 from ostraka.enclave.engine import Engine
 from ostraka.events import Event
 from ostraka.messages import Receipt
@@ -23,6 +24,7 @@ from ostraka.messages import Receipt
 TOKEN_FILE = "status.token"  # in the state folder # noqa: S105
 
 _TOKEN_BYTES = 32
+_RECENT = 50  # rounds of which the status shows what clients have reported
 _MOST_STRANGERS = 100  # names that are shown although they are on no roster
 
 
@@ -91,6 +93,14 @@ class Status:
             "ostraka_stage_seconds", "Time per stage, last round", ["stage"], registry=self.registry
         )
 
+        self._reported = Gauge(
+            "ostraka_reported_metric",
+            "The mean of what clients report, last round; absent if it published none",
+            ["metric"],
+            registry=self.registry,
+        )
+        self._gauge("ostraka_reporting_clients", "Clients in those means", self._reporting)
+
     def note(self, event: Event) -> None:
         """Count an event, and remember what the status shows."""
         name = type(event).__name__
@@ -101,6 +111,7 @@ class Status:
                 self.arrived.clear()
                 self.rejected.clear()
                 self._show_rule()
+                self._show_metrics()
             case events.UploadCompleted(client):
                 self.arrived.add(client)
                 self.rejected.pop(client, None)  # It was refused before, and has corrected that.
@@ -110,6 +121,7 @@ class Status:
                 self.rejected[client] = str(why)
             case events.RoundPublished():
                 self._show_rule()
+                self._show_metrics()
                 self.stages = dict(self._engine().stages)
                 for stage, seconds in self.stages.items():
                     self._stages.labels(stage).set(seconds)
@@ -153,6 +165,11 @@ class Status:
             "selected": _disclosed(head),
             "rule": str(engine.federation.terms.composition),
             "note": _note(head) or None,
+            "metrics": [
+                each.receipt.metrics.figures(each.receipt.number)
+                for each in engine.state.published(engine.published - _RECENT + 1)
+                if each.receipt.metrics is not None
+            ],
             "masking": engine.federation.terms.masking,
             "upload": engine.federation.terms.upload,
             "evidence": self.evidence,
@@ -172,6 +189,20 @@ class Status:
         self._rule.clear()
         rule = engine.federation.terms.composition.plain  # Options may name a client.
         self._rule.labels(rule, _note(engine.state.head)).set(1)
+
+    def _show_metrics(self) -> None:
+        self._reported.clear()  # Else an older round's would pass for the last one's.
+        last = self._last_metrics()
+        for name, value in last.means.items() if last is not None else ():
+            self._reported.labels(name).set(value)
+
+    def _last_metrics(self) -> Reported | None:
+        head = self._engine().state.head
+        return head.metrics if isinstance(head, Receipt) else None
+
+    def _reporting(self) -> int:
+        last = self._last_metrics()
+        return 0 if last is None else last.clients
 
     def _is_shown(self, name: str, address: str) -> bool:
         """Strangers can claim any number of names, and must not crowd out the enrolled.

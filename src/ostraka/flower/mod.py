@@ -19,6 +19,7 @@ from ostraka.arrays import AnyArray, Float32
 from ostraka.carried.messages import ASK, is_poll
 from ostraka.carried.node import DEFAULT_RESENDS, Node, reminder
 from ostraka.config import Federation, Manifest
+from ostraka.core.metrics import Asked, Values
 from ostraka.errors import (
     ConfigError,
     MalformedMessage,
@@ -49,6 +50,7 @@ def sealing_mod(
     unsafe_simulation: bool = False,
     disclose_metrics: bool = False,
     resends: int = DEFAULT_RESENDS,
+    report_metrics: str = "",
 ) -> Mod:
     """Make a mod for `ClientApp(mods=[sealing_mod(...), ...])`. It has to be the first mod.
 
@@ -57,11 +59,16 @@ def sealing_mod(
     memory: what is kept between rounds, by default beside the key. unsafe_simulation: accept an
     enclave that no TEE protects, if the policy does too. disclose_metrics: let metrics of training
     and of evaluation through in the clear; otherwise evaluation is refused. resends: how often this
-    node seals again for a round that was opened again.
+    node seals again for a round that was opened again. report_metrics: which numbers of the app's
+    MetricRecord to seal with the update, such as "loss=train_loss accuracy examples": each metric
+    with the app's key for it, unless that is the same (num-examples for examples). Where the
+    federation's terms name them, their mean over all nodes is published.
 
     A node's own config (`ostraka-policy`, `ostraka-key`, ...) replaces all of these.
     """
-    given = NodeOptions(policy, key, name, memory, unsafe_simulation, disclose_metrics, resends)
+    given = NodeOptions(
+        policy, key, name, memory, unsafe_simulation, disclose_metrics, resends, report_metrics
+    )
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
@@ -100,7 +107,7 @@ def _answer(
         if is_poll(carried):
             content = _confirm(node, carried)
         else:
-            content = _train(app, node, carried, disclose_metrics=options.disclose_metrics)
+            content = _train(app, node, carried, options)
     except RolledBack as copied:
         LOG.error("%s", copied)
         content = RecordDict({RECORD: message_record(reminder(copied))})
@@ -160,8 +167,9 @@ def _confirm(node: Node, carried: bytes) -> RecordDict:
     return RecordDict({RECORD: message_record(voted.message)})
 
 
-def _train(app: _App, node: Node, carried: bytes, *, disclose_metrics: bool) -> RecordDict:
+def _train(app: _App, node: Node, carried: bytes, options: NodeOptions) -> RecordDict:
     """Return the sealed update with the next challenge, and the app's metrics if disclosed."""
+    chosen = options.reported()
     part = node.join(carried)
     manifest, offer = part.federation.terms.manifest, part.joined.offer
     key, arrays, model = app.require_model(offer.model, part.federation)
@@ -169,10 +177,10 @@ def _train(app: _App, node: Node, carried: bytes, *, disclose_metrics: bool) -> 
     with _keeping_back(ConfigError, RemoteProtocolError):
         _, trained = _only_arrays(answer)
         update, stays = records.difference(trained, model, manifest)
-        content = _metrics(answer) if disclose_metrics else RecordDict()
+        content = _metrics(answer) if options.disclose_metrics else RecordDict()
     app.keep(stays)
     with _keeping_back(ConfigError):  # A value beyond the format of uploads.
-        sealed = node.seal(part, update)
+        sealed = node.seal(part, update, _reported(answer, chosen, part.federation.terms.asked))
     content[RECORD] = message_record(sealed)
     LOG.info("sealed an update for round %d", offer.number)
     return content
@@ -207,6 +215,22 @@ def _only_arrays(message: Message) -> tuple[str, Arrays]:
         raise MalformedMessage(f"a message has one record of arrays; got {len(found)}")
     ((key, record),) = found.items()
     return key, records.read_arrays(record)
+
+
+def _reported(answer: Message, chosen: dict[str, str], asked: Asked) -> Values | None:
+    """Return what is sealed of the app's metrics. Metrics that do not fit keep no update back."""
+    if not chosen or not asked.names:
+        return None
+    told = {
+        key: value for each in answer.content.metric_records.values() for key, value in each.items()
+    }
+    values = {name: told[key] for name, key in chosen.items() if key in told}
+    try:
+        asked.write(values)
+    except ConfigError as unfit:
+        LOG.warning("this node reports no metrics: %s", unfit)
+        return None
+    return values
 
 
 def _metrics(answer: Message) -> RecordDict:

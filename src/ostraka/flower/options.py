@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context
 
 from ostraka.carried.node import DEFAULT_RESENDS, Node, enrolled_node, unsafe_simulated_node
+from ostraka.core.metrics import require_known
 from ostraka.errors import ConfigError
 from ostraka.flower.records import RECORD
 
@@ -22,6 +23,7 @@ UNSAFE_SIMULATION = "unsafe-simulation"
 
 _PREFIX = "ostraka-"
 _PARTITION = "partition-id"
+_KEYS = {"examples": "num-examples"}  # Flower's names, where they are not ours
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class NodeOptions:
     unsafe_simulation: bool = False
     disclose_metrics: bool = False
     resends: int = DEFAULT_RESENDS
+    report_metrics: str = ""
 
     def at(self, context: Context) -> "NodeOptions":
         """Return the options of the node's own config, or these. Raises ConfigError."""
@@ -44,6 +47,14 @@ class NodeOptions:
             if key.startswith(_PREFIX)
         }
         return _from_config(own) if own else self
+
+    def reported(self) -> dict[str, str]:
+        """Return the app's key of each metric that is reported. Raises ConfigError."""
+        words = (word.partition("=") for word in self.report_metrics.split())
+        keys = {name: key or _KEYS.get(name, name) for name, _, key in words}
+        for name in keys:
+            require_known(name)
+        return keys
 
     def node(self, context: Context) -> Node:
         """Return the node that these options describe. Raises ConfigError or StateError."""

@@ -76,8 +76,8 @@ class PrivateRobust(FedAvg):
     have answered that took part before. outcome_timeout: how many seconds the enclave has to
     propose an outcome once it has all replies, nodes have to confirm it, and the enclave has to
     publish it then. tls_ca: certificates that vouch for the enclave's service. masking,
-    client_momentum, upload, disclose_selection, disclose_values: terms of an enclave in this
-    process.
+    client_momentum, upload, disclose_selection, disclose_values, report_metrics: terms of an
+    enclave in this process.
 
     `receipts` are those of the rounds that this strategy has seen published.
     """
@@ -108,6 +108,7 @@ class PrivateRobust(FedAvg):
         upload: str = uploads.DEFAULT,
         disclose_selection: bool = False,
         disclose_values: bool = False,
+        report_metrics: Sequence[str] = (),
         **options: float | str | None,
     ) -> None:
         f = num_malicious_nodes or 0
@@ -144,6 +145,7 @@ class PrivateRobust(FedAvg):
                 upload=upload,
                 disclose_selection=disclose_selection,
                 disclose_values=disclose_values,
+                report_metrics=tuple(report_metrics),
             )
             self._enclave = UnsafeInProcessEnclave(terms)
         elif isinstance(enclave, str):
@@ -358,7 +360,7 @@ class PrivateRobust(FedAvg):
         return Message(content, node, kind, ttl=self._running.timeout)
 
     def _told(self, run: _Run, published: PublishedModel) -> tuple[ArrayRecord, MetricRecord]:
-        """Log a published round, and return its model and its counts for Flower."""
+        """Log a published round, and return its model, its counts and its metrics for Flower."""
         receipt = published.receipt
         self.receipts.append(receipt)
         for each in receipt.rejected:
@@ -387,6 +389,9 @@ class PrivateRobust(FedAvg):
                 "rejected": len(receipt.rejected),
             }
         )
+        if receipt.metrics is not None:
+            counts["reporting"] = receipt.metrics.clients
+            counts.update(receipt.metrics.means)
         return run.template.record(run.head.manifest, published.model), counts
 
 
@@ -424,6 +429,7 @@ class PrivateMultiKrum(PrivateRobust):
         masking: str = "exact",
         upload: str = uploads.DEFAULT,
         disclose_selection: bool = False,
+        report_metrics: Sequence[str] = (),
     ) -> None:
         super().__init__(
             fraction_train,
@@ -448,6 +454,7 @@ class PrivateMultiKrum(PrivateRobust):
             client_momentum=0.0,
             upload=upload,
             disclose_selection=disclose_selection,
+            report_metrics=report_metrics,
             k=num_nodes_to_select,
         )
         self.num_nodes_to_select = num_nodes_to_select

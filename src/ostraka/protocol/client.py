@@ -9,6 +9,7 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.attestation.claims import Attested
 from ostraka.config import Federation
+from ostraka.core.metrics import Values
 from ostraka.core.uploads import Encoded
 from ostraka.crypto import updates
 from ostraka.crypto.hpke import Entropy
@@ -175,6 +176,8 @@ class Client:
         terms = named.terms
         if (receipt.rule, receipt.masking) != (str(terms.composition), terms.masking):
             raise ReceiptRefused("the receipt names another rule or masking than the terms")
+        if not terms.asked.allows(receipt.metrics, terms.least_reports):
+            raise ReceiptRefused("the receipt publishes other metrics than the terms name")
         if self.last is not None and receipt.number == self.last.number and receipt != self.last:
             raise Fork(self.last, receipt)
         self._require_next(receipt)
@@ -285,19 +288,24 @@ class Joined:
         """Round an update (d,) to the format of the terms. Raises ConfigError beyond its range."""
         return updates.rounded(update, self.client.federation.terms, self.client.entropy)
 
-    def seal(self, update: Float32) -> "Submitted[SealedUpdate]":
+    def seal(self, update: Float32, metrics: Values | None = None) -> "Submitted[SealedUpdate]":
         """Seal an update (d,) for this round, rounded without regard to earlier ones."""
-        return self.seal_encoded(self.encode(update))
+        return self.seal_encoded(self.encode(update), metrics)
 
-    def seal_encoded(self, update: Encoded) -> "Submitted[SealedUpdate]":
-        """Seal an update for this round. The result can be sent any number of times."""
-        return Submitted(self, self._seal(update).whole())
+    def seal_encoded(
+        self, update: Encoded, metrics: Values | None = None
+    ) -> "Submitted[SealedUpdate]":
+        """Seal an update for this round. The result can be sent any number of times.
 
-    def sealing(self, update: Encoded) -> "Submitted[Sealing]":
+        metrics: what this client reports with it. Raises ConfigError unless the terms take that.
+        """
+        return Submitted(self, self._seal(update, metrics).whole())
+
+    def sealing(self, update: Encoded, metrics: Values | None = None) -> "Submitted[Sealing]":
         """The same, without a copy: each tile is sealed when it is sent."""
-        return Submitted(self, self._seal(update))
+        return Submitted(self, self._seal(update, metrics))
 
-    def _seal(self, update: Encoded) -> Sealing:
+    def _seal(self, update: Encoded, metrics: Values | None) -> Sealing:
         client = self.client
         return updates.seal(
             update,
@@ -305,6 +313,7 @@ class Joined:
             terms=client.federation.terms,
             client=client.name,
             identity=client.identity,
+            metrics=metrics,
             entropy=client.entropy,
         )
 

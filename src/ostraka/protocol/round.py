@@ -21,6 +21,7 @@ from ostraka.arrays import Float32
 from ostraka.attestation.claims import in_process
 from ostraka.config import Manifest, Member, Tensor, Terms, default_tile
 from ostraka.core import rules, uploads
+from ostraka.core.metrics import Values
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.updates import SealedUpdate
@@ -67,10 +68,12 @@ class Parties:
     federation: LocalFederation
     clients: list[Client]
 
-    def join(self, client: Client, offer: RoundOffer, update: Float32) -> Submitted[SealedUpdate]:
+    def join(
+        self, client: Client, offer: RoundOffer, update: Float32, metrics: Values | None = None
+    ) -> Submitted[SealedUpdate]:
         """What a client does that shares its process with the enclave."""
         attested = in_process(offer, self.federation.enclave.receipt_key)
-        return client.join(offer, attested).seal(update)
+        return client.join(offer, attested).seal(update, metrics)
 
     def seal(self, client: Client, offer: RoundOffer, update: Float32) -> SealedUpdate:
         return self.join(client, offer, update).sealed
@@ -94,6 +97,7 @@ def run_round(
     threads: int = 1,
     disclose_values: bool = False,
     upload: str = uploads.DEFAULT,
+    metrics: Sequence[Values | None] | None = None,
     entropy: Entropy | None = None,
     **options: float | str | None,
 ) -> RoundResult:
@@ -106,8 +110,9 @@ def run_round(
     enclave. sketch: fold rows to this many columns first. workers: 2 to 7, of which half may
     collude. clip_norm: longer rows are scaled down to it (None: 4 x the median norm, rounded up to
     a power of two). verify: check the workers. distances: "workers", "inside", or "auto" for the
-    cheaper. upload: the format that rows are sent in, such as "int8". entropy: a source of secret
-    bytes, called with a count (None: the OS).
+    cheaper. upload: the format that rows are sent in, such as "int8". metrics: what each client
+    reports, by name, or None for one that does not; all who report have the same names. The receipt
+    has the means. entropy: a source of secret bytes, called with a count (None: the OS).
     """
     rows, manifest = _as_rows(updates)
     n, d = rows.shape
@@ -126,6 +131,7 @@ def run_round(
         verify=bool(verify),
         disclose_values=disclose_values,
         upload=upload,
+        report_metrics=_named_metrics(metrics, n),
         distances="workers" if distances == "auto" else distances,
         tile=default_tile(d),
     )
@@ -137,23 +143,33 @@ def run_round(
     if masking == "gaussian" and not terms.inside:
         warnings.warn(LeakyMasking(), stacklevel=2)
     with lend_threads(_whole("threads", threads)) as lent:
-        result = play(parties, rows, lent)
+        result = play(parties, rows, lent, metrics)
     if result.rejected and len(result.rejected) >= terms.f:
         warnings.warn(ToleranceUsedUp(len(result.rejected), terms.f), stacklevel=2)
     arrays = _by_name(result.aggregate, manifest) if _is_named(updates) else {}
     return replace(result, events=(*log, *result.events), arrays=arrays)
 
 
-def play(parties: Parties, rows: Float32, lent: Threads | None = None) -> RoundResult:
-    """One round of the protocol. rows: (n, d), one per client. lent: threads for the enclave."""
+def play(
+    parties: Parties,
+    rows: Float32,
+    lent: Threads | None = None,
+    metrics: Sequence[Values | None] | None = None,
+) -> RoundResult:
+    """One round of the protocol. rows: (n, d), one per client. lent: threads for the enclave.
+
+    metrics: what each client reports.
+    """
     federation, log = parties.federation, list[Event]()
     federation.threads, federation.tell = lent or Threads(), log.append
 
     # Section 3.1: each client checks the enclave's offer and seals its update to it.
     offer = federation.open()
     submitted = [
-        parties.join(client, offer, update)
-        for client, update in zip(parties.clients, rows, strict=True)
+        parties.join(client, offer, update, reported)
+        for client, update, reported in zip(
+            parties.clients, rows, metrics or [None] * len(rows), strict=True
+        )
     ]
     for upload in submitted:
         with contextlib.suppress(RemoteProtocolError):  # The receipt names a rejected client.
@@ -183,6 +199,14 @@ def play(parties: Parties, rows: Float32, lent: Threads | None = None) -> RoundR
     if certified.receipt.failure:
         raise RoundFailed(certified.receipt.failure)
     return _result(proposed, [client.name for client in parties.clients], log)
+
+
+def _named_metrics(metrics: Sequence[Values | None] | None, n: int) -> tuple[str, ...]:
+    """What the terms have to name: what the first client reports that reports. Raises
+    ConfigError."""
+    if metrics is not None and len(metrics) != n:
+        raise ConfigError(f"metrics are one dict per client, or None; got {len(metrics)} for {n}")
+    return tuple(next((each for each in metrics or () if each is not None), ()))
 
 
 def enrol(terms: Terms, *, clients: int, spares: int = 0, entropy: Entropy = os.urandom) -> Parties:

@@ -68,6 +68,12 @@ def train(
     baseline: Annotated[
         bool, typer.Option("--baseline", help="Run plain averaging as well, to compare with.")
     ] = False,
+    report_metrics: Annotated[
+        bool,
+        typer.Option(
+            "--report-metrics", help="Have receipts hold the mean of clients' loss and accuracy."
+        ),
+    ] = False,
     evaluate_every: options.EvaluateEvery = 1,
     deadline: options.Deadline = 900.0,
     out: options.Out = None,

@@ -38,6 +38,7 @@ witnesses = ["{hexed(22, 32)}", "{hexed(23, 32)}"]
 confirms = ["both", "none"]
 rules = ["ARC + nnm + GeometricMedian", "multi-krum(k=5)"]
 disclose_values = true
+report_metrics = ["loss", "examples"]
 
 [sgx]
 mrenclave = ["{hexed(4, 32)}"]
@@ -96,6 +97,7 @@ def test_a_complete_policy_is_read():
             confirms=("both", "none"),
             rules=("arc+nnm+geometric-median", "multi-krum(k=5)"),
             disclose_values=True,
+            report_metrics=("loss", "examples"),
         ),
         clock_skew=60,
         unsafe_simulation=True,
@@ -138,6 +140,7 @@ def test_the_shortest_policy_is_the_empty_one_and_that_refuses_all():
     assert "none" not in policy.federation.confirms
     assert policy.federation.rules is None
     assert not policy.federation.disclose_values
+    assert policy.federation.report_metrics == ()
 
 
 def test_every_named_allowance_can_be_written():

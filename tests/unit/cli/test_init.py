@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from ostraka import federation_file
 from ostraka.attestation import policy_file
-from ostraka.attestation.verify import require_rule
+from ostraka.attestation.verify import require_metrics, require_rule
 from ostraka.cli import app
 from ostraka.core.rules import centres
 from ostraka.crypto.identity import check_signature
@@ -235,6 +235,7 @@ MISTAKES = {
         "root is 'client-99', and no client of that name is enrolled",
     ),
     "a format that is not there": ("init new --upload int4", "did you mean int8?"),
+    "a metric that is not there": ("init new --metric lost", "got 'lost': did you mean loss?"),
     "a masking that is not there": ("init new --masking tape", "'exact', 'gaussian', 'none'"),
     "two models": ("init new --dimension 3 --model m", "not from both"),
     "a model that is not there": ("init new --model m.safetensors", "cannot be read"),
@@ -295,6 +296,24 @@ def test_who_signs_another_rule_is_told_what_policies_must_list(folder):
         require_rule(terms, pinned)
     change(folder, 'rules = ["arc+nnm+geometric-median"]', listed, file="policy.toml")
     require_rule(terms, read_policy(folder / "policy.toml").federation)
+
+
+def test_metrics_are_in_terms_and_policy_and_who_signs_more_is_told(folder):
+    assert run("init new --metric loss --metric accuracy").exit_code == 0
+    new = folder.parent / "new"
+    terms = federation_file.load(new / "federation.toml").federation().terms
+    assert terms.report_metrics == ("loss", "accuracy")
+    require_metrics(terms, read_policy(new / "policy.toml").federation)
+
+    change(folder, "report_metrics = []", 'report_metrics = ["loss"]')
+    change(folder, "revision = 1", "revision = 2")
+    said = " ".join(sign().stdout.split())
+    assert 'until their policy has, under [federation]: report_metrics = ["loss"]' in said
+    terms = federation_file.load_charter(folder / "federation.charter").federation.terms
+    with pytest.raises(AttestationRefused):
+        require_metrics(terms, read_policy(folder / "policy.toml").federation)
+    change(folder, "report_metrics = []", 'report_metrics = ["loss"]', file="policy.toml")
+    require_metrics(terms, read_policy(folder / "policy.toml").federation)
 
 
 USUAL = "arc+nnm+geometric-median"

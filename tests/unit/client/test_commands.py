@@ -79,6 +79,7 @@ def test_submit_a_difference(run, folder, service):
         "kept": 4,
         "rule": "arc+nnm+geometric-median",
         "note": None,
+        "metrics": None,
         "simulated": True,
     }
     assert np.allclose(service.state.model[:12], before[:12] + 1)

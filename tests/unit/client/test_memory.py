@@ -54,6 +54,7 @@ def receipt(number, **changes):
         masking="none",
         distances="inside",
         cautions=(),
+        metrics=None,
         signature=UNSIGNED,
     )
     return replace(plain, **changes)

@@ -130,6 +130,7 @@ def blank(number, previous, federation, **changes):
         masking="none",
         distances="inside",
         cautions=(),
+        metrics=None,
         signature=UNSIGNED,
     )
     return replace(plain, **changes)

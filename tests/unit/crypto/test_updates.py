@@ -42,7 +42,7 @@ def seal(update=UPDATE, seed=1, client="alice"):
 
 
 def open_all(header, tiles):
-    opener, norm, _ = updates.open_header(header, KEY)
+    opener, norm, *_ = updates.open_header(header, KEY)
     out = np.empty(50, np.float32)
     for tile in tiles:
         opener.open_into(tile.index, tile.ciphertext, out[TERMS.tiling.part(tile.index)])
@@ -239,7 +239,7 @@ def test_the_secret_is_a_key_a_norm_and_a_step():
     header = replace(seal().header, sealed_key=b"")
     secret = struct.pack(">32sdd", bytes(32), -3.5, 0.25)
     sealed_key = hpke.seal(KEY.public, secret, info=updates.context(header))
-    assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1:] == (-3.5, 0.25)
+    assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1:] == (-3.5, 0.25, b"")
 
 
 BAD_UPDATES: dict[str, Any] = {
@@ -274,7 +274,7 @@ def test_tiles_hold_the_values_of_the_format_and_the_step_is_sealed(name):
     sealed = updates.seal(
         encoded, offer=OFFER, terms=terms, client="alice", identity=CLIENT
     ).whole()
-    opener, norm, step = updates.open_header(sealed.header, KEY)
+    opener, norm, step, _ = updates.open_header(sealed.header, KEY)
     out = np.empty(50, terms.format.dtype)
     for tile in sealed.tiles:
         assert len(tile.ciphertext) == terms.tile_bytes(tile.index) + 16

@@ -323,9 +323,9 @@ class Speaker:
             sending.hang_up()
             return [*replies, *sending.call]
 
-    def send(self, update: np.ndarray) -> Joined:
+    def send(self, update: np.ndarray, metrics: dict[str, float] | None = None) -> Joined:
         joined = self.join()
-        replies = self.upload(joined.seal(update).sealed)
+        replies = self.upload(joined.seal(update, metrics).sealed)
         assert replies[-1].WhichOneof("answer") == "complete"
         return joined
 

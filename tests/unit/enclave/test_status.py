@@ -43,6 +43,7 @@ STATUS = {
     "selected",
     "rule",
     "note",
+    "metrics",
     "masking",
     "upload",
     "evidence",
@@ -59,6 +60,8 @@ METRICS = {
     "ostraka_clients_enrolled",
     "ostraka_workers_connected",
     "ostraka_received_bytes",
+    "ostraka_reported_metric",
+    "ostraka_reporting_clients",
     "ostraka_rule_info",
     "ostraka_stage_seconds",
 }
@@ -143,6 +146,43 @@ def test_a_round_as_it_goes_on(federation, speaker):
     assert shown["ostraka_clients_enrolled"] == N
     assert shown['ostraka_events_total{event="UploadCompleted"}'] == N
     assert shown['ostraka_stage_seconds{stage="measure"}'] >= 0
+
+
+def test_means_of_what_clients_report(federation, speaker):
+    """Of rounds that published any, newest last. The gauges are of the last round alone."""
+    service, port = federation(report_metrics=["loss", "accuracy"])
+    assert status_of(service, speaker)["metrics"] == []
+    updates = rows()
+    for number in (1, 2):
+        speakers = [speaker(service, each + 1) for each in range(N)]
+        for each, (place, row) in zip(speakers, enumerate(updates), strict=True):
+            said = {"loss": number + 0.1 * place, "accuracy": 0.5}
+            joined = each.send(row, said if place < 4 * number else None)
+        speakers[0].follow(joined)
+    shown = status_of(service, speaker)["metrics"]
+    assert shown == [
+        {"round": 1, "clients": 4, "loss": pytest.approx(1.15), "accuracy": 0.5},
+        {"round": 2, "clients": N, "loss": pytest.approx(2.3), "accuracy": 0.5},
+    ]
+    stranger = speaker(service, 1, greets=False).stub.GetStatus(wire.StatusRequest())
+    assert json.loads(stranger.json)["metrics"] == shown
+    service.wait_for("RoundOpened", 3)
+    scraped = values(scrape(port))
+    assert scraped['ostraka_reported_metric{metric="loss"}'] == pytest.approx(2.3)
+    assert scraped["ostraka_reporting_clients"] == N
+    command = CliRunner().invoke(app, ["status", "--config", str(service.config)])
+    assert re.search(r"metrics +loss 2\.3, accuracy 0\.5 \(round 2, the mean of 7", command.output)
+    service.crash()
+    service.events.clear()
+    service.start()
+    service.wait_for("RoundOpened")
+    assert status_of(service, speaker)["metrics"] == shown
+    for each, row in enumerate(updates):
+        joined = speaker(service, each + 1).send(row)
+    speaker(service, 1).outcome(joined)
+    service.wait_for("RoundPublished")
+    assert status_of(service, speaker)["metrics"] == shown
+    assert not any("reported_metric" in name for name in values(scrape(port)))
 
 
 def test_who_was_refused_and_why(federation, speaker):

@@ -80,7 +80,7 @@ def test_clients_of_one_process_train_one_at_a_time(fellows, monkeypatch):
 
     def work(number):
         participant = Participant(fellows.task, number, shared)
-        updates[number] = client._train(fellows, participant, fetched)
+        updates[number] = client._train(fellows, participant, fetched).update
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 6)]
     for thread in threads:

@@ -72,6 +72,7 @@ def served(number=1, previous=GENESIS, *, voters=5, **changes):
         masking="none",
         distances="inside",
         cautions=(),
+        metrics=None,
         signature=UNSIGNED,
     )
     receipt = ENCLAVE.sign(replace(blank, **changes))
@@ -149,7 +150,7 @@ def test_an_update_is_sealed_for_the_round_that_was_joined():
     sealed = join(ALICE, offer()).seal(update).sealed
     check_signature(sealed.header, CLIENTS[0].public)
     assert sealed.header.client == "client-0"
-    opener, norm, _ = updates.open_header(sealed.header, KEY)
+    opener, norm, *_ = updates.open_header(sealed.header, KEY)
     out = np.empty(4, np.float32)
     opener.open_into(1, sealed.tiles[1].ciphertext, out)
     assert out.tolist() == [4, 5, 6, 7]

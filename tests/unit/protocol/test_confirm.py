@@ -89,6 +89,7 @@ def receipt(electors=SEVEN, **changes):
         masking="none",
         distances="inside",
         cautions=(),
+        metrics=None,
         signature=UNSIGNED,
     )
     return ENCLAVE.sign(replace(blank, **changes))

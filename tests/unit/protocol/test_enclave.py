@@ -58,6 +58,7 @@ def receipt(number=1, previous=GENESIS, federation=FEDERATION):
         masking="none",
         distances="inside",
         cautions=(),
+        metrics=None,
         signature=UNSIGNED,
     )
     return IDENTITY.sign(blank)

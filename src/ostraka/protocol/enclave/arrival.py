@@ -10,6 +10,7 @@ import numpy as np
 
 from ostraka.arrays import Buffer, Float32, UInt8
 from ostraka.core import loops
+from ostraka.core.metrics import Levels
 from ostraka.core.uploads import INT8
 from ostraka.crypto.updates import TileOpener
 from ostraka.errors import Rejection, UpdateRejected
@@ -40,16 +41,22 @@ class Arrivals:
             self._sketches = np.zeros(shape, np.float32)
 
     def begin(
-        self, header: UpdateHeader, opener: TileOpener, norm: float, step: float
+        self,
+        header: UpdateHeader,
+        opener: TileOpener,
+        norm: float,
+        step: float,
+        report: Levels | None = None,
     ) -> "Arrival":
-        """A place for this client's row. Raises StorageFull. norm, step: as its header states."""
+        """A place for this client's row. Raises StorageFull. norm, step, report: as its header
+        states."""
         client = header.client
         number = self._rows[client]
         sketch = self._sketches[number] if self.folds is not None else None
         if sketch is not None:
             sketch.fill(0)  # of an upload that this one replaces
         values = self.keeping.place(number, opener, step)
-        row = Row(client, header.upload_id, leaf(header), norm, step, values, sketch)
+        row = Row(client, header.upload_id, leaf(header), norm, step, values, sketch, report=report)
         return Arrival(row, opener, self)
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from ostraka.arrays import Float32, Spares
 from ostraka.config import Federation, Terms, Tiling
+from ostraka.core.metrics import Levels
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
@@ -59,7 +60,8 @@ class Row:
 
     header: the leaf of its signed header in the cohort's tree. step: of integers, 0 for others.
     values: where they are. sketch: (m,) what they are folded to, at the scale `scale_of(norm)`.
-    along: the inner product with the last aggregate.
+    along: the inner product with the last aggregate. report: its metrics, which no step but the
+    last looks at; None if it reports none.
     """
 
     client: str
@@ -70,6 +72,7 @@ class Row:
     values: Kept = field(repr=False)
     sketch: Float32 | None = field(repr=False)
     along: float = field(default=0.0, repr=False)
+    report: Levels | None = field(default=None, repr=False)
 
 
 class Standing:

@@ -195,7 +195,7 @@ class Intake:
         if shape != (self._manifest, terms.dimension, terms.tile, terms.tiling.count):
             raise UpdateRejected(header.client, Rejection.WRONG_SHAPE)
         try:
-            opener, norm, step = updates.open_header(header, self._key)
+            opener, norm, step, report = updates.open_header(header, self._key, terms.asked.size)
         except OpenError:
             raise UpdateRejected(header.client, Rejection.UNOPENABLE_KEY) from None
         if (flaw := terms.format.header_flaw(norm, step, terms.dimension)) is not None:
@@ -204,7 +204,7 @@ class Intake:
         if replaced is not None and replaced.end() is not None:
             # A thread has brought its last tile since, and a complete upload stays.
             raise UpdateRejected(header.client, Rejection.DUPLICATE)
-        return self._arrivals.begin(header, opener, norm, step)
+        return self._arrivals.begin(header, opener, norm, step, terms.asked.read(report))
 
     def _fits(self, tile: UpdateTile) -> bool:
         size = self.sealed_size(tile.index)

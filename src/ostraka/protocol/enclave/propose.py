@@ -14,6 +14,7 @@ import numpy as np
 from ostraka import merkle
 from ostraka.arrays import Float32
 from ostraka.core import optimiser
+from ostraka.core.metrics import Reported
 from ostraka.core.optimiser import ServerState
 from ostraka.core.rules import Columnwise, Plan
 from ostraka.encoding import UNSIGNED, Digest, Id, pack
@@ -164,9 +165,19 @@ def _receipt(
             masking=terms.masking,
             distances=by,
             cautions=_cautions(cohort, by),
+            metrics=_metrics(cohort),
             signature=UNSIGNED,
         )
     )
+
+
+def _metrics(cohort: Cohort) -> Reported | None:
+    """The means of what clients reported (law 21), whether the rule weighs them or not.
+
+    Over the selected alone, they would tell who those are.
+    """
+    reports = (cohort.rows[row].report for row in cohort.alive)
+    return cohort.terms.asked.mean(reports, cohort.terms.least_reports)
 
 
 def _weights(plan: Plan) -> tuple[float, ...]:

@@ -94,6 +94,7 @@ class Life:
             masking="none",
             distances="inside",
             cautions=(),
+            metrics=None,
             signature=UNSIGNED,
         )
         return state._identity.sign(replace(plain, **changes))
