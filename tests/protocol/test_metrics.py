@@ -283,3 +283,18 @@ def test_a_round_as_a_function_takes_what_each_client_reports():
     assert run_round(rows, f=1).receipt.metrics is None
     with pytest.raises(ConfigError, match="one dict per client, or None; got 2 for 6"):
         run_round(rows, f=1, metrics=reports[:2])
+
+
+def test_what_remains_a_host_that_leaves_a_client_out_reads_a_count_that_stays_the_same(simulate):
+    """As docs/threat-model.md says: no confirmation stops this, since both means are released."""
+    counts = [120, 450, 90, 1000, 310, 70, 640]
+    simulation, means = simulate(n=N, f=F, report_metrics=("examples",)), []
+    for absent in ((), (3,)):
+        round_ = simulation.open()
+        for row in sorted(set(range(N)) - set(absent)):
+            round_.send(round_.seal(row, metrics={"examples": counts[row]}))
+        proposed = round_.finish()
+        simulation.follow(proposed)
+        means.append(proposed.receipt.metrics)
+    sums = [each.clients * each.examples for each in means]
+    assert sums[0] - sums[1] == pytest.approx(counts[3])

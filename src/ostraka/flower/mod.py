@@ -221,8 +221,12 @@ def _reported(answer: Message, chosen: dict[str, str], asked: Asked) -> Values |
     """Return what is sealed of the app's metrics. Metrics that do not fit keep no update back."""
     if not chosen or not asked.names:
         return None
+    records = answer.content.metric_records.values()
     told = {
-        key: value for each in answer.content.metric_records.values() for key, value in each.items()
+        key: value
+        for record in records
+        for key, value in record.items()
+        if not isinstance(value, list)
     }
     values = {name: told[key] for name, key in chosen.items() if key in told}
     try:
