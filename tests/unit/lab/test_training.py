@@ -1,6 +1,8 @@
+import math
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -62,6 +64,19 @@ def test_a_step_is_the_gradient_of_the_mean_loss_times_the_learning_rate():
     np.testing.assert_allclose(trained.update, expected, rtol=1e-4, atol=1e-6)
     assert trained.loss == pytest.approx(loss.item(), rel=1e-5)
     assert trained.update.dtype == np.float32
+
+
+def test_a_client_reports_what_it_saw_and_nothing_if_it_does_not_know():
+    trainer = make(recipe=Recipe(epochs=1, batch=100))
+    at = start(trainer)
+    trained, before = trainer.update(at, seed=[0]), score(trainer.model, at)
+    reported = trained.metrics
+    assert reported is not None
+    assert reported["accuracy"] == before.accuracy
+    assert reported["loss"] == pytest.approx(before.loss, rel=1e-5)
+    assert reported["examples"] == 20
+    assert replace(trained, loss=math.nan).metrics is None
+    assert replace(trained, accuracy=None).metrics is None
 
 
 def test_steps_are_those_of_torch():
