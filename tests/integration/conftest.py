@@ -258,12 +258,12 @@ class Deployment:
             process.kill()
 
 
-@pytest.fixture
-def deploy(tmp_path) -> Iterator[Callable[..., Deployment]]:
+@contextlib.contextmanager
+def deploying(folders: Path) -> Iterator[Callable[..., Deployment]]:
     deployments: list[Deployment] = []
 
     def make(*, settings: dict[str, Any] | None = None, **plan: Any) -> Deployment:
-        deployment = Deployment(tmp_path / f"federation-{len(deployments)}", Plan(**plan))
+        deployment = Deployment(folders / f"federation-{len(deployments)}", Plan(**plan))
         federation_folder.create(deployment.root, deployment.plan, now=int(time.time()) - 60)
         deployments.append(deployment)
         deployment.set(listen=deployment.address, **(settings or {}))
@@ -272,6 +272,19 @@ def deploy(tmp_path) -> Iterator[Callable[..., Deployment]]:
     yield make
     for deployment in deployments:
         deployment.stop()
+
+
+@pytest.fixture
+def deploy(tmp_path) -> Iterator[Callable[..., Deployment]]:
+    with deploying(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def deploy_once(tmp_path_factory) -> Iterator[Callable[..., Deployment]]:
+    """For a federation that many tests share."""
+    with deploying(tmp_path_factory.mktemp("shared")) as make:
+        yield make
 
 
 def events(process: Process, name: str) -> list[dict[str, Any]]:

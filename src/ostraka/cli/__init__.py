@@ -140,6 +140,11 @@ COMMANDS: dict[str, Command | Group] = {
         "ostraka.cli.status:status",
         "Show where a federation stands: the round, who is in, who was refused and why.",
     ),
+    "dashboard": Command(
+        "ostraka.cli.dashboard:dashboard",
+        "Show a running federation as a live page.",
+        extra="dashboard",
+    ),
     "attest": _ATTEST,
     "leakage": Command("ostraka.cli.leakage:leakage", "Print what Gaussian masks leak, and cost."),
 }
