@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from rich.text import Text
 from ostraka import federation_file
 from ostraka.cli.output import Json, show, table
 from ostraka.dashboard.told import doing
-from ostraka.errors import ConfigError, ServiceError
+from ostraka.errors import INTERRUPTED, ConfigError, ServiceError
 from ostraka.files import read_private
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2 import StatusRequest
@@ -97,17 +98,27 @@ class _Service:
 
 
 def _watch(service: _Service) -> None:
-    """Redraw the status until the user ends it. The last one stays while the service is away."""
-    shown, console = _table(service.ask()), Console()
-    with Live(shown, console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    """Show the status again and again until the user ends it, also while the service is away.
+
+    Without a terminal, a line is printed whenever it does something else.
+    """
+    console, figures, said = Console(highlight=False), service.ask(), ""
+    screen = Live(console=console, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), screen if console.is_terminal else nullcontext():
         while True:
-            live.update(shown, refresh=True)
-            time.sleep(_EVERY_S)
+            away = ""
             try:
-                shown = _table(service.ask())
-            except (ServiceError, ConfigError) as away:
-                told = Text(f"connection lost, trying again: {away}", style="bold red")
-                live.update(Group(told, shown), refresh=True)
+                figures = service.ask()
+            except (ServiceError, ConfigError) as failed:
+                away = f"connection lost, trying again: {failed}"
+            if console.is_terminal:
+                screen.update(Group(Text(away, style="bold red"), _table(figures)), refresh=True)
+            doing_now = away or f"round {figures['round']}: {_doing(figures)}"
+            if doing_now != said and not console.is_terminal:
+                console.print(doing_now, soft_wrap=True, markup=False)
+            said = doing_now
+            time.sleep(_EVERY_S)
+    raise typer.Exit(INTERRUPTED)
 
 
 def _table(figures: dict[str, Any]) -> Table:

@@ -1,10 +1,12 @@
 """HTML and SVG whose text is escaped by construction, and two charts."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 
 _WIDTH, _HEIGHT = 420, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 10, 24
+_LONG = 4.0  # times the median, from which on a bar is cut
 _STEPS = 4  # at most, on an axis
 _NUMBERED = 10  # rounds that have room for their number
 
@@ -47,15 +49,20 @@ def _text(value: object) -> str:
 def stacked_bars(
     title: str, rounds: Mapping[int, Mapping[str, float]], stages: Sequence[str]
 ) -> Markup:
-    """A bar for each round, of its stages. Colours are the classes s0, s1, ..."""
+    """A bar for each round, of its stages. Colours are the classes s0, s1, ...
+
+    A round that took many times as long as most would flatten all others: its bar is cut, and has
+    its length written on it.
+    """
     totals = [sum(each.values()) for each in rounds.values()]
-    top, ticks = _scale(max(totals, default=0.0))
+    usual = _LONG * statistics.median(totals)
+    top, ticks = _scale(min(max(totals), usual) if usual > 0 else max(totals))
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(rounds))
     bars = []
     for at, (number, times) in enumerate(rounds.items()):
-        left, height = _LEFT + at * step, 0.0
+        left, height, total = _LEFT + at * step, 0.0, sum(times.values())
         for which, stage in enumerate(stages):
-            part = times.get(stage, 0.0) / top * _depth()
+            part = min(times.get(stage, 0.0) / top * _depth(), _depth() - height)
             height += part
             bars.append(
                 el(
@@ -68,6 +75,9 @@ def stacked_bars(
                     height=f"{part:.1f}",
                 )
             )
+        if total > top:
+            middle = left + step / 2
+            bars.append(el("text", f"{total:.2g} s", class_="cut", x=f"{middle:.1f}", y=_TOP + 12))
     return _chart(
         title, top=top, ticks=ticks, rounds=tuple(rounds), step=step, drawn=bars, unit=" s"
     )

@@ -4,7 +4,6 @@
 them, which a browser loads once.
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -37,6 +36,7 @@ _DRAWN = 30  # rounds in a chart
 _LISTED = 50  # receipts and rejections
 _CLIENTS = 400  # that are shown by name
 _MIB = 2**20
+_END_OF_TIME = 2**37  # the latest time that can be written
 _SHORT = 16  # characters of a digest
 
 _SIMULATED = (
@@ -60,11 +60,11 @@ _SECTIONS = (
 _OPTIONAL = ("figures",)
 
 
-def parts(view: View) -> dict[str, str]:
+def parts(view: View) -> dict[str, Markup]:
     """Draw everything that changes, by its name."""
     told = view.told
     return {
-        "title": told.federation if told else view.address,
+        "title": join(told.federation if told else view.address),
         "notices": _notices(view),
         "sentence": _sentence(view),
         "now": _now(view) if told else el("p", "Nothing is known yet.", class_="muted"),
@@ -80,11 +80,11 @@ def parts(view: View) -> dict[str, str]:
     }
 
 
-def whole(drawn: Mapping[str, str]) -> str:
+def whole(drawn: Mapping[str, Markup]) -> str:
     """The page, with these parts in their places."""
 
     def place(name: str, tag: str = "div", **attributes: Any) -> Markup:
-        return el(tag, Markup(drawn[name]), data_part=name, **attributes)
+        return el(tag, drawn[name], data_part=name, **attributes)
 
     sections = [
         el(
@@ -501,7 +501,10 @@ def _receipts(chain: Sequence[Verified]) -> Markup:
 def _remarks(each: Verified) -> str:
     receipt = each.receipt
     said = [f"null step: {receipt.failure}" if receipt.failure else "", receipt.note]
-    return "; ".join(filter(None, (*said, *receipt.cautions))) or "-"
+    others = [
+        each for each in receipt.cautions if not each.startswith("simulated")
+    ]  # It stands above all.
+    return "; ".join(filter(None, (*said, *others))) or "-"
 
 
 def _evidence(view: View) -> Markup:
@@ -520,10 +523,10 @@ def _service(view: View) -> Markup:
     told = view.told
     if told is None:
         return el("p", "Nothing is known yet.", class_="muted")
-    started = time.time() - told.uptime_s
+    started = datetime.fromtimestamp(min(told.started_at, _END_OF_TIME), UTC)
     pairs = [
         ("Address", view.address),
-        ("Started", f"{datetime.fromtimestamp(started, UTC):%Y-%m-%d %H:%M} UTC"),
+        ("Started", f"{started:%Y-%m-%d %H:%M:%S} UTC"),
         ("Restarts seen", f"{view.restarts}"),
         ("Memory, at most", f"{told.memory_mib:,} MiB"),
         ("Received", _size(told.bytes_in)),

@@ -29,6 +29,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostraka.dashboard import page
+from ostraka.dashboard.markup import Markup
 from ostraka.errors import ConfigError
 
 LEAST_TOKEN = 16  # characters
@@ -45,6 +46,7 @@ _STATIC = {
     "icon.svg": "image/svg+xml",
 }
 _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9.-]+))(?::[0-9]{1,5})?")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
 _HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; "
@@ -61,13 +63,13 @@ _HEADERS = {
 class Hub:
     """The newest picture, and who waits for the next. All of it is used on one event loop."""
 
-    def __init__(self, parts: Mapping[str, str]) -> None:
+    def __init__(self, parts: Mapping[str, Markup]) -> None:
         self.parts = dict(parts)
         self.listeners = 0
         self.closed = False
         self._news = asyncio.Event()
 
-    def publish(self, parts: Mapping[str, str]) -> None:
+    def publish(self, parts: Mapping[str, Markup]) -> None:
         if parts != self.parts:
             self.parts = dict(parts)
             self._wake()
@@ -115,7 +117,7 @@ class Listening(Response):
     async def _stream(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
-        sent: dict[str, str] = {}
+        sent: dict[str, Markup] = {}
         while not self._hub.closed:
             newest = self._hub.parts
             new = {name: part for name, part in newest.items() if sent.get(name) != part}
@@ -280,15 +282,15 @@ class Listener:
     @classmethod
     def at(cls, address: str) -> "Listener":
         """Bind HOST:PORT. Raises ConfigError."""
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
+        match = _ADDRESS.fullmatch(address)
+        if match is None or int(match[2]) >= 2**16:
+            raise ConfigError(f"cannot listen on {address!r}: it has to be HOST:PORT")
+        host = match[1].strip("[]")
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            return cls(socket.create_server((host, int(port)), family=family, backlog=1024))
-        except (OSError, ValueError, OverflowError) as failed:
-            raise ConfigError(
-                f"cannot listen on {address!r}, which is HOST:PORT: {failed}"
-            ) from None
+            return cls(socket.create_server((host, int(match[2])), family=family, backlog=1024))
+        except OSError as failed:
+            raise ConfigError(f"cannot listen on {address}: {failed}") from None
 
     @property
     def port(self) -> int:
@@ -313,7 +315,7 @@ class Serving:
     def __init__(
         self,
         listener: Listener,
-        parts: Mapping[str, str],
+        parts: Mapping[str, Markup],
         *,
         token: str | None = None,
         hosts: frozenset[str] = frozenset(),
@@ -353,7 +355,7 @@ class Serving:
         started()
         await self._server.serve(sockets=[self._listener.bound])
 
-    def publish(self, parts: Mapping[str, str]) -> None:
+    def publish(self, parts: Mapping[str, Markup]) -> None:
         """Show these parts to everybody, from any thread."""
         self._call(lambda hub: hub.publish(parts))
 

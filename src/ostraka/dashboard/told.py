@@ -58,7 +58,7 @@ class Told:
     memory_mib: int
     bytes_in: int
     bytes_out: int
-    uptime_s: float
+    started_at: float
 
     @classmethod
     def read(cls, text: str) -> "Told":
@@ -122,7 +122,7 @@ def _told(said: Mapping[str, Any]) -> Told:
         memory_mib=_count(said["memory_mib"]),
         bytes_in=_count(said["bytes_in"]),
         bytes_out=_count(said["bytes_out"]),
-        uptime_s=_number(said["uptime_s"]),
+        started_at=_number(said["started_at"]),
     )
 
 

@@ -199,7 +199,7 @@ class Observer:
             self._prove(service)
         if told.published != (self._memory.progress[0] if self._memory else 0):
             self._follow(service)
-        restarted = before is not None and told.uptime_s < before.uptime_s
+        restarted = before is not None and told.started_at != before.started_at
         if before is not None and restarted:
             self._past = _sum(self._past, before.work)
         self._change(

@@ -83,6 +83,7 @@ class Status:
     uploaded: int = 0  # bytes by lanes, of the rounds before this one
     counts: Count[str] = field(default_factory=Count)
     started: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.time)
     token: str = field(default_factory=lambda: secrets.token_hex(_TOKEN_BYTES), repr=False)
 
     def __post_init__(self) -> None:
@@ -198,6 +199,7 @@ class Status:
             "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _KIB_OF_MIB,
             "bytes_in": bytes_in + self.uploaded + self._received(),
             "bytes_out": bytes_out,
+            "started_at": round(self.started_at, 3),
             "uptime_s": round(time.monotonic() - self.started, 1),
         }
 
