@@ -95,6 +95,21 @@ _WITNESS = Group(
     },
 )
 
+_OBSERVER = Group(
+    """See a federation's status with its names, and take no part.
+
+    \b
+    Examples:
+      ostraka observer enrol --name dashboard
+    """,
+    {
+        "enrol": Command(
+            "ostraka.cli.init:enrol_observer",
+            "Make a key, and print the lines that let it observe.",
+        ),
+    },
+)
+
 _ATTEST = Group(
     """Read and verify the evidence by which an enclave proves itself.
 
@@ -140,6 +155,7 @@ COMMANDS: dict[str, Command | Group] = {
         "ostraka.cli.status:status",
         "Show where a federation stands: the round, who is in, who was refused and why.",
     ),
+    "observer": _OBSERVER,
     "dashboard": Command(
         "ostraka.cli.dashboard:dashboard",
         "Show a running federation as a live page.",

@@ -113,7 +113,7 @@ def _watch(service: _Service) -> None:
                 away = f"connection lost, trying again: {failed}"
             if console.is_terminal:
                 screen.update(Group(Text(away, style="bold red"), _table(figures)), refresh=True)
-            doing_now = away or f"round {figures['round']}: {_doing(figures)}"
+            doing_now = away or f"round {figures['round']}: {_doing(figures, timed=False)}"
             if doing_now != said and not console.is_terminal:
                 console.print(doing_now, soft_wrap=True, markup=False)
             said = doing_now
@@ -142,13 +142,13 @@ def _token(state: Path) -> str:
         raise ConfigError(f"{unreadable}: is the service running, and as this user?") from None
 
 
-def _doing(figures: dict[str, Any]) -> str:
+def _doing(figures: dict[str, Any], *, timed: bool = True) -> str:
     """Say what the service waits for. Strangers are told how many, and not who."""
     return doing(
         str(figures["phase"]),
         figures["awaited"],
         quorate=bool(figures.get("quorum_reached")),
-        left_s=figures["deadline_in_s"],
+        left_s=figures["deadline_in_s"] if timed else None,
     )
 
 

@@ -262,7 +262,7 @@ def _advised(failed: OstrakaError) -> str:
     if isinstance(failed, ServiceError) and failed.status == "PERMISSION_DENIED":
         return (
             "the service does not know this observer: its operator has to add an [[observer]] with "
-            "this name and key to federation.toml (ostraka dashboard --help), and it is known from "
-            "the next round on"
+            "this name and key to federation.toml (ostraka observer enrol prints one); it is known "
+            "from the next round on"
         )
     return str(failed)
