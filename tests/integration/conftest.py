@@ -65,6 +65,32 @@ with ostraka.Client(
         print("done", outcome.round, outcome.accepted, outcome.reason, flush=True)
 """
 
+# A worker that adds 1 to one entry of every matrix that it computes.
+LIAR = """
+import sys
+from pathlib import Path
+from ostraka.core.field import P
+from ostraka.core.gram import NumpyKernel
+from ostraka.files import read_identity
+from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
+
+class Liar(NumpyKernel):
+    def begin(self, rows, values):
+        self.running = super().begin(rows, values)
+        self.add = self.running.add
+        return self
+
+    def total(self):
+        total = self.running.total()
+        total[0, 1] = (int(total[0, 1]) + 1) % P
+        return total
+
+address, name, key = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+policy = Verifier.of(key.parent.parent / "policy.toml", unsafe_simulation=True)
+pin = EnclavePin.chosen(key, receipt_key=None, verifier=policy)
+WorkerService(address, Staff(name, read_identity(key), Liar(), pin)).run()
+"""
+
 
 def free_port() -> int:
     """A port that no connection gets by itself: a service that was stopped finds it free again."""
@@ -239,6 +265,10 @@ class Deployment:
             *("--key", str(self.key(name)), "--device", "cpu", "--log-json"),
             *("--policy", str(self.root / "policy.toml"), "--unsafe-simulation"),
         )
+
+    def lying_worker(self, number: int) -> Process:
+        name = f"worker-{number}"
+        return self.spawn(name, "-c", LIAR, self.address, name, str(self.key(name)))
 
     def workers(self) -> list[Process]:
         return [self.worker(number) for number in range(1, self.plan.workers + 1)]

@@ -57,32 +57,6 @@ for name in names:
     threading.Thread(target=take_part, args=(name,)).start()
 """
 
-# A worker that adds 1 to one entry of every matrix that it computes.
-LYING_WORKER = """
-import sys
-from pathlib import Path
-from ostraka.core.field import P
-from ostraka.core.gram import NumpyKernel
-from ostraka.files import read_identity
-from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
-
-class Liar(NumpyKernel):
-    def begin(self, rows, values):
-        self.running = super().begin(rows, values)
-        self.add = self.running.add
-        return self
-
-    def total(self):
-        total = self.running.total()
-        total[0, 1] = (int(total[0, 1]) + 1) % P
-        return total
-
-address, name, key = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-policy = Verifier.of(key.parent.parent / "policy.toml", unsafe_simulation=True)
-pin = EnclavePin.chosen(key, receipt_key=None, verifier=policy)
-WorkerService(address, Staff(name, read_identity(key), Liar(), pin)).run()
-"""
-
 
 @dataclass
 class Watched:
@@ -119,7 +93,7 @@ def watched(deploy_once):
     )
     root = federation.deployment
     federation.start_enclave()
-    root.spawn(LIAR, "-c", LYING_WORKER, root.address, LIAR, str(root.key(LIAR)))
+    root.lying_worker(1)
     root.worker(2)
     root.worker(3)
     federation.start_dashboard()

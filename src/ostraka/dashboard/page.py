@@ -413,7 +413,8 @@ def _workers(view: View) -> Markup:
             )
         )
     liars = [name for name in enrolled if view.work.get(name, Work()).lies]
-    said = f"{', '.join(liars)} returned false numbers, was caught, and left out of the round."
+    them = "were caught: they got" if len(liars) > 1 else "was caught: it got"
+    said = f"{', '.join(liars)} returned false numbers and {them} no more work in that round."
     heads = ("Worker", "Now", "Attempts", "Lies", "Failures")
     return join(
         el("p", said, class_="bad") if liars else None,

@@ -23,6 +23,7 @@ from ostraka.config import Federation
 from ostraka.dashboard.told import Metrics, Told, Work
 from ostraka.encoding import decode, digest
 from ostraka.errors import (
+    AttestationRefused,
     LocalProtocolError,
     OpenError,
     OstrakaError,
@@ -138,7 +139,7 @@ class Observer:
                         backoff.reset()
             except grpc.RpcError as error:
                 self._lose(str(Status.of(error)))
-            except (ReceiptRefused, OpenError) as refused:
+            except (AttestationRefused, ReceiptRefused, OpenError) as refused:
                 self._refuse(str(refused))
             except OstrakaError as failed:
                 self._lose(_advised(failed))
@@ -153,7 +154,8 @@ class Observer:
         elif held.receipt_key != proved.receipt_key:
             raise ReceiptRefused(
                 "this enclave signs with another key than the one that was watched before: it is "
-                "another one, or its state was lost"
+                "another one, or its state was lost. If its authority has abandoned a round, start "
+                "this page's server again"
             )
         self._change(
             federation=proved.charter.federation, claims=proved.claims, proved_at=time.time()

@@ -1,5 +1,6 @@
 """An observer sees the status with its names, verifies what is signed, and changes nothing."""
 
+import re
 import shutil
 import threading
 import time
@@ -134,7 +135,7 @@ def observing(service, **options):
                 news.wait(0.5)
             return seen[-1]
 
-    policy = service.root / "policy.toml"
+    policy = options.get("policy", service.root / "policy.toml")
     identity = options.get("identity") or service.identity("observer")
     name = options.get("name", "observer")
     who = Verifier(name, identity, read_policy(policy), policy, True, observes=True)
@@ -240,6 +241,39 @@ def test_a_receipt_that_was_changed_is_refused_and_stays_shown(service, speaker,
         monkeypatch.setattr(ReadOnlyConnection, "stream", honest)
         view = wait(lambda view: view.chain and not view.lost)
         assert view.refusals
+
+
+def test_a_receipt_that_was_left_out_is_missed(service, speaker, monkeypatch):
+    """Certificates alone would prove the receipts on both sides of the gap."""
+    honest = ReadOnlyConnection.stream
+
+    @contextmanager
+    def omitting(self, method, request):
+        with honest(self, method, request) as links:
+            yield (link for link in links if number(link) != 2)
+
+    def number(link):
+        brought = link.WhichOneof("link") == "certified"
+        return decode(Certified, link.certified).receipt.number if brought else 0
+
+    for opened in (2, 3, 4):
+        play_round(service, speaker)
+        service.wait_for("RoundOpened", opened)
+    monkeypatch.setattr(ReadOnlyConnection, "stream", omitting)
+    with observing(service) as wait:
+        view = wait(lambda view: view.refusals)
+        assert "round 3 does not follow on round 1" in view.refusals[0]
+
+
+def test_an_enclave_of_other_code_is_refused(service):
+    text = (service.root / "policy.toml").read_text()
+    other = service.root / "other.toml"
+    other.write_text(re.sub(r'(mrenclave = \[?"?)[0-9a-f]{8}', r"\g<1>00000000", text))
+    assert other.read_text() != text
+    with observing(service, policy=other) as wait:
+        view = wait(lambda view: view.refusals)
+        assert "does not list this code" in view.refusals[0]
+        assert view.told is None
 
 
 def test_an_observer_goes_on_behind_a_restart(service, speaker):
