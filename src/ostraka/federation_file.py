@@ -2,7 +2,7 @@
 
 The terms and the roster make up the `Federation`, which the authority signs as a charter and to
 which evidence is bound. The rest (deadlines, storage, limits, addresses) is the operator's own: it
-may change without a new revision.
+may change without a new revision. So may its observers, who see the status and nothing else.
 """
 
 import re
@@ -245,7 +245,7 @@ class Enclave:
 
 @dataclass(frozen=True)
 class Enrolled:
-    """[[client]], [[worker]] or [[witness]]: a party's name and public key.
+    """[[client]], [[worker]], [[witness]] or [[observer]]: a party's name and public key.
 
     revoked: why it takes no part any more. Its key may never return.
     """
@@ -277,6 +277,7 @@ class _Layout:
     client: tuple[Enrolled, ...] = ()
     worker: tuple[Enrolled, ...] = ()
     witness: tuple[Enrolled, ...] = ()
+    observer: tuple[Enrolled, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -301,6 +302,7 @@ class FederationFile:
     clients: tuple[Enrolled, ...]
     workers: tuple[Enrolled, ...]
     witnesses: tuple[Enrolled, ...]
+    observers: tuple[Member, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -437,6 +439,7 @@ def load(path: Path) -> FederationFile:
         clients=layout.client,
         workers=layout.worker,
         witnesses=layout.witness,
+        observers=_active(layout.observer),
     )
     with document.blame("terms"):
         federation = file.federation()
@@ -563,7 +566,12 @@ def _require(what: str, value: float, least: float, most: float) -> None:
 def _require_distinct(document: Document, layout: _Layout) -> None:
     """The enrolled are compared here, too, because only here their lines are known."""
     owners: dict[tuple[str, str | bytes], str] = {}
-    tables = (("client", layout.client), ("worker", layout.worker), ("witness", layout.witness))
+    tables = (
+        ("client", layout.client),
+        ("worker", layout.worker),
+        ("witness", layout.witness),
+        ("observer", layout.observer),
+    )
     for table, members in tables:
         for i, member in enumerate(members):
             for taken in (("name", member.name), ("key", member.key)):

@@ -204,7 +204,7 @@ class WorkerHello:
 
 @dataclass(frozen=True)
 class ClientHello:
-    """A client or a witness proves that a connection is its own: the nonce is the connection's.
+    """A client, a witness or an observer proves that a connection is its own, by its nonce.
 
     What else it sends may be carried by others, and replayed; who is here cannot be.
     """

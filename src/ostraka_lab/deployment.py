@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ostraka import federation_file, files
 from ostraka.cli import federation_folder
-from ostraka.cli.federation_folder import AUTHORITY, FEDERATION, KEYS, POLICY, Plan
+from ostraka.cli.federation_folder import AUTHORITY, FEDERATION, KEYS, OBSERVER, POLICY, Plan
 from ostraka.errors import LocalProtocolError, RoundFailed
 from ostraka.files import read_identity
 from ostraka.protocol.confirm import electorates
@@ -73,6 +73,19 @@ class Deployment:
         tls = () if self.certificate is None else ("--tls-ca", str(self.certificate))
         more = ("--key", key, *policy, *tls, "--device", "cpu", "--log-json")
         return self.children.start(name, "ostraka", *arguments, *more, serves=True)
+
+    def start_dashboard(self) -> str:
+        """Start the live page, and open it if there is a screen. Gives its address.
+
+        Without it, the rest goes on.
+        """
+        listen = f"127.0.0.1:{_free_port()}"
+        arguments = ("dashboard", "--enclave", self.address, "--listen", listen, "--open")
+        key = str(self.root / KEYS / f"{OBSERVER}.key")
+        tls = () if self.certificate is None else ("--tls-ca", str(self.certificate))
+        more = ("--key", key, "--policy", str(self.root / POLICY), "--unsafe-simulation", *tls)
+        self.children.start("dashboard", "ostraka", *arguments, *more, serves=True, spare=True)
+        return f"http://{listen}/"
 
     def start_client(self, name: str, module: str, *arguments: str) -> Child:
         """Start a client: a program that takes part and then ends. Without it, the rest goes on."""

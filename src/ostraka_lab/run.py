@@ -58,10 +58,13 @@ def found_run(folder: RunFolder, experiment: Experiment, *, command: str) -> Any
     return task
 
 
-def run(folder: RunFolder, *, tell: Tell | None = None) -> Generator[RoundMetrics]:
+def run(
+    folder: RunFolder, *, tell: Tell | None = None, live: Callable[[str], None] | None = None
+) -> Generator[RoundMetrics]:
     """Run the rounds that are left, and yield each when it is published and evaluated.
 
-    All processes end with the generator. Raises ConfigError, ServiceError or RoundFailed.
+    live: told where the federation's live page is, which is served only if this is given. All
+    processes end with the generator. Raises ConfigError, ServiceError or RoundFailed.
     """
     experiment, _ = folder.load()
     done = len(read(folder.root))
@@ -76,6 +79,8 @@ def run(folder: RunFolder, *, tell: Tell | None = None) -> Generator[RoundMetric
         address = move(folder.federation)
         deployment = Deployment(folder.federation, address, children)
         deployment.change(count=experiment.rounds)
+        if live is not None and done < experiment.rounds:
+            live(deployment.start_dashboard())
         yield from _Run(folder, task, deployment, metrics, tell or _ignore).rounds(done, averaged)
 
 

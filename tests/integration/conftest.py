@@ -65,6 +65,32 @@ with ostraka.Client(
         print("done", outcome.round, outcome.accepted, outcome.reason, flush=True)
 """
 
+# A worker that adds 1 to one entry of every matrix that it computes.
+LIAR = """
+import sys
+from pathlib import Path
+from ostraka.core.field import P
+from ostraka.core.gram import NumpyKernel
+from ostraka.files import read_identity
+from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
+
+class Liar(NumpyKernel):
+    def begin(self, rows, values):
+        self.running = super().begin(rows, values)
+        self.add = self.running.add
+        return self
+
+    def total(self):
+        total = self.running.total()
+        total[0, 1] = (int(total[0, 1]) + 1) % P
+        return total
+
+address, name, key = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+policy = Verifier.of(key.parent.parent / "policy.toml", unsafe_simulation=True)
+pin = EnclavePin.chosen(key, receipt_key=None, verifier=policy)
+WorkerService(address, Staff(name, read_identity(key), Liar(), pin)).run()
+"""
+
 
 def free_port() -> int:
     """A port that no connection gets by itself: a service that was stopped finds it free again."""
@@ -240,6 +266,10 @@ class Deployment:
             *("--policy", str(self.root / "policy.toml"), "--unsafe-simulation"),
         )
 
+    def lying_worker(self, number: int) -> Process:
+        name = f"worker-{number}"
+        return self.spawn(name, "-c", LIAR, self.address, name, str(self.key(name)))
+
     def workers(self) -> list[Process]:
         return [self.worker(number) for number in range(1, self.plan.workers + 1)]
 
@@ -258,12 +288,12 @@ class Deployment:
             process.kill()
 
 
-@pytest.fixture
-def deploy(tmp_path) -> Iterator[Callable[..., Deployment]]:
+@contextlib.contextmanager
+def deploying(folders: Path) -> Iterator[Callable[..., Deployment]]:
     deployments: list[Deployment] = []
 
     def make(*, settings: dict[str, Any] | None = None, **plan: Any) -> Deployment:
-        deployment = Deployment(tmp_path / f"federation-{len(deployments)}", Plan(**plan))
+        deployment = Deployment(folders / f"federation-{len(deployments)}", Plan(**plan))
         federation_folder.create(deployment.root, deployment.plan, now=int(time.time()) - 60)
         deployments.append(deployment)
         deployment.set(listen=deployment.address, **(settings or {}))
@@ -272,6 +302,19 @@ def deploy(tmp_path) -> Iterator[Callable[..., Deployment]]:
     yield make
     for deployment in deployments:
         deployment.stop()
+
+
+@pytest.fixture
+def deploy(tmp_path) -> Iterator[Callable[..., Deployment]]:
+    with deploying(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def deploy_once(tmp_path_factory) -> Iterator[Callable[..., Deployment]]:
+    """For a federation that many tests share."""
+    with deploying(tmp_path_factory.mktemp("shared")) as make:
+        yield make
 
 
 def events(process: Process, name: str) -> list[dict[str, Any]]:

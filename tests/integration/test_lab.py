@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -195,6 +197,31 @@ def test_attackers_confirm_even_if_their_updates_are_refused(tmp_path):
     figures = train(tmp_path / "run", *arguments, *ONE_PROCESS)
     assert figures["rounds"] == 2
     assert [len(row.rejected) for row in read(tmp_path / "run")] == [3, 3]
+
+
+@pytest.mark.slow
+def test_a_run_can_be_watched_while_it_runs(tmp_path):
+    folder = tmp_path / "run"
+    arguments = (*SMALL, *ONE_PROCESS, "--rounds", "500", "--out", str(folder), "--live")
+    process = ostraka("train", *arguments, env={**os.environ, "DISPLAY": ""})
+    try:
+        wait_for(lambda: len(read(folder)) >= 2)
+        log = (folder / "logs" / "dashboard.log").read_text()
+        address = re.findall(r"http://\S+", log)[0]
+
+        def page() -> str:
+            with urllib.request.urlopen(address, timeout=PATIENCE_S) as reply:
+                return str(reply.read(), "utf-8")
+
+        wait_for(lambda: "Round 3 of 500" in page() or "receipts verified" in page())
+        pids = children(process.pid)
+        press_ctrl_c(process)
+        _, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert f"Live, while it runs: {address}" in err
+    wait_for(lambda: all_gone(pids))
 
 
 def published(folder: Path) -> int:

@@ -18,32 +18,6 @@ SMALL_DISK = 128 * 2**10
 # No row has room in memory, so that all lie on the disk.
 SPOOLED = {"memory_mib": 0}
 
-# A worker that adds 1 to one entry of every matrix that it computes.
-LIAR = """
-import sys
-from pathlib import Path
-from ostraka.core.field import P
-from ostraka.core.gram import NumpyKernel
-from ostraka.files import read_identity
-from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService
-
-class Liar(NumpyKernel):
-    def begin(self, rows, values):
-        self.running = super().begin(rows, values)
-        self.add = self.running.add
-        return self
-
-    def total(self):
-        total = self.running.total()
-        total[0, 1] = (int(total[0, 1]) + 1) % P
-        return total
-
-address, name, key = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-policy = Verifier.of(key.parent.parent / "policy.toml", unsafe_simulation=True)
-pin = EnclavePin.chosen(key, receipt_key=None, verifier=policy)
-WorkerService(address, Staff(name, read_identity(key), Liar(), pin)).run()
-"""
-
 # The enclave's service on a wall clock that is wrong by what a file says.
 WRONG_CLOCK = """
 import sys, time
@@ -117,9 +91,7 @@ def test_without_a_spare_the_enclave_measures_by_itself(stage):
 def test_a_worker_that_lies_is_named_and_left_out(stage, spares):
     play = stage(workers=2 + spares, settings={"workers": 2})
     play.start_enclave()
-    deployment = play.deployment
-    arguments = (deployment.address, "worker-1", str(deployment.key("worker-1")))
-    deployment.spawn("worker-1", "-c", LIAR, *arguments)
+    play.deployment.lying_worker(1)
     for number in range(2, 3 + spares):
         play.start_worker(number)
     for number in range(1, 3 + spares):

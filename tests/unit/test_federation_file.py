@@ -58,6 +58,7 @@ def template(clients=5, workers=2, f=1, rule=USUAL, **changes):
         working=max(2, workers),
         clients=members("client", clients),
         workers=members("worker", workers),
+        observer=members("observer", 1)[0],
         composition=rules.parse(rule),
         disclose_values=False,
         upload="float32",

@@ -107,3 +107,15 @@ def find(kind: str) -> Tee[Any]:
         if tee.kind == kind:
             return tee
     raise AttestationRefused(Refusal.KIND, repr(kind))
+
+
+def words(claims: Claims) -> list[tuple[str, str]]:
+    """What evidence says, for people: each a name and a text."""
+    return [
+        ("evidence of", find(claims.kind).title),
+        *((name, value.hex()) for name, value in claims.measurements),
+        ("report data", claims.report_data.hex()),
+        ("debug", "YES: its host can read it" if claims.debug else "no"),
+        *((name.replace("_", " "), text or "-") for name, text in claims.facts),
+        ("code id", claims.code_id.hex()),
+    ]

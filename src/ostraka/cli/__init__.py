@@ -95,6 +95,21 @@ _WITNESS = Group(
     },
 )
 
+_OBSERVER = Group(
+    """See a federation's status with its names, and take no part.
+
+    \b
+    Examples:
+      ostraka observer enrol --name dashboard
+    """,
+    {
+        "enrol": Command(
+            "ostraka.cli.init:enrol_observer",
+            "Make a key, and print the lines that let it observe.",
+        ),
+    },
+)
+
 _ATTEST = Group(
     """Read and verify the evidence by which an enclave proves itself.
 
@@ -139,6 +154,12 @@ COMMANDS: dict[str, Command | Group] = {
     "status": Command(
         "ostraka.cli.status:status",
         "Show where a federation stands: the round, who is in, who was refused and why.",
+    ),
+    "observer": _OBSERVER,
+    "dashboard": Command(
+        "ostraka.cli.dashboard:dashboard",
+        "Show a running federation as a live page.",
+        extra="dashboard",
     ),
     "attest": _ATTEST,
     "leakage": Command("ostraka.cli.leakage:leakage", "Print what Gaussian masks leak, and cost."),

@@ -59,7 +59,7 @@ def show_evidence(
     """
     claims = verification.read(_evidence(path, kind, endorsements))
     show(
-        pairs(_rows(claims)),
+        pairs(tees.words(claims)),
         "Nothing of this was verified: it is what the evidence claims.",
         figures=_figures(claims) | {"verified": False},
         as_json=as_json,
@@ -115,7 +115,7 @@ def verify(
             show(figures={"accepted": False, "reason": refused.reason.name}, as_json=True)
         raise
     show(
-        pairs(_rows(claims)),
+        pairs(tees.words(claims)),
         f"Accepted by {policy}.",
         _binding(expected),
         figures=_figures(claims) | {"accepted": True, "bound": expected is not None, "at": when},
@@ -216,17 +216,6 @@ def _time(text: str | None) -> int:
 
 def _seconds(moment: datetime) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp())
-
-
-def _rows(claims: Claims) -> list[tuple[str, str]]:
-    return [
-        ("evidence of", tees.find(claims.kind).title),
-        *((name, value.hex()) for name, value in claims.measurements),
-        ("report data", claims.report_data.hex()),
-        ("debug", "YES: its host can read it" if claims.debug else "no"),
-        *((name.replace("_", " "), text or "-") for name, text in claims.facts),
-        ("code id", claims.code_id.hex()),
-    ]
 
 
 def _figures(claims: Claims) -> dict[str, Any]:

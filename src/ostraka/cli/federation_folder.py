@@ -6,6 +6,7 @@
     model.safetensors       the first model, unless it is zero
     keys/authority.key      signs every change of the terms and the roster
     keys/client-1.key ...   one for each client and each worker
+    keys/observer.key       shows the federation to `ostraka dashboard`
     simulation/             a platform that only plays a TEE, and what it says of itself
 
 In production every party makes its own key (`ostraka client enrol`) and keeps it to itself.
@@ -47,7 +48,7 @@ from ostraka.files import write_identity
 from ostraka.model_file import read_model, write_model
 
 FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"
-KEYS, AUTHORITY = "keys", "authority"
+KEYS, AUTHORITY, OBSERVER = "keys", "authority", "observer"
 CLIENT = "client-"  # before a client's number
 IGNORED = ".gitignore"  # keeps secrets from being committed by mistake
 SIMULATION, PLATFORM, COLLATERAL = "simulation", "platform.json", "collateral.json"
@@ -121,7 +122,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
     _rehearse(plan, model)
     federation_id = entropy(_ID)
     with _whole(folder) as partial:
-        clients, workers, authority = _write_keys(partial / KEYS, plan, entropy)
+        clients, workers, observer, authority = _write_keys(partial / KEYS, plan, entropy)
         if model is not None:
             write_model(partial / MODEL, *model)
         text = federation_toml(
@@ -134,6 +135,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             working=plan.working,
             clients=clients,
             workers=workers,
+            observer=observer,
             composition=plan.composition,
             disclose_values=plan.disclose_values,
             upload=plan.upload,
@@ -223,7 +225,7 @@ def _federation_name(folder: Path) -> str:
 
 def _write_keys(
     folder: Path, plan: Plan, entropy: Entropy
-) -> tuple[list[Member], list[Member], Identity]:
+) -> tuple[list[Member], list[Member], Member, Identity]:
     folder.mkdir(mode=0o700)
 
     def enrol(names: list[str]) -> list[Member]:
@@ -232,7 +234,7 @@ def _write_keys(
 
     clients, workers = plan.names()
     authority = write_identity(folder / f"{AUTHORITY}.key", "the federation's authority", entropy)
-    return enrol(clients), enrol(workers), authority
+    return enrol(clients), enrol(workers), enrol([OBSERVER])[0], authority
 
 
 def _write_simulation(folder: Path, now: int, entropy: Entropy) -> tuple[bytes, bytes]:

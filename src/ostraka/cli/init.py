@@ -346,13 +346,29 @@ def enrol_witness(*, name: Name, out: KeyFile = None, as_json: Json = False) -> 
     _enrol("witness", name, out, as_json=as_json)
 
 
+def enrol_observer(*, name: Name, out: KeyFile = None, as_json: Json = False) -> None:
+    """Make a key, and print the lines that let it observe.
+
+    The private key stays in a file that only you can read, and is never written over. The lines
+    are for the operator, who adds them to federation.toml. Nobody signs them, and they hold from
+    the next round on. `ostraka dashboard` shows what an observer sees.
+
+    \b
+    Examples:
+      ostraka observer enrol --name dashboard
+      ostraka observer enrol --name dashboard --out keys/dashboard.key --json
+    """
+    _enrol("observer", name, out, as_json=as_json)
+
+
 def _enrol(table: str, name: str, out: Path | None, *, as_json: bool) -> None:
     """Make a key. Only the lines go to stdout, so that they can be appended to a file."""
     Enrolled(name, bytes(32))  # Refuses a name that no federation takes, before a key is made.
     path = out or Path(f"{name}.key")
     identity = write_identity(path, name)
     click.echo(f"The private key is in {path}: keep it there, and show it to no one.", err=True)
-    click.echo("For the operator to add to federation.toml, and to sign:", err=True)
+    signed = "" if table == "observer" else ", and to sign"
+    click.echo(f"For the operator to add to federation.toml{signed}:", err=True)
     show(
         member_lines(table, Member(name, identity.public)).rstrip(),
         figures={"name": name, "key": identity.public.hex(), "file": str(path)},

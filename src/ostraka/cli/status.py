@@ -1,16 +1,23 @@
 """`ostraka status`."""
 
 import json
+import time
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
 import typer
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
 from ostraka import federation_file
 from ostraka.cli.output import Json, show, table
-from ostraka.errors import ConfigError, ServiceError
-from ostraka.events import named
+from ostraka.dashboard.told import doing
+from ostraka.errors import INTERRUPTED, ConfigError, ServiceError
 from ostraka.files import read_private
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2 import StatusRequest
@@ -19,6 +26,7 @@ from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 TOKEN_FILE = "status.token"  # as the service names it # noqa: S105
 
 _PATIENCE_S = 10.0
+_EVERY_S = 1.0
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 (looked up, not bound)
 
 
@@ -34,15 +42,21 @@ def status(
     tls_ca: Annotated[
         Path | None, typer.Option(help="PEM file with the certificate authority of the service.")
     ] = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show it again every second, until Ctrl-C.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show where a federation stands: the round, who is in, who was refused and why.
 
-    Strangers are shown numbers. The operator reads a token in the service's state folder.
+    Strangers are shown numbers. The operator reads a token in the service's state folder. With
+    --watch it goes on when the service is away or restarts; the same as a page is: ostraka
+    dashboard.
 
     \b
     Examples:
       ostraka status --config federation.toml
+      ostraka status --config federation.toml --watch
       ostraka status --enclave 127.0.0.1:7420 --json
     """
     file = federation_file.load(config) if config else None
@@ -50,19 +64,70 @@ def status(
         if file is None:
             raise ConfigError("give --config, --enclave, or both")
         address = _reachable(file.enclave.listen)
-    request = StatusRequest(token=_token(file.state) if file else "")
-    with dial(address, tls_ca=tls_ca) as channel:
-        try:
-            reply = EnclaveStub(channel).GetStatus(request, timeout=_PATIENCE_S)
-        except grpc.RpcError as failed:
-            raise ServiceError(f"{address} does not answer: {failed.details()}") from None
-    figures: dict[str, Any] = json.loads(reply.json)
+    if watch and as_json:
+        raise ConfigError("--watch is for people: leave out --json")
+    service = _Service(address, tls_ca, file.state if file else None)
+    if watch:
+        _watch(service)
+        return
+    figures = service.ask()
+    show(_table(figures), figures=figures, as_json=as_json)
+
+
+@dataclass(frozen=True)
+class _Service:
+    """Where the status is asked for. state: the folder with the operator's token, if that is here.
+
+    The token is read each time: a service that restarts makes another one.
+    """
+
+    address: str
+    tls_ca: Path | None
+    state: Path | None
+
+    def ask(self) -> dict[str, Any]:
+        """Raises ServiceError, and ConfigError if there is no token to be read."""
+        request = StatusRequest(token=_token(self.state) if self.state else "")
+        with dial(self.address, tls_ca=self.tls_ca) as channel:
+            try:
+                reply = EnclaveStub(channel).GetStatus(request, timeout=_PATIENCE_S)
+            except grpc.RpcError as failed:
+                raise ServiceError(f"{self.address} does not answer: {failed.details()}") from None
+        figures: dict[str, Any] = json.loads(reply.json)
+        return figures
+
+
+def _watch(service: _Service) -> None:
+    """Show the status again and again until the user ends it, also while the service is away.
+
+    Without a terminal, a line is printed whenever it does something else.
+    """
+    console, figures, said = Console(highlight=False), service.ask(), ""
+    screen = Live(console=console, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), screen if console.is_terminal else nullcontext():
+        while True:
+            away = ""
+            try:
+                figures = service.ask()
+            except (ServiceError, ConfigError) as failed:
+                away = f"connection lost, trying again: {failed}"
+            if console.is_terminal:
+                screen.update(Group(Text(away, style="bold red"), _table(figures)), refresh=True)
+            doing_now = away or f"round {figures['round']}: {_doing(figures, timed=False)}"
+            if doing_now != said and not console.is_terminal:
+                console.print(doing_now, soft_wrap=True, markup=False)
+            said = doing_now
+            time.sleep(_EVERY_S)
+    raise typer.Exit(INTERRUPTED)
+
+
+def _table(figures: dict[str, Any]) -> Table:
     shown = table("What", "Now")
     shown.add_row("doing", _doing(figures))
     for name, value in figures.items():
         words = _reported(value) if name == "metrics" else _words(value)
         shown.add_row(name.replace("_", " "), words)
-    show(shown, figures=figures, as_json=as_json)
+    return shown
 
 
 def _reachable(listen: str) -> str:
@@ -78,14 +143,14 @@ def _token(state: Path) -> str:
         raise ConfigError(f"{unreadable}: is the service running, and as this user?") from None
 
 
-def _doing(figures: dict[str, Any]) -> str:
+def _doing(figures: dict[str, Any], *, timed: bool = True) -> str:
     """Say what the service waits for. Strangers are told how many, and not who."""
-    who, phase = named(figures["awaited"]), figures["phase"]
-    if phase == "collecting" and figures.get("quorum_reached"):
-        return f"quorum reached, waiting {figures['deadline_in_s']:.0f} s more for {who}"
-    if phase == "collecting":
-        return f"waiting for {who}"
-    return f"waiting for {who} to confirm" if phase == "confirming" else str(phase)
+    return doing(
+        str(figures["phase"]),
+        figures["awaited"],
+        quorate=bool(figures.get("quorum_reached")),
+        left_s=figures["deadline_in_s"] if timed else None,
+    )
 
 
 def _reported(rounds: list[dict[str, float]]) -> str:

@@ -124,6 +124,11 @@ _ADVICE = """\
 # (rule = "caf", pre = ["arc"]) follows the honest more closely. Where one client can be trusted,
 # such as your own, take rule = "fltrust" with root = "its name". Figures are in docs/attacks.md."""
 
+_OBSERVERS = """\
+# Observers see the status with its names, and nothing else: ostraka dashboard. They are the
+# operator's own, and need no signature.
+"""
+
 _FEW = " With {n} clients, {most} may be silent."
 
 _POLICY = """\
@@ -204,6 +209,7 @@ def federation_toml(
     working: int,
     clients: Sequence[Member],
     workers: Sequence[Member],
+    observer: Member,
     composition: rules.Composition,
     disclose_values: bool,
     upload: str,
@@ -239,6 +245,7 @@ def federation_toml(
     )
     enrolled = [member_lines("client", each) for each in clients]
     enrolled += [member_lines("worker", each) for each in workers]
+    enrolled.append(_OBSERVERS + member_lines("observer", observer))
     return _aligned(head) + "".join(f"\n{lines}" for lines in enrolled)
 
 
@@ -261,7 +268,7 @@ def _option_lines(options: rules.Options, n: int, f: int) -> str:
 
 
 def member_lines(table: str, member: Member) -> str:
-    """Write the lines that enrol a client, a worker or a witness."""
+    """Write the lines that enrol a client, a worker, a witness or an observer."""
     return f'[[{table}]]\nname = "{member.name}"\nkey = "{member.key.hex()}"\n'
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc
 
-from ostraka.attestation.claims import NONCE_BYTES, Attested, KeyBinding
+from ostraka.attestation.claims import NONCE_BYTES, Attested, Claims, KeyBinding
 from ostraka.attestation.policy import Policy
 from ostraka.attestation.verify import (
     Circumstances,
@@ -31,7 +31,8 @@ from ostraka.transport import ostraka_pb2 as wire
 class Verifier:
     """Who this client is, and what it accepts.
 
-    policy_file: where the policy was read; it names collateral relative to that.
+    policy_file: where the policy was read; it names collateral relative to that. observes: it is an
+    observer, which the operator admits and no charter names.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Verifier:
     policy: Policy = field(repr=False)
     policy_file: Path
     unsafe_simulation: bool
+    observes: bool = False
 
     @property
     def greeting(self) -> Greeting | None:
@@ -89,16 +91,21 @@ def meet(connection: Connection, who: Verifier, held: Charter | None = None) -> 
 def _agreed(charter: Charter, who: Verifier) -> Federation:
     """Raises AttestationRefused, and ServiceError for a client that is not enrolled."""
     federation = verify_charter(charter, who.policy, int(time.time()))
-    require_enrolled(federation, who.name, who.identity)
+    if not who.observes:
+        require_enrolled(federation, who.name, who.identity)
     return federation
 
 
 @dataclass(frozen=True)
 class Proved:
-    """A proved enclave, whether a round is open or not, and the terms that it keeps to."""
+    """A proved enclave, whether a round is open or not, and the terms that it keeps to.
+
+    claims: what its evidence says.
+    """
 
     charter: Charter
     receipt_key: bytes
+    claims: Claims
 
 
 def prove(connection: Connection, who: Verifier) -> Proved:
@@ -119,7 +126,7 @@ def prove(connection: Connection, who: Verifier) -> Proved:
                 raise
             charter = newest  # The terms changed in between, and the evidence is about new ones.
         else:
-            return Proved(charter, reply.receipt_key)
+            return Proved(charter, reply.receipt_key, claims)
 
 
 def _charter(connection: Connection) -> Charter:

@@ -181,6 +181,11 @@ class Front:
             each.close()
         self._listening.clear()
 
+    @property
+    def traffic(self) -> tuple[int, int]:
+        """The bytes that went in and out so far, without those of lanes."""
+        return self._pipes.bytes_in, self._pipes.bytes_out
+
     async def drained(self) -> None:
         """Wait until the connections have ended whose server has ended, for a short time."""
         until = self._loop.time() + _LINGER_S

@@ -202,6 +202,7 @@ class Way:
         try:
             for _ in range(_CHUNKS):
                 taken = carrier.fill(self._source)
+                self._pipes.count(taken, outward=self._watched)
                 if not taken:
                     self._passage.ended(self)
                     break
@@ -332,7 +333,14 @@ class Pipes:
         self._splice = can_splice() if splice is None else splice
         self._free: list[Spliced] = []
         self._lent = 0  # pipes
+        self.bytes_in = self.bytes_out = 0  # that were taken from peers, and from the server
         self._memory = bytearray(_COPIED)
+
+    def count(self, taken: int, *, outward: bool) -> None:
+        if outward:
+            self.bytes_out += taken
+        else:
+            self.bytes_in += taken
 
     def lend(self) -> Carrier:
         if not self._splice or self._lent >= _PIPES:

@@ -122,6 +122,7 @@ async def serve(
                 sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
             tickets = stack.enter_context(_tickets(file))
             front = stack.enter_context(_front(engine, sockets, tickets))
+            status.traffic = lambda: front.traffic
             server = await _start(engine, platform, status, front, tickets)
             try:
                 port = front.listen(file.enclave.listen)

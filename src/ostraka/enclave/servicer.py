@@ -50,6 +50,7 @@ from ostraka.errors import (
     UpdateRejected,
     printable,
 )
+from ostraka.federation_file import FederationFile
 from ostraka.merkle import path_to
 from ostraka.messages import (
     Certified,
@@ -192,7 +193,7 @@ class Servicer(EnclaveServicer):
     encoded: tuple[Certified, bytes] | None = None
     charter: tuple[Charter, bytes, bytes] | None = None  # with its bytes, and their digest
     on_their_way: int = 0  # bytes of models in answers to votes
-    roster: tuple[Federation, frozenset[Member]] | None = None
+    roster: tuple[Federation, FederationFile, frozenset[Member]] | None = None
 
     # What anybody may ask.
 
@@ -297,6 +298,7 @@ class Servicer(EnclaveServicer):
             challenge = decode(Challenge, request.challenge)
             key, federation = self.engine.enclave.receipt_key, self.engine.federation
             enrolled = federation.clients + federation.witnesses + federation.workers
+            enrolled += observers(self.engine)
             self._authenticate(challenge, enrolled, self._caller(context))
             bound = KeyBinding(challenge.nonce, key, federation.digest())
             evidence = await self._evidence(bound, self._caller(context))
@@ -348,12 +350,13 @@ class Servicer(EnclaveServicer):
         return Caller(visitor.address, party)
 
     def _members(self) -> frozenset[Member]:
-        """Return everybody who is enrolled now."""
-        federation = self.engine.federation
-        if self.roster is None or self.roster[0] is not federation:
+        """Return everybody who is enrolled now, observers among them."""
+        federation, file = self.engine.federation, self.engine.file
+        if self.roster is None or self.roster[0] is not federation or self.roster[1] is not file:
             everybody = (*federation.clients, *federation.witnesses, *federation.workers)
-            self.roster = (federation, frozenset(everybody))
-        return self.roster[1]
+            members = frozenset((*everybody, *observers(self.engine)))
+            self.roster = (federation, file, members)
+        return self.roster[2]
 
     def _allowance(self, caller: Caller) -> Allowance:
         return self.enrolled if caller.party else self.strangers
@@ -378,7 +381,8 @@ class Servicer(EnclaveServicer):
     def _verified(self, hello: ClientHello, nonce: bytes) -> Member:
         """Return who has signed the connection's nonce. Raises OpenError or NotProved."""
         federation = self.engine.federation
-        members = {each.name: each for each in (*federation.clients, *federation.witnesses)}
+        greeting = (*federation.clients, *federation.witnesses, *observers(self.engine))
+        members = {each.name: each for each in greeting}
         if hello.client not in members:
             raise NotEnrolled(hello.client)
         check_signature(hello, members[hello.client].key)
@@ -620,6 +624,22 @@ class Servicer(EnclaveServicer):
         evidence = await self._evidence(bound, caller)
         proof = wire.Proof(charter=encode(charter), evidence=encode(evidence))
         return wire.EnclaveSays(proof=proof)
+
+
+def observers(engine: Engine) -> tuple[Member, ...]:
+    """Return whom the operator lets see the status.
+
+    What the authority has signed comes first, and may be newer than the operator's file: a name or
+    a key that is on the roster, or was, is no observer's.
+    """
+    federation = engine.federation
+    voting = (*federation.clients, *federation.witnesses)
+    taken = {
+        part
+        for each in (*voting, *federation.workers, *federation.revoked)
+        for part in (each.name, each.key)
+    }
+    return tuple(each for each in engine.file.observers if not {each.name, each.key} & taken)
 
 
 def _unconfirmed(engine: Engine) -> bool:

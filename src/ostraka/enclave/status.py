@@ -5,9 +5,11 @@ The operator shows a token that is in the state folder, which only the service's
 
 import hmac
 import json
+import resource
 import secrets
 import time
 from collections import Counter as Count
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +28,15 @@ TOKEN_FILE = "status.token"  # in the state folder # noqa: S105
 _TOKEN_BYTES = 32
 _RECENT = 50  # rounds of which the status shows what clients have reported
 _MOST_STRANGERS = 100  # names that are shown although they are on no roster
+_HISTORY = 100  # rounds whose times are shown
+_KIB_OF_MIB = 2**10
 
 
-# Fields that name parties.
-_NAMED = ("arrived", "awaited", "spooled", "rejected", "workers", "selected")
+# Fields that name parties, and one that is long.
+_NAMED = (
+    *("arrived", "awaited", "confirmed", "spooled", "rejected", "selected"),
+    *("workers", "worker_record", "history"),
+)
 
 
 def _number(parties: Any) -> int | None:
@@ -53,6 +60,15 @@ def _awaited(engine: Engine) -> frozenset[str]:
 
 
 @dataclass
+class WorkerRecord:
+    """How often a worker was asked, since the service started, and what came of that."""
+
+    attempts: int = 0
+    lies: int = 0
+    failures: int = 0
+
+
+@dataclass
 class Status:
     """Notes events, and reads the engine when the status is asked for."""
 
@@ -63,8 +79,13 @@ class Status:
     arrived: set[str] = field(default_factory=set)  # in this round or the last one
     rejected: dict[str, str] = field(default_factory=dict)  # the same
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of the last round
+    history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    worker_record: dict[str, WorkerRecord] = field(default_factory=dict)
+    traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes in and out, without lanes
+    uploaded: int = 0  # bytes by lanes, of the rounds before this one
     counts: Count[str] = field(default_factory=Count)
     started: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.time)
     token: str = field(default_factory=lambda: secrets.token_hex(_TOKEN_BYTES), repr=False)
 
     def __post_init__(self) -> None:
@@ -119,10 +140,20 @@ class Status:
                 self.rejected[client] = str(reason)
             case events.UploadRefused(client, why, address) if self._is_shown(client, address):
                 self.rejected[client] = str(why)
-            case events.RoundPublished():
+            case events.AttemptStarted(_, workers):
+                for worker in workers:
+                    self._worker(worker).attempts += 1
+            case events.WorkerLied(worker):
+                self._worker(worker).lies += 1
+            case events.WorkerFailed(worker):
+                self._worker(worker).failures += 1
+            case events.RoundClosed() | events.RoundSkipped():
+                self.uploaded += self._received()
+            case events.RoundPublished(number):
                 self._show_rule()
                 self._show_metrics()
                 self.stages = dict(self._engine().stages)
+                self.history.append({"round": number, "stages_s": self.stages})
                 for stage, seconds in self.stages.items():
                     self._stages.labels(stage).set(seconds)
 
@@ -143,7 +174,8 @@ class Status:
 
     def as_dict(self) -> dict[str, Any]:
         engine = self._engine()
-        current, head = engine.current, engine.state.head
+        current, head, ballot = engine.current, engine.state.head, engine.ballot
+        bytes_in, bytes_out = self.traffic()
         return {
             "federation": engine.file.about.name,
             "revision": engine.federation.revision,
@@ -156,11 +188,16 @@ class Status:
             else None,
             "quorum": engine.file.quorum,
             "quorum_reached": current.quorate if current else None,
+            "grace_s": engine.file.rounds.grace_s,
             "arrived": sorted(self.arrived),
             "awaited": sorted(_awaited(engine)),
+            "confirmed": sorted(ballot.votes) if ballot else [],
+            "confirmations_missing": ballot.missing if ballot else None,
             "spooled": sorted(current.intake.spooled) if current else [],
             "rejected": dict(self.rejected),
             "workers": sorted(self._pool()),
+            "worker_record": {name: vars(each) for name, each in self.worker_record.items()},
+            "history": list(self.history),
             "stages_s": self.stages,
             "selected": _disclosed(head),
             "rule": str(engine.federation.terms.composition),
@@ -176,6 +213,10 @@ class Status:
             "receipt_key": engine.enclave.receipt_key.hex(),
             "simulated": self.simulated,
             "events": dict(self.counts),
+            "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // _KIB_OF_MIB,
+            "bytes_in": bytes_in + self.uploaded + self._received(),
+            "bytes_out": bytes_out,
+            "started_at": round(self.started_at, 3),
             "uptime_s": round(time.monotonic() - self.started, 1),
         }
 
@@ -213,6 +254,9 @@ class Status:
         if name in enrolled:
             return not address
         return len(self.rejected.keys() - enrolled) < _MOST_STRANGERS
+
+    def _worker(self, name: str) -> WorkerRecord:
+        return self.worker_record.setdefault(name, WorkerRecord())
 
     def _pool(self) -> dict[str, Any]:
         return dict(self._engine().pool.connected)

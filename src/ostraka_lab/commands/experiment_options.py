@@ -122,6 +122,10 @@ EvaluateEvery = Annotated[int, typer.Option(help="Rounds from one test of the mo
 Deadline = Annotated[
     float, typer.Option(help="Seconds that the first round waits for missing clients.")
 ]
+Live = Annotated[
+    bool,
+    typer.Option("--live", help="Serve the federation's live page while it runs, and open it."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="A new folder for the run.", show_default="runs/..."),

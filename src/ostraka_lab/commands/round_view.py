@@ -52,6 +52,10 @@ class RoundView:
     def tell(self, what: str, done: int, of: int) -> None:
         self._doing = what
 
+    def show_page(self, address: str) -> None:
+        """Say where the run can be watched."""
+        self.console.print(f"Live, while it runs: {address}", soft_wrap=True)
+
     def add(self, row: "RoundMetrics") -> None:
         self.rows.append(row)
         if self._live is None:

@@ -30,7 +30,7 @@ _SIMULATED = (
     "No TEE protects this run: its enclave is simulated, and this machine could read every update."
 )
 _NOISE = 0.02  # of accuracy: a smaller difference means nothing
-_NOT_OF_A_RUN = ("out", "resume", "as_json")
+_NOT_OF_A_RUN = ("out", "resume", "live", "as_json")
 
 
 def train(
@@ -81,6 +81,7 @@ def train(
         Path | None,
         typer.Option(metavar="FOLDER", help="Resume a run; only --rounds may be changed."),
     ] = None,
+    live: options.Live = False,
     as_json: Json = False,
 ) -> None:
     """Train a model in a federation under attack, on this machine.
@@ -93,6 +94,7 @@ def train(
     \b
     Examples:
       ostraka train --baseline
+      ostraka train --live
       ostraka train --attack optimal-ipm --client-momentum 0.9 --partition dirichlet:0.5
       ostraka train --attack ipm --rule multi-krum
       ostraka train --rule fltrust --root-images 100 --attack optimal-ipm
@@ -102,15 +104,15 @@ def train(
       ostraka train --resume runs/digits-mlp-20260101-120000
     """
     if resume is not None:
-        options.require_alone(ctx, "resume", "rounds", "as_json")
+        options.require_alone(ctx, "resume", "rounds", "live", "as_json")
         asked = ctx.get_parameter_source("rounds") is ParameterSource.COMMANDLINE
-        _run(resume, rounds=rounds if asked else None, as_json=as_json)
+        _run(resume, rounds=rounds if asked else None, live=live, as_json=as_json)
         return
     fields = {name: value for name, value in ctx.params.items() if name not in _NOT_OF_A_RUN}
     fields["deadline_s"] = fields.pop("deadline")
     fields["pre"] = options.pre_aggregations(pre)
     fields["root"] = options.root_client(root)
-    _run(_found(fields, out), as_json=as_json)
+    _run(_found(fields, out), live=live, as_json=as_json)
 
 
 def demo(
@@ -127,6 +129,7 @@ def demo(
     masking: options.Masking = "exact",
     seed: options.Seed = 0,
     out: options.Out = None,
+    live: options.Live = False,
     as_json: Json = False,
 ) -> None:
     """Watch a federation learn under attack, beside plain averaging.
@@ -138,6 +141,7 @@ def demo(
     \b
     Examples:
       ostraka demo
+      ostraka demo --live
       ostraka demo --attack gaussian --byzantine 4
       ostraka demo --attack optimal-ipm --rule multi-krum
       ostraka demo --dataset cifar10 --model mobilenetv2 --rounds 3
@@ -156,7 +160,7 @@ def demo(
         "seed": seed,
         "baseline": True,
     }
-    figures = _run(_found(fields, out, name="demo"), as_json=as_json)
+    figures = _run(_found(fields, out, name="demo"), live=live, as_json=as_json)
     if figures["misled"]:
         raise typer.Exit(FAILED)
 
@@ -183,7 +187,7 @@ def _command(experiment: "Experiment") -> str:
     return options.command("train", experiment.to_json(), usual)
 
 
-def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, Any]:
+def _run(root: Path, *, rounds: int | None = None, live: bool, as_json: bool) -> dict[str, Any]:
     """Run what is left of a run, and show all of it. Returns its figures."""
     from ostraka_lab import metrics, run_report
     from ostraka_lab import run as runs
@@ -204,7 +208,9 @@ def _run(root: Path, *, rounds: int | None = None, as_json: bool) -> dict[str, A
         with (
             stoppable() as ended,
             view.watching(),
-            closing(runs.run(folder, tell=view.tell)) as each_round,
+            closing(
+                runs.run(folder, tell=view.tell, live=view.show_page if live else None)
+            ) as each_round,
         ):
             for row in each_round:
                 view.add(row)

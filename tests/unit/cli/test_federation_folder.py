@@ -46,6 +46,7 @@ def read_policy(folder) -> Policy:
 
 def test_everything_is_there_and_nothing_else(folder):
     keys = ["authority", *(f"client-{i}" for i in range(1, 13)), "worker-1", "worker-2"]
+    keys.append("observer")
     expected = {f"keys/{name}.key" for name in keys} | {
         ".gitignore",
         "federation.toml",

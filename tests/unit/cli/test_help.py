@@ -55,7 +55,7 @@ def test_the_commands_of_this_release_are_there():
         *("init", "sign", "status", "rules", "leakage", "worker run", "worker enrol"),
         *("client enrol", "client fetch", "client submit"),
         *("client confirm", "client testify", "client rejoin"),
-        *("witness enrol", "witness run", "abandon"),
+        *("witness enrol", "witness run", "abandon", "observer enrol", "dashboard"),
         *("attest show", "attest verify", "attest measure"),
         *("demo", "train", "compare", "data get", "data list"),
         *("bench paper", "bench peers", "bench scale", "bench leakage", "bench check"),

@@ -1,8 +1,15 @@
 """What an operator sees: who is in and who is not, and nothing of what they sent."""
 
 import json
+import os
+import pty
 import re
+import select
+import signal
 import socket
+import subprocess
+import sys
+import time
 import urllib.request
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,6 +30,7 @@ from ostraka.transport import ostraka_pb2 as wire
 
 RNG = np.random.default_rng(3)
 N, F, D = 7, 2, 50
+PATIENCE_S = 120.0
 STATUS = {
     "receipt_key",
     "federation",
@@ -39,6 +47,15 @@ STATUS = {
     "workers",
     "quorum",
     "quorum_reached",
+    "grace_s",
+    "confirmed",
+    "confirmations_missing",
+    "worker_record",
+    "history",
+    "memory_mib",
+    "bytes_in",
+    "bytes_out",
+    "started_at",
     "stages_s",
     "selected",
     "rule",
@@ -355,7 +372,7 @@ def test_the_command_shows_the_same(federation, speaker):
     figures = CliRunner().invoke(app, [*command, "--json"])
     shown = json.loads(figures.stdout.splitlines()[-1])
     told = status_of(service, speaker)
-    changing = {"uptime_s", "deadline_in_s"}
+    changing = {"uptime_s", "deadline_in_s", "bytes_in", "bytes_out", "memory_mib"}
     assert {k: v for k, v in shown.items() if k not in changing} == {
         k: v for k, v in told.items() if k not in changing
     }
@@ -397,3 +414,58 @@ def test_the_port_for_metrics_is_free_again_when_the_service_has_ended(federatio
     service.crash()
     with socket.create_server(("127.0.0.1", port)):
         pass
+
+
+class Watching:
+    """`ostraka status --watch` in a process of its own, and what it has printed so far."""
+
+    def __init__(self, service, *, terminal: bool) -> None:
+        self._reading, writing = pty.openpty() if terminal else os.pipe()
+        address = f"127.0.0.1:{service.port}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ostraka", "status", "--enclave", address, "--watch"],
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "TERM": "xterm", "COLUMNS": "100"},
+        )
+        os.close(writing)
+        self._text = ""
+
+    def wait_for(self, wanted: str) -> None:
+        until = time.monotonic() + PATIENCE_S
+        while wanted not in self._text:
+            assert time.monotonic() < until, self._text
+            if select.select([self._reading], [], [], 0.5)[0]:
+                self._text += os.read(self._reading, 2**16).decode("utf-8", "replace")
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            return self.process.wait(PATIENCE_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+            os.close(self._reading)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_status_can_be_watched_and_survives_a_restart(start, terminal):
+    service = start(settings={"deadline_s": 600})
+    service.wait_for("RoundOpened")
+    watching = Watching(service, terminal=terminal)
+    try:
+        watching.wait_for("waiting for 5 clients")
+        service.crash()
+        watching.wait_for("connection lost, trying again")
+        watching._text = ""
+        service.events.clear()
+        service.start()
+        watching.wait_for("waiting for 5 clients")
+    finally:
+        code = watching.end()
+    assert code == 130
+
+
+def test_a_status_is_watched_by_people(start):
+    watched = CliRunner().invoke(app, ["status", "--enclave", "fl:1", "--watch", "--json"])
+    assert (watched.exit_code, "leave out --json" in watched.stderr) == (2, True)
