@@ -49,6 +49,7 @@ from ostraka.errors import ConfigError, OpenError, ServiceError
 from ostraka.worker.backends import choose
 from ostraka.worker.ray_kernel import (
     ActorLost,
+    ActorReady,
     AwaitingActors,
     RayConnected,
     RayOptions,
@@ -186,6 +187,7 @@ class Crew:
             if refused:
                 raise ConfigError(f"an actor cannot compute: {refused}")
             self._ready.append(actor)
+            self._tell(ActorReady(len(self._ready)))
 
 
 class RunningSum:

@@ -104,13 +104,24 @@ class ActorLost:
 
 
 @dataclass(frozen=True)
+class ActorReady:
+    """An event: one more actor can be sent blocks. actors: how many can."""
+
+    actors: int
+
+
+@dataclass(frozen=True)
 class AwaitingActors:
     """An event: no actor is ready, and the cluster has so many seconds to start one."""
 
     seconds: float
 
 
-_EVENTS: dict[str, type[Any]] = {each.__name__: each for each in (ActorLost, AwaitingActors)}
+_EVENTS: dict[str, tuple[type[Any], int]] = {
+    "ActorLost": (ActorLost, logging.WARNING),
+    "ActorReady": (ActorReady, logging.INFO),
+    "AwaitingActors": (AwaitingActors, logging.WARNING),
+}
 
 
 class RayKernel:
@@ -238,6 +249,9 @@ class _Driver:
         """Waits until the process has ended. Returns its last words."""
         self._child.wait()
         self._listener.join(_END_S)
+        with self._lock:  # Who holds it finds the line ended.
+            self._line.close()
+            self._socket.close()
         spoken = [line for line in self._said if line.strip()]
         return spoken[-1] if spoken else f"the driver ended with code {self._child.returncode}"
 
@@ -284,7 +298,8 @@ class _Driver:
             said: dict[str, Any] = json.loads(self._line.recv_bytes())
             if (name := said.pop("event", None)) is None:
                 return said
-            logs.event(_LOG, _EVENTS[name](**said), logging.WARNING)
+            event, level = _EVENTS[name]
+            logs.event(_LOG, event(**said), level)
 
     def _raise_failure(self, number: int) -> None:
         if (failure := self._failures.get(number)) is not None:
