@@ -68,6 +68,8 @@ _IN_FLIGHT = 2
 # A block that takes its actor with it each time would otherwise do so for ever.
 _MOST_TRIES = 5
 _REACH_S = 5.0
+# An actor takes a few seconds to start. Nothing is said before.
+_SILENT_S = 8.0
 # Until a driver that has just ended is gone from its cluster.
 _HOLDER_S = 5.0
 _LOST = (RayActorError, NodeDiedError, ObjectLostError, OutOfMemoryError, WorkerCrashedError)
@@ -155,16 +157,18 @@ class Crew:
         return True
 
     def _await_one(self) -> None:
-        patience = self._options.patience_s
-        self._tell(AwaitingActors(patience))
-        until = time.monotonic() + patience
+        patience, start, told = self._options.patience_s, time.monotonic(), False
         while not self._ready:
-            if time.monotonic() > until:
+            self._welcome(1.0)
+            waited = time.monotonic() - start
+            if not told and waited > _SILENT_S:
+                self._tell(AwaitingActors(patience))
+                told = True
+            if waited > patience and not self._ready:
                 raise ServiceError(
                     f"the Ray cluster has started no actor within {patience:g} seconds: it has "
                     f"{_shown(_nodes())}, and other jobs may hold them"
                 )
-            self._welcome(min(1.0, patience))
 
     def _welcome(self, seconds: float) -> None:
         """Starts what is missing, and takes in what is ready."""
