@@ -122,6 +122,10 @@ def test_options_that_cannot_work(case):
         RayOptions(**BAD_OPTIONS[case])
 
 
+def test_a_worker_waits_a_minute_for_actors():
+    assert RayOptions().patience_s == 60
+
+
 def test_without_ray_it_says_how_to_install_it(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
