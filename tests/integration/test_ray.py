@@ -260,6 +260,15 @@ def test_a_tile_that_does_not_open_ends_the_attempt_and_no_other(kernel, place):
     assert following.answer() == expected("exact")
 
 
+def test_an_actor_that_fails_ends_the_attempt_and_no_other(kernel, caplog):
+    running = kernel.begin(5, "residues")
+    running.add(np.zeros((1, 3), np.uint32))  # three values are no rows of five
+    with pytest.raises(ServiceError, match=r"an actor .* failed: RayTaskError\(ValueError\)"):
+        running.total()
+    assert "cannot reshape" in events(caplog, "ActorFailed")[0]["why"]
+    test_sealed_tiles_give_the_answer_of_one_process(kernel, "exact")
+
+
 def test_a_second_worker_on_the_cluster_is_refused(kernel, cluster):
     with pytest.raises(ConfigError, match=rf"\(process {os.getpid()} .* are one colluder"):
         RayKernel(RayOptions(cluster.address))
@@ -339,6 +348,11 @@ def test_a_round_with_one_worker_on_ray_and_one_not(kernel, cluster, deploy, log
     np.testing.assert_allclose(model, rows[: n - f].mean(axis=0, dtype=float), rtol=1e-5, atol=1e-7)
     assert len(cluster.all_actors()) == 2
     assert on_ray.stop() == 0
+    wait_until(lambda: not cluster.all_actors())
+    next_one = deployment.worker(1, "--ray", cluster.address)
+    next_one.wait_for("RayConnected")
+    assert cluster.all_actors()
+    next_one.kill()
     wait_until(lambda: not cluster.all_actors())
 
 

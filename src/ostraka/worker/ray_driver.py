@@ -48,6 +48,7 @@ from ostraka.core.gram import DTYPES, Values
 from ostraka.errors import ConfigError, OpenError, ServiceError
 from ostraka.worker.backends import choose
 from ostraka.worker.ray_kernel import (
+    ActorFailed,
     ActorLost,
     ActorReady,
     AwaitingActors,
@@ -395,7 +396,7 @@ class _Server:
                 self._reply(b"", "service", str(failed))
                 raise
             except RayError as failed:
-                logging.exception("an actor failed")
+                self.tell(ActorFailed(str(failed).strip().rpartition("\n")[2]))
                 failure, why = "service", f"an actor of this worker failed: {type(failed).__name__}"
             self._reply(answer, failure, why)
 

@@ -104,6 +104,13 @@ class ActorLost:
 
 
 @dataclass(frozen=True)
+class ActorFailed:
+    """An event: an actor could not multiply a block, and the attempt ends. The actor goes on."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class ActorReady:
     """An event: one more actor can be sent blocks. actors: how many can."""
 
@@ -118,6 +125,7 @@ class AwaitingActors:
 
 
 _EVENTS: dict[str, tuple[type[Any], int]] = {
+    "ActorFailed": (ActorFailed, logging.WARNING),
     "ActorLost": (ActorLost, logging.WARNING),
     "ActorReady": (ActorReady, logging.INFO),
     "AwaitingActors": (AwaitingActors, logging.WARNING),
