@@ -257,12 +257,13 @@ class Deployment:
             process.wait_for("ServiceStarted")
         return process
 
-    def worker(self, number: int) -> Process:
+    def worker(self, number: int, *kernel: str) -> Process:
+        """A worker in a process of its own. kernel: options that choose what it computes with."""
         name = f"worker-{number}"
         return self.spawn(
             name,
             *("-m", "ostraka", "worker", "run", "--enclave", self.address, "--name", name),
-            *("--key", str(self.key(name)), "--device", "cpu", "--log-json"),
+            *("--key", str(self.key(name)), "--log-json", *(kernel or ("--device", "cpu"))),
             *("--policy", str(self.root / "policy.toml"), "--unsafe-simulation"),
         )
 

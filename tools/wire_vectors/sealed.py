@@ -184,7 +184,7 @@ def _at_infinity(line: Line) -> Vector:
 def _shares_in(line: Line, tile: ShareTile) -> UInt32:
     width = Tiling(D, TILE).size(tile.index)
     out = np.empty((line.offer.rows, width), "<u4")
-    line.channel.open_share(tile.index, 0, tile.ciphertext, out)
+    line.channel.shares.open(tile.index, 0, tile.ciphertext, out)
     return out
 
 

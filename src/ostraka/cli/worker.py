@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -16,7 +16,16 @@ import typer
 from ostraka import logs
 from ostraka.errors import INTERRUPTED, ConfigError
 from ostraka.files import read_identity
-from ostraka.worker import EnclavePin, Staff, Verifier, WorkerService, kernel_for
+from ostraka.worker import (
+    EnclavePin,
+    RayKernel,
+    RayOptions,
+    Staff,
+    Verifier,
+    WorkerService,
+    kernel_for,
+)
+from ostraka.worker.backends import AUTO
 
 _LOG = logging.getLogger("ostraka.worker")
 # Libraries read these when they are loaded, and never again.
@@ -68,6 +77,16 @@ def run(
     threads: Annotated[
         int | None, typer.Option(min=1, help="For the processor's arithmetic; all, unless given.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Compute on a Ray cluster: auto, or its HOST:PORT."),
+    ] = None,
+    ray_actors: Annotated[
+        int | None, typer.Option(min=1, help="Processes on the cluster; as many as fit.")
+    ] = None,
+    gpus_per_actor: Annotated[
+        float | None, typer.Option(min=0, help="GPUs of each such process; 0 for its processor.")
+    ] = None,
     tls_ca: Annotated[
         Path | None, typer.Option(help="TLS, with the certificates in this PEM file.")
     ] = None,
@@ -81,24 +100,55 @@ def run(
     key, and no other is served after that; with both options, --receipt-key names the next. SIGTERM
     ends it with exit code 0, Ctrl-C with 130.
 
+    With --ray, processes of a Ray cluster open the tiles and compute; the extra "ray" is needed.
+    Who reaches that cluster is this worker: it must serve no other worker.
+
     \b
     Examples:
       ostraka worker run --enclave fl.example:7420 --name w1 --key w1.key --policy policy.toml
       ostraka worker run --enclave 10.0.0.5:7420 --name w2 --key w2.key --receipt-key 5f1c...
+      ostraka worker run --enclave fl:7420 --name w3 --key w3.key --policy p.toml --ray auto
     """
     _limit_threads(threads)
     logs.setup(json=log_json)
     identity = read_identity(key)
     verifier = Verifier.of(policy, unsafe_simulation=unsafe_simulation) if policy else None
     pin = EnclavePin.chosen(key, receipt_key=receipt_key, verifier=verifier)
-    kernel, chosen = kernel_for(device)
-    service = WorkerService(enclave, Staff(name, identity, kernel, pin), tls_ca=tls_ca)
-    logs.event(_LOG, WorkerStarted(name, identity.public.hex(), enclave, chosen))
-    with stopped_by_signals(service.stop) as caught:
-        service.run()
+    options = _ray_options(ray, ray_actors, gpus_per_actor, device)
+    with ExitStack() as cluster:
+        if options is None:
+            kernel, chosen = kernel_for(device)
+        else:
+            kernel = cluster.enter_context(closing(RayKernel(options)))
+            chosen = f"ray:{options.address}"
+        service = WorkerService(enclave, Staff(name, identity, kernel, pin), tls_ca=tls_ca)
+        logs.event(_LOG, WorkerStarted(name, identity.public.hex(), enclave, chosen))
+
+        def stop() -> None:
+            service.stop()
+            cluster.close()  # A computation may be waiting for it.
+
+        with stopped_by_signals(stop) as caught:
+            service.run()
     logs.event(_LOG, WorkerStopped(name))
     if signal.SIGINT in caught:
         raise typer.Exit(INTERRUPTED)
+
+
+def _ray_options(
+    address: str | None, actors: int | None, gpus: float | None, device: str
+) -> RayOptions | None:
+    """Return what to ask of a Ray cluster, or None to compute here. Raises ConfigError."""
+    if address is None:
+        if actors is not None or gpus is not None:
+            raise ConfigError("--ray-actors and --gpus-per-actor need --ray")
+        return None
+    if device != AUTO:
+        raise ConfigError(
+            f"--device {device} is for this machine; with --ray, --gpus-per-actor 1 computes on "
+            "GPUs of the cluster, and 0 on its processors"
+        )
+    return RayOptions(address, actors, gpus or 0.0)
 
 
 def _limit_threads(threads: int | None) -> None:

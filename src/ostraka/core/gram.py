@@ -12,7 +12,7 @@ eps |Y_i - Y_j|^2, and it costs several times more.
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,35 @@ class Sum(Protocol):
 
     def total(self) -> AnyArray:
         """Returns the sum so far, (rows, rows), as an array of the caller's own."""
+
+
+class Source(Protocol):
+    """A block of columns that is not made yet, such as a sealed tile. Any process can make it."""
+
+    def make(self, space: AnyArray) -> AnyArray:
+        """Returns the block, (rows, b), in `space` or in memory of its own.
+
+        Raises OpenError if it cannot be made.
+        """
+
+
+@runtime_checkable
+class MakingSum(Sum, Protocol):
+    """A sum that makes its blocks where it adds them up, which is in other processes."""
+
+    def add_from(self, source: Source, space: AnyArray) -> None:
+        """Adds the block that `source` makes, elsewhere or in `space`.
+
+        Raises what `make` raises: here, or later, as `total` does at the latest.
+        """
+
+
+def add_from(running: Sum, source: Source, space: AnyArray) -> None:
+    """Adds the block that `source` makes: in `space`, unless the sum makes its blocks itself."""
+    if isinstance(running, MakingSum):
+        running.add_from(source, space)
+    else:
+        running.add(source.make(space))
 
 
 class Kernel(Protocol):

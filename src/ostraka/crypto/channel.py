@@ -32,11 +32,31 @@ _TO_ENCLAVE = b"ostraka/channel/v1/to-enclave"
 _SEED_NONCE = pair_nonce(2**48 - 1, 0)
 
 
+class ShareOpener:
+    """Opens the shares of one attempt, at the worker or in other processes that have its key."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self._cipher = AESGCM(key)
+
+    def __repr__(self) -> str:
+        return "ShareOpener(<secret>)"
+
+    def open(self, index: int, first: int, sealed: Buffer, out: AnyArray) -> None:
+        """Opens what `Channel.seal_share` sealed. Raises OpenError."""
+        open_into(self._cipher, pair_nonce(index, first), sealed, out, what="share")
+
+
 class Channel:
-    """Two AES-256-GCM keys, one for each direction: for the shares, and for the one answer."""
+    """Two AES-256-GCM keys, one for each direction: for the shares, and for the one answer.
+
+    shares: opens shares, at the worker.
+    """
 
     def __init__(self, secret: bytes, transcript: bytes) -> None:
-        self._to_worker = AESGCM(_derive(secret, _TO_WORKER, transcript))
+        key = _derive(secret, _TO_WORKER, transcript)
+        self.shares = ShareOpener(key)
+        self._to_worker = AESGCM(key)
         self._to_enclave = AESGCM(_derive(secret, _TO_ENCLAVE, transcript))
 
     def __repr__(self) -> str:
@@ -45,10 +65,6 @@ class Channel:
     def seal_share(self, index: int, first: int, share: AnyArray, out: Buffer) -> None:
         """Seals a group of rows of tile `index`, once, into `out`, which is 16 bytes longer."""
         seal_into(self._to_worker, pair_nonce(index, first), share, out)
-
-    def open_share(self, index: int, first: int, sealed: Buffer, out: AnyArray) -> None:
-        """Opens what `seal_share` sealed, at the worker. Raises OpenError."""
-        open_into(self._to_worker, pair_nonce(index, first), sealed, out, what="share")
 
     def seal_seed(self, seed: bytes) -> bytes:
         """Seals a mask's seed. No tile has the number that its nonce takes."""

@@ -1,15 +1,16 @@
 """The worker: it is not trusted, sees masked rows only, and returns a matrix over them."""
 
 import os
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ostraka.arrays import cut
+from ostraka.arrays import AnyArray, Buffer, cut
 from ostraka.config import MAX_PIECE_VALUES, Tiling
 from ostraka.core import gram
-from ostraka.core.gram import Kernel, NumpyKernel, Values
+from ostraka.core.gram import Kernel, NumpyKernel, Source, Values
 from ostraka.crypto.aead import SealedGroups
-from ostraka.crypto.channel import Channel, accept_offer
+from ostraka.crypto.channel import Channel, ShareOpener, accept_offer
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.masks import mask_tile
@@ -18,6 +19,39 @@ from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, Shar
 
 _MOST_TILES = 2**22
 _VALUES: dict[str, Values] = {"gaussian": "float64", "exact": "residues"}
+
+
+@dataclass(frozen=True)
+class SealedTile:
+    """A tile of shares, with what it takes to open it."""
+
+    shares: ShareOpener
+    layout: SealedGroups
+    index: int
+    ciphertext: Buffer = field(repr=False)
+
+    def make(self, space: AnyArray) -> AnyArray:
+        """Opens the tile into `space`. Raises OpenError."""
+        layout, sealed = self.layout, memoryview(self.ciphertext)
+        block = cut(space, layout.rows, layout.columns.size(self.index))
+        for group in layout.groups():
+            part, out = layout.part(self.index, group), block[group.start : group.stop]
+            self.shares.open(self.index, group.start, sealed[part], out)
+        return block
+
+
+@dataclass(frozen=True)
+class MaskTile:
+    """A tile of the mask that a seed stands for."""
+
+    seed: bytes = field(repr=False)
+    rows: int
+    columns: Tiling
+    index: int
+
+    def make(self, space: AnyArray) -> AnyArray:
+        """Draws the tile, in memory of its own."""
+        return mask_tile(self.seed, self.rows, self.columns, self.index)
 
 
 class Worker:
@@ -67,17 +101,16 @@ class Computing:
         self._block = np.empty((offer.rows, min(offer.tile, offer.columns)), dtype)
 
     def add(self, tile: ShareTile) -> None:
-        """Takes in one tile of shares. Raises RemoteProtocolError, and then nothing changes."""
+        """Takes in one tile of shares. Raises RemoteProtocolError, and then nothing changes.
+
+        If the sum makes its blocks elsewhere, a tile that does not open may raise at a later call
+        instead, and then there is no answer to this attempt.
+        """
         if tile.attempt_id != self._offer.attempt_id or tile.index not in self._left:
             raise OpenError("share tile")
         if len(tile.ciphertext) != self._layout.size(tile.index):
             raise MalformedMessage(f"share tile {tile.index} has {len(tile.ciphertext)} bytes")
-        block = cut(self._block, self._offer.rows, self._columns.size(tile.index))
-        sealed = memoryview(tile.ciphertext)
-        for group in self._layout.groups():
-            part, out = self._layout.part(tile.index, group), block[group.start : group.stop]
-            self._channel.open_share(tile.index, group.start, sealed[part], out)
-        self._sum.add(block)
+        self._take(SealedTile(self._channel.shares, self._layout, tile.index, tile.ciphertext))
         self._left.remove(tile.index)
 
     def add_seed(self, message: MaskSeed) -> None:
@@ -87,7 +120,7 @@ class Computing:
             raise OpenError("mask seed")
         seed = self._channel.open_seed(message.ciphertext)
         for index in range(self._columns.count):
-            self._sum.add(mask_tile(seed, self._offer.rows, self._columns, index))
+            self._take(MaskTile(seed, self._offer.rows, self._columns, index))
         self._left.clear()
 
     def answer(self) -> Answer:
@@ -105,3 +138,6 @@ class Computing:
             upper = gram.to_upper(gram.from_gram(total))
         sealed = self._channel.seal_answer(upper.tobytes())
         return Answer(self._offer.attempt_id, sealed)
+
+    def _take(self, source: Source) -> None:
+        gram.add_from(self._sum, source, self._block)

@@ -2,7 +2,16 @@
 
 from ostraka.worker.backends import kernel_for
 from ostraka.worker.pin import EnclavePin, Verifier
+from ostraka.worker.ray_kernel import RayKernel, RayOptions
 from ostraka.worker.service import WorkerService
 from ostraka.worker.session import Staff
 
-__all__ = ["EnclavePin", "Staff", "Verifier", "WorkerService", "kernel_for"]
+__all__ = [
+    "EnclavePin",
+    "RayKernel",
+    "RayOptions",
+    "Staff",
+    "Verifier",
+    "WorkerService",
+    "kernel_for",
+]

@@ -13,7 +13,8 @@ from threading import Event, Lock, Thread
 from ostraka import logs
 from ostraka.arrays import AnyArray
 from ostraka.config import Tiling
-from ostraka.core.gram import Kernel, Sum, Values
+from ostraka.core import gram
+from ostraka.core.gram import Kernel, Source, Sum, Values
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import MalformedMessage, OstrakaError
@@ -104,12 +105,19 @@ class _StoppableSum:
     over: Event
 
     def add(self, block: AnyArray) -> None:
-        if self.over.is_set():
-            raise Abandoned
+        self._check()
         self.running.add(block)
+
+    def add_from(self, source: Source, space: AnyArray) -> None:
+        self._check()
+        gram.add_from(self.running, source, space)
 
     def total(self) -> AnyArray:
         return self.running.total()
+
+    def _check(self) -> None:
+        if self.over.is_set():
+            raise Abandoned
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,7 @@ BENCH = Group(
         "service": _command(
             "bench_service:service", "Measure a whole service over loopback, process by process."
         ),
+        "ray": _command("bench_ray:ray", "Measure what a worker on Ray takes beside one process."),
         "check": _command("bench:check", "Fail if a stage has become slower."),
         "kernels": _command("bench:kernels", "Measure the CPU time of each stage of a round."),
         "calibrate": _command("bench:calibrate", 'Measure this machine for distances="auto".'),

@@ -60,6 +60,7 @@ def test_the_commands_of_this_release_are_there():
         *("demo", "train", "compare", "data get", "data list"),
         *("bench paper", "bench peers", "bench scale", "bench leakage", "bench check"),
         *("bench confirm", "bench rules", "bench kernels", "bench service", "bench calibrate"),
+        "bench ray",
     }
     assert expected == set(LOADED)
 

@@ -56,7 +56,7 @@ def sealed_share(channel, index=1, row=2):
 def test_shares_go_one_way_and_the_answer_comes_back():
     enclave, worker = connected()
     out = np.empty(6)
-    worker.open_share(1, 2, sealed_share(enclave), out)
+    worker.shares.open(1, 2, sealed_share(enclave), out)
     assert np.array_equal(out, SHARE)
     assert enclave.open_answer(worker.seal_answer(b"answer")) == b"answer"
 
@@ -66,7 +66,7 @@ def test_a_share_opens_in_its_own_place_only():
     for index, row in ((2, 1), (0, 2), (1, 0)):
         out = np.full(6, 7.0)
         with pytest.raises(OpenError, match="share"):
-            worker.open_share(index, row, sealed_share(enclave), out)
+            worker.shares.open(index, row, sealed_share(enclave), out)
         assert not out.any()
 
 
@@ -127,7 +127,7 @@ def test_each_direction_has_a_key_of_its_own():
     with pytest.raises(OpenError):
         enclave.open_answer(bytes(share))
     with pytest.raises(OpenError):
-        worker.open_share(0, 0, worker.seal_answer(SHARE.tobytes()), np.empty(6))
+        worker.shares.open(0, 0, worker.seal_answer(SHARE.tobytes()), np.empty(6))
     assert bytes(share) != worker.seal_answer(SHARE.tobytes())
 
 
@@ -142,7 +142,7 @@ def test_each_attempt_has_keys_of_its_own():
     )
     assert len(answers) == 3
     with pytest.raises(OpenError):
-        ends[1][1].open_share(1, 2, sealed_share(ends[0][0]), np.empty(6))
+        ends[1][1].shares.open(1, 2, sealed_share(ends[0][0]), np.empty(6))
 
 
 def test_a_worker_refuses_an_offer_for_another_worker():

@@ -430,3 +430,13 @@ def test_confirm_shows_every_step_in_words(run):
     figures = run("bench confirm --clients 7 --receipts 2 --repeat 1 --json")
     assert "newcomer" in json.loads(figures.stdout.splitlines()[-1])["steps"]
     assert run("bench confirm --repeat 0").exit_code == 2
+
+
+@pytest.mark.slow
+def test_ray_shows_what_it_adds_and_gives_figures(run):
+    pytest.importorskip("ray", reason="needs ray: make test-env")
+    result = run("bench ray --clients 8 --dimension 5000 --nodes 1 --repeat 1 --json")
+    assert result.exit_code == 0, result.output
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert figures["ray"]["cpu_s"] - figures["one_process"]["cpu_s"] == figures["added_cpu_s"]
+    assert run("bench ray --nodes 0").exit_code == 2
