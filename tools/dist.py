@@ -53,9 +53,9 @@ def release(out: Path) -> None:
     changed = git("status", "--porcelain", "--untracked-files=no")
     with TemporaryDirectory(prefix="ostraka-dist-") as folder:
         builds = []
-        for name, umask, environment in CIRCUMSTANCES:
+        for name, umask, settings in CIRCUMSTANCES:
             tree = copy(Path(folder) / name / "tree")
-            environment = {**os.environ, **environment, "SOURCE_DATE_EPOCH": epoch}
+            environment = {**os.environ, **settings, "SOURCE_DATE_EPOCH": epoch}
             builds.append(build(tree, Path(folder) / name / "dist", environment, umask))
         first, second = map(sums, builds)
         for file in sorted({*first, *second}):
@@ -144,7 +144,7 @@ def git(*arguments: str) -> str:
         check=True,
         capture_output=True,
         text=True,
-    ).stdout.strip()
+    ).stdout.rstrip()
 
 
 def run(*arguments: object, env: Mapping[str, str] | None = None, umask: int = -1) -> None:
