@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 CORE := $(VENV)/.ready
 STAMP := $(VENV)/.ready-dev
 MUTANTS := $(VENV)/.ready-mutants
+# The tools of a release stay out of the environment that is tested.
+DIST := .venv-dist
 PYTEST := $(BIN)/python -m pytest -n $(JOBS)
 # Not quiet: what is large takes minutes, and pip shows that it is alive.
 PIP = $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
@@ -18,7 +20,7 @@ OTHER := or run make PYTHON=/path/to/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check soak mutants bench test-env proto vectors fmt clean
+.PHONY: help demo test check soak mutants bench dist test-env proto vectors fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +47,9 @@ mutants: $(MUTANTS) ## Break the code in 500 places, and see which of them no te
 bench: $(CORE) ## Measure the stages of a round, and compare them with benchmarks/baseline.json
 	@$(BIN)/ostraka bench check $(ARGS)
 
+dist: $(DIST)/.ready ## Build the packages twice, compare them, and put them into dist/ with SBOM and SHA256SUMS
+	$(DIST)/bin/python tools/dist.py $(ARGS)
+
 test-env: $(STAMP) ## Set up .venv with everything that tests and examples need
 
 proto: $(STAMP) ## Generate the transport's code from its schema
@@ -59,7 +64,7 @@ fmt: $(STAMP) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, caches and built packages
-	rm -rf $(VENV) build dist src/ostraka/core/loops/_native.so .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DIST) build dist src/ostraka/core/loops/_native.so .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp goes before the work starts and returns when all of it is done. Without it the
@@ -82,6 +87,12 @@ $(STAMP): $(CORE)
 	@echo "installing the tools for tests and checks (a minute or more)" >&2
 	@rm -f $@
 	@$(PIP) -e '.[dev]'
+	@touch $@
+
+$(DIST)/.ready: pyproject.toml constraints.txt
+	@echo "installing the tools for packages" >&2
+	@$(PYTHON) -m venv --clear $(DIST)
+	@$(DIST)/bin/python -m pip install --disable-pip-version-check -c constraints.txt $$($(PYTHON) tools/dist.py --tools)
 	@touch $@
 
 $(MUTANTS): $(STAMP)

@@ -118,6 +118,7 @@ _ATTEST = Group(
       ostraka attest show evidence.bin
       ostraka attest verify evidence.bin --policy policy.toml
       ostraka attest measure
+      ostraka attest expect ostraka-0.2.0-py3-none-linux_x86_64.whl
     """,
     {
         "show": Command(
@@ -126,6 +127,10 @@ _ATTEST = Group(
         "verify": Command("ostraka.cli.attest:verify", "Verify evidence against a policy."),
         "measure": Command(
             "ostraka.cli.attest:measure", "Print the measurement to expect of this release."
+        ),
+        "expect": Command(
+            "ostraka.cli.expect:expect",
+            "Print the measurement to expect of a wheel, an environment or an image.",
         ),
     },
 )

@@ -10,7 +10,7 @@ The federation is not in it. Report data binds that, so a new client needs no ne
 
 import hashlib
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -140,7 +140,7 @@ MEASURED = (
 
 # What a module of ours loads by itself. It is there if the package was built with a compiler, and
 # code that was built otherwise measures otherwise.
-_LIBRARIES = ("core/loops/_native.so",)
+LIBRARIES = ("core/loops/_native.so",)
 
 # The distributions whose code it loads as well.
 DEPENDENCIES = (
@@ -181,16 +181,23 @@ class Measurement:
         return hashlib.sha256(pack(_MEASUREMENT, self.code, *parts)).digest()
 
 
-def measure(package: Path = _PACKAGE) -> Measurement:
-    """Measure the code in this folder as it lies on the disk, and the libraries of this process.
+def measure(
+    package: Path = _PACKAGE,
+    *,
+    modules: Sequence[str] = MEASURED,
+    libraries: Sequence[str] = LIBRARIES,
+    versions: Sequence[tuple[str, str]] | None = None,
+) -> Measurement:
+    """Measure the code in this folder as it lies on the disk.
 
-    package: the folder of the package `ostraka`.
+    package: the folder of the package `ostraka`. modules, libraries: the lists of the release in
+    it. versions: of Python and the dependencies, in order; those of this process unless given.
     """
-    texts = {path: _text(path) for path in measured_files(package)}
+    texts = {path: _text(path) for path in measured_files(package, modules, libraries)}
     parts = (part for path, text in texts.items() for part in (_name(path, package), text))
     return Measurement(
         hashlib.sha256(pack(_CODE, *parts)).digest(),
-        (("python", platform.python_version()), *((each, _version(each)) for each in DEPENDENCIES)),
+        installed_versions() if versions is None else tuple(versions),
         sum(
             len(text.splitlines())
             for path, text in texts.items()
@@ -199,11 +206,20 @@ def measure(package: Path = _PACKAGE) -> Measurement:
     )
 
 
-def measured_files(package: Path = _PACKAGE) -> list[Path]:
+def measured_files(
+    package: Path = _PACKAGE,
+    modules: Sequence[str] = MEASURED,
+    libraries: Sequence[str] = LIBRARIES,
+) -> list[Path]:
     """Every file that is measured, in the order of their names on every file system."""
-    modules = (path for name in MEASURED for path in _files(name, package))
-    libraries = (package / name for name in _LIBRARIES if (package / name).is_file())
-    return sorted((*modules, *libraries), key=lambda path: _name(path, package))
+    code = (path for name in modules for path in _files(name, package))
+    loaded = (package / name for name in libraries if (package / name).is_file())
+    return sorted((*code, *loaded), key=lambda path: _name(path, package))
+
+
+def installed_versions() -> tuple[tuple[str, str], ...]:
+    """Versions of this process's Python and of the libraries that it would load."""
+    return ("python", platform.python_version()), *((each, _version(each)) for each in DEPENDENCIES)
 
 
 def _files(module: str, package: Path) -> Iterator[Path]:

@@ -56,7 +56,7 @@ def test_the_commands_of_this_release_are_there():
         *("client enrol", "client fetch", "client submit"),
         *("client confirm", "client testify", "client rejoin"),
         *("witness enrol", "witness run", "abandon", "observer enrol", "dashboard"),
-        *("attest show", "attest verify", "attest measure"),
+        *("attest show", "attest verify", "attest measure", "attest expect"),
         *("demo", "train", "compare", "data get", "data list"),
         *("bench paper", "bench peers", "bench scale", "bench leakage", "bench check"),
         *("bench confirm", "bench rules", "bench kernels", "bench service", "bench calibrate"),
