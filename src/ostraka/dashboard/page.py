@@ -12,7 +12,7 @@ from ostraka.attestation import tees
 from ostraka.config import Federation
 from ostraka.dashboard.markup import Markup, el, join, line, stacked_bars
 from ostraka.dashboard.told import Told, Work, doing
-from ostraka.dashboard.watching import Verified, View
+from ostraka.dashboard.watching import CONNECTING, Verified, View
 
 _STAGES = ("measure", "average", "hold", "confirm", "publish")
 _WORDS = {
@@ -180,23 +180,19 @@ def _notices(view: View) -> Markup:
         el("p", el("strong", "Not verified: "), each, class_="notice bad", role="alert")
         for each in view.refusals
     ]
-    lost = view.lost and view.lost not in view.refusals
     return join(
         *refused,
-        el(
-            "p",
-            el("strong", "Connecting: " if view.lost == "connecting" else "Connection lost: "),
-            f"{view.address} is tried again. " if view.lost != "connecting" else view.address,
-            el("span", view.lost, class_="muted") if view.lost != "connecting" else None,
-            " What follows is the last that was seen."
-            if view.told and view.lost != "connecting"
-            else None,
-            class_="notice caution",
-        )
-        if lost
-        else None,
+        _unconnected(view) if view.lost and view.lost not in view.refusals else None,
         el("p", _SIMULATED, class_="notice caution") if _is_simulated(view) else None,
     )
+
+
+def _unconnected(view: View) -> Markup:
+    if view.lost == CONNECTING:
+        return el("p", el("strong", "Connecting"), f" to {view.address}.", class_="notice caution")
+    last = " What follows is the last that was seen." if view.told else ""
+    tried = f"{view.address} is tried again ({view.lost}).{last}"
+    return el("p", el("strong", "Connection lost: "), tried, class_="notice caution")
 
 
 def _is_simulated(view: View) -> bool:

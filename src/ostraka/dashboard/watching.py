@@ -38,6 +38,8 @@ from ostraka.transport.dial import Backoff
 # All that an observer ever asks. None of these changes anything.
 QUESTIONS = frozenset({"Greet", "GetCharter", "Prove", "GetChain", "GetStatus"})
 
+CONNECTING = "connecting"  # in the place of why there is no connection yet
+
 _POLL_S = 1.0
 _ANSWER_S = 10.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 5.0
@@ -78,7 +80,7 @@ class View:
     times: dict[int, dict[str, float]] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=dict)
     restarts: int = 0
-    lost: str = "connecting"
+    lost: str = CONNECTING
     refusals: tuple[str, ...] = ()
 
 
