@@ -94,10 +94,10 @@ def build(tree: Path, out: Path, environment: Mapping[str, str], umask: int) -> 
     (wheel,) = out.glob("*.whl")
     if not wheel.name.endswith("-any.whl"):
         # Looks on which systems the loops in C can be loaded, and names them in the wheel. It
-        # writes the umask and the zone into the new one, so these are always the same.
+        # writes modes by the umask into the new one, so that is always the same here.
         path = f"{Path(sys.executable).parent}:{environment['PATH']}"
         command = ("-m", "auditwheel", "repair", "--wheel-dir", out, wheel)
-        run(*command, env={**environment, "PATH": path, "TZ": "UTC"}, umask=0o022)
+        run(*command, env={**environment, "PATH": path}, umask=0o022)
         wheel.unlink()
     return out
 
