@@ -47,7 +47,8 @@ class FarKernel:
 
 class FarSum:
     def __init__(self, running):
-        self.running, self.sources = running, deque()
+        self.running = running
+        self.sources: deque[Any] = deque()
 
     def add(self, block):
         self.running.add(block)
