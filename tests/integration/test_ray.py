@@ -362,7 +362,7 @@ def test_a_cluster_that_is_gone_fails_the_attempt_and_is_found_again(caplog):
     first = Cluster(1)
     port = int(first.address.rpartition(":")[2])
     try:
-        options = RayOptions(first.address, patience_s=5)
+        options = RayOptions(first.address)
         kernel = RayKernel(options, backoff=Backoff(0.1, 0.5))
         attempt = Attempt("exact", kernel)
         attempt.add(0)
