@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ pytest.importorskip("ray", reason="needs ray: make test-env")
 from ostraka.config import Tiling
 from ostraka.core import rules
 from ostraka.core.field import P
-from ostraka.core.gram import DTYPES, NumpyKernel
+from ostraka.core.gram import DTYPES, NumpyKernel, Values
 from ostraka.crypto.aead import SealedGroups
 from ostraka.crypto.channel import PendingChannel
 from ostraka.crypto.hpke import HybridKey
@@ -38,7 +39,7 @@ ENCLAVE, ME = (Identity(bytes([seed]) * 32) for seed in (1, 2))
 ROWS, TILE = 12, 4096
 COLUMNS = Tiling(9 * TILE + 100, TILE)
 SEED = bytes(range(100, 132))
-VALUES = {"exact": "residues", "gaussian": "float64"}
+VALUES: dict[str, Values] = {"exact": "residues", "gaussian": "float64"}
 PATIENCE_S = 300.0
 
 # Ray leaves files open, so that its nodes are not children of the tests themselves.
@@ -82,7 +83,7 @@ class Cluster:
     raylets: list[int]
 
     def __init__(self, nodes, **head):
-        self._child = subprocess.Popen(
+        self._child: Any = subprocess.Popen(
             [sys.executable, "-c", CLUSTER, json.dumps(head)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -361,7 +362,7 @@ def test_a_cluster_that_is_gone_fails_the_attempt_and_is_found_again(caplog):
     first = Cluster(1)
     port = int(first.address.rpartition(":")[2])
     try:
-        options = RayOptions(first.address, patience_s=5)
+        options = RayOptions(first.address)
         kernel = RayKernel(options, backoff=Backoff(0.1, 0.5))
         attempt = Attempt("exact", kernel)
         attempt.add(0)

@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -52,6 +51,7 @@ from ostraka.worker.ray_kernel import (
     ActorLost,
     ActorReady,
     AwaitingActors,
+    Line,
     RayConnected,
     RayOptions,
     understand,
@@ -204,7 +204,7 @@ class RunningSum:
         self._spare = np.empty_like(self._total)
         self._pending: deque[_Block] = deque()
 
-    def add(self, described: dict[str, Any], body: bytes) -> None:
+    def add(self, described: dict[str, Any], body: bytearray) -> None:
         """Sends a block to an actor, and waits until there is room for another.
 
         Raises OpenError or ServiceError for a block that was sent before.
@@ -370,7 +370,7 @@ def _first_line(error: BaseException) -> str:
 class _Server:
     """Does what the worker's process asks for, until it ends or the cluster is of no use."""
 
-    def __init__(self, line: Connection) -> None:
+    def __init__(self, line: Line) -> None:
         self._line = line
         self._sums: dict[int, RunningSum] = {}
 
@@ -378,13 +378,13 @@ class _Server:
         self.say({"event": type(event).__name__} | asdict(event))
 
     def say(self, what: dict[str, Any]) -> None:
-        self._line.send_bytes(json.dumps(what).encode())
+        self._line.send(json.dumps(what).encode())
 
     def serve(self, crew: Crew) -> None:
         """Raises EOFError when the worker's process has ended, and ServiceError or ConfigError if
         the cluster is of no use. What was asked for last is then answered already."""
         while True:
-            request, body = json.loads(self._line.recv_bytes()), self._line.recv_bytes()
+            request, body = json.loads(self._line.receive()), self._line.receive()
             for over in request["over"]:
                 self._sums.pop(over, None)
             answer, failure, why = b"", None, ""
@@ -400,7 +400,7 @@ class _Server:
                 failure, why = "service", f"an actor of this worker failed: {type(failed).__name__}"
             self._reply(answer, failure, why)
 
-    def _do(self, crew: Crew, request: dict[str, Any], body: bytes) -> bytes:
+    def _do(self, crew: Crew, request: dict[str, Any], body: bytearray) -> bytes:
         number = request["sum"]
         match request["do"]:
             case "begin":
@@ -413,12 +413,13 @@ class _Server:
 
     def _reply(self, answer: bytes, failure: str | None, why: str) -> None:
         self.say({"failure": failure, "why": why})
-        self._line.send_bytes(answer)
+        self._line.send(answer)
 
 
 def main() -> None:
     """Serves the process at the other end of the socket whose number is the first argument."""
-    line, options = Connection(int(sys.argv[1])), RayOptions(**json.loads(sys.argv[2]))
+    line = Line(socket.socket(fileno=int(sys.argv[1])))
+    options = RayOptions(**json.loads(sys.argv[2]))
     server = _Server(line)
     with suppress(EOFError, OSError):  # The worker has ended, or has closed this driver.
         try:

@@ -14,9 +14,9 @@ driver may come before a reply. Nothing is unpickled here.
 import json
 import logging
 import math
-import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 from collections import deque
@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from itertools import count
-from multiprocessing.connection import Connection
+from select import select
 from threading import Event, Lock, Thread
 from typing import Any
 from weakref import finalize
@@ -46,6 +46,7 @@ from ostraka.transport.dial import Backoff
 _PROGRAM = "from ostraka.worker.ray_driver import main; main()"
 _AUTO = "auto"
 _ADDRESS = re.compile(r"[^\s/:]+:[0-9]{1,5}")
+_LENGTH = struct.Struct(">Q")
 _LAST_LINES = 30
 _END_S = 10.0
 _GREETING_S = 120.0
@@ -132,6 +133,45 @@ _EVENTS: dict[str, tuple[type[Any], int]] = {
 }
 
 
+class Line:
+    """One end of a socket, over which frames of bytes go."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def send(self, frame: Buffer) -> None:
+        """Raises OSError if the other end is gone."""
+        self._end.sendall(_LENGTH.pack(len(frame)))
+        self._end.sendall(frame)
+
+    def receive(self) -> bytearray:
+        """Waits for a frame. Raises EOFError or OSError if the other end is gone."""
+        (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return self._read(size)
+
+    def close(self) -> None:
+        """Wakes whoever waits at either end."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        """Gives the socket back. It must not be in use."""
+        self._end.close()
+
+    def has_frame(self, seconds: float) -> bool:
+        return bool(select([self._end], [], [], seconds)[0])
+
+    def _read(self, size: int) -> bytearray:
+        frame = bytearray(size)
+        left = memoryview(frame)
+        while left:
+            got = self._end.recv_into(left, flags=socket.MSG_WAITALL)
+            if not got:
+                raise EOFError
+            left = left[got:]
+        return frame
+
+
 class RayKernel:
     """Computes on the actors of a cluster, until it is closed.
 
@@ -193,7 +233,8 @@ class _Driver:
     """The child process that is connected to Ray. Raises ConfigError if it cannot connect."""
 
     def __init__(self, options: RayOptions) -> None:
-        self._socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._line = Line(ours)
         with theirs:
             words = [str(theirs.fileno()), json.dumps(asdict(options))]
             self._child = subprocess.Popen(  # noqa: S603 (ourselves)
@@ -206,7 +247,6 @@ class _Driver:
                 errors="replace",
                 start_new_session=True,  # Ctrl-C is for the worker, which then closes the driver.
             )
-        self._line = Connection(os.dup(self._socket.fileno()))
         self._said: deque[str] = deque(maxlen=_LAST_LINES)
         self._listener = Thread(target=self._listen, name="ray-output", daemon=True)
         self._listener.start()
@@ -236,7 +276,7 @@ class _Driver:
             self._send(number, request, body)
             self._owed = number
 
-    def ask(self, number: int, request: dict[str, Any]) -> bytes:
+    def ask(self, number: int, request: dict[str, Any]) -> bytearray:
         """Sends a request of a sum, and returns the bytes of its reply. Raises as `post` does."""
         with self._lock:
             self._send(number, request, b"")
@@ -246,8 +286,7 @@ class _Driver:
 
     def close(self) -> None:
         """Ends the process, and so the actors. A request that waits for a reply raises."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._line.close()
         try:
             self._child.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -258,15 +297,14 @@ class _Driver:
         self._child.wait()
         self._listener.join(_END_S)
         with self._lock:  # Who holds it finds the line ended.
-            self._line.close()
-            self._socket.close()
+            self._line.release()
         spoken = [line for line in self._said if line.strip()]
         return spoken[-1] if spoken else f"the driver ended with code {self._child.returncode}"
 
     def _greet(self, options: RayOptions) -> RayConnected:
         """Waits for the driver's first words."""
         try:
-            if not self._line.poll(_GREETING_S + 2 * options.patience_s):
+            if not self._line.has_frame(_GREETING_S + 2 * options.patience_s):
                 raise ConfigError(f"the Ray cluster at {options.address} does not answer")
             said = self._hear()
         except (EOFError, OSError):
@@ -283,17 +321,17 @@ class _Driver:
         for each in forgotten:
             self._failures.pop(each, None)
         try:
-            self._line.send_bytes(json.dumps(request | {"sum": number, "over": forgotten}).encode())
-            self._line.send_bytes(body)
+            self._line.send(json.dumps(request | {"sum": number, "over": forgotten}).encode())
+            self._line.send(body)
         except OSError:
             raise _gone() from None
 
-    def _receive(self, number: int) -> bytes:
+    def _receive(self, number: int) -> bytearray:
         """Receives the reply that this sum waits for, and keeps its failure if it is one."""
         self._owed = None
         try:
             reply = self._hear()
-            answer = self._line.recv_bytes()
+            answer = self._line.receive()
         except (EOFError, OSError):
             raise _gone() from None
         if (failure := reply["failure"]) is not None:
@@ -303,7 +341,7 @@ class _Driver:
     def _hear(self) -> dict[str, Any]:
         """Returns what the driver says next, and logs the events before it."""
         while True:
-            said: dict[str, Any] = json.loads(self._line.recv_bytes())
+            said: dict[str, Any] = json.loads(self._line.receive())
             if (name := said.pop("event", None)) is None:
                 return said
             event, level = _EVENTS[name]
@@ -337,7 +375,7 @@ class _RaySum:
 
     def total(self) -> AnyArray:
         raw = self._driver.ask(self._number, {"do": "total"})
-        return np.frombuffer(raw, self._dtype).reshape(self._rows, self._rows).copy()
+        return np.frombuffer(raw, self._dtype).reshape(self._rows, self._rows)
 
 
 def describe(source: Source) -> tuple[dict[str, Any], Buffer]:

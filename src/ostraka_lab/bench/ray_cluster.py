@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from ostraka_lab.bench.process import Begin, Figures, report
 
 _LARGEST_TILE = 65_536
 _STORE_BYTES = 2**28
+_KINDS = {"ray_driver": "driver", "ray::Actor": "actors"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Plan:
 class _Run:
     total: AnyArray
     wall_s: float
-    cpu_s: float
+    cpu_s: dict[str, float]  # by the kind of process
 
 
 def measure(plan: Plan, begin: Begin) -> Figures:
@@ -104,18 +105,22 @@ def measure(plan: Plan, begin: Begin) -> Figures:
 
 
 def _figures(plan: Plan, alone: list[_Run], on_ray: list[_Run]) -> Figures:
-    def median(runs: list[_Run], what: Callable[[_Run], float]) -> float:
-        return statistics.median(map(what, runs))
-
-    one, ray = (median(runs, lambda run: run.cpu_s) for runs in (alone, on_ray))
+    one, ray = (
+        statistics.median(sum(run.cpu_s.values()) for run in runs) for runs in (alone, on_ray)
+    )
+    one_wall, ray_wall = (statistics.median(run.wall_s for run in runs) for runs in (alone, on_ray))
+    kinds = sorted({kind for run in on_ray for kind in run.cpu_s})
     return {
         "clients": plan.clients,
         "dimension": plan.dimension,
         "nodes": plan.nodes,
         "tile": plan.layout.columns.tile,
         "tiles": plan.layout.columns.count,
-        "one_process": {"cpu_s": one, "wall_s": median(alone, lambda run: run.wall_s)},
-        "ray": {"cpu_s": ray, "wall_s": median(on_ray, lambda run: run.wall_s)},
+        "one_process": {"cpu_s": one, "wall_s": one_wall},
+        "ray_cpu_s": {
+            kind: statistics.median(run.cpu_s.get(kind, 0.0) for run in on_ray) for kind in kinds
+        },
+        "ray": {"cpu_s": ray, "wall_s": ray_wall},
         "added_cpu_s": ray - one,
         "added_part": ray / one - 1,
     }
@@ -150,11 +155,21 @@ def _run(plan: Plan, kernel: Kernel, tiles: list[SealedTile]) -> _Run:
         gram.add_from(running, tile, space)
     total = running.total()
     wall = time.perf_counter() - start
-    return _Run(total, wall, sum(_since(before, _family_cpu_s()).values()))
+    cpu: defaultdict[str, float] = defaultdict(float)
+    for pid, seconds in _family_cpu_s().items():
+        cpu[_kind(pid)] += seconds - before.get(pid, 0.0)
+    return _Run(total, wall, cpu)
 
 
-def _since(before: dict[int, float], after: dict[int, float]) -> dict[int, float]:
-    return {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
+def _kind(pid: int) -> str:
+    """Returns which part of a worker a process is."""
+    if pid == os.getpid():
+        return "worker"
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        line = ""
+    return next((name for mark, name in _KINDS.items() if mark in line), "ray")
 
 
 def _family_cpu_s() -> dict[int, float]:

@@ -55,7 +55,9 @@ def _table(figures: dict[str, Any]) -> Table:
 
 
 def _added(figures: dict[str, Any]) -> str:
+    parts = ", ".join(f"{name} {seconds:.3g}" for name, seconds in figures["ray_cpu_s"].items())
     return (
-        f"Ray adds {figures['added_cpu_s']:.3g} s of CPU time, {figures['added_part']:.0%}. "
+        f"CPU seconds on Ray: {parts}. Ray adds {figures['added_cpu_s']:.3g} s of CPU time, "
+        f"{figures['added_part']:.0%}. "
         "The matrices are equal to the bit."
     )

@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from collections import deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,7 +47,8 @@ class FarKernel:
 
 class FarSum:
     def __init__(self, running):
-        self.running, self.sources = running, deque()
+        self.running = running
+        self.sources: deque[Any] = deque()
 
     def add(self, block):
         self.running.add(block)
@@ -105,7 +107,7 @@ def test_a_sum_makes_blocks_itself_or_gets_them_made(kernel):
     assert np.array_equal(running.total(), expected.total())
 
 
-BAD_OPTIONS = {
+BAD_OPTIONS: dict[str, Any] = {
     "no address": {"address": ""},
     "a cluster that would be started": {"address": "local"},
     "Ray's client": {"address": "ray://head:10001"},
@@ -151,11 +153,11 @@ def test_a_driver_that_dies_at_once_leaves_its_last_words(monkeypatch):
 
 # Says that it is connected, and ends in the middle of the first sum.
 FLEETING = """
-import json, sys
-from multiprocessing.connection import Connection
-line = Connection(int(sys.argv[1]))
-line.send_bytes(json.dumps({"nodes": 1, "cpus": 1.0, "gpus": 0.0, "actors": 1}).encode())
-line.recv_bytes()
+import json, socket, sys
+from ostraka.worker.ray_kernel import Line
+line = Line(socket.socket(fileno=int(sys.argv[1])))
+line.send(json.dumps({"nodes": 1, "cpus": 1.0, "gpus": 0.0, "actors": 1}).encode())
+line.receive()
 """
 
 
@@ -172,7 +174,7 @@ def test_a_driver_that_ends_fails_the_attempt_and_not_the_worker(monkeypatch):
 
 
 NODES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 1.0}, {"GPU": 8.0}, {"memory": 1.0}]
-WANTED = {
+WANTED: dict[str, Any] = {
     "as many as have a processor": ({}, 12),
     "as many as were asked for": ({"actors": 5}, 5),
     "as many as have a GPU": ({"gpus": 1.0}, 3),
