@@ -7,6 +7,7 @@ may change without a new revision. So may its observers, who see the status and 
 
 import re
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -131,7 +132,7 @@ class TermsTable:
         _require("leakage_bits", self.leakage_bits, 1e-30, 1e30)
         _require("precision", self.precision, 1e-30, 1)
 
-    @property
+    @cached_property
     def composition(self) -> rules.Composition:
         """The rule, what comes before it, and their options."""
         options = {each.name: getattr(self, each.name) for each in fields(rules.Options)}

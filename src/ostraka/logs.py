@@ -55,7 +55,11 @@ def event(
     fields = {name: _plain(getattr(event, name)) for name in shown}
     said = str(event) if "__str__" in vars(type(event)) else ""
     extra = {_FIELDS: fields, _SAID: said}
-    logger.log(level, type(event).__name__, extra=extra, exc_info=error)
+    if logger.isEnabledFor(level):
+        # `Logger.log` would search the stack for a line of code that no entry shows.
+        trace = (type(error), error, error.__traceback__) if error is not None else None
+        name = type(event).__name__
+        logger.handle(logger.makeRecord(logger.name, level, "", 0, name, (), trace, extra=extra))
 
 
 class _Handler(logging.Handler):

@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -193,7 +194,10 @@ class MemoryFile:
 
     def load(self) -> Memory | None:
         """None if there is none yet. Raises StateError."""
-        marked = self._marked()  # first: another process may write both in the meantime
+        return self._read(self._marked())  # first: another process may write both in the meantime
+
+    def _read(self, marked: int) -> Memory | None:
+        """The memory of a client that has voted for number `marked`, as its mark says."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -255,17 +259,18 @@ class MemoryFile:
     def change(self, change: Callable[[Memory | None], Memory]) -> Memory:
         """Replace what is stored by what `change` makes of it. Durable when this returns."""
         with self._alone():
-            stored = self.load()
+            marked = self._marked()
+            stored = self._read(marked)
             changed = change(stored)
             if changed != stored:
                 content = encode(changed)
                 files.write(self.path, [content])
                 self._known[:] = [(content, changed)]
-            if changed.voted is not None and changed.voted.number > self._marked():
+            if changed.voted is not None and changed.voted.number > marked:
                 files.write(self._mark, [_MARK % changed.voted.number])
         return changed
 
-    @property
+    @cached_property
     def _mark(self) -> Path:
         """Says for which number this client has voted last, should its memory be lost."""
         return self.path.with_name(f"{self.path.name}.voted")

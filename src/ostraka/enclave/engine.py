@@ -199,7 +199,7 @@ class Engine:
     async def _open(self, spool: Spool) -> None:
         # The first round, and one with more clients, touches memory, which may take seconds.
         intake = await asyncio.to_thread(self.enclave.open_round, self.memory, spool)
-        self.current = OpenRound(intake, self.federation)
+        self.current = OpenRound(intake, self.federation, self.file.quorum)
         self.deadline = time.monotonic() + self.file.rounds.deadline_s
         clients = len(self.federation.clients)
         self.tell(events.RoundOpened(self.current.number, self.file.rounds.deadline_s, clients))
@@ -240,7 +240,7 @@ class Engine:
     def _hurry(self, current: OpenRound) -> None:
         """Once the quorum is there, shorten the deadline to the time of grace."""
         grace, arrived = self.file.rounds.grace_s, current.answered
-        if arrived < self.file.quorum:
+        if arrived < current.quorum:
             return
         now = time.monotonic()
         if grace is not None:

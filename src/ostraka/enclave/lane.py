@@ -39,11 +39,8 @@ class Receiver(Protocol):
 
     @property
     def size(self) -> int:
-        """The bytes of the next sealed tile."""
+        """The bytes of the next sealed tile; 0 once the upload is complete."""
         ...
-
-    @property
-    def complete(self) -> bool: ...
 
     def take(self, ciphertext: memoryview) -> None:
         """Open, check and keep the next tile. If this raises, nothing of the tile counts."""
@@ -233,8 +230,7 @@ def _receive(source: _Source, receiver: Receiver) -> None:
     except OSError:
         raise LaneBroken(_ENDED) from None
     memory = memoryview(bytearray(LENGTH.size + receiver.size))
-    while not receiver.complete:
-        size = receiver.size
+    while size := receiver.size:
         frame = memory[: LENGTH.size + size]
         came = source.fill(frame)
         if came >= LENGTH.size and LENGTH.unpack_from(frame)[0] != size:

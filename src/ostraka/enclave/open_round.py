@@ -12,10 +12,14 @@ from ostraka.protocol.enclave import Arrival, Intake
 
 @dataclass
 class OpenRound:
-    """Takes headers on the event loop. `changed` is set when an update has arrived."""
+    """Takes headers on the event loop. quorum: that its time of grace begins with.
+
+    `changed` is set when the round can go on: when the quorum is there, and when all have answered.
+    """
 
     intake: Intake
     federation: Federation
+    quorum: int
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     quorate: bool = False  # The quorum was reached while others were awaited.
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
@@ -59,12 +63,21 @@ class OpenRound:
                 raise UpdateRejected(header.client, Rejection.DUPLICATE)
             try:
                 self.intake.accept(header)
-            finally:
-                self.changed.set()
+            except UpdateRejected:
+                self.note_change()
+                raise
             self._headers[header.client] = header
         if own:
             self._own.add(header.client)
         return self.receiver(header).next
+
+    def note_change(self) -> None:
+        """Look whether the round can go on, now that a client has completed or spoilt its upload.
+
+        Waking its loop for every upload would cost more than taking in the header.
+        """
+        if (not self.quorate and self.answered >= self.quorum) or not self.awaited:
+            self.changed.set()
 
     def receiver(self, header: UpdateHeader) -> "Receiver":
         """What takes the tiles of an upload that was begun, in any thread.
@@ -74,7 +87,7 @@ class OpenRound:
         arrival = self.intake.arrival(header.client, header.upload_id)
         if arrival is None:
             raise UpdateRejected(header.client, Rejection.DUPLICATE)
-        return Receiver(arrival, self, asyncio.get_running_loop())
+        return Receiver(arrival, self.intake)
 
 
 @dataclass(frozen=True)
@@ -82,8 +95,7 @@ class Receiver:
     """Takes the tiles of one upload, one after another."""
 
     _arrival: Arrival
-    _round: OpenRound
-    _loop: asyncio.AbstractEventLoop
+    _intake: Intake
 
     @property
     def next(self) -> int:
@@ -94,24 +106,13 @@ class Receiver:
 
     @property
     def size(self) -> int:
-        """How many bytes the next sealed tile has."""
-        return self._round.intake.sealed_size(self._arrival.next)
-
-    @property
-    def complete(self) -> bool:
-        return self._arrival.complete
+        """How many bytes the next sealed tile has; 0 once the upload is complete."""
+        arrival = self._arrival
+        return 0 if arrival.complete else self._intake.sealed_size(arrival.next)
 
     def take(self, ciphertext: memoryview) -> None:
         """Open, check and keep the next tile. Raises as `Arrival.take` does."""
         try:
             self._arrival.take(self._arrival.next, ciphertext)
-        except UpdateRejected:
-            self._tell()
-            raise
         except LocalProtocolError:  # The round was given up, and its spool is closed.
             raise UpdateRejected(self._arrival.row.client, Rejection.LATE) from None
-        if self._arrival.complete:
-            self._tell()
-
-    def _tell(self) -> None:
-        self._loop.call_soon_threadsafe(self._round.changed.set)

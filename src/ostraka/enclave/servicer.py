@@ -501,14 +501,16 @@ class Servicer(EnclaveServicer):
         current, caller = await self._current(context), self._caller(context)
         first = current.begin(header, own=caller.is_called(header.client))
         self.engine.tell(events.UploadStarted(header.client, header.tiles - first))
-        if first == header.tiles:
-            await context.write(_granted(b"", first))
-        else:
-            with self.tickets.issue(current.receiver(header), caller.party) as lane:
-                await context.write(_granted(lane.ticket, first))
-                await lane.received()
-        self.engine.tell(events.UploadCompleted(header.client))
-        current.changed.set()  # Only now, so that the round's end is told after this.
+        try:
+            if first == header.tiles:
+                await context.write(_granted(b"", first))
+            else:
+                with self.tickets.issue(current.receiver(header), caller.party) as lane:
+                    await context.write(_granted(lane.ticket, first))
+                    await lane.received()
+            self.engine.tell(events.UploadCompleted(header.client))
+        finally:
+            current.note_change()  # Only now, so that the round's end is told after this.
         await context.write(wire.UploadReply(complete=wire.Complete()))
         return current.number
 

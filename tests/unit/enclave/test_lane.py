@@ -29,10 +29,10 @@ FRAMES = [LENGTH.pack(SIZE) + tile for tile in TILES]
 
 
 class Kept:
-    """What has arrived of one upload. fails: raised in place of taking this tile."""
+    """What has arrived of one upload. fails: raised in place of a tile. each: a tile's size."""
 
-    def __init__(self, fails: dict[int, Exception] | None = None) -> None:
-        self.size = SIZE
+    def __init__(self, fails: dict[int, Exception] | None = None, each: int = SIZE) -> None:
+        self._each = each
         self.tiles: list[bytes] = []
         self.memory: set[int] = set()
         self.gate = threading.Event()
@@ -41,8 +41,8 @@ class Kept:
         self._fails = fails or {}
 
     @property
-    def complete(self) -> bool:
-        return len(self.tiles) == COUNT
+    def size(self) -> int:
+        return self._each if len(self.tiles) < COUNT else 0
 
     def take(self, ciphertext: memoryview) -> None:
         self.taking.set()
@@ -184,8 +184,7 @@ def test_a_silent_peer_is_not_waited_for(said):
 
 def test_a_sender_that_is_too_fast_is_held_up_and_loses_nothing():
     """Nothing is kept for it but what the kernel holds and one frame."""
-    kept = Kept()
-    kept.size = 2**18
+    kept = Kept(each=2**18)
     kept.gate.clear()
     data = b"".join(LENGTH.pack(2**18) + bytes([index]) * 2**18 for index in range(COUNT)) * 20
 
@@ -314,7 +313,7 @@ def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path,
                 await receiving
 
     run(work)
-    assert kept.complete is (party is not None)
+    assert (kept.size == 0) is (party is not None)
 
 
 # TLS.

@@ -7,6 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_args
 
@@ -197,7 +198,9 @@ def canonical(name: str) -> str:
     return _names().get(_plain(name), name)
 
 
+@cache
 def _names() -> dict[str, str]:
+    """Our own names, by the plain form of every name that we know."""
     ours = {_plain(each): each for each in (*RULES, *PRE)}
     return ours | {_plain(alias): of for alias, of in ALIASES.items()}
 
