@@ -32,6 +32,8 @@ _EXACT_TERMS = 1 << 19
 # Limbs are made for this many columns at a time, so that BLAS finds most of them in the cache, and
 # for this many values if there are many rows.
 _PANEL, _PANEL_VALUES = 1 << 11, 1 << 19
+# Of a few rows, so that temporaries stay in the cache: new memory costs more than the work.
+_FEW_COLUMNS = 1 << 13
 # Sums are joined for this many rows at a time: with a thousand clients each temporary is 8 MB.
 _JOINED = 128
 
@@ -96,9 +98,13 @@ def add_gram(total: UInt32, block: UInt32) -> None:
 
 
 def add_balanced_gram(total: UInt32, block: Float64) -> None:
-    """Adds as `add_gram` does, for at most 2^19 columns of integers within p / 2 + 1."""
-    products = _join(*_products(*balanced_limbs(block)))
-    add(total, products, total, np.empty_like(total))
+    """Adds as `add_gram` does, for a few rows of at most 2^19 integers within p / 2 + 1."""
+    sums = np.zeros((3, *total.shape))
+    for start in range(0, block.shape[1], _FEW_COLUMNS):
+        high, low = balanced_limbs(block[:, start : start + _FEW_COLUMNS])
+        for place, limb in enumerate((high, high + low, low)):
+            sums[place] += np.vecdot(limb[:, None], limb)  # BLAS products are slow for so few rows.
+    add(total, _join(*sums), total, np.empty_like(total))
 
 
 def _limb_grams(block: UInt32) -> Float64:
@@ -117,12 +123,6 @@ def _limb_grams(block: UInt32) -> Float64:
             np.matmul(limb, limb.T, out=product)  # BLAS syrk: half the cost of a general product
             sums[place] += product
     return sums
-
-
-def _products(high: Float64, low: Float64) -> tuple[Float64, Float64, Float64]:
-    """Multiplies limbs (n, b) by BLAS syrk, which costs half of a general product."""
-    both = high + low
-    return high @ high.T, both @ both.T, low @ low.T
 
 
 def _limbs(residues: UInt32) -> Float64:

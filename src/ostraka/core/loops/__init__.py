@@ -16,7 +16,7 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
 from ostraka.core.loops import native, twin
-from ostraka.core.loops.twin import UInt8, UInt16
+from ostraka.core.loops.twin import Int8, UInt8, UInt16
 from ostraka.errors import LocalProtocolError
 
 # Exact masking makes 2t shares of t masks.
@@ -38,6 +38,8 @@ class _Loops(Protocol):
 
     def squares(self, values: Float32) -> float: ...
 
+    def scaled_squares(self, values: Float32, scale: float) -> float: ...
+
     def pin(self, bits: UInt8, shifts: UInt32) -> tuple[Any, Any]: ...
 
     def absorb(
@@ -57,6 +59,16 @@ class _Loops(Protocol):
         challenge: Float64 | None,
         sums: Float64 | None,
     ) -> tuple[Int64, Int64]: ...
+
+    def share_integers(
+        self,
+        values: Sequence[Int8],
+        masks: UInt32,
+        shares: UInt32,
+        *,
+        challenge: Float64 | None,
+        sums: Float64 | None,
+    ) -> Int64: ...
 
     def keep_bits(self, words: UInt32, mask: int) -> int: ...
 
@@ -93,6 +105,13 @@ def dot(values: Float32, other: Float32) -> float:
     _check("values", values, _FLOAT32, (_length("values", values),))
     _check("other", other, _FLOAT32, values.shape)
     return _loops.dot(values, other)
+
+
+def scaled_squares(values: Float32, scale: float) -> float:
+    """Returns the sum of the squares of (b,) values times float32(scale): what `absorb` returns of
+    them, for a row that is not folded."""
+    _check("values", values, _FLOAT32, (_length("values", values),))
+    return _loops.scaled_squares(values, float(scale))
 
 
 class Fold:
@@ -164,25 +183,66 @@ def share(
     challenge: (g, 2) integers within 2^30, and sums: (2, b) or wider, to which law 11's products
     with q are added. Sums of 192 products stay exact.
     """
-    rows, width = _plane("dither", dither)
+    shape = _plane("dither", dither)
+    _check_group(values, _FLOAT32, shape, masks=masks, shares=shares)
+    _check_products(shape, challenge, sums)
+    _check("scales", scales, _FLOAT32, (len(values),))
+    _check("dither", dither, _UINT16, shape)
+    return _loops.share(values, scales, dither, masks, shares, challenge=challenge, sums=sums)
+
+
+def share_integers(
+    values: Sequence[Int8],
+    masks: UInt32,
+    shares: UInt32,
+    *,
+    challenge: Float64 | None = None,
+    sums: Float64 | None = None,
+) -> Int64:
+    """Makes the shares of a group of rows that are q already (law 19). Returns their parts of s.
+
+    values: g rows (b,) int8, anywhere in memory. All else is as `share` has it.
+    """
+    shape = len(values), _length("values", values[0]) if values else 0
+    _check_group(values, _INT8, shape, masks=masks, shares=shares)
+    _check_products(shape, challenge, sums)
+    return _loops.share_integers(values, masks, shares, challenge=challenge, sums=sums)
+
+
+def _check_group(
+    values: Sequence[AnyArray],
+    dtype: np.dtype[Any],
+    shape: tuple[int, int],
+    *,
+    masks: UInt32,
+    shares: UInt32,
+) -> None:
+    """Checks what both kinds of rows have in common. shape: (g, b)."""
+    rows, width = shape
     if width > MAX_WIDTH:
         raise LocalProtocolError(f"a tile has at most {MAX_WIDTH} values; got {width}")
     t = len(masks)
     if not 1 <= t <= MAX_MASKS:
         raise LocalProtocolError(f"there are 1 to {MAX_MASKS} masks; got {t}")
+    if len(values) != rows:
+        raise LocalProtocolError(f"a group of {rows} rows has {len(values)}")
     for row in values:
-        _check("values", row, _FLOAT32, (width,))
-    _check("scales", scales, _FLOAT32, (len(values),))
-    _check("dither", dither, _UINT16, (len(values), width))
-    _check("masks", masks, _UINT32, (t, rows, width))
-    _check("shares", shares, _UINT32, (2 * t, rows, width), written=True)
+        _check("values", row, dtype, (width,))
+    _check("masks", masks, _UINT32, (t, *shape))
+    _check("shares", shares, _UINT32, (2 * t, *shape), written=True)
+
+
+def _check_products(
+    shape: tuple[int, int], challenge: Float64 | None, sums: Float64 | None
+) -> None:
+    """Checks what law 11's products are made with, and where they go."""
+    rows, width = shape
     if (challenge is None) != (sums is None):
         raise LocalProtocolError("a challenge needs sums, and sums a challenge")
     if challenge is not None and sums is not None:
         _check("challenge", challenge, _FLOAT64, (rows, 2))
         reach = max(width, _plane("sums", sums)[1])
         _check("sums", sums, _FLOAT64, (2, reach), written=True)
-    return _loops.share(values, scales, dither, masks, shares, challenge=challenge, sums=sums)
 
 
 def keep_bits(words: UInt32, mask: int) -> int:

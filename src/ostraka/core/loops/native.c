@@ -20,7 +20,7 @@
 #include <immintrin.h>
 #endif
 
-#define ABI 3
+#define ABI 4
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
 #define LINE 16 /* values in a line of the cache */
@@ -255,6 +255,18 @@ INLINE void add_squares(const float *restrict x, float scale, int64_t n, double 
         sums[lane] += (double)parts[lane];
 }
 
+/* The sum of (x[k] scale)^2, in this order. */
+INLINE double scaled_squares_body(int32_t level, const float *x, int64_t n, float scale)
+{
+    double sums[LANES] = {0};
+    for (int64_t start = 0; start < n; start += CHUNK)
+        add_squares(x + start, scale, least(CHUNK, n - start), sums);
+    return add_up(sums);
+}
+
+LOOP(double, scaled_squares, (int32_t level, const float *x, int64_t n, float scale),
+    (level, x, n, scale))
+
 /* Sets first[] of the blocks that are at place h, and `*stop` to where others are. Returns how many
  * they are. */
 INLINE int meeting(const struct arc *arcs, int count, int64_t h, int64_t *first, int64_t *stop)
@@ -279,9 +291,7 @@ INLINE double absorb_body(
     float scale, float *sketch, int64_t m)
 {
     const struct tile tile = {values, bits, n, scale};
-    double sums[LANES] = {0};
-    for (int64_t start = 0; start < n; start += CHUNK)
-        add_squares(values + start, scale, least(CHUNK, n - start), sums);
+    double squares = scaled_squares_body(level, values, n, scale);
     for (int64_t k = 0; k < n;) {
         struct arc arcs[2 * TOGETHER];
         int count = 0;
@@ -298,7 +308,7 @@ INLINE double absorb_body(
                 fold(level, &tile, found, first, stop - h, sketch + h);
         }
     }
-    return add_up(sums);
+    return squares;
 }
 
 LOOP(double, absorb,
@@ -379,12 +389,24 @@ INLINE void quantise(
     *v += (int64_t)variance;
 }
 
+/* Law 19 for n <= SHARED values of a row: they are q, and need no more than 32 bits for their part
+ * of s. */
+INLINE void take_integers(
+    const int8_t *restrict values, int64_t n, int32_t *restrict q, int64_t *s)
+{
+    int32_t squares = 0;
+    for (int64_t i = 0; i < n; i++) {
+        q[i] = values[i];
+        squares += q[i] * q[i];
+    }
+    *s += squares;
+}
+
 INLINE uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
 /* Sums and differences of residues. Of two candidates the wrong one has wrapped, and is huge. */
 INLINE uint32_t add(uint32_t a, uint32_t b) { return min_u32(a + b, a + b - P); }
 INLINE uint32_t sub(uint32_t a, uint32_t b) { return min_u32(a - b, a - b + P); }
-
 
 /* factor a by doubling, for the factors x and x x of the points x = 1, 2 and 3. */
 INLINE uint32_t times(uint32_t a, int factor)
@@ -448,15 +470,23 @@ INLINE void witness(
         witness_some(1, weights + 2 * row, q + row, n, one, two);
 }
 
-/* Laws 7, 8 and 11 for a group of rows. t is 1, 2 or 3. challenge and sums may be absent.
+/* Where q comes from: integers as they are, or else values with scales and dither. */
+struct source {
+    const int8_t *const *integers;
+    const float *const *values;
+    const float *scales;
+    const uint16_t *dither;
+};
+
+/* Laws 7, 8 and 11 for a group of rows. t is 1, 2 or 3. challenge and sums may be absent, and v for
+ * integers.
  *
- * values: rows times (width,). dither: (rows, width). masks: (t, rows, width).
+ * integers, values: rows times (width,). dither: (rows, width). masks: (t, rows, width).
  * shares: (2t, rows, width). challenge: (rows, 2). sums: (2, reach). s, v: (rows,), zeros at first.
  * A few rows of a few columns are worked on at a time, so that q and the sums stay in the cache. */
 INLINE void share_of(
-    int t, const float *const *values, const float *scales, const uint16_t *dither,
-    const uint32_t *masks, uint32_t *shares, const double *challenge, double *sums, int64_t reach,
-    int64_t rows, int64_t width, int64_t *s, int64_t *v)
+    int t, struct source from, const uint32_t *masks, uint32_t *shares, const double *challenge,
+    double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v)
 {
     int32_t q[TOGETHER][SHARED];
     int64_t plane = rows * width;
@@ -469,7 +499,11 @@ INLINE void share_of(
                 int32_t *own = q[row - first];
                 const uint32_t *r1 = masks + at, *r2 = t > 1 ? r1 + plane : r1;
                 const uint32_t *r3 = t > 2 ? r2 + plane : r1;
-                quantise(values[row] + start, scales[row], dither + at, n, own, s + row, v + row);
+                if (from.integers)
+                    take_integers(from.integers[row] + start, n, own, s + row);
+                else
+                    quantise(from.values[row] + start, from.scales[row], from.dither + at, n, own,
+                        s + row, v + row);
                 uint32_t *plus = shares + at, *minus = plus + plane;
                 share_at(1, t, own, r1, r2, r3, n, plus, minus);
                 if (t > 1)
@@ -484,20 +518,25 @@ INLINE void share_of(
     }
 }
 
+INLINE void share_any(
+    int32_t t, struct source from, const uint32_t *masks, uint32_t *shares, const double *challenge,
+    double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v)
+{
+    if (t == 1)
+        share_of(1, from, masks, shares, challenge, sums, reach, rows, width, s, v);
+    else if (t == 2)
+        share_of(2, from, masks, shares, challenge, sums, reach, rows, width, s, v);
+    else
+        share_of(3, from, masks, shares, challenge, sums, reach, rows, width, s, v);
+}
+
 INLINE void share_body(
     int32_t level, int32_t t, const float *const *values, const float *scales,
     const uint16_t *dither, const uint32_t *masks, uint32_t *shares, const double *challenge,
     double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v)
 {
-    if (t == 1)
-        share_of(1, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
-            v);
-    else if (t == 2)
-        share_of(2, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
-            v);
-    else
-        share_of(3, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s,
-            v);
+    const struct source from = {0, values, scales, dither};
+    share_any(t, from, masks, shares, challenge, sums, reach, rows, width, s, v);
 }
 
 LOOP(void, share,
@@ -505,6 +544,21 @@ LOOP(void, share,
         const uint16_t *dither, const uint32_t *masks, uint32_t *shares, const double *challenge,
         double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v),
     (level, t, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s, v))
+
+INLINE void share_integers_body(
+    int32_t level, int32_t t, const int8_t *const *integers, const uint32_t *masks,
+    uint32_t *shares, const double *challenge, double *sums, int64_t reach, int64_t rows,
+    int64_t width, int64_t *s)
+{
+    const struct source from = {integers, 0, 0, 0};
+    share_any(t, from, masks, shares, challenge, sums, reach, rows, width, s, 0);
+}
+
+LOOP(void, share_integers,
+    (int32_t level, int32_t t, const int8_t *const *integers, const uint32_t *masks,
+        uint32_t *shares, const double *challenge, double *sums, int64_t reach, int64_t rows,
+        int64_t width, int64_t *s),
+    (level, t, integers, masks, shares, challenge, sums, reach, rows, width, s))
 
 /* Keeps the bits of `mask` in every word (n,), and returns the greatest of them, or 0. */
 INLINE uint32_t keep_bits_body(int32_t level, uint32_t *words, int64_t n, uint32_t mask)

@@ -12,20 +12,22 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
-from ostraka.core.loops.twin import UInt8, UInt16
+from ostraka.core.loops.twin import Int8, UInt8, UInt16
 
 LIBRARY = Path(__file__).with_name("_native.so")
 LEVELS = ("baseline", "avx2", "avx512")
 
-_ABI = 3
+_ABI = 4
 _LEVEL, _SIZE, _REAL, _WORD = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_uint32
 _AT = ctypes.c_void_p  # an array
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "dot": (ctypes.c_double, (_AT, _AT, _SIZE)),
     "squares": (ctypes.c_double, (_AT, _SIZE)),
+    "scaled_squares": (ctypes.c_double, (_AT, _SIZE, _REAL)),
     "absorb": (ctypes.c_double, (_AT, _SIZE, _AT, _AT, _REAL, _AT, _SIZE)),
     "add_rows": (None, (_AT, _AT, _SIZE, _SIZE, _AT)),
     "share": (None, (_LEVEL, *[_AT] * 7, _SIZE, _SIZE, _SIZE, _AT, _AT)),
+    "share_integers": (None, (_LEVEL, *[_AT] * 5, _SIZE, _SIZE, _SIZE, _AT)),
     "keep_bits": (_WORD, (_AT, _SIZE, _WORD)),
     "limbs": (None, (_AT, _SIZE, _SIZE, _SIZE, _AT, _AT, _AT)),
     "widen_float16": (None, (_AT, _SIZE, _AT)),
@@ -48,9 +50,11 @@ class Native:
 
     _dot: Any
     _squares: Any
+    _scaled_squares: Any
     _absorb: Any
     _add_rows: Any
     _share: Any
+    _share_integers: Any
     _keep_bits: Any
     _limbs: Any
     _widen_float16: Any
@@ -63,6 +67,10 @@ class Native:
 
     def squares(self, values: Float32) -> float:
         result: float = self._squares(self._level, _start(values), len(values))
+        return result
+
+    def scaled_squares(self, values: Float32, scale: float) -> float:
+        result: float = self._scaled_squares(self._level, _start(values), len(values), scale)
         return result
 
     def pin(self, bits: UInt8, shifts: UInt32) -> tuple[Any, Any]:
@@ -95,11 +103,23 @@ class Native:
     ) -> tuple[Int64, Int64]:
         s, v = np.zeros((2, len(values)), np.int64)
         arrays = [_start(each) for each in (scales, dither, masks, shares)]
-        check = [None if each is None else _start(each) for each in (challenge, sums)]
-        size = (0 if sums is None else sums.shape[1], *dither.shape)
-        places = (_starts(values), *arrays, *check, *size, _start(s), _start(v))
-        self._share(self._level, len(masks), *places)
+        places = (_starts(values), *arrays, *_check(challenge, sums), *dither.shape)
+        self._share(self._level, len(masks), *places, _start(s), _start(v))
         return s, v
+
+    def share_integers(
+        self,
+        values: Sequence[Int8],
+        masks: UInt32,
+        shares: UInt32,
+        *,
+        challenge: Float64 | None,
+        sums: Float64 | None,
+    ) -> Int64:
+        s = np.zeros(len(values), np.int64)
+        places = (_starts(values), _start(masks), _start(shares), *_check(challenge, sums))
+        self._share_integers(self._level, len(masks), *places, *masks.shape[1:], _start(s))
+        return s
 
     def keep_bits(self, words: UInt32, mask: int) -> int:
         greatest: int = self._keep_bits(self._level, _start(words), len(words), mask)
@@ -145,6 +165,13 @@ def _start(array: Any) -> Any:
     if array.flags.writeable:
         return _Start.from_buffer(array)
     return _Start.from_address(array.ctypes.data)
+
+
+def _check(challenge: Float64 | None, sums: Float64 | None) -> tuple[Any, Any, int]:
+    """Returns law 11's arguments: the two arrays, and the width of the second."""
+    if challenge is None or sums is None:
+        return None, None, 0
+    return _start(challenge), _start(sums), sums.shape[1]
 
 
 def _starts(arrays: Sequence[AnyArray]) -> Any:

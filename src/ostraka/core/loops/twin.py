@@ -17,6 +17,7 @@ from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
 
 UInt8: TypeAlias = npt.NDArray[np.uint8]
 UInt16: TypeAlias = npt.NDArray[np.uint16]
+Int8: TypeAlias = npt.NDArray[np.int8]
 Int32: TypeAlias = npt.NDArray[np.int32]
 
 _LANES, _FEW = 128, 1024
@@ -62,6 +63,12 @@ def _add_up(sums: Float64) -> float:
             half = len(sums) // 2
             sums = sums[:half] + sums[half:]
     return float(sums[0])
+
+
+def scaled_squares(values: Float32, scale: float) -> float:
+    """Returns the squares of values (b,) times a scale, as `absorb` sums them."""
+    with np.errstate(all="ignore"):
+        return _squares_of_few(values * np.float32(scale))
 
 
 def pin(bits: UInt8, shifts: UInt32) -> tuple[UInt8, UInt32]:
@@ -125,16 +132,38 @@ def share(
     v = _variance(fixed)
     np.add(fixed, dither, out=fixed, casting="unsafe")
     np.right_shift(fixed, _LIMB, out=fixed)
-    q = fixed.astype(np.float64)
+    return _share_q(fixed, masks, shares, challenge, sums), v
+
+
+def share_integers(
+    values: Sequence[Int8],
+    masks: UInt32,
+    shares: UInt32,
+    *,
+    challenge: Float64 | None,
+    sums: Float64 | None,
+) -> Int64:
+    """The same of rows that are q themselves (law 19)."""
+    q = np.empty(masks.shape[1:], np.int32)
+    for row, out in zip(values, q, strict=True):
+        np.copyto(out, row)
+    return _share_q(q, masks, shares, challenge, sums)
+
+
+def _share_q(
+    q: Int32, masks: UInt32, shares: UInt32, challenge: Float64 | None, sums: Float64 | None
+) -> Int64:
+    """Makes the shares of q (g, b), which it spoils, and law 11's sums. Returns s."""
+    wide = q.astype(np.float64)
     if challenge is not None and sums is not None:
         # Two products with a vector each: for one product with two rows BLAS copies the matrix.
         for place, weights in enumerate(np.ascontiguousarray(challenge.T)):
-            sums[place, : q.shape[1]] += weights @ q
-    residues, scratch = fixed.view(np.uint32), np.empty(fixed.shape, np.uint32)
+            sums[place, : wide.shape[1]] += weights @ wide
+    residues, scratch = q.view(np.uint32), np.empty(q.shape, np.uint32)
     # As an unsigned number a negative q is huge, and q + p is its residue.
     np.minimum(residues, np.add(residues, _P, out=scratch), out=residues)
     _shares(residues, masks, shares, scratch)
-    return _squares(q), v
+    return _squares(wide)
 
 
 def _rounded(values: Sequence[Float32], scales: Float32, shape: tuple[int, ...]) -> Int32:

@@ -75,7 +75,7 @@ class Arrival:
         self._common = common
         self._integers = common.keeping.format.integers
         self._unit = row.step if self._integers else 1.0
-        self._scale = 1.0 if common.folds is None else scale_of(row.norm)
+        self._scale = scale_of(row.norm)
         self._least, self._most = self._bounds()
         self._squares = 0.0
         self._open = True
@@ -141,13 +141,15 @@ class Arrival:
         return Rejection.FALSE_NORM if np.isfinite(values).all() else Rejection.NOT_FINITE
 
     def _fold(self, index: int, values: Float32) -> float:
-        """The squares of a tile: of integers as they are, of others at the row's scale. If there is
-        a sketch, the tile is folded."""
+        """The squares of a tile: of integers as they are, of others at the row's scale, with a
+        sketch or without. If there is a sketch, the tile is folded."""
         folds, sketch = self._common.folds, self.row.sketch
-        if folds is None or sketch is None:
-            return loops.squares(values)
-        folded = loops.absorb(values, folds.of(index), self._scale * self._unit, sketch)
-        return loops.squares(values) if self._integers else folded
+        if folds is not None and sketch is not None:
+            folded = loops.absorb(values, folds.of(index), self._scale * self._unit, sketch)
+            if not self._integers:
+                return folded
+        # Those of int8 are exact: float32 holds the sums of a few, and float64 all of them.
+        return loops.scaled_squares(values, 1.0 if self._integers else self._scale)
 
     def _bounds(self) -> tuple[float, float]:
         """The least and the most that a row's squares may sum to. Those of integers are exact."""

@@ -1,5 +1,6 @@
 """Step 4, combine: the second pass, which turns a plan and the rows into the aggregate."""
 
+from itertools import cycle
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.rows import Measured, read_piece
 from ostraka.protocol.enclave.threads import Threads
 
-_ROWS = 8  # that are read and added at a time
+_ROWS = 8  # that are added at a time, if they have to be opened or widened for it
 _MIXED_VALUES = 2**17  # of all rows, that are mixed at a time
 
 
@@ -49,12 +50,15 @@ class _Combining(Protocol):
 
 
 class _Rows:
-    """Reads the rows that still stand."""
+    """Reads the rows that still stand. in_place: all are float32 in memory, and none is copied."""
 
     def __init__(self, cohort: Cohort, threads: Threads) -> None:
         self.alive = cohort.alive
         self.threads = threads.count
         self.tiling = cohort.pieces
+        self.in_place = cohort.terms.format.dtype == np.float32 and all(
+            cohort.rows[row].values.resident for row in self.alive
+        )
         self._cohort = cohort
 
     def read(self, row: int, index: int, out: Float32) -> Float32:
@@ -75,6 +79,7 @@ class _Sums:
         self._last, self._last_weight = last, plan.last
         self._weights = plan.values * scales
         width = rows.tiling.tile
+        self._together = max(_ROWS, len(rows.alive)) if rows.in_place else _ROWS
         self._space = np.empty((rows.threads, _ROWS, width), np.float32)
         self._sums = np.empty((rows.threads, 2, width))
 
@@ -82,11 +87,11 @@ class _Sums:
         size = self._rows.tiling.size(index)
         total: Float64 = self._sums[thread, 0, :size]
         total.fill(0)
-        for start in range(0, len(self._rows.alive), _ROWS):
-            rows = self._rows.alive[start : start + _ROWS]
+        for start in range(0, len(self._rows.alive), self._together):
+            rows = self._rows.alive[start : start + self._together]
             values = [
                 self._rows.read(row, index, out)
-                for row, out in zip(rows, self._space[thread], strict=False)
+                for row, out in zip(rows, cycle(self._space[thread]), strict=False)
             ]
             loops.add_rows(values, self._weights[rows], total)
         if self._last is not None:

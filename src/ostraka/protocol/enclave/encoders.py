@@ -45,8 +45,8 @@ class Encoder(Protocol):
     def begin_tile(self, index: int) -> None:
         """Make what the rows of this tile have in common."""
 
-    def load(self, thread: int, rows: range, values: Sequence[Float32]) -> None:
-        """Scale one tile of some rows, (b,) each."""
+    def load(self, thread: int, rows: range, values: Sequence[AnyArray]) -> None:
+        """Take one tile of some rows, (b,) each: float32, or int8 for integers."""
 
     def shares(self, thread: int, index: int, rows: range) -> Sequence[AnyArray]:
         """The shares (g, b) of what was loaded, one per point: views of scratch memory."""
@@ -126,7 +126,7 @@ class ExactEncoder:
     def begin_tile(self, index: int) -> None:
         """Rows have no masks in common."""
 
-    def load(self, thread: int, rows: range, values: Sequence[Float32]) -> None:
+    def load(self, thread: int, rows: range, values: Sequence[AnyArray]) -> None:
         self._scratch[thread].load(values, self._scales[rows.start : rows.stop])
 
     def shares(self, thread: int, index: int, rows: range) -> Sequence[UInt32]:
@@ -228,12 +228,12 @@ class _Scratch:
         t = len(mask_keys)
         self._masks = [SecretStream(key) for key in mask_keys]
         self._dither = None if dither_key is None else SecretStream(dither_key)
-        self._dither_words = np.zeros(shape, np.uint16)
+        self._dither_words = np.empty(shape, np.uint16)
         self._mask_words = np.empty((t, *shape), np.uint32)
         self._share_words = np.empty((2 * t, *shape), np.uint32)
         self.check = check
 
-    def load(self, values: Sequence[Float32], scales: Float32) -> None:
+    def load(self, values: Sequence[AnyArray], scales: Float32) -> None:
         """Take rows, (b,) each, and what turns them into units of their steps."""
         self._values, self._scales = values, scales
 
@@ -243,10 +243,6 @@ class _Scratch:
         witnessed: add to the sums of law 11, too.
         """
         shape, stream = (len(self._values), len(self._values[0])), mask_stream(index, rows)
-        dither = cut(self._dither_words, *shape)
-        if self._dither is not None:
-            self._dither.seek(stream)
-            self._dither.fill(dither)
         masks = cut(self._mask_words, len(self._masks), *shape)
         for source, mask in zip(self._masks, masks, strict=True):
             source.seek(stream)
@@ -254,6 +250,15 @@ class _Scratch:
         self.leading = masks[-1]
         shares: UInt32 = cut(self._share_words, 2 * len(masks), *shape)
         challenge, sums = self.check.expect(rows) if witnessed else (None, None)
+        if self._dither is None:
+            self.s = loops.share_integers(
+                self._values, masks, shares, challenge=challenge, sums=sums
+            )
+            self.v = np.zeros_like(self.s)
+            return list(shares)
+        dither = cut(self._dither_words, *shape)
+        self._dither.seek(stream)
+        self._dither.fill(dither)
         self.s, self.v = loops.share(
             self._values, self._scales, dither, masks, shares, challenge=challenge, sums=sums
         )
@@ -299,7 +304,7 @@ class GaussianEncoder:
         """Noise is orthogonal across all rows, so it is made for all of them."""
         self._tile = self._noise.tile(index)
 
-    def load(self, thread: int, rows: range, values: Sequence[Float32]) -> None:
+    def load(self, thread: int, rows: range, values: Sequence[AnyArray]) -> None:
         scaled = cut(self._values[thread], len(values), len(values[0]))
         for row, value, out in zip(rows, values, scaled, strict=True):
             np.multiply(value, self._factors[row], out=out)

@@ -62,8 +62,9 @@ class Kept(Protocol):
     def read(self, index: int, out: Float32) -> Float32:
         """Piece `index`, in `out` or as a view of where it lies. Raises OpenError if it changed."""
 
-    def integers(self, index: int, out: Float32) -> Float32:
-        """The same of a row of integers, in units of its step."""
+    def integers(self, index: int, out: Float32) -> AnyArray:
+        """The same of a row of integers, (b,) int8, in units of its step: in the memory of `out`,
+        or where it lies."""
 
     def free(self) -> None:
         """Give its room back."""
@@ -186,8 +187,8 @@ class _Resident:
     def read(self, index: int, out: Float32) -> Float32:
         return self._keeping.widened(self._raw(index), self._step, out)
 
-    def integers(self, index: int, out: Float32) -> Float32:
-        return self._keeping.widened(self._raw(index), 1.0, out)
+    def integers(self, index: int, out: Float32) -> AnyArray:
+        return self._raw(index)
 
     def free(self) -> None:
         self._room = self._values = np.empty(0, np.uint8)
@@ -234,25 +235,27 @@ class _Spooled:
             self._marks[piece] = self._mark(piece, opened[start : start + size])
 
     def read(self, index: int, out: Float32) -> Float32:
-        return self._keeping.widened(self._raw(index, out), self._step, out)
+        size, dtype = self._keeping.pieces.size(index), self._keeping.format.dtype
+        raw = out[:size] if dtype == _FLOAT32 else np.empty(size, dtype)
+        self._open(index, raw)
+        return self._keeping.widened(raw, self._step, out)
 
-    def integers(self, index: int, out: Float32) -> Float32:
-        return self._keeping.widened(self._raw(index, out), 1.0, out)
+    def integers(self, index: int, out: Float32) -> AnyArray:
+        raw = out.view(self._keeping.format.dtype)[: self._keeping.pieces.size(index)]
+        self._open(index, raw)
+        return raw
 
     def free(self) -> None:
         """Its file is deleted with the round's."""
 
-    def _raw(self, index: int, out: Float32) -> AnyArray:
-        """Piece `index` as it was sealed: in `out`, if it is of that type."""
-        (tile, number), size = divmod(index, self._together), self._keeping.pieces.size(index)
-        dtype = self._keeping.format.dtype
-        values = out[:size] if dtype == _FLOAT32 else np.empty(size, dtype)
+    def _open(self, index: int, out: AnyArray) -> None:
+        """Set `out` to piece `index` as it was sealed. Raises OpenError if it changed."""
+        tile, number = divmod(index, self._together)
         start = number * self._piece_bytes
-        sealed = self._spool.read(self._row, tile, start, values.nbytes)
-        self._opener.open_part(tile, start, sealed, values)
-        if not compare_digest(self._marks[index], self._mark(index, values)):
+        sealed = self._spool.read(self._row, tile, start, out.nbytes)
+        self._opener.open_part(tile, start, sealed, out)
+        if not compare_digest(self._marks[index], self._mark(index, out)):
             raise OpenError("tile")
-        return values
 
     def _mark(self, piece: int, values: AnyArray) -> bytes:
         # Marks never leave the enclave, so computing one twice under a nonce shows nothing.

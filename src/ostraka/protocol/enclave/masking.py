@@ -179,7 +179,7 @@ class Masking:
             return Dispute(self._reader, self._values, self._encoder, matrices, self._names)
         return self._reader.finish(decoded.products, decoded.deviation, by="workers")
 
-    def _values(self, thread: int, index: int, rows: range) -> Sequence[Float32]:
+    def _values(self, thread: int, index: int, rows: range) -> Sequence[AnyArray]:
         """What is masked in tile `index` of some rows, (b,) each."""
         if self._sketches is None:
             return self._reader.read(thread, index, rows, integers=self._integers)
@@ -250,7 +250,7 @@ class Dispute:
     def __init__(
         self,
         reader: RowReader,
-        values: Callable[[int, int, range], Sequence[Float32]],
+        values: Callable[[int, int, range], Sequence[AnyArray]],
         encoder: Encoder,
         matrices: Sequence[AnyArray],
         names: tuple[str, ...],

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ostraka.arrays import Float32, Float64
+from ostraka.arrays import AnyArray, Float32, Float64
 from ostraka.core import sketch
 from ostraka.core.gram import from_gram
 from ostraka.core.rules import Gram
@@ -35,8 +35,9 @@ class Measured:
 
 def read_piece(
     cohort: Cohort, row: Row, index: int, out: Float32, *, integers: bool = False
-) -> Float32:
-    """A piece of a row, (b,), in `out` or where it lies. integers: in units of the row's step.
+) -> AnyArray:
+    """A piece of a row, (b,) float32, in `out` or where it lies. integers: int8, in units of the
+    row's step.
 
     Rejects the client of a row that is not what arrived. Raises UpdateRejected then: the pass has
     to begin anew without it.
@@ -86,20 +87,21 @@ class RowReader:
 
     def read(
         self, thread: int, index: int, rows: range, *, integers: bool = False
-    ) -> list[Float32]:
+    ) -> list[AnyArray]:
         """A piece of some rows, (b,) each: views of the rows, or of the thread's scratch memory.
 
-        integers: in units of the rows' steps. Raises UpdateRejected for a row that has changed:
-        measure anew without it.
+        integers: int8, in units of the rows' steps. Raises UpdateRejected for a row that has
+        changed: measure anew without it.
         """
         return [
             self._read(row, index, out, integers=integers)
             for row, out in zip(rows, self._space[thread], strict=False)
         ]
 
-    def _read(self, row: int, index: int, out: Float32, *, integers: bool) -> Float32:
+    def _read(self, row: int, index: int, out: Float32, *, integers: bool) -> AnyArray:
         if row in self._absent:
-            return self._zeros[: self.columns.size(index)]
+            zeros: AnyArray = self._zeros.view(np.int8) if integers else self._zeros
+            return zeros[: self.columns.size(index)]
         return read_piece(self._cohort, self.rows[row], index, out, integers=integers)
 
     def sketches(self) -> Float32:

@@ -121,6 +121,16 @@ def test_absorb_is_the_same_in_c(library, n, m, scale, drawn):
     assert values.tobytes() == before.tobytes()
 
 
+@given(n=SIZES, scale=st.one_of(st.just(1.0), st.floats(width=32)), drawn=DRAWN)
+def test_scaled_squares_are_those_of_a_fold_and_the_same_in_c(library, n, scale, drawn):
+    rng, special, offset = drawn
+    values = placed(reals(rng, n, special), offset)
+    bits, shifts = np.zeros(-(-n // 8), np.uint8), np.zeros(-(-n // 100), np.uint32)
+    folded = twin.absorb(values, bits, shifts, scale, np.zeros(100, np.float32))
+    assert_same(library.scaled_squares(values, scale), folded)
+    assert_same(twin.scaled_squares(values, scale), folded)
+
+
 @given(count=st.integers(0, 11), n=SIZES, drawn=DRAWN)
 def test_add_rows_is_the_same_in_c(library, count, n, drawn):
     rng, special, offset = drawn
@@ -159,6 +169,30 @@ def test_share_is_the_same_in_c(library, shape, t, drawn, checked):
     assert_same([s, v], expected)
     assert_same(shares, theirs)
     assert_same(sums, their_sums)
+
+
+@given(shape=st.tuples(st.integers(0, 10), SIZES), t=st.integers(1, 3), drawn=DRAWN)
+@pytest.mark.parametrize("checked", [True, False])
+def test_share_integers_is_the_same_in_c_and_as_without_dither(library, shape, t, drawn, checked):
+    (rng, _, offset), (g, b) = drawn, shape
+    _, scales, dither, masks, shares, challenge = group(rng, g, b, t)
+    values = [rng.integers(-128, 128, b + offset).astype(np.int8)[offset:] for _ in range(g)]
+    before = rng.integers(-(2**40), 2**40, (2, b + offset)).astype(np.float64)
+    check = challenge if checked else None
+
+    def shared(loop, *rows):
+        out, sums = shares.copy(), before.copy()
+        found = loop(*rows, masks, out, challenge=check, sums=sums if checked else None)
+        return found, out, sums
+
+    ours, theirs = shared(library.share_integers, values), shared(twin.share_integers, values)
+    wide = [row.astype(np.float32) for row in values]
+    scales[:], dither[:] = 2.0**16, 0
+    (s, v), *rest = shared(twin.share, wide, scales, dither)
+    for found in (ours, theirs):
+        for each, expected in zip(found, (s, *rest), strict=True):
+            assert_same(each, expected)
+    assert not v.any()
 
 
 @given(n=SIZES, seed=SEEDS, mask=st.integers(0, 2**32 - 1), offset=SHIFTED)
@@ -416,6 +450,17 @@ def share_with(**other):
     return lambda: ANYTHING.share(**(usual | other))
 
 
+def integers_with(**other):
+    usual = {
+        "values": [np.zeros(5, np.int8), np.zeros(5, np.int8)],
+        "masks": u32(1, 2, 5),
+        "shares": u32(2, 2, 5),
+        "challenge": np.zeros((2, 2)),
+        "sums": np.zeros((2, 5)),
+    }
+    return lambda: ANYTHING.share_integers(**(usual | other))
+
+
 ANYTHING: Any = loops  # which may be called with what its types forbid
 BAD = {
     "a list": lambda: ANYTHING.squares([1.0]),
@@ -447,6 +492,12 @@ BAD = {
     "sums without a challenge": share_with(challenge=None),
     "too few sums": share_with(sums=np.zeros((2, 4))),
     "challenges the other way round": share_with(challenge=np.zeros((2, 3))),
+    "integers that are float32": integers_with(values=[f32(5), f32(5)]),
+    "too few rows of integers": integers_with(values=[np.zeros(5, np.int8)]),
+    "a short row of integers": integers_with(values=[np.zeros(5, np.int8), np.zeros(4, np.int8)]),
+    "masks of another width": integers_with(masks=u32(1, 2, 4)),
+    "sums of integers without a challenge": integers_with(challenge=None),
+    "float64 to be scaled": lambda: ANYTHING.scaled_squares(np.zeros(3), 1.0),
     "words of 64 bits": lambda: loops.keep_bits(np.zeros(3, np.uint64), 1),
     "a mask of 33 bits": lambda: loops.keep_bits(u32(3), 1 << 32),
     "residues by columns": lambda: loops.limbs(u32(4, 4).T, *np.zeros((3, 4, 4))),
@@ -469,6 +520,8 @@ def test_a_wrong_argument_is_an_error_and_no_crash(bad):
 def test_good_arguments_of_the_same_table_pass():
     share_with()()
     share_with(challenge=None, sums=None)()
+    integers_with()()
+    integers_with(challenge=None, sums=None)()
     loops.squares(readonly(f32(3)))
     loops.keep_bits(u32(3), (1 << 32) - 1)
     loops.keep_bits(u32(3), 0)
