@@ -18,7 +18,7 @@ OTHER := or run make PYTHON=/path/to/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check soak mutants bench test-env proto vectors fmt clean
+.PHONY: help demo test check soak mutants bench docs pictures test-env proto vectors fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,13 @@ mutants: $(MUTANTS) ## Break the code in 500 places, and see which of them no te
 bench: $(CORE) ## Measure the stages of a round, and compare them with benchmarks/baseline.json
 	@$(BIN)/ostraka bench check $(ARGS)
 
+docs: $(STAMP) ## Build the documentation site into site/
+	$(BIN)/python tools/build_docs.py
+
+pictures: $(STAMP) ## Draw the pictures of the documents anew, and run the notebook
+	$(BIN)/python tools/pictures.py
+	$(BIN)/python tools/notebook.py
+
 test-env: $(STAMP) ## Set up .venv with everything that tests and examples need
 
 proto: $(STAMP) ## Generate the transport's code from its schema
@@ -59,7 +66,7 @@ fmt: $(STAMP) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, caches and built packages
-	rm -rf $(VENV) build dist src/ostraka/core/loops/_native.so .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site src/ostraka/core/loops/_native.so .cache .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp goes before the work starts and returns when all of it is done. Without it the
