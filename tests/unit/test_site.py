@@ -105,6 +105,40 @@ def test_every_rule_and_attack_is_cited_with_a_link():
         assert re.search(entry, papers, re.DOTALL | re.MULTILINE), citation
 
 
+# Links between documents.
+
+
+def anchors(path):
+    """The anchors of a document's headings, as a forge makes them."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def dead_ends(path):
+    """Links, anchors and pictures of a document that are not there."""
+    text = re.sub(r"`[^`]*`", "", path.read_text())
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'<img src="([^"]+)"', text)
+    for link in links:
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_and_anchors_of_a_document_hold(path):
+    assert not [*dead_ends(path)]
+
+
+def test_a_dead_end_is_seen(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text('# One, two\n\n[a](#one-two) [b](#three) [c](no.md) <img src="no.svg">')
+    assert [*dead_ends(page)] == ["#three", "no.md", "no.svg"]
+
+
 # Commands in documents.
 
 
