@@ -20,7 +20,7 @@ OTHER := or run make PYTHON=/path/to/python
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check soak mutants bench dist test-env proto vectors fmt clean
+.PHONY: help demo test check soak mutants bench dist docs pictures test-env proto vectors fmt clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,13 @@ bench: $(CORE) ## Measure the stages of a round, and compare them with benchmark
 dist: $(DIST)/.ready ## Build the packages twice, compare them, and put them into dist/ with SBOM and SHA256SUMS
 	$(DIST)/bin/python tools/dist.py $(ARGS)
 
+docs: $(STAMP) ## Build the documentation site into site/
+	$(BIN)/python tools/build_docs.py
+
+pictures: $(STAMP) ## Draw the pictures of the documents anew, and run the notebook
+	$(BIN)/python tools/pictures.py
+	$(BIN)/python tools/notebook.py
+
 test-env: $(STAMP) ## Set up .venv with everything that tests and examples need
 
 proto: $(STAMP) ## Generate the transport's code from its schema
@@ -64,7 +71,7 @@ fmt: $(STAMP) ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .
 
 clean: ## Remove .venv, caches and built packages
-	rm -rf $(VENV) $(DIST) build dist src/ostraka/core/loops/_native.so .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(DIST) build dist site src/ostraka/core/loops/_native.so .cache .hypothesis .import_linter_cache .mutants .mypy_cache .pytest_cache .ruff_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp goes before the work starts and returns when all of it is done. Without it the

@@ -30,38 +30,66 @@ from enum import StrEnum
 
 
 class OstrakaError(Exception):
-    """The root of every error that Ostraka raises on purpose."""
+    """The root of every error that Ostraka raises on purpose.
+
+    Remedy: read the message of the class below it, which is the one that is raised.
+    """
 
 
 class ConfigError(OstrakaError, ValueError):
-    """The caller asked for numbers that cannot work together."""
+    """The caller asked for numbers that cannot work together.
+
+    Remedy: change the argument, or the line of the file, that the message names.
+    """
 
 
 class LocalProtocolError(OstrakaError):
-    """This side broke its own protocol: a bug or a misuse, never the peer's fault."""
+    """This side broke its own protocol: a bug or a misuse, never the peer's fault.
+
+    Remedy: stop, and correct the call that the message names; if the code is not
+    yours, report it.
+    """
 
 
 class PlatformError(OstrakaError):
-    """The TEE of this machine, or a file beside it, does not answer as it must. Says what to do."""
+    """The TEE of this machine, or a file beside it, does not answer as it must. Says what to do.
+
+    Remedy: do what the message says: another machine, a device that is passed through, or
+    `--unsafe-simulation` to try things out.
+    """
 
 
 class RemoteProtocolError(OstrakaError):
-    """A peer sent something unacceptable. The message is dropped and nothing has changed."""
+    """A peer sent something unacceptable. The message is dropped and nothing has changed.
+
+    Remedy: none is needed for the round, which goes on. If it repeats, look into the
+    peer that is named.
+    """
 
 
 class MalformedMessage(RemoteProtocolError):
-    """These bytes are not a message of the expected kind."""
+    """These bytes are not a message of the expected kind.
+
+    Remedy: give both sides the same release; a file may be damaged or of another kind.
+    """
 
 
 class OpenError(RemoteProtocolError):
-    """These bytes do not authenticate or decrypt. One error, so that no cause can be told apart."""
+    """These bytes do not authenticate or decrypt. One error, so that no cause can be told apart.
+
+    Remedy: is the key the one that is enrolled, and is the roster signed and adopted? It may
+    also be that somebody altered the message.
+    """
 
     def __init__(self, what: str = "message") -> None:
         super().__init__(f"{what} does not open: altered, misplaced, or not from an enrolled party")
 
 
 class NotEnrolled(OpenError):
-    """A message claims a name that is not on the roster. Nothing about it is authentic."""
+    """A message claims a name that is not on the roster. Nothing about it is authentic.
+
+    Remedy: enrol the party, raise the revision, and sign; or ignore a stranger.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__("UpdateHeader")
@@ -107,7 +135,11 @@ _PROVABLE = frozenset(
 
 
 class UpdateRejected(RemoteProtocolError):
-    """An authentic update breaks a rule. Only this client is affected."""
+    """An authentic update breaks a rule. Only this client is affected.
+
+    Remedy: correct what the reason says at that client, and submit again: other clients
+    are not affected.
+    """
 
     def __init__(self, client: str, reason: Rejection) -> None:
         super().__init__(f"update of client {client!r} rejected: {reason}")
@@ -147,7 +179,11 @@ class Refusal(StrEnum):
 
 
 class AttestationRefused(RemoteProtocolError):
-    """This enclave is not trusted, and nothing was sealed to it."""
+    """This enclave is not trusted, and nothing was sealed to it.
+
+    Remedy: read the reason. List a measurement only if you know why it has changed;
+    the message has the line to write.
+    """
 
     def __init__(self, reason: Refusal, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else str(reason))
@@ -155,11 +191,19 @@ class AttestationRefused(RemoteProtocolError):
 
 
 class ReceiptRefused(RemoteProtocolError):
-    """A statement that this client must not follow: stale, forked or foreign."""
+    """A statement that this client must not follow: stale, forked or foreign.
+
+    Remedy: ask the operator whether old state was restored, and compare receipts with
+    other clients.
+    """
 
 
 class Fork(ReceiptRefused):
-    """The enclave signed two receipts for one round. Both are kept: together they are the proof."""
+    """The enclave signed two receipts for one round. Both are kept: together they are the proof.
+
+    Remedy: stop. Keep the file `fork-…` beside the memory, show it to the other clients, and found
+    a new federation.
+    """
 
     def __init__(self, held: object, other: object) -> None:
         super().__init__(
@@ -170,7 +214,11 @@ class Fork(ReceiptRefused):
 
 
 class RolledBack(ReceiptRefused):
-    """The enclave's state was copied or set back. proof: an older proposal, signed by its key."""
+    """The enclave's state was copied or set back. proof: an older proposal, signed by its key.
+
+    Remedy: the operator stops the enclave, brings back its newest state folder, and starts
+    it. If that is lost, the clients testify and the authority abandons the round.
+    """
 
     def __init__(self, number: int, proof: object) -> None:
         super().__init__(
@@ -183,7 +231,10 @@ class RolledBack(ReceiptRefused):
 
 
 class WorkerError(RemoteProtocolError):
-    """A worker's answer cannot be used."""
+    """A worker's answer cannot be used.
+
+    Remedy: look at the log of the worker that is named; the enclave measures without it.
+    """
 
     def __init__(self, worker: str, what: str) -> None:
         super().__init__(f"worker {worker!r} {what}")
@@ -191,7 +242,11 @@ class WorkerError(RemoteProtocolError):
 
 
 class WorkerLied(WorkerError):
-    """Workers returned numbers that are provably not those of the shares they were given."""
+    """Workers returned numbers that are provably not those of the shares they were given.
+
+    Remedy: revoke the key of that worker, and find out who altered it. The model is right all
+    the same.
+    """
 
     def __init__(self, workers: tuple[str, ...]) -> None:
         super().__init__(", ".join(workers), "returned a false matrix")
@@ -199,7 +254,10 @@ class WorkerLied(WorkerError):
 
 
 class WorkerGone(WorkerError):
-    """A worker did not answer. That is a fault, not a lie."""
+    """A worker did not answer. That is a fault, not a lie.
+
+    Remedy: look at its log and its network; raise `measure_s` if it is only slow.
+    """
 
 
 class ServiceError(OstrakaError):
@@ -207,6 +265,8 @@ class ServiceError(OstrakaError):
 
     status: gRPC's word for the answer, such as NOT_FOUND; empty if there was none. said: what the
     other side said, in its own words, which are not verified.
+
+    Remedy: do what the message says; a client may call again with the same update.
     """
 
     def __init__(self, what: str, *, status: str = "", said: str = "") -> None:
@@ -216,22 +276,35 @@ class ServiceError(OstrakaError):
 
 
 class StateError(OstrakaError):
-    """Sealed state cannot be used. The message says which file it is, and what to do."""
+    """Sealed state cannot be used. The message says which file it is, and what to do.
+
+    Remedy: do what the message says of the file that it names. Never delete `ledger`.
+    """
 
     def __init__(self, file: object, what: str) -> None:
         super().__init__(f"{file}: {what}")
 
 
 class StorageFull(OstrakaError):
-    """The disk, or the limit that the configuration sets, is full. Nothing was lost."""
+    """The disk, or the limit that the configuration sets, is full. Nothing was lost.
+
+    Remedy: make room, or raise `spool_mib`; it goes on by itself.
+    """
 
 
 class RoundFailed(OstrakaError):
-    """The round cannot be completed. Nothing was published."""
+    """The round cannot be completed. Nothing was published.
+
+    Remedy: look at who took part and who was rejected; the next number follows by itself.
+    """
 
 
 class TooFewUpdates(RoundFailed):
-    """Fewer valid updates than the rule needs. `rejected` says whose were not valid, and why."""
+    """Fewer valid updates than the rule needs. `rejected` says whose were not valid, and why.
+
+    Remedy: enrol more clients, lower `f`, or take a rule that needs fewer (`ostraka
+    rules`).
+    """
 
     def __init__(
         self, rule: str, least: int, valid: int, f: int, rejected: dict[str, Rejection]
@@ -246,7 +319,10 @@ class TooFewUpdates(RoundFailed):
 
 
 class TooFewWeighed(RoundFailed):
-    """Fewer than f + 2 clients would have a weight: f colluders could see one honest update."""
+    """Fewer than f + 2 clients would have a weight: f colluders could see one honest update.
+
+    Remedy: take another rule, or a smaller `f`.
+    """
 
     def __init__(self, weighed: int, f: int) -> None:
         super().__init__(
@@ -255,7 +331,10 @@ class TooFewWeighed(RoundFailed):
 
 
 class RootAbsent(RoundFailed):
-    """The client that a rule trusts took no part, and too few others did to decide without it."""
+    """The client that a rule trusts took no part, and too few others did to decide without it.
+
+    Remedy: find out why the root client stays away, or let more clients take part.
+    """
 
     def __init__(self, fallback: str, least: int, n: int) -> None:
         super().__init__(
@@ -265,7 +344,10 @@ class RootAbsent(RoundFailed):
 
 
 class LeakyMasking(UserWarning):
-    """The chosen masking does not hide updates from a single worker."""
+    """The chosen masking does not hide updates from a single worker.
+
+    Remedy: take `masking = "exact"`, unless you reproduce the paper.
+    """
 
     def __init__(self) -> None:
         super().__init__(
@@ -275,7 +357,10 @@ class LeakyMasking(UserWarning):
 
 
 class ToleranceUsedUp(UserWarning):
-    """As many updates were rejected as may be Byzantine: the rule counts on all others."""
+    """As many updates were rejected as may be Byzantine: the rule counts on all others.
+
+    Remedy: look at `rejected`; raise `f` if the federation is large enough for it.
+    """
 
     def __init__(self, rejected: int, f: int) -> None:
         super().__init__(

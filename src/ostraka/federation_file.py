@@ -88,9 +88,10 @@ class Model:
 class TermsTable:
     """[terms]: how updates are chosen and averaged. See `config.Terms` for each.
 
-    rule, pre: by the names that others use, too. pre: None for what usually comes before the rule.
-    k to beta: the options of both (`rules.Options`). tile: None for the largest that suits the
-    number of clients, at most the default.
+    f: how many Byzantine clients are tolerated. rule: how updates are weighed, by any name that
+    `ostraka rules` shows. pre: what comes before the rule; None for what usually does. tile: how
+    many values are sealed at a time; None for the largest that suits the number of clients, at most
+    the default. What lies between pre and client_momentum are options of both (`rules.Options`).
     """
 
     f: int
@@ -246,9 +247,10 @@ class Enclave:
 
 @dataclass(frozen=True)
 class Enrolled:
-    """[[client]], [[worker]], [[witness]] or [[observer]]: a party's name and public key.
+    """[[client]], [[worker]], [[witness]] or [[observer]]: a party that is let in.
 
-    revoked: why it takes no part any more. Its key may never return.
+    name: letters, digits, dots, underscores and hyphens. key: its Ed25519 public key, which
+    `enrol` prints. revoked: why it takes no part any more. Its key may never return.
     """
 
     name: str

@@ -21,7 +21,8 @@ from ostraka_lab.attacks import ATTACKS
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-HELP_BLOCKS = re.findall(r"\$ ostraka ([a-z ]*)--help\n(.*?)```", README, re.DOTALL)
+COMMAND = (ROOT / "docs/command.md").read_text()
+HELP_BLOCKS = re.findall(r"\$ ostraka ([a-z ]*)--help\n(.*?)```", COMMAND, re.DOTALL)
 
 
 def test_nothing_is_to_be_installed_from_where_it_is_not():
@@ -46,8 +47,9 @@ def test_setting_up_shows_that_it_is_alive():
     assert shown.count("a minute or more") == 2
 
 
-def test_the_readme_says_what_dimension_makes():
-    assert "`--dimension` makes one array called `update`" in " ".join(README.split())
+def test_the_first_federation_says_what_dimension_makes():
+    page = (ROOT / "docs/first-federation.md").read_text()
+    assert "`--dimension` makes one array called `update`" in " ".join(page.split())
     assert [each.name for each in Manifest.flat(3).tensors] == ["update"]
 
 
@@ -56,7 +58,7 @@ def test_there_are_help_blocks():
 
 
 @pytest.mark.parametrize(("command", "shown"), HELP_BLOCKS)
-def test_help_is_as_the_readme_shows_it(command, shown):
+def test_help_is_as_a_document_shows_it(command, shown):
     result = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="ostraka")
     assert result.exit_code == 0
     assert words(result.stdout) == words(shown)
@@ -67,8 +69,8 @@ def words(text):
     return re.sub(r"-\n\s+", "-", text).split()
 
 
-def test_every_command_in_the_readme_exists():
-    commands = re.findall(r"^\$ ostraka (\w+(?: \w+)?)", README, re.MULTILINE)
+def test_every_command_in_the_list_exists():
+    commands = re.findall(r"^\$ ostraka (\w+(?: \w+)?)", COMMAND, re.MULTILINE)
     assert commands
     for command in commands:
         assert help_ends_with(command.split()) == 0, command
@@ -83,8 +85,9 @@ def help_ends_with(command):
     return ended.value.code
 
 
-def test_the_readme_s_example_runs_as_typed():
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_example_of_one_round_runs_as_typed():
+    page = (ROOT / "docs/one-round.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names: dict = {}
     exec(example, names)
     result = names["result"]
@@ -294,7 +297,7 @@ NUMBERS = re.compile(
     r"(two|three|four|five|six|seven|eight|nine|ten) (times|seconds|minutes|hours|bytes|bits))\b"
 )
 EXEMPT = (
-    r"`[^`]*`|\]\([^)]*\)",  # code, and the addresses of links
+    r"`[^`]*`|\]\([^)]*\)|<img [^>]*>",  # code, the addresses of links, and pictures
     r"\b[A-Za-z][A-Za-z-]*\d[\w.]*|\bHTTP/2\b",  # names: SHA-256, float32, MobileNetV2
     r"\b(19[5-9]|20[0-3])\d\b",  # years: longer numbers have a comma
     r"\b(ADR|RFC|PMLR|eq\.|port|[Ll]aws?|[Ss]ection|[Pp]roposition|[Cc]orollary|[Ff]igures?|[Rr]evision|[Ss]tep)"
@@ -341,8 +344,8 @@ def test_the_readme_counts_attacks_and_laws():
     assert sorted(map(int, numbers)) == list(range(1, COUNTS[laws[1]] + 1))
 
 
-def test_exit_codes_are_as_the_readme_says():
-    (codes,) = re.findall(r"Exit codes: (.*?)\.\n", README, re.DOTALL)
+def test_exit_codes_are_as_the_documents_say():
+    (codes,) = re.findall(r"Exit codes: (.*?)\.\n", COMMAND, re.DOTALL)
     told = [int(code) for code in re.findall(r"\b\d+\b", codes)]
     names = ("FAILED", "IMPOSSIBLE", "REFUSED", "INTERRUPTED", "TERMINATED")
     assert told == [0, *(getattr(errors, name) for name in names)]

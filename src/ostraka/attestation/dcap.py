@@ -97,8 +97,9 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class SgxPolicy:
-    """SGX: the code itself (mrenclave), or the key that signed it (mrsigner).
+    """SGX: the code itself, or the key that signed it.
 
+    mrenclave: measurements of the code. mrsigner: hashes of the keys that may have signed it.
     isv_prod_id, min_isv_svn: the product and its lowest version, which must be stated if mrsigner
     stands alone: a signer signs many products, and old versions of each. allow: some of
     `ALLOWANCES`. collateral: where Intel's signed TCB data for this platform comes from, a path or
@@ -118,12 +119,13 @@ class SgxPolicy:
 
 @dataclass(frozen=True)
 class TdxPolicy:
-    """TDX: the firmware (mrtd) and what it started (rtmr0 to rtmr3).
+    """TDX: the firmware and what it started.
 
-    mrtd, rtmr1 and rtmr2 must be listed, because the firmware alone says nothing about the kernel.
-    rtmr0 must be listed or waived: it is what the host configured the firmware with. rtmr3 must be
-    listed or waived if anything was measured into it. allow: some of `ALLOWANCES` and of the values
-    of `WAIVERS`. collateral: as in `SgxPolicy`.
+    mrtd: the firmware; it must be listed. rtmr0: what the host configured the firmware with; it
+    must be listed or waived. rtmr1, rtmr2: the kernel and what started it; they must be listed,
+    because the firmware alone says nothing about them. rtmr3: what the system measured later; it
+    must be listed or waived if anything was measured into it. allow: some of `ALLOWANCES` and of
+    the values of `WAIVERS`. collateral: as in [sgx].
     """
 
     mrtd: tuple[Sha384, ...] = ()

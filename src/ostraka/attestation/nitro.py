@@ -52,7 +52,12 @@ PROMPT = 300
 
 @dataclass(frozen=True)
 class NitroPolicy:
-    """Nitro: the image (pcr0), and if listed its kernel, application, role, and signer."""
+    """Nitro: the image, and if they are listed its parts, its role and its signer.
+
+    pcr0: the whole image; it must be listed. pcr1: its kernel. pcr2: its application. pcr3: the
+    role of the parent instance. pcr4: the id of the parent instance. pcr8: the certificate that
+    signed the image.
+    """
 
     pcr0: tuple[Sha384, ...] = ()
     pcr1: tuple[Sha384, ...] = ()

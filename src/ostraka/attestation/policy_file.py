@@ -21,7 +21,9 @@ _LONGEST_SKEW = 24 * 3600
 class _Head:
     """The file's keys and tables, but for those of the TEEs.
 
-    clock_skew_s: the seconds that clocks may differ by.
+    version: of the form of this file. evidence: the kinds that are accepted. clock_skew_s: the
+    seconds that clocks may differ by. unsafe_simulation: simulated evidence, which proves nothing,
+    may be accepted.
     """
 
     version: int

@@ -48,9 +48,10 @@ _QE_AUTH_DATA = bytes(32)
 
 @dataclass(frozen=True)
 class SimulationPolicy:
-    """Simulated SGX quotes under a private root, which is named here by `root_key`.
+    """Simulated SGX quotes under a private root.
 
-    The other fields are those of `SgxPolicy`.
+    root: that root, by the hash that `root_key` gives. mrenclave, mrsigner, isv_prod_id,
+    min_isv_svn, allow, collateral: as in [sgx].
     """
 
     root: tuple[Digest, ...] = ()

@@ -114,6 +114,7 @@ _MOST_BYTES = 1 << 18
 class SnpTcb:
     """The lowest acceptable security version of each part of an SEV-SNP platform.
 
+    bootloader, tee, snp, microcode: the lowest version of this part, all of which must be stated.
     fmc: only Turin has it, and there it must be stated as well.
     """
 
@@ -132,7 +133,8 @@ class SnpTcb:
 class SnpPolicy:
     """SEV-SNP: the launch measurement, and the lowest version of the platform's firmware.
 
-    chip_ids: only these machines, if any are listed. allow: some of `ALLOWANCES`. certificates: a
+    measurement: of the image at its launch. chip_ids: only these machines, if any are listed.
+    min_tcb: the oldest firmware that is accepted. allow: some of `ALLOWANCES`. certificates: a
     PEM file with what the evidence does not bring: the VCEK or VLEK, AMD's intermediate, and AMD's
     root certificate as well, since only the hash of its key is pinned. crl: a file with AMD's
     revocation list, as DER or PEM; if it is named, it must be genuine and in date.

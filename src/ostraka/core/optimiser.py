@@ -23,7 +23,13 @@ _MOMENTS = {"fedavg": 0, "sgd": 1, "fedadam": 2}
 
 @dataclass(frozen=True)
 class Optimiser:
-    """The server's step. A kind ignores the fields that it does not use."""
+    """The server's step. A kind ignores the fields that it does not use.
+
+    kind: fedavg, sgd (with momentum) or fedadam. learning_rate: how far the model moves along what
+    the kind makes of the aggregate. momentum: what sgd keeps of its last step. beta1, beta2: what
+    fedadam keeps of its mean and of its mean square. epsilon: what fedadam adds to a root, so that
+    nothing is divided by zero.
+    """
 
     kind: str = "fedavg"
     learning_rate: float = 1.0

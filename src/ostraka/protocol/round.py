@@ -46,9 +46,10 @@ class RoundResult:
     """What a round yields. Only this in-process specification shows who was selected.
 
     aggregate: (d,) float32, the weighted mean of the clipped rows. selected: the rows of weight
-    above 0. weights: (n,) float64, by row. rejected: rows that broke the protocol. distance_error:
-    the largest error to expect of a squared distance that the selection rests on. events: what an
-    operator would have seen. arrays: the aggregate by name, if updates were given by name.
+    above 0. weights: (n,) float64, by row. rejected: rows that broke the protocol. receipt: what
+    the enclave signs about the round. distance_error: the largest error to expect of a squared
+    distance that the selection rests on. events: what an operator would have seen. arrays: the
+    aggregate by name, if updates were given by name.
     """
 
     aggregate: Float32
@@ -103,16 +104,19 @@ def run_round(
 ) -> RoundResult:
     """Aggregate updates (n, d) of which f may be Byzantine.
 
-    updates: one row per client, or one dict of arrays per client, such as a state dict. rule: the
-    aggregation rule. pre: pre-aggregations before it (None: arc and nnm before the default rule,
-    nothing before others). options: what they take, such as k (`rules.Options`); root is "client-0"
-    for the first row. masking: "exact", the paper's "gaussian", or "none" for distances inside the
-    enclave. sketch: fold rows to this many columns first. workers: 2 to 7, of which half may
-    collude. clip_norm: longer rows are scaled down to it (None: 4 x the median norm, rounded up to
-    a power of two). verify: check the workers. distances: "workers", "inside", or "auto" for the
-    cheaper. upload: the format that rows are sent in, such as "int8". metrics: what each client
-    reports, by name, or None for one that does not; all who report have the same names. The receipt
-    has the means. entropy: a source of secret bytes, called with a count (None: the OS).
+    updates: one row per client, or one dict of arrays per client, such as a state dict. f: how many
+    of them may be Byzantine. rule: the aggregation rule. pre: pre-aggregations before it (None: arc
+    and nnm before the default rule, nothing before others). options: what they take, such as k
+    (`rules.Options`); root is "client-0" for the first row. masking: "exact", the paper's
+    "gaussian", or "none" for distances inside the enclave. sketch: fold rows to this many columns
+    first. workers: 2 to 7, of which half may collude. clip_norm: longer rows are scaled down to it
+    (None: 4 x the median norm, rounded up to a power of two). verify: check the workers. distances:
+    "workers", "inside", or "auto" for the cheaper. threads: for opening, masking, sealing and
+    averaging; the result does not depend on it. disclose_values: allow a rule whose aggregate holds
+    single values of single clients. upload: the format that rows are sent in, such as "int8".
+    metrics: what each client reports, by name, or None for one that does not; all who report have
+    the same names, and the receipt has the means. entropy: a source of secret bytes, called with a
+    count (None: the OS).
     """
     rows, manifest = _as_rows(updates)
     n, d = rows.shape

@@ -87,6 +87,22 @@ def test_six_supernodes_of_which_one_attacks_and_one_is_killed(  # noqa: PLR0917
         np.testing.assert_allclose(moved, mean, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["plain", "private"])
+def test_the_cifar_example_runs_on_files_of_the_official_form(superlink, tmp_path, kind):
+    """On zeros, which take no room on the disk; what is learned from images is another matter."""
+    pytest.importorskip("ray", reason="needs ray: pip install 'flwr[simulation]'")
+    for name in (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(10_000 * 3073)
+    superlink.start("--simulation")
+    run = superlink.run(
+        EXAMPLES / "flower-cifar10" / kind,
+        *("--federation-config", "num-supernodes=10"),
+        **{"data": str(tmp_path), "examples": 32, "num-server-rounds": 1},
+    )
+    run.wait_for("Strategy execution finished")
+
+
 def test_the_digits_example_learns_while_two_of_ten_attack(superlink):
     """It runs as its README says."""
     pytest.importorskip("ray", reason="needs ray: pip install 'flwr[simulation]'")

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,23 @@ def test_the_private_app_is_the_plain_one_with_two_lines_changed():
         "+     strategy = PrivateMultiKrum(",
         '+         enclave=config["enclave"],',
     }
+
+
+def test_the_cifar_example_trains_on_files_of_the_official_form(tmp_path):
+    """Files of zeros, of the right size, which take no room on the disk."""
+    torch = pytest.importorskip("torch")
+    for name in (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(10_000 * 3073)
+    task = runpy.run_path(str(CIFAR / "private/cifar/task.py"))
+    with torch.random.fork_rng():
+        model = task["new_model"]()
+        assert sum(each.numel() for each in model.parameters()) == 136_874
+        images, labels = task["load"](tmp_path, partition=3, partitions=10, most=64)
+        assert images.shape == (64, 3, 32, 32)
+        first = task["train"](model, images, labels, lr=0.05)
+        assert task["train"](model, images, labels, lr=0.05) < first
+    assert task["accuracy"](model, *task["load_test"](tmp_path, most=32)) == 1
 
 
 @pytest.mark.parametrize(
