@@ -158,6 +158,13 @@ def test_add_balanced_gram_is_add_gram_of_signed_values():
     np.testing.assert_array_equal(total, expected)
 
 
+def test_a_balanced_gram_adds_up_all_its_columns():
+    block = np.random.default_rng(4).integers(0, P, (2, 20_000)).astype(np.uint32)
+    total = np.zeros((2, 2), np.uint32)
+    field.add_balanced_gram(total, field.signed(block).astype(np.float64))
+    np.testing.assert_array_equal(total, field.gram(block))
+
+
 def test_matmul_against_python_integers():
     a, b = matrices(4, 30, seed=5), matrices(30, 6, seed=6)
     np.testing.assert_array_equal(field.matmul(a, b), exact_product(a, b))
