@@ -28,7 +28,7 @@ from ostraka.attestation import policy_file
 from ostraka.cli import app, templates
 from ostraka.cli.lazy import Command, Group, LazyGroup, load
 from ostraka.cli.rules import _Entry, _shortest
-from ostraka.config import Member, Terms
+from ostraka.config import Terms
 from ostraka.core import rules
 from ostraka.core.rules.seam import Part
 from ostraka.enclave import __main__ as enclave_program
@@ -585,27 +585,7 @@ def type_name(hint: Any) -> str:
 
 def _comments() -> dict[str, dict[str, str]]:
     """What the comments of the files that `ostraka init` writes say, by table and setting."""
-    key, members = bytes(32), [Member(f"client-{n}", bytes(32)) for n in range(1, 13)]
-    composition = rules.compose(rules.DEFAULT, rules.DEFAULT_PRE)
-    shared: dict[str, Any] = {
-        "id": key,
-        "authority": key,
-        "workers": members[:2],
-        "composition": composition,
-    }
-    written = templates.federation_toml(
-        name="",
-        model="",
-        f=3,
-        masking="exact",
-        working=2,
-        clients=members,
-        disclose_values=False,
-        upload="float32",
-        **shared,
-    ) + templates.policy_toml(
-        masking="exact", simulation=(key, key), disclose_values=False, **shared
-    )
+    written = "\n".join((templates._FEDERATION, templates._POLICY, templates._SECTIONS))
     said: dict[str, dict[str, str]] = {}
     where = ""
     for line in written.splitlines():
