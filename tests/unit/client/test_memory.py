@@ -89,20 +89,20 @@ def test_it_never_goes_back(file, memory, charter):
 
 
 def test_a_process_that_was_slow_to_change_it_does_not_set_it_back(file, memory, monkeypatch):
-    look, looked, go_on = MemoryFile.load, threading.Event(), threading.Event()
+    look, looked, go_on = MemoryFile._read, threading.Event(), threading.Event()
 
-    def slow(self):
-        seen = look(self)
+    def slow(self, marked):
+        seen = look(self, marked)
         looked.set()
         go_on.wait(0.3)
         return seen
 
     behind, ahead = (replace(memory, receipts=(receipt(number),)) for number in (4, 5))
-    monkeypatch.setattr(MemoryFile, "load", slow)
+    monkeypatch.setattr(MemoryFile, "_read", slow)
     other = threading.Thread(target=file.save, args=(behind,))
     other.start()
     assert looked.wait(30)
-    monkeypatch.setattr(MemoryFile, "load", look)
+    monkeypatch.setattr(MemoryFile, "_read", look)
     file.save(ahead)
     go_on.set()
     other.join()
