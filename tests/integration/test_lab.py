@@ -214,6 +214,7 @@ def test_a_run_can_be_watched_while_it_runs(tmp_path):
                 return str(reply.read(), "utf-8")
 
         wait_for(lambda: "Round 3 of 500" in page() or "receipts verified" in page())
+        wait_for(lambda: "Accuracy by round" in page())
         pids = children(process.pid)
         press_ctrl_c(process)
         _, err = process.communicate(timeout=PATIENCE_S)

@@ -124,7 +124,10 @@ Deadline = Annotated[
 ]
 Live = Annotated[
     bool,
-    typer.Option("--live", help="Serve the federation's live page while it runs, and open it."),
+    typer.Option(
+        "--live",
+        help="Serve the federation's live page while it runs, and open it. Clients report metrics.",
+    ),
 ]
 Out = Annotated[
     Path | None,

@@ -112,6 +112,7 @@ def train(
     fields["deadline_s"] = fields.pop("deadline")
     fields["pre"] = options.pre_aggregations(pre)
     fields["root"] = options.root_client(root)
+    fields["report_metrics"] = report_metrics or live  # The page shows what clients report.
     _run(_found(fields, out), live=live, as_json=as_json)
 
 
@@ -159,6 +160,7 @@ def demo(
         "masking": masking,
         "seed": seed,
         "baseline": True,
+        "report_metrics": live,
     }
     figures = _run(_found(fields, out, name="demo"), live=live, as_json=as_json)
     if figures["misled"]:
