@@ -16,7 +16,15 @@ from matplotlib.figure import Figure
 from ostraka import files
 from ostraka.config import MASKINGS
 from ostraka_lab.baselines import PLAIN
-from ostraka_lab.compare import Comparison, Result, Scenario, Spread, checks, within
+from ostraka_lab.compare import (
+    Comparison,
+    Result,
+    Scenario,
+    Spread,
+    checks,
+    within,
+    write_json,
+)
 from ostraka_lab.report import (
     Block,
     Code,
@@ -66,6 +74,29 @@ def write(comparison: Comparison) -> Path:
     text = _markdown(comparison, results).encode()
     files.write(comparison.root / "table.md", [text], mode=_PUBLIC)
     return path
+
+
+def publish(comparison: Comparison, name: Path) -> list[Path]:
+    """Write NAME.md and NAME.json, for documents and for programs. Gives both paths.
+
+    The figures of single runs stay behind: the tables say what is needed to make them again.
+    """
+    results = comparison.results()
+    document, data = (name.with_name(name.name + ending) for ending in (".md", ".json"))
+    head = f"# {_title(comparison)}\n\n{_lead(comparison)}\n\n"
+    files.write(document, [(head + _markdown(comparison, results)).encode()], mode=_PUBLIC)
+    write_json(data, figures(comparison, results))
+    return [document, data]
+
+
+def figures(comparison: Comparison, results: Sequence[Result]) -> dict[str, Any]:
+    """What the tables show, for programs."""
+    return {
+        "command": comparison.command,
+        "spreads": spreads(comparison, results),
+        "leaders": leaders.figures(comparison, results),
+        "checks": [asdict(check) for check in checks.load(comparison)],
+    }
 
 
 def headings(comparison: Comparison) -> list[str]:
@@ -158,16 +189,11 @@ def _has_board(comparison: Comparison) -> bool:
 
 
 def _page(comparison: Comparison, results: Sequence[Result]) -> Page:
-    experiment = comparison.experiment
-    attackers = " or ".join(map(str, comparison.attackers or (experiment.byzantine,)))
     board = [Section("Leader board", leaders.blocks(comparison, results))]
     return Page(
         kind="Ostraka · comparison",
-        title=f"Defences on {experiment.dataset}",
-        lead=(
-            f"{experiment.clients} clients, of which {attackers} attack, train "
-            f"{experiment.architecture} for {experiment.rounds} rounds."
-        ),
+        title=_title(comparison),
+        lead=_lead(comparison),
         notices=_notices(comparison),
         sections=[
             *(board if _has_board(comparison) else []),
@@ -176,6 +202,19 @@ def _page(comparison: Comparison, results: Sequence[Result]) -> Page:
             *([Section("Spot checks", found)] if (found := _checks(comparison)) else []),
             Section("Run it again", [Code(comparison.command)]),
         ],
+    )
+
+
+def _title(comparison: Comparison) -> str:
+    return f"Defences on {comparison.experiment.dataset}"
+
+
+def _lead(comparison: Comparison) -> str:
+    experiment = comparison.experiment
+    attackers = " or ".join(map(str, comparison.attackers or (experiment.byzantine,)))
+    return (
+        f"{experiment.clients} clients, of which {attackers} attack, train "
+        f"{experiment.architecture} for {experiment.rounds} rounds."
     )
 
 
