@@ -3,6 +3,7 @@
 All of it is one page; Markdown has the tables, for documents.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import cycle, product
@@ -84,7 +85,10 @@ def publish(comparison: Comparison, name: Path) -> list[Path]:
     results = comparison.results()
     document, data = (name.with_name(name.name + ending) for ending in (".md", ".json"))
     head = f"# {_title(comparison)}\n\n{_lead(comparison)}\n\n"
-    files.write(document, [(head + _markdown(comparison, results)).encode()], mode=_PUBLIC)
+    parts = [f"\n## The attackers' part\n\n{_PART}\n"]
+    parts += [each.markdown() for each in _part_tables(comparison, results)]
+    text = head + _markdown(comparison, results) + "\n".join(parts)
+    files.write(document, [text.encode()], mode=_PUBLIC)
     write_json(data, figures(comparison, results))
     return [document, data]
 
@@ -95,6 +99,7 @@ def figures(comparison: Comparison, results: Sequence[Result]) -> dict[str, Any]
         "command": comparison.command,
         "spreads": spreads(comparison, results),
         "leaders": leaders.figures(comparison, results),
+        "shares": _shares(comparison, results),
         "checks": [asdict(check) for check in checks.load(comparison)],
     }
 
@@ -287,23 +292,42 @@ def _checks(comparison: Comparison) -> list[Notice]:
     return [Notice("Spot checks passed.", text, "good")]
 
 
+_PART = (
+    "How much of the aggregates was the attackers', on average over all rounds. A rule of weights "
+    "may give them a small part, which does little harm. Ostraka publishes no weights, and "
+    "column-wise rules have none: there, the share of the attackers' updates that had any part is "
+    "in brackets."
+)
+
+
 def _attackers_part(comparison: Comparison, results: Sequence[Result]) -> list[Block]:
     """What the attackers had of the aggregates."""
-    text = (
-        "How much of the aggregates was the attackers', on average over all rounds. A rule of "
-        "weights may give them a small part, which does little harm. Ostraka publishes no weights, "
-        "and column-wise rules have none: there, the share of the attackers' updates that had any "
-        "part is in brackets."
-    )
-    blocks: list[Block] = [Paragraph(text)]
+    return [Paragraph(_PART), *_part_tables(comparison, results)]
+
+
+def _part_tables(comparison: Comparison, results: Sequence[Result]) -> list[Table]:
+    """One for every scenario."""
+    tables = []
     for scenario in comparison.scenarios:
         here = within(results, scenario)
         rows = [
             [attack, *(_part(here, attack, each) for each in comparison.defences)]
             for attack in comparison.attacks
         ]
-        blocks.append(Table(_columns(comparison), rows, _caption(comparison, scenario)))
-    return blocks
+        tables.append(Table(_columns(comparison), rows, _caption(comparison, scenario)))
+    return tables
+
+
+def _shares(comparison: Comparison, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The attackers' part for programs; only where rules have weights that are known."""
+    found = []
+    for each in product(comparison.scenarios, comparison.defences, comparison.attacks):
+        scenario, defence, attack = each
+        shares = _known_shares(within(results, scenario), attack, defence)
+        if shares:
+            names = {"defence": defence, "attack": attack}
+            found.append({**asdict(scenario), **names, "share": statistics.fmean(shares)})
+    return found
 
 
 def _columns(comparison: Comparison) -> list[Column]:
@@ -312,13 +336,17 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 def _part(results: Sequence[Result], attack: str, defence: str) -> str:
     of = [each for each in results if (each.attack, each.defence) == (attack, defence)]
-    shares = [each.attackers_share for each in of if each.attackers_share is not None]
-    sent = sum(each.sent for each in of)
+    shares, sent = _known_shares(results, attack, defence), sum(each.sent for each in of)
     if not sent:
         return "-"
     if shares:
         return f"{100 * sum(shares) / len(shares):.0f} %"
     return f"({100 * sum(each.selected for each in of) / sent:.0f} %)"
+
+
+def _known_shares(results: Sequence[Result], attack: str, defence: str) -> list[float]:
+    of = [each for each in results if (each.attack, each.defence) == (attack, defence)]
+    return [each.attackers_share for each in of if each.sent and each.attackers_share is not None]
 
 
 def _paint(figure: Figure, comparison: Comparison, results: Sequence[Result]) -> None:

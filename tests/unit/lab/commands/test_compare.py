@@ -189,7 +189,8 @@ def test_tables_are_published_once_all_runs_are_over(stage, tmp_path):
     published = json.loads((tmp_path / "mnist.rules.json").read_text())
     assert published["spreads"] == figures["spreads"]
     assert published["leaders"] == figures["leaders"]
-    assert {*published} == {"command", "spreads", "leaders", "checks"}
+    assert {*published} == {"command", "spreads", "leaders", "shares", "checks"}
+    assert told.count("## The attackers' part") == 1
     again = run("--resume here --tables other")
     assert again.exit_code == 0
     assert (tmp_path / "other.md").read_text() == told
