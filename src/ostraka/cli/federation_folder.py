@@ -66,7 +66,7 @@ class Plan:
     instead. With neither, an example model is made. composition: the rule and what comes before it.
     disclose_values: aggregates may hold single values of single clients. upload: the format of
     uploads. grace_s: seconds for the other clients once the quorum is there, None for as long as
-    the deadline is.
+    the deadline is. reasons: for all this, for whoever reads the federation file.
     """
 
     clients: int = 12
@@ -80,6 +80,7 @@ class Plan:
     disclose_values: bool = False
     upload: str = uploads.DEFAULT
     grace_s: float | None = None
+    reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dimension is not None and self.model is not None:
@@ -137,6 +138,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             disclose_values=plan.disclose_values,
             upload=plan.upload,
             grace_s=plan.grace_s,
+            reasons=plan.reasons,
         )
         (partial / FEDERATION).write_text(text, "utf-8")
         (partial / IGNORED).write_text(f"/{KEYS}/\n/{SIMULATION}/\n/{Storage().folder}/\n", "utf-8")
