@@ -196,7 +196,8 @@ def aggregate(folder: RunFolder, defence: str, done: int) -> None:
         clear.last = np.subtract(clear.model, earlier, dtype=np.float64)
     for each in clear.rounds(after=done):
         # The model comes first: a round on record without its model could not be resumed.
-        files.write(_state(folder, defence, each.number), [each.model.data])
+        if task.experiment.resumes_in_the_clear:
+            files.write(_state(folder, defence, each.number), [each.model.data])
         judged = task.experiment.evaluates(each.number)
         scores = judge.scores(each.model) if judged else UNJUDGED
         logs.event(

@@ -148,7 +148,7 @@ class Defence:
     def _products(self, rows: Float32, numbers: Int64, past: Past) -> Products:
         products = inner_products(rows)
         root = numbers.tolist().index(self.root) if self.root in numbers else None
-        if past.last is None:
+        if past.last is None or not self.composition.needs_last:
             return Products(products, root=root)
         along = np.array([row @ past.last for row in rows])
         return Products(products, along, float(past.last @ past.last), root)

@@ -274,10 +274,14 @@ class Participant:
             before = self._models[1] if number == self._round + 1 else None
             self._models = before, start
             self._round = number
-        seed, last = self._experiment.training_seed(self.number, number), self._last()
-        hold = self.attack.hold if self.attack is not None else None
-        held = None if hold is None or last is None else hold(last)
-        return self.trainer.update(start, seed=seed, held=held)
+        seed = self._experiment.training_seed(self.number, number)
+        return self.trainer.update(start, seed=seed, held=self._held())
+
+    def _held(self) -> Int64 | None:
+        """The coordinates that its training leaves as they are, if its attack has any."""
+        if self.attack is None or self.attack.hold is None or (last := self._last()) is None:
+            return None
+        return self.attack.hold(last)
 
     def sends(self, own: Float32, number: int, known: Float32 | None = None) -> Float32:
         """Give what goes out (d,) in place of its own update after momentum.

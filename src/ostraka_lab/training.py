@@ -7,7 +7,7 @@ threads. Neither what ran before nor what other threads do at the same time matt
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count, islice, pairwise
 
 import numpy as np
 import torch
@@ -106,14 +106,23 @@ class Descent:
     def __init__(self, weights: list[nn.Parameter], recipe: Recipe) -> None:
         self.weights = weights
         self._recipe = recipe
-        self._velocities = [torch.zeros_like(each) for each in weights]
+        self._velocities: Sequence[Tensor] = ()
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        recipe = self._recipe
         with torch.no_grad():
-            for w, v, g in zip(self.weights, self._velocities, gradients, strict=True):
-                v.mul_(recipe.momentum).add_(g).add_(w, alpha=recipe.weight_decay)
-                w.sub_(v, alpha=recipe.learning_rate)
+            self._velocities = self._moved(gradients)
+            for w, v in zip(self.weights, self._velocities, strict=True):
+                w.sub_(v, alpha=self._recipe.learning_rate)
+
+    def _moved(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The new velocities. Nothing is computed that could only add zeros."""
+        momentum, decay = self._recipe.momentum, self._recipe.weight_decay
+        moved = gradients
+        if momentum and self._velocities:
+            moved = [v * momentum + g for v, g in zip(self._velocities, moved, strict=True)]
+        if decay:
+            moved = [v.add(w, alpha=decay) for v, w in zip(moved, self.weights, strict=True)]
+        return moved
 
 
 class Trainer:
@@ -163,11 +172,12 @@ class Trainer:
         walk = (batch for _ in epochs for batch in self._epoch(rng.permutation(len(self._images))))
         return islice(walk, self.recipe.steps)
 
-    def _epoch(self, order: Int64) -> list[Int64]:
+    def _epoch(self, order: Int64) -> Iterator[Int64]:
         """Cut into batches. A single example left over joins the last one: batch norm needs two."""
         n, size = len(order), self.recipe.batch
         cuts = list(range(size, n, size))
-        return np.split(order, cuts[:-1] if n % size == 1 else cuts)
+        ends = [*(cuts[:-1] if n % size == 1 else cuts), n]
+        return (order[start:end] for start, end in pairwise([0, *ends]))
 
     def _descend(
         self, batches: list[Int64], start: Float32, held: Int64 | None

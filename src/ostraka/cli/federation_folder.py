@@ -67,7 +67,8 @@ class Plan:
     instead. With neither, an example model is made. composition: the rule and what comes before it.
     disclose_values: aggregates may hold single values of single clients. upload: the format of
     uploads. report_metrics: those of which a mean over clients is published. grace_s: seconds
-    for the other clients once the quorum is there, None for as long as the deadline is.
+    for the other clients once the quorum is there, None for as long as the deadline is. reasons:
+    for all this, to be written into the federation file.
     """
 
     clients: int = 12
@@ -82,6 +83,7 @@ class Plan:
     upload: str = uploads.DEFAULT
     report_metrics: tuple[str, ...] = ()
     grace_s: float | None = None
+    reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.dimension is not None and self.model is not None:
@@ -141,6 +143,7 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             upload=plan.upload,
             report_metrics=plan.report_metrics,
             grace_s=plan.grace_s,
+            reasons=plan.reasons,
         )
         (partial / FEDERATION).write_text(text, "utf-8")
         (partial / IGNORED).write_text(f"/{KEYS}/\n/{SIMULATION}/\n/{Storage().folder}/\n", "utf-8")

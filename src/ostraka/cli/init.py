@@ -12,9 +12,12 @@ from typing import Annotated, Any
 import click
 import grpc
 import typer
+from click.core import ParameterSource
 
 from ostraka import federation_file
 from ostraka.cli import federation_folder
+from ostraka.cli.advice import DATA, Situation
+from ostraka.cli.advice import advise as advised
 from ostraka.cli.federation_folder import Plan, client_name
 from ostraka.cli.output import Json, show
 from ostraka.cli.rules import better_numbers, warn_of_copies
@@ -45,6 +48,7 @@ KeyFile = Annotated[
 
 
 def init(
+    ctx: typer.Context,
     target: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or an empty folder.")],
     *,
     clients: Annotated[int, typer.Option(help="Clients to enrol.")] = 12,
@@ -70,6 +74,18 @@ def init(
     root: Annotated[
         str, typer.Option(help="The client that fltrust or monna trusts, by name or by number.")
     ] = "",
+    advise: Annotated[
+        bool,
+        typer.Option(
+            "--advise", help="Choose rule and masking by five answers, asked for unless given."
+        ),
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            click_type=click.Choice(DATA), help="--advise only: how the clients' data compare."
+        ),
+    ] = None,
     disclose_values: Annotated[
         bool,
         typer.Option("--disclose-values", help="Let the median publish values of single clients."),
@@ -100,6 +116,11 @@ def init(
     and a simulated platform, so that everything can be tried on one machine. Every setting is in
     federation.toml, with a comment that says what it does.
 
+    With --advise it asks how many clients there are (--clients), how many of them may be Byzantine
+    (--f), whether their data are alike (--data), which client all others can trust (--root, or
+    none), and how many workers there are (--workers, 0 if the enclave computes alone). The rule,
+    the masking and the reasons for them are then in federation.toml.
+
     \b
     Examples:
       ostraka init first-run
@@ -108,8 +129,20 @@ def init(
       ostraka init first-run --upload int8 --metric loss --metric accuracy
       ostraka init first-run --rule geometric-median --pre clip --pre nnm
       ostraka init first-run --rule fltrust --root client-1
+      ostraka init first-run --advise
+      ostraka init first-run --advise --clients 25 --f 5 --data different --root none --workers 2
       ostraka init hospitals --model model.safetensors --no-simulation --json
     """
+    reasons: tuple[str, ...] = ()
+    if advise:
+        given = _situation(ctx)
+        advice = advised(given)
+        clients, f, workers = given.clients, given.f, given.workers
+        composition, masking, reasons = advice.composition, advice.masking, advice.reasons
+    elif data is not None:
+        raise ConfigError("--data is a question of --advise: without it, nothing depends on it")
+    else:
+        composition = _composition(rule, pre, root)
     plan = Plan(
         clients,
         workers,
@@ -118,11 +151,12 @@ def init(
         dimension,
         model,
         simulation=not no_simulation,
-        composition=_composition(rule, pre, root),
+        composition=composition,
         disclose_values=disclose_values,
         upload=upload,
         report_metrics=tuple(metric or ()),
         grace_s=GRACE_S,
+        reasons=reasons,
     )
     if disclose_values and not plan.composition.discloses:
         raise ConfigError(
@@ -138,6 +172,8 @@ def init(
         "workers": workers,
         "f": f,
         "rule": str(plan.composition),
+        "masking": plan.masking,
+        "reasons": reasons,
         "upload": upload,
         "report_metrics": metric or [],
         "dimension": federation.terms.dimension,
@@ -150,6 +186,7 @@ def init(
     show(
         f"Made {target}: {clients} clients, of which {f} may be Byzantine, and {workers} workers.",
         f"Rule: {plan.composition} (see: ostraka rules --n {clients} --f {f}).",
+        *(f"  {each}" for each in reasons),
         _contents(simulated),
         f"Next: ostraka enclave run --config {file.path}{' --unsafe-simulation' * simulated}",
         figures=figures,
@@ -163,6 +200,45 @@ def init(
         ways = [*better_numbers(plan.composition, clients, f)] or [f"at least {3 * f + 1} clients"]
         click.echo(_STALLS.format(n=clients, f=f, ways=", or ".join(ways)), err=True)
     warn_of_copies(plan.composition, clients, f)
+
+
+def _situation(ctx: typer.Context) -> Situation:
+    """The answers: what the command line says, and what is asked for otherwise.
+
+    Raises ConfigError for what --advise would decide by itself, and if there is no answer.
+    """
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    given = {n for n, source in sources.items() if source is ParameterSource.COMMANDLINE}
+    if chosen := sorted(given & _ADVISED):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in chosen)
+        raise ConfigError(f"--advise chooses the rule and the masking: leave out {options}")
+    answers = {}
+    for name, (question, usual, kind) in _QUESTIONS.items():
+        if name in given:
+            answers[name] = ctx.params[name]
+            continue
+        try:
+            answers[name] = click.prompt(question, usual, type=kind, err=True)
+        except click.Abort:
+            every = ", ".join(f"--{each}" for each in _QUESTIONS)
+            raise ConfigError(f"--advise needs five answers: type them, or give {every}") from None
+    root = "" if answers["root"] in ("", _NOTHING) else client_name(answers["root"])
+    return Situation(**answers | {"root": root})
+
+
+_ADVISED = {"rule", "pre", "masking", "disclose_values"}
+# By the options that answer them: the question, what holds if the answer is empty, and its type.
+_QUESTIONS: dict[str, tuple[str, Any, Any]] = {
+    "clients": ("How many clients are there", 12, int),
+    "f": ("How many of them may be Byzantine", 3, int),
+    "data": (
+        "Are their data alike, or has each client more of some kinds",
+        "different",
+        click.Choice(DATA),
+    ),
+    "root": ("Which client can all others trust, with data like theirs", _NOTHING, str),
+    "workers": ("How many workers are there beside the enclave, 0 for none", 2, int),
+}
 
 
 def _composition(text: str, pre: list[str] | None, root: str) -> rules.Composition:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import textwrap
 from collections.abc import Sequence
 
 from ostraka.attestation.policy import toml_line
@@ -12,7 +13,7 @@ from ostraka.protocol.confirm import Electorate
 
 GRACE_S = 60  # what `ostraka init` writes
 
-_COLUMN = 28
+_COLUMN, _WIDTH = 28, 100
 _COMMENTED = re.compile(r"^((?:# )?\w+ = .*  )(# .+)$", re.MULTILINE)
 
 _FEDERATION = """\
@@ -120,9 +121,9 @@ _OPTIONS = {
 }
 
 _ADVICE = """\
-# Which rule? Without further knowledge, the usual one. Where n >= 3f + 2, {here}, caf after arc
-# (rule = "caf", pre = ["arc"]) follows the honest more closely. Where one client can be trusted,
-# such as your own, take rule = "fltrust" with root = "its name". Figures are in docs/attacks.md."""
+# Which rule? ostraka init --advise asks five questions, and docs/choosing-a-rule.md has the tables:
+# rule = "flame" had the best worst case of all that trust nobody, and where data differ and one
+# client can be trusted, such as your own, rule = "fltrust" with root = "its name"."""
 
 _OBSERVERS = """\
 # Observers see the status with its names, and nothing else: ostraka dashboard. They are the
@@ -215,10 +216,12 @@ def federation_toml(
     upload: str,
     report_metrics: Sequence[str] = (),
     grace_s: float | None = None,
+    reasons: Sequence[str] = (),
 ) -> str:
     """Write federation.toml.
 
-    model: the one line of [model]. working: how many of the workers take part in a round.
+    model: the one line of [model]. working: how many of the workers take part in a round. reasons:
+    for these terms, if there was advice; else it says which rule is for whom.
     """
     n = len(clients)
     electorate = Electorate(tuple(clients), f)
@@ -235,7 +238,7 @@ def federation_toml(
         workers=working,
         rule=composition.name,
         pre=_pre_line(composition),
-        advice=_ADVICE.format(here="as here" if n >= 3 * f + 2 else f"here {3 * f + 2}"),
+        advice=_reasons(reasons) if reasons else _ADVICE,
         options=_option_lines(composition.options, n, f),
         disclose_values=json.dumps(disclose_values),
         upload=upload,
@@ -247,6 +250,14 @@ def federation_toml(
     enrolled += [member_lines("worker", each) for each in workers]
     enrolled.append(_OBSERVERS + member_lines("observer", observer))
     return _aligned(head) + "".join(f"\n{lines}" for lines in enrolled)
+
+
+def _reasons(sentences: Sequence[str]) -> str:
+    """As comments. A long sentence goes on in the next line."""
+    filled = textwrap.TextWrapper(
+        _WIDTH, initial_indent="# ", subsequent_indent="#   ", break_on_hyphens=False
+    )
+    return "\n".join(map(filled.fill, ("Advised:", *sentences)))
 
 
 def _pre_line(composition: rules.Composition) -> str:

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from ostraka.cli.output import Json, progress, show, table
 from ostraka.core import rules, uploads
-from ostraka.errors import RoundFailed, ServiceError
+from ostraka.errors import ConfigError, RoundFailed, ServiceError
 from ostraka_lab.commands import experiment_options as options
 from ostraka_lab.commands import stoppable
 from ostraka_lab.commands.round_view import percent
@@ -33,7 +33,7 @@ _ATTACKS = ("sign-flip", "gaussian", "alie", "ipm", "optimal-alie", "optimal-ipm
 _DEFENCES = ("plain", "multi-krum", rules.compose(rules.DEFAULT, rules.DEFAULT_PRE).plain, "exact")
 _OF_THE_GRID = ("attack", "defence", "seeds", "worst_seeds", "spot_checks", "jobs")
 _SHOWN = 5  # columns of the leader board that a terminal has room for
-_NOT_OF_A_RUN = ("out", "resume", "as_json", *_OF_THE_GRID)
+_NOT_OF_A_RUN = ("out", "resume", "tables", "as_json", *_OF_THE_GRID)
 
 
 def compare(
@@ -114,6 +114,10 @@ def compare(
     resume: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Resume a comparison.")
     ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(metavar="NAME", help="Publish the tables as NAME.md and NAME.json."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare defences over a list of attacks.
@@ -140,6 +144,7 @@ def compare(
       ostraka compare --defence multi-krum --defence arc+caf --worst-seeds 3 --spot-checks 2
       ostraka compare --app my_task:app --attack alie --attack optimal-ipm --seeds 3
       ostraka compare --resume runs/compare-digits-20260101-120000
+      ostraka compare --resume runs/compare-digits-20260101-120000 --tables docs/results/digits
     """
     from ostraka_lab.compare import Comparison, running
 
@@ -150,8 +155,10 @@ def compare(
         grid = {name: ctx.params[name] for name in _OF_THE_GRID}
         comparison = _found(fields, grid, out)
     else:
-        options.require_alone(ctx, "resume", "jobs", "as_json")
+        options.require_alone(ctx, "resume", "jobs", "tables", "as_json")
         comparison = Comparison.load(resume)
+    if tables is not None and not tables.parent.is_dir():
+        raise ConfigError(f"--tables: there is no folder {tables.parent}")
     pace = _Pace(comparison)
     try:
         with (
@@ -168,7 +175,7 @@ def compare(
 
         pages.write(comparison)
         raise ServiceError(f"{failed}\n{_further(comparison)}") from None
-    _show(comparison, as_json=as_json)
+    _show(comparison, tables, as_json=as_json)
     if ended:
         raise typer.Exit(ended[0])
 
@@ -267,26 +274,25 @@ def _further(comparison: "Comparison") -> str:
     return f"To resume: ostraka compare --resume {comparison.root}"
 
 
-def _show(comparison: "Comparison", *, as_json: bool) -> None:
-    from ostraka_lab.compare import checks
+def _show(comparison: "Comparison", tables: Path | None, *, as_json: bool) -> None:
+    """Write the page, and the tables where they are asked for. Half a comparison has none."""
     from ostraka_lab.run_report import comparison as pages
-    from ostraka_lab.run_report import leaders
 
     results = comparison.results()
     path = pages.write(comparison)
     whole = comparison.is_whole(results)
+    published = pages.publish(comparison, tables) if whole and tables is not None else []
     figures = {
         "results": [asdict(result) for result in results],
-        "spreads": pages.spreads(comparison, results),
-        "leaders": leaders.figures(comparison, results),
-        "checks": [asdict(check) for check in checks.load(comparison)],
+        **pages.figures(comparison, results),
         "report": str(path),
-        "command": comparison.command,
+        "tables": list(map(str, published)),
     }
     show(
         _table(comparison, results),
         pages.explanation(comparison),
         f"Report: {path}",
+        *(f"Tables: {each}" for each in published),
         *([] if whole else [_further(comparison)]),
         figures=figures,
         as_json=as_json,

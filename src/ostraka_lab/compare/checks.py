@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
+import torch
 
 from ostraka.arrays import Float32
 from ostraka.errors import ServiceError
@@ -103,9 +104,15 @@ def _experiment(cell: Cell) -> Experiment:
 
 def _in_the_clear(cell: Cell, experiment: Experiment) -> Float32:
     """The model (d,) after the last round."""
-    clear = Clear(load_task(experiment), baselines.rule(experiment, cell.defence))
-    for _ in clear.rounds():
-        pass
+    # As clients do: with more threads, sums have another order, and an attack another best step.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        clear = Clear(load_task(experiment), baselines.rule(experiment, cell.defence))
+        for _ in clear.rounds():
+            pass
+    finally:
+        torch.set_num_threads(threads)
     return clear.model
 
 

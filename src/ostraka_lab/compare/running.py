@@ -21,7 +21,7 @@ Tell: TypeAlias = Callable[[str, int, int], None]
 """tell(what, done, of): what is going on, and how many runs are over."""
 
 _POLL_S = 0.2
-_BATCH = 8  # cells that a process takes at a time
+_BATCH = 24  # cells that a process takes at a time
 
 
 def run(comparison: Comparison, *, jobs: int = 2, tell: Tell) -> Generator[Result]:

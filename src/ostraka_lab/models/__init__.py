@@ -66,8 +66,7 @@ def build(name: str, *, shape: Shape, classes: int, seed: int) -> nn.Module:
 
 def manifest(model: nn.Module) -> Manifest:
     """Describe what the coordinates of the model's vector mean."""
-    tensors = _travelling(model).items()
-    return Manifest(tuple(config.Tensor(name, tuple(tensor.shape)) for name, tensor in tensors))
+    return _manifest(_travelling(model))
 
 
 def vector(model: nn.Module) -> Float32:
@@ -77,12 +76,18 @@ def vector(model: nn.Module) -> Float32:
 
 def set_vector(model: nn.Module, vector: Float32) -> None:
     """Set the model to these values (d,). Raises ConfigError for those of another model."""
-    described, tensors = manifest(model), _travelling(model)
+    tensors = _travelling(model)
+    described = _manifest(tensors)
     if vector.shape != (described.dimension,):
         raise ConfigError(f"the model has {described.dimension} values; got {vector.shape}")
     # A copy, because torch warns of memory that it could not write to, and a fetched model is such.
     for name, values in named_tensors(described, np.array(vector)).items():
         tensors[name].copy_(torch.from_numpy(values))
+
+
+def _manifest(tensors: Mapping[str, torch.Tensor]) -> Manifest:
+    described = (config.Tensor(name, tuple(each.shape)) for name, each in tensors.items())
+    return Manifest(tuple(described))
 
 
 def _travelling(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -3,6 +3,7 @@
 All of it is one page; Markdown has the tables, for documents.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import cycle, product
@@ -16,7 +17,15 @@ from matplotlib.figure import Figure
 from ostraka import files
 from ostraka.config import MASKINGS
 from ostraka_lab.baselines import PLAIN
-from ostraka_lab.compare import Comparison, Result, Scenario, Spread, checks, within
+from ostraka_lab.compare import (
+    Comparison,
+    Result,
+    Scenario,
+    Spread,
+    checks,
+    within,
+    write_json,
+)
 from ostraka_lab.report import (
     Block,
     Code,
@@ -66,6 +75,33 @@ def write(comparison: Comparison) -> Path:
     text = _markdown(comparison, results).encode()
     files.write(comparison.root / "table.md", [text], mode=_PUBLIC)
     return path
+
+
+def publish(comparison: Comparison, name: Path) -> list[Path]:
+    """Write NAME.md and NAME.json, for documents and for programs. Gives both paths.
+
+    The figures of single runs stay behind: the tables say what is needed to make them again.
+    """
+    results = comparison.results()
+    document, data = (name.with_name(name.name + ending) for ending in (".md", ".json"))
+    head = f"# {_title(comparison)}\n\n{_lead(comparison)}\n\n"
+    parts = [f"\n## The attackers' part\n\n{_PART}\n"]
+    parts += [each.markdown() for each in _part_tables(comparison, results)]
+    text = head + _markdown(comparison, results) + "\n".join(parts)
+    files.write(document, [text.encode()], mode=_PUBLIC)
+    write_json(data, figures(comparison, results))
+    return [document, data]
+
+
+def figures(comparison: Comparison, results: Sequence[Result]) -> dict[str, Any]:
+    """What the tables show, for programs."""
+    return {
+        "command": comparison.command,
+        "spreads": spreads(comparison, results),
+        "leaders": leaders.figures(comparison, results),
+        "shares": _shares(comparison, results),
+        "checks": [asdict(check) for check in checks.load(comparison)],
+    }
 
 
 def headings(comparison: Comparison) -> list[str]:
@@ -158,16 +194,11 @@ def _has_board(comparison: Comparison) -> bool:
 
 
 def _page(comparison: Comparison, results: Sequence[Result]) -> Page:
-    experiment = comparison.experiment
-    attackers = " or ".join(map(str, comparison.attackers or (experiment.byzantine,)))
     board = [Section("Leader board", leaders.blocks(comparison, results))]
     return Page(
         kind="Ostraka · comparison",
-        title=f"Defences on {experiment.dataset}",
-        lead=(
-            f"{experiment.clients} clients, of which {attackers} attack, train "
-            f"{experiment.architecture} for {experiment.rounds} rounds."
-        ),
+        title=_title(comparison),
+        lead=_lead(comparison),
         notices=_notices(comparison),
         sections=[
             *(board if _has_board(comparison) else []),
@@ -176,6 +207,19 @@ def _page(comparison: Comparison, results: Sequence[Result]) -> Page:
             *([Section("Spot checks", found)] if (found := _checks(comparison)) else []),
             Section("Run it again", [Code(comparison.command)]),
         ],
+    )
+
+
+def _title(comparison: Comparison) -> str:
+    return f"Defences on {comparison.experiment.dataset}"
+
+
+def _lead(comparison: Comparison) -> str:
+    experiment = comparison.experiment
+    attackers = " or ".join(map(str, comparison.attackers or (experiment.byzantine,)))
+    return (
+        f"{experiment.clients} clients, of which {attackers} attack, train "
+        f"{experiment.architecture} for {experiment.rounds} rounds."
     )
 
 
@@ -248,23 +292,42 @@ def _checks(comparison: Comparison) -> list[Notice]:
     return [Notice("Spot checks passed.", text, "good")]
 
 
+_PART = (
+    "How much of the aggregates was the attackers', on average over all rounds. A rule of weights "
+    "may give them a small part, which does little harm. Ostraka publishes no weights, and "
+    "column-wise rules have none: there, the share of the attackers' updates that had any part is "
+    "in brackets."
+)
+
+
 def _attackers_part(comparison: Comparison, results: Sequence[Result]) -> list[Block]:
     """What the attackers had of the aggregates."""
-    text = (
-        "How much of the aggregates was the attackers', on average over all rounds. A rule of "
-        "weights may give them a small part, which does little harm. Ostraka publishes no weights, "
-        "and column-wise rules have none: there, the share of the attackers' updates that had any "
-        "part is in brackets."
-    )
-    blocks: list[Block] = [Paragraph(text)]
+    return [Paragraph(_PART), *_part_tables(comparison, results)]
+
+
+def _part_tables(comparison: Comparison, results: Sequence[Result]) -> list[Table]:
+    """One for every scenario."""
+    tables = []
     for scenario in comparison.scenarios:
         here = within(results, scenario)
         rows = [
             [attack, *(_part(here, attack, each) for each in comparison.defences)]
             for attack in comparison.attacks
         ]
-        blocks.append(Table(_columns(comparison), rows, _caption(comparison, scenario)))
-    return blocks
+        tables.append(Table(_columns(comparison), rows, _caption(comparison, scenario)))
+    return tables
+
+
+def _shares(comparison: Comparison, results: Sequence[Result]) -> list[dict[str, Any]]:
+    """The attackers' part for programs; only where rules have weights that are known."""
+    found = []
+    for each in product(comparison.scenarios, comparison.defences, comparison.attacks):
+        scenario, defence, attack = each
+        shares = _known_shares(within(results, scenario), attack, defence)
+        if shares:
+            names = {"defence": defence, "attack": attack}
+            found.append({**asdict(scenario), **names, "share": statistics.fmean(shares)})
+    return found
 
 
 def _columns(comparison: Comparison) -> list[Column]:
@@ -273,13 +336,17 @@ def _columns(comparison: Comparison) -> list[Column]:
 
 def _part(results: Sequence[Result], attack: str, defence: str) -> str:
     of = [each for each in results if (each.attack, each.defence) == (attack, defence)]
-    shares = [each.attackers_share for each in of if each.attackers_share is not None]
-    sent = sum(each.sent for each in of)
+    shares, sent = _known_shares(results, attack, defence), sum(each.sent for each in of)
     if not sent:
         return "-"
     if shares:
         return f"{100 * sum(shares) / len(shares):.0f} %"
     return f"({100 * sum(each.selected for each in of) / sent:.0f} %)"
+
+
+def _known_shares(results: Sequence[Result], attack: str, defence: str) -> list[float]:
+    of = [each for each in results if (each.attack, each.defence) == (attack, defence)]
+    return [each.attackers_share for each in of if each.sent and each.attackers_share is not None]
 
 
 def _paint(figure: Figure, comparison: Comparison, results: Sequence[Result]) -> None:

@@ -54,9 +54,9 @@ class GeometricMedian(Rule):
             smoothing = SMOOTHING * float(gram.norms.max())
         else:
             smoothing = options.smoothing / gram.unit
-        weights = np.zeros(len(gram))
+        weights, least, rows = np.zeros(len(gram)), max(smoothing, _TINY), _Rows(gram)
         for _ in range(steps):
-            nearness = 1 / np.maximum(distances_to(gram, weights), max(smoothing, _TINY))
+            nearness = 1 / np.maximum(rows.distances_to(weights), least)
             weights = nearness / nearness.sum()
         return Weights.of(weights)
 
@@ -75,14 +75,14 @@ class CentredClipping(Rule):
         return options.centre == "last"
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
-        n = len(gram)
+        n, rows = len(gram), _Rows(gram)
         weights, last = np.zeros(n), 0.0
         if options.centre == "last":
             last = 1.0
         else:
             weights[medoid(gram)] = 1.0
         for _ in range(options.iterations or CLIPPING_STEPS):
-            distances = distances_to(gram, weights, last)
+            distances = rows.distances_to(weights, last)
             if options.radius is None:
                 radius = float(np.median(distances))
             else:
@@ -99,19 +99,27 @@ def medoid(gram: Gram) -> int:
     return int(np.argmin(np.sqrt(np.maximum(gram.distances(), 0)).sum(axis=1)))
 
 
-def distances_to(gram: Gram, weights: Float64, last: float = 0.0) -> Float64:
-    """The distances (n,) of all rows from the point that these weights (n,) describe.
+class _Rows:
+    """The rows of a Gram matrix, as seen from points among them."""
 
-    last: the weight of the last aggregate in it; where there is none, that is zero.
-    """
-    along = gram.products @ weights
-    square = weights @ along
-    if gram.last is not None:
-        square += last * (2 * (weights @ gram.last) + last * gram.last_square)
-        along = along + last * gram.last
-    own = np.diagonal(gram.products)
-    squares = own - 2 * along + square
-    # The root of a rounding error is not small: a row at the point itself must be at 0.
-    rounding = len(gram) * np.finfo(float).eps * max(float(own.max()), gram.last_square)
-    distances: Float64 = np.sqrt(np.where(squares > rounding, squares, 0))
-    return distances
+    def __init__(self, gram: Gram) -> None:
+        self._gram = gram
+        self._squares = np.diagonal(gram.products)
+        # The root of a rounding error is not small: a row at the point itself must be at 0.
+        largest = max(float(self._squares.max()), gram.last_square)
+        self._rounding = len(gram) * np.finfo(float).eps * largest
+
+    def distances_to(self, weights: Float64, last: float = 0.0) -> Float64:
+        """The distances (n,) of all rows from the point that these weights (n,) describe.
+
+        last: the weight of the last aggregate in it; where there is none, that is zero.
+        """
+        gram = self._gram
+        along = gram.products @ weights
+        square = weights @ along
+        if last and gram.last is not None:
+            square += last * (2 * (weights @ gram.last) + last * gram.last_square)
+            along = along + last * gram.last
+        squares = self._squares - 2 * along + square
+        distances: Float64 = np.sqrt(np.where(squares > self._rounding, squares, 0))
+        return distances

@@ -175,3 +175,38 @@ def test_what_cannot_be_compared_is_refused(asked, words):
     result = run(asked)
     assert result.exit_code == 2
     assert words in " ".join(result.stderr.split())
+
+
+def test_tables_are_published_once_all_runs_are_over(stage, tmp_path):
+    stage(by_seed)
+    grid = "--attack alie --attack ipm --defence plain --defence arc+caf --out here"
+    figures = figures_of(run(SMALL, grid, "--tables mnist.rules --json"))
+    assert figures["tables"] == ["mnist.rules.md", "mnist.rules.json"]
+    told = (tmp_path / "mnist.rules.md").read_text()
+    assert told.startswith("# Defences on digits\n\n5 clients, of which 1 attack")
+    assert "| ipm | 40.0 % | 40.0 % |" in told
+    assert "Made by `ostraka compare" in told
+    published = json.loads((tmp_path / "mnist.rules.json").read_text())
+    assert published["spreads"] == figures["spreads"]
+    assert published["leaders"] == figures["leaders"]
+    assert {*published} == {"command", "spreads", "leaders", "shares", "checks"}
+    assert told.count("## The attackers' part") == 1
+    again = run("--resume here --tables other")
+    assert again.exit_code == 0
+    assert (tmp_path / "other.md").read_text() == told
+
+
+def test_half_a_comparison_publishes_no_tables(stage, tmp_path, monkeypatch):
+    stage(by_seed)
+    monkeypatch.setattr(Comparison, "is_whole", lambda *_: False)
+    result = run(SMALL, "--attack alie --defence plain --out here --tables half")
+    assert result.exit_code == 0
+    assert not list(tmp_path.glob("half*"))
+    assert "To resume" in result.stdout
+
+
+def test_tables_have_a_folder_before_anything_runs(tmp_path):
+    result = run(SMALL, "--out here --tables nowhere/mnist")
+    assert result.exit_code != 0
+    assert "there is no folder nowhere" in result.stderr
+    assert not (tmp_path / "here" / "cells").exists()

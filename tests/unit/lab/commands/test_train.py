@@ -54,7 +54,7 @@ def stage(monkeypatch):
     monkeypatch.setattr("ostraka_lab.report.drawn", lambda *_, **__: Html(""))
 
     def change_rows(change=lambda row: row):
-        def play(folder: RunFolder, *, rounds=None, tell=None):
+        def play(folder: RunFolder, *, rounds=None, tell=None, live=None):
             experiment = folder.load()[0]
             metrics = Metrics(folder.root)
             for number in range(1, experiment.rounds + 1):
@@ -74,7 +74,7 @@ def fail(monkeypatch):
     """fail(error): let the run begin, and end like this."""
 
     def end_with(error):
-        def play(folder, *, rounds=None, tell=None):
+        def play(folder, *, rounds=None, tell=None, live=None):
             yield from ()
             raise error
 
