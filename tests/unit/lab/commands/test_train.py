@@ -242,7 +242,7 @@ def stopped_late(stage, monkeypatch):
     stage()
     play = runs.run
 
-    def stopped(folder, *, tell=None):
+    def stopped(folder, *, tell=None, live=None):
         yield from play(folder, tell=tell)
         raise SystemExit(TERMINATED)
 
