@@ -104,7 +104,7 @@ def _experiment(cell: Cell) -> Experiment:
 
 def _in_the_clear(cell: Cell, experiment: Experiment) -> Float32:
     """The model (d,) after the last round."""
-    # As clients do: with more threads, sums have another order, and an attack another best step.
+    # As clients do: with more threads, sums have another order.
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
