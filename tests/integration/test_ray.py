@@ -309,7 +309,7 @@ def test_an_actor_is_killed_again_and_again(kernel, cluster):
 def test_more_gpus_than_a_node_has_are_refused(kernel, cluster):
     kernel.close()
     wait_until(lambda: not cluster.all_actors())
-    with pytest.raises(ConfigError, match=r"1 CPU and 1 GPUs .* has 2 nodes .* room for 0"):
+    with pytest.raises(ConfigError, match=r"1 CPU and 1 GPUs .* has [23] nodes .* room for 0"):
         RayKernel(RayOptions(cluster.address, gpus=1))
 
 
