@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import re
 import socket
 import threading
@@ -355,6 +356,15 @@ class Speaker:
         return np.frombuffer(b"".join(part.data for part in parts), "<f4")
 
 
+def _free_port() -> int:
+    """A port that no connection gets by itself, on any address of this machine."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+
+
 @contextmanager
 def starting(folders: Path) -> Iterator[Callable[..., Running]]:
     services: list[Running] = []
@@ -373,9 +383,7 @@ def starting(folders: Path) -> Iterator[Callable[..., Running]]:
             "masking": "none",
             "dimension": 100,
         } | plan
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = _free_port()
         root = folders / f"federation-{len(services)}"
         service = Running(root, Plan(**asked), port, voters)
         federation_folder.create(service.root, service.plan, now=int(time.time()) - 60)
