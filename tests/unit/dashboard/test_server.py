@@ -15,7 +15,7 @@ from ostraka.cli import app
 from ostraka.dashboard import page
 from ostraka.dashboard.markup import Markup
 from ostraka.dashboard.server import MOST_CONNECTIONS, Listener, Serving, is_loopback
-from ostraka.dashboard.watching import View
+from ostraka.dashboard.watching import Observer, View
 from ostraka.errors import ConfigError
 
 PATIENCE_S = 120.0
@@ -269,3 +269,17 @@ def test_a_token_is_long_and_private(tmp_path):
     assert "others may use" in dashboard("--token-file", str(path)).stderr
     short = dashboard(OSTRAKA_DASHBOARD_TOKEN="")
     assert "OSTRAKA_DASHBOARD_TOKEN has 0 characters" in short.stderr
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_page_that_nothing_updates_ends(monkeypatch):
+    """It would show what was true before, as live."""
+
+    def fail(observer: Observer) -> None:
+        raise ArithmeticError
+
+    monkeypatch.setattr(Observer, "run", fail)
+    for name in ("read_identity", "read_policy"):
+        monkeypatch.setattr(f"ostraka.cli.dashboard.{name}", lambda path: None)
+    ended = dashboard("--listen", "127.0.0.1:0")
+    assert "The page of fl:7420 is at" in ended.stderr
