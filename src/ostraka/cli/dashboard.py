@@ -88,7 +88,14 @@ def dashboard(
     observer = Observer(
         enclave, who, show=lambda view: serving.publish(page.parts(view)), tls_ca=tls_ca
     )
-    watching = Thread(target=observer.run, name="observer", daemon=True)
+
+    def watch() -> None:
+        try:
+            observer.run()
+        finally:
+            serving.stop()  # A page that nobody updates any more must not look alive.
+
+    watching = Thread(target=watch, name="observer", daemon=True)
 
     def started() -> None:
         watching.start()

@@ -27,6 +27,10 @@ _INDEX = ("application/vnd.oci.image.index.v1+json", "list.v2+json")
 _SITE = r"(?P<site>(?:.*/)?(?:site|dist)-packages)/"
 _PACKAGE = re.compile(_SITE + r"ostraka(?:/.*)?")
 _METADATA = re.compile(_SITE + r"[^/]+\.dist-info(?:/METADATA)?")
+# What the writers of images make: files, links, devices, folders, and what is said about the next.
+_KINDS = tuple(bytes([each]) for each in b"0123456xLK")
+_EXTENDING = (b"x", b"L", b"K")
+_OCTAL, _BINARY = re.compile(rb" *[0-7]*[ \0]*"), 0x80
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _BROKEN = (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
@@ -86,12 +90,14 @@ def _blobs(path: Path) -> Iterator[Blob]:
         if file.read(2) == _GZIP:
             raise ConfigError("is compressed: unpack it by gunzip first")
         file.seek(0)
-        with tarfile.open(fileobj=_Limited(file), mode="r:") as archive:
+        with tarfile.open(fileobj=_Limited(file), mode="r:", tarinfo=_strict()) as archive:
             members: dict[str, tarfile.TarInfo] = {}
             for each in archive:
+                _check_member(each)
                 if len(members) > LAYER_MEMBERS:
                     raise ConfigError("has too many members")
-                members[each.name.removeprefix("./")] = each
+                if members.setdefault(each.name.removeprefix("./"), each) is not each:
+                    raise ConfigError(f"has {each.name} twice")
             yield lambda name: _member(archive, members, name)
 
 
@@ -122,7 +128,10 @@ def _member(
 
 
 def _image(blob: Blob) -> Image:
-    config_id, config, names = _oci(blob) if _has(blob, "oci-layout") else _saved(blob)
+    is_layout = _has(blob, "oci-layout")
+    config_id, config, names = _oci(blob) if is_layout else _saved(blob)
+    if is_layout and _has(blob, "manifest.json") and _saved(blob)[0] != config_id:
+        raise ConfigError("holds one image by its index.json, and another by its manifest.json")
     diffs = config["rootfs"]["diff_ids"]
     if not len(diffs) == len(names) <= LAYERS:
         raise ConfigError(f"has {len(names)} layers where {len(diffs)} are declared")
@@ -229,8 +238,9 @@ def _apply(file: IO[bytes], diff: str, state: _FileSystem) -> None:
     opaque: set[str] = set()
     added: dict[str, bytes | None] = {}
     others: set[str] = set()
-    with tarfile.open(fileobj=stream, mode="r:") as layer:
+    with tarfile.open(fileobj=stream, mode="r:", tarinfo=_strict()) as layer:
         for count, member in enumerate(layer):
+            _check_member(member)
             if count > LAYER_MEMBERS:
                 raise ConfigError("has a layer with too many members")
             layer.members.clear()  # type: ignore[attr-defined]
@@ -289,6 +299,58 @@ def _path(name: str) -> str:
     if ".." in parts:
         raise ConfigError(f"has a member called {name[:200]!r}, which leaves its folder")
     return "/".join(parts)
+
+
+def _strict() -> type[tarfile.TarInfo]:
+    """Refuse headers that one reader takes for something else than another does, or for the end.
+
+    Python ends silently at a header that it cannot read, and cuts numbers off at their first zero
+    byte. What runs an image may read on, and find files behind it that were never measured.
+    """
+    extended = b""  # the kinds of what came before a member to say more about it
+
+    class Strict(tarfile.TarInfo):
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Strict":
+            nonlocal extended
+            try:
+                info = super().frombuf(buf, encoding, errors)
+            except tarfile.HeaderError as broken:
+                if not any(buf):  # the end
+                    raise
+                raise tarfile.ReadError(f"a header is not readable: {broken}") from None
+            kind, size = buf[156:157], buf[124:136]
+            plain = _OCTAL.fullmatch(buf[148:156]) and (
+                _OCTAL.fullmatch(size) or size[0] == _BINARY
+            )
+            if kind not in _KINDS or not _is_known(buf) or not plain or info.size < 0:
+                raise ConfigError(
+                    f"has a header of another kind than images have: {info.name[:200]!r}"
+                )
+            if kind in _EXTENDING and extended and (b"x" in (kind, extended) or kind in extended):
+                raise ConfigError(f"says more than once what comes next: {info.name[:200]!r}")
+            extended = extended + bytes(kind) if kind in _EXTENDING else b""
+            return info
+
+    return Strict
+
+
+def _is_known(header: bytes | bytearray) -> bool:
+    """Whether all readers find the parts of a header in the same places."""
+    if header[257:263] == b"ustar\0":
+        return header[508:512] != b"tar\0"
+    return header[257:265] == b"ustar  \0" and not any(header[345:500])
+
+
+def _check_member(member: tarfile.TarInfo) -> None:
+    """The same of what was said about a member before it."""
+    said = member.pax_headers
+    unclear = any(not said.get(name, "-") for name in ("path", "linkpath", "size")) or any(
+        name.startswith("GNU.") or name == "hdrcharset" for name in said
+    )
+    names = (member.name, said.get("path", member.name))
+    if unclear or (not member.isdir() and any(not each or each[-1] == "/" for each in names)):
+        raise ConfigError(f"has a member whose name or size is not clear: {member.name[:200]!r}")
 
 
 class _Limited(io.BufferedIOBase):

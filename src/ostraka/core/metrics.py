@@ -98,7 +98,8 @@ class Asked:
             return None
         sums = [sum(column) for column in zip(*levels, strict=True)]
         scale = LEVELS * len(levels)
-        means = [most * total / scale for most, total in zip(self.most, sums, strict=True)]
+        # In this order, no mean is infinite.
+        means = [most * (total / scale) for most, total in zip(self.most, sums, strict=True)]
         return Reported(len(levels), **dict(zip(self.names, means, strict=True)))
 
     def allows(self, reported: Reported | None, least: int) -> bool:

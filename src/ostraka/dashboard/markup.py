@@ -8,6 +8,7 @@ _WIDTH, _HEIGHT = 420, 200
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 8, 10, 24
 _LONG = 4.0  # times the median, from which on a bar is cut
 _STEPS = 4  # at most, on an axis
+_NOTHING = 1e-9  # is drawn as 0: a fourth of the least numbers is 0
 _NUMBERED = 10  # rounds that have room for their number
 
 
@@ -163,7 +164,7 @@ def _depth() -> float:
 
 def _scale(most: float) -> tuple[float, list[float]]:
     """The end of an axis, and its ticks: round numbers, of which there are few."""
-    if not most > 0:
+    if not most > _NOTHING:
         return 1.0, [0.0, 1.0]
     unit = 10.0
     while unit / 10 >= most / _STEPS:

@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ostraka.dashboard import page
 from ostraka.dashboard.markup import Markup
@@ -37,6 +38,7 @@ MOST_CONNECTIONS = 512
 
 _BEAT_S = 15.0  # between two signs of life
 _STUCK_S = 60.0  # for a listener to take what it is sent
+_SLOW_S = 20.0  # for a browser to send a request
 _END_S = 1
 _LONGEST_FORM = 4096
 _LONGEST_HEAD = 16_384
@@ -195,11 +197,16 @@ class Door:
 
     async def _login(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = b""
-        async for chunk in Request(scope, receive).stream():
-            body += chunk
-            if len(body) > _LONGEST_FORM:
-                await _plain(413, "Too long.")(scope, receive, send)
-                return
+        try:
+            async with asyncio.timeout(_SLOW_S):
+                async for chunk in Request(scope, receive).stream():
+                    body += chunk
+                    if len(body) > _LONGEST_FORM:
+                        await _plain(413, "Too long.")(scope, receive, send)
+                        return
+        except TimeoutError:
+            await _plain(408, "Too slow.", {"connection": "close"})(scope, receive, send)
+            return
         given = parse_qs(body.decode("utf-8", "replace")).get("token", [""])[0]
         if not _same(given, self.token or ""):
             await HTMLResponse(page.login(wrong=True), 403)(scope, receive, send)
@@ -263,6 +270,26 @@ def make_app(
         Route("/static/{name}", static),
     ]
     return Door(Starlette(routes=routes), hub, token, hosts, port)
+
+
+class _Prompt(H11Protocol):
+    """Ends a connection on which no request comes in time.
+
+    Uvicorn waits for ever, and anybody could take all connections that there are.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_SLOW_S, self._look, None)
+
+    def _look(self, before: object) -> None:
+        if self.transport.is_closing():
+            return
+        answered = getattr(self.cycle, "response_complete", True)  # It is None at first.
+        if self.cycle is before and answered:
+            self.transport.abort()
+        else:
+            self.loop.call_later(_SLOW_S, self._look, self.cycle)
 
 
 class _Unsignalled(uvicorn.Server):
@@ -339,7 +366,7 @@ class Serving:
         self._server = _Unsignalled(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=_Prompt,
                 ws="none",
                 loop="asyncio",
                 lifespan="off",

@@ -1,7 +1,6 @@
 """What a service tells of itself. It is not proved, so it is checked for its form alone."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,6 +9,7 @@ from ostraka.errors import MalformedMessage
 from ostraka.events import named
 
 _LONGEST = 100_000  # of anything that is listed
+_MOST = 1e15  # of anything that is counted or measured: charts and dates can be made of it
 
 Metrics: TypeAlias = dict[int, dict[str, float]]
 """Figures that clients reported, by round: such as the accuracy, the loss, and the examples."""
@@ -65,7 +65,7 @@ class Told:
         """Raises MalformedMessage."""
         try:
             return _told(json.loads(text))
-        except (KeyError, TypeError, ValueError, AttributeError) as unfit:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as unfit:
             raise MalformedMessage(
                 f"the service's status is none that this release knows ({unfit!r}): do both sides "
                 "run the same version of Ostraka?"
@@ -130,9 +130,7 @@ def _metrics(said: Any) -> Metrics:
     """By round. They are there only where the terms ask clients for metrics."""
     return {
         _count(each["round"]): {
-            _text(name): _number(value)
-            for name, value in each.items()
-            if name != "round" and isinstance(value, int | float) and math.isfinite(value)
+            _text(name): _number(value) for name, value in each.items() if name != "round"
         }
         for each in said or ()
     }
@@ -147,17 +145,18 @@ def _names(said: Any) -> tuple[str, ...]:
 def _text(said: Any) -> str:
     if not isinstance(said, str):
         raise TypeError(f"{type(said).__name__} in the place of text")
+    said.encode()  # Half a character could not be sent on. Raises ValueError.
     return said
 
 
 def _count(said: Any) -> int:
-    if not isinstance(said, int) or said < 0:
+    if not isinstance(said, int) or not 0 <= said <= _MOST:
         raise TypeError(f"{said!r:.40} in the place of a count")
     return said
 
 
 def _number(said: Any) -> float:
-    if not isinstance(said, int | float) or not math.isfinite(said):
+    if not isinstance(said, int | float) or not 0 <= said <= _MOST:  # a NaN fails it
         raise TypeError(f"{said!r:.40} in the place of a number")
     return float(said)
 

@@ -21,7 +21,7 @@ from ostraka import events, files
 from ostraka.core.metrics import Reported
 from ostraka.enclave.engine import Engine
 from ostraka.events import Event
-from ostraka.messages import Receipt
+from ostraka.messages import Abandon, Receipt
 
 TOKEN_FILE = "status.token"  # in the state folder # noqa: S105
 
@@ -81,6 +81,7 @@ class Status:
     stages: dict[str, float] = field(default_factory=dict)  # seconds, of the last round
     history: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     worker_record: dict[str, WorkerRecord] = field(default_factory=dict)
+    recent: tuple[Receipt | Abandon | None, list[dict[str, float]]] | None = None  # as of a receipt
     traffic: Callable[[], tuple[int, int]] = lambda: (0, 0)  # bytes in and out, without lanes
     uploaded: int = 0  # bytes by lanes, of the rounds before this one
     counts: Count[str] = field(default_factory=Count)
@@ -202,11 +203,7 @@ class Status:
             "selected": _disclosed(head),
             "rule": str(engine.federation.terms.composition),
             "note": _note(head) or None,
-            "metrics": [
-                each.receipt.metrics.figures(each.receipt.number)
-                for each in engine.state.published(engine.published - _RECENT + 1)
-                if each.receipt.metrics is not None
-            ],
+            "metrics": self._recent_metrics(),
             "masking": engine.federation.terms.masking,
             "upload": engine.federation.terms.upload,
             "evidence": self.evidence,
@@ -236,6 +233,19 @@ class Status:
         last = self._last_metrics()
         for name, value in last.means.items() if last is not None else ():
             self._reported.labels(name).set(value)
+
+    def _recent_metrics(self) -> list[dict[str, float]]:
+        """Made once a round: strangers may ask as often as they like."""
+        engine = self._engine()
+        head = engine.state.head
+        if self.recent is None or self.recent[0] is not head:
+            figures = [
+                each.receipt.metrics.figures(each.receipt.number)
+                for each in engine.state.published(engine.published - _RECENT + 1)
+                if each.receipt.metrics is not None
+            ]
+            self.recent = head, figures
+        return self.recent[1]
 
     def _last_metrics(self) -> Reported | None:
         head = self._engine().state.head

@@ -48,6 +48,7 @@ _AUTO = "auto"
 _ADDRESS = re.compile(r"[^\s/:]+:[0-9]{1,5}")
 _LENGTH = struct.Struct(">Q")
 _LAST_LINES = 30
+_MOST_SAID = 2**20  # bytes of JSON, from a process that a whole cluster can write to
 _END_S = 10.0
 _GREETING_S = 120.0
 _LOG = logging.getLogger("ostraka.worker")
@@ -144,9 +145,15 @@ class Line:
         self._end.sendall(_LENGTH.pack(len(frame)))
         self._end.sendall(frame)
 
-    def receive(self) -> bytearray:
-        """Waits for a frame. Raises EOFError or OSError if the other end is gone."""
+    def receive(self, most: int | None = None) -> bytearray:
+        """Waits for a frame, of at most so many bytes if that is said: the line ends otherwise.
+
+        Raises EOFError or OSError if the other end is gone.
+        """
         (size,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        if most is not None and size > most:
+            self.close()
+            raise EOFError
         return self._read(size)
 
     def close(self) -> None:
@@ -276,11 +283,14 @@ class _Driver:
             self._send(number, request, body)
             self._owed = number
 
-    def ask(self, number: int, request: dict[str, Any]) -> bytearray:
-        """Sends a request of a sum, and returns the bytes of its reply. Raises as `post` does."""
+    def ask(self, number: int, request: dict[str, Any], most: int) -> bytearray:
+        """Sends a request of a sum, and returns the bytes of its reply. Raises as `post` does.
+
+        most: how many bytes that can be.
+        """
         with self._lock:
             self._send(number, request, b"")
-            answer = self._receive(number)
+            answer = self._receive(number, most)
             self._raise_failure(number)
             return answer
 
@@ -326,12 +336,12 @@ class _Driver:
         except OSError:
             raise _gone() from None
 
-    def _receive(self, number: int) -> bytearray:
+    def _receive(self, number: int, most: int = 0) -> bytearray:
         """Receives the reply that this sum waits for, and keeps its failure if it is one."""
         self._owed = None
         try:
             reply = self._hear()
-            answer = self._line.receive()
+            answer = self._line.receive(most)
         except (EOFError, OSError):
             raise _gone() from None
         if (failure := reply["failure"]) is not None:
@@ -341,7 +351,7 @@ class _Driver:
     def _hear(self) -> dict[str, Any]:
         """Returns what the driver says next, and logs the events before it."""
         while True:
-            said: dict[str, Any] = json.loads(self._line.receive())
+            said: dict[str, Any] = json.loads(self._line.receive(_MOST_SAID))
             if (name := said.pop("event", None)) is None:
                 return said
             event, level = _EVENTS[name]
@@ -374,7 +384,8 @@ class _RaySum:
         self._driver.post(self._number, {"do": "add", "source": described}, body)
 
     def total(self) -> AnyArray:
-        raw = self._driver.ask(self._number, {"do": "total"})
+        most = self._rows**2 * self._dtype.itemsize
+        raw = self._driver.ask(self._number, {"do": "total"}, most)
         return np.frombuffer(raw, self._dtype).reshape(self._rows, self._rows)
 
 

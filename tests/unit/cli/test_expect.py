@@ -498,6 +498,46 @@ def spoilt(members, old, new):
     return {name: each.replace(old, new) for name, each in members.items()}
 
 
+EVIL = layer({FIELD: b"print('not what was measured')"})
+
+
+def checked(header, *, at_end=True):
+    """A header with its checksum, which Python does not see if it comes behind a zero byte."""
+    blank = header[:148] + b" " * 8 + header[156:]
+    text = b"%06o\0 " % sum(blank) if at_end else b"\0%06o " % sum(blank)
+    return blank[:148] + text + blank[156:]
+
+
+def sized(size, kind=b"0"):
+    """The header of a file whose size is written like this."""
+    header = layer({"etc/a": b""})[:512]
+    return checked(header[:124] + size + header[136:156] + kind + header[157:])
+
+
+def members_of(tar):
+    """A tar file without its end."""
+    with tarfile.open(fileobj=io.BytesIO(tar)) as archive:
+        last = archive.getmembers()[-1]
+    return tar[: last.offset_data + -(-last.size // 512) * 512]
+
+
+def covering(rest):
+    """The header of a file that holds all of the rest."""
+    return sized(b"%011o\0" % len(rest))
+
+
+def said(about, name, *, path=None, again=None):
+    """A layer with one file, and what is said about it before. path: about all files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", pax_headers={"path": path} if path else None) as tar:
+        info = tarfile.TarInfo(name)
+        info.pax_headers = about
+        tar.addfile(info)
+    if again is None:
+        return out.getvalue()
+    return said(again, name)[:1024] + out.getvalue()
+
+
 BAD_IMAGES = {
     "no Ostraka": (saved([BASE]), "found: none"),
     "a link in the place of a file": (
@@ -546,7 +586,42 @@ BAD_IMAGES = {
     "a layer that ends early": (saved([OURS[: len(OURS) // 2]]), "no readable image"),
     "a layer of another compression": (saved([b"\x28\xb5\x2f\xfd" + bytes(99)]), "packed by zstd"),
     "a header for a name of gigabytes": (saved([long_header(2**33)]), "header that is too large"),
-    "headers without end": (saved([nested_headers()]), "recursion"),
+    "headers without end": (saved([nested_headers()]), "more than once what comes next"),
+    "a header at which Python ends": (
+        saved([OURS, checked(layer({"a": b""})[:512], at_end=False) + EVIL]),
+        "a header is not readable",
+    ),
+    "a header that is cut": (
+        saved([OURS, layer({"a": b""})[:512] + EVIL[:100]]),
+        "is not readable",
+    ),
+    "a size that Python takes for 0": (
+        saved([OURS, sized(b"\0" + b"%010o\0" % 512) + covering(EVIL) + EVIL]),
+        "of another kind",
+    ),
+    "a size below 0": (saved([OURS, sized(b"\xff" * 11 + b"\0") + EVIL]), "of another kind"),
+    "a file that may be a folder": (
+        saved([OURS, sized(b"%011o\0" % len(EVIL), kind=b"\0") + EVIL]),
+        "of another kind",
+    ),
+    "a header for all that come": (saved([OURS, said({}, FIELD, path="etc/a")]), "of another kind"),
+    "an empty name in place of the file's": (
+        saved([OURS, said({"path": ""}, FIELD)]),
+        "not clear",
+    ),
+    "a name that only Python reads": (
+        saved([OURS, said({"GNU.sparse.name": "etc/a"}, FIELD)]),
+        "not clear",
+    ),
+    "a folder that is a file": (saved([OURS, said({"path": "etc/a/"}, FIELD)]), "not clear"),
+    "a name that is said twice": (
+        saved([OURS, said({"path": "etc/a"}, FIELD, again={"path": FIELD})]),
+        "more than once what comes next",
+    ),
+    "one image by each of two manifests": (
+        oci([OURS]) | saved([OURS, EVIL]),
+        "another by its manifest.json",
+    ),
     "two images": (
         {"manifest.json": b'[{"Config": "a"}, {"Config": "b"}]'},
         "holds 2 images: save one",
@@ -566,6 +641,13 @@ BAD_IMAGES = {
         "holds 0 images",
     ),
 }
+
+
+def test_an_archive_that_has_a_manifest_twice_is_refused(tmp_path):
+    path = tmp_path / "image.tar"
+    first, second = layer(saved([OURS])), layer(saved([OURS, EVIL]))
+    path.write_bytes(members_of(first) + second)
+    assert "twice" in refusal(path)
 
 
 @pytest.mark.parametrize(("members", "message"), BAD_IMAGES.values(), ids=BAD_IMAGES)

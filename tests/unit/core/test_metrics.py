@@ -1,6 +1,7 @@
 """Levels, their mean, and what terms may ask for."""
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -90,3 +91,9 @@ def test_a_name_is_checked_even_where_the_terms_name_none():
 def test_an_integer_beyond_floats_is_no_number():
     with pytest.raises(ConfigError, match="examples is a finite number"):
         ALL.write({"loss": 0, "accuracy": 0, "examples": 10**400})
+
+
+def test_no_limit_that_terms_may_have_gives_an_infinite_mean():
+    most = sys.float_info.max
+    asked = ask(("loss",), loss=most, examples=1.0)
+    assert asked.mean([(1000,), (1000,)], 2) == Reported(2, loss=most)

@@ -147,6 +147,15 @@ BAD = {
     "a count below nothing": json.dumps(SAID | {"round": -1}),
     "a time that is none": json.dumps(SAID | {"started_at": float("nan")}),
     "a record that is none": json.dumps(SAID | {"worker_record": {"w": 3}}),
+    "a count that is no number of the machine's": json.dumps(SAID | {"bytes_in": 10**400}),
+    "a time that is none either": json.dumps(SAID | {"grace_s": 10**400}),
+    "a start before all time": json.dumps(SAID | {"started_at": -1e300}),
+    "stages whose sum is infinite": json.dumps(
+        SAID | {"history": [{"round": 1, "stages_s": {"measure": 1e308, "average": 1e308}}]}
+    ),
+    "a metric that is none": json.dumps(SAID | {"metrics": [{"round": 1, "loss": "low"}]}),
+    "half a character": json.dumps(SAID | {"phase": "\ud800"}),
+    "a list in a list, on and on": "[" * 100_000,
 }
 
 
@@ -157,10 +166,28 @@ def test_a_status_that_is_none_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("most", "top"), [(0.0, "1"), (0.3, "0.3"), (7.0, "8"), (0.026, "0.03"), (1234.0, "1500")]
+    ("most", "top"),
+    [(0.0, "1"), (5e-324, "1"), (0.3, "0.3"), (7.0, "8"), (0.026, "0.03"), (1234.0, "1500")],
 )
 def test_an_axis_ends_at_a_round_number(most, top):
     assert f">{top} s</text>" in stacked_bars("t", {1: {"a": most}}, ("a",))
+
+
+@pytest.mark.parametrize("extreme", [0, 5e-324, 1e-9, 1e15])
+def test_the_largest_and_the_least_that_a_service_may_tell_can_be_drawn(extreme):
+    """Else a lying host stops the thread that verifies, and the page shows what was true before."""
+    stages = {"measure": extreme, "average": extreme}
+    drawn = page.parts(
+        view(
+            history=[{"round": number, "stages_s": stages} for number in (1, 2)],
+            metrics=[{"round": 1, "loss": extreme, "accuracy": extreme, "examples": extreme}],
+            started_at=extreme,
+            deadline_in_s=extreme,
+            grace_s=extreme,
+            bytes_in=int(extreme),
+        )
+    )
+    assert page.whole(drawn).encode()
 
 
 def test_a_round_of_many_times_the_usual_length_flattens_no_other():

@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from typer.testing import CliRunner
@@ -15,7 +15,7 @@ from ostraka.cli import app
 from ostraka.dashboard import page
 from ostraka.dashboard.markup import Markup
 from ostraka.dashboard.server import MOST_CONNECTIONS, Listener, Serving, is_loopback
-from ostraka.dashboard.watching import View
+from ostraka.dashboard.watching import Observer, View
 from ostraka.errors import ConfigError
 
 PATIENCE_S = 120.0
@@ -269,3 +269,38 @@ def test_a_token_is_long_and_private(tmp_path):
     assert "others may use" in dashboard("--token-file", str(path)).stderr
     short = dashboard(OSTRAKA_DASHBOARD_TOKEN="")
     assert "OSTRAKA_DASHBOARD_TOKEN has 0 characters" in short.stderr
+
+
+SLOW = {
+    "says nothing": b"",
+    "begins a request": b"GET / HTTP/1.1\r\nHost: localho",
+    "begins another": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HT",
+    "begins a form": b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\ntok",
+}
+
+
+@pytest.mark.parametrize("said", SLOW.values(), ids=SLOW)
+def test_a_stranger_that_asks_for_nothing_does_not_keep_its_place(monkeypatch, said):
+    monkeypatch.setattr("ostraka.dashboard.server._SLOW_S", 0.2)
+    with (
+        serving(token=TOKEN) as (_, port),
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S) as near,
+        suppress(ConnectionResetError),
+    ):
+        near.sendall(said)
+        while near.recv(2**16):
+            pass
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_page_that_nothing_updates_ends(monkeypatch):
+    """It would show what was true before, as live."""
+
+    def fail(observer: Observer) -> None:
+        raise ArithmeticError
+
+    monkeypatch.setattr(Observer, "run", fail)
+    for name in ("read_identity", "read_policy"):
+        monkeypatch.setattr(f"ostraka.cli.dashboard.{name}", lambda path: None)
+    ended = dashboard("--listen", "127.0.0.1:0")
+    assert "The page of fl:7420 is at" in ended.stderr

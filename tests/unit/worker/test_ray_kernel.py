@@ -173,6 +173,37 @@ def test_a_driver_that_ends_fails_the_attempt_and_not_the_worker(monkeypatch):
         kernel.begin(2, "residues").total()
 
 
+# Says that it is connected, and then that a reply of this size is coming.
+BOASTING = (
+    FLEETING
+    + """
+import struct, time
+line.receive()
+for _ in range({replies}):
+    line.send(b'{{"failure": null, "why": ""}}')
+    line.send(b"")
+    line.receive(), line.receive()
+line.send(b'{{"failure": null, "why": ""}}')
+line._end.sendall(struct.pack(">Q", {size}))
+line.receive()
+"""
+)
+
+
+@pytest.mark.parametrize(("replies", "size"), [(0, 1), (1, 2 * 2 * 4 + 1), (1, 2**62)])
+def test_a_reply_that_is_too_long_is_not_waited_for(monkeypatch, replies, size):
+    """Who reaches the cluster can have the driver say anything."""
+    pytest.importorskip("ray", reason="needs ray: make test-env")
+    program = BOASTING.replace('{"nodes', '{{"nodes').replace('"actors": 1}', '"actors": 1}}')
+    program = program.format(replies=replies, size=size)
+    monkeypatch.setattr("ostraka.worker.ray_kernel._PROGRAM", program)
+    kernel = RayKernel(RayOptions())
+    running = kernel.begin(2, "residues")
+    with pytest.raises(ServiceError, match="has lost its Ray cluster"):
+        running.total()
+    kernel.close()
+
+
 NODES = [{"CPU": 4.0, "GPU": 2.0}, {"CPU": 8.0, "GPU": 1.0}, {"GPU": 8.0}, {"memory": 1.0}]
 WANTED: dict[str, Any] = {
     "as many as have a processor": ({}, 12),
