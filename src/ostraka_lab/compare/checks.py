@@ -1,12 +1,13 @@
 """Spot checks: some cells of a comparison again, through the services, for their first rounds.
 
-A run in the clear stands for Ostraka as long as both come to the same model. Which cells are
-checked is drawn from the comparison's seed, so that a second run checks the same ones.
+A run in the clear stands for Ostraka as long as both come to the same model in each round. Which
+cells are checked is drawn from the comparison's seed, so that a second run checks the same ones.
 """
 
 import json
-from collections.abc import Callable
-from contextlib import closing
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -14,19 +15,18 @@ import torch
 
 from ostraka.arrays import Float32
 from ostraka.errors import ServiceError
-from ostraka.model_file import read_model
 from ostraka_lab import baselines
 from ostraka_lab import run as over_services
 from ostraka_lab.baselines import PLAIN, Clear
 from ostraka_lab.compare import Cell, Comparison, write_json
 from ostraka_lab.experiment import Experiment
-from ostraka_lab.folder import RunFolder
+from ostraka_lab.folder import Records, RunFolder
 from ostraka_lab.task import load_task
 
 # The largest difference, as a part of the model's length. Masks round inner products, so weights
 # differ by some millionths; one update that is left out or kept wrongly makes some thousandths.
 ALLOWED = 1e-5
-_ROUNDS = 2  # Then training itself has made more of the rounding than aggregates differ by.
+_ROUNDS = 2
 _PURPOSE = 100  # of the random numbers, beside those of the experiment
 
 
@@ -79,13 +79,29 @@ def run(comparison: Comparison, *, tell: Callable[[str], None]) -> None:
 
 
 def _checked(cell: Cell) -> Check:
+    """Compare round by round: each in the clear begins with the model that the services came to.
+
+    Otherwise training would multiply what masks round, by hundreds with a convolutional network.
+    """
     experiment = _experiment(cell)
-    clear = _in_the_clear(cell, experiment)
-    off = np.linalg.norm(_over_services(cell, experiment) - clear.astype(np.float64))
-    length = np.linalg.norm(clear.astype(np.float64))
-    # NaN is no equality: a model that has run away has no length.
-    difference = float(off / length) if np.isfinite(off) and length else float("inf")
+    clear = Clear(load_task(experiment), baselines.rule(experiment, cell.defence))
+    difference = 0.0
+    for number, published in enumerate(_over_services(cell, experiment), 1):
+        before = clear.model
+        with _one_thread():
+            failed = clear.round(number).failure
+        difference = max(difference, _apart(published, clear.model))
+        clear.model = published
+        if not failed:
+            clear.last = np.subtract(published, before, dtype=np.float64)
     return Check(str(cell), experiment.rounds, difference)
+
+
+def _apart(published: Float32, clear: Float32) -> float:
+    length = np.linalg.norm(clear.astype(np.float64))
+    off = np.linalg.norm(published - clear.astype(np.float64))
+    # NaN is no equality: a model that has run away has no length.
+    return float(off / length) if np.isfinite(off) and length else float("inf")
 
 
 def _experiment(cell: Cell) -> Experiment:
@@ -102,26 +118,22 @@ def _experiment(cell: Cell) -> Experiment:
     )
 
 
-def _in_the_clear(cell: Cell, experiment: Experiment) -> Float32:
-    """The model (d,) after the last round."""
-    # As clients do: with more threads, sums have another order.
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As clients do: with more threads, sums have another order."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        clear = Clear(load_task(experiment), baselines.rule(experiment, cell.defence))
-        for _ in clear.rounds():
-            pass
+        yield
     finally:
         torch.set_num_threads(threads)
-    return clear.model
 
 
-def _over_services(cell: Cell, experiment: Experiment) -> Float32:
-    """The model (d,) after the last round."""
+def _over_services(cell: Cell, experiment: Experiment) -> Iterator[Float32]:
+    """The model (d,) after each round. A check that was interrupted begins anew."""
     folder = RunFolder(cell.comparison.root / "checks" / cell.name)
-    if not folder.experiment_file.exists():
-        over_services.found_run(folder, experiment, command=cell.comparison.command)
+    shutil.rmtree(folder.root, ignore_errors=True)
+    over_services.found_run(folder, experiment, command=cell.comparison.command)
     with closing(over_services.run(folder)) as rounds:
-        for _ in rounds:
-            pass
-    return read_model(folder.model)[1]
+        for each in rounds:
+            yield Records(folder.rounds).model(each.round)
