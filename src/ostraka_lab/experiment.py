@@ -346,10 +346,12 @@ class Experiment:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Experiment":
         """Read an experiment, ignoring other fields: a run's folder holds more than was asked for.
+        What runs of before do not have is as it was then.
 
         Raises ConfigError, KeyError or TypeError.
         """
-        given = {name: ({"app": None} | fields)[name] for name in cls.__dataclass_fields__}
+        known = {"app": None, "report_metrics": False} | fields
+        given = {name: known[name] for name in cls.__dataclass_fields__}
         return cls(**given | {"pre": None if given["pre"] is None else tuple(given["pre"])})
 
 
