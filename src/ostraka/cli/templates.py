@@ -121,9 +121,9 @@ _OPTIONS = {
 }
 
 _ADVICE = """\
-# Which rule? ostraka init --advise asks five questions, and docs/choosing-a-rule.md has the tables:
-# rule = "flame" had the best worst case of all that trust nobody, and where data differ and one
-# client can be trusted, such as your own, rule = "fltrust" with root = "its name"."""
+# Which rule? ostraka init --advise asks five questions, and docs/choosing-a-rule.md has the tables.
+# There "flame" had the best worst case of all that trust nobody, and "fltrust" where data differ
+# and one client can be trusted, such as your own (root = "its name")."""
 
 _OBSERVERS = """\
 # Observers see the status with its names, and nothing else: ostraka dashboard. They are the
