@@ -366,7 +366,7 @@ def test_reports_and_their_mean_by_hand():
     (receipt,) = (each for each in WRITTEN["messages"] if each["name"] == "Receipt")
     assert receipt["inputs"]["fields"]["metrics"] == {
         "clients": 2,
-        "loss": 10 * (31 + 1000) / 2000,
+        "loss": 10 * ((31 + 1000) / 2000),
         "accuracy": (750 + 500) / 2000,
         "examples": None,
     }
