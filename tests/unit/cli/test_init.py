@@ -195,7 +195,7 @@ def test_init_recommends_rules_in_the_file(tmp_path, monkeypatch):
     assert run("init fed --clients 5 --f 1 --dimension 9").exit_code == 0
     text = (tmp_path / "fed" / "federation.toml").read_text()
     # What is recommended works as it is written there.
-    for advised in ('"flame" had', '"fltrust" where', '(root = '):
+    for advised in ('"flame" had', '"fltrust" where', "(root = "):
         assert advised in text
     assert run("init other --rule flame").exit_code == 0
     assert run("init trust --rule fltrust --root client-1").exit_code == 0
