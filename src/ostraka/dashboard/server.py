@@ -1,4 +1,4 @@
-"""Serves the page: one picture for all, pushed to whoever listens.
+"""Serves the page: one picture for all, pushed to all listeners.
 
 It answers GET, and the POST of the form that asks for the token; it has no way to say anything to
 the federation. A listener gets the newest picture when it is ready for one, so that a slow one

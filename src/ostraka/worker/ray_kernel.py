@@ -121,7 +121,7 @@ class ActorReady:
 
 @dataclass(frozen=True)
 class AwaitingActors:
-    """An event: no actor is ready, and the cluster has so many seconds to start one."""
+    """An event: no actor is ready, and the cluster has this many seconds to start one."""
 
     seconds: float
 
@@ -146,7 +146,7 @@ class Line:
         self._end.sendall(frame)
 
     def receive(self, most: int | None = None) -> bytearray:
-        """Waits for a frame, of at most so many bytes if that is said: the line ends otherwise.
+        """Waits for a frame, of at most this many bytes if that is said: the line ends otherwise.
 
         Raises EOFError or OSError if the other end is gone.
         """
@@ -157,7 +157,7 @@ class Line:
         return self._read(size)
 
     def close(self) -> None:
-        """Wakes whoever waits at either end."""
+        """Wakes what waits at either end."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
