@@ -42,7 +42,9 @@ def dashboard(
     ] = None,
     unsafe_no_token: Annotated[
         bool,
-        typer.Option("--unsafe-no-token", help="Show the page to anybody who reaches this address."),
+        typer.Option(
+            "--unsafe-no-token", help="Show the page to anybody who reaches this address."
+        ),
     ] = False,
     open_browser: Annotated[
         bool, typer.Option("--open", help="Open the page in a browser, if there is a screen.")
