@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -21,6 +22,7 @@ DEFAULT_TILE = 65_536  # 16,384 are as fast on one thread and up to twice as slo
 MAX_TILE = 2**18
 MAX_PIECE_VALUES = 4 * 2**20  # clients x piece: what passes hold of all updates at one time
 BLOCK_VALUES = 16  # pieces begin where a block of the cipher does, even with one byte a value
+LEAF_VALUES = 16_384  # of a model, that are hashed together; shards meet between two of them
 MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
 
 MAX_DIMENSION = 2**40
@@ -102,6 +104,64 @@ class Tiling:
     def part(self, index: int) -> slice:
         start = index * self.tile
         return slice(start, start + self.size(index))
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive values of an update: those that one shard owns, in whole tiles.
+
+    start: the first one. length: how many. tile: how they are cut for sealing.
+    """
+
+    start: int
+    length: int
+    tile: int
+
+    @property
+    def tiling(self) -> Tiling:
+        """How they are cut into what is sealed together."""
+        return Tiling(self.length, self.tile)
+
+    @property
+    def first(self) -> int:
+        """The number of its first tile in the update."""
+        return self.start // self.tile
+
+    @property
+    def part(self) -> slice:
+        """Where they are in the update."""
+        return slice(self.start, self.start + self.length)
+
+
+def cut_into_spans(tiling: Tiling, count: int) -> tuple[Span, ...]:
+    """An update, cut for this many shards as evenly as tiles and the leaves of a model's digest
+    allow. Raises ConfigError if some would have nothing.
+    """
+    unit = math.lcm(tiling.tile, LEAF_VALUES)
+    units = -(-tiling.length // unit)
+    if not 1 <= count <= units and count != 1:
+        raise ConfigError(
+            f"an update of {tiling.length} values in tiles of {tiling.tile} has {units} parts of "
+            f"{unit} values, and cannot be cut for {count} shards: take fewer shards, or a tile "
+            f"of {LEAF_VALUES} (terms.tile)"
+        )
+    edges = [min(tiling.length, units * each // count * unit) for each in range(count + 1)]
+    return tuple(
+        Span(start, stop - start, tiling.tile)
+        for start, stop in zip(edges, edges[1:], strict=False)
+    )
+
+
+def spans_from(tiling: Tiling, first: Sequence[int]) -> tuple[Span, ...]:
+    """The spans that begin with these tiles. Raises ConfigError unless they are all of them."""
+    edges = (*first, tiling.count)
+    if edges[0] != 0 or any(one >= other for one, other in zip(edges, edges[1:], strict=False)):
+        raise ConfigError(f"{tiling.count} tiles are not cut by {list(first)[:16]}")
+    values = [min(edge * tiling.tile, tiling.length) for edge in edges]
+    return tuple(
+        Span(start, stop - start, tiling.tile)
+        for start, stop in zip(values, values[1:], strict=False)
+    )
 
 
 @dataclass(frozen=True)
@@ -227,6 +287,11 @@ class Terms:
     def tiling(self) -> Tiling:
         """How an update is cut into what is sealed together."""
         return Tiling(self.dimension, self.tile)
+
+    @cached_property
+    def span(self) -> Span:
+        """All values of an update."""
+        return Span(0, self.dimension, self.tile)
 
     @property
     def measured(self) -> int:
@@ -424,8 +489,13 @@ def require_sketches(clients: int, columns: int) -> None:
         )
 
 
-def default_tile(dimension: int) -> int:
-    """The default tile, or the smallest power of two that holds the whole of a short update."""
+def default_tile(dimension: int, shards: int = 1) -> int:
+    """The default tile, or the smallest power of two that holds the whole of a short update.
+
+    shards: tiles are short enough for this many, if leaves of a model are.
+    """
+    if shards > 1:
+        dimension = max(LEAF_VALUES, 1 << (dimension // shards).bit_length() - 1)
     return min(DEFAULT_TILE, 1 << (dimension - 1).bit_length())
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from ostraka import merkle
 from ostraka.arrays import Float32, is_frozen
-from ostraka.config import Federation
+from ostraka.config import LEAF_VALUES, Federation
 from ostraka.core.metrics import Reported
 from ostraka.encoding import Digest, Id, Key, Length, Payload, Signature, pack
 
@@ -39,10 +39,11 @@ SIMULATION = "simulation"  # evidence that proves nothing but that the protocol 
 IN_PROCESS = "in-process"  # no evidence: the client runs the enclave in its own process
 
 _GENESIS = b"ostraka/genesis/v1"
-_VECTOR = b"ostraka/vector/v1"
-_LEAF_VALUES = 65_536
+_VECTOR = b"ostraka/vector/v2"
 
 Run: TypeAlias = Callable[[Callable[[int], bytes], Iterable[int]], Iterable[bytes]]
+
+_TOGETHER = 8  # leaves that one thread hashes at a time
 
 # A model is named in a receipt, when it is stored, in the next offer, and when clients ask for it.
 _named: deque[tuple[ref[Float32], bytes]] = deque(maxlen=8)
@@ -51,34 +52,56 @@ _named: deque[tuple[ref[Float32], bytes]] = deque(maxlen=8)
 def vector_digest(vector: Float32, run: Run = map) -> bytes:
     """The name of a model or an aggregate (d,) in other messages.
 
-    SHA-256 of a label, d, and the root of the tree over its tiles of 65,536 values: so a tile can
-    be checked without the others. It is computed once for an array that is frozen, and each time
-    for one that can be written to. run: a `map` that may hash tiles in parallel.
+    SHA-256 of a label, d, and the root of the tree over parts of 16,384 values: so a part can be
+    checked without the others, and shards can each make their own. It is computed once for an array
+    that is frozen, and each time for one that can be written to. run: a `map` that may hash in
+    parallel.
     """
     if not is_frozen(vector):
-        return _vector_digest(vector, run)
+        return joined_digest(len(vector), vector_leaves(vector, run))
     for known, name in tuple(_named):
         if known() is vector:
             return name
-    name = _vector_digest(vector, run)
+    name = joined_digest(len(vector), vector_leaves(vector, run))
     _named.append((ref(vector), name))
     return name
 
 
-def _vector_digest(vector: Float32, run: Run) -> bytes:
+def note_digest(vector: Float32, name: bytes) -> None:
+    """Note the name of a frozen array whose leaves were just joined, so that nobody hashes it."""
+    if is_frozen(vector):
+        _named.append((ref(vector), name))
+
+
+def vector_leaves(vector: Float32, run: Run = map) -> tuple[bytes, ...]:
+    """The leaves of a vector, or of a part of one that begins where a leaf does."""
     values = vector.data
+    starts = range(0, len(values), _TOGETHER * LEAF_VALUES)
 
-    def leaf(start: int) -> bytes:
-        return merkle.leaf(values[start : start + _LEAF_VALUES])
+    def leaves(start: int) -> bytes:
+        stop = min(len(values), start + _TOGETHER * LEAF_VALUES)
+        each = range(start, stop, LEAF_VALUES)
+        return b"".join(merkle.leaf(values[at : min(at + LEAF_VALUES, stop)]) for at in each)
 
-    leaves = tuple(run(leaf, range(0, len(values), _LEAF_VALUES)))
-    length = len(values).to_bytes(8, "big")
-    return hashlib.sha256(pack(_VECTOR, length, merkle.root(leaves))).digest()
+    hashes = b"".join(run(leaves, starts))
+    size = merkle.HASH_BYTES
+    return tuple(hashes[at : at + size] for at in range(0, len(hashes), size))
+
+
+def joined_digest(length: int, leaves: Sequence[bytes]) -> bytes:
+    """The name of a vector of this length whose leaves these are, whoever made them."""
+    return hashlib.sha256(pack(_VECTOR, length.to_bytes(8, "big"), merkle.root(leaves))).digest()
 
 
 def first_model(federation: Federation) -> bytes:
     """The digest of the model that the first round starts from."""
-    return federation.initial or vector_digest(np.zeros(federation.terms.dimension, "<f4"))
+    if federation.initial:
+        return federation.initial
+    # All leaves of zeros are equal but the last, so nothing as long as the model is made.
+    whole, rest = divmod(federation.terms.dimension, LEAF_VALUES)
+    zeros = np.zeros(LEAF_VALUES, "<f4")
+    leaves = vector_leaves(zeros) * whole + (vector_leaves(zeros[:rest]) if rest else ())
+    return joined_digest(federation.terms.dimension, leaves)
 
 
 @dataclass(frozen=True)
@@ -130,7 +153,7 @@ class Evidence:
 class RoundOffer:
     """The enclave opens a round. The client checks it, trains, and seals its update to `key`."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/round-offer/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/round-offer/v3"
 
     number: int
     round_id: Id
@@ -138,6 +161,7 @@ class RoundOffer:
     previous: Digest  # of the receipt before this round
     model: Digest  # the global model that clients train from
     key: HybridKey
+    shards: tuple[int, ...]  # the first tile of each: all up to the next one's are sealed to it
     signature: Signature
 
 

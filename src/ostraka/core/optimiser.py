@@ -9,6 +9,7 @@ downhill. FedAdam is that of Reddi et al. 2021 (adaptive federated optimization)
 correction.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -79,6 +80,30 @@ def keeping_last(state: ServerState, keep: bool) -> ServerState:
     if keep == (state.last is not None):
         return state
     return replace(state, last=np.zeros_like(state.model) if keep else None)
+
+
+def joined(parts: Sequence[ServerState]) -> ServerState:
+    """Returns the state whose consecutive parts these are, with a frozen model."""
+    model = np.concatenate([part.model for part in parts])
+    freeze(model)
+    moments = zip(*(part.moments for part in parts), strict=True)
+    lasts = [part.last for part in parts if part.last is not None]
+    return ServerState(
+        model,
+        tuple(np.concatenate(each) for each in moments),
+        np.concatenate(lasts) if lasts else None,
+    )
+
+
+def part_of(state: ServerState, part: slice) -> ServerState:
+    """Returns the state of some values, with a frozen model of its own."""
+    model = state.model[part].copy()
+    freeze(model)
+    return ServerState(
+        model,
+        tuple(moment[part].copy() for moment in state.moments),
+        None if state.last is None else state.last[part].copy(),
+    )
 
 
 def frozen(state: ServerState) -> ServerState:

@@ -2,9 +2,12 @@
 
     header  = signed(federation, round, round key, client, upload, manifest, d, tile size and count,
                      HPKE(key, stated norm, step, report))
-    tile_i  = AES-256-GCM(key, nonce = i, additional data = SHA-256(header without HPKE, signature))
+    key_s   = HKDF-SHA256(key, label, bound, the first and the number of the tiles of shard s)
+    tile_i  = AES-256-GCM(key_s, nonce = i, additional data = bound)
+    bound   = SHA-256(header without HPKE, signature)
 
-A key seals one upload. A resumed upload sends the same bytes, and changed content is a new upload
+An enclave without shards is the only one, and has all tiles. A shard is given the key of its own
+tiles, and no other. A key seals one upload. A resumed upload sends the same bytes, and changed content is a new upload
 under a new key: reusing a key would show the XOR of two updates. `Sealing` holds the update
 and its key, and seals each tile when it is sent: GCM gives the same bytes for the same values, and
 the tag that is kept of each tile tells whether they are the same. `SealedUpdate` holds the bytes.
@@ -13,7 +16,8 @@ the tag that is kept of each tile tells whether they are the same. `SealedUpdate
 import hashlib
 import os
 import struct
-from dataclasses import dataclass, replace
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
 from hmac import compare_digest
 from typing import Protocol
 
@@ -23,9 +27,11 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ostraka.arrays import AnyArray, Buffer, Float32
-from ostraka.config import Terms, Tiling
+from ostraka.config import Span, Terms, Tiling, spans_from
 from ostraka.core.metrics import Values
 from ostraka.core.uploads import Encoded
 from ostraka.crypto import hpke
@@ -33,12 +39,13 @@ from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy, HybridKey
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.stream import SecretStream
-from ostraka.encoding import UNSIGNED, encode
+from ostraka.encoding import UNSIGNED, encode, pack
 from ostraka.errors import ConfigError, LocalProtocolError, OpenError
 from ostraka.messages import RoundOffer, UpdateHeader, UpdateTile
 
 _ID_BYTES = 32
 _FIRST_BLOCK, _BLOCK_BYTES = 2, 16
+_RANGE = b"ostraka/upload-range/v1"
 _SECRET = struct.Struct(">32sdd")  # the AES key, the stated norm and the step; then the report
 
 
@@ -64,18 +71,22 @@ class SealedUpdate:
 
 
 class Sealing:
-    """An upload whose tiles are sealed one at a time, as they are sent. For one thread only.
+    """An upload whose tiles are sealed one at a time, as they are sent. One thread for each shard.
 
     It reads the values (d,) where they are, which must not change until the upload is complete.
     """
 
-    def __init__(self, header: UpdateHeader, values: AnyArray, key: bytes, tiling: Tiling) -> None:
+    def __init__(
+        self, header: UpdateHeader, values: AnyArray, key: "UploadKey", spans: tuple[Span, ...]
+    ) -> None:
         self.header = header
+        self.spans = spans
         self._raw = np.ascontiguousarray(values).data.cast("B")
         self._value_bytes = values.itemsize
-        self._cipher = AESGCM(key)
-        self._bound = tile_context(header)
-        self._tiling = tiling
+        self._ciphers = [AESGCM(key.of(span)) for span in spans]
+        self._first = [span.first for span in spans]
+        self._bound = key.bound
+        self._tiling = Tiling(len(values), spans[0].tile)
         self._tags: dict[int, bytes] = {}
 
     def __repr__(self) -> str:
@@ -94,7 +105,8 @@ class Sealing:
         part, each = self._tiling.part(index), self._value_bytes
         values = self._raw[each * part.start : each * part.stop]
         size = len(values) + TAG_BYTES
-        self._cipher.encrypt_into(nonce(index), values, self._bound, out[:size])
+        cipher = self._ciphers[bisect_right(self._first, index) - 1]
+        cipher.encrypt_into(nonce(index), values, self._bound, out[:size])
         tag = bytes(out[size - TAG_BYTES : size])
         if not compare_digest(tag, self._tags.setdefault(index, tag)):
             out[:size] = bytes(size)  # Two seals of one key and nonce must not both be seen.
@@ -131,13 +143,28 @@ class Sealed(Protocol):
         ...
 
 
-class TileOpener:
-    """Opens the tiles of one upload, inside the enclave."""
+@dataclass(frozen=True)
+class UploadKey:
+    """What the header of one upload seals: the keys of all its tiles follow from it."""
 
-    def __init__(self, key: bytes, context: bytes) -> None:
+    key: bytes = field(repr=False)
+    bound: bytes
+
+    def of(self, span: Span) -> bytes:
+        """The key of one shard's tiles. It tells nothing of the others."""
+        tiles = span.first.to_bytes(8, "big"), span.tiling.count.to_bytes(8, "big")
+        info = pack(_RANGE, self.bound, *tiles)
+        return HKDF(SHA256(), KEY_BYTES, salt=None, info=info).derive(self.key)
+
+
+class TileOpener:
+    """Opens the tiles of one upload, inside the enclave. first: the number of its tile 0."""
+
+    def __init__(self, key: bytes, context: bytes, first: int = 0) -> None:
         self._cipher = AESGCM(key)
         self._keystream = AES(key)
         self._context = context
+        self._first = first
 
     def __repr__(self) -> str:
         return "TileOpener(<secret>)"
@@ -146,7 +173,8 @@ class TileOpener:
         """Opens tile `index` into a reused buffer. Raises OpenError and then leaves zeros there."""
         try:
             # This does not call `aead.open_into`, because tiles are opened by the million.
-            self._cipher.decrypt_into(nonce(index), ciphertext, self._context, as_bytes(out))
+            number = nonce(self._first + index)
+            self._cipher.decrypt_into(number, ciphertext, self._context, as_bytes(out))
         except (InvalidTag, ValueError):
             out.fill(0)
             raise OpenError("tile") from None
@@ -161,7 +189,7 @@ class TileOpener:
         if len(ciphertext) != out.nbytes:
             raise OpenError("tile")
         block = _FIRST_BLOCK + start // _BLOCK_BYTES
-        counter = CTR(nonce(index) + block.to_bytes(4, "big"))
+        counter = CTR(nonce(self._first + index) + block.to_bytes(4, "big"))
         Cipher(self._keystream, counter).decryptor().update_into(ciphertext, as_bytes(out))
 
 
@@ -213,23 +241,34 @@ def seal(  # one upload, from the update to the bytes that leave the client
     key = entropy(KEY_BYTES)
     secret = _SECRET.pack(key, update.norm, update.step) + report
     header = replace(blank, sealed_key=hpke.seal(offer.key, secret, info=context(blank)))
-    return Sealing(identity.sign(header), values, key, terms.tiling)
+    upload_key = UploadKey(key, tile_context(header))
+    return Sealing(
+        identity.sign(header), values, upload_key, spans_from(terms.tiling, offer.shards)
+    )
 
 
-def open_header(
-    header: UpdateHeader, key: HybridKey, report: int = 0
-) -> tuple[TileOpener, float, float, bytes]:
-    """Returns the opener of this upload's tiles, its stated norm, its step and its report.
+@dataclass(frozen=True)
+class Opened:
+    """What the enclave finds in a header: the key, the stated norm, the step and the report."""
 
-    report: the bytes of a report under these terms. Raises OpenError.
+    key: UploadKey = field(repr=False)
+    norm: float = field(repr=False)
+    step: float = field(repr=False)
+    report: bytes = field(repr=False)
+
+
+def open_header(header: UpdateHeader, key: HybridKey, report: int = 0) -> Opened:
+    """Opens what a header seals. report: the bytes of a report under these terms. Raises OpenError.
+
+    Nothing of it was checked against the terms.
     """
     bound = context(header)
     secret = key.open(header.sealed_key, info=bound)
     if len(secret) != _SECRET.size + report:
         raise OpenError("sealed key")
-    tile_key, norm, step = _SECRET.unpack_from(secret)
-    opener = TileOpener(tile_key, hashlib.sha256(bound).digest())
-    return opener, norm, step, secret[_SECRET.size :]
+    upload_key, norm, step = _SECRET.unpack_from(secret)
+    opened = UploadKey(upload_key, hashlib.sha256(bound).digest())
+    return Opened(opened, norm, step, secret[_SECRET.size :])
 
 
 def context(header: UpdateHeader) -> bytes:

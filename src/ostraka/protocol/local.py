@@ -7,8 +7,11 @@ protects no one from the process that it runs in.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from ostraka.arrays import Buffer
-from ostraka.config import Federation, Member, Terms
+from ostraka.config import Federation, Member, Terms, cut_into_spans
+from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
@@ -28,8 +31,20 @@ from ostraka.messages import (
 )
 from ostraka.protocol import host
 from ostraka.protocol.confirm import Ballot
-from ostraka.protocol.enclave import Cohort, Enclave, Intake, Memory, Proposed, Threads
-from ostraka.protocol.host import Host
+from ostraka.protocol.enclave import (
+    Cohort,
+    Enclave,
+    Intake,
+    Memory,
+    Part,
+    Proposed,
+    Shard,
+    ShardRound,
+    Threads,
+)
+from ostraka.protocol.enclave.cohort import RoundContext
+from ostraka.protocol.enclave.shard import square_of
+from ostraka.protocol.host import Host, OwnColumns
 from ostraka.protocol.worker import Worker
 
 _ID_BYTES = 32
@@ -54,11 +69,77 @@ class InMemory:
 
 
 @dataclass
+class LocalShard:
+    """A shard in the lead's process. workers: by name, as they know this shard."""
+
+    shard: Shard
+    workers: dict[str, host.Worker]
+    memory: Memory = field(default_factory=Memory)
+    _spool: InMemory = field(default_factory=InMemory)
+    _round: ShardRound | None = None
+
+    @property
+    def last_square(self) -> float:
+        return square_of(optimiser.keeping_last(self.shard.state, keep=True)) or 0.0
+
+    def open(self, context: RoundContext) -> Part:
+        """Its part of a round of the lead."""
+        if self._round is not None:
+            self._round.part.stop()
+        self._spool.clear()
+        self.shard.federation = context.federation
+        self._round = self.shard.open_round(
+            context.number, context.round_id, self.memory, self._spool
+        )
+        return self._round.part
+
+    def close(
+        self, cohort: Cohort, threads: Threads, tell: Callable[[Event], None]
+    ) -> host.Columns:
+        """Its columns of the cohort. What it finds out about a row, the lead's cohort knows."""
+        if self._round is None:
+            raise LocalProtocolError("no round is open")
+        own = self._round.close([(row.client, row.upload_id) for row in cohort.rows])
+        shared = replace(own, standing=cohort.standing)
+        return OwnColumns(shared, threads, self.workers, tell)
+
+
+def _staffed(
+    staff: dict[str, Identity], receipt_key: bytes, entropy: Entropy
+) -> dict[str, host.Worker]:
+    """Workers that serve the enclave of this key."""
+    return {
+        name: Worker(identity, receipt_key=receipt_key, entropy=entropy)
+        for name, identity in staff.items()
+    }
+
+
+def _shards(
+    federation: Federation,
+    count: int,
+    state: ServerState | None,
+    staff: dict[str, Identity],
+    entropy: Entropy,
+) -> list[LocalShard]:
+    terms = federation.terms
+    if state is None:
+        state = optimiser.start(np.zeros(terms.dimension, np.float32), terms.optimiser)
+    shards = []
+    for span in cut_into_spans(terms.tiling, count):
+        identity = Identity.generate(entropy)
+        part = optimiser.part_of(state, span.part)
+        shard = Shard(federation, identity, span, part, entropy)
+        shards.append(LocalShard(shard, _staffed(staff, identity.public, entropy)))
+    return shards
+
+
+@dataclass
 class LocalFederation:
     """Rounds of one federation: `open` a round, `take` uploads, `finish` it, `confirm`, `release`.
 
     workers: by name; spares beyond those that the terms ask for take over from one that fails.
-    tell: takes what an operator may see. memory: for the rows of a round.
+    tell: takes what an operator may see. memory: for the rows of a round. shards: who have the
+    model and the values of updates; none if the enclave itself has them.
     """
 
     authority: Identity = field(repr=False)
@@ -73,6 +154,7 @@ class LocalFederation:
     memory: Memory = field(default_factory=Memory)
     _ballot: Ballot | None = None
     _spool: InMemory = field(default_factory=InMemory)
+    shards: list["LocalShard"] = field(default_factory=list)
 
     @classmethod
     def found(
@@ -87,11 +169,12 @@ class LocalFederation:
         evidence: str = IN_PROCESS,
         threads: Threads | None = None,
         tell: Callable[[Event], None] = lambda event: None,
+        shards: int = 1,
     ) -> "LocalFederation":
         """Draw keys for the authority, the enclave and the workers. Raises ConfigError.
 
         spares: workers beyond those that the terms ask for. state: what the first round starts
-        from; a model of zeros unless given.
+        from; a model of zeros unless given. shards: among how many the values are divided.
         """
         count = 0 if terms.inside else terms.workers + spares
         staff = {f"{WORKER}{number}": Identity.generate(entropy) for number in range(1, count + 1)}
@@ -106,14 +189,23 @@ class LocalFederation:
             witnesses=tuple(witnesses),
         )
         enclave = Enclave(
-            federation, Identity.generate(entropy), state=state, evidence=evidence, entropy=entropy
+            federation,
+            Identity.generate(entropy),
+            state=state if shards == 1 else None,
+            evidence=evidence,
+            leads=shards > 1,
+            entropy=entropy,
         )
-        workers: dict[str, host.Worker] = {
-            name: Worker(identity, receipt_key=enclave.receipt_key, entropy=entropy)
-            for name, identity in staff.items()
-        }
         charter = authority.sign(Charter(federation, UNSIGNED))
-        return cls(authority, enclave, workers, [charter], threads or Threads(), tell)
+        return cls(
+            authority,
+            enclave,
+            _staffed(staff, enclave.receipt_key, entropy),
+            [charter],
+            threads or Threads(),
+            tell,
+            shards=_shards(federation, shards, state, staff, entropy) if shards > 1 else [],
+        )
 
     @property
     def federation(self) -> Federation:
@@ -137,7 +229,17 @@ class LocalFederation:
         if self._intake is not None:
             self._intake.stop()  # Both have the same memory.
         self._spool.clear()
-        self._intake = self.enclave.open_round(self.memory, self._spool)
+        if self.shards:
+            spans = [each.shard.span for each in self.shards]
+            needed = self.terms.composition.needs_last
+            squares = [each.last_square for each in self.shards] if needed else []
+            self._intake = self.enclave.lead_round(
+                spans,
+                lambda number, context: self.shards[number].open(context),
+                sum(squares) if needed else None,
+            )
+        else:
+            self._intake = self.enclave.open_round(self.memory, self._spool)
         return self._intake.offer
 
     @property
@@ -163,6 +265,7 @@ class LocalFederation:
             threads=self.threads,
             workers=self.workers,
             tell=self.tell,
+            shards=[each.close(cohort, self.threads, self.tell) for each in self.shards],
         )
 
     def finish(self) -> Ballot:
@@ -200,7 +303,9 @@ class LocalFederation:
         proposed = self.proposed
         pending = proposed.pending
         certified = Certified(pending.receipt, self.ballot.certificate(pending.salt))
-        self.enclave.follow(certified, proposed.state)
+        self.enclave.follow(certified, None if self.shards else proposed.state)
+        for shard, part in zip(self.shards, proposed.slices, strict=False):
+            shard.shard.state = part.state
         self.published.append(certified)
         self._intake = None
         self._spool.clear()

@@ -99,6 +99,7 @@ def run_round(
     disclose_values: bool = False,
     upload: str = uploads.DEFAULT,
     metrics: Sequence[Values | None] | None = None,
+    shards: int = 1,
     entropy: Entropy | None = None,
     **options: float | str | None,
 ) -> RoundResult:
@@ -115,7 +116,8 @@ def run_round(
     averaging; the result does not depend on it. disclose_values: allow a rule whose aggregate holds
     single values of single clients. upload: the format that rows are sent in, such as "int8".
     metrics: what each client reports, by name, or None for one that does not; all who report have
-    the same names, and the receipt has the means. entropy: a source of secret bytes, called with a
+    the same names, and the receipt has the means. shards: among how many enclaves the values of
+    an update are divided. entropy: a source of secret bytes, called with a
     count (None: the OS).
     """
     rows, manifest = _as_rows(updates)
@@ -137,13 +139,15 @@ def run_round(
         upload=upload,
         report_metrics=_named_metrics(metrics, n),
         distances="workers" if distances == "auto" else distances,
-        tile=default_tile(d),
+        tile=default_tile(d, _whole("shards", shards)),
     )
     if distances == "auto" and not terms.inside:
         choice = calibration.load().choose(n, terms.measured, terms.workers)
         terms = replace(terms, distances=choice.distances)
         log.append(events.DistancesChosen(str(choice)))
-    parties = enrol(terms, clients=n, entropy=entropy or os.urandom)
+    parties = enrol(
+        terms, clients=n, shards=_whole("shards", shards), entropy=entropy or os.urandom
+    )
     if masking == "gaussian" and not terms.inside:
         warnings.warn(LeakyMasking(), stacklevel=2)
     with lend_threads(_whole("threads", threads)) as lent:
@@ -213,11 +217,18 @@ def _named_metrics(metrics: Sequence[Values | None] | None, n: int) -> tuple[str
     return tuple(next((each for each in metrics or () if each is not None), ()))
 
 
-def enrol(terms: Terms, *, clients: int, spares: int = 0, entropy: Entropy = os.urandom) -> Parties:
+def enrol(
+    terms: Terms,
+    *,
+    clients: int,
+    spares: int = 0,
+    shards: int = 1,
+    entropy: Entropy = os.urandom,
+) -> Parties:
     """Identities for everyone, and the federation that pins them."""
     members = {f"client-{row}": Identity.generate(entropy) for row in range(clients)}
     roster = [Member(name, identity.public) for name, identity in members.items()]
-    local = LocalFederation.found(terms, roster, spares=spares, entropy=entropy)
+    local = LocalFederation.found(terms, roster, spares=spares, shards=shards, entropy=entropy)
     return Parties(
         local,
         [

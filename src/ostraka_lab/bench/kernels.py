@@ -23,7 +23,7 @@ from ostraka.crypto import identity
 from ostraka.crypto.masks import mask_tile
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError
-from ostraka.protocol.enclave import Inside
+from ostraka.protocol.enclave import Inside, gather
 from ostraka.protocol.enclave.encoders import LeadingGram
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
 from ostraka_lab.bench.machine import Stopwatch, available_bytes
@@ -128,7 +128,7 @@ def sketch_inside(load: Workload, clock: Stopwatch) -> None:
 
 def second_pass(load: Workload, clock: Stopwatch) -> None:
     attempt = load.attempt("exact", sketch=True)
-    measured = Inside(attempt.cohort, load.threads).measure()
+    measured = gather(attempt.cohort, [Inside(attempt.cohort, load.threads).measure()])
     with clock:
         attempt.host(clock).finish(attempt.cohort, measured)
 

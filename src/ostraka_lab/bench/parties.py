@@ -38,12 +38,12 @@ from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.stream import SecretStream
-from ostraka.crypto.updates import SealedUpdate, TileOpener, tile_context
-from ostraka.errors import ConfigError
+from ostraka.crypto.updates import SealedUpdate, TileOpener, UploadKey, tile_context
+from ostraka.errors import ConfigError, LocalProtocolError
 from ostraka.messages import IN_PROCESS, RoundOffer, UpdateHeader
 from ostraka.protocol.client import Client
-from ostraka.protocol.enclave import Cohort, Enclave, Intake, Memory, Threads
-from ostraka.protocol.enclave.arrival import Arrivals
+from ostraka.protocol.confirm import leaf
+from ostraka.protocol.enclave import Arrivals, Begun, Cohort, Enclave, Intake, Memory, Threads
 from ostraka.protocol.enclave.cohort import Publication, RoundContext, Row, Standing
 from ostraka.protocol.enclave.keeping import Keeping
 from ostraka.protocol.host import Host
@@ -237,7 +237,7 @@ class Workload:
             Threads(threads, ThreadPoolExecutor(threads).map) if threads > 1 else Threads()
         )
         self.headers: list[UpdateHeader] = []
-        self._norms: list[float] = []
+        self._begun: list[Begun] = []
         self._openers: list[TileOpener] = []
         self._tiles: list[list[Buffer]] = [[] for _ in range(self.tiling.count)]
         self._memory = Memory(clients * dimension * _UPDATE_BYTES)
@@ -287,13 +287,17 @@ class Workload:
         parties = cast(self.clients, self.dimension, masking="none", sketch=sketch)
         keeping = Keeping(parties.federation, self._memory, None, os.urandom)
         arrivals = Arrivals(_context(parties), keeping)
-        each = zip(self.headers, self._openers, self._norms, strict=True)
-        begun = [arrivals.begin(header, opener, norm, step=0) for header, opener, norm in each]
+        for begun in self._begun:
+            arrivals.begin(begun)
+        uploads_ = [(each.client, each.upload_id) for each in self._begun]
         with clock:
-            for row, arrival in enumerate(begun):
+            for row, upload in enumerate(uploads_):
+                arrival = arrivals.upload(*upload)
+                if arrival is None:
+                    raise LocalProtocolError("an upload was lost")
                 for index, tiles in enumerate(self._tiles):
                     arrival.take(index, tiles[row])
-        self.rows = tuple(arrival.row for arrival in begun)
+        self.rows = arrivals.rows(uploads_)
         return self.rows
 
     def attempt(self, masking: str, *, sketch: bool = False) -> "Attempt":
@@ -314,8 +318,18 @@ class Workload:
             for tile in upload.tiles:
                 self._tiles[tile.index].append(tile.ciphertext)
             self.headers.append(upload.header)
-            self._norms.append(uploads.norm(values))
-            self._openers.append(TileOpener(_upload_key(row), tile_context(upload.header)))
+            key = UploadKey(_upload_key(row), tile_context(upload.header))
+            begun = Begun(
+                client=upload.header.client,
+                upload_id=upload.header.upload_id,
+                header=leaf(upload.header),
+                norm=uploads.norm(values),
+                step=0.0,
+                key=key.of(self.parties.terms.span),
+                bound=key.bound,
+            )
+            self._begun.append(begun)
+            self._openers.append(TileOpener(begun.key, begun.bound))
 
 
 def _entropy() -> Entropy:
@@ -333,6 +347,9 @@ def _context(parties: Cast) -> RoundContext:
         previous=bytes(32),
         confirmed=True,
         state=parties.state(),
+        span=parties.terms.span,
+        spans=(parties.terms.span,),
+        model=bytes(32),
         evidence=IN_PROCESS,
     )
 

@@ -188,7 +188,7 @@ def _second_passes(load: Workload, measured: Measured, meter: Meter) -> None:
 
         def work(clock: Stopwatch, cohort: Cohort = cohort, plan: rules.Plan = plan) -> None:
             with clock:
-                combine(cohort, measured, plan, load.threads)
+                combine(cohort, measured.scales, plan, load.threads)
 
         meter.time("second", name, work)
 

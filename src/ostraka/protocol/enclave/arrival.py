@@ -4,18 +4,19 @@ Whether a tile is accepted depends on its own row alone. The sketch's secrets ar
 rows, and so nothing that anybody sees before the round is closed may depend on them (ADR 15).
 """
 
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from threading import Lock
+from typing import ClassVar
 
 import numpy as np
 
 from ostraka.arrays import Buffer, Float32, UInt8
 from ostraka.core import loops
-from ostraka.core.metrics import Levels
 from ostraka.core.uploads import INT8
 from ostraka.crypto.updates import TileOpener
-from ostraka.errors import Rejection, UpdateRejected
-from ostraka.messages import UpdateHeader
-from ostraka.protocol.confirm import leaf
+from ostraka.encoding import Digest, Id, Key
+from ostraka.errors import LocalProtocolError, Rejection, UpdateRejected
 from ostraka.protocol.enclave.cohort import RoundContext, Row
 from ostraka.protocol.enclave.folding import Folds, scale_of
 from ostraka.protocol.enclave.keeping import Keeping
@@ -23,41 +24,118 @@ from ostraka.protocol.enclave.keeping import Keeping
 _NORM_TOLERANCE = 2.0**-10
 
 
+@dataclass(frozen=True)
+class Begun:
+    """What the lead tells a shard of an upload that it has let in.
+
+    header: the leaf of its signed header. key: of the shard's own tiles. bound: what each of these
+    is bound to.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/begun/v1"
+
+    client: str
+    upload_id: Id
+    header: Digest
+    norm: float = field(repr=False)
+    step: float = field(repr=False)
+    key: Key = field(repr=False)
+    bound: Digest
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What a shard knows of a row whose last tile it has: the sum of its squares, of integers as
+    they are and of others at the row's scale, and its inner product with the last aggregate.
+    """
+
+    squares: float = field(repr=False)
+    along: float = field(repr=False)
+
+
 class Arrivals:
-    """What the rows of one opening of a round have in common."""
+    """The rows of one opening of a round, as far as their values are kept here."""
 
     def __init__(self, context: RoundContext, keeping: Keeping) -> None:
         federation = context.federation
-        self.tiling = federation.terms.tiling
+        self.tiling = context.span.tiling
         self.last_tile = self.tiling.count - 1
+        self.alone = context.span == federation.terms.span  # There are no other shards.
         self.keeping = keeping
         self.last = context.state.last
         self.folds: Folds | None = None
+        self._first = context.span.first
         self._sketches: Float32 = np.empty((0, 0), np.float32)
         self._rows = {member.name: row for row, member in enumerate(federation.clients)}
+        self._uploads: dict[str, Arrival] = {}
         if federation.terms.sketch is not None:
             self.folds = Folds(self.tiling, federation.terms.sketch, context.entropy)
             shape = len(self._rows), federation.terms.sketch
             self._sketches = np.zeros(shape, np.float32)
 
-    def begin(
-        self,
-        header: UpdateHeader,
-        opener: TileOpener,
-        norm: float,
-        step: float,
-        report: Levels | None = None,
-    ) -> "Arrival":
-        """A place for this client's row. Raises StorageFull. norm, step, report: as its header
-        states."""
-        client = header.client
+    def begin(self, begun: Begun, row: Row | None = None) -> None:
+        """Give an upload its place. What its client has sent before is dropped. Raises StorageFull.
+
+        row: what is to hold its values; a new one unless given.
+        """
+        client = begun.client
+        if client not in self._rows:
+            raise LocalProtocolError(f"{client!r} is not in this round")
+        if (before := self._uploads.pop(client, None)) is not None:
+            before.drop()
+        row = row or Row(client, begun.upload_id, begun.header, begun.norm, begun.step)
         number = self._rows[client]
-        sketch = self._sketches[number] if self.folds is not None else None
-        if sketch is not None:
-            sketch.fill(0)  # of an upload that this one replaces
-        values = self.keeping.place(number, opener, step)
-        row = Row(client, header.upload_id, leaf(header), norm, step, values, sketch, report=report)
-        return Arrival(row, opener, self)
+        opener = TileOpener(begun.key, begun.bound, self._first)
+        row.values = self.keeping.place(number, opener, begun.step)
+        if self.folds is not None:
+            row.sketch = self._sketches[number]
+            row.sketch.fill(0)  # of an upload that this one replaces
+        self._uploads[client] = Arrival(row, opener, self)
+
+    def upload(self, client: str, upload_id: bytes) -> "Arrival | None":
+        """What takes the tiles of a client's current upload; None if this is not it."""
+        arrival = self._uploads.get(client)
+        return arrival if arrival is not None and arrival.row.upload_id == upload_id else None
+
+    def taken(self, client: str, upload_id: bytes) -> int:
+        """How many tiles of an upload are here."""
+        arrival = self.upload(client, upload_id)
+        return 0 if arrival is None else arrival.next
+
+    def arrived(self, client: str, upload_id: bytes) -> Arrived | None:
+        """What is known of the row of an upload; None before it is complete."""
+        arrival = self.upload(client, upload_id)
+        return None if arrival is None else arrival.arrived
+
+    def spoilt(self, client: str, upload_id: bytes) -> Rejection | None:
+        """What the client of an upload has done wrong, if anything."""
+        arrival = self.upload(client, upload_id)
+        return None if arrival is None else arrival.spoilt
+
+    def resident(self, client: str, upload_id: bytes) -> bool:
+        """Whether the values of an upload found room in memory."""
+        arrival = self.upload(client, upload_id)
+        return arrival is None or arrival.row.values.resident
+
+    def end(self, client: str, upload_id: bytes) -> bool:
+        """Take no more of an upload. Tells whether all of it is here, which then stays."""
+        arrival = self.upload(client, upload_id)
+        return arrival is not None and arrival.end() is not None
+
+    def stop(self) -> None:
+        """Take no more of any. Afterwards no thread writes into the round's memory."""
+        for arrival in list(self._uploads.values()):
+            arrival.end()
+
+    def rows(self, uploads: Iterable[tuple[str, bytes]]) -> tuple[Row, ...]:
+        """The rows of these clients and uploads. Raises LocalProtocolError unless all are whole."""
+        found = []
+        for client, upload_id in uploads:
+            arrival = self.upload(client, upload_id)
+            if arrival is None or not arrival.complete:
+                raise LocalProtocolError(f"the upload of {client!r} is not complete here")
+            found.append(arrival.row)
+        return tuple(found)
 
 
 class Arrival:
@@ -76,7 +154,7 @@ class Arrival:
         self._integers = common.keeping.format.integers
         self._unit = row.step if self._integers else 1.0
         self._scale = scale_of(row.norm)
-        self._least, self._most = self._bounds()
+        self._least, self._most = square_bounds(row.norm, row.step, integers=self._integers)
         self._squares = 0.0
         self._open = True
         self._lock = Lock()
@@ -110,6 +188,11 @@ class Arrival:
                 raise UpdateRejected(self.row.client, self.spoilt)
             self.next += 1
 
+    @property
+    def arrived(self) -> Arrived | None:
+        """What is known of the row; None before it is complete."""
+        return Arrived(self._squares, self.row.along) if self.complete else None
+
     def end(self) -> Row | None:
         """Take no more. The row if it is complete; otherwise its place is given back."""
         with self._lock:
@@ -117,6 +200,11 @@ class Arrival:
                 self._drop()
             self._open = False
             return self.row if self.complete else None
+
+    def drop(self) -> None:
+        """Take no more, and give the place back even if all of it is here."""
+        if self.end() is not None:
+            self._drop()
 
     def _drop(self) -> None:
         self._open = False
@@ -133,8 +221,9 @@ class Arrival:
         if common.last is not None:
             along = loops.dot(values, common.last[common.tiling.part(index)])
             self.row.along += along * self._unit
-        # A row that is already too long cannot become shorter.
-        least = self._least if index == common.last_tile else 0.0
+        # A row that is already too long cannot become shorter. With other shards, only the lead
+        # knows whether it is too short.
+        least = self._least if index == common.last_tile and common.alone else 0.0
         # Written as a positive condition: a NaN fails it.
         if least <= self._squares <= self._most:
             return None
@@ -151,10 +240,11 @@ class Arrival:
         # Those of int8 are exact: float32 holds the sums of a few, and float64 all of them.
         return loops.scaled_squares(values, 1.0 if self._integers else self._scale)
 
-    def _bounds(self) -> tuple[float, float]:
-        """The least and the most that a row's squares may sum to. Those of integers are exact."""
-        if self._integers:
-            stated = INT8.stated_square(self.row.norm, self.row.step)
-            return stated, stated
-        norm = self.row.norm * float(np.float32(self._scale))
-        return (norm * (1 - _NORM_TOLERANCE)) ** 2, (norm * (1 + _NORM_TOLERANCE)) ** 2
+
+def square_bounds(norm: float, step: float, *, integers: bool) -> tuple[float, float]:
+    """The least and the most that a row's squares may sum to. Those of integers are exact."""
+    if integers:
+        stated = INT8.stated_square(norm, step)
+        return stated, stated
+    scaled = norm * float(np.float32(scale_of(norm)))
+    return (scaled * (1 - _NORM_TOLERANCE)) ** 2, (scaled * (1 + _NORM_TOLERANCE)) ** 2

@@ -1,15 +1,18 @@
 """Who takes part in a round: its fixed facts, its rows, and which of them still stand."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from ostraka.arrays import Float32, Spares
-from ostraka.config import Federation, Terms, Tiling
+import numpy as np
+
+from ostraka.arrays import Float32, Float64, Spares
+from ostraka.config import Federation, Span, Terms, Tiling
 from ostraka.core.metrics import Levels
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.identity import Identity
 from ostraka.errors import LocalProtocolError, Rejection, TooFewUpdates
-from ostraka.protocol.enclave.keeping import Kept
+from ostraka.protocol.enclave.keeping import ELSEWHERE, Kept
 
 
 class Publication:
@@ -31,7 +34,13 @@ class Publication:
 @dataclass(frozen=True)
 class RoundContext:
     """The round's fixed facts. confirmed: whether anybody has to confirm the outcome. vectors: the
-    memory for what it computes."""
+    memory for what it computes.
+
+    span: the values of an update that are at hand here, and state: of these, before the round. An
+    enclave without shards has all of them, and the lead of shards has none. spans: of all shards.
+    model: the digest of the whole model before the round. last_square: of the whole last aggregate;
+    None if the rule does not start from that.
+    """
 
     federation: Federation
     identity: Identity = field(repr=False)
@@ -40,8 +49,12 @@ class RoundContext:
     round_id: bytes
     previous: bytes
     confirmed: bool
-    state: ServerState = field(repr=False)  # before this round
+    state: ServerState = field(repr=False)
+    span: Span
+    spans: tuple[Span, ...]
+    model: bytes
     evidence: str
+    last_square: float | None = field(default=None, repr=False)
     cautions: tuple[str, ...] = ()
     vectors: Spares = field(default_factory=Spares, repr=False)
 
@@ -59,9 +72,9 @@ class Row:
     """One client's upload: its place in every matrix of the round.
 
     header: the leaf of its signed header in the cohort's tree. step: of integers, 0 for others.
-    values: where they are. sketch: (m,) what they are folded to, at the scale `scale_of(norm)`.
-    along: the inner product with the last aggregate. report: its metrics, which no step but the
-    last looks at; None if it reports none.
+    values: those of the context's span. sketch: (m,) what they are folded to, at the scale
+    `scale_of(norm)`. along: their inner product with the last aggregate. report: its metrics, which
+    no step but the last looks at; None if it reports none.
     """
 
     client: str
@@ -69,8 +82,8 @@ class Row:
     header: bytes
     norm: float = field(repr=False)
     step: float = field(repr=False)
-    values: Kept = field(repr=False)
-    sketch: Float32 | None = field(repr=False)
+    values: Kept = field(default=ELSEWHERE, repr=False)
+    sketch: Float32 | None = field(default=None, repr=False)
     along: float = field(default=0.0, repr=False)
     report: Levels | None = field(default=None, repr=False)
 
@@ -126,13 +139,33 @@ class Cohort:
 
     @property
     def columns(self) -> Tiling:
-        """What is measured, and how that is cut."""
-        return self.context.federation.columns
+        """What is measured here, and how that is cut."""
+        return Tiling(self.terms.sketch or self.context.span.length, self.pieces.tile)
 
     @property
     def pieces(self) -> Tiling:
-        """How passes over all rows cut them."""
-        return self.context.federation.pieces
+        """How passes over all rows cut what is here of them."""
+        return Tiling(self.context.span.length, self.context.federation.pieces.tile)
+
+    @cached_property
+    def norms(self) -> Float64:
+        """The rows' lengths (n,), as their headers state them."""
+        return np.array([row.norm for row in self.rows])
+
+    @cached_property
+    def clip(self) -> float:
+        """The clipping norm."""
+        return self.terms.clipping_norm(self.norms)
+
+    @cached_property
+    def factors(self) -> Float64:
+        """What each row (n,) is multiplied by to lie in the unit ball.
+
+        Dividing by the larger of the two scales short rows with the federation, and long ones down
+        to the sphere.
+        """
+        factors: Float64 = 1.0 / np.maximum(self.clip, self.norms)
+        return factors
 
     @property
     def clients(self) -> tuple[str, ...]:

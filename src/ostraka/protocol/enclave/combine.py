@@ -10,7 +10,7 @@ from ostraka.core import loops
 from ostraka.core.columns import Reduction, Scratch
 from ostraka.core.rules import Columnwise, Plan, Weights
 from ostraka.protocol.enclave.cohort import Cohort
-from ostraka.protocol.enclave.rows import Measured, read_piece
+from ostraka.protocol.enclave.rows import read_piece
 from ostraka.protocol.enclave.threads import Threads
 
 _ROWS = 8  # that are added at a time, if they have to be opened or widened for it
@@ -18,10 +18,10 @@ _MIXED_VALUES = 2**17  # of all rows, that are mixed at a time
 
 
 def combine(
-    cohort: Cohort, measured: Measured, plan: Plan, threads: Threads | None = None
+    cohort: Cohort, scales: Float64, plan: Plan, threads: Threads | None = None
 ) -> Float32:
-    """The aggregate (d,): a weighted sum of the clipped rows and of the last aggregate, or each
-    column reduced by itself.
+    """The aggregate, as far as its values are here: a weighted sum of the clipped rows and of the
+    last aggregate, or each column reduced by itself. scales: (n,) what clips each row.
 
     Every row is read alike, whatever it counts for. Raises UpdateRejected if any row is not what
     arrived. That client is then out, even if it had no weight: decide anew, and combine again.
@@ -29,11 +29,11 @@ def combine(
     threads = threads or Threads()
     rows = _Rows(cohort, threads)
     combining: _Combining = (
-        _Columns(rows, measured.scales, plan)
+        _Columns(rows, scales, plan)
         if isinstance(plan, Columnwise)
-        else _Sums(rows, measured.scales, plan, cohort.context.state.last)
+        else _Sums(rows, scales, plan, cohort.context.state.last)
     )
-    aggregate = cohort.context.vectors.take(cohort.terms.dimension)
+    aggregate = cohort.context.vectors.take(cohort.context.span.length)
 
     def combine_piece(thread: int, index: int, _: int) -> None:
         aggregate[cohort.pieces.part(index)] = combining.combine(thread, index)

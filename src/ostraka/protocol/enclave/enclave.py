@@ -1,11 +1,13 @@
 """The long-lived enclave: an identity, a federation, and the head of the receipt chain."""
 
 import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ostraka.arrays import Float32
-from ostraka.config import Federation, Terms
+from ostraka.config import Federation, Span, Terms
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.hpke import Entropy
@@ -23,11 +25,14 @@ from ostraka.messages import (
     vector_digest,
 )
 from ostraka.protocol.confirm import Ballot, electorates, require_certified
+from ostraka.protocol.enclave.arrival import Arrivals
 from ostraka.protocol.enclave.cohort import Publication, RoundContext
-from ostraka.protocol.enclave.intake import Intake
+from ostraka.protocol.enclave.intake import Intake, Part
 from ostraka.protocol.enclave.keeping import Keeping, Memory, Spool
 from ostraka.protocol.enclave.propose import NO_AGGREGATE, Pending
+from ostraka.protocol.enclave.shard import square_of
 
+NO_STATE = ServerState(np.empty(0, np.float32))
 _ID_BYTES = 32
 
 
@@ -37,7 +42,7 @@ class Enclave:
     head: the last receipt, or what took its place. electors: the federation that the head names,
     or the founding one: those who confirm the next number. With the newest revision instead, two
     copies of an enclave under two revisions could release two outcomes. cautions: what the next
-    receipt, and no other, has to say besides the usual.
+    receipt, and no other, has to say besides the usual. leads: shards have the model, and not it.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Enclave:
         state: ServerState | None = None,
         evidence: str = IN_PROCESS,
         cautions: tuple[str, ...] = (),
+        leads: bool = False,
         entropy: Entropy = os.urandom,
     ) -> None:
         self._federation = federation
@@ -57,7 +63,9 @@ class Enclave:
         self._evidence = evidence
         self._cautions = cautions
         self._entropy = entropy
-        self._continue(head, state or _from_nothing(federation.terms), electors or federation)
+        if not leads:
+            state = state or _from_nothing(federation.terms)
+        self._continue(head, state, electors or federation)
 
     @property
     def receipt_key(self) -> bytes:
@@ -71,25 +79,54 @@ class Enclave:
         for what finds no room there.
         """
         memory = memory or Memory()
-        keeping = Keeping(self._federation, memory, spool, self._entropy)
-        return Intake(
-            RoundContext(
-                federation=self._federation,
-                identity=self._identity,
-                entropy=self._entropy,
-                publication=self._publication,
-                round_id=self._entropy(_ID_BYTES),
-                previous=self._previous,
-                confirmed=bool(electorates(self._electors)),
-                state=optimiser.keeping_last(
-                    self._state, self._federation.terms.composition.needs_last
-                ),
-                evidence=self._evidence,
-                cautions=self._cautions,
-                vectors=memory.vectors,
-            ),
-            keeping,
+        terms = self._federation.terms
+        state = optimiser.keeping_last(self._own_state(), terms.composition.needs_last)
+        context = replace(
+            self._context((terms.span,)),
+            state=state,
+            span=terms.span,
+            last_square=square_of(state),
+            vectors=memory.vectors,
         )
+        keeping = Keeping(self._federation, memory, spool, self._entropy)
+        return Intake(context, (Arrivals(context, keeping),))
+
+    def lead_round(
+        self,
+        spans: Sequence[Span],
+        open_part: Callable[[int, RoundContext], Part],
+        last_square: float | None = None,
+    ) -> "Intake":
+        """The same for the lead of shards, which have the values.
+
+        spans: of the shards, in order. open_part: opens a shard's part, by its number. last_square:
+        of the last aggregate, if the rule starts from that.
+        """
+        context = replace(self._context(tuple(spans)), last_square=last_square)
+        return Intake(context, [open_part(each, context) for each in range(len(spans))])
+
+    def _context(self, spans: tuple[Span, ...]) -> RoundContext:
+        """Of a round whose values are elsewhere."""
+        return RoundContext(
+            federation=self._federation,
+            identity=self._identity,
+            entropy=self._entropy,
+            publication=self._publication,
+            round_id=self._entropy(_ID_BYTES),
+            previous=self._previous,
+            confirmed=bool(electorates(self._electors)),
+            state=NO_STATE,
+            span=Span(0, 0, self._federation.terms.tile),
+            spans=spans,
+            model=self._model,
+            evidence=self._evidence,
+            cautions=self._cautions,
+        )
+
+    def _own_state(self) -> ServerState:
+        if self._state is None:
+            raise LocalProtocolError("the model is with the shards of this enclave")
+        return self._state
 
     def adopt(self, charter: Charter) -> None:
         """Change terms or roster from the next round on, by the word of the same authority.
@@ -114,8 +151,8 @@ class Enclave:
         self._named_by(pending.receipt)
         return Ballot(pending.proposal, self._electors)
 
-    def follow(self, certified: Certified, state: ServerState) -> None:
-        """Go on after an outcome of this enclave that was confirmed."""
+    def follow(self, certified: Certified, state: ServerState | None) -> None:
+        """Go on after an outcome of this enclave that was confirmed. state: None for a lead."""
         receipt = certified.receipt
         check_signature(receipt, self.receipt_key)
         named = self._named_by(receipt)
@@ -139,17 +176,21 @@ class Enclave:
         return named[0]
 
     def _continue(
-        self, head: Receipt | Abandon | None, state: ServerState, electors: Federation
+        self, head: Receipt | Abandon | None, state: ServerState | None, electors: Federation
     ) -> None:
-        state = optimiser.frozen(state)
         promised = head.model if head is not None else first_model(self._federation)
-        if promised != vector_digest(state.model):
-            raise LocalProtocolError("this model is not the one of the last receipt or the charter")
-        if state.last is not None and isinstance(head, Receipt):
-            _require_last(state.last, head.aggregate)
+        if state is not None:
+            state = optimiser.frozen(state)
+            if promised != vector_digest(state.model):
+                raise LocalProtocolError(
+                    "this model is not the one of the last receipt or the charter"
+                )
+            if state.last is not None and isinstance(head, Receipt):
+                _require_last(state.last, head.aggregate)
         self._head = head
         self._electors = electors
         self._in_force = [self._federation]  # since the head; oldest first
+        self._model = promised
         self._state = state
         self._publication = Publication(head.number + 1 if head else 1)
 

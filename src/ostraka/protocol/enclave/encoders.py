@@ -1,8 +1,6 @@
 """What a masking scheme does for the first pass: exact masking, and the paper's Gaussian noise."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field as entry
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,23 +14,11 @@ from ostraka.core.gram import add_gram, from_gram, gram_error
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.masks import Noise, mask_stream
 from ostraka.crypto.stream import SecretStream
-from ostraka.errors import Rejection
-from ostraka.protocol.enclave.rows import DEVIATIONS, RowReader
+from ostraka.protocol.enclave.rows import Counted, RowReader, Summed
 
 # The norm of a sketch is random around that of its row. Halved, it stays within the unit ball that
 # law 6 is for: m >= 4,096 columns make a norm of twice the row's a matter of 100 deviations.
 _SKETCH_SHRINK = 0.5
-
-# Products of integers are exact, and a distance in the unit ball is rounded a few times.
-_INTEGER_DEVIATION = 2.0**-48
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """products: (n, n) of rows in the unit ball. deviation: as `Gram` has it."""
-
-    products: Float64 = entry(repr=False)
-    deviation: Float64 = entry(repr=False)
 
 
 class Encoder(Protocol):
@@ -60,7 +46,7 @@ class Encoder(Protocol):
     def flaw(self, upper: AnyArray) -> str | None:
         """What is wrong on their face with the numbers that a worker sent, if anything is."""
 
-    def decode(self, matrices: Sequence[AnyArray]) -> "Decoded | None":
+    def decode(self, matrices: Sequence[AnyArray]) -> Counted | Summed | None:
         """The inner products, or None if the answers contradict the evidence."""
 
     def audited(self, thread: int, index: int, rows: range) -> Sequence[AnyArray]:
@@ -108,7 +94,8 @@ class ExactEncoder:
         self.shares_per_row = 2 * self._collusion
         self._columns = columns = reader.columns
         self._integers = integers
-        self._steps = reader.steps if integers else exact.step(norms, columns.length)
+        # A step is that of the whole row, so that what shards count is in one unit.
+        self._steps = reader.steps if integers else exact.step(norms, terms.measured)
         self._scales = exact.scale(np.ones_like(norms) if integers else self._steps)
         self._s, self._v = np.zeros((2, len(norms)), np.int64)
         self._leading = LeadingGram(len(norms), columns) if terms.workers % 2 == 0 else None
@@ -151,21 +138,16 @@ class ExactEncoder:
     def flaw(self, upper: AnyArray) -> str | None:
         return None if (upper < field.P).all() else "sent numbers that are no residues"
 
-    def decode(self, matrices: Sequence[UInt32]) -> "Decoded | None":
+    def decode(self, matrices: Sequence[UInt32]) -> Counted | None:
         """Laws 9 to 11. The check comes first: any other test before it would be an oracle."""
         shared = dict(zip(exact.points(self._collusion), matrices, strict=False))
         leading = matrices[-1] if self._leading is None else self._leading.total
         residues = exact.decode(shared, leading)
         if self._reader.terms.verify and not self._scratch[0].check.accepts(residues):
             return None
-        for row in np.flatnonzero(~exact.fits(self._s)).tolist():
-            self._reader.reject(row, Rejection.FALSE_NORM)
         steps = self._steps * self._factors
-        products = exact.products(field.signed(residues), steps, self._s, self._v)
-        if self._integers:
-            return Decoded(products, np.array(_INTEGER_DEVIATION))
-        deviation = exact.deviation(from_gram(products), steps, self._columns.length)
-        return Decoded(products, DEVIATIONS * deviation)
+        gram = field.signed(residues)
+        return Counted(gram, self._s, self._v, steps, rounded=not self._integers)
 
     def audited(self, thread: int, index: int, rows: range) -> Sequence[UInt32]:
         shares = self._scratch[thread].shares(index, rows, witnessed=False)
@@ -335,7 +317,7 @@ class GaussianEncoder:
         possible = (np.abs(upper) <= 2 * (constant + 8)).all()
         return None if possible else "sent distances that its shares cannot have"
 
-    def decode(self, matrices: Sequence[Float64]) -> "Decoded | None":
+    def decode(self, matrices: Sequence[Float64]) -> Summed | None:
         """Law 3. The check has a tolerance: smaller lies than that pass."""
         plus, minus = matrices
         sigma, d, tile = self._terms.sigma, self._columns.length, self._columns.tile
@@ -345,7 +327,7 @@ class GaussianEncoder:
             return None
         products = (self._squares[:, None] + self._squares - distances) / 2
         unit = self._shrink**2
-        return Decoded(products / unit, np.array(error / unit))
+        return Summed(products / unit, error / unit)
 
     def audited(self, thread: int, index: int, rows: range) -> tuple[Float64, Float64]:
         return self.shares(thread, index, rows)

@@ -27,7 +27,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Spares, UInt8
-from ostraka.config import Federation
+from ostraka.config import Federation, Span, Tiling
 from ostraka.crypto.aead import KEY_BYTES, nonce
 from ostraka.crypto.hpke import Entropy
 from ostraka.crypto.stream import SecretStream
@@ -114,18 +114,26 @@ class Keeping:
     """Gives each row of one round its place: in memory while there is room, then in the spool."""
 
     def __init__(
-        self, federation: Federation, memory: Memory, spool: Spool | None, entropy: Entropy
+        self,
+        federation: Federation,
+        memory: Memory,
+        spool: Spool | None,
+        entropy: Entropy,
+        span: Span | None = None,
     ) -> None:
+        """span: which values of every row are kept here; all unless given."""
         terms, rows = federation.terms, len(federation.clients)
-        self.tiling, self.pieces = terms.tiling, federation.pieces
+        length = (span or terms.span).length
+        self.tiling = Tiling(length, terms.tile)
+        self.pieces = Tiling(length, federation.pieces.tile)
         self.format, self.value_bytes = terms.format, terms.format.dtype.itemsize
         self.tile_bytes = terms.tile * self.value_bytes
         self.entropy = entropy
         self._spool = spool
         # The room that was free for longest is the next: a client that spoils its upload must not
         # choose whose row takes its place.
-        self._rooms = deque(memory.rooms(rows, terms.dimension * self.value_bytes, entropy))
-        memory.vectors.prepare(_VECTORS, terms.dimension)
+        self._rooms = deque(memory.rooms(rows, length * self.value_bytes, entropy))
+        memory.vectors.prepare(_VECTORS, length)
         self._scratch = local()
 
     def place(self, row: int, opener: TileOpener, step: float = 0.0) -> Kept:
@@ -158,6 +166,31 @@ class Keeping:
             setattr(self._scratch, name, np.empty(size, np.uint8))
         space: UInt8 = getattr(self._scratch, name)
         return space
+
+
+class _Elsewhere:
+    """A row whose values other shards keep."""
+
+    resident = True
+
+    def room(self, index: int) -> UInt8:
+        raise LocalProtocolError(_ELSEWHERE)
+
+    def keep(self, index: int, ciphertext: Buffer) -> None:
+        raise LocalProtocolError(_ELSEWHERE)
+
+    def read(self, index: int, out: Float32) -> Float32:
+        raise LocalProtocolError(_ELSEWHERE)
+
+    def integers(self, index: int, out: Float32) -> AnyArray:
+        raise LocalProtocolError(_ELSEWHERE)
+
+    def free(self) -> None:
+        """Nothing of it is here."""
+
+
+_ELSEWHERE = "this row's values are with other shards"
+ELSEWHERE: Kept = _Elsewhere()
 
 
 class _Resident:

@@ -2,7 +2,7 @@
 
     Offload(cohort, ...)   each worker is offered a channel for one attempt
     Offload.connect()      -> Masking
-    Masking.decode()       -> Measured, or a Dispute: a worker lied
+    Masking.decode()       -> Partial, or a Dispute: a worker lied
 
 The pass goes piece by piece across all clients, so that its memory is O(clients x piece), whatever
 the dimension.
@@ -29,7 +29,7 @@ from ostraka.protocol.enclave.encoders import (
     ExactEncoder,
     GaussianEncoder,
 )
-from ostraka.protocol.enclave.rows import Measured, RowReader
+from ostraka.protocol.enclave.rows import Partial, RowReader
 from ostraka.protocol.enclave.threads import Threads
 
 _ID_BYTES = 32
@@ -159,7 +159,7 @@ class Masking:
         raw = self._reader.context.vectors.take(words).data.cast("B")
         return [raw[share * size : (share + 1) * size] for share in range(shares)]
 
-    def decode(self, answers: Sequence[Answer]) -> "Measured | Dispute":
+    def decode(self, answers: Sequence[Answer]) -> "Partial | Dispute":
         """What was measured; or a dispute, if the answers contradict the evidence.
 
         Raises WorkerError for an answer that is not one on its face.
@@ -177,7 +177,7 @@ class Masking:
         decoded = self._encoder.decode(matrices)
         if decoded is None:
             return Dispute(self._reader, self._values, self._encoder, matrices, self._names)
-        return self._reader.finish(decoded.products, decoded.deviation, by="workers")
+        return Partial(decoded, by="workers")
 
     def _values(self, thread: int, index: int, rows: range) -> Sequence[AnyArray]:
         """What is masked in tile `index` of some rows, (b,) each."""

@@ -1,6 +1,7 @@
 """Step 2, measure: turns a cohort into inner products, here inside the enclave itself.
 
-`masking` does the same with workers. Either way the outcome is `Measured`.
+`masking` does the same with workers. Either way the outcome is a `Partial`, of the columns that are
+here, and `gather` makes `Measured` of those of all shards.
 """
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from ostraka.arrays import Float64
 from ostraka.core.gram import add_gram, add_gram32, gram_error
 from ostraka.protocol.enclave.cohort import Cohort
-from ostraka.protocol.enclave.rows import Measured, RowReader
+from ostraka.protocol.enclave.rows import Partial, RowReader, Summed
 from ostraka.protocol.enclave.threads import Threads
 
 _PANEL = 4096  # columns of a sketch, between sums in float64
@@ -22,10 +23,10 @@ class Inside:
         n = len(reader.rows)
         self._gram = np.zeros((n, n))
 
-    def measure(self) -> Measured:
+    def measure(self) -> Partial:
         """Add up the inner products. Raises UpdateRejected for a row that has changed."""
         error = self._add_sketches() if self._reader.terms.sketch else self._add_rows()
-        return self._reader.finish(self._gram, np.array(error), by="inside")
+        return Partial(Summed(self._gram, error), by="inside")
 
     def _add_sketches(self) -> float:
         """Products in float32, since a sketch is no better than sqrt(2/m) anyway. Error to expect.

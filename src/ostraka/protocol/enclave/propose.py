@@ -6,22 +6,32 @@ may anything of the outcome leave.
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 
 from ostraka import merkle
 from ostraka.arrays import Float32
+from ostraka.config import LEAF_VALUES
 from ostraka.core import optimiser
 from ostraka.core.metrics import Reported
 from ostraka.core.optimiser import ServerState
 from ostraka.core.rules import Columnwise, Plan
 from ostraka.encoding import UNSIGNED, Digest, Id, pack
-from ostraka.errors import Rejection
-from ostraka.messages import SIMULATION, Proposal, Receipt, RejectedClient, vector_digest
+from ostraka.errors import LocalProtocolError, Rejection
+from ostraka.messages import (
+    SIMULATION,
+    Proposal,
+    Receipt,
+    RejectedClient,
+    joined_digest,
+    vector_leaves,
+)
 from ostraka.protocol.confirm import outcome_digest
-from ostraka.protocol.enclave.cohort import Cohort
+from ostraka.protocol.enclave.cohort import Cohort, RoundContext
 from ostraka.protocol.enclave.rows import Measured
 from ostraka.protocol.enclave.threads import Threads
 
@@ -52,51 +62,94 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class Leaves:
+    """What names the outcome of a round on some values: the leaves of the model after it, and of
+    its aggregate, which has none after a null step."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/leaves/v1"
+
+    model: tuple[Digest, ...]
+    aggregate: tuple[Digest, ...]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """The outcome of a round, as far as its values are here.
+
+    state: the model after it. aggregate: zeros if the round is a null step.
+    """
+
+    state: ServerState = field(repr=False)
+    aggregate: Float32 = field(repr=False)
+    leaves: Leaves = field(repr=False)
+
+
+@dataclass(frozen=True)
 class Proposed:
     """The outcome of a round, as the enclave alone knows it.
 
-    state: the model after it. selected: the clients of weight above 0. weights: by client, of
-    those. aggregate: (d,), zeros if the round is a null step.
+    selected: the clients of weight above 0. weights: by client, of those. slices: what is here of
+    the model and the aggregate; nothing if shards elsewhere have them.
     """
 
     pending: Pending
-    state: ServerState = field(repr=False)
-    aggregate: Float32 = field(repr=False)
     selected: tuple[str, ...] = field(default=(), repr=False)
     weights: tuple[float, ...] = field(default=(), repr=False)
     rejected: dict[str, Rejection] = field(default_factory=dict, repr=False)
     distance_error: float = field(default=0.0, repr=False)
+    slices: tuple[Slice, ...] = field(default=(), repr=False)
 
     @property
     def receipt(self) -> Receipt:
         return self.pending.receipt
 
+    @cached_property
+    def state(self) -> ServerState:
+        """The model after the round. Only where all of it is here."""
+        states = [each.state for each in self.slices]
+        return states[0] if len(states) == 1 else optimiser.joined(states)
 
-def propose(
-    cohort: Cohort,
-    measured: Measured,
-    plan: Plan,
-    aggregate: Float32,
-    threads: Threads | None = None,
-) -> Proposed:
-    """Advance the model by the aggregate, and sign the outcome. Raises for a second time."""
-    context, threads = cohort.context, threads or Threads()
-    context.publication.claim()
+    @cached_property
+    def aggregate(self) -> Float32:
+        """(d,), zeros if the round is a null step. Only where all of it is here."""
+        vectors = [each.aggregate for each in self.slices]
+        return vectors[0] if len(vectors) == 1 else np.concatenate(vectors)
+
+
+def advance(context: RoundContext, aggregate: Float32, threads: Threads | None = None) -> Slice:
+    """Move what is here of the model by what is here of the aggregate."""
+    threads = threads or Threads()
     model = context.vectors.take(len(aggregate))
     state = optimiser.advance(context.state, aggregate, context.terms.optimiser, model=model)
+    model_leaves = vector_leaves(state.model, threads.map)
+    return Slice(state, aggregate, Leaves(model_leaves, vector_leaves(aggregate, threads.map)))
+
+
+def advance_by_nothing(context: RoundContext, threads: Threads | None = None) -> Slice:
+    """The same for a null step, which leaves the model as it was.
+
+    It takes as long as any other: the same work is done for nothing.
+    """
+    nothing = np.zeros(context.span.length, np.float32)
+    in_vain = advance(context, nothing, threads)
+    return Slice(context.state, nothing, replace(in_vain.leaves, model=(), aggregate=()))
+
+
+def propose(cohort: Cohort, measured: Measured, plan: Plan, outcome: Sequence[Leaves]) -> Proposed:
+    """Sign the outcome. outcome: of each shard, in order. Raises for a second time."""
+    context = cohort.context
+    context.publication.claim()
     selected = tuple(cohort.rows[row].client for row in plan.selected)
     receipt = _receipt(
         cohort,
-        model=vector_digest(state.model, threads.map),
-        aggregate=vector_digest(aggregate, threads.map),
+        model=_named(cohort, [leaf for each in outcome for leaf in each.model]),
+        aggregate=_named(cohort, [leaf for each in outcome for leaf in each.aggregate]),
         selected=selected,
         note=plan.note,
         by=measured.by,
     )
     return Proposed(
         pending=_pending(cohort, receipt),
-        state=state,
-        aggregate=aggregate,
         selected=selected,
         weights=_weights(plan),
         rejected=_rejected(cohort),
@@ -104,30 +157,30 @@ def propose(
     )
 
 
-def propose_null_step(
-    cohort: Cohort, measured: Measured, failure: str, threads: Threads | None = None
-) -> Proposed:
+def propose_null_step(cohort: Cohort, measured: Measured, failure: str) -> Proposed:
     """Sign that the rule could not stand: an outcome like any other, that changes no model.
 
     If the number were free again instead, a host could ask it as often as it likes, each time with
-    other rows, whether the rule stands on them. So it takes as long as any other, too: the same
-    work is done for nothing.
+    other rows, whether the rule stands on them.
     """
-    context, threads = cohort.context, threads or Threads()
+    context = cohort.context
     context.publication.claim()
-    nothing = np.zeros(context.terms.dimension, np.float32)
-    model = context.vectors.take(len(nothing))
-    after = optimiser.advance(context.state, nothing, context.terms.optimiser, model=model)
-    for vector in (nothing, after.model):  # The model that is kept was hashed for the offer.
-        vector_digest(vector, threads.map)
     receipt = _receipt(
         cohort,
-        model=vector_digest(context.state.model),
+        model=context.model,
         aggregate=NO_AGGREGATE,
         failure=failure,
         by=measured.by,
     )
-    return Proposed(_pending(cohort, receipt), context.state, nothing, rejected=_rejected(cohort))
+    return Proposed(_pending(cohort, receipt), rejected=_rejected(cohort))
+
+
+def _named(cohort: Cohort, leaves: Sequence[bytes]) -> bytes:
+    """The digest of a whole vector. Raises LocalProtocolError if some of it is missing."""
+    d = cohort.terms.dimension
+    if len(leaves) != -(-d // LEAF_VALUES):
+        raise LocalProtocolError(f"{len(leaves)} leaves are not those of {d} values")
+    return joined_digest(d, leaves)
 
 
 def _receipt(

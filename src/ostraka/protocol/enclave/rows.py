@@ -1,28 +1,32 @@
-"""Reads the rows of a cohort, piece by piece, for one pass over them."""
+"""Reads the rows of a cohort, piece by piece, and puts together what was measured of them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Float32, Float64
-from ostraka.core import sketch
+from ostraka.arrays import AnyArray, Float32, Float64, Int64
+from ostraka.core import exact, sketch
 from ostraka.core.gram import from_gram
 from ostraka.core.rules import Gram
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
-from ostraka.errors import OpenError, Rejection, UpdateRejected
+from ostraka.errors import LocalProtocolError, OpenError, Rejection, UpdateRejected
 from ostraka.protocol.enclave.cohort import Cohort, Row
 from ostraka.protocol.enclave.folding import scale_of
 from ostraka.protocol.enclave.threads import Threads
 
 DEVIATIONS = 6  # that a stated error allows a distance to be off
 
+# Products of integers are exact, and a distance in the unit ball is rounded a few times.
+_INTEGER_DEVIATION = 2.0**-48
+
 
 @dataclass(frozen=True)
 class Measured:
-    """What the first pass leaves behind.
+    """What the first pass leaves behind, over all columns.
 
     gram: inner products of the clipped rows. scales: (n,) what clips each row. by: "workers" or
     "inside".
@@ -31,6 +35,94 @@ class Measured:
     gram: Gram = field(repr=False)
     scales: Float64 = field(repr=False)
     by: str
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What workers have measured of rows that were rounded to integers, on some columns.
+
+    gram: (n, n) int64, inner products of integers. s, v: (n,) int64, as `exact.products` takes
+    them. steps: (n,) of the rows in the unit ball, the same on all columns. rounded: False for rows
+    that came as integers, and so are exact.
+    """
+
+    gram: Int64 = field(repr=False)
+    s: Int64 = field(repr=False)
+    v: Int64 = field(repr=False)
+    steps: Float64 = field(repr=False)
+    rounded: bool = True
+
+    def with_(self, other: "Counted") -> "Counted":
+        """Both together. Integers add up without an error."""
+        if not np.array_equal(self.steps, other.steps) or self.rounded != other.rounded:
+            raise LocalProtocolError("shards have rounded the same rows differently")
+        added = self.gram + other.gram, self.s + other.s, self.v + other.v
+        return Counted(*added, self.steps, self.rounded)
+
+    def finish(self, cohort: Cohort) -> tuple[Float64, Float64]:
+        """Products and deviation of all columns. Rejects rows that are too long to be counted."""
+        for row in np.flatnonzero(~exact.fits(self.s)).tolist():
+            cohort.standing.reject(cohort.rows[row].client, Rejection.FALSE_NORM)
+        products = exact.products(self.gram, self.steps, self.s, self.v)
+        if not self.rounded:
+            return products, np.array(_INTEGER_DEVIATION)
+        deviation = exact.deviation(from_gram(products), self.steps, cohort.terms.measured)
+        return products, DEVIATIONS * deviation
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What was measured in floating point, on some columns.
+
+    products: (n, n) of rows in the unit ball. error: the largest to expect of a squared distance.
+    """
+
+    products: Float64 = field(repr=False)
+    error: float
+
+    def with_(self, other: "Summed") -> "Summed":
+        return Summed(self.products + other.products, self.error + other.error)
+
+    def finish(self, cohort: Cohort) -> tuple[Float64, Float64]:
+        return self.products, np.array(self.error)
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What was measured on some columns. by: "workers" or "inside"."""
+
+    sums: Counted | Summed = field(repr=False)
+    by: str
+
+
+def gather(cohort: Cohort, partials: Sequence[Partial]) -> Measured:
+    """What was measured on all columns (law 18): shards each have their own, and a sketch is whole.
+
+    Where some have measured with workers and others had to do without, distances are in floating
+    point, and nothing is lost but the rest of a deviation.
+    """
+    counted = [each.sums for each in partials if isinstance(each.sums, Counted)]
+    summed = [each.sums for each in partials if isinstance(each.sums, Summed)]
+    finished = [reduce(Counted.with_, counted).finish(cohort)] if counted else []
+    finished += [reduce(Summed.with_, summed).finish(cohort)] if summed else []
+    products = sum(each for each, _ in finished[1:]) + finished[0][0]
+    deviation = sum(each for _, each in finished[1:]) + finished[0][1]
+    by = "workers" if all(each.by == "workers" for each in partials) else "inside"
+    return _measured(cohort, products, deviation, by)
+
+
+def _measured(cohort: Cohort, products: Float64, deviation: Float64, by: str) -> Measured:
+    """products, deviation: as `Gram` has them, of rows in the unit ball."""
+    terms, clip = cohort.terms, cohort.clip
+    if terms.sketch is not None:
+        relative = DEVIATIONS * sketch.error(terms.sketch)
+        deviation = deviation + relative * np.abs(from_gram(products))
+    gram = Gram(products, deviation, clip)
+    if (square := cohort.context.last_square) is not None:
+        # Rows are in the unit ball here, and the last aggregate in the same unit.
+        along = np.array([row.along for row in cohort.rows]) * cohort.factors / clip
+        gram = replace(gram, last=along, last_square=square / clip**2)
+    return Measured(gram, cohort.factors * clip, by)
 
 
 def read_piece(
@@ -68,12 +160,8 @@ class RowReader:
         self.columns = cohort.columns
         self.rows = cohort.rows
         self.threads = threads
-        self.norms = np.array([row.norm for row in cohort.rows])
+        self.norms, self.factors = cohort.norms, cohort.factors
         self.steps = np.array([row.step for row in cohort.rows])
-        self.clip = self.terms.clipping_norm(self.norms)
-        # What a row is multiplied by to lie in the unit ball. Dividing by the larger of the two
-        # scales short rows with the federation, and long ones down to the sphere.
-        self.factors = 1.0 / np.maximum(self.clip, self.norms)
         self._cohort = cohort
         self._absent = frozenset(range(len(cohort.rows))) - set(cohort.alive)
         self._space: Float32 = np.empty(
@@ -115,19 +203,3 @@ class RowReader:
                 to_unit = self.factors[row] / scale_of(member.norm)
                 np.multiply(member.sketch, np.float32(to_unit), out=out)
         return sketches
-
-    def reject(self, row: int, reason: Rejection) -> None:
-        self._cohort.standing.reject(self.rows[row].client, reason)
-
-    def finish(self, products: Float64, deviation: Float64, *, by: str) -> "Measured":
-        """products, deviation: as `Gram` has them, of rows in the unit ball."""
-        if self.terms.sketch is not None:
-            relative = DEVIATIONS * sketch.error(self.terms.sketch)
-            deviation = deviation + relative * np.abs(from_gram(products))
-        gram = Gram(products, deviation, self.clip)
-        if (last := self.context.state.last) is not None:
-            # Rows are in the unit ball here, and the last aggregate in the same unit.
-            along = np.array([row.along for row in self.rows]) * self.factors / self.clip
-            square = float(np.square(last, dtype=np.float64).sum()) / self.clip**2
-            gram = replace(gram, last=along, last_square=square)
-        return Measured(gram, self.factors * self.clip, by)
