@@ -77,12 +77,24 @@ class UploadReply(_message.Message):
     def __init__(self, granted: _Optional[_Union[Granted, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("ticket", "next")
+    __slots__ = ("ticket", "next", "shards")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     NEXT_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
     ticket: bytes
     next: int
-    def __init__(self, ticket: _Optional[bytes] = ..., next: _Optional[int] = ...) -> None: ...
+    shards: _containers.RepeatedCompositeFieldContainer[ShardLane]
+    def __init__(self, ticket: _Optional[bytes] = ..., next: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardLane, _Mapping]]] = ...) -> None: ...
+
+class ShardLane(_message.Message):
+    __slots__ = ("address", "ticket", "next")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    ticket: bytes
+    next: int
+    def __init__(self, address: _Optional[str] = ..., ticket: _Optional[bytes] = ..., next: _Optional[int] = ...) -> None: ...
 
 class Complete(_message.Message):
     __slots__ = ()
@@ -183,10 +195,38 @@ class ModelRequest(_message.Message):
     def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
 class ModelPart(_message.Message):
-    __slots__ = ("data",)
+    __slots__ = ("data", "slices")
     DATA_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
     data: bytes
-    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+    slices: _containers.RepeatedCompositeFieldContainer[ModelSlice]
+    def __init__(self, data: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[ModelSlice, _Mapping]]] = ...) -> None: ...
+
+class ModelSlice(_message.Message):
+    __slots__ = ("address", "length")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    length: int
+    def __init__(self, address: _Optional[str] = ..., length: _Optional[int] = ...) -> None: ...
+
+class ShardSays(_message.Message):
+    __slots__ = ("hello", "sealed")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    hello: bytes
+    sealed: bytes
+    def __init__(self, hello: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+
+class LeadSays(_message.Message):
+    __slots__ = ("welcome", "admitted", "sealed")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    welcome: bytes
+    admitted: bytes
+    sealed: bytes
+    def __init__(self, welcome: _Optional[bytes] = ..., admitted: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
 
 class WorkerSays(_message.Message):
     __slots__ = ("hello", "accept", "answer", "sorry")

@@ -84,6 +84,11 @@ class EnclaveStub:
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ModelRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ModelPart.FromString,
                 _registered_method=True)
+        self.Join = channel.stream_stream(
+                '/ostraka.v1.Enclave/Join',
+                request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ShardSays.SerializeToString,
+                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.LeadSays.FromString,
+                _registered_method=True)
         self.Work = channel.stream_stream(
                 '/ostraka.v1.Enclave/Work',
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.WorkerSays.SerializeToString,
@@ -179,6 +184,14 @@ class EnclaveServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request_iterator, context):
+        """A shard joins its lead, for as long as the stream lasts. Both prove themselves first, and what
+        follows is sealed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Work(self, request_iterator, context):
         """A worker offers itself, and is given work for as long as the stream lasts.
         """
@@ -253,6 +266,11 @@ def add_EnclaveServicer_to_server(servicer, server):
                     servicer.GetModel,
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ModelRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ModelPart.SerializeToString,
+            ),
+            'Join': grpc.stream_stream_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ShardSays.FromString,
+                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.LeadSays.SerializeToString,
             ),
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
@@ -540,6 +558,33 @@ class Enclave:
             '/ostraka.v1.Enclave/GetModel',
             ostraka_dot_transport_dot_ostraka__pb2.ModelRequest.SerializeToString,
             ostraka_dot_transport_dot_ostraka__pb2.ModelPart.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/ostraka.v1.Enclave/Join',
+            ostraka_dot_transport_dot_ostraka__pb2.ShardSays.SerializeToString,
+            ostraka_dot_transport_dot_ostraka__pb2.LeadSays.FromString,
             options,
             channel_credentials,
             insecure,
