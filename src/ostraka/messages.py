@@ -85,7 +85,7 @@ def first_model(federation: Federation) -> bytes:
 class Charter:
     """The federation's terms and roster, as its authority signed them."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/charter/v6"
+    LABEL: ClassVar[bytes] = b"ostraka/charter/v7"
 
     federation: Federation
     signature: Signature
@@ -399,7 +399,7 @@ class Abandon:
     of this number was or will be confirmed; without that it counts as a release.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/abandon/v3"
+    LABEL: ClassVar[bytes] = b"ostraka/abandon/v4"
 
     number: int
     previous: Digest
