@@ -5,12 +5,19 @@ from dataclasses import dataclass, field
 from secrets import compare_digest
 
 from ostraka.attestation import tees
-from ostraka.attestation.claims import Attested, Binding, Claims, Collateral, KeyBinding
+from ostraka.attestation.claims import (
+    Attested,
+    Binding,
+    Claims,
+    Collateral,
+    DeputyBinding,
+    KeyBinding,
+)
 from ostraka.attestation.policy import FederationPolicy, Policy, toml_line
 from ostraka.config import Federation, Terms
 from ostraka.crypto.identity import check_signature
 from ostraka.errors import AttestationRefused, OpenError, Refusal
-from ostraka.messages import SIMULATION, Charter, Evidence, Introduction
+from ostraka.messages import SIMULATION, Charter, Deputy, Evidence, Introduction
 
 _SIMULATE = (
     "to try things out, give --unsafe-simulation, or unsafe_simulation=True in Python; its host "
@@ -209,10 +216,20 @@ def read(evidence: Evidence) -> Claims:
     return tees.find(evidence.kind).read(evidence)
 
 
-def require_bound(claims: Claims, expected: Binding | KeyBinding) -> None:
+def require_bound(claims: Claims, expected: Binding | KeyBinding | DeputyBinding) -> None:
     """Raises AttestationRefused unless the evidence is about exactly this."""
     if not compare_digest(claims.report_data, expected.report_data()):
         raise AttestationRefused(Refusal.BINDING)
+
+
+def require_deputy(deputy: Deputy, *, receipt_key: bytes, federation: bytes) -> None:
+    """Raises OpenError unless the holder of the receipt key deputed this shard.
+
+    federation: the federation id.
+    """
+    check_signature(deputy, receipt_key)
+    if deputy.federation != federation:
+        raise OpenError("Deputy")
 
 
 def _other(reason: Refusal, got: bytes, expected: bytes) -> AttestationRefused:
