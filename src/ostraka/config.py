@@ -26,6 +26,7 @@ LEAF_VALUES = 16_384  # of a model, that are hashed together; shards meet betwee
 MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
 
 MAX_DIMENSION = 2**40
+MAX_SHARD_POLICY = 2**14  # bytes: a charter travels in one message
 MAX_RANK = 32  # of a tensor
 
 _DIGEST_BYTES = 32
@@ -369,10 +370,12 @@ class Federation:
     whose keys may never return. successors: which enclave may hand its sealed state to which code
     (`succession`). initial: SHA-256 of the first model; empty if that is all zeros. witnesses:
     parties that only confirm. expires: seconds since 1970 after which clients join no round under
-    this revision, so that a host cannot withhold the next one for ever.
+    this revision, so that a host cannot withhold the next one for ever. shard_policy: the text of
+    the policy file that the evidence of every shard has to meet, and that of the lead towards them;
+    empty if the federation has no shards.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/federation/v6"
+    LABEL: ClassVar[bytes] = b"ostraka/federation/v7"
     WRITTEN_ONCE: ClassVar[bool] = True
 
     terms: Terms
@@ -386,6 +389,7 @@ class Federation:
     initial: bytes = b""
     witnesses: tuple[Member, ...] = ()
     expires: int | None = None
+    shard_policy: str = ""
 
     def __post_init__(self) -> None:
         terms, n = self.terms, len(self.clients)
@@ -398,6 +402,8 @@ class Federation:
             raise ConfigError(f"expires counts seconds since 1970; got {self.expires}")
         if len(self.initial) not in (0, _DIGEST_BYTES):
             raise ConfigError("initial is a SHA-256, or empty for a model of zeros")
+        if (size := len(self.shard_policy.encode())) > MAX_SHARD_POLICY:
+            raise ConfigError(f"shard_policy has at most {MAX_SHARD_POLICY} bytes; got {size}")
         rules.require_enough(terms.composition, n, terms.f)
         k, root = terms.options.k, terms.options.root
         if k is not None and k > n - terms.f:
@@ -447,6 +453,11 @@ class Federation:
     def columns(self) -> Tiling:
         """What is measured, and how that is cut: the update itself, or its sketch."""
         return Tiling(self.terms.measured, self.pieces.tile)
+
+    @property
+    def shard_policy_digest(self) -> bytes:
+        """By this a client's policy pins the text: the SHA-256 of the file that it came from."""
+        return hashlib.sha256(self.shard_policy.encode()).digest()
 
     def digest(self) -> bytes:
         return self._digest

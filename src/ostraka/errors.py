@@ -153,6 +153,7 @@ class Refusal(StrEnum):
     AUTHORITY = "the federation is not signed by the authority that the policy names"
     WORKERS = "a worker is enrolled whose key the policy does not pin"
     SUCCESSOR = "the enclave may hand its state to code that the policy does not pin"
+    SHARDS = "the evidence of shards is held to a policy that this one does not pin"
     FEDERATION = "this is another federation than the one that the policy names"
     EXPIRED = "the charter has expired: a newer revision of terms and roster is withheld, or is due"
     WITNESSES = "the witnesses are not those that the policy pins"

@@ -14,8 +14,10 @@ import numpy as np
 
 from ostraka import files, settings
 from ostraka.arrays import Float32
+from ostraka.attestation import policy_file
 from ostraka.config import (
     DEFAULT_MOMENTUM,
+    MAX_SHARD_POLICY,
     Federation,
     Manifest,
     Member,
@@ -51,7 +53,8 @@ class About:
     raise it by one with every change of the terms or the roster. authority: the public key that
     signs. successors: which code the enclave may hand its sealed state; `ostraka enclave migrate
     request` prints each. expires: seconds since 1970 after which clients join no round under this
-    revision; None for never.
+    revision; None for never. shard_policy: the file with what shards have to prove, whose text is
+    signed; absent if the federation has none.
     """
 
     name: str
@@ -60,6 +63,7 @@ class About:
     revision: int = 1
     successors: tuple[Digest, ...] = ()
     expires: int | None = None
+    shard_policy: str | None = None
 
     def __post_init__(self) -> None:
         if not (1 <= len(self.name) <= _LONGEST_NAME and self.name.isprintable()):
@@ -288,6 +292,7 @@ class FederationFile:
     """A federation.toml that was read and found valid. Its paths are relative to its folder.
 
     initial: SHA-256 of the first model as it was then; empty if there is no file of it.
+    shard_policy: the text of the file that [federation] names; empty if it names none.
     """
 
     path: Path
@@ -306,6 +311,7 @@ class FederationFile:
     workers: tuple[Enrolled, ...]
     witnesses: tuple[Enrolled, ...]
     observers: tuple[Member, ...] = ()
+    shard_policy: str = ""
 
     @property
     def folder(self) -> Path:
@@ -341,6 +347,7 @@ class FederationFile:
             initial=self.initial,
             witnesses=_active(self.witnesses),
             expires=self.about.expires,
+            shard_policy=self.shard_policy,
         )
 
     def _tile(self, clients: int, signed: Federation | None) -> int:
@@ -443,6 +450,7 @@ def load(path: Path) -> FederationFile:
         workers=layout.worker,
         witnesses=layout.witness,
         observers=_active(layout.observer),
+        shard_policy=_shard_policy(document, layout.federation, path.parent),
     )
     with document.blame("terms"):
         federation = file.federation()
@@ -550,6 +558,31 @@ def _first_model(model: Model, folder: Path) -> tuple[Manifest, bytes]:
         return Manifest.flat(model.dimension or 0), b""
     manifest, vector = read_model(folder / model.initial)
     return manifest, vector_digest(vector)
+
+
+def _shard_policy(document: Document, about: About, folder: Path) -> str:
+    """The text that the authority signs, just as it is in its file, so that all have one digest."""
+    if about.shard_policy is None:
+        return ""
+    path = folder / about.shard_policy
+    with document.blame("federation.shard_policy"):
+        text = _read_bounded(path, MAX_SHARD_POLICY)
+        policy_file.parse_shards(text, str(path))
+    return text
+
+
+def _read_bounded(path: Path, most: int) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+        text = content.decode()
+    except OSError as unreadable:
+        raise ConfigError(f"{path}: {unreadable.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not UTF-8 text") from None
+    if not 1 <= len(content) <= most:
+        raise ConfigError(f"{path} has 1 to {most} bytes; got {len(content)} or more")
+    return text
 
 
 def _active(enrolled: tuple[Enrolled, ...]) -> tuple[Member, ...]:

@@ -11,6 +11,12 @@
                                        <------- ChannelAccept ---------
                                        -------- ShareTile, many ------>   or MaskSeed
                                        <------- Answer ----------------
+
+                                      lead                             shard
+                                       -------- ShardWelcome --------->
+                                       <------- ShardHello ------------   its evidence
+                                       -------- ShardAdmitted -------->   the lead's, and a Deputy
+
        <------- Proposal --------------    the outcome is sealed, and nothing of it is shown
        -------- Confirmation --------->    of more than (n + f)/2 clients or witnesses
        <------- Certified and model ---    Receipt and Certificate
@@ -108,7 +114,7 @@ def first_model(federation: Federation) -> bytes:
 class Charter:
     """The federation's terms and roster, as its authority signed them."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/charter/v6"
+    LABEL: ClassVar[bytes] = b"ostraka/charter/v7"
 
     federation: Federation
     signature: Signature
@@ -303,6 +309,69 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class ShardWelcome:
+    """The lead's first word to whoever would be a shard. The nonce is for this connection alone.
+
+    federation: the federation id. revision: of the charter in force.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard-welcome/v1"
+
+    nonce: Id
+    federation: Id
+    revision: int
+
+
+@dataclass(frozen=True)
+class ShardHello:
+    """A shard proves what it is. Its evidence is about the welcome and all other fields.
+
+    federation: the digest of what it would work under. shard: which one it is, from 0. key: signs
+    this, and its offers to workers. ephemeral: what the lead seals to. Both are drawn for this
+    connection. nonce: its own, which the lead's evidence has to be about.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard-hello/v1"
+
+    federation: Digest
+    revision: int
+    shard: int
+    key: Key
+    ephemeral: HybridKey
+    nonce: Id
+    evidence: Evidence
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class Deputy:
+    """The lead lets the holder of `key` make offers to workers. Signed by the receipt key."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/deputy/v1"
+
+    federation: Id
+    shard: int
+    key: Key
+    signature: Signature
+
+
+@dataclass(frozen=True)
+class ShardAdmitted:
+    """The lead proves what it is, and gives the secret of their channel. Signed by the receipt key.
+
+    Its evidence is about the welcome, the hello, and all other fields of this.
+    """
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard-admitted/v1"
+
+    receipt_key: Key
+    sealed_secret: bytes  # HPKE, to the hello's ephemeral key
+    deputy: Deputy
+    evidence: Evidence
+    signature: Signature
+
+
+@dataclass(frozen=True)
 class RejectedClient:
     """A client whose update took no part, and the rule that it broke."""
 
@@ -423,7 +492,7 @@ class Abandon:
     of this number was or will be confirmed; without that it counts as a release.
     """
 
-    LABEL: ClassVar[bytes] = b"ostraka/abandon/v3"
+    LABEL: ClassVar[bytes] = b"ostraka/abandon/v4"
 
     number: int
     previous: Digest

@@ -171,6 +171,14 @@ def pinning(*accepted: str, **changes: Any) -> Policy:
     return replace(POLICY, federation=replace(POLICY.federation, rules=accepted, **changes))
 
 
+SHARDS = 'version = 1\nevidence = ["tdx"]\n'
+
+
+def for_shards(text: str) -> Policy:
+    pinned = (hashlib.sha256(text.encode()).digest(),)
+    return replace(POLICY, federation=replace(POLICY.federation, shard_policies=pinned))
+
+
 PINNED = str(FEDERATION.terms.composition)
 OTHER_KEY = HybridKey().public
 OTHER_TERMS = replace(FEDERATION, terms=replace(FEDERATION.terms, f=0))
@@ -231,6 +239,17 @@ REFUSALS: dict[str, tuple[Meeting, Refusal]] = {
     "a successor that the policy does not pin": (
         Meeting(federation=replace(FEDERATION, successors=(b"s" * 32,))),
         Refusal.SUCCESSOR,
+    ),
+    "shards, and a policy that pins nothing for them": (
+        Meeting(federation=replace(FEDERATION, shard_policy=SHARDS)),
+        Refusal.SHARDS,
+    ),
+    "shards that are held to a weaker policy than the one that is pinned": (
+        Meeting(
+            federation=replace(FEDERATION, shard_policy=SHARDS + "\n# and any platform"),
+            policy=for_shards(SHARDS),
+        ),
+        Refusal.SHARDS,
     ),
     "gaussian masking that the policy does not ask for": (
         Meeting(
@@ -545,6 +564,16 @@ ALLOWED = {
 @pytest.mark.parametrize("what", ALLOWED)
 def test_a_client_accepts(what):
     assert ALLOWED[what].join().attested.kind == "simulation"
+
+
+def test_refused_shards_come_with_the_line_that_accepts_them():
+    federation = replace(FEDERATION, shard_policy=SHARDS)
+    with pytest.raises(AttestationRefused, match="sha256sum") as refused:
+        Meeting(federation=federation).join()
+    line = str(refused.value).rpartition("[federation]: ")[2]
+    read = policy_file.parse(f"version = 1\n[federation]\n{line}", "p.toml")
+    pinned = replace(POLICY.federation, shard_policies=read.federation.shard_policies)
+    Meeting(federation=federation, policy=replace(POLICY, federation=pinned)).join()
 
 
 def test_a_refused_rule_comes_with_the_line_that_accepts_it():

@@ -184,6 +184,10 @@ IMPOSSIBLE = {
         ),
         "own name",
     ),
+    "a policy for shards that does not fit into a charter": (
+        lambda: replace(federation(7, 2), shard_policy="#" * 2**14 + "\n"),
+        "shard_policy has at most 16384 bytes; got 16385",
+    ),
     "two clients of one name": (
         lambda: Federation(
             terms(), (*members(5), replace(members(6)[5], name="client-0")), (), AUTHORITY, ID
@@ -326,8 +330,10 @@ def test_the_digest_binds_who_decides_and_who_is_out():
         replace(base, id=b"j" * 32),
         replace(base, expires=2**31),
         replace(base, expires=2**31 + 1),
+        replace(base, shard_policy="version = 1"),
+        replace(base, shard_policy="version = 1\n"),
     )
-    assert len({each.digest() for each in (base, *others)}) == 9
+    assert len({each.digest() for each in (base, *others)}) == 11
 
 
 def test_the_digest_binds_the_witnesses():

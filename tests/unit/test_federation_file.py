@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import re
 from pathlib import Path
 from typing import ClassVar
@@ -116,6 +117,47 @@ def test_the_federation_is_what_the_file_says(read):
     assert (federation.revision, federation.successors) == (7, (b"\xab" * 32,))
     assert federation.terms.optimiser == Optimiser("sgd")
     assert federation.terms.manifest == Manifest.flat(100)
+
+
+SHARDS = 'version = 1\r\nevidence = ["tdx"]\n'
+
+
+def test_the_text_of_the_policy_for_shards_is_signed_as_it_is_in_its_file(read, tmp_path):
+    assert read(template()).federation().shard_policy == ""
+    (tmp_path / "shards.toml").write_bytes(SHARDS.encode())
+    federation = read(changed(template(), shard_policy='"shards.toml"')).federation()
+    assert federation.shard_policy == SHARDS
+    written = hashlib.sha256((tmp_path / "shards.toml").read_bytes())
+    assert federation.shard_policy_digest == written.digest()
+
+
+def test_another_policy_for_shards_needs_a_new_revision(read, tmp_path):
+    (tmp_path / "shards.toml").write_text(SHARDS)
+    file = read(changed(template(), shard_policy='"shards.toml"'))
+    (tmp_path / "shards.toml").write_text(SHARDS.replace("tdx", "snp"))
+    with pytest.raises(ConfigError, match="is not what the authority signed"):
+        require_signed(load(file.path), sign(file, AUTHORITY))
+
+
+BAD_SHARDS = {
+    "that is not there": (None, "shards.toml: No such file"),
+    "that is empty": ("", "shards.toml has 1 to 16384 bytes; got 0"),
+    "that is too long": (SHARDS + "#" * 2**14, "shards.toml has 1 to 16384 bytes; got 16385"),
+    "that is no text": ("\udcff", "shards.toml is not UTF-8"),
+    "that is no policy": ("version = 1\nevidence = [", "shards.toml, line 2: "),
+    "that names a federation": (SHARDS + "[federation]", "shards.toml, line 3: a policy for"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_SHARDS.values(), ids=BAD_SHARDS.keys())
+def test_a_policy_for_shards_is_refused(text, message, read, tmp_path):
+    if text is not None:
+        (tmp_path / "shards.toml").write_bytes(text.encode(errors="surrogateescape"))
+    text = changed(template(), shard_policy='"shards.toml"')
+    with pytest.raises(ConfigError, match=re.escape(message)) as refused:
+        read(text)
+    line = line_of(text, 'shard_policy = "shards.toml"')
+    assert f"federation.toml, line {line}: " in str(refused.value)
 
 
 TERMS = {

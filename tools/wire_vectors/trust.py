@@ -1,6 +1,7 @@
 """Areas: digests, the round, attestation and the schema of gRPC."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,26 @@ from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorP
 
 from ostraka import merkle
 from ostraka.arrays import Float32
-from ostraka.attestation.claims import Binding, Claims, KeyBinding
+from ostraka.attestation.claims import Binding, Claims, DeputyBinding, KeyBinding
 from ostraka.attestation.simulated_pki import SigningKey
 from ostraka.config import succession
 from ostraka.crypto import hpke
 from ostraka.crypto.sealing import Sealer
-from ostraka.enclave import migration
+from ostraka.enclave import migration, peering
 from ostraka.enclave.measurement import Measurement, measure
 from ostraka.enclave.platform.interface import sealing_key
 from ostraka.enclave.platform.key_release import KEY_RELEASE, report_data_for
 from ostraka.enclave.storage.state import Estate
-from ostraka.encoding import digest, encode, pack
-from ostraka.messages import genesis, vector_digest
+from ostraka.encoding import UNSIGNED, digest, encode, pack
+from ostraka.messages import (
+    Deputy,
+    Evidence,
+    ShardAdmitted,
+    ShardHello,
+    ShardWelcome,
+    genesis,
+    vector_digest,
+)
 from ostraka.protocol.confirm import Electorate, leaf, outcome_digest
 from ostraka.transport import ostraka_pb2 as wire
 from wire_vectors.notation import (
@@ -31,6 +40,7 @@ from wire_vectors.notation import (
     fixed,
     hashed,
     identity,
+    sha256,
     vector,
 )
 from wire_vectors.played import Round, names
@@ -218,6 +228,9 @@ def attestations(played: Round, seals: Seals) -> list[Vector]:
         played.federation.digest(),
     )
     keys = KeyBinding(binding.nonce, binding.receipt_key, binding.federation)
+    deputed = DeputyBinding(
+        binding.nonce, binding.receipt_key, identity("shard").public, binding.federation
+    )
     claims = Claims(
         "sgx",
         (("mrenclave", fixed("mrenclave")), ("mrsigner", fixed("mrsigner"))),
@@ -242,6 +255,13 @@ def attestations(played: Round, seals: Seals) -> list[Vector]:
             "sha512",
         ),
         hashed(
+            "report data of a deputy",
+            "Bytes: what a shard's evidence is about, for workers",
+            pack(b"ostraka/report-data/deputy/v1", *vars(deputed).values()),
+            deputed.report_data(),
+            "sha512",
+        ),
+        hashed(
             "a code id",
             "Bytes: one name for all that was measured of the code",
             pack(b"ostraka/code-id/v1", b"sgx", *measured),
@@ -256,6 +276,7 @@ def attestations(played: Round, seals: Seals) -> list[Vector]:
         ),
         *_measurements(),
         *_migration(seals),
+        *_peering(played, seals),
         *_derived_keys(),
     ]
 
@@ -314,6 +335,72 @@ def _migration(seals: Seals) -> list[Vector]:
             migration._bundle_data(parcel),
             "sha512",
             sealed_estate=parcel.estate,
+        ),
+    ]
+
+
+def _peering(played: Round, seals: Seals) -> list[Vector]:
+    lead, shard, federation = identity("enclave"), identity("shard"), played.federation
+    to, secret = HybridSeeds(fixed("a shard", 64), fixed("a shard")), fixed("a peers' secret")
+    none, evidence = Evidence("", b"", ()), Evidence("sgx", fixed("a quote", 5), ())
+    welcome = ShardWelcome(fixed("a lead's nonce"), federation.id, federation.revision)
+    hello = ShardHello(
+        federation.digest(),
+        federation.revision,
+        1,
+        shard.public,
+        to.key().public,
+        fixed("a shard's nonce"),
+        none,
+        UNSIGNED,
+    )
+    first = pack(b"ostraka/report-data/shard-hello/v1", encode(welcome), encode(hello))
+    said = shard.sign(replace(hello, evidence=evidence))
+    info = pack(b"ostraka/peer-secret/v1", encode(welcome), encode(said))
+    shows = "Bytes: to the shard's key, under pack(ostraka/peer-secret/v1, welcome, hello)"
+    sealed_secret = seals.seal("the secret of a lead and a shard", shows, to, secret, info)
+    deputy = lead.sign(Deputy(federation.id, 1, shard.public, UNSIGNED))
+    admitted = ShardAdmitted(lead.public, sealed_secret, deputy, none, UNSIGNED)
+    second = pack(
+        b"ostraka/report-data/shard-admitted/v1", encode(welcome), encode(said), encode(admitted)
+    )
+    answered = lead.sign(replace(admitted, evidence=evidence))
+    to_shard, to_lead = peering._keys(secret, welcome, said, answered)
+    ends = peering.PeerChannel(to_shard, to_lead), peering.PeerChannel(to_lead, to_shard)
+    texts = (b"", b"a second message")
+    return [
+        hashed(
+            "report data of a shard's hello",
+            "Bytes: the welcome, and the hello without evidence and signature",
+            first,
+            peering._hello_data(welcome, hello),
+            "sha512",
+        ),
+        hashed(
+            "report data of a lead's answer",
+            "Bytes: the welcome, the hello, and the answer without evidence and signature",
+            second,
+            peering._admitted_data(welcome, said, admitted),
+            "sha512",
+        ),
+        vector(
+            "the channel of a lead and a shard",
+            "Bytes: keys are HKDF-SHA256 of the secret, without salt; info is the label and the "
+            "encodings of welcome, hello and answer, packed; the nonce is the message's number",
+            {
+                "secret": secret,
+                "to_shard": "ostraka/peer-channel/v1/to-shard",
+                "to_lead": "ostraka/peer-channel/v1/to-lead",
+                "sha256 of the packed encodings": sha256(
+                    pack(encode(welcome), encode(said), encode(answered))
+                ),
+                "messages": texts,
+            },
+            {
+                "keys": [to_shard, to_lead],
+                "sealed to the shard": [ends[0].seal(text) for text in texts],
+                "sealed to the lead": [ends[1].seal(text) for text in texts],
+            },
         ),
     ]
 

@@ -20,6 +20,7 @@ Collateral: TypeAlias = Mapping[str, bytes]
 _CODE_ID = b"ostraka/code-id/v1"
 _REPORT_DATA = b"ostraka/report-data/v1"
 _KEY_REPORT_DATA = b"ostraka/report-data/key/v1"
+_DEPUTY_REPORT_DATA = b"ostraka/report-data/deputy/v1"
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,23 @@ class KeyBinding:
     def report_data(self) -> bytes:
         fields = (self.nonce, self.receipt_key, self.federation)
         return hashlib.sha512(pack(_KEY_REPORT_DATA, *fields)).digest()
+
+
+@dataclass(frozen=True)
+class DeputyBinding:
+    """The same for workers that a shard asks. key: the shard's own, which the lead has deputed.
+
+    Its label differs, so that no shard can be shown as the holder of a receipt key.
+    """
+
+    nonce: bytes
+    receipt_key: bytes
+    key: bytes
+    federation: bytes
+
+    def report_data(self) -> bytes:
+        fields = (self.nonce, self.receipt_key, self.key, self.federation)
+        return hashlib.sha512(pack(_DEPUTY_REPORT_DATA, *fields)).digest()
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,10 @@ class FederationPolicy:
     an authority may have several. workers: the keys of all workers that may ever get a share.
     witnesses: the keys of all that may confirm besides the clients; if any are listed, outcomes
     need their confirmation. successors: the hand-overs of the enclave's state that are agreed to
-    (`config.succession`). maskings: Gaussian masking leaks, so it must be asked for. confirms: who
-    may confirm; if nobody does, a host that copies the enclave reads updates: it must be asked for.
+    (`config.succession`). shard_policies: the platform policies that the evidence of shards may be
+    held to, each by the SHA-256 of its file. maskings: Gaussian masking leaks, so it must be asked
+    for. confirms: who may confirm; if nobody does, a host that copies the enclave reads updates: it
+    must be asked for.
     rules: the aggregation rules, each with what comes before it and its options, as receipts show
     them; None for any. Options count, since fltrust(root=a) and fltrust(root=b) trust others.
     disclose_values: aggregates may hold single values of single clients; it must be asked for.
@@ -48,6 +50,7 @@ class FederationPolicy:
     rules: tuple[str, ...] | None = None
     disclose_values: bool = False
     report_metrics: tuple[str, ...] = ()
+    shard_policies: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True)

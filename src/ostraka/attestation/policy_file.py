@@ -8,7 +8,7 @@ from typing import Any
 from ostraka import settings
 from ostraka.attestation.policy import DEFAULT_SKEW, FederationPolicy, Policy
 from ostraka.attestation.tees import KINDS, TEES
-from ostraka.config import CONFIRMS, MASKINGS
+from ostraka.config import CONFIRMS, MASKINGS, Federation
 from ostraka.core import metrics, rules
 from ostraka.errors import ConfigError
 from ostraka.settings import Document
@@ -67,6 +67,33 @@ def parse(text: str, name: str) -> Policy:
         unsafe_simulation=layout.unsafe_simulation,
         tees=tuple(policy for policy in policies if policy != type(policy)()),
     )
+
+
+def parse_shards(text: str, name: str) -> Policy:
+    """Returns the policy that evidence of shards is held to. Raises ConfigError and nothing else.
+
+    It is about platforms alone: the federation that it is signed in is the only one there is.
+    """
+    document = settings.parse(text, name)
+    if "federation" in document.values:
+        raise document.error(
+            "federation",
+            "a policy for shards says nothing of a federation, since it is signed as a part of one",
+        )
+    policy = parse(text, name)
+    if not policy.evidence:
+        raise document.error("evidence", "evidence lists no kind, so no shard could prove itself")
+    return policy
+
+
+def of_shards(federation: Federation) -> Policy:
+    """Returns what the evidence of this federation's shards has to meet. Raises ConfigError."""
+    if not federation.shard_policy:
+        raise ConfigError(
+            f"revision {federation.revision} of the federation has no shards: its authority signs "
+            "no shard_policy"
+        )
+    return parse_shards(federation.shard_policy, "the signed shard_policy")
 
 
 def _require_known(

@@ -5,12 +5,19 @@ from dataclasses import dataclass, field
 from secrets import compare_digest
 
 from ostraka.attestation import tees
-from ostraka.attestation.claims import Attested, Binding, Claims, Collateral, KeyBinding
-from ostraka.attestation.policy import FederationPolicy, Policy
+from ostraka.attestation.claims import (
+    Attested,
+    Binding,
+    Claims,
+    Collateral,
+    DeputyBinding,
+    KeyBinding,
+)
+from ostraka.attestation.policy import FederationPolicy, Policy, toml_line
 from ostraka.config import Federation, Terms
 from ostraka.crypto.identity import check_signature
 from ostraka.errors import AttestationRefused, OpenError, Refusal
-from ostraka.messages import SIMULATION, Charter, Evidence, Introduction
+from ostraka.messages import SIMULATION, Charter, Deputy, Evidence, Introduction
 
 _SIMULATE = (
     "to try things out, give --unsafe-simulation, or unsafe_simulation=True in Python; its host "
@@ -80,20 +87,34 @@ def verify_charter(charter: Charter, policy: Policy, now: int | None = None) -> 
                 Refusal.SUCCESSOR, f"to agree to it, add {successor.hex()} to successors"
             )
 
-    # 6. Updates are hidden in a way that the policy allows.
+    # 6. Shards, each of which reads its columns, prove themselves by a policy that this one pins.
+    require_shards(federation, pinned)
+
+    # 7. Updates are hidden in a way that the policy allows.
     if federation.terms.masking not in pinned.maskings:
         allowed = ", ".join(pinned.maskings) or "none at all"
         raise AttestationRefused(Refusal.MASKING, f"{federation.terms.masking}; allowed: {allowed}")
 
-    # 7. Updates are aggregated by a rule that the policy allows, with the options that it states.
+    # 8. Updates are aggregated by a rule that the policy allows, with the options that it states.
     require_rule(federation.terms, pinned)
 
-    # 8. Nothing is published of what clients report that the policy does not allow.
+    # 9. Nothing is published of what clients report that the policy does not allow.
     require_metrics(federation.terms, pinned)
 
-    # 9. Outcomes are confirmed by whom the policy allows, and by the witnesses that it pins.
+    # 10. Outcomes are confirmed by whom the policy allows, and by the witnesses that it pins.
     require_confirmed(federation, pinned)
     return federation
+
+
+def require_shards(federation: Federation, pinned: FederationPolicy) -> None:
+    """Raises AttestationRefused unless the policy pins what any shards are held to."""
+    if federation.shard_policy and federation.shard_policy_digest not in pinned.shard_policies:
+        line = toml_line("shard_policies", (*pinned.shard_policies, federation.shard_policy_digest))
+        raise AttestationRefused(
+            Refusal.SHARDS,
+            "read the file that its authority has signed (the digest is its sha256sum); if you "
+            f"decide to accept it, write under [federation]: {line}",
+        )
 
 
 def require_rule(terms: Terms, pinned: FederationPolicy) -> None:
@@ -195,10 +216,20 @@ def read(evidence: Evidence) -> Claims:
     return tees.find(evidence.kind).read(evidence)
 
 
-def require_bound(claims: Claims, expected: Binding | KeyBinding) -> None:
+def require_bound(claims: Claims, expected: Binding | KeyBinding | DeputyBinding) -> None:
     """Raises AttestationRefused unless the evidence is about exactly this."""
     if not compare_digest(claims.report_data, expected.report_data()):
         raise AttestationRefused(Refusal.BINDING)
+
+
+def require_deputy(deputy: Deputy, *, receipt_key: bytes, federation: bytes) -> None:
+    """Raises OpenError unless the holder of the receipt key deputed this shard.
+
+    federation: the federation id.
+    """
+    check_signature(deputy, receipt_key)
+    if deputy.federation != federation:
+        raise OpenError("Deputy")
 
 
 def _other(reason: Refusal, got: bytes, expected: bytes) -> AttestationRefused:

@@ -274,6 +274,7 @@ class RemoteEnclave:
             first.authority,
             first.id,
             successors=newest.successors,
+            shard_policies=(newest.shard_policy_digest,),
             witnesses=tuple(each.key for each in first.witnesses + newest.witnesses),
             confirms=CONFIRMS,
         )

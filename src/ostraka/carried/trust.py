@@ -61,6 +61,7 @@ class UnsafeFirstSeen:
             authority=first.authority,
             id=first.id,
             workers=tuple(worker.key for worker in first.workers),
+            shard_policies=(first.shard_policy_digest,),
             maskings=MASKINGS,
             confirms=CONFIRMS,
             rules=(str(first.terms.composition),),

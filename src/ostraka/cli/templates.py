@@ -29,6 +29,7 @@ id = "{id}"  # drawn once; every policy pins it
 authority = "{authority}"  # public key
 # expires = 1893456000  # seconds since 1970, after which clients wait for a newer revision
 successors = []  # who may take over the sealed state; see: ostraka enclave migrate request
+# shard_policy = "shards.toml"  # what every shard has to prove; its text is signed
 
 [model]
 {model}
@@ -146,6 +147,7 @@ authority = "{authority}"
 workers = [
 {workers}]
 successors = []  # hand-overs of the enclave's state that are agreed to
+# shard_policies = []  # SHA-256 of each policy file that shards may be held to
 maskings = [{maskings}]  # gaussian leaks, so it must be asked for
 rules = [{rules}]  # with their options, as receipts show them; any unless given
 disclose_values = {disclose_values}  # true: a rule may publish values of single clients

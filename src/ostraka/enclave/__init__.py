@@ -12,6 +12,7 @@ status       the status and the metrics that an operator may see
 hardening    what an ordinary process can give up
 measurement  the list of the code that this process loads, and its digest
 migration    hands the state to a successor
+peering      the attested channel between a lead and its shards
 storage/     sealed files on the host's disk
 platform/    evidence and sealing keys from the machine's TEE
 """

@@ -11,10 +11,11 @@ from ostraka.attestation import dcap, snp
 from ostraka.attestation.dcap import SgxPolicy, TdxPolicy
 from ostraka.attestation.nitro import NitroPolicy
 from ostraka.attestation.policy import FederationPolicy, Policy
-from ostraka.attestation.policy_file import parse
+from ostraka.attestation.policy_file import of_shards, parse, parse_shards
 from ostraka.attestation.simulation import SimulationPolicy
 from ostraka.attestation.snp import SnpPolicy, SnpTcb
 from ostraka.attestation.tees import find
+from ostraka.config import Federation, Manifest, Member, Terms
 from ostraka.errors import ConfigError
 
 
@@ -39,6 +40,7 @@ confirms = ["both", "none"]
 rules = ["ARC + nnm + GeometricMedian", "multi-krum(k=5)"]
 disclose_values = true
 report_metrics = ["loss", "examples"]
+shard_policies = ["{hexed(24, 32)}"]
 
 [sgx]
 mrenclave = ["{hexed(4, 32)}"]
@@ -98,6 +100,7 @@ def test_a_complete_policy_is_read():
             rules=("arc+nnm+geometric-median", "multi-krum(k=5)"),
             disclose_values=True,
             report_metrics=("loss", "examples"),
+            shard_policies=b(24, 32),
         ),
         clock_skew=60,
         unsafe_simulation=True,
@@ -141,6 +144,7 @@ def test_the_shortest_policy_is_the_empty_one_and_that_refuses_all():
     assert policy.federation.rules is None
     assert not policy.federation.disclose_values
     assert policy.federation.report_metrics == ()
+    assert policy.federation.shard_policies == ()
 
 
 def test_every_named_allowance_can_be_written():
@@ -335,3 +339,50 @@ def test_any_value_for_any_setting_is_read_or_refused_as_a_config_error(at, valu
     lines[at] = f"{lines[at].split(' = ')[0]} = {value}"
     with contextlib.suppress(ConfigError):
         parse("\n".join(lines), "p")
+
+
+SHARDS = f"""\
+version = 1
+evidence = ["nitro"]
+clock_skew_s = 7
+
+[nitro]
+pcr0 = ["{hexed(15, 48)}"]
+"""
+
+
+def with_shards(text):
+    clients = tuple(Member(f"c-{i}", bytes([i]) * 32) for i in range(4))
+    terms = Terms(Manifest.flat(20), f=0, distances="inside", tile=16)
+    return Federation(terms, clients, (), b"a" * 32, b"i" * 32, shard_policy=text)
+
+
+def test_a_policy_for_shards_is_that_of_their_platforms():
+    policy = Policy(evidence=("nitro",), clock_skew=7, tees=(NitroPolicy(pcr0=b(15, 48)),))
+    assert parse_shards(SHARDS, "shards.toml") == policy
+    assert of_shards(with_shards(SHARDS)) == policy
+
+
+NOT_FOR_SHARDS = {
+    "a federation of its own": (
+        SHARDS + "[federation]\n",
+        "s.toml, line 7: a policy for shards says nothing of a federation",
+    ),
+    "no kind of evidence": (V, "s.toml: evidence lists no kind"),
+    "an empty list of kinds": (V + "evidence = []", "s.toml, line 2: evidence lists no kind"),
+    "a measurement that is none": (
+        V + 'evidence = ["nitro"]\n[nitro]\npcr0 = ["ab"]',
+        "s.toml, line 4: nitro.pcr0[0] is 96 hex digits; got 2",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), NOT_FOR_SHARDS.values(), ids=NOT_FOR_SHARDS.keys())
+def test_what_is_no_policy_for_shards_is_refused_with_its_line(text, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_shards(text, "s.toml")
+
+
+def test_a_federation_without_shards_has_no_policy_for_them():
+    with pytest.raises(ConfigError, match="revision 1 of the federation has no shards"):
+        of_shards(with_shards(""))
