@@ -362,16 +362,16 @@ class Shards:
         return Slices(self.key, sealed)
 
     async def publish(self, number: int, model: bytes, state: Slices) -> None:
-        """Tell the shards that an outcome was confirmed. One that is away will be told when it
-        joins again."""
-        for name, shard in zip(state.slices, sorted(self.connected.items()), strict=False):
-            message = link.Publish(number, model, state.key, name)
+        """Tell the shards that an outcome was confirmed. One that is away, or whose span has
+        changed since, is told when it joins."""
+        for at, shard in list(self.connected.items()):
             try:
+                message = link.Publish(number, model, state.key, state.slices[at])
                 async with asyncio.timeout(_RESTORE_S):
-                    reply, _ = await asyncio.wrap_future(shard[1].ask(message))
-                shard[1].model = reply.model
-            except (RoundFailed, TimeoutError):
-                shard[1].end()
+                    reply, _ = await asyncio.wrap_future(shard.ask(message))
+                shard.model = reply.model
+            except (RoundFailed, TimeoutError, IndexError):
+                shard.end()
 
     def stop_round(self) -> None:
         """The open round is given up."""

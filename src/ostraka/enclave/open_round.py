@@ -22,6 +22,7 @@ class OpenRound:
     quorum: int
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     quorate: bool = False  # The quorum was reached while others were awaited.
+    failed: str = ""  # why it cannot be finished
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
     _own: set[str] = field(default_factory=set)  # whose uploads they brought themselves
 
@@ -51,8 +52,8 @@ class OpenRound:
         spoilt = min(len(self.intake.spoilt), self.federation.terms.f)
         return len(self.intake.complete) + spoilt
 
-    def begin(self, header: UpdateHeader, *, own: bool) -> int:
-        """Start an upload, or go on with it. Return the number of the tile that comes next.
+    def begin(self, header: UpdateHeader, *, own: bool) -> None:
+        """Start an upload, or go on with it.
 
         An upload goes on under the header that it began with, and no other: a header of one client
         must not reach another client's upload. own: the client itself brings it. What others bring
@@ -69,7 +70,6 @@ class OpenRound:
             self._headers[header.client] = header
         if own:
             self._own.add(header.client)
-        return self.receiver(header).next
 
     def note_change(self) -> None:
         """Look whether the round can go on, now that a client has completed or spoilt its upload.
