@@ -363,6 +363,12 @@ class Stopping:
 
 Event: TypeAlias = (
     ServiceStarted
+    | ShardJoined
+    | ShardLeft
+    | ShardRefused
+    | ShardsAwaited
+    | LeadJoined
+    | LeadLost
     | FederationAdopted
     | FederationIgnored
     | Cautioned

@@ -26,7 +26,13 @@ from ostraka.enclave import link
 from ostraka.enclave.link import EVENTS, REPLIES, Link
 from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.storage.models import SliceName, Slices
-from ostraka.errors import LocalProtocolError, MalformedMessage, Rejection, RoundFailed, UpdateRejected
+from ostraka.errors import (
+    LocalProtocolError,
+    MalformedMessage,
+    Rejection,
+    RoundFailed,
+    UpdateRejected,
+)
 from ostraka.messages import joined_digest
 from ostraka.protocol.enclave import Arrived, Begun, Cohort, Enclave, Intake, Leaves, Partial
 from ostraka.protocol.enclave.cohort import RoundContext, Row
@@ -39,15 +45,14 @@ _GRANT_S = 30.0
 class Connected:
     """One shard's stream. on_event: takes what becomes of tiles, on the loop."""
 
-    def __init__(
-        self, number: int, channel: PeerChannel, loop: asyncio.AbstractEventLoop
-    ) -> None:
+    def __init__(self, number: int, channel: PeerChannel, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
         self.address = ""
         self.model: tuple[bytes, ...] = ()  # the leaves of its slice
         self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.on_event: Callable[[Any], None] = lambda event: None
         self.ended = False
+        self.over = asyncio.Event()
         self._loop = loop
         self._link = Link(channel, self._send, (*REPLIES, *EVENTS), self._heard)
         self._saying = Lock()
@@ -59,7 +64,9 @@ class Connected:
             if not self.ended:
                 self._link.say(message)
 
-    def ask(self, message: Any, *arrays: Buffer | AnyArray) -> "Future[tuple[Any, list[bytearray]]]":
+    def ask(
+        self, message: Any, *arrays: Buffer | AnyArray
+    ) -> "Future[tuple[Any, list[bytearray]]]":
         """Say something. The reply, and what is behind it, or RoundFailed."""
         reply: Future[tuple[Any, list[bytearray]]] = Future()
         with self._saying:
@@ -91,6 +98,7 @@ class Connected:
             if not reply.done():
                 reply.set_exception(self._left())
         self._loop.call_soon_threadsafe(self.outgoing.put_nowait, None)
+        self._loop.call_soon_threadsafe(self.over.set)
 
     def _left(self) -> RoundFailed:
         return RoundFailed(f"shard {self.number} has left")
@@ -161,7 +169,9 @@ class RemotePart:
     def stop(self) -> None:
         """The shard is told when the round is closed, or given up."""
 
-    async def grant(self, client: str, upload_id: bytes) -> tuple[link.Granted, "asyncio.Future[Any]"]:
+    async def grant(
+        self, client: str, upload_id: bytes
+    ) -> tuple[link.Granted, "asyncio.Future[Any]"]:
         """A lane for the tiles that are missing, and what will become of it."""
         settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[upload_id] = settled
@@ -171,6 +181,17 @@ class RemotePart:
         if not granted.ticket:
             settled.cancel()
         return granted, settled
+
+    async def settled(self, waiting: "asyncio.Future[Any]") -> Any:
+        """What has become of a lane. If the shard leaves, it has broken."""
+        gone = asyncio.ensure_future(self.shard.over.wait())
+        try:
+            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if waiting.done():
+            return waiting.result()
+        return link.Broken("", bytes(32), "gone", f"shard {self.shard.number} has left")
 
     def _of(self, client: str, upload_id: bytes) -> _Tiles | None:
         known = self._uploads.get(client)
@@ -310,7 +331,9 @@ class Shards:
     def complete(self) -> bool:
         return len(self.connected) == self.count
 
-    async def restore(self, shard: Connected, terms: Terms, state: Slices, number: int, model: bytes) -> None:
+    async def restore(
+        self, shard: Connected, terms: Terms, state: Slices, number: int, model: bytes
+    ) -> None:
         """Have a shard load its slice. Raises RoundFailed, which says what it lacks."""
         span = self.spans(terms)[shard.number]
         message = link.Restore(span.start, span.length, number, model, state.key, state.slices)

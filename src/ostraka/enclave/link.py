@@ -415,7 +415,9 @@ class Link:
         self._filled[at] += len(piece)
 
     def _missing(self) -> bool:
-        return any(filled < len(blob) for filled, blob in zip(self._filled, self._blobs, strict=True))
+        return any(
+            filled < len(blob) for filled, blob in zip(self._filled, self._blobs, strict=True)
+        )
 
 
 def cohort_digest(round_id: bytes, rows: Iterable[Row | Upload]) -> bytes:

@@ -1,6 +1,7 @@
 """One open round: the enclave's side of it, and what the service knows of its uploads."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -87,15 +88,15 @@ class OpenRound:
         arrival = self.intake.arrival(header.client, header.upload_id)
         if arrival is None:
             raise UpdateRejected(header.client, Rejection.DUPLICATE)
-        return Receiver(arrival, self.intake)
+        return Receiver(arrival, self.intake.sealed_size)
 
 
 @dataclass(frozen=True)
 class Receiver:
-    """Takes the tiles of one upload, one after another."""
+    """Takes the tiles of one upload, one after another. sealed_size: of each."""
 
     _arrival: Arrival
-    _intake: Intake
+    _sealed_size: Callable[[int], int]
 
     @property
     def next(self) -> int:
@@ -108,7 +109,7 @@ class Receiver:
     def size(self) -> int:
         """How many bytes the next sealed tile has; 0 once the upload is complete."""
         arrival = self._arrival
-        return 0 if arrival.complete else self._intake.sealed_size(arrival.next)
+        return 0 if arrival.complete else self._sealed_size(arrival.next)
 
     def take(self, ciphertext: memoryview) -> None:
         """Open, check and keep the next tile. Raises as `Arrival.take` does."""
