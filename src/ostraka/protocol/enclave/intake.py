@@ -268,9 +268,7 @@ class Intake:
             raise UpdateRejected(client, flaw)
         self._replace(client)
         report = terms.asked.read(opened.report)
-        row = Row(
-            client, header.upload_id, leaf(header), opened.norm, opened.step, report=report
-        )
+        row = Row(client, header.upload_id, leaf(header), opened.norm, opened.step, report=report)
         for part, span in zip(self._parts, self._context.spans, strict=True):
             begun = Begun(
                 client,
