@@ -124,7 +124,7 @@ class RemoteEnclave:
     def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
         if self._joined is None:
             raise LocalProtocolError("no round was joined")
-        upload = Upload(self._joined.number, sealed)
+        upload = Upload(self._joined.number, sealed, self._joined.shards)
         connection = self._connected(seconds)
         try:
             connection.attempt(partial(upload.stream, connection))

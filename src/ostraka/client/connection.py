@@ -3,12 +3,12 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -21,12 +21,12 @@ from ostraka.client.events import Event, Reconnecting
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import ReceiptRefused, ServiceError, printable
+from ostraka.errors import ConfigError, ReceiptRefused, ServiceError, printable
 from ostraka.messages import ClientHello
 from ostraka.protocol.client import require_model
 from ostraka.transport import PROVED
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import IDLE_S, Backoff, dial, dial_lane
+from ostraka.transport.dial import IDLE_S, Backoff, Sockets, dial, dial_lane
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 
@@ -64,6 +64,8 @@ _NONCE_BYTES = 32
 _LARGEST = 8 * 2**20
 _SHOWN = 200  # characters of what the other side says
 _ODD_ANSWERS = 5  # in a row, until they count as final
+_AT_ONCE = 64  # shards that one client talks to; with more of them, the others wait
+_MEANWHILE_S = 0.5
 
 _T = TypeVar("_T")
 
@@ -234,28 +236,15 @@ class Connection:
             replies.cancel()
 
     @contextmanager
-    def lane(self, ticket: bytes, call: Any) -> Iterator[socket.socket]:
-        """The lane that this call was granted. It ends with the call. Raises LaneBroken."""
-        limit = self.patience.limit(REQUEST_S)
+    def lanes(self, call: Any) -> Iterator["Lanes"]:
+        """What opens the lanes that this call was granted. They end with the call."""
+        sockets = Sockets()
         try:
-            near = dial_lane(self._address, ticket, tls_ca=self._tls_ca, seconds=limit)
-        except OSError as failed:
-            raise LaneBroken(f"no lane to {self._address}: {failed}") from None
-
-        closing = Lock()
-
-        def end() -> None:
-            with closing, suppress(OSError):
-                # TLS must not notice: another thread may be sending.
-                socket.socket.shutdown(near, socket.SHUT_RDWR)
-
-        try:
-            if not call.add_callback(end):
-                end()
-            yield near
+            if not call.add_callback(sockets.end):
+                sockets.end()
+            yield Lanes(self._address, self._tls_ca, self.patience, sockets)
         finally:
-            with closing:
-                near.close()
+            sockets.close()
 
     def attempt(self, work: Callable[[], _T]) -> _T:
         """What `work` returns, begun again while the service is away. Raises ServiceError."""
@@ -269,6 +258,58 @@ class Connection:
 
     def retries(self) -> "Retries":
         return Retries(self._address, self.patience, self.tell, self._lost)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Opens lanes of one call, from any thread."""
+
+    address: str
+    tls_ca: Path | None
+    patience: Patience
+    sockets: Sockets
+
+    def open(self, ticket: bytes, address: str = "") -> socket.socket:
+        """The lane of this ticket. Raises LaneBroken.
+
+        address: of the shard that it goes to, as the host says; the service's own unless given.
+        """
+        where, limit = address or self.address, self.patience.limit(REQUEST_S)
+        try:
+            return dial_lane(where, ticket, tls_ca=self.tls_ca, seconds=limit, among=self.sockets)
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as failed:  # Some names cannot even be asked for.
+            raise LaneBroken(f"no lane to {where}: {failed}") from None
+
+
+def at_once(
+    tasks: Sequence[Callable[[], None]],
+    *,
+    stop: Callable[[], None],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Run all of these, each in a thread of its own, and return when all have ended.
+
+    stop: ends them, if one of them raises or the caller is interrupted; that is then raised. A
+    single one runs in the caller's thread. meanwhile: called there now and then, for several.
+    """
+    if len(tasks) < 2:
+        for task in tasks:
+            task()
+        return
+    with ThreadPoolExecutor(min(len(tasks), _AT_ONCE), "ostraka-client") as pool:
+        try:
+            left = {pool.submit(task) for task in tasks}
+            while left:
+                done, left = wait(left, _MEANWHILE_S, FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                meanwhile()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop()
+            raise
 
 
 class Resting:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from secrets import SystemRandom
+from threading import Lock
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import grpc
@@ -22,9 +23,11 @@ _KEEPALIVE_MS = 30_000
 _MEBIBYTE = 2**20
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _PORTS = range(1, 2**16)
+_LONGEST_ADDRESS = 262  # a name of 253 characters, brackets, and a port
 _FIRST_S = 0.25
 _CAP_S = 30.0
 _HTTP = 80
+_STREAM = socket.SOCK_STREAM
 _LONGEST_ANSWER = 2**14
 _UNSENT = 2**17  # bytes that a lane takes ahead of the network
 # In gRPC's order.
@@ -64,11 +67,21 @@ def channel_options(largest: int) -> list[tuple[str, int]]:
 
 def require_address(address: str) -> None:
     """Raises ConfigError. gRPC itself would dial another port in place of an impossible one."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or int(match[1]) not in _PORTS:
+    if not _is_address(address):
         raise ConfigError(
             f"an address is HOST:PORT, with a port from 1 to {_PORTS[-1]}; got {address!r}"
         )
+
+
+def _is_address(address: str) -> bool:
+    match = _ADDRESS.fullmatch(address)
+    return match is not None and int(match[1]) in _PORTS
+
+
+def is_told_address(address: str) -> bool:
+    """Returns whether this may be dialled, which another side has told and nobody has checked."""
+    plain = address.isascii() and address.isprintable() and len(address) <= _LONGEST_ADDRESS
+    return plain and _is_address(address)
 
 
 def _certificates(path: Path) -> bytes:
@@ -78,27 +91,90 @@ def _certificates(path: Path) -> bytes:
         raise ConfigError(f"{path}: {unreadable.strerror}") from None
 
 
+class Sockets:
+    """Sockets that any thread can end at once, while another connects them or sends."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # A number that is ended must not be another socket's by then.
+        self._held: list[socket.socket] = []
+        self._ended = False
+
+    def hold(self, near: socket.socket) -> None:
+        """Raises ConnectionAbortedError, and closes it, if they have ended."""
+        with self._lock:
+            if not self._ended:
+                self._held.append(near)
+                return
+        near.close()
+        raise ConnectionAbortedError("it has ended on this side")
+
+    def end(self) -> None:
+        """Make every wait for them fail, now and from now on."""
+        with self._lock:
+            self._ended = True
+            for near in self._held:
+                with suppress(OSError):
+                    # TLS must not notice: another thread may be sending.
+                    socket.socket.shutdown(near, socket.SHUT_RDWR)
+
+    def drop(self, near: socket.socket) -> None:
+        """Close one that came to nothing."""
+        with self._lock:
+            near.close()
+            self._held.remove(near)
+
+    def close(self) -> None:
+        """End and close all of them."""
+        self.end()
+        with self._lock:
+            for near in self._held:
+                near.close()
+            self._held.clear()
+
+
 def dial_lane(
-    address: str, ticket: bytes, *, tls_ca: Path | None = None, seconds: float
+    address: str,
+    ticket: bytes,
+    *,
+    tls_ca: Path | None = None,
+    seconds: float,
+    among: Sockets | None = None,
 ) -> socket.socket:
     """Opens the lane that this ticket is for, on the way that gRPC takes to HOST:PORT.
 
-    seconds: for each step on the way. Raises OSError, and ConfigError as `dial` does.
+    seconds: for each step on the way. among: the sockets that it belongs to, which can be ended
+    from the first step on. Raises OSError, and ConfigError as `dial` does.
     """
     require_address(address)
     host, port = _host_and_port(address)
-    near = _connect(host, port, seconds)
+    among = among or Sockets()
+    near = _connect(host, port, seconds, among)
     try:
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _hold_back(near)
         near.sendall(LANE + ticket)
         if tls_ca is not None:
-            near = _tls(_certificates(tls_ca)).wrap_socket(near, server_hostname=host)
+            near = _secured(near, host, _tls(_certificates(tls_ca)), among)
         near.settimeout(None)  # From here on, the lane's call says when it has ended.
     except BaseException:
-        near.close()
+        among.drop(near)
         raise
     return near
+
+
+def _secured(
+    near: socket.socket, host: str, context: ssl.SSLContext, among: Sockets
+) -> socket.socket:
+    """Returns the same connection with TLS, whose handshake can be ended, too."""
+    secured = context.wrap_socket(near, server_hostname=host, do_handshake_on_connect=False)
+    among.hold(secured)
+    try:
+        secured.do_handshake()
+    except BaseException:
+        among.drop(secured)
+        raise
+    among.drop(near)  # What is left of it has no connection.
+    return secured
 
 
 def _hold_back(near: socket.socket) -> None:
@@ -125,17 +201,37 @@ def _tls(certificates: bytes) -> ssl.SSLContext:
     return context
 
 
-def _connect(host: str, port: int, seconds: float) -> socket.socket:
+def _connect(host: str, port: int, seconds: float, among: Sockets) -> socket.socket:
     proxy = _proxy(host)
     if proxy is None:
-        return socket.create_connection((host, port), seconds)
-    near = socket.create_connection((proxy.hostname, proxy.port or _HTTP), seconds)
+        return _open(host, port, seconds, among)
+    near = _open(str(proxy.hostname), proxy.port or _HTTP, seconds, among)
     try:
         _ask_proxy(near, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except BaseException:
-        near.close()
+        among.drop(near)
         raise
     return near
+
+
+def _open(host: str, port: int, seconds: float, among: Sockets) -> socket.socket:
+    """Connects to the first address of this host that takes the connection."""
+    failed = OSError(f"{host} has no address")
+    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=_STREAM):
+        near = socket.socket(family, kind, protocol)
+        among.hold(near)
+        try:
+            near.settimeout(seconds)
+            near.connect(where)
+        except OSError as error:
+            among.drop(near)
+            failed = error
+        except BaseException:
+            among.drop(near)
+            raise
+        else:
+            return near
+    raise failed
 
 
 def _proxy(host: str) -> SplitResult | None:
