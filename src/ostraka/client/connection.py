@@ -14,16 +14,12 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
-import numpy as np
 
-from ostraka.arrays import Float32
 from ostraka.client.events import Event, Reconnecting
-from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import ConfigError, ReceiptRefused, ServiceError, printable
+from ostraka.errors import ConfigError, ServiceError, printable
 from ostraka.messages import ClientHello
-from ostraka.protocol.client import require_model
 from ostraka.transport import PROVED
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import IDLE_S, Backoff, Sockets, dial, dial_lane
@@ -218,6 +214,10 @@ class Connection:
         """End every call that is under way, from any thread."""
         self._channel.close()
 
+    def beside(self, address: str) -> "Connection":
+        """A connection to a shard of the same service, where this party is a stranger."""
+        return Connection(address, tls_ca=self._tls_ca, patience=self.patience, tell=self.tell)
+
     def ask(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:
         """The reply to one request, asked again while the service is away. Raises ServiceError."""
         return self.attempt(lambda: self.once(method, request, seconds=seconds))
@@ -407,28 +407,3 @@ class Retries:
             f"({status}): is it running, and can this machine reach it?",
             said=status.said,
         )
-
-
-def download(connection: Connection, digest: bytes, federation: Federation) -> Float32:
-    """The model (d,) of this digest, not to be written to.
-
-    Raises ReceiptRefused for any other, and ServiceError with NOT_FOUND if it is not kept any more.
-    """
-
-    def read() -> Float32:
-        vector = np.empty(federation.terms.dimension, "<f4")
-        rest = vector.data.cast("B")
-        with connection.stream("GetModel", wire.ModelRequest(digest=digest)) as parts:
-            for part in parts:
-                if len(part.data) > len(rest):
-                    raise ReceiptRefused("the model is larger than the federation's rules say")
-                rest[: len(part.data)] = part.data
-                rest = rest[len(part.data) :]
-        if rest:
-            raise ReceiptRefused("the model is smaller than the federation's rules say")
-        return vector
-
-    vector = connection.attempt(read)
-    require_model(vector, digest, federation)
-    vector.flags.writeable = False
-    return vector

@@ -11,7 +11,8 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.client import attesting, following
 from ostraka.client.attesting import Unconfirmed, Verifier
-from ostraka.client.connection import LONG_POLL_S, REQUEST_S, Connection, Status, download
+from ostraka.client.connection import LONG_POLL_S, REQUEST_S, Connection, Status
+from ostraka.client.download import download
 from ostraka.client.events import Confirmed, ForkProved, RollbackProved, Waiting
 from ostraka.client.memory import NOTHING_SENT, Memory, MemoryFile
 from ostraka.config import Federation
