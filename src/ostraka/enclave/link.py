@@ -216,8 +216,11 @@ class Measure:
 
 @dataclass(frozen=True)
 class MeasuredPart:
-    """A `Partial`. changed: whose rows have changed. Behind it are, if it was counted: (n, n) int32,
-    s and v (n,) int64, steps (n,) float64; else (n, n) float64."""
+    """A `Partial`. changed: whose rows have changed.
+
+    Behind it are, if it was counted: (n, n) int32, s and v (n,) int64, steps (n,) float64; else
+    (n, n) float64.
+    """
 
     LABEL: ClassVar[bytes] = b"ostraka/shard/measured/v1"
 

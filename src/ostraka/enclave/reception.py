@@ -1,4 +1,4 @@
-"""Lets workers in: each proves its identity, and is shown whom it serves, before it is given work."""
+"""Lets workers in: each proves its identity, and is shown whom it serves, before it gets work."""
 
 import asyncio
 import os
@@ -77,8 +77,10 @@ class Serving:
 
 @dataclass
 class Reception:
-    """Where workers come in. prove: notes that a connection is a worker's own. gossip: limits what is
-    told of strangers."""
+    """Where workers come in.
+
+    prove: notes that a connection is a worker's own. gossip: limits what is told of strangers.
+    """
 
     pool: Pool
     quoting: Quoting

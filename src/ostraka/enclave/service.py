@@ -355,8 +355,16 @@ async def serve_shard(
             sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
         tickets = stack.enter_context(_tickets(file))
         front = stack.enter_context(_front(file, tell, sockets, tickets))
-        shard = ShardService(settings, file, charter, platform, tell, tickets, _budget(file))
-        shard.lend(stack.enter_context(lend_threads(file.enclave.threads)))
+        shard = ShardService(
+            settings,
+            file,
+            charter,
+            platform=platform,
+            tell=tell,
+            tickets=tickets,
+            memory=Memory(_budget(file)),
+            threads=stack.enter_context(lend_threads(file.enclave.threads)),
+        )
         server = grpc.aio.server(
             options=_options(file), interceptors=[Punctual(file.limits.idle_s)]
         )

@@ -7,7 +7,7 @@ tells what is the newest.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -47,12 +47,13 @@ from ostraka.errors import (
     OstrakaError,
     Rejection,
     RemoteProtocolError,
+    StorageFull,
     UpdateRejected,
 )
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile
 from ostraka.messages import SIMULATION, Charter, Deputy, ShardAdmitted, ShardWelcome, vector_leaves
-from ostraka.protocol.enclave import Begun, Cohort, Memory, Shard, ShardRound
+from ostraka.protocol.enclave import Begun, Cohort, Memory, Shard, ShardRound, Threads
 from ostraka.protocol.host import OwnColumns
 from ostraka.transport import FINISHED, collateral
 from ostraka.transport import ostraka_pb2 as wire
@@ -63,7 +64,7 @@ _MIB = 2**20
 _LARGEST = 8 * 2**20  # of a message of the lead
 _WORKERS_S = 5.0  # to wait for workers when a round closes
 _CALLS = 32  # of one address at a time
-_ASK_LEAD = "this is a shard: ask its lead"
+_LONGEST = 500  # characters of what the lead is told
 _NOT_JOINED = "this shard waits for its lead"
 
 
@@ -73,7 +74,11 @@ class Finished(Exception):
 
 @dataclass
 class Settings:
-    """How one shard is run. number: which one it is. advertise: where clients and workers find it."""
+    """How one shard is run.
+
+    number: which one it is. advertise: where clients and workers find it; where it listens unless
+    given. tls_ca: certificates that vouch for the lead.
+    """
 
     path: Path
     lead: str
@@ -103,10 +108,12 @@ class ShardService:
         settings: Settings,
         file: FederationFile,
         charter: Charter,
+        *,
         platform: Platform,
         tell: Callable[[Event], None],
         tickets: Tickets,
-        budget: int,
+        memory: Memory,
+        threads: Threads,
     ) -> None:
         self.settings = settings
         self.file = file
@@ -118,7 +125,8 @@ class ShardService:
         self.model: tuple[bytes, Float32] | None = None  # its digest, and our slice of it
         self._platform = platform
         self._tickets = tickets
-        self._memory = Memory(budget)
+        self._memory = memory
+        self._threads = threads
         self._files = SliceFiles(file.state, platform.code_id)
         self._identity: Identity | None = None
         self._role: Shard | None = None
@@ -217,53 +225,49 @@ class ShardService:
         """Carry out commands, in their order."""
         while True:
             message, blobs = await commands.get()
+            if isinstance(message, Begun | link.End | link.Stop):
+                await self._obey(message)
+                continue
             try:
-                reply = await self._do(message, blobs)
+                reply = await self._answer(message, blobs)
             except (OstrakaError, OSError) as unable:
                 # What is wrong with a row is no error: this is about disks and mistakes.
-                reply = (link.Failed(str(unable)[:500]),)
-            if reply and self._link is not None:
+                reply = (link.Failed(str(unable)[:_LONGEST]),)
+            if self._link is not None:
                 self._link.say(*reply)
 
     # What the lead asks.
 
-    async def _do(self, message: Any, blobs: list[bytearray]) -> tuple[Any, ...]:
-        """What to answer, with what is behind it; nothing if no answer is expected."""
-        match message:
-            case link.Restore():
-                return (await asyncio.to_thread(self._restore, message),)
-            case link.Open():
-                return (await self._open(message),)
-            case Begun():
-                self._open_round().opened.part.begin(message)
-                return ()
-            case link.Grant():
-                return (await self._grant(message),)
-            case link.End():
-                self._open_round(message.round_id).opened.part.end(
-                    message.client, message.upload_id
-                )
-                return ()
-            case link.Close():
-                return (await self._close(message),)
-            case link.Sketch():
-                return self._sketch(message)
-            case link.Measure():
-                return await self._measure(message)
-            case link.Combine():
-                return (await self._combine(message, blobs),)
-            case link.Advance():
-                return (await self._advance(message),)
-            case link.Publish():
-                return (await asyncio.to_thread(self._publish, message),)
-            case link.Stop():
-                await self._give_up()
-                if message.finished:
-                    raise Finished
-                return ()
-        raise LocalProtocolError(f"a lead does not say {type(message).__name__}")
+    async def _answer(self, message: Any, blobs: list[bytearray]) -> tuple[Any, ...]:
+        """What to say to what the lead asks, with the arrays behind it."""
+        answers: dict[type[Any], Callable[[], Awaitable[tuple[Any, ...]]]] = {
+            link.Restore: lambda: asyncio.to_thread(self._restore, message),
+            link.Open: lambda: self._open(message),
+            link.Grant: lambda: self._grant(message),
+            link.Close: lambda: self._close(message),
+            link.Sketch: lambda: asyncio.to_thread(self._sketch, message),
+            link.Measure: lambda: self._measure(message),
+            link.Combine: lambda: self._combine(message, blobs),
+            link.Advance: lambda: self._advance(message),
+            link.Publish: lambda: asyncio.to_thread(self._publish, message),
+        }
+        return await answers[type(message)]()
 
-    def _restore(self, message: link.Restore) -> link.Restored:
+    async def _obey(self, message: Begun | link.End | link.Stop) -> None:
+        """Do what the lead says and waits for no answer to. Raises Finished."""
+        if isinstance(message, link.Stop):
+            await self._give_up()
+            if message.finished:
+                raise Finished
+        elif self._round is not None:
+            part = self._round.opened.part
+            if isinstance(message, Begun):
+                with suppress(StorageFull):  # It is told when it is granted no lane.
+                    part.begin(message)
+            elif message.round_id == self._round.opened.context.round_id:
+                part.end(message.client, message.upload_id)
+
+    def _restore(self, message: link.Restore) -> tuple[Any, ...]:
         """Put our slice together, from the files that have it."""
         span = link.span_of(message, self.federation.terms.tile)
         if self._identity is None:
@@ -277,7 +281,7 @@ class ShardService:
         self._role = Shard(self.federation, self._identity, span, state)
         self.model = message.model, self._role.state.model
         self._candidate = None
-        return link.Restored(vector_leaves(self._role.state.model))
+        return (link.Restored(vector_leaves(self._role.state.model)),)
 
     def _assembled(self, message: link.Restore) -> ServerState:
         """Our values, of all slices that have some of them. Raises StateError."""
@@ -291,7 +295,7 @@ class ShardService:
                 parts.append(optimiser.part_of(whole, inside))
         return parts[0] if len(parts) == 1 else optimiser.joined(parts)
 
-    async def _open(self, message: link.Open) -> link.Opened:
+    async def _open(self, message: link.Open) -> tuple[Any, ...]:
         await self._give_up()
         role = self._shard()
         spool = Spool(
@@ -305,22 +309,22 @@ class ShardService:
             role.open_round, message.number, message.round_id, self._memory, spool
         )
         self._round = _OpenRound(opened, spool)
-        return link.Opened(opened.last_square)
+        return (link.Opened(opened.last_square),)
 
-    async def _grant(self, message: link.Grant) -> link.Granted:
-        """A lane for what is missing of an upload. It lasts until the upload is complete or ends."""
+    async def _grant(self, message: link.Grant) -> tuple[Any, ...]:
+        """A lane for what is missing of an upload. It lasts until that is complete, or ends."""
         round_ = self._open_round(message.round_id)
         arrival = round_.opened.part.upload(message.client, message.upload_id)
         if arrival is None:
             raise LocalProtocolError("a lane is for an upload that was let in")
         if arrival.complete:
             self._told(message, round_)
-            return link.Granted(b"", arrival.next)
+            return (link.Granted(b"", arrival.next),)
         ticket: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         lane = asyncio.create_task(self._lane(message, round_, ticket))
         round_.lanes.add(lane)
         lane.add_done_callback(round_.lanes.discard)
-        return link.Granted(await ticket, arrival.next)
+        return (link.Granted(await ticket, arrival.next),)
 
     async def _lane(
         self, message: link.Grant, round_: _OpenRound, ticket: "asyncio.Future[bytes]"
@@ -359,7 +363,7 @@ class ShardService:
             resident = part.resident(*upload)
             self._tell_lead(link.Taken(*upload, arrived.squares, arrived.along, resident))
 
-    async def _close(self, message: link.Close) -> link.Closed:
+    async def _close(self, message: link.Close) -> tuple[Any, ...]:
         round_ = self._open_round(message.round_id)
         if link.cohort_digest(message.round_id, message.rows) != message.cohort:
             raise MalformedMessage("a cohort is not the one that it is named")
@@ -368,7 +372,7 @@ class ShardService:
         round_.cohort = round_.opened.close(rows)
         round_.digest = message.cohort
         hardening.give_back()
-        return link.Closed(message.cohort)
+        return (link.Closed(message.cohort),)
 
     def _sketch(self, message: link.Sketch) -> tuple[Any, ...]:
         cohort = self._closed(message)[1]
@@ -393,7 +397,7 @@ class ShardService:
         )
         return reply, *link.partial_arrays(partial_)
 
-    async def _combine(self, message: link.Combine, blobs: list[bytearray]) -> link.Combined:
+    async def _combine(self, message: link.Combine, blobs: list[bytearray]) -> tuple[Any, ...]:
         round_, cohort = self._closed(message)
         before = _without(cohort, message.absent)
         scales, plan = link.read_plan(message, blobs, len(cohort.rows))
@@ -401,9 +405,9 @@ class ShardService:
         with suppress(UpdateRejected):
             await asyncio.to_thread(columns.combine, scales, plan)
             round_.plan = message.plan
-        return link.Combined(message.cohort, message.plan, _changed(cohort, before))
+        return (link.Combined(message.cohort, message.plan, _changed(cohort, before)),)
 
-    async def _advance(self, message: link.Advance) -> link.Advanced:
+    async def _advance(self, message: link.Advance) -> tuple[Any, ...]:
         """Move our slice, and make it durable under the lead's key."""
         round_, cohort = self._closed(message)
         if round_.plan != message.plan or not message.plan:
@@ -416,9 +420,9 @@ class ShardService:
         number, start = round_.opened.context.number, self._shard().span.start
         name = await asyncio.to_thread(self._files.save, number, start, message.key, made.state)
         self._candidate = name, made.state
-        return link.Advanced(message.cohort, message.plan, leaves, name)
+        return (link.Advanced(message.cohort, message.plan, leaves, name),)
 
-    def _publish(self, message: link.Publish) -> link.Published:
+    def _publish(self, message: link.Publish) -> tuple[Any, ...]:
         """Go on from the slice that was confirmed."""
         role = self._shard()
         if self._candidate is not None and self._candidate[0] == message.slice:
@@ -431,13 +435,12 @@ class ShardService:
         self.model = message.model, self._role.state.model
         self._candidate = None
         self._files.prune(message.number, message.slice)
-        return link.Published(vector_leaves(self._role.state.model))
+        return (link.Published(vector_leaves(self._role.state.model)),)
 
     # The steps of the above.
 
     def _columns(self, round_: _OpenRound, cohort: Cohort) -> OwnColumns:
         if round_.columns is None:
-            threads = self._lent
             names = [member.name for member in self.federation.workers]
             workers = self.pool.remote(names, self.file.rounds.measure_s)
             loop = asyncio.get_running_loop()
@@ -445,12 +448,8 @@ class ShardService:
             def tell(event: Event) -> None:
                 loop.call_soon_threadsafe(self.tell, event)
 
-            round_.columns = OwnColumns(cohort, threads, workers, tell)
+            round_.columns = OwnColumns(cohort, self._threads, workers, tell)
         return round_.columns
-
-    def lend(self, threads: Any) -> None:
-        """Threads that measure and combine."""
-        self._lent = threads
 
     async def _give_up(self) -> None:
         """End the round that is open, if any, and forget its rows."""
