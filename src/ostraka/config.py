@@ -148,10 +148,7 @@ def cut_into_spans(tiling: Tiling, count: int) -> tuple[Span, ...]:
             f"of {LEAF_VALUES} (terms.tile)"
         )
     edges = [min(tiling.length, units * each // count * unit) for each in range(count + 1)]
-    return tuple(
-        Span(start, stop - start, tiling.tile)
-        for start, stop in pairwise(edges)
-    )
+    return tuple(Span(start, stop - start, tiling.tile) for start, stop in pairwise(edges))
 
 
 def spans_from(tiling: Tiling, first: Sequence[int]) -> tuple[Span, ...]:
@@ -160,10 +157,7 @@ def spans_from(tiling: Tiling, first: Sequence[int]) -> tuple[Span, ...]:
     if edges[0] != 0 or any(one >= other for one, other in pairwise(edges)):
         raise ConfigError(f"{tiling.count} tiles are not cut by {list(first)[:16]}")
     values = [min(edge * tiling.tile, tiling.length) for edge in edges]
-    return tuple(
-        Span(start, stop - start, tiling.tile)
-        for start, stop in pairwise(values)
-    )
+    return tuple(Span(start, stop - start, tiling.tile) for start, stop in pairwise(values))
 
 
 @dataclass(frozen=True)
