@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -175,8 +175,9 @@ class Engine:
     async def _round(self) -> None:
         """Run one round, to a published receipt or to a reason why there is none."""
         try:
-            with closing(self._spool()) as spool:
+            with ExitStack() as stack:
                 try:
+                    spool = None if self.shards else stack.enter_context(closing(self._spool()))
                     await self._open(spool)
                     cohort = await self._collect()
                     if cohort is not None:
@@ -202,7 +203,7 @@ class Engine:
             limit=self.file.storage.spool_mib * _MIB,
         )
 
-    async def _open(self, spool: Spool) -> None:
+    async def _open(self, spool: Spool | None) -> None:
         if self.shards is not None:
             intake = await self._open_at_shards(self.shards)
         else:
@@ -294,7 +295,7 @@ class Engine:
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
         hardening.give_back()
-        if not terms.inside:
+        if not terms.inside and (self.shards is None or terms.sketch):
             await self.pool.wait_for(terms.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]
         with lend_threads(self.file.enclave.threads) as lent:
@@ -416,6 +417,8 @@ class Engine:
             self.enclave.require_adoptable(charter)
             self.state.adopt(charter)
             self.enclave.adopt(charter)
+            if self.shards is not None:
+                self.shards.adopt(charter)
         except (ConfigError, OpenError, LocalProtocolError, OSError) as refused:
             if str(refused) != self.ignored:
                 self.tell(events.FederationIgnored(str(refused)))

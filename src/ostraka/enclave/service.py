@@ -184,7 +184,7 @@ async def serve(
             finally:
                 rounds.cancel()
                 if engine.shards is not None:
-                    engine.shards.finish()
+                    engine.shards.end(finished=engine.phase is Phase.FINISHED)
                 engine.pool.close()  # A worker's stream would last until it is cut off.
                 front.stop_listening()
                 await server.stop(_STOP_S)

@@ -355,6 +355,9 @@ class Servicer(EnclaveServicer):
                 shard = await self._admit(requests, context)
             try:
                 await self._serve_shard(shard, requests, context)
+            except RoundFailed as unable:
+                self.engine.tell(events.ShardRefused(str(unable)))
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(unable)[:_LONG])
             except (OpenError, MalformedMessage) as odd:
                 self.engine.tell(events.ShardRefused(f"shard {shard.number}: {odd}"))
                 raise
@@ -448,21 +451,17 @@ class Servicer(EnclaveServicer):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _restored(self, shard: Connected, ready: "asyncio.Future[Any]") -> None:
-        """Have a shard load its slice of the present model. Raises OpenError if it cannot."""
+        """Have a shard load its slice of the present model. Raises RoundFailed if it cannot."""
         engine, shards = self.engine, self._shards()
-        try:
-            async with asyncio.timeout(engine.file.limits.idle_s):
-                said, _ = await ready
-            shard.address = said.address
-            published = -1
-            while published != engine.published:  # It may be published meanwhile.
-                published, state = engine.published, engine.state.last_state
-                if isinstance(state, Slices):
-                    terms, model = engine.federation.terms, engine.enclave.model
-                    await shards.restore(shard, terms, state, published, model)
-        except (RoundFailed, ConfigError) as unable:
-            engine.tell(events.ShardRefused(str(unable)))
-            raise OpenError("shard") from None
+        async with asyncio.timeout(engine.file.limits.idle_s):
+            said, _ = await ready
+        shard.address = said.address
+        published = -1
+        while published != engine.published:  # It may be published meanwhile.
+            published, state = engine.published, engine.state.last_state
+            if isinstance(state, Slices):
+                terms, model = engine.federation.terms, engine.enclave.model
+                await shards.restore(shard, terms, state, published, model)
 
     def _shards(self) -> Shards:
         if self.engine.shards is None:
