@@ -230,6 +230,9 @@ class Servicer(EnclaveServicer):
                     raise TooMany(f"more than {_HELLOS} greetings on one connection")
                 party = self._verified(decode(ClientHello, request.hello), visitor.nonce)
                 self.door.prove(visitor, party)
+                # A client greets again whenever it has been told to wait, for as long as it waits.
+                self.enrolled.rate.spend(party.name)
+                visitor.hellos = 0
             return wire.GreetReply(nonce=visitor.nonce)
 
     async def GetCharter(self, request: wire.CharterRequest, context: Context) -> wire.CharterReply:
@@ -474,7 +477,8 @@ class Servicer(EnclaveServicer):
         if digest != self.engine.enclave.model:
             await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
         if not shards.complete:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "not all shards are here")
+            # To a client, an unavailable service is another connection, which it would greet.
+            await context.abort(grpc.StatusCode.ABORTED, "not all shards are here yet")
         slices = [
             wire.ModelSlice(address=shards.connected[number].address, length=span.length)
             for number, span in enumerate(shards.spans(self.engine.federation.terms))
