@@ -365,6 +365,8 @@ def _peering(played: Round, seals: Seals) -> list[Vector]:
         b"ostraka/report-data/shard-admitted/v1", encode(welcome), encode(said), encode(admitted)
     )
     answered = lead.sign(replace(admitted, evidence=evidence))
+    if to.key().open(sealed_secret, info=peering._info(welcome, said)) != secret:
+        raise SystemExit("the secret of a lead and a shard does not open")
     to_shard, to_lead = peering._keys(secret, welcome, said, answered)
     ends = peering.PeerChannel(to_shard, to_lead), peering.PeerChannel(to_lead, to_shard)
     texts = (b"", b"a second message")
