@@ -1,15 +1,23 @@
 """A client of an enclave with shards: its tiles and the model's slices each go their own way."""
 
+import signal
 import socket
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import grpc
 import numpy as np
 import pytest
 
+from ostraka.carried.messages import SealedReply, read_hello
+from ostraka.carried.node import enrolled_node
+from ostraka.carried.relay import PublishedModel
+from ostraka.carried.remote import RemoteEnclave
 from ostraka.client import connection, upload
 from ostraka.client.events import Reconnecting, Sending, Uploading
+from ostraka.config import Manifest
+from ostraka.encoding import encode
 from ostraka.errors import MalformedMessage, ReceiptRefused, ServiceError
 from ostraka.transport import dial
 from ostraka.transport import ostraka_pb2 as wire
@@ -338,3 +346,88 @@ def test_progress_is_that_of_all_lanes_and_is_told_in_the_caller_s_thread(
     assert sent
     assert {thread for thread, _ in sent} == {threading.get_ident()}
     assert all(event.sent < event.of for _, event in sent)
+
+
+def interrupt():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+def narrow(lane):
+    """Has the other side hold up who sends, as a slow network does."""
+    lane.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    lane.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+
+
+def test_ctrl_c_ends_all_lanes_and_their_threads(sharded, when, nothing_is_left_behind):
+    service, alice = sharded(3)
+    alice.fetch()
+    held, go_on = [], threading.Event()
+
+    def hold(tile):
+        held.append(tile)
+        go_on.wait(60)
+
+    for shard in service.shards:
+        narrow(shard.host._door._listening)
+        shard.watch = hold
+    when(lambda: len(held) == 3, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            alice.submit(UPDATE)
+    finally:
+        go_on.set()
+    assert [lane.fileno() for lane in nothing_is_left_behind] == [-1] * 3
+    assert alice.submit(UPDATE).accepted
+
+
+def test_ctrl_c_ends_the_downloads_of_all_slices(sharded, when):
+    service, alice = sharded(3)
+    held, go_on = [], threading.Event()
+
+    def hold(raw):
+        held.append(raw)
+        go_on.wait(60)
+        return raw
+
+    for shard in service.shards:
+        shard.lie = hold
+    when(lambda: len(held) == 3, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            alice.fetch()
+    finally:
+        go_on.set()
+    assert not [each for each in threading.enumerate() if each.name.startswith("ostraka-client")]
+    assert alice.fetch().round == 1
+
+
+def test_a_relay_carries_an_update_to_shards_and_the_model_from_them(sharded, folder):
+    service, alice = sharded(2)
+    node = enrolled_node(folder / "alice.key", folder / "policy.toml", {}, unsafe_simulation=True)
+    enclave = RemoteEnclave(alice._address, seconds=60)
+    head = enclave.start(Manifest.flat(D), np.zeros(D, "<f4"))
+    assert np.array_equal(head.model, service.state.model)
+    hello = read_hello(node.greet())
+    enclave.open([hello])
+    service.shards[1].cuts = [1]
+    reply = node.seal(node.join(encode(enclave.introduce(hello))), UPDATE)
+    enclave.deliver(SealedReply.from_bytes(reply).sealed)
+    assert sorted(came(service)) == list(range(TILES))
+    service.release()
+    published = enclave.outcome(seconds=60)
+    enclave.close()
+    assert isinstance(published, PublishedModel)
+    assert np.array_equal(published.model, service.state.model)
+
+
+def test_a_relay_refuses_an_offer_of_impossible_shards(sharded, folder):
+    service, alice = sharded(2)
+    node = enrolled_node(folder / "alice.key", folder / "policy.toml", {}, unsafe_simulation=True)
+    enclave = RemoteEnclave(alice._address, seconds=60)
+    enclave.start(Manifest.flat(D), np.zeros(D, "<f4"))
+    hello = read_hello(node.greet())
+    enclave.open([hello])
+    service.intake.offer = service.identity.sign(replace(service.intake.offer, shards=(0, 99)))
+    with pytest.raises(ReceiptRefused, match="impossible shards"):
+        enclave.introduce(hello)
+    enclave.close()

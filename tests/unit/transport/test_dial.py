@@ -1,7 +1,9 @@
 """How clients and workers are connected."""
 
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -12,7 +14,8 @@ import pytest
 
 from ostraka.errors import ConfigError
 from ostraka.transport import LANE, TICKET_BYTES
-from ostraka.transport.dial import dial, dial_lane
+from ostraka.transport import dial as dialling
+from ostraka.transport.dial import Sockets, dial, dial_lane
 
 
 def test_every_channel_has_a_connection_of_its_own():
@@ -167,3 +170,61 @@ def test_hosts_that_need_no_proxy_are_dialled_themselves(monkeypatch, spared):
         with dial_lane(f"127.0.0.1:{port}", TICKET, seconds=PATIENCE_S) as lane:
             lane.sendall(b"?")
     assert heard == [LANE + TICKET + b"?"]
+
+
+@contextmanager
+def full() -> Iterator[str]:
+    """An address that answers nobody: as many wait there as may."""
+    with ExitStack() as waiting:
+        listening = waiting.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(8):
+            near = waiting.enter_context(socket.socket())
+            near.setblocking(False)
+            near.connect_ex(listening.getsockname())
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """An address that takes who comes, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+STEPS = {"connecting": full, "the handshake of TLS": silent, "asking a proxy": silent}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_who_dials_can_be_ended_at_any_step(step, tmp_path, monkeypatch):
+    (tmp_path / "ca.pem").write_bytes(b"")
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    monkeypatch.setattr(dialling, "_tls", lambda certificates: trusting)
+    ca = tmp_path / "ca.pem" if "TLS" in step else None
+    sockets, failed = Sockets(), []
+    with STEPS[step]() as address:
+        if "proxy" in step:
+            monkeypatch.setenv("http_proxy", f"http://{address}")
+
+        def run() -> None:
+            try:
+                dial_lane(address, TICKET, tls_ca=ca, seconds=600, among=sockets)
+            except OSError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while not sockets._held:
+            time.sleep(0.01)
+        time.sleep(0.1)  # It is under way by now, or it is ended before.
+        sockets.end()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert failed
+    assert not sockets._held
+
+
+def test_nothing_is_dialled_among_sockets_that_have_ended():
+    sockets = Sockets()
+    sockets.end()
+    with silent() as address, pytest.raises(ConnectionAbortedError):
+        dial_lane(address, TICKET, seconds=PATIENCE_S, among=sockets)
