@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -149,19 +150,19 @@ def cut_into_spans(tiling: Tiling, count: int) -> tuple[Span, ...]:
     edges = [min(tiling.length, units * each // count * unit) for each in range(count + 1)]
     return tuple(
         Span(start, stop - start, tiling.tile)
-        for start, stop in zip(edges, edges[1:], strict=False)
+        for start, stop in pairwise(edges)
     )
 
 
 def spans_from(tiling: Tiling, first: Sequence[int]) -> tuple[Span, ...]:
     """The spans that begin with these tiles. Raises ConfigError unless they are all of them."""
     edges = (*first, tiling.count)
-    if edges[0] != 0 or any(one >= other for one, other in zip(edges, edges[1:], strict=False)):
+    if edges[0] != 0 or any(one >= other for one, other in pairwise(edges)):
         raise ConfigError(f"{tiling.count} tiles are not cut by {list(first)[:16]}")
     values = [min(edge * tiling.tile, tiling.length) for edge in edges]
     return tuple(
         Span(start, stop - start, tiling.tile)
-        for start, stop in zip(values, values[1:], strict=False)
+        for start, stop in pairwise(values)
     )
 
 

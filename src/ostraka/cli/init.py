@@ -105,6 +105,10 @@ def init(
             show_default="none",
         ),
     ] = None,
+    shards: Annotated[
+        int,
+        typer.Option(help="Divide updates among this many enclaves, on machines of their own."),
+    ] = 1,
     no_simulation: Annotated[
         bool, typer.Option("--no-simulation", help="Make no simulated platform.")
     ] = False,
@@ -131,6 +135,7 @@ def init(
       ostraka init first-run --rule fltrust --root client-1
       ostraka init first-run --advise
       ostraka init first-run --advise --clients 25 --f 5 --data different --root none --workers 2
+      ostraka init large --dimension 1000000 --shards 2
       ostraka init hospitals --model model.safetensors --no-simulation --json
     """
     reasons: tuple[str, ...] = ()
@@ -157,6 +162,7 @@ def init(
         report_metrics=tuple(metric or ()),
         grace_s=GRACE_S,
         reasons=reasons,
+        shards=shards,
     )
     if disclose_values and not plan.composition.discloses:
         raise ConfigError(
@@ -180,6 +186,7 @@ def init(
         "revision": federation.revision,
         "authority": federation.authority.hex(),
         "federation_digest": federation.digest().hex(),
+        "shards": shards,
         "simulation": simulated,
         "measurement": measurement.measure().digest.hex() if simulated else None,
     }

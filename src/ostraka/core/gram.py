@@ -139,7 +139,8 @@ def add_from(running: Sum, source: Source, space: AnyArray) -> None:
 class Kernel(Protocol):
     """Computes Gram matrices, on a processor, on a device or on several machines.
 
-    All kernels agree to the bit on residues, and up to rounding on float64.
+    All kernels agree to the bit on residues, and up to rounding on float64. A worker that serves
+    several enclaves has one kernel, and a sum in each of its threads.
     """
 
     def begin(self, rows: int, values: Values) -> Sum:

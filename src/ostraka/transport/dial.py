@@ -41,8 +41,17 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
     tls_ca: the certificates (PEM) that vouch for the server; None for no TLS. largest: the bytes of
     the largest message from the other side. Raises ConfigError for an impossible address.
     """
-    _require_address(address)
-    options = [
+    require_address(address)
+    options = channel_options(largest)
+    if tls_ca is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(_certificates(tls_ca))
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def channel_options(largest: int) -> list[tuple[str, int]]:
+    """Returns gRPC's settings. largest: the bytes of the largest message from the other side."""
+    return [
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -54,13 +63,9 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
         # Without a connection of its own, a client would wait for the calls of others in a process.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    if tls_ca is None:
-        return grpc.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(_certificates(tls_ca))
-    return grpc.secure_channel(address, credentials, options=options)
 
 
-def _require_address(address: str) -> None:
+def require_address(address: str) -> None:
     """Raises ConfigError. gRPC itself would dial another port in place of an impossible one."""
     if not _is_address(address):
         raise ConfigError(
@@ -140,7 +145,7 @@ def dial_lane(
     seconds: for each step on the way. among: the sockets that it belongs to, which can be ended
     from the first step on. Raises OSError, and ConfigError as `dial` does.
     """
-    _require_address(address)
+    require_address(address)
     host, port = _host_and_port(address)
     among = among or Sockets()
     near = _connect(host, port, seconds, among)

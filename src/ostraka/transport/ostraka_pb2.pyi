@@ -259,14 +259,16 @@ class EnclaveSays(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ..., share_piece: _Optional[bytes] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("nonce", "receipt_key", "federation")
+    __slots__ = ("nonce", "receipt_key", "federation", "deputy")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_KEY_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    DEPUTY_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     receipt_key: bytes
     federation: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., receipt_key: _Optional[bytes] = ..., federation: _Optional[bytes] = ...) -> None: ...
+    deputy: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., receipt_key: _Optional[bytes] = ..., federation: _Optional[bytes] = ..., deputy: _Optional[bytes] = ...) -> None: ...
 
 class Proof(_message.Message):
     __slots__ = ("charter", "evidence")

@@ -1,15 +1,18 @@
 """A worker's connection to its enclave: one stream after another, until the worker is stopped.
 
+An enclave of several machines, a lead and its shards, has a connection to each.
+
 A stream begins with the enclave's welcome, the worker's hello and the enclave's proof, which says
 that the worker is admitted. Offers of work follow.
 """
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from typing import Any
 
 import grpc
@@ -74,6 +77,30 @@ class _End:
     unwanted: bool
     served: bool
     finished: bool = False
+
+
+def serve_all(services: "Sequence[WorkerService]") -> None:
+    """Serves all until each is stopped, or has published all its rounds.
+
+    If one can never work, the others are stopped, and this raises its ConfigError.
+    """
+    failures: list[BaseException] = []
+
+    def serve(service: WorkerService) -> None:
+        try:
+            service.run()
+        except BaseException as failure:  # noqa: BLE001 (raised below, in the caller's thread)
+            failures.append(failure)
+            for each in services:
+                each.stop()
+
+    threads = [Thread(target=serve, args=(each,)) for each in services]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 class WorkerService:

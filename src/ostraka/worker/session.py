@@ -22,6 +22,7 @@ from ostraka.messages import (
     Answer,
     ChannelOffer,
     Charter,
+    Deputy,
     Evidence,
     MaskSeed,
     ShareTile,
@@ -42,15 +43,18 @@ class Abandoned(Exception):
 
 
 class Attempt:
-    """An offer that this worker accepts. Raises OpenError or MalformedMessage for any other."""
+    """An offer that this worker accepts. Raises OpenError or MalformedMessage for any other.
+
+    signer: the key that signs offers on this stream: the receipt key, or a deputy's.
+    """
 
     def __init__(
-        self, offer: ChannelOffer, identity: Identity, receipt_key: bytes, kernel: Kernel
+        self, offer: ChannelOffer, identity: Identity, signer: bytes, kernel: Kernel
     ) -> None:
         self.offer = offer
         self._over = Event()
         stoppable = _Stoppable(kernel, self._over)
-        worker = Worker(identity, receipt_key=receipt_key, kernel=stoppable)
+        worker = Worker(identity, receipt_key=signer, kernel=stoppable)
         self._computing, self.accepted = worker.accept(offer)
         self._left = Tiling(offer.columns, offer.tile).count
         self._seeded = False
@@ -186,6 +190,7 @@ class Session:
         self._staff = staff
         self._say = say
         self._receipt_key = b""
+        self._deputy: Deputy | None = None  # of a shard
         self._challenge = os.urandom(_NONCE_BYTES)
         self._pieces = bytearray()  # of the ciphertext of a share tile that is not complete
         self._lock = Lock()
@@ -201,6 +206,10 @@ class Session:
         if not len(nonce) == len(federation) == _NONCE_BYTES:
             raise MalformedMessage(f"a nonce and a federation's id have {_NONCE_BYTES} bytes each")
         self._receipt_key = self._staff.pin.check(says.welcome.receipt_key)
+        if says.welcome.deputy:
+            deputy = decode(Deputy, says.welcome.deputy)
+            self._staff.pin.check_shard(deputy, federation)
+            self._deputy = deputy
         hello = WorkerHello(nonce, federation, self._staff.name, self._challenge, UNSIGNED)
         self._say(WorkerSays(hello=encode(self._staff.identity.sign(hello))))
 
@@ -218,8 +227,10 @@ class Session:
                 decode(Evidence, evidence),
                 nonce=self._challenge,
                 receipt_key=self._receipt_key,
+                deputy=self._deputy,
             )
-            self._remember_enclave()
+            if self._deputy is None:
+                self._remember_enclave()
         self.admitted = True
 
     def hear(self, says: EnclaveSays) -> None:
@@ -249,8 +260,9 @@ class Session:
         self._drop_quietly(self._attempt, "the connection has ended")
 
     def _take_offer(self, offer: ChannelOffer) -> None:
-        staff = self._staff
-        attempt = Attempt(offer, staff.identity, self._receipt_key, staff.kernel)
+        staff, deputy = self._staff, self._deputy
+        signer = self._receipt_key if deputy is None else deputy.key
+        attempt = Attempt(offer, staff.identity, signer, staff.kernel)
         self._drop_quietly(self._attempt, "replaced by a new offer")
         self.served = True
         with self._lock:

@@ -1,7 +1,7 @@
 """Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`.
 
-The lead takes headers. Tiles come to the shards, each of which has a `Part` of every row. An enclave
-without shards is both, and its one part has all values.
+The lead takes headers. Tiles come to the shards, each of which has a `Part` of every row. An
+enclave without shards is both, and its one part has all values.
 """
 
 from collections.abc import Sequence
