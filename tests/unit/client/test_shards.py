@@ -201,6 +201,21 @@ def test_a_wrong_address_costs_time_and_nothing_else(what, sharded, told):
     assert sorted(came(service)) == list(range(TILES))
 
 
+def test_a_shard_that_is_nearer_than_the_service_is_not_dialled(sharded, told, monkeypatch):
+    """A host could otherwise have clients connect to what listens on their own machines."""
+    _, alice = sharded(2)
+
+    def far(address):
+        return 3 if len(reasons(told)) < 2 else 0
+
+    monkeypatch.setattr(connection, "reach", far)
+    alice.fetch()
+    assert all("is nearer to this machine" in each for each in reasons(told))
+    told.clear()
+    assert alice.submit(UPDATE).accepted
+    assert any("is nearer to this machine" in each for each in reasons(told))
+
+
 def test_patience_ends_while_a_shard_is_away(sharded):
     service, alice = sharded(2, timeout=2)
     alice.fetch()

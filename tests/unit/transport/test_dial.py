@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import grpc
@@ -228,3 +228,63 @@ def test_nothing_is_dialled_among_sockets_that_have_ended():
     sockets.end()
     with silent() as address, pytest.raises(ConnectionAbortedError):
         dial_lane(address, TICKET, seconds=PATIENCE_S, among=sockets)
+
+
+REACHES = {
+    "127.0.0.1:1": 0,
+    "localhost:1": 0,
+    "[::1]:1": 0,
+    "0.0.0.0:1": 0,
+    "[::ffff:127.0.0.1]:1": 0,
+    "169.254.169.254:1": 1,
+    "[fe80::1]:1": 1,
+    "10.0.0.1:1": 2,
+    "192.168.1.1:1": 2,
+    "100.64.0.1:1": 2,
+    "[fd00::1]:1": 2,
+    "[::ffff:10.0.0.1]:1": 2,
+    "1.1.1.1:1": 3,
+    "[2606:4700::1]:1": 3,
+}
+
+
+@pytest.mark.parametrize("address", REACHES)
+def test_how_far_an_address_reaches(address):
+    assert dialling.reach(address) == REACHES[address]
+
+
+@pytest.mark.parametrize("address", REACHES)
+@pytest.mark.parametrize("least", [0, 1, 2, 3])
+def test_what_is_nearer_than_the_service_is_not_required(address, least):
+    with pytest.raises(PermissionError) if REACHES[address] < least else nullcontext():
+        dialling.require_reach(address, least)
+
+
+@pytest.mark.parametrize("by_proxy", [False, True])
+def test_nobody_is_told_a_ticket_who_is_nearer_than_the_service(by_proxy, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        if by_proxy:
+            monkeypatch.setenv("http_proxy", f"http://{address}")
+        with pytest.raises(PermissionError, match="nearer"):
+            dial_lane(address, TICKET, seconds=PATIENCE_S, least=2)
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+def test_of_several_addresses_the_farther_ones_are_dialled(monkeypatch):
+    """A name has a shard's address, and one on this machine."""
+    heard: list[bytes] = []
+    real = socket.getaddrinfo
+
+    def both(host, port, **options):
+        return [*real("127.0.0.1", 1, **options), *real("127.0.0.1", port, **options)]
+
+    reaches = iter([0, 3])
+    with answering(lambda near: heard.append(until(near, b"?"))) as port:
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        monkeypatch.setattr(dialling, "_reach", lambda where: next(reaches))
+        with dial_lane(f"shard.example:{port}", TICKET, seconds=PATIENCE_S, least=2) as lane:
+            lane.sendall(b"?")
+    assert heard == [LANE + TICKET + b"?"]
