@@ -361,6 +361,7 @@ def test_progress_is_that_of_all_lanes_and_is_told_in_the_caller_s_thread(
     assert sent
     assert {thread for thread, _ in sent} == {threading.get_ident()}
     assert all(event.sent < event.of for _, event in sent)
+    assert len({event.sent for _, event in sent}) == len(sent)  # A lane that stands says nothing.
 
 
 def interrupt():
