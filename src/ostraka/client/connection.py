@@ -22,7 +22,15 @@ from ostraka.errors import ConfigError, ServiceError, printable
 from ostraka.messages import ClientHello
 from ostraka.transport import PROVED
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import IDLE_S, Backoff, Sockets, dial, dial_lane
+from ostraka.transport.dial import (
+    IDLE_S,
+    Backoff,
+    Sockets,
+    dial,
+    dial_lane,
+    reach,
+    require_reach,
+)
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 
@@ -105,7 +113,10 @@ class Status:
 
 
 class LaneBroken(grpc.RpcError):
-    """A lane could not be opened, or has ended, and its call does not say why. It may pass."""
+    """A lane, or a way to a shard, could not be opened or has ended, and its call does not say why.
+
+    It may pass.
+    """
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.ABORTED
@@ -215,7 +226,14 @@ class Connection:
         self._channel.close()
 
     def beside(self, address: str) -> "Connection":
-        """A connection to a shard of the same service, where this party is a stranger."""
+        """A connection to a shard of the same service, where this party is a stranger.
+
+        Raises LaneBroken if it is nearer than the service, or cannot be found.
+        """
+        try:
+            require_reach(address, reach(self._address))
+        except (OSError, ValueError) as refused:  # Some names cannot even be asked for.
+            raise LaneBroken(str(refused)) from None
         return Connection(address, tls_ca=self._tls_ca, patience=self.patience, tell=self.tell)
 
     def ask(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:
@@ -276,7 +294,14 @@ class Lanes:
         """
         where, limit = address or self.address, self.patience.limit(REQUEST_S)
         try:
-            return dial_lane(where, ticket, tls_ca=self.tls_ca, seconds=limit, among=self.sockets)
+            return dial_lane(
+                where,
+                ticket,
+                tls_ca=self.tls_ca,
+                seconds=limit,
+                among=self.sockets,
+                least=reach(self.address) if address else 0,
+            )
         except ConfigError:
             raise
         except (OSError, ValueError) as failed:  # Some names cannot even be asked for.

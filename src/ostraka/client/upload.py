@@ -135,6 +135,7 @@ class _Progress:
         self._number = number
         self._tell = tell
         self._tiles, self._left = tiles, tiles
+        self._last = tiles  # what was left when it was last told
         self._sent = 0
         self._begun = self._told = time.monotonic()
         self._thread = threading.get_ident()
@@ -154,8 +155,8 @@ class _Progress:
         now = time.monotonic()
         with self._lock:
             sent, left = self._sent, self._left
-        if now - self._told >= _TELL_S and 0 < left < self._tiles:
-            self._told = now
+        if now - self._told >= _TELL_S and 0 < left < self._last:
+            self._told, self._last = now, left
             of = sent * self._tiles // (self._tiles - left)
             self._tell(Sending(self._number, sent, of, now - self._begun))
 

@@ -1,5 +1,6 @@
 """Connects clients and workers to the enclave's service, and decides when they try again."""
 
+import ipaddress
 import os
 import re
 import socket
@@ -10,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from secrets import SystemRandom
 from threading import Lock
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import grpc
@@ -27,7 +29,7 @@ _LONGEST_ADDRESS = 262  # a name of 253 characters, brackets, and a port
 _FIRST_S = 0.25
 _CAP_S = 30.0
 _HTTP = 80
-_STREAM = socket.SOCK_STREAM
+_ANYWHERE = 3  # the farthest reach
 _LONGEST_ANSWER = 2**14
 _UNSENT = 2**17  # bytes that a lane takes ahead of the network
 # In gRPC's order.
@@ -139,16 +141,18 @@ def dial_lane(
     tls_ca: Path | None = None,
     seconds: float,
     among: Sockets | None = None,
+    least: int = 0,
 ) -> socket.socket:
     """Opens the lane that this ticket is for, on the way that gRPC takes to HOST:PORT.
 
     seconds: for each step on the way. among: the sockets that it belongs to, which can be ended
-    from the first step on. Raises OSError, and ConfigError as `dial` does.
+    from the first step on. least: the reach that its address has to have, if another side has told
+    it. Raises OSError, and ConfigError as `dial` does.
     """
     require_address(address)
     host, port = _host_and_port(address)
     among = among or Sockets()
-    near = _connect(host, port, seconds, among)
+    near = _connect(host, port, seconds, among, least)
     try:
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _hold_back(near)
@@ -201,10 +205,11 @@ def _tls(certificates: bytes) -> ssl.SSLContext:
     return context
 
 
-def _connect(host: str, port: int, seconds: float, among: Sockets) -> socket.socket:
+def _connect(host: str, port: int, seconds: float, among: Sockets, least: int) -> socket.socket:
     proxy = _proxy(host)
     if proxy is None:
-        return _open(host, port, seconds, among)
+        return _open(host, port, seconds, among, least)
+    _require_reach(host, least)
     near = _open(str(proxy.hostname), proxy.port or _HTTP, seconds, among)
     try:
         _ask_proxy(near, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -214,10 +219,13 @@ def _connect(host: str, port: int, seconds: float, among: Sockets) -> socket.soc
     return near
 
 
-def _open(host: str, port: int, seconds: float, among: Sockets) -> socket.socket:
+def _open(host: str, port: int, seconds: float, among: Sockets, least: int = 0) -> socket.socket:
     """Connects to the first address of this host that takes the connection."""
-    failed = OSError(f"{host} has no address")
-    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=_STREAM):
+    failed: OSError | None = None
+    for family, kind, protocol, _, where in _resolved(host, port):
+        if _reach(where[0]) < least:  # Asked once: a name may have another address each time.
+            failed = _nearer(host)
+            continue
         near = socket.socket(family, kind, protocol)
         among.hold(near)
         try:
@@ -231,7 +239,54 @@ def _open(host: str, port: int, seconds: float, among: Sockets) -> socket.socket
             raise
         else:
             return near
-    raise failed
+    raise failed or OSError(f"{host} has no address")
+
+
+def reach(address: str) -> int:
+    """Returns how far away HOST:PORT is: 0 on this machine, 1 on its link, 2 in a private network
+    and 3 anywhere. If it has several addresses, that of the farthest. Raises OSError.
+    """
+    return max(_reaches(_host_and_port(address)[0]), default=_ANYWHERE)
+
+
+def require_reach(address: str, least: int) -> None:
+    """Raises OSError if HOST:PORT is nearer than that, and what another side has told.
+
+    Whoever tells an address could otherwise have a party connect to what trusts its own network.
+    """
+    _require_reach(_host_and_port(address)[0], least)
+
+
+def _require_reach(host: str, least: int) -> None:
+    if least and min(_reaches(host), default=_ANYWHERE) < least:
+        raise _nearer(host)
+
+
+def _nearer(host: str) -> OSError:
+    return PermissionError(f"{host} is nearer to this machine than the service that names it")
+
+
+def _reaches(host: str) -> list[int]:
+    """Returns the reach of each address of a host; of none, if a proxy is to find them."""
+    if _proxy(host) is not None:
+        with suppress(ValueError):
+            return [_reach(host)]
+        return []
+    return [_reach(where[0]) for *_, where in _resolved(host, None)]
+
+
+def _reach(where: str) -> int:
+    ip: Any = ipaddress.ip_address(where)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if ip.is_loopback or ip.is_unspecified:
+        return 0
+    if ip.is_link_local:
+        return 1
+    return _ANYWHERE if ip.is_global else 2
+
+
+def _resolved(host: str, port: int | None) -> list[Any]:
+    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
 
 def _proxy(host: str) -> SplitResult | None:
