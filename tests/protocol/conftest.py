@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.arrays import Buffer
 from ostraka.attestation.claims import in_process
-from ostraka.config import Federation, Manifest, Member, Terms
+from ostraka.config import Federation, Manifest, Member, Span, Terms, spans_from
 from ostraka.core import rules
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
@@ -53,8 +53,10 @@ from ostraka.protocol.enclave import (
     Offload,
     Proposed,
     Threads,
+    advance,
     combine,
     decide,
+    gather,
     propose,
 )
 from ostraka.protocol.host import Host
@@ -410,11 +412,13 @@ class Forgery:
     tiles: tuple[UpdateTile, ...]
     norm: float
     key: bytes
+    spans: tuple[Span, ...]
 
     def tile(self, index: int, values: np.ndarray) -> UpdateTile:
         """Another tile that opens in the same place of the same upload."""
-        bound = updates.tile_context(self.header)
-        sealed = AESGCM(self.key).encrypt(nonce(index), values.tobytes(), bound)
+        key = updates.UploadKey(self.key, updates.tile_context(self.header))
+        span = next(each for each in reversed(self.spans) if each.first <= index)
+        sealed = AESGCM(key.of(span)).encrypt(nonce(index), values.tobytes(), key.bound)
         return UpdateTile(self.header.upload_id, index, sealed)
 
 
@@ -503,7 +507,9 @@ class Round:
             reported = terms.asked.write(None) if report is None else report
             secret = struct.pack(">32sdd", key, norm, step) + reported
             sealed_key = hpke.seal(to or self.offer.key, secret, info=updates.context(header))
-        forgery = Forgery(identity.sign(replace(header, sealed_key=sealed_key)), (), norm, key)
+        signed = identity.sign(replace(header, sealed_key=sealed_key))
+        spans = spans_from(terms.tiling, self.offer.shards)
+        forgery = Forgery(signed, (), norm, key, spans)
         forgery.tiles = tuple(
             forgery.tile(index, update[terms.tiling.part(index)])
             for index in range(terms.tiling.count)
@@ -544,7 +550,7 @@ class Round:
     def upload(self, row: int) -> tuple[str, bytes]:
         """A client, and the id of its newest upload."""
         name = self.name(row)
-        return name, self.intake._uploads[name].row.upload_id
+        return name, self.intake._uploads[name].upload_id
 
     @property
     def uploads(self) -> tuple[tuple[str, bytes], ...]:
@@ -568,7 +574,7 @@ class Round:
 
     def try_to_measure(self) -> Measured:
         if self.terms.inside:
-            return Inside(self.cohort, self.simulation.threads).measure()
+            return gather(self.cohort, [Inside(self.cohort, self.simulation.threads).measure()])
         attempt = self.offload()
         attempt.connect(attempt.accepts())
         attempt.encode()
@@ -588,8 +594,10 @@ class Round:
         """Decide, combine and propose. Raises UpdateRejected if a row is found changed."""
         measured = measured or self.measured
         plan = decide(self.cohort, measured)
-        aggregate = combine(self.cohort, measured, plan, self.simulation.threads)
-        return propose(self.cohort, measured, plan, aggregate)
+        aggregate = combine(self.cohort, measured.scales, plan, self.simulation.threads)
+        outcome = advance(self.cohort.context, aggregate)
+        proposed = propose(self.cohort, measured, plan, [outcome.leaves])
+        return replace(proposed, slices=(outcome,))
 
     def finish(self) -> Proposed:
         self.close()
@@ -668,7 +676,7 @@ class Attempt:
         outcome = self.masking.decode(answers)
         if isinstance(outcome, Dispute):
             outcome.settle()
-        return outcome
+        return gather(self.round.cohort, [outcome])
 
     def told(self, worker: int) -> np.ndarray:
         """The numbers in one worker's honest answer."""
