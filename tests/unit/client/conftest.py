@@ -53,7 +53,7 @@ from ostraka.messages import (
 from ostraka.protocol import host as driver
 from ostraka.protocol.client import Client as Role
 from ostraka.protocol.confirm import Ballot, confirm, leaf
-from ostraka.protocol.enclave import Enclave, Memory, Proposed, Threads, combine, decide, propose
+from ostraka.protocol.enclave import Enclave, Memory, Proposed, Threads
 from ostraka.protocol.local import InMemory
 from ostraka.transport import LANE, LENGTH, TICKET_BYTES, chain_link
 from ostraka.transport import ostraka_pb2 as wire
@@ -212,12 +212,10 @@ class Service(EnclaveServicer):
     def propose(self, *voters: str) -> Proposal:
         """Close the round, and have these confirm what comes of it."""
         cohort = self.intake.close()
-
-        measured = driver.Host(Threads(), {}, lambda event: None).measure(cohort)
-        plan = decide(cohort, measured)
-        aggregate = combine(cohort, measured, plan)
+        host = driver.Host(Threads(), {}, lambda event: None)
+        measured = host.measure(cohort)
         with self.moved:
-            self.pending = propose(cohort, measured, plan, aggregate)
+            self.pending = host.finish(cohort, measured)
             self.ballot = self.enclave.ballot(self.pending.pending)
             for voter in voters:
                 self.vote(voter)
