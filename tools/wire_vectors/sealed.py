@@ -4,7 +4,7 @@ import numpy as np
 
 from ostraka import transport
 from ostraka.arrays import UInt32
-from ostraka.config import Tiling, spans_from
+from ostraka.config import Span, Tiling
 from ostraka.core import uploads
 from ostraka.core.field import P
 from ostraka.crypto.aead import SealedGroups, nonce, pair_nonce
@@ -40,7 +40,8 @@ def sealed_updates(played: Round, seals: Seals) -> list[Vector]:
 
 def _ranges(secret: bytes, bound: bytes) -> Vector:
     """What each of two shards would be given of one upload."""
-    key, spans = UploadKey(secret, bound), spans_from(Tiling(D, TILE), (0, 2))
+    key = UploadKey(secret, bound)
+    spans = Span(0, 2 * TILE, TILE), Span(2 * TILE, D - 2 * TILE, TILE)
     return vector(
         "the keys of two shards",
         "Sealing: HKDF-SHA256 of the upload's key, with no salt; info is the label, the additional "
