@@ -589,13 +589,12 @@ class Round:
 
     def host(self) -> Host:
         """The real driver of the steps behind the intake, with no worker but those of shards."""
-        if self._host is None:
-            threads, tell = self.simulation.threads, self.told.append
-            shards = [
-                each.close(self.cohort, threads, tell) for each in self.simulation.local.shards
-            ]
-            workers = self.simulation.local.workers if shards else {}
-            self._host = Host(threads, workers, tell, shards)
+        local, threads, tell = self.simulation.local, self.simulation.threads, self.told.append
+        if not local.shards:
+            return Host(threads, {}, tell)
+        if self._host is None:  # A shard closes its part once.
+            shards = [each.close(self.cohort, threads, tell) for each in local.shards]
+            self._host = Host(threads, local.workers, tell, shards)
         return self._host
 
     def offload(self) -> "Attempt":
