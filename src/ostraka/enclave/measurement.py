@@ -129,6 +129,7 @@ MEASURED = (
     "ostraka.protocol.enclave.measure",
     "ostraka.protocol.enclave.propose",
     "ostraka.protocol.enclave.rows",
+    "ostraka.protocol.enclave.shard",
     "ostraka.protocol.enclave.threads",
     "ostraka.protocol.host",
     "ostraka.settings",
