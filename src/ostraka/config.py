@@ -152,9 +152,12 @@ def cut_into_spans(tiling: Tiling, count: int) -> tuple[Span, ...]:
 
 
 def spans_from(tiling: Tiling, first: Sequence[int]) -> tuple[Span, ...]:
-    """The spans that begin with these tiles. Raises ConfigError unless they are all of them."""
+    """The spans that begin with these tiles. Raises ConfigError unless they have all tiles, each
+    once, and begin where leaves of a model's digest do.
+    """
     edges = (*first, tiling.count)
-    if edges[0] != 0 or any(one >= other for one, other in pairwise(edges)):
+    rising = all(one < other for one, other in pairwise(edges))
+    if edges[0] != 0 or not rising or any(edge * tiling.tile % LEAF_VALUES for edge in first):
         raise ConfigError(f"{tiling.count} tiles are not cut by {list(first)[:16]}")
     values = [min(edge * tiling.tile, tiling.length) for edge in edges]
     return tuple(Span(start, stop - start, tiling.tile) for start, stop in pairwise(values))

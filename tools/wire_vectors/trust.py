@@ -69,9 +69,9 @@ def digests(played: Round, seals: Seals) -> list[Vector]:
         *_trees(),
         _model("the model after the round", model.tolist(), model),
         _model(
-            "a model of three tiles",
+            "a model of three parts",
             "value k is k mod 251, of 131,073",
-            (np.arange(131_073) % 251).astype("<f4"),
+            (np.arange(32_769) % 251).astype("<f4"),
         ),
         vector(
             "the cohort of the round",
@@ -148,7 +148,7 @@ def _trees() -> list[Vector]:
 
 
 def _model(name: str, values: Any, model: Float32) -> Vector:
-    shows = "Receipts: a label, d in 8 bytes, and the root over tiles of 65,536 values"
+    shows = "Receipts: a label, d in 8 bytes, and the root over parts of 16,384 values"
     given = {"values": values, "label": "ostraka/vector/v1"}
     return vector(name, shows, given, {"digest": vector_digest(model)})
 

@@ -99,7 +99,8 @@ def gather(cohort: Cohort, partials: Sequence[Partial]) -> Measured:
     """What was measured on all columns (law 18): shards each have their own, and a sketch is whole.
 
     Where some have measured with workers and others had to do without, distances are in floating
-    point, and nothing is lost but the rest of a deviation.
+    point, and nothing is lost but the rest of a deviation. The receipt then names the workers,
+    because what it says of them has to hold.
     """
     counted = [each.sums for each in partials if isinstance(each.sums, Counted)]
     summed = [each.sums for each in partials if isinstance(each.sums, Summed)]
@@ -107,7 +108,7 @@ def gather(cohort: Cohort, partials: Sequence[Partial]) -> Measured:
     finished += [reduce(Summed.with_, summed).finish(cohort)] if summed else []
     products = sum(each for each, _ in finished[1:]) + finished[0][0]
     deviation = sum(each for _, each in finished[1:]) + finished[0][1]
-    by = "workers" if all(each.by == "workers" for each in partials) else "inside"
+    by = "workers" if any(each.by == "workers" for each in partials) else "inside"
     return _measured(cohort, products, deviation, by)
 
 
