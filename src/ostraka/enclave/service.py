@@ -34,10 +34,10 @@ from ostraka.federation_file import FederationFile, abandon_path, charter_path
 from ostraka.messages import SIMULATION, Abandon
 from ostraka.model_file import read_model
 from ostraka.protocol.enclave import Memory
+from ostraka.transport import ANSWER_PIECE
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
 _KIB, _MIB = 2**10, 2**20
-_VALUE_BYTES = 8
 _STOP_S = 5.0
 _FOREVER_S = 1e9
 _KEEPALIVE_MS = 30_000
@@ -273,13 +273,14 @@ def _bind(server: grpc.aio.Server, file: FederationFile, address: str) -> int:
 
 
 def _options(file: FederationFile) -> list[tuple[str, int]]:
-    """Return gRPC's settings. The largest message is a worker's answer.
+    """Return gRPC's settings. No message grows with the square of the clients: answers of workers
+    come in pieces.
 
     The door limits connections. Calls are limited by caller: a peer that does not read its answer
     keeps its call open, and others must not have to wait for that.
     """
-    n, limits = len(file.clients), file.limits
-    largest = max(limits.message_kib * _KIB, n * (n + 1) // 2 * _VALUE_BYTES + _KIB)
+    limits = file.limits
+    largest = max(limits.message_kib * _KIB, ANSWER_PIECE + _KIB)
     idle_ms = math.ceil(1000 * limits.idle_s)
     return [
         ("grpc.max_concurrent_streams", _STREAMS),

@@ -116,7 +116,8 @@ class Host:
         for shares in masking.encode():
             for worker, share in zip(computing, shares, strict=False):
                 worker.add(share)
-        outcome = masking.decode([worker.answer() for worker in computing])
+        # One at a time: with many clients an answer is as large as a matrix.
+        outcome = masking.decode(worker.answer() for worker in computing)
         if isinstance(outcome, Dispute):
             outcome.settle()
         return outcome

@@ -189,16 +189,26 @@ class ModelPart(_message.Message):
     def __init__(self, data: _Optional[bytes] = ...) -> None: ...
 
 class WorkerSays(_message.Message):
-    __slots__ = ("hello", "accept", "answer", "sorry")
+    __slots__ = ("hello", "accept", "answer", "sorry", "answer_piece")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     SORRY_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_PIECE_FIELD_NUMBER: _ClassVar[int]
     hello: bytes
     accept: bytes
     answer: bytes
     sorry: str
-    def __init__(self, hello: _Optional[bytes] = ..., accept: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., sorry: _Optional[str] = ...) -> None: ...
+    answer_piece: AnswerPiece
+    def __init__(self, hello: _Optional[bytes] = ..., accept: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., sorry: _Optional[str] = ..., answer_piece: _Optional[_Union[AnswerPiece, _Mapping]] = ...) -> None: ...
+
+class AnswerPiece(_message.Message):
+    __slots__ = ("attempt_id", "data")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: bytes
+    data: bytes
+    def __init__(self, attempt_id: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class EnclaveSays(_message.Message):
     __slots__ = ("welcome", "offer", "share", "seed", "over", "share_piece", "proof")
