@@ -16,6 +16,7 @@ from ostraka.client.connection import (
     Connection,
     Patience,
     download,
+    published,
 )
 from ostraka.client.events import Event, Reconnecting
 from ostraka.client.following import Followed, begin_with, follow
@@ -146,6 +147,8 @@ class RemoteEnclave:
                 # So asked, the service answers when it has published.
                 request.voter = next(iter(ballot.votes), "")
             reply = connection.ask("AwaitOutcome", request, seconds=LONG_POLL_S)
+            if reply.HasField("published"):
+                reply = published(connection, number)
             match reply.WhichOneof("outcome"):
                 case "certified":
                     return self._published(connection, decode(Certified, reply.certified).receipt)

@@ -368,6 +368,22 @@ class Retries:
         )
 
 
+def published(connection: Connection, number: int) -> wire.OutcomeReply:
+    """The certified receipt of a number whose certificate is too long for the answer about it.
+
+    Not here yet if the chain does not have it, which may be another enclave's by now.
+    """
+
+    def read() -> wire.OutcomeReply:
+        with connection.stream("GetChain", wire.ChainRequest(after=number - 1)) as links:
+            for link in links:
+                if link.WhichOneof("link") == "certified":
+                    return wire.OutcomeReply(certified=link.certified)
+        return wire.OutcomeReply(pending=wire.Pending())
+
+    return connection.attempt(read)
+
+
 def download(connection: Connection, digest: bytes, federation: Federation) -> Float32:
     """The model (d,) of this digest, not to be written to.
 

@@ -101,18 +101,20 @@ class OutcomeRequest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., round_id: _Optional[bytes] = ..., leaf: _Optional[bytes] = ..., voter: _Optional[str] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
-    __slots__ = ("certified", "void", "pending", "proposed", "rolled_back")
+    __slots__ = ("certified", "void", "pending", "proposed", "rolled_back", "published")
     CERTIFIED_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     certified: bytes
     void: Void
     pending: Pending
     proposed: Proposed
     rolled_back: bytes
-    def __init__(self, certified: _Optional[bytes] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., proposed: _Optional[_Union[Proposed, _Mapping]] = ..., rolled_back: _Optional[bytes] = ...) -> None: ...
+    published: Published
+    def __init__(self, certified: _Optional[bytes] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., proposed: _Optional[_Union[Proposed, _Mapping]] = ..., rolled_back: _Optional[bytes] = ..., published: _Optional[_Union[Published, _Mapping]] = ...) -> None: ...
 
 class Proposed(_message.Message):
     __slots__ = ("proposal", "path", "included")
@@ -151,6 +153,10 @@ class RemindReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Void(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Published(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

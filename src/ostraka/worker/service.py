@@ -144,7 +144,8 @@ class WorkerService:
                 # An enclave that does not read holds this worker up, and does not fill its memory.
                 while call.is_active():
                     with suppress(Full):
-                        return outbox.put(what, timeout=_LOOK_S)
+                        outbox.put(what, timeout=_LOOK_S)
+                        return
 
             session = Session(self._staff, say)
             self._hold(call)
