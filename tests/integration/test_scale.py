@@ -473,6 +473,7 @@ def test_ten_thousand_clients(deploy, logged, capsys):
             "count": 1,
             "deadline_s": 7200,
             "measure_s": 3600,
+            "linger_s": 3600,
             "sketch": 4096,
             "connections": 4096,
             "memory_mib": rows_mib,

@@ -61,7 +61,6 @@ TRANSFER_S = 3600.0  # for a stream; a peer that is gone is noticed sooner, by i
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 
 _NONCE_BYTES = 32
-_LARGEST = 8 * 2**20
 _SHOWN = 200  # characters of what the other side says
 _ODD_ANSWERS = 5  # in a row, until they count as final
 
@@ -164,7 +163,7 @@ class Connection:
         self._tls_ca = tls_ca
         self.patience = patience
         self.tell = tell
-        self._channel = dial(address, tls_ca=tls_ca, largest=_LARGEST)
+        self._channel = dial(address, tls_ca=tls_ca)
         self._greeting = greeting
         self._plain: Any = EnclaveStub(self._channel)
         self._stub: Any = None  # after the greeting

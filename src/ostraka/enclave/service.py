@@ -18,7 +18,7 @@ from ostraka import events, federation_file
 from ostraka.core import optimiser
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave import hardening
-from ostraka.enclave.budget import default_budget
+from ostraka.enclave.budget import Budget, spare
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import Tickets
@@ -105,14 +105,17 @@ async def serve(
         log(event)
 
     with open_state(file, path, platform) as state:
+        budget = _budget(file)
+        budget.require(state.federation)
         engine = Engine(
             path=path,
             file=file,
             state=state,
             enclave=state.start(evidence=platform.provider.kind),
             pool=Pool(asyncio.get_running_loop()),
-            memory=Memory(_budget(file)),
+            memory=Memory(budget.rows(state.federation)),
             tell=tell,
+            require_room=budget.require,
         )
         status.engine = engine
         status.keep_token(state.folder)
@@ -159,10 +162,10 @@ async def serve(
                 await asyncio.gather(rounds, return_exceptions=True)
 
 
-def _budget(file: FederationFile) -> int:
-    """How many bytes rows may take in memory."""
+def _budget(file: FederationFile) -> Budget:
+    """What the machine has, and what of it the operator lets rows have."""
     given = file.enclave.memory_mib
-    return default_budget() if given is None else given * _MIB
+    return Budget(spare(), None if given is None else given * _MIB, file.enclave.threads)
 
 
 def _tickets(file: FederationFile) -> Tickets:

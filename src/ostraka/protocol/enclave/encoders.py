@@ -161,11 +161,15 @@ class ExactEncoder:
         for row in np.flatnonzero(~exact.fits(self._s)).tolist():
             self._reader.reject(row, Rejection.FALSE_NORM)
         steps = self._steps * self._factors
-        products = exact.products(field.signed(residues), steps, self._s, self._v)
+        gram = field.signed_in_place(residues)  # These are large, and not needed any more.
+        products = exact.products(gram, steps, self._s, self._v)
         if self._integers:
             return Decoded(products, np.array(_INTEGER_DEVIATION))
-        deviation = exact.deviation(from_gram(products), steps, self._columns.length)
-        return Decoded(products, DEVIATIONS * deviation)
+        del residues, gram
+        deviation = from_gram(products)
+        exact.deviation(deviation, steps, self._columns.length, out=deviation)
+        deviation *= DEVIATIONS
+        return Decoded(products, deviation)
 
     def audited(self, thread: int, index: int, rows: range) -> Sequence[UInt32]:
         shares = self._scratch[thread].shares(index, rows, witnessed=False)

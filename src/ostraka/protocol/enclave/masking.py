@@ -177,6 +177,7 @@ class Masking:
         decoded = self._encoder.decode(matrices)
         if decoded is None:
             return Dispute(self._reader, self._values, self._encoder, matrices, self._names)
+        del matrices  # Before more of that size are made.
         return self._reader.finish(decoded.products, decoded.deviation, by="workers")
 
     def _values(self, thread: int, index: int, rows: range) -> Sequence[AnyArray]:

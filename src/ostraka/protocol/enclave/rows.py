@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Float32, Float64
+from ostraka.arrays import AnyArray, Float32, Float64, row_blocks
 from ostraka.core import sketch
-from ostraka.core.gram import from_gram
+from ostraka.core.gram import distances_of
 from ostraka.core.rules import Gram
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
@@ -122,8 +122,9 @@ class RowReader:
     def finish(self, products: Float64, deviation: Float64, *, by: str) -> "Measured":
         """products, deviation: as `Gram` has them, of rows in the unit ball."""
         if self.terms.sketch is not None:
-            relative = DEVIATIONS * sketch.error(self.terms.sketch)
-            deviation = deviation + relative * np.abs(from_gram(products))
+            deviation = _roughened(
+                deviation, products, DEVIATIONS * sketch.error(self.terms.sketch)
+            )
         gram = Gram(products, deviation, self.clip)
         if (last := self.context.state.last) is not None:
             # Rows are in the unit ball here, and the last aggregate in the same unit.
@@ -131,3 +132,11 @@ class RowReader:
             square = float(np.square(last, dtype=np.float64).sum()) / self.clip**2
             gram = replace(gram, last=along, last_square=square)
         return Measured(gram, self.factors * self.clip, by)
+
+
+def _roughened(deviation: Float64, products: Float64, relative: float) -> Float64:
+    """A deviation, and a part of each distance: in place, if there is one for every pair."""
+    out = deviation if deviation.ndim else np.full(products.shape, deviation)
+    for rows in row_blocks(len(products)):
+        out[rows] += relative * np.abs(distances_of(products, rows))
+    return out
