@@ -109,6 +109,7 @@ def test_ten_thousand_clients_on_a_sketch():
     large = needs(federation(10_000, sketch=4096, **MULTI_KRUM))
     assert large.sketches == 2 * 4 * 10_000 * 4096
     assert large.matrices == 48 * 10_000**2
+    assert needs(federation(10_000, sketch=16_384)).matrices == 96 * 10_000**2
     assert 5500 * MIB < large.total < 6500 * MIB
 
 
