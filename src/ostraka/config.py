@@ -24,7 +24,9 @@ MAX_TILE = 2**18
 MAX_PIECE_VALUES = 4 * 2**20  # clients x piece: what passes hold of all updates at one time
 BLOCK_VALUES = 16  # pieces begin where a block of the cipher does, even with one byte a value
 LEAF_VALUES = 16_384  # of a model, that are hashed together; shards meet between two of them
-MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
+# clients x sketch: 64 GiB, more than any enclave has. What one of them has room for is its own to
+# say (`enclave.budget`): signed terms do not depend on a machine.
+MAX_SKETCH_VALUES = 2**34
 
 MAX_DIMENSION = 2**40
 MAX_SHARD_POLICY = 2**14  # bytes: a charter travels in one message
@@ -490,7 +492,7 @@ def succession(receipt_key: bytes, code_id: bytes) -> bytes:
 
 
 def require_sketches(clients: int, columns: int) -> None:
-    """Raises ConfigError if the enclave has no room for a sketch of each client."""
+    """Raises ConfigError if no enclave has room for a sketch of each client."""
     if clients * columns > MAX_SKETCH_VALUES:
         raise ConfigError(
             f"clients x sketch <= {MAX_SKETCH_VALUES}; got {clients} x {columns}: "

@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka import events
-from ostraka.config import LEAF_VALUES, MAX_TILE, Manifest, Terms, Tiling, cut_into_spans, spans_from
+from ostraka.config import (
+    LEAF_VALUES,
+    MAX_TILE,
+    Manifest,
+    Terms,
+    Tiling,
+    cut_into_spans,
+    spans_from,
+)
 from ostraka.core import optimiser
 from ostraka.core.gram import NumpyKernel
 from ostraka.core.optimiser import Optimiser
@@ -264,9 +272,7 @@ def test_what_is_not_of_this_upload_is_refused(simulate, what):
         assert updates.tile_context(other.header) == updates.tile_context(upload.header)
     for shard, span in enumerate(spans(round_)):
         index = span.first
-        forged = replace(
-            upload.tiles[index], ciphertext=bytes(other.tiles[index].ciphertext)
-        )
+        forged = replace(upload.tiles[index], ciphertext=bytes(other.tiles[index].ciphertext))
         with pytest.raises(OpenError):
             round_.accept_tile(forged, client="client-2")
         with pytest.raises(OpenError):
@@ -608,14 +614,14 @@ class Ledger:
         assert {len(each) for each in self.sealed.values()} == {1}
 
 
-@pytest.mark.parametrize("terms", [{}, SKETCHED, {"upload": "int8"}], ids=["rows", "sketch", "int8"])
+@pytest.mark.parametrize(
+    "terms", [{}, SKETCHED, {"upload": "int8"}], ids=["rows", "sketch", "int8"]
+)
 def test_no_keystream_is_used_twice_across_shards_and_attempts(simulate, monkeypatch, terms):
     """Over an attempt that ends with a lie, one that a changed row ends, and a round that is opened
     anew."""
     ledger = Ledger(monkeypatch)
-    simulation = divided(
-        simulate, 3, masking="exact", workers=3, spares=1, budget=0, **terms
-    )
+    simulation = divided(simulate, 3, masking="exact", workers=3, spares=1, budget=0, **terms)
     lead_or_shard = simulation.local if "sketch" in terms else simulation.local.shards[1]
     lead_or_shard.workers["worker-2"]._kernel = Liar()
     for row in (0, 1):
@@ -642,9 +648,7 @@ def test_shards_draw_folds_of_their_own(simulate):
         for shard in range(3):
             folds = part_of(round_, shard).folds
             assert folds is not None
-            seen |= {
-                (each.bits.tobytes(), each.shifts.tobytes()) for each in folds._tiles
-            }
+            seen |= {(each.bits.tobytes(), each.shifts.tobytes()) for each in folds._tiles}
     assert len(seen) == 2 * simulation.terms.tiling.count
 
 

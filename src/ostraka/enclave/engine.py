@@ -73,6 +73,7 @@ class Engine:
     memory: Memory
     tell: Callable[[Event], None]
     shards: Shards | None = None  # that have the model and the values of updates
+    require_room: Callable[[Federation], None] = lambda _: None  # raises ConfigError
     current: OpenRound | None = None
     measuring: bytes | None = None  # the id of the round that is being measured
     ballot: Ballot | None = None  # of the outcome that waits to be confirmed
@@ -403,10 +404,18 @@ class Engine:
             self.tell(events.StorageFailed(str(failed)))
 
     def bring(self, charter: Charter) -> None:
-        """Note a revision for the next round. Raises OpenError or LocalProtocolError if unfit."""
-        self.enclave.require_adoptable(charter)
+        """Note a revision for the next round.
+
+        Raises OpenError, LocalProtocolError or ConfigError if it is unfit.
+        """
+        self._require_fit(charter)
         if self.brought is None or charter.federation.revision > self.brought.federation.revision:
             self.brought = charter
+
+    def _require_fit(self, charter: Charter) -> None:
+        """Raises unless a revision can be adopted, and this machine has memory for its rounds."""
+        self.enclave.require_adoptable(charter)
+        self.require_room(charter.federation)
 
     def _adopt_if_signed(self) -> None:
         """Adopt a newer revision, if one was brought or lies beside the federation file."""
@@ -414,7 +423,7 @@ class Engine:
             charter = self._newest()
             if charter is None:
                 return
-            self.enclave.require_adoptable(charter)
+            self._require_fit(charter)
             self.state.adopt(charter)
             self.enclave.adopt(charter)
             if self.shards is not None:

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from ostraka.client.connection import Connection, Greeting, Patience
-from ostraka.config import Member
 from ostraka.crypto.identity import Identity
-from ostraka.enclave.servicer import Caller, Servicer
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.messages import Challenge, ClientHello
 from ostraka.transport import PROVED
