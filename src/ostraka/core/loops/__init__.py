@@ -23,6 +23,8 @@ from ostraka.errors import LocalProtocolError
 MAX_MASKS = 3
 # Sums of the squares of this many 16-bit integers are exact in float64.
 MAX_WIDTH = 1 << 22
+# Sums of this many products of limbs are exact in float64.
+MAX_LIMB_COLUMNS = 1 << 19
 
 Kind: TypeAlias = Literal["float16", "bfloat16", "int8"]
 
@@ -71,6 +73,8 @@ class _Loops(Protocol):
     ) -> Int64: ...
 
     def keep_bits(self, words: UInt32, mask: int) -> int: ...
+
+    def limb_products(self, block: Float64) -> Float64: ...
 
     def limbs(self, residues: UInt32, high: Float64, both: Float64, low: Float64) -> None: ...
 
@@ -251,6 +255,20 @@ def keep_bits(words: UInt32, mask: int) -> int:
     if not 0 <= mask < 1 << 32:
         raise LocalProtocolError(f"a mask has 32 bits; got {mask}")
     return _loops.keep_bits(words, mask)
+
+
+def limb_products(block: Float64) -> Float64:
+    """Cuts integers x into 2^16 h + l, and returns the sums, (3, 3), of the products of the limbs h,
+    of h + l and of l, each of the first row with itself, of both rows, and of the second with itself.
+
+    block: (2, b) integers within 2^53 - 2^31, which are replaced by congruent ones within p / 2 + 1
+    first. Of 2^19 columns, all sums are exact.
+    """
+    width = _plane("block", block)[1]
+    _check("block", block, _FLOAT64, (2, width))
+    if width > MAX_LIMB_COLUMNS:
+        raise LocalProtocolError(f"a block has at most {MAX_LIMB_COLUMNS} columns; got {width}")
+    return _loops.limb_products(block)
 
 
 def limbs(residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:

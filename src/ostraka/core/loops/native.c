@@ -20,12 +20,13 @@
 #include <immintrin.h>
 #endif
 
-#define ABI 4
+#define ABI 5
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
 #define LINE 16 /* values in a line of the cache */
 #define AHEAD 512 /* bytes from what is read to what is fetched */
 #define SHARED 512 /* columns, and rows, that are shared at a time, and stay in the first cache */
+#define WIDE 8 /* float64 that are worked on at a time where sums need no order */
 #define TOGETHER 8 /* rows that are added or shared, or blocks that are folded, at a time */
 #define P 0x7fffffffu
 
@@ -601,6 +602,51 @@ LOOP(void, limbs,
     (int32_t level, const uint32_t *residues, int64_t rows, int64_t width, int64_t stride,
         double *high, double *both, double *low),
     (level, residues, rows, width, stride, high, both, low))
+
+/* Adds the products of limbs of at most WIDE values of two rows to parts[3 limb + pair]. */
+INLINE void add_limb_products(
+    const double *one, const double *two, int count, double (*restrict parts)[WIDE])
+{
+    for (int lane = 0; lane < count; lane++) {
+        double x = one[lane], y = two[lane];
+        x -= __builtin_rint(x * (1.0 / P)) * P;
+        y -= __builtin_rint(y * (1.0 / P)) * P;
+        double high_x = __builtin_rint(x * 0x1p-16), low_x = x - high_x * 0x1p16;
+        double high_y = __builtin_rint(y * 0x1p-16), low_y = y - high_y * 0x1p16;
+        double both_x = high_x + low_x, both_y = high_y + low_y;
+        parts[0][lane] += high_x * high_x;
+        parts[1][lane] += high_x * high_y;
+        parts[2][lane] += high_y * high_y;
+        parts[3][lane] += both_x * both_x;
+        parts[4][lane] += both_x * both_y;
+        parts[5][lane] += both_y * both_y;
+        parts[6][lane] += low_x * low_x;
+        parts[7][lane] += low_x * low_y;
+        parts[8][lane] += low_y * low_y;
+    }
+}
+
+/* Law 11's evidence: two rows (n,) of integers within 2^53 - 2^31 are brought within p / 2 + 1 and
+ * cut into 2^16 h + l. sums: h h', (h + l)(h' + l') and l l', each for the pairs 00, 01 and 11 of
+ * rows. They are exact integers, in any order. */
+INLINE void limb_products_body(
+    int32_t level, const double *one, const double *two, int64_t n, double *sums)
+{
+    double parts[9][WIDE] = {{0}};
+    int64_t k = 0;
+    for (; k + WIDE <= n; k += WIDE)
+        add_limb_products(one + k, two + k, WIDE, parts);
+    add_limb_products(one + k, two + k, (int)(n - k), parts);
+    for (int part = 0; part < 9; part++) {
+        sums[part] = 0;
+        for (int lane = 0; lane < WIDE; lane++)
+            sums[part] += parts[part][lane];
+    }
+}
+
+LOOP(void, limb_products,
+    (int32_t level, const double *one, const double *two, int64_t n, double *sums),
+    (level, one, two, n, sums))
 
 /* float16 (n,) as float32. Shifted to their place, exponent and mantissa are those of a float32
  * that is 2^112 too small, denormal ones included; only infinities and NaN are not. */

@@ -17,7 +17,7 @@ from ostraka.core.loops.twin import Int8, UInt8, UInt16
 LIBRARY = Path(__file__).with_name("_native.so")
 LEVELS = ("baseline", "avx2", "avx512")
 
-_ABI = 4
+_ABI = 5
 _LEVEL, _SIZE, _REAL, _WORD = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_uint32
 _AT = ctypes.c_void_p  # an array
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "share": (None, (_LEVEL, *[_AT] * 7, _SIZE, _SIZE, _SIZE, _AT, _AT)),
     "share_integers": (None, (_LEVEL, *[_AT] * 5, _SIZE, _SIZE, _SIZE, _AT)),
     "keep_bits": (_WORD, (_AT, _SIZE, _WORD)),
+    "limb_products": (None, (_AT, _AT, _SIZE, _AT)),
     "limbs": (None, (_AT, _SIZE, _SIZE, _SIZE, _AT, _AT, _AT)),
     "widen_float16": (None, (_AT, _SIZE, _AT)),
     "widen_bfloat16": (None, (_AT, _SIZE, _AT)),
@@ -56,6 +57,7 @@ class Native:
     _share: Any
     _share_integers: Any
     _keep_bits: Any
+    _limb_products: Any
     _limbs: Any
     _widen_float16: Any
     _widen_bfloat16: Any
@@ -124,6 +126,12 @@ class Native:
     def keep_bits(self, words: UInt32, mask: int) -> int:
         greatest: int = self._keep_bits(self._level, _start(words), len(words), mask)
         return greatest
+
+    def limb_products(self, block: Float64) -> Float64:
+        sums: Float64 = np.empty((3, 3))
+        one, two = block
+        self._limb_products(self._level, _start(one), _start(two), len(one), _start(sums))
+        return sums
 
     def limbs(self, residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:
         size = (*residues.shape, residues.strides[0] // residues.itemsize)

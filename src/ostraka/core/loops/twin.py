@@ -231,6 +231,19 @@ def keep_bits(words: UInt32, mask: int) -> int:
     return int(np.maximum.reduce(words, initial=0))
 
 
+def limb_products(block: Float64) -> Float64:
+    """Sums the products of the limbs of two rows (2, b): (3, 3), by limb and by pair."""
+    sums: Float64 = np.zeros((3, 3))
+    for start in range(0, block.shape[1], _CHUNK):
+        values = block[:, start : start + _CHUNK]
+        values = values - np.rint(values * (1 / int(_P))) * float(_P)
+        high = np.rint(values * 2.0**-_LIMB)
+        low = values - high * 2.0**_LIMB
+        for limb, (x, y) in enumerate((high, high + low, low)):
+            sums[limb] += np.vecdot(x, x), np.vecdot(x, y), np.vecdot(y, y)
+    return sums
+
+
 def limbs(residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:
     """Sets the limbs h, h + l and l, each (n, b), of 2^16 h + l."""
     np.copyto(high, residues >> np.uint32(_LIMB))

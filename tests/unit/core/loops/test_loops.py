@@ -204,6 +204,25 @@ def test_keep_bits_is_the_same_in_c(library, n, seed, mask, offset):
     assert_same(ours, words & np.uint32(mask))
 
 
+@given(b=SIZES, seed=SEEDS)
+def test_limb_products_are_the_same_in_c_and_those_of_the_residues(library, b, seed):
+    most = 2**53 - 2**31
+    block = np.random.default_rng(seed).integers(-most, most, (2, b))
+    # Ties and their neighbours are where a rounded quotient goes wrong.
+    edges = [P * k // 2 + e for k in (1, 2**21 - 1, -(2**21) + 1) for e in (-1, 0, 1)] + [
+        -most,
+        most,
+    ]
+    block[:, : len(edges)] = edges[:b]
+    ours = library.limb_products(block.astype(np.float64))
+    assert_same(ours, twin.limb_products(block.astype(np.float64)))
+    (hh, mixed, ll), residues = ours.astype(np.int64).astype(object), block.astype(object)
+    products = 2**32 * hh + 2**16 * (mixed - hh - ll) + ll
+    pairs = ((0, 0), (0, 1), (1, 1))
+    expected = [sum(residues[i] * residues[j]) % P for i, j in pairs]
+    assert [int(x) % P for x in products] == expected
+
+
 @given(n=st.integers(0, 5), b=SIZES, first=st.integers(0, 9), seed=SEEDS)
 def test_limbs_are_the_same_in_c_and_make_up_the_residues(library, n, b, first, seed):
     whole = np.random.default_rng(seed).integers(0, P, (n, b + 9)).astype(np.uint32)
@@ -500,6 +519,9 @@ BAD = {
     "float64 to be scaled": lambda: ANYTHING.scaled_squares(np.zeros(3), 1.0),
     "words of 64 bits": lambda: loops.keep_bits(np.zeros(3, np.uint64), 1),
     "a mask of 33 bits": lambda: loops.keep_bits(u32(3), 1 << 32),
+    "three rows of limbs": lambda: loops.limb_products(np.zeros((3, 4))),
+    "limbs of integers": lambda: ANYTHING.limb_products(np.zeros((2, 4), np.int64)),
+    "too many columns of limbs": lambda: loops.limb_products(np.zeros((2, 2**19 + 1))),
     "residues by columns": lambda: loops.limbs(u32(4, 4).T, *np.zeros((3, 4, 4))),
     "one row, every other residue": lambda: loops.limbs(u32(1, 4)[:, ::2], *np.zeros((3, 1, 2))),
     "residues of 64 bits": lambda: loops.limbs(np.zeros((2, 2), np.uint64), *np.zeros((3, 2, 2))),
