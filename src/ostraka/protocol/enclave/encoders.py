@@ -278,8 +278,9 @@ class _Scratch:
     @property
     def leading(self) -> UInt32:
         """The leading mask (g, b) of the rows that were last shared."""
-        loops.keep_bits(self._leading.reshape(-1), field.P)
-        return self._leading
+        leading: UInt32 = self._leading
+        loops.keep_bits(leading.reshape(-1), field.P)
+        return leading
 
 
 def _challenge(reader: RowReader) -> UInt32:
