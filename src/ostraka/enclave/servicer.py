@@ -73,6 +73,7 @@ from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
+_HEADERS_S = 1.0  # for gRPC's headers to be on their way
 _PART = 2**18  # of a model, in bytes
 _NONCE_BYTES = 32
 _HELLOS = 8  # on one connection
@@ -120,6 +121,22 @@ async def _answering(context: Context) -> AsyncIterator[None]:
     except Exception:  # noqa: BLE001 (any other error is a bug of ours)
         _LOG.exception("a request failed")
         await context.abort(grpc.StatusCode.INTERNAL, "the service failed")
+
+
+async def _write_first(reply: Any, context: Context) -> None:
+    """Send the first message of an answer, and gRPC's headers in one with it.
+
+    A time limit must not come between, as `_streaming` says. So when one is over, a peer that takes
+    what it is sent is still told the rest.
+    """
+    writing = asyncio.ensure_future(context.write(reply))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing], timeout=_HEADERS_S)
+        if not writing.cancel() and not writing.cancelled():
+            writing.exception()  # The call has ended anyway.
+        raise
 
 
 @asynccontextmanager
@@ -305,7 +322,7 @@ class Servicer(EnclaveServicer):
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
 
     async def Upload(self, request: wire.UploadRequest, context: Context) -> None:
-        async with _streaming(context):
+        async with _answering(context):
             caller = self._caller(context)
             with self._place(context):
                 self._charge(context)
@@ -503,10 +520,10 @@ class Servicer(EnclaveServicer):
         self.engine.tell(events.UploadStarted(header.client, header.tiles - first))
         try:
             if first == header.tiles:
-                await context.write(_granted(b"", first))
+                await _write_first(_granted(b"", first), context)
             else:
                 with self.tickets.issue(current.receiver(header), caller.party) as lane:
-                    await context.write(_granted(lane.ticket, first))
+                    await _write_first(_granted(lane.ticket, first), context)
                     await lane.received()
             self.engine.tell(events.UploadCompleted(header.client))
         finally:
