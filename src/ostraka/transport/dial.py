@@ -26,7 +26,7 @@ _FIRST_S = 0.25
 _CAP_S = 30.0
 _HTTP = 80
 _LONGEST_ANSWER = 2**14
-_UNSENT = 2**17  # bytes that a lane takes ahead of the network
+_UNSENT = 2**16  # bytes that a lane takes ahead of the network
 # In gRPC's order.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _NO_PROXIES = ("no_grpc_proxy", "no_proxy")
