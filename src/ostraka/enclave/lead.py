@@ -140,7 +140,8 @@ class RemotePart:
         self.span = span
         self._round_id = context.round_id
         self._uploads: dict[str, _Tiles] = {}
-        self._waiting: dict[bytes, asyncio.Future[Any]] = {}
+        # By client, too: ids are public, and anyone may choose one that another client uses.
+        self._waiting: dict[tuple[str, bytes], asyncio.Future[Any]] = {}
         shard.on_event = self._on_event
 
     def begin(self, begun: Begun, row: Row | None = None) -> None:
@@ -175,7 +176,7 @@ class RemotePart:
     ) -> tuple[link.Granted, "asyncio.Future[Any]"]:
         """A lane for the tiles that are missing, and what will become of it."""
         settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[upload_id] = settled
+        self._waiting[client, upload_id] = settled
         asked = self.shard.ask(link.Grant(self._round_id, client, upload_id))
         async with asyncio.timeout(_GRANT_S):
             granted, _ = await asyncio.wrap_future(asked)
@@ -205,7 +206,7 @@ class RemotePart:
             known.resident = event.resident
         if known is not None and isinstance(event, link.Spoilt):
             known.spoilt = Rejection(event.reason)
-        waiting = self._waiting.pop(event.upload_id, None)
+        waiting = self._waiting.pop((event.client, event.upload_id), None)
         if waiting is not None and not waiting.done():
             waiting.set_result(event)
 
