@@ -169,7 +169,12 @@ class RemotePart:
         return self.arrived(client, upload_id) is not None
 
     def stop(self) -> None:
-        """The shard is told when the round is closed, or given up."""
+        """Whoever still sends is too late. The shard ends its lanes when it is told that the round
+        is closed, or given up, and says nothing of them."""
+        waiting, self._waiting = self._waiting, {}
+        for (client, upload_id), settled in waiting.items():
+            if not settled.done():
+                settled.set_result(link.Broken(client, upload_id, "closed", str(Rejection.LATE)))
 
     async def grant(
         self, client: str, upload_id: bytes

@@ -818,6 +818,8 @@ def _require_taken(client: str, event: Taken | Spoilt | Broken) -> None:
     """Raises what a lane to a shard has ended with, as it would be raised here."""
     if isinstance(event, Spoilt):
         raise UpdateRejected(client, Rejection(event.reason))
+    if isinstance(event, Broken) and event.code == "closed":
+        raise UpdateRejected(client, Rejection.LATE)
     if isinstance(event, Broken):
         raise {"late": TimeoutError, "odd": OpenError}.get(event.code, LaneBroken)(event.why)
 

@@ -363,7 +363,7 @@ class ShardService:
                         link.Spoilt(message.client, message.upload_id, str(arrival.spoilt))
                     )
                 else:
-                    self._tell_lead(broken("late", str(rejected.reason)))
+                    self._tell_lead(broken("closed", str(rejected.reason)))
             except TimeoutError:
                 self._tell_lead(broken("late", "too slow"))
             except OpenError as odd:

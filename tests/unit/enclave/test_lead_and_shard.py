@@ -8,11 +8,15 @@ import os
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from ostraka.config import Span
 from ostraka.enclave import link
 from ostraka.enclave.lead import Connected, RemotePart
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
+from ostraka.enclave.servicer import _require_taken
+from ostraka.errors import Rejection, UpdateRejected
 
 ROUND, UPLOAD = b"r" * 32, b"u" * 32
 TICKET = b"t" * 32
@@ -72,3 +76,16 @@ async def test_a_client_that_takes_anothers_upload_id_does_not_take_its_verdict(
     assert honest.done()
     assert honest.result().client == "honest"
     assert not thief.done()
+
+
+@run
+async def test_who_still_sends_when_a_round_is_closed_is_told_so():
+    """The shard ends its lanes, and says nothing of them: what it has is no part of the round."""
+    shard = Shard()
+    part = shard.part()
+    slow = await shard.granted(part, "slow")
+    part.stop()
+    assert slow.done()
+    with pytest.raises(UpdateRejected) as refused:
+        _require_taken("slow", slow.result())
+    assert refused.value.reason is Rejection.LATE
