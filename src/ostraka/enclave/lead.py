@@ -142,6 +142,7 @@ class RemotePart:
         self._uploads: dict[str, _Tiles] = {}
         # By client, too: ids are public, and anyone may choose one that another client uses.
         self._waiting: dict[tuple[str, bytes], asyncio.Future[Any]] = {}
+        self._stopped = False
         shard.on_event = self._on_event
 
     def begin(self, begun: Begun, row: Row | None = None) -> None:
@@ -171,23 +172,34 @@ class RemotePart:
     def stop(self) -> None:
         """Whoever still sends is too late. The shard ends its lanes when it is told that the round
         is closed, or given up, and says nothing of them."""
+        self._stopped = True
         waiting, self._waiting = self._waiting, {}
         for (client, upload_id), settled in waiting.items():
             if not settled.done():
                 settled.set_result(link.Broken(client, upload_id, "closed", str(Rejection.LATE)))
 
     async def grant(
-        self, client: str, upload_id: bytes
+        self, client: str, upload_id: bytes, *, own: bool
     ) -> tuple[link.Granted, "asyncio.Future[Any]"]:
-        """A lane for the tiles that are missing, and what will become of it."""
+        """A lane for the tiles that are missing, and what will become of it.
+
+        own: the client itself brings them. Raises UpdateRejected once the round is closed.
+        """
+        if self._stopped:
+            raise UpdateRejected(client, Rejection.LATE)
         settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[client, upload_id] = settled
-        asked = self.shard.ask(link.Grant(self._round_id, client, upload_id))
+        asked = self.shard.ask(link.Grant(self._round_id, client, upload_id, own))
         async with asyncio.timeout(_GRANT_S):
             granted, _ = await asyncio.wrap_future(asked)
         if not granted.ticket:
             settled.cancel()
         return granted, settled
+
+    def cut(self, client: str, upload_id: bytes) -> None:
+        """End the lane of an upload whose call has ended: its turn is another's now."""
+        self._waiting.pop((client, upload_id), None)
+        self.shard.tell(link.Cut(self._round_id, client, upload_id))
 
     async def settled(self, waiting: "asyncio.Future[Any]") -> Any:
         """What has become of a lane. If the shard leaves, it has broken."""

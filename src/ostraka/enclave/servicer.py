@@ -7,7 +7,7 @@ message says of its sender charges nobody: signed messages can be replayed by an
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -32,7 +32,7 @@ from ostraka.crypto.identity import check_encoded, check_signature
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
-from ostraka.enclave.lead import Connected, Shards
+from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns
 from ostraka.enclave.link import Broken, Spoilt, Taken
 from ostraka.enclave.open_round import OpenRound
@@ -532,10 +532,25 @@ class Servicer(EnclaveServicer):
         await self._send([wire.ModelPart(slices=slices)], context)
 
     async def _receive_at_shards(self, header: UpdateHeader, context: Context) -> None:
-        """Have the tiles that are missing brought to the shards that own them."""
-        parts, client, upload_id = self._shards().parts, header.client, header.upload_id
+        """Have the tiles that are missing brought to the shards that own them.
+
+        Lanes end with the call: a shard has threads for as many lanes as there are turns here.
+        """
+        parts = self._shards().parts
         try:
-            granted = [await part.grant(client, upload_id) for part in parts]
+            await self._bring(parts, header, context)
+        except BaseException:
+            for part in parts:
+                part.cut(header.client, header.upload_id)
+            raise
+
+    async def _bring(
+        self, parts: Sequence[RemotePart], header: UpdateHeader, context: Context
+    ) -> None:
+        client, upload_id = header.client, header.upload_id
+        own = self._caller(context).is_called(client)
+        try:
+            granted = [await part.grant(client, upload_id, own=own) for part in parts]
         except RoundFailed as failed:
             raise LaneBroken(str(failed)) from None
         lanes = [

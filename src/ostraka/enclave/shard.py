@@ -227,7 +227,7 @@ class ShardService:
         """Carry out commands, in their order."""
         while True:
             message, blobs = await commands.get()
-            if isinstance(message, Begun | link.End | link.Adopt | link.Stop):
+            if isinstance(message, Begun | link.Cut | link.End | link.Adopt | link.Stop):
                 await self._obey(message)
                 continue
             try:
@@ -255,7 +255,7 @@ class ShardService:
         }
         return await answers[type(message)]()
 
-    async def _obey(self, message: Begun | link.End | link.Adopt | link.Stop) -> None:
+    async def _obey(self, message: Begun | link.Cut | link.End | link.Adopt | link.Stop) -> None:
         """Do what the lead says and waits for no answer to. Raises Finished."""
         if isinstance(message, link.Stop):
             await self._give_up()
@@ -270,7 +270,10 @@ class ShardService:
                 with suppress(StorageFull):  # It is told when it is granted no lane.
                     part.begin(message)
             elif message.round_id == self._round.opened.context.round_id:
-                part.end(message.client, message.upload_id)
+                if isinstance(message, link.End):
+                    part.end(message.client, message.upload_id)
+                elif (lane := self._round.lanes.get(message.client)) is not None:
+                    lane.cancel()  # Whoever is granted the next one waits for its thread to end.
 
     def _adopt(self, charter: Charter) -> None:
         """Work under a new revision of the same authority. Raises OpenError or ConfigError."""
@@ -353,7 +356,8 @@ class ShardService:
         clients = {member.name: member for member in self.federation.clients}
         broken = partial(link.Broken, message.client, message.upload_id)
         receiver = Receiver(arrival, partial(_sealed_size, round_.opened))
-        with self._tickets.issue(receiver, clients.get(message.client)) as lane:
+        party = clients.get(message.client) if message.own else None
+        with self._tickets.issue(receiver, party) as lane:
             ticket.set_result(lane.ticket)
             try:
                 await lane.received()

@@ -5,21 +5,33 @@ Both ends of the channel are here, and a test decides what each of them says, an
 
 import asyncio
 import os
+import socket
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from ostraka.config import Span
+from ostraka.config import LEAF_VALUES, Federation, Manifest, Member, Span, Terms, cut_into_spans
+from ostraka.crypto.identity import Identity
 from ostraka.enclave import link
+from ostraka.enclave.lane import Lane, Tickets
 from ostraka.enclave.lead import Connected, RemotePart
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
-from ostraka.enclave.servicer import _require_taken
+from ostraka.enclave.servicer import Caller, Servicer, _require_taken
+from ostraka.enclave.shard import Settings, ShardService
 from ostraka.errors import Rejection, UpdateRejected
+from ostraka.protocol.enclave import Begun, Memory, Threads
 
 ROUND, UPLOAD = b"r" * 32, b"u" * 32
 TICKET = b"t" * 32
+PATIENCE_S = 60.0
+D = 2 * LEAF_VALUES
+CLIENTS = tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(4))
+TERMS = Terms(Manifest.flat(D), f=0, distances="inside", tile=LEAF_VALUES // 2)
+FEDERATION = Federation(TERMS, CLIENTS, (), b"a" * 32, b"i" * 32, revision=2)
 
 
 class Shard:
@@ -55,10 +67,62 @@ class Shard:
 
     async def granted(self, part: RemotePart, client: str, upload_id: bytes = UPLOAD) -> Any:
         """What will become of the lane that a client has been granted."""
-        asking = asyncio.create_task(part.grant(client, upload_id))
+        asking = asyncio.create_task(part.grant(client, upload_id, own=True))
         await self.carried()
         self.say(link.Granted(TICKET, 0))
         return (await asking)[1]
+
+
+class Serving:
+    """A shard's service, with what it says to its lead. Use it on an event loop."""
+
+    def __init__(self, folder: Any, threads: int = 1) -> None:
+        self.tickets = Tickets(threads, idle_s=PATIENCE_S)
+        self.said: list[Any] = []
+        file: Any = SimpleNamespace(
+            state=folder,
+            storage=SimpleNamespace(spool_mib=64),
+            rounds=SimpleNamespace(measure_s=PATIENCE_S),
+            initial_model=lambda: (None, np.zeros(D, np.float32)),
+        )
+        charter: Any = SimpleNamespace(federation=FEDERATION)
+        platform: Any = SimpleNamespace(provider=None, code_id=bytes(32))
+        self.service = ShardService(
+            Settings(folder, "127.0.0.1:1", 0),
+            file,
+            charter,
+            platform=platform,
+            tell=self.said.append,
+            tickets=self.tickets,
+            memory=Memory(),
+            threads=Threads(),
+        )
+        said: Any = SimpleNamespace(say=lambda *said: self.said.append(said[0]))
+        self.service._link = said
+        self.service._identity = Identity.generate()
+
+    async def ask(self, message: Any) -> Any:
+        return (await self.service._answer(message, []))[0]
+
+    async def tell(self, message: Any) -> None:
+        await self.service._obey(message)
+
+    async def open(self, round_id: bytes = ROUND) -> None:
+        span = cut_into_spans(TERMS.tiling, 2)[0]
+        await self.ask(link.Restore(span.start, span.length, 0, bytes(32), bytes(32), ()))
+        await self.ask(link.Open(1, round_id))
+
+    async def lane(self, client: str, *, own: bool = True) -> tuple[Lane, socket.socket]:
+        """A lane that a client has connected to, and the client's end of it."""
+        await self.tell(Begun(client, UPLOAD, bytes(32), 1.0, 0.0, os.urandom(32), bytes(32)))
+        granted = await self.ask(link.Grant(ROUND, client, UPLOAD, own))
+        lane = self.tickets.claim(granted.ticket)
+        assert lane is not None
+        near, far = socket.socketpair()
+        lane.connect(near, lambda: None)
+        while not lane._reading:
+            await asyncio.sleep(0)
+        return lane, far
 
 
 def run(test):
@@ -89,3 +153,55 @@ async def test_who_still_sends_when_a_round_is_closed_is_told_so():
     with pytest.raises(UpdateRejected) as refused:
         _require_taken("slow", slow.result())
     assert refused.value.reason is Rejection.LATE
+
+
+@run
+async def test_a_lane_ends_with_its_call():
+    """A client whose turn is over would else keep a thread of the shard, tile by tile."""
+    shard = Shard()
+    part = shard.part()
+    servicer: Any = Servicer.__new__(Servicer)
+    servicer.engine = SimpleNamespace(shards=SimpleNamespace(parts=(part,)))
+    servicer._caller = lambda context: Caller("127.0.0.1", CLIENTS[0])
+
+    async def write(reply: Any) -> None: ...
+
+    header: Any = SimpleNamespace(client="client-0", upload_id=UPLOAD)
+    context: Any = SimpleNamespace(write=write)
+    call = asyncio.create_task(servicer._receive_at_shards(header, context))
+    assert await shard.carried() == [link.Grant(ROUND, "client-0", UPLOAD, True)]
+    shard.say(link.Granted(TICKET, 0))
+    assert await shard.carried() == []
+    call.cancel()
+    with suppress(asyncio.CancelledError):
+        await call
+    assert await shard.carried() == [link.Cut(ROUND, "client-0", UPLOAD)]
+
+
+def test_a_lane_that_is_cut_gives_its_thread_back(tmp_path):
+    async def test() -> None:
+        serving = Serving(tmp_path, threads=1)
+        await serving.open()
+        _, far = await serving.lane("client-0")
+        await serving.tell(link.Cut(ROUND, "client-0", UPLOAD))
+        with far, serving.tickets:
+            free = asyncio.wrap_future(serving.tickets._threads.submit(int))
+            assert await asyncio.wait_for(free, PATIENCE_S / 2) == 0
+            _, again = await serving.lane("client-0")
+            again.close()
+            await serving.service._give_up()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_who_brings_anothers_header_to_a_shard_has_no_place_of_that_client(tmp_path, own):
+    async def test() -> None:
+        serving = Serving(tmp_path)
+        await serving.open()
+        lane, far = await serving.lane("client-0", own=own)
+        assert lane.party == (CLIENTS[0] if own else None)
+        far.close()
+        await serving.service._give_up()
+
+    asyncio.run(test())
