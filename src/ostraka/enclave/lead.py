@@ -44,10 +44,18 @@ _GRANT_S = 30.0
 
 
 class Connected:
-    """One shard's stream. on_event: takes what becomes of tiles, on the loop."""
+    """One shard's stream. revision: that it was admitted under. on_event: takes what becomes of
+    tiles, on the loop."""
 
-    def __init__(self, number: int, channel: PeerChannel, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        number: int,
+        channel: PeerChannel,
+        loop: asyncio.AbstractEventLoop,
+        revision: int = 0,
+    ) -> None:
         self.number = number
+        self.revision = revision
         self.address = ""
         self.model: tuple[bytes, ...] = ()  # the leaves of its slice
         self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -331,11 +339,20 @@ class Shards:
         return cut_into_spans(terms.tiling, self.count)
 
     @contextmanager
-    def joined(self, shard: Connected) -> Iterator[None]:
+    def joined(self, shard: Connected, revision: int) -> Iterator[None]:
         """Count a shard that is restored. Raises RoundFailed if there is one of its number: whoever
-        runs the same code could else take the place of a shard in the middle of a round."""
+        runs the same code could else take the place of a shard in the middle of a round.
+
+        revision: the newest. One that was adopted while the shard joined was told to the others,
+        and a shard that did not hear of it would work by terms and rosters that are over.
+        """
         if shard.number in self.connected:
             raise RoundFailed(f"there is a shard {shard.number} already")
+        if shard.revision != revision:
+            raise RoundFailed(
+                f"shard {shard.number} was admitted under revision {shard.revision}, and revision "
+                f"{revision} was adopted since: it has to join again under that"
+            )
         self.connected[shard.number] = shard
         self.changed.set()
         try:

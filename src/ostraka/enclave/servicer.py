@@ -457,7 +457,8 @@ class Servicer(EnclaveServicer):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, printable(str(refused), _LONG))
         async with asyncio.timeout(idle_s):
             await context.write(wire.LeadSays(admitted=encode(admitted)))
-        return Connected(hello.shard, channel, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        return Connected(hello.shard, channel, loop, hello.revision)
 
     def _verify_shard(
         self, admission: Admission, hello: ShardHello
@@ -484,7 +485,7 @@ class Servicer(EnclaveServicer):
 
         async def serve() -> None:
             await self._restored(shard, asyncio.wrap_future(ready))
-            with self._shards().joined(shard):
+            with self._shards().joined(shard, self.engine.federation.revision):
                 self.engine.tell(events.ShardJoined(shard.number, shard.address))
                 await shard.over.wait()
 

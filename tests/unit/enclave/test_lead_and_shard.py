@@ -6,7 +6,9 @@ Both ends of the channel are here, and a test decides what each of them says, an
 import asyncio
 import os
 import socket
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +19,14 @@ from ostraka.config import LEAF_VALUES, Federation, Manifest, Member, Span, Term
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import link
 from ostraka.enclave.lane import Lane, Tickets
-from ostraka.enclave.lead import Connected, RemotePart
+from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.servicer import Caller, Servicer, _require_taken
 from ostraka.enclave.shard import Settings, ShardService
-from ostraka.errors import Rejection, UpdateRejected
+from ostraka.enclave.storage.models import Slices
+from ostraka.errors import Rejection, RoundFailed, UpdateRejected
+from ostraka.messages import joined_digest
 from ostraka.protocol.enclave import Begun, Memory, Threads
 
 ROUND, UPLOAD = b"r" * 32, b"u" * 32
@@ -43,6 +47,9 @@ class Shard:
         self.near = Connected(number, PeerChannel(*keys), loop)
         self.heard: list[Any] = []
         self._far = Link(PeerChannel(*reversed(keys)), self.near.hear, COMMANDS, self._hear)
+
+    def hear(self, sealed: bytes) -> None:
+        self._far.hear(sealed)
 
     def _hear(self, message: Any, _: list[bytearray]) -> None:
         self.heard.append(message)
@@ -71,6 +78,52 @@ class Shard:
         await self.carried()
         self.say(link.Granted(TICKET, 0))
         return (await asking)[1]
+
+
+class Joining:
+    """A lead that lets a shard in, which says each thing when the test lets it."""
+
+    def __init__(self, revision: int = 2) -> None:
+        self.shard = Shard()
+        self.shard.near.revision = revision
+        self.engine: Any = SimpleNamespace(
+            shards=Shards(1),
+            federation=FEDERATION,
+            published=0,
+            state=SimpleNamespace(last_state=Slices(bytes(32))),
+            enclave=SimpleNamespace(model=bytes(32)),
+            file=SimpleNamespace(limits=SimpleNamespace(idle_s=PATIENCE_S)),
+            tell=lambda event: None,
+        )
+        servicer: Any = Servicer.__new__(Servicer)
+        servicer.engine = self.engine
+        self._ended = asyncio.Event()
+        self.call = asyncio.create_task(
+            servicer._serve_shard(self.shard.near, self._requests(), self)
+        )
+
+    async def _requests(self) -> AsyncIterator[Any]:
+        await self._ended.wait()
+        return
+        yield
+
+    async def write(self, said: Any) -> None:
+        self.shard.hear(said.sealed)
+
+    async def says(self, message: Any) -> None:
+        await asyncio.sleep(0)  # The call has begun by then.
+        self.shard.say(message)
+
+    async def hears(self) -> list[Any]:
+        """What the lead says next."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        said, self.shard.heard = self.shard.heard, []
+        return said
+
+    async def end(self) -> None:
+        self._ended.set()
+        await self.call
 
 
 class Serving:
@@ -205,3 +258,66 @@ def test_who_brings_anothers_header_to_a_shard_has_no_place_of_that_client(tmp_p
         await serving.service._give_up()
 
     asyncio.run(test())
+
+
+@run
+async def test_a_shard_that_was_admitted_under_an_older_revision_takes_no_part():
+    """A host that holds up what a shard says could else have it work under revoked terms: with
+    workers that were taken from the roster since, or with a masking that was given up."""
+    joining = Joining()
+    await joining.says(link.Ready("127.0.0.1:1"))
+    assert [type(each) for each in await joining.hears()] == [link.Restore]
+    joining.engine.federation = replace(FEDERATION, revision=3)
+    await joining.says(link.Restored(()))
+    with pytest.raises(RoundFailed, match="revision"):
+        await asyncio.wait_for(joining.call, PATIENCE_S)
+    assert not joining.engine.shards.connected
+
+
+@run
+async def test_a_shard_that_joins_while_a_model_is_published_serves_that():
+    """Else no client finds it there before the next is published."""
+    joining = Joining()
+    joining.engine.published = 1  # The ledger has it, and the lead itself follows in a moment.
+    await joining.says(link.Ready("127.0.0.1:1"))
+    (restore,) = await joining.hears()
+    joining.engine.enclave.model = b"m" * 32
+    await joining.says(link.Restored(()))
+    (again,) = await joining.hears()
+    assert (restore.model, again.model) == (bytes(32), b"m" * 32)
+    await joining.says(link.Restored(()))
+    await joining.hears()
+    assert joining.engine.shards.complete
+    await joining.end()
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "host:1\n", "h" * 2**20 + ":1"])
+def test_a_shard_with_an_address_that_is_none_takes_no_part(address):
+    """Every client would be sent it, with every upload."""
+
+    async def test() -> None:
+        joining = Joining()
+        await joining.says(link.Ready(address))
+        with pytest.raises(RoundFailed, match="address"):
+            await asyncio.wait_for(joining.call, PATIENCE_S)
+
+    asyncio.run(test())
+
+
+@run
+async def test_a_shard_that_leaves_while_others_open_a_round_ends_it():
+    """Nobody would bring it its tiles, and the round would last until its deadline."""
+    shards, here = Shards(2), [Shard(0), Shard(1)]
+    shards.connected = {at: each.near for at, each in enumerate(here)}
+    enclave: Any = SimpleNamespace(
+        model=joined_digest(D, []), next_number=1, new_round_id=lambda: ROUND
+    )
+    opening = asyncio.create_task(shards.open_round(enclave, TERMS))
+    for each in here:
+        await each.carried()
+    here[0].say(link.Opened(None))
+    here[0].near.end()
+    here[1].say(link.Opened(None))
+    with pytest.raises(RoundFailed, match="shard 0 has left"):
+        await opening
+    assert not shards.parts
