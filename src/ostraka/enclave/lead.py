@@ -109,6 +109,11 @@ class Connected:
         self._loop.call_soon_threadsafe(self.outgoing.put_nowait, None)
         self._loop.call_soon_threadsafe(self.over.set)
 
+    def require_here(self) -> None:
+        """Raises RoundFailed once the stream has ended."""
+        if self.ended:
+            raise self._left()
+
     def _left(self) -> RoundFailed:
         return RoundFailed(f"shard {self.number} has left")
 
@@ -395,6 +400,8 @@ class Shards:
                 replies = [await asyncio.wrap_future(each) for each in asked]
         except TimeoutError:
             raise RoundFailed("a shard did not open the round in time") from None
+        for shard in here:
+            shard.require_here()
         opened = [reply for reply, _ in replies]
         squares = [each.last_square for each in opened if each.last_square is not None]
         made: list[RemotePart] = []
