@@ -79,6 +79,7 @@ from ostraka.messages import (
 from ostraka.protocol.confirm import leaf
 from ostraka.transport import FINISHED, PROVED, chain_link, collateral
 from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.dial import is_told_address
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
@@ -505,13 +506,16 @@ class Servicer(EnclaveServicer):
         engine, shards = self.engine, self._shards()
         async with asyncio.timeout(engine.file.limits.idle_s):
             said, _ = await ready
+        if not is_told_address(said.address):
+            raise RoundFailed(f"shard {shard.number} gives an address that is none")
         shard.address = said.address
-        published = -1
-        while published != engine.published:  # It may be published meanwhile.
-            published, state = engine.published, engine.state.last_state
+        restored: tuple[int, bytes] | None = None
+        # Another may be published meanwhile: first in the ledger, and then in the enclave.
+        while restored != (engine.published, engine.enclave.model):
+            restored = published, model = engine.published, engine.enclave.model
+            state = engine.state.last_state
             if isinstance(state, Slices):
-                terms, model = engine.federation.terms, engine.enclave.model
-                await shards.restore(shard, terms, state, published, model)
+                await shards.restore(shard, engine.federation.terms, state, published, model)
 
     def _shards(self) -> Shards:
         if self.engine.shards is None:
