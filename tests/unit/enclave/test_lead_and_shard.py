@@ -6,6 +6,7 @@ Both ends of the channel are here, and a test decides what each of them says, an
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -321,3 +322,37 @@ async def test_a_shard_that_leaves_while_others_open_a_round_ends_it():
     with pytest.raises(RoundFailed, match="shard 0 has left"):
         await opening
     assert not shards.parts
+
+
+def test_a_shard_that_loses_its_lead_ends_what_it_computes_before_it_joins_again(tmp_path):
+    """The next round has its rows in the same memory. A thread that went on would mask them by the
+    lengths of the rows that were there before, and one worker could read them through Gaussian
+    noise; and it would find that honest workers lie."""
+
+    async def test() -> None:
+        serving = Serving(tmp_path)
+        await serving.open()
+        commands: asyncio.Queue[Any] = asyncio.Queue()
+        begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+        def measure() -> None:
+            begun.set()
+            assert go_on.wait(PATIENCE_S)
+            ended.set()
+
+        round_: Any = serving.service._round
+        rows: list[link.Upload] = []
+        round_.cohort, round_.digest = round_.opened.close([]), link.cohort_digest(ROUND, rows)
+        round_.columns = SimpleNamespace(measure=measure)
+        commands.put_nowait((link.Measure(ROUND, round_.digest, ()), []))
+        working = asyncio.create_task(serving.service._work(commands))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        working.cancel()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not working.done()
+        go_on.set()
+        await asyncio.gather(working, return_exceptions=True)
+        assert ended.is_set()
+
+    asyncio.run(test())
