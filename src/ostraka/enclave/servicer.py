@@ -609,8 +609,10 @@ class Servicer(EnclaveServicer):
             published = milestones(published)
         beginning = (state.abandon,) if state.abandon and state.abandon.number > after else ()
         for link in chain(charters, (*beginning, *published)):
-            newest = isinstance(link, Certified) and link is published[-1]
-            yield wire.ChainLink(certified=self._encoded(link)) if newest else chain_link(link)
+            if isinstance(link, Certified) and link is published[-1]:
+                yield wire.ChainLink(certified=self._encoded(link))
+            else:
+                yield chain_link(link)
 
     async def _meet_worker(
         self, requests: AsyncIterator[wire.WorkerSays], context: Context

@@ -2,6 +2,7 @@
 
 import os
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ Buffers:           12345 kB
 AVAILABLE = 8_192_000 * 1024
 
 
-MULTI_KRUM = {"rule": "multi-krum", "pre": ()}
+MULTI_KRUM: dict[str, Any] = {"rule": "multi-krum", "pre": ()}
 
 
 def federation(n: int = 9, *, d: int = 20_000, f: int | None = None, **terms) -> Federation:

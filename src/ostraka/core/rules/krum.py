@@ -81,7 +81,7 @@ def krum_scores(distances: Float64, f: int, *, neighbours: int | None = None) ->
     for rows in row_blocks(n):
         others = np.array(distances[rows], dtype=np.float64)
         np.fill_diagonal(others[:, rows], 0)
-        bad += np.count_nonzero(~np.isfinite(others))
+        bad += int(np.count_nonzero(~np.isfinite(others)))
         # A row is no neighbour of its own: its 0 must not count as the nearest distance.
         np.fill_diagonal(others[:, rows], math.inf)
         others.sort(axis=1)
