@@ -46,6 +46,7 @@ from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 TILE_BYTES = 4 * default_tile(10**6)
+LOST, TRIES = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE), 5
 
 
 def row(number, d, n, f):
@@ -193,16 +194,27 @@ async def send_some(address, root, n, f, first, last, at_a_time):  # noqa: PLR09
     greeter = Sender(address, root, f"client-{first}")
     charter = decode(Charter, (await greeter.stub.GetCharter(wire.CharterRequest())).charter)
     federation, held = charter.federation, digest(charter)
-    d = federation.terms.dimension
+    d, retried = federation.terms.dimension, Counter[str]()
 
     async def by_turns(what, work):
+        async def once(number):
+            sender = Sender(address, root, f"client-{number}")
+            try:
+                return await work(sender, number)
+            finally:
+                await sender.channel.close()
+
         async def turn(number):
+            """A connection may be lost, one in some thousands. Clients come again."""
             async with gate:
-                sender = Sender(address, root, f"client-{number}")
-                try:
-                    return await work(sender, number)
-                finally:
-                    await sender.channel.close()
+                for _ in range(TRIES):
+                    try:
+                        return await once(number)
+                    except grpc.aio.AioRpcError as lost:
+                        if lost.code() not in LOST:
+                            raise
+                        retried[what] += 1
+                raise AssertionError(f"{number} has lost {TRIES} connections")
 
         done = await asyncio.gather(*map(turn, everybody))
         say(what)
@@ -231,6 +243,7 @@ async def send_some(address, root, n, f, first, last, at_a_time):  # noqa: PLR09
     taken = sum((each for _, each in voted.values()), Counter(clients=len(everybody)))
     certified = decode(Certified, received[first][1])
     assert certified.certificate is not None
+    taken += Counter({f"retried, {what}": count for what, count in retried.items()})
     taken["certificate_bytes"] = len(received[first][1])
     taken["votes"] = len(certified.certificate.votes)
     receipt = sent[first][0].client.follow(certified).last
