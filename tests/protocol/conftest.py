@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.arrays import Buffer
 from ostraka.attestation.claims import in_process
-from ostraka.config import Federation, Manifest, Member, Terms
+from ostraka.config import Federation, Manifest, Member, Span, Terms, spans_from
 from ostraka.core import rules
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.aead import nonce
@@ -26,6 +26,7 @@ from ostraka.crypto.identity import Identity
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import OpenError, Rejection, UpdateRejected
+from ostraka.events import Event
 from ostraka.messages import (
     Abandon,
     Answer,
@@ -48,13 +49,16 @@ from ostraka.protocol.enclave import (
     Cohort,
     Dispute,
     Inside,
+    Intake,
     Measured,
     Memory,
     Offload,
     Proposed,
     Threads,
+    advance,
     combine,
     decide,
+    gather,
     propose,
 )
 from ostraka.protocol.host import Host
@@ -228,7 +232,8 @@ class Simulation:
     """Everybody in a federation, their secrets included.
 
     defence: pre-aggregations and a rule, with options in brackets. k: how many rows multi-krum
-    keeps. budget: bytes of memory for rows; with 0, all of them are spooled.
+    keeps. budget: bytes of memory for rows; with 0, all of them are spooled. shards: among how many
+    the values of a row are divided. spares: workers beyond those of the terms.
     """
 
     def __init__(
@@ -246,6 +251,8 @@ class Simulation:
         defence: str = DEFAULT,
         k: int | None = None,
         budget: int = 2**62,
+        shards: int = 1,
+        spares: int = 0,
         **terms: Any,
     ) -> None:
         self.budget = budget
@@ -279,7 +286,10 @@ class Simulation:
             roster,
             witnesses=[Member(name, each.public) for name, each in onlookers.items()],
             entropy=self.entropy,
+            shards=shards,
+            spares=spares,
         )
+        self.local = local
         self.federation, self.enclave = local.federation, local.enclave
         self.authority: Identity = local.authority
         self.workers: list[Any] = list(local.workers.values())
@@ -396,7 +406,9 @@ class Simulation:
         """All confirm; the enclave and all clients go on after a round."""
         certified = self.confirm(proposed)
         self.states[certified.receipt.number] = proposed.state
-        self.enclave.follow(certified, proposed.state)
+        self.enclave.follow(certified, None if self.local.shards else proposed.state)
+        for each, part in zip(self.local.shards, proposed.slices, strict=False):
+            each.shard.state = part.state
         self.clients = [client.follow(certified) for client in self.clients]
         self.witnesses = [witness.follow(certified) for witness in self.witnesses]
         return certified
@@ -410,26 +422,36 @@ class Forgery:
     tiles: tuple[UpdateTile, ...]
     norm: float
     key: bytes
+    spans: tuple[Span, ...]
 
     def tile(self, index: int, values: np.ndarray) -> UpdateTile:
         """Another tile that opens in the same place of the same upload."""
-        bound = updates.tile_context(self.header)
-        sealed = AESGCM(self.key).encrypt(nonce(index), values.tobytes(), bound)
+        key = updates.UploadKey(self.key, updates.tile_context(self.header))
+        span = next(each for each in reversed(self.spans) if each.first <= index)
+        sealed = AESGCM(key.of(span)).encrypt(nonce(index), values.tobytes(), key.bound)
         return UpdateTile(self.header.upload_id, index, sealed)
 
 
 class HostSpool:
-    """Where the enclave puts sealed tiles for which it has no memory: the round's `spool`."""
+    """Where the enclave puts sealed tiles for which it has no memory: the round's `spool`.
 
-    def __init__(self, round_: "Round") -> None:
+    first: the number of a shard's first tile.
+    """
+
+    def __init__(self, round_: "Round", first: int = 0) -> None:
         self._round = round_
+        self._first = first
+
+    def clear(self) -> None:
+        """A round has a spool of its own."""
 
     def write(self, row: int, index: int, ciphertext: Buffer) -> None:
         """The round notes what arrives, whether it is spooled or not."""
 
     def read(self, row: int, index: int, start: int, size: int) -> bytes:
-        self._round.reads.append((self._round.name(row), index))
-        return self._round.spool[self._round.upload(row), index][start : start + size]
+        tile = self._first + index
+        self._round.reads.append((self._round.name(row), tile))
+        return self._round.spool[self._round.upload(row), tile][start : start + size]
 
 
 class Round:
@@ -441,13 +463,25 @@ class Round:
         self.terms = simulation.terms
         self.spool: dict[tuple[tuple[str, bytes], int], bytes] = {}
         self.reads: list[tuple[str, int]] = []  # of the spool: the client, and the tile
-        self.intake = simulation.enclave.open_round(Memory(simulation.budget), HostSpool(self))
+        self.intake = self._open()
         self.offer = wire(self.intake.offer)
         self.norms: dict[tuple[str, bytes], float] = {}  # as stated, by upload
         self.senders: dict[bytes, str] = {}  # of uploads
         self.changed: list[UpdateRejected] = []
+        self.told: list[Event] = []  # what an operator sees
         self.cohort: Cohort
         self.measured: Measured
+        self._host: Host | None = None
+
+    def _open(self) -> Intake:
+        simulation, local = self.simulation, self.simulation.local
+        if not local.shards:
+            return simulation.enclave.open_round(Memory(simulation.budget), HostSpool(self))
+        for each in local.shards:
+            each.memory = Memory(simulation.budget)
+            each._spool = HostSpool(self, each.shard.span.first)  # type: ignore[assignment]
+        local.open()
+        return local.intake
 
     def name(self, row: int) -> str:
         return self.simulation.names[row]
@@ -503,7 +537,9 @@ class Round:
             reported = terms.asked.write(None) if report is None else report
             secret = struct.pack(">32sdd", key, norm, step) + reported
             sealed_key = hpke.seal(to or self.offer.key, secret, info=updates.context(header))
-        forgery = Forgery(identity.sign(replace(header, sealed_key=sealed_key)), (), norm, key)
+        signed = identity.sign(replace(header, sealed_key=sealed_key))
+        spans = spans_from(terms.tiling, self.offer.shards)
+        forgery = Forgery(signed, (), norm, key, spans)
         forgery.tiles = tuple(
             forgery.tile(index, update[terms.tiling.part(index)])
             for index in range(terms.tiling.count)
@@ -544,7 +580,7 @@ class Round:
     def upload(self, row: int) -> tuple[str, bytes]:
         """A client, and the id of its newest upload."""
         name = self.name(row)
-        return name, self.intake._uploads[name].row.upload_id
+        return name, self.intake._uploads[name].upload_id
 
     @property
     def uploads(self) -> tuple[tuple[str, bytes], ...]:
@@ -552,9 +588,14 @@ class Round:
         return tuple((row.client, row.upload_id) for row in self.cohort.rows)
 
     def host(self) -> Host:
-        """The real driver of the steps behind the intake, with no worker."""
-        threads = self.simulation.threads
-        return Host(threads, workers={}, tell=lambda event: None)
+        """The real driver of the steps behind the intake, with no worker but those of shards."""
+        local, threads, tell = self.simulation.local, self.simulation.threads, self.told.append
+        if not local.shards:
+            return Host(threads, {}, tell)
+        if self._host is None:  # A shard closes its part once.
+            shards = [each.close(self.cohort, threads, tell) for each in local.shards]
+            self._host = Host(threads, local.workers, tell, shards)
+        return self._host
 
     def offload(self) -> "Attempt":
         return Attempt(self)
@@ -567,8 +608,10 @@ class Round:
                 return
 
     def try_to_measure(self) -> Measured:
+        if self.simulation.local.shards:
+            return self.host().measure(self.cohort)
         if self.terms.inside:
-            return Inside(self.cohort, self.simulation.threads).measure()
+            return gather(self.cohort, [Inside(self.cohort, self.simulation.threads).measure()])
         attempt = self.offload()
         attempt.connect(attempt.accepts())
         attempt.encode()
@@ -576,6 +619,8 @@ class Round:
 
     def average(self) -> Proposed:
         """The second pass, begun again whenever a row is found changed; `changed` lists those."""
+        if self.simulation.local.shards:
+            return self.host().finish(self.cohort, self.measured)
         while True:
             try:
                 return self.try_to_average()
@@ -588,8 +633,10 @@ class Round:
         """Decide, combine and propose. Raises UpdateRejected if a row is found changed."""
         measured = measured or self.measured
         plan = decide(self.cohort, measured)
-        aggregate = combine(self.cohort, measured, plan, self.simulation.threads)
-        return propose(self.cohort, measured, plan, aggregate)
+        aggregate = combine(self.cohort, measured.scales, plan, self.simulation.threads)
+        outcome = advance(self.cohort.context, aggregate)
+        proposed = propose(self.cohort, measured, plan, [outcome.leaves])
+        return replace(proposed, slices=(outcome,))
 
     def finish(self) -> Proposed:
         self.close()
@@ -668,7 +715,7 @@ class Attempt:
         outcome = self.masking.decode(answers)
         if isinstance(outcome, Dispute):
             outcome.settle()
-        return outcome
+        return gather(self.round.cohort, [outcome])
 
     def told(self, worker: int) -> np.ndarray:
         """The numbers in one worker's honest answer."""

@@ -230,7 +230,7 @@ def test_the_second_pass_holds_one_tile_of_all_rows_and_little_else(simulate, de
     plan = decide(round_.cohort, round_.measured)
     tracemalloc.start()
     try:
-        combine(round_.cohort, round_.measured, plan)
+        combine(round_.cohort, round_.measured.scales, plan)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -421,8 +421,9 @@ def test_every_client_checks_the_receipt_before_it_goes_on(monkeypatch):
 
     def altered():
         proposed, certified = release()
-        state = replace(proposed.state, model=proposed.state.model + 1)
-        return replace(proposed, state=state), certified
+        (whole,) = proposed.slices
+        state = replace(whole.state, model=whole.state.model + 1)
+        return replace(proposed, slices=(replace(whole, state=state),)), certified
 
     monkeypatch.setattr(parties.federation, "release", altered)
     with pytest.raises(ReceiptRefused, match="model"):

@@ -251,12 +251,12 @@ def test_trees_and_models_by_hand():
     _, after = parts("round", "the outcome")
     for name, values in (
         ("the model after the round", after["model"]),
-        ("a model of three tiles", [k % 251 for k in range(131_073)]),
+        ("a model of three parts", [k % 251 for k in range(32_769)]),
     ):
-        tiles = [values[at : at + 65_536] for at in range(0, len(values), 65_536)]
-        leaves = [sha256(b"\0" + struct.pack(f"<{len(each)}f", *each)) for each in tiles]
+        each = [values[at : at + 16_384] for at in range(0, len(values), 16_384)]
+        leaves = [sha256(b"\0" + struct.pack(f"<{len(part)}f", *part)) for part in each]
         length = len(values).to_bytes(8, "big")
-        digest = sha256(pack(b"ostraka/vector/v1", length, root(leaves)))
+        digest = sha256(pack(b"ostraka/vector/v2", length, root(leaves)))
         assert parts("digests", name)[1]["digest"] == digest
 
 
@@ -274,15 +274,36 @@ def test_sealed_tiles_by_hand():
     for name, kind in (("float32", "<f4"), ("float16", "<f2"), ("bfloat16", "<u2"), ("int8", "i1")):
         given, result = parts("updates", f"an upload of {name}")
         values = np.frombuffer(result["values"], kind)
+        key = range_key(given["key"], given["additional_data"], 0, 3)
         for index, sealed in enumerate(result["tiles"]):
             tile = values[16 * index : 16 * index + 16].tobytes()
             nonce = index.to_bytes(12, "big")
-            assert AESGCM(given["key"]).encrypt(nonce, tile, given["additional_data"]) == sealed
+            assert AESGCM(key).encrypt(nonce, tile, given["additional_data"]) == sealed
         step = result["step"] or 1.0
         wide = values.astype("<u4") << 16 if kind == "<u2" else values
         wide = wide.astype("<u4").view("<f4") if kind == "<u2" else wide * np.float64(step)
         assert result["widened"] == wide.astype(float).tolist()
         assert math.isclose(result["norm"], math.sqrt(float((wide.astype(float) ** 2).sum())))
+
+
+def range_key(secret, bound, first, count):
+    """Of the tiles that one shard has."""
+    tiles = first.to_bytes(8, "big"), count.to_bytes(8, "big")
+    return hkdf(secret, pack(b"ostraka/upload-range/v1", bound, *tiles))
+
+
+def test_keys_of_ranges_by_hand():
+    given, result = parts("updates", "the keys of two shards")
+    secret, bound = given["key"], given["additional_data"]
+    assert given["tiles"] == [[0, 2], [2, 1]]
+    assert result["keys"] == [range_key(secret, bound, 0, 2), range_key(secret, bound, 2, 1)]
+
+
+def test_the_cut_in_an_offer_by_hand():
+    """An enclave without shards has all tiles, from number 0 on."""
+    *_, key, shards, signature = unpack(unpack(message("RoundOffer"))[1])
+    assert (len(key), len(signature)) == (1216, 64)
+    assert unpack(shards) == [bytes(8)]
 
 
 def test_integers_of_an_upload_by_hand():

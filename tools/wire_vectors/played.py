@@ -32,9 +32,12 @@ from ostraka.protocol.enclave import (
     Enclave,
     Measured,
     Offload,
+    Partial,
     Proposed,
+    advance,
     combine,
     decide,
+    gather,
     propose,
 )
 from ostraka.protocol.worker import Computing
@@ -146,9 +149,11 @@ def play(seals: Seals) -> Round:
         for tile in each.submitted.sealed.tiles:
             intake.take(each.header.client, tile)
     cohort = intake.close()
-    lines, measured = _measure(seals, Offload(cohort), drawn.log[-1])
+    lines, partial = _measure(seals, Offload(cohort), drawn.log[-1])
+    measured = gather(cohort, [partial])
     plan = decide(cohort, measured)
-    proposed = propose(cohort, measured, plan, combine(cohort, measured, plan))
+    outcome = advance(cohort.context, combine(cohort, measured.scales, plan))
+    proposed = replace(propose(cohort, measured, plan, [outcome.leaves]), slices=(outcome,))
     selection_salt = drawn.log[-2]
     votes, certified = _confirm(enclave.ballot(proposed.pending), proposed, sent)
     return Round(
@@ -212,7 +217,7 @@ def _confirm(
     return votes, certified
 
 
-def _measure(seals: Seals, offload: Offload, attempt: bytes) -> tuple[tuple[Line, ...], Measured]:
+def _measure(seals: Seals, offload: Offload, attempt: bytes) -> tuple[tuple[Line, ...], Partial]:
     """Play the attempt and its workers. attempt: the 32 bytes that all its secrets come from."""
     stream = SecretStream(attempt)
     if stream.bytes(32) != offload.offers[0].attempt_id:
@@ -243,10 +248,10 @@ def _measure(seals: Seals, offload: Offload, attempt: bytes) -> tuple[tuple[Line
         _answered(Line(*each, answer=Answer(b"", b"")))
         for each in zip(offload.offers, accepts, secrets, by_worker, seeds, strict=True)
     )
-    measured = masking.decode([each.answer for each in lines])
-    if not isinstance(measured, Measured):
+    partial = masking.decode([each.answer for each in lines])
+    if not isinstance(partial, Partial):
         raise SystemExit("the workers' answers do not decode")
-    return lines, measured
+    return lines, partial
 
 
 def _answered(line: Line) -> Line:

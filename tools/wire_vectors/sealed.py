@@ -4,14 +4,14 @@ import numpy as np
 
 from ostraka import transport
 from ostraka.arrays import UInt32
-from ostraka.config import Tiling
+from ostraka.config import Span, Tiling
 from ostraka.core import uploads
 from ostraka.core.field import P
 from ostraka.crypto.aead import SealedGroups, nonce, pair_nonce
 from ostraka.crypto.channel import Channel
 from ostraka.crypto.sealing import Sealer
 from ostraka.crypto.stream import SecretStream, accept, box_muller
-from ostraka.crypto.updates import context, rounded, seal, tile_context
+from ostraka.crypto.updates import UploadKey, context, rounded, seal, tile_context
 from ostraka.encoding import pack
 from ostraka.messages import ShareTile
 from wire_vectors.notation import DECIMALS, Drawn, Seals, Vector, fixed, identity, sha256, vector
@@ -35,7 +35,25 @@ def sealed_updates(played: Round, seals: Seals) -> list[Vector]:
         {"sent": transport.LANE + ticket + transport.LENGTH.pack(len(tile)) + bytes(tile)},
     )
     formats = (_upload_of(name, played) for name in uploads.FORMATS)
-    return [bound, *formats, *map(_report, names("client"), reports()), lane]
+    return [bound, _ranges(upload.key, tile_context(upload.header)), *formats, *map(_report, names("client"), reports()), lane]
+
+
+def _ranges(secret: bytes, bound: bytes) -> Vector:
+    """What each of two shards would be given of one upload."""
+    key = UploadKey(secret, bound)
+    spans = Span(0, 2 * TILE, TILE), Span(2 * TILE, D - 2 * TILE, TILE)
+    return vector(
+        "the keys of two shards",
+        "Sealing: HKDF-SHA256 of the upload's key, with no salt; info is the label, the additional "
+        "data, and the first and the number of the shard's tiles, in 8 bytes each",
+        {
+            "key": secret,
+            "additional_data": bound,
+            "label": "ostraka/upload-range/v1",
+            "tiles": [(span.first, span.tiling.count) for span in spans],
+        },
+        {"keys": [key.of(span) for span in spans]},
+    )
 
 
 def _report(name: str, values: dict[str, float] | None) -> Vector:
@@ -65,8 +83,8 @@ def _upload_of(name: str, played: Round) -> Vector:
     ).whole()
     return vector(
         f"an upload of {name}",
-        "Sealing: AES-256-GCM of each tile, its number the nonce; law 19 for int8, whose words for "
-        "rounding are the keystream of rounding_key",
+        "Sealing: AES-256-GCM of each tile under the key of the range of all tiles, its number the "
+        "nonce; law 19 for int8, whose words for rounding are the keystream of rounding_key",
         {
             "update": update,
             "rounding_key": rounding,

@@ -69,9 +69,9 @@ def digests(played: Round, seals: Seals) -> list[Vector]:
         *_trees(),
         _model("the model after the round", model.tolist(), model),
         _model(
-            "a model of three tiles",
+            "a model of three parts",
             "value k is k mod 251, of 131,073",
-            (np.arange(131_073) % 251).astype("<f4"),
+            (np.arange(32_769) % 251).astype("<f4"),
         ),
         vector(
             "the cohort of the round",
@@ -148,7 +148,7 @@ def _trees() -> list[Vector]:
 
 
 def _model(name: str, values: Any, model: Float32) -> Vector:
-    shows = "Receipts: a label, d in 8 bytes, and the root over tiles of 65,536 values"
+    shows = "Receipts: a label, d in 8 bytes, and the root over parts of 16,384 values"
     given = {"values": values, "label": "ostraka/vector/v1"}
     return vector(name, shows, given, {"digest": vector_digest(model)})
 
@@ -365,6 +365,8 @@ def _peering(played: Round, seals: Seals) -> list[Vector]:
         b"ostraka/report-data/shard-admitted/v1", encode(welcome), encode(said), encode(admitted)
     )
     answered = lead.sign(replace(admitted, evidence=evidence))
+    if to.key().open(sealed_secret, info=peering._info(welcome, said)) != secret:
+        raise SystemExit("the secret of a lead and a shard does not open")
     to_shard, to_lead = peering._keys(secret, welcome, said, answered)
     ends = peering.PeerChannel(to_shard, to_lead), peering.PeerChannel(to_lead, to_shard)
     texts = (b"", b"a second message")

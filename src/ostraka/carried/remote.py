@@ -15,6 +15,7 @@ from ostraka.client.connection import (
     UNCONFIRMED,
     Connection,
     Patience,
+    published,
 )
 from ostraka.client.download import download
 from ostraka.client.events import Event, Reconnecting
@@ -147,6 +148,8 @@ class RemoteEnclave:
                 # So asked, the service answers when it has published.
                 request.voter = next(iter(ballot.votes), "")
             reply = connection.ask("AwaitOutcome", request, seconds=LONG_POLL_S)
+            if reply.HasField("published"):
+                reply = published(connection, number)
             match reply.WhichOneof("outcome"):
                 case "certified":
                     return self._published(connection, decode(Certified, reply.certified).receipt)

@@ -65,7 +65,6 @@ TRANSFER_S = 3600.0  # for a stream; a peer that is gone is noticed sooner, by i
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 
 _NONCE_BYTES = 32
-_LARGEST = 8 * 2**20
 _SHOWN = 200  # characters of what the other side says
 _ODD_ANSWERS = 5  # in a row, until they count as final
 _AT_ONCE = 64  # shards that one client talks to; with more of them, the others wait
@@ -173,7 +172,7 @@ class Connection:
         self._tls_ca = tls_ca
         self.patience = patience
         self.tell = tell
-        self._channel = dial(address, tls_ca=tls_ca, largest=_LARGEST)
+        self._channel = dial(address, tls_ca=tls_ca)
         self._greeting = greeting
         self._plain: Any = EnclaveStub(self._channel)
         self._stub: Any = None  # after the greeting
@@ -432,3 +431,19 @@ class Retries:
             f"({status}): is it running, and can this machine reach it?",
             said=status.said,
         )
+
+
+def published(connection: Connection, number: int) -> wire.OutcomeReply:
+    """The certified receipt of a number whose certificate is too long for the answer about it.
+
+    Not here yet if the chain does not have it, which may be another enclave's by now.
+    """
+
+    def read() -> wire.OutcomeReply:
+        with connection.stream("GetChain", wire.ChainRequest(after=number - 1)) as links:
+            for link in links:
+                if link.WhichOneof("link") == "certified":
+                    return wire.OutcomeReply(certified=link.certified)
+        return wire.OutcomeReply(pending=wire.Pending())
+
+    return connection.attempt(read)

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -73,6 +73,7 @@ class Engine:
     memory: Memory
     tell: Callable[[Event], None]
     shards: Shards | None = None  # that have the model and the values of updates
+    require_room: Callable[[Federation], None] = lambda _: None  # raises ConfigError
     current: OpenRound | None = None
     measuring: bytes | None = None  # the id of the round that is being measured
     ballot: Ballot | None = None  # of the outcome that waits to be confirmed
@@ -175,8 +176,9 @@ class Engine:
     async def _round(self) -> None:
         """Run one round, to a published receipt or to a reason why there is none."""
         try:
-            with closing(self._spool()) as spool:
+            with ExitStack() as stack:
                 try:
+                    spool = None if self.shards else stack.enter_context(closing(self._spool()))
                     await self._open(spool)
                     cohort = await self._collect()
                     if cohort is not None:
@@ -202,7 +204,7 @@ class Engine:
             limit=self.file.storage.spool_mib * _MIB,
         )
 
-    async def _open(self, spool: Spool) -> None:
+    async def _open(self, spool: Spool | None) -> None:
         if self.shards is not None:
             intake = await self._open_at_shards(self.shards)
         else:
@@ -294,7 +296,7 @@ class Engine:
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
         hardening.give_back()
-        if not terms.inside:
+        if not terms.inside and (self.shards is None or terms.sketch):
             await self.pool.wait_for(terms.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]
         with lend_threads(self.file.enclave.threads) as lent:
@@ -402,10 +404,18 @@ class Engine:
             self.tell(events.StorageFailed(str(failed)))
 
     def bring(self, charter: Charter) -> None:
-        """Note a revision for the next round. Raises OpenError or LocalProtocolError if unfit."""
-        self.enclave.require_adoptable(charter)
+        """Note a revision for the next round.
+
+        Raises OpenError, LocalProtocolError or ConfigError if it is unfit.
+        """
+        self._require_fit(charter)
         if self.brought is None or charter.federation.revision > self.brought.federation.revision:
             self.brought = charter
+
+    def _require_fit(self, charter: Charter) -> None:
+        """Raises unless a revision can be adopted, and this machine has memory for its rounds."""
+        self.enclave.require_adoptable(charter)
+        self.require_room(charter.federation)
 
     def _adopt_if_signed(self) -> None:
         """Adopt a newer revision, if one was brought or lies beside the federation file."""
@@ -413,9 +423,11 @@ class Engine:
             charter = self._newest()
             if charter is None:
                 return
-            self.enclave.require_adoptable(charter)
+            self._require_fit(charter)
             self.state.adopt(charter)
             self.enclave.adopt(charter)
+            if self.shards is not None:
+                self.shards.adopt(charter)
         except (ConfigError, OpenError, LocalProtocolError, OSError) as refused:
             if str(refused) != self.ignored:
                 self.tell(events.FederationIgnored(str(refused)))

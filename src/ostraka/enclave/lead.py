@@ -26,6 +26,7 @@ from ostraka.enclave import link
 from ostraka.enclave.link import EVENTS, REPLIES, Link
 from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.storage.models import SliceName, Slices
+from ostraka.encoding import encode
 from ostraka.errors import (
     LocalProtocolError,
     MalformedMessage,
@@ -33,7 +34,7 @@ from ostraka.errors import (
     RoundFailed,
     UpdateRejected,
 )
-from ostraka.messages import joined_digest
+from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Arrived, Begun, Cohort, Enclave, Intake, Leaves, Partial
 from ostraka.protocol.enclave.cohort import RoundContext, Row
 from ostraka.protocol.enclave.propose import Slice
@@ -313,10 +314,10 @@ class Shards:
 
     @contextmanager
     def joined(self, shard: Connected) -> Iterator[None]:
-        """Count a shard that is restored, in the place of an earlier one of its number."""
-        older = self.connected.get(shard.number)
-        if older is not None:
-            older.end()
+        """Count a shard that is restored. Raises RoundFailed if there is one of its number: whoever
+        runs the same code could else take the place of a shard in the middle of a round."""
+        if shard.number in self.connected:
+            raise RoundFailed(f"there is a shard {shard.number} already")
         self.connected[shard.number] = shard
         self.changed.set()
         try:
@@ -354,7 +355,12 @@ class Shards:
         here = [self.connected[number] for number in range(self.count)]
         number, round_id = enclave.next_number, enclave.new_round_id()
         asked = [shard.ask(link.Open(number, round_id)) for shard in here]
-        opened = [reply for reply, _ in [await asyncio.wrap_future(each) for each in asked]]
+        try:
+            async with asyncio.timeout(_RESTORE_S):
+                replies = [await asyncio.wrap_future(each) for each in asked]
+        except TimeoutError:
+            raise RoundFailed("a shard did not open the round in time") from None
+        opened = [reply for reply, _ in replies]
         squares = [each.last_square for each in opened if each.last_square is not None]
         made: list[RemotePart] = []
 
@@ -402,10 +408,15 @@ class Shards:
             part.shard.tell(link.Stop(finished=False))
         self.parts = self.columns = ()
 
-    def finish(self) -> None:
-        """All rounds are over."""
+    def adopt(self, charter: Charter) -> None:
+        """Have all shards work under a new revision, from the next round on."""
+        for shard in self.connected.values():
+            shard.tell(link.Adopt(encode(charter)))
+
+    def end(self, *, finished: bool) -> None:
+        """End all streams. finished: all rounds are over, and no shard is needed any more."""
         for shard in list(self.connected.values()):
-            shard.tell(link.Stop(finished=True))
+            shard.tell(link.Stop(finished))
             shard.end()
 
 

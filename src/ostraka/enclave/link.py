@@ -19,6 +19,7 @@
        <------- Advanced ----------------------    it is durable: the lead may sign now
        -------- Publish ---------------------->    it was confirmed
        <------- Published ---------------------
+       -------- Adopt, Stop ------------------>    between rounds
 
 Every message after `Open` names the round, and after `Close` the cohort, which is a digest of all
 rows in their order; after `Combine` also the plan. So parts of two rounds, attempts or plans never
@@ -307,6 +308,15 @@ class Stop:
 
 
 @dataclass(frozen=True)
+class Adopt:
+    """A new revision, from the next round on. charter: an encoded Charter."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/adopt/v1"
+
+    charter: bytes
+
+
+@dataclass(frozen=True)
 class Failed:
     """A shard cannot do what it was asked. why: words for the log, about no row."""
 
@@ -341,6 +351,7 @@ COMMANDS = (
     Combine,
     Advance,
     Publish,
+    Adopt,
     Stop,
 )
 Kinds: TypeAlias = Sequence[type[Any]]

@@ -26,6 +26,8 @@ class OpenRound:
     failed: str = ""  # why it cannot be finished
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
     _own: set[str] = field(default_factory=set)  # whose uploads they brought themselves
+    _unseen: int = 0  # changes since the last look at all uploads
+    _needed: int = 0  # changes without which the round cannot go on, as of that look
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -75,9 +77,17 @@ class OpenRound:
     def note_change(self) -> None:
         """Look whether the round can go on, now that a client has completed or spoilt its upload.
 
-        Waking its loop for every upload would cost more than taking in the header.
+        Waking its loop for every upload would cost more than taking in the header. A look at all
+        uploads for every one of them would be quadratic, so the next look waits for as many changes
+        as are missing now: each is of one client.
         """
-        if (not self.quorate and self.answered >= self.quorum) or not self.awaited:
+        self._unseen += 1
+        if self._unseen < self._needed:
+            return
+        awaited, missing = len(self.awaited), self.quorum - self.answered
+        self._unseen = 0
+        self._needed = awaited if self.quorate else min(awaited, missing)
+        if self._needed <= 0:
             self.changed.set()
 
     def receiver(self, header: UpdateHeader) -> "Receiver":

@@ -169,7 +169,7 @@ async def _converse(
 
 async def _hear(connection: Connection, requests: AsyncIterator[wire.WorkerSays]) -> None:
     async for said in requests:
-        connection.heard(said)
+        await connection.heard(said)
 
 
 async def _say(connection: Connection, context: Context) -> None:

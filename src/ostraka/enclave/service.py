@@ -21,7 +21,7 @@ from ostraka.core import optimiser
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave import hardening
-from ostraka.enclave.budget import default_budget
+from ostraka.enclave.budget import Budget, spare
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import Tickets
@@ -43,11 +43,11 @@ from ostraka.messages import SIMULATION, Abandon
 from ostraka.model_file import read_model
 from ostraka.protocol.enclave import Memory
 from ostraka.protocol.host import lend_threads
+from ostraka.transport import ANSWER_PIECE
 from ostraka.transport.dial import Backoff
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
 _KIB, _MIB = 2**10, 2**20
-_VALUE_BYTES = 8
 _STOP_S = 5.0
 _STABLE_S = 10.0  # after which a stream is worth a quick return
 _FOREVER_S = 1e9
@@ -133,14 +133,17 @@ async def serve(
         log(event)
 
     with open_state(file, path, platform) as state:
+        budget = _budget(file, leads=state.leads)
+        budget.require(state.federation)
         engine = Engine(
             path=path,
             file=file,
             state=state,
             enclave=state.start(evidence=platform.provider.kind),
             pool=Pool(asyncio.get_running_loop()),
-            memory=Memory(_budget(file)),
+            memory=Memory(budget.rows(state.federation)),
             tell=tell,
+            require_room=budget.require,
         )
         if state.leads:
             engine.shards = Shards(file.enclave.shards, lost=engine.lose_shard)
@@ -184,7 +187,7 @@ async def serve(
             finally:
                 rounds.cancel()
                 if engine.shards is not None:
-                    engine.shards.finish()
+                    engine.shards.end(finished=engine.phase is Phase.FINISHED)
                 engine.pool.close()  # A worker's stream would last until it is cut off.
                 front.stop_listening()
                 await server.stop(_STOP_S)
@@ -192,10 +195,16 @@ async def serve(
                 await asyncio.gather(rounds, return_exceptions=True)
 
 
-def _budget(file: FederationFile) -> int:
-    """How many bytes rows may take in memory."""
+def _budget(file: FederationFile, *, leads: bool = False) -> Budget:
+    """What the machine has, and what of it the operator lets rows have."""
     given = file.enclave.memory_mib
-    return default_budget() if given is None else given * _MIB
+    return Budget(
+        spare(),
+        None if given is None else given * _MIB,
+        file.enclave.threads,
+        file.enclave.shards,
+        leads,
+    )
 
 
 def _tickets(file: FederationFile) -> Tickets:
@@ -308,13 +317,14 @@ def _bind(server: grpc.aio.Server, file: FederationFile, address: str) -> int:
 
 
 def _options(file: FederationFile) -> list[tuple[str, int]]:
-    """Return gRPC's settings. The largest message is a worker's answer.
+    """Return gRPC's settings. No message grows with the square of the clients: answers of workers
+    come in pieces.
 
     The door limits connections. Calls are limited by caller: a peer that does not read its answer
     keeps its call open, and others must not have to wait for that.
     """
-    n, limits = len(file.clients), file.limits
-    largest = max(limits.message_kib * _KIB, n * (n + 1) // 2 * _VALUE_BYTES + _KIB)
+    limits = file.limits
+    largest = max(limits.message_kib * _KIB, ANSWER_PIECE + _KIB)
     idle_ms = math.ceil(1000 * limits.idle_s)
     return [
         ("grpc.max_concurrent_streams", _STREAMS),
@@ -348,6 +358,8 @@ async def serve_shard(
     federation_file.require_signed(file, charter)
     files.make_folder(file.state)
     Spool.clean(file.state)
+    budget = _budget(file)
+    budget.require(charter.federation)
     stopping = asyncio.Event()
     _stop_on_signals(stopping.set)
     with closing(FolderLock(file.state)), ExitStack() as stack:
@@ -362,7 +374,7 @@ async def serve_shard(
             platform=platform,
             tell=tell,
             tickets=tickets,
-            memory=Memory(_budget(file)),
+            memory=Memory(budget.rows(charter.federation)),
             threads=stack.enter_context(lend_threads(file.enclave.threads)),
         )
         server = grpc.aio.server(

@@ -15,6 +15,7 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import grpc
@@ -82,6 +83,7 @@ from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
 _PART = 2**18  # of a model, in bytes
+_LONGEST = 2**18  # bytes of a receipt in an answer that all who took part get at once
 _NONCE_BYTES = 32
 _HELLOS = 8  # on one connection
 _SHOWN = 64  # characters of a claimed name
@@ -184,6 +186,34 @@ class Caller:
         return self.party is not None and self.party.name == name
 
 
+@dataclass(frozen=True)
+class Roster:
+    """Who is enrolled now, and observers. It is made once for each federation and file: with many
+    clients it takes longer than to answer a request."""
+
+    federation: Federation
+    file: FederationFile
+    observers: tuple[Member, ...]
+
+    @cached_property
+    def clients(self) -> dict[str, Member]:
+        return {each.name: each for each in self.federation.clients}
+
+    @cached_property
+    def voting(self) -> dict[str, Member]:
+        """Those who greet, by name: clients, witnesses and observers."""
+        others = (*self.federation.witnesses, *self.observers)
+        return self.clients | {each.name: each for each in others}
+
+    @cached_property
+    def everybody(self) -> dict[str, Member]:
+        return {each.name: each for each in self.federation.workers} | self.voting
+
+    @cached_property
+    def members(self) -> frozenset[Member]:
+        return frozenset(self.everybody.values())
+
+
 @dataclass
 class Servicer(EnclaveServicer):
     """One instance serves all connections, on one event loop."""
@@ -202,7 +232,7 @@ class Servicer(EnclaveServicer):
     encoded: tuple[Certified, bytes] | None = None
     charter: tuple[Charter, bytes, bytes] | None = None  # with its bytes, and their digest
     on_their_way: int = 0  # bytes of models in answers to votes
-    roster: tuple[Federation, FederationFile, frozenset[Member]] | None = None
+    roster: "Roster | None" = None
 
     def __post_init__(self) -> None:
         self.quoting = Quoting(self.provider)
@@ -230,6 +260,9 @@ class Servicer(EnclaveServicer):
                     raise TooMany(f"more than {_HELLOS} greetings on one connection")
                 party = self._verified(decode(ClientHello, request.hello), visitor.nonce)
                 self.door.prove(visitor, party)
+                # A client greets again whenever it has been told to wait, for as long as it waits.
+                self.enrolled.rate.spend(party.name)
+                visitor.hellos = 0
             return wire.GreetReply(nonce=visitor.nonce)
 
     async def GetCharter(self, request: wire.CharterRequest, context: Context) -> wire.CharterReply:
@@ -269,7 +302,8 @@ class Servicer(EnclaveServicer):
             if not request.HasField("then"):
                 return wire.ConfirmReply()
             outcome = await self._outcome(request.then)
-            known = outcome.certified and self._caller(context).is_called(vote.voter)
+            out = outcome.WhichOneof("outcome") in ("certified", "published")
+            known = out and self._caller(context).is_called(vote.voter)
             return wire.ConfirmReply(
                 outcome=outcome, model=self._short_model(context) if known else b""
             )
@@ -309,7 +343,7 @@ class Servicer(EnclaveServicer):
             self._hold_place(context)
             self._charge(context)
             challenge = decode(Challenge, request.challenge)
-            self._authenticate(challenge, self.engine.federation.clients, self._caller(context))
+            self._authenticate(challenge, self._roster().clients, self._caller(context))
             current = await self._wait_for_round(context)
             bound = current.intake.binding(challenge.nonce)
             charter = self._charter(request.holds)
@@ -323,9 +357,7 @@ class Servicer(EnclaveServicer):
             self._charge(context)
             challenge = decode(Challenge, request.challenge)
             key, federation = self.engine.enclave.receipt_key, self.engine.federation
-            enrolled = federation.clients + federation.witnesses + federation.workers
-            enrolled += observers(self.engine)
-            self._authenticate(challenge, enrolled, self._caller(context))
+            self._authenticate(challenge, self._roster().everybody, self._caller(context))
             bound = KeyBinding(challenge.nonce, key, federation.digest())
             evidence = await self._evidence(bound, self._caller(context))
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
@@ -355,6 +387,9 @@ class Servicer(EnclaveServicer):
                 shard = await self._admit(requests, context)
             try:
                 await self._serve_shard(shard, requests, context)
+            except RoundFailed as unable:
+                self.engine.tell(events.ShardRefused(str(unable)))
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(unable)[:_LONG])
             except (OpenError, MalformedMessage) as odd:
                 self.engine.tell(events.ShardRefused(f"shard {shard.number}: {odd}"))
                 raise
@@ -448,21 +483,17 @@ class Servicer(EnclaveServicer):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _restored(self, shard: Connected, ready: "asyncio.Future[Any]") -> None:
-        """Have a shard load its slice of the present model. Raises OpenError if it cannot."""
+        """Have a shard load its slice of the present model. Raises RoundFailed if it cannot."""
         engine, shards = self.engine, self._shards()
-        try:
-            async with asyncio.timeout(engine.file.limits.idle_s):
-                said, _ = await ready
-            shard.address = said.address
-            published = -1
-            while published != engine.published:  # It may be published meanwhile.
-                published, state = engine.published, engine.state.last_state
-                if isinstance(state, Slices):
-                    terms, model = engine.federation.terms, engine.enclave.model
-                    await shards.restore(shard, terms, state, published, model)
-        except (RoundFailed, ConfigError) as unable:
-            engine.tell(events.ShardRefused(str(unable)))
-            raise OpenError("shard") from None
+        async with asyncio.timeout(engine.file.limits.idle_s):
+            said, _ = await ready
+        shard.address = said.address
+        published = -1
+        while published != engine.published:  # It may be published meanwhile.
+            published, state = engine.published, engine.state.last_state
+            if isinstance(state, Slices):
+                terms, model = engine.federation.terms, engine.enclave.model
+                await shards.restore(shard, terms, state, published, model)
 
     def _shards(self) -> Shards:
         if self.engine.shards is None:
@@ -475,7 +506,8 @@ class Servicer(EnclaveServicer):
         if digest != self.engine.enclave.model:
             await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
         if not shards.complete:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "not all shards are here")
+            # To a client, an unavailable service is another connection, which it would greet.
+            await context.abort(grpc.StatusCode.ABORTED, "not all shards are here yet")
         slices = [
             wire.ModelSlice(address=shards.connected[number].address, length=span.length)
             for number, span in enumerate(shards.spans(self.engine.federation.terms))
@@ -505,19 +537,16 @@ class Servicer(EnclaveServicer):
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises NotProved if the caller would be surprised by that."""
         visitor = self.door.visitor(context.peer())
-        party = visitor.party if visitor.party in self._members() else None
+        party = visitor.party if visitor.party in self._roster().members else None
         if party is None and PROVED in dict(context.invocation_metadata() or ()):
             raise NotProved("this connection has not been proved to be yours: greet again")
         return Caller(visitor.address, party)
 
-    def _members(self) -> frozenset[Member]:
-        """Return everybody who is enrolled now, observers among them."""
-        federation, file = self.engine.federation, self.engine.file
-        if self.roster is None or self.roster[0] is not federation or self.roster[1] is not file:
-            everybody = (*federation.clients, *federation.witnesses, *federation.workers)
-            members = frozenset((*everybody, *observers(self.engine)))
-            self.roster = (federation, file, members)
-        return self.roster[2]
+    def _roster(self) -> Roster:
+        known, federation, file = self.roster, self.engine.federation, self.engine.file
+        if known is None or known.federation is not federation or known.file is not file:
+            known = self.roster = Roster(federation, file, observers(self.engine))
+        return known
 
     def _allowance(self, caller: Caller) -> Allowance:
         return self.enrolled if caller.party else self.strangers
@@ -541,9 +570,7 @@ class Servicer(EnclaveServicer):
 
     def _verified(self, hello: ClientHello, nonce: bytes) -> Member:
         """Return who has signed the connection's nonce. Raises OpenError or NotProved."""
-        federation = self.engine.federation
-        greeting = (*federation.clients, *federation.witnesses, *observers(self.engine))
-        members = {each.name: each for each in greeting}
+        federation, members = self.engine.federation, self._roster().voting
         if hello.client not in members:
             raise NotEnrolled(hello.client)
         check_signature(hello, members[hello.client].key)
@@ -574,17 +601,16 @@ class Servicer(EnclaveServicer):
             return self.hashed[1]
 
     def _authenticate(
-        self, challenge: Challenge, enrolled: tuple[Member, ...], caller: Caller
+        self, challenge: Challenge, enrolled: dict[str, Member], caller: Caller
     ) -> None:
         federation = self.engine.federation
-        keys = {member.name: member.key for member in enrolled}
-        if challenge.client not in keys:
+        if challenge.client not in enrolled:
             revoked = challenge.client in {member.name for member in federation.revoked}
             why = Rejection.REVOKED if revoked else _NOT_ENROLLED
             self._refused(challenge.client, why, caller)
             raise NotEnrolled(challenge.client)
         try:
-            check_signature(challenge, keys[challenge.client])
+            check_signature(challenge, enrolled[challenge.client].key)
         except OpenError:
             self._refused(challenge.client, _ANOTHER_KEY, caller)
             raise
@@ -709,7 +735,10 @@ class Servicer(EnclaveServicer):
         certified = self.engine.certified(request.number)
         if certified is None or self.engine.forgotten is not None:
             return _unpublished(self.engine, request)
-        return wire.OutcomeReply(certified=self._encoded(certified))
+        encoded = self._encoded(certified)
+        if len(encoded) > _LONGEST:
+            return wire.OutcomeReply(published=wire.Published())
+        return wire.OutcomeReply(certified=encoded)
 
     def _encoded(self, certified: Certified) -> bytes:
         """Return the bytes, made once: a certificate has many votes, and everybody asks for it."""
@@ -757,7 +786,11 @@ class Servicer(EnclaveServicer):
         if request.newest:
             published = milestones(published)
         beginning = (state.abandon,) if state.abandon and state.abandon.number > after else ()
-        yield from map(chain_link, chain(charters, (*beginning, *published)))
+        for link in chain(charters, (*beginning, *published)):
+            if isinstance(link, Certified) and link is published[-1]:
+                yield wire.ChainLink(certified=self._encoded(link))
+            else:
+                yield chain_link(link)
 
     def _serving(self) -> Serving:
         """Whom workers serve here."""

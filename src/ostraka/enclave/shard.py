@@ -7,9 +7,9 @@ tells what is the newest.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ostraka.attestation.verify import Circumstances
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.aead import TAG_BYTES
-from ostraka.crypto.identity import Identity
+from ostraka.crypto.identity import Identity, check_signature
 from ostraka.enclave import hardening, link
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
@@ -93,7 +93,7 @@ class _OpenRound:
 
     opened: ShardRound
     spool: Spool
-    lanes: set["asyncio.Task[None]"] = field(default_factory=set)
+    lanes: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)  # by client
     cohort: Cohort | None = None
     digest: bytes = b""
     columns: OwnColumns | None = None
@@ -122,6 +122,7 @@ class ShardService:
         self.pool = Pool(asyncio.get_running_loop())
         self.tell = tell
         self.serving: Serving | None = None  # while there is a lead
+        self.finished = False  # The lead has published all rounds.
         self.model: tuple[bytes, Float32] | None = None  # its digest, and our slice of it
         self._platform = platform
         self._tickets = tickets
@@ -225,7 +226,7 @@ class ShardService:
         """Carry out commands, in their order."""
         while True:
             message, blobs = await commands.get()
-            if isinstance(message, Begun | link.End | link.Stop):
+            if isinstance(message, Begun | link.End | link.Adopt | link.Stop):
                 await self._obey(message)
                 continue
             try:
@@ -253,12 +254,15 @@ class ShardService:
         }
         return await answers[type(message)]()
 
-    async def _obey(self, message: Begun | link.End | link.Stop) -> None:
+    async def _obey(self, message: Begun | link.End | link.Adopt | link.Stop) -> None:
         """Do what the lead says and waits for no answer to. Raises Finished."""
         if isinstance(message, link.Stop):
             await self._give_up()
             if message.finished:
+                self.finished = True
                 raise Finished
+        elif isinstance(message, link.Adopt):
+            self._adopt(decode(Charter, message.charter))
         elif self._round is not None:
             part = self._round.opened.part
             if isinstance(message, Begun):
@@ -266,6 +270,18 @@ class ShardService:
                     part.begin(message)
             elif message.round_id == self._round.opened.context.round_id:
                 part.end(message.client, message.upload_id)
+
+    def _adopt(self, charter: Charter) -> None:
+        """Work under a new revision of the same authority. Raises OpenError or ConfigError."""
+        if charter.federation.revision <= self.federation.revision:
+            return
+        check_signature(charter, self.federation.authority)
+        charter.federation.require_follows(self.federation)
+        self.charter, self.federation = charter, charter.federation
+        if self._role is not None:
+            self._role.federation = charter.federation
+        if self.serving is not None:
+            self.serving = replace(self.serving, charter=charter)
 
     def _restore(self, message: link.Restore) -> tuple[Any, ...]:
         """Put our slice together, from the files that have it."""
@@ -320,10 +336,10 @@ class ShardService:
         if arrival.complete:
             self._told(message, round_)
             return (link.Granted(b"", arrival.next),)
+        if (older := round_.lanes.pop(message.client, None)) is not None:
+            await _end([older])
         ticket: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        lane = asyncio.create_task(self._lane(message, round_, ticket))
-        round_.lanes.add(lane)
-        lane.add_done_callback(round_.lanes.discard)
+        round_.lanes[message.client] = asyncio.create_task(self._lane(message, round_, ticket))
         return (link.Granted(await ticket, arrival.next),)
 
     async def _lane(
@@ -367,7 +383,7 @@ class ShardService:
         round_ = self._open_round(message.round_id)
         if link.cohort_digest(message.round_id, message.rows) != message.cohort:
             raise MalformedMessage("a cohort is not the one that it is named")
-        await _end(round_.lanes)
+        await _end(round_.lanes.values())
         rows = [(row.client, row.upload_id) for row in message.rows]
         round_.cohort = round_.opened.close(rows)
         round_.digest = message.cohort
@@ -456,7 +472,7 @@ class ShardService:
         round_, self._round = self._round, None
         if round_ is not None:
             round_.opened.part.stop()
-            await _end(round_.lanes)
+            await _end(round_.lanes.values())
             round_.spool.close()
 
     def _open_round(self, round_id: bytes | None = None) -> _OpenRound:
@@ -528,6 +544,8 @@ class ShardServicer(EnclaveServicer):
             with self._calls.of(visitor.address):
                 hello, _ = await self._reception.meet(serving, requests, context, idle_s)
             await self._reception.work(serving, hello, requests, context)
+            if self._shard.finished:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, FINISHED)
 
 
 def _without(cohort: Cohort, absent: tuple[str, ...]) -> frozenset[str]:
@@ -548,10 +566,11 @@ def _sealed_size(opened: ShardRound, index: int) -> int:
     return context.terms.tile_bytes(context.span.first + index) + TAG_BYTES
 
 
-async def _end(lanes: set["asyncio.Task[None]"]) -> None:
-    for lane in tuple(lanes):
+async def _end(lanes: Iterable["asyncio.Task[None]"]) -> None:
+    tasks = list(lanes)
+    for lane in tasks:
         lane.cancel()
-    await asyncio.gather(*lanes, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _dial(settings: Settings) -> grpc.aio.Channel:

@@ -6,6 +6,7 @@ protects no one from the process that it runs in.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
 
 import numpy as np
 
@@ -104,6 +105,18 @@ class LocalShard:
         return OwnColumns(shared, threads, self.workers, tell)
 
 
+def _one_at_a_time(entropy: Entropy) -> Entropy:
+    """Shards draw in threads of their own, and a stream that two of them read may give both of them
+    the same bytes."""
+    lock = Lock()
+
+    def draw(count: int) -> bytes:
+        with lock:
+            return entropy(count)
+
+    return draw
+
+
 def _staffed(
     staff: dict[str, Identity], receipt_key: bytes, entropy: Entropy
 ) -> dict[str, host.Worker]:
@@ -176,6 +189,7 @@ class LocalFederation:
         spares: workers beyond those that the terms ask for. state: what the first round starts
         from; a model of zeros unless given. shards: among how many the values are divided.
         """
+        entropy = _one_at_a_time(entropy)
         count = 0 if terms.inside else terms.workers + spares
         staff = {f"{WORKER}{number}": Identity.generate(entropy) for number in range(1, count + 1)}
         authority = Identity.generate(entropy)

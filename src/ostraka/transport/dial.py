@@ -19,10 +19,12 @@ import grpc
 from ostraka.errors import ConfigError
 from ostraka.transport import LANE
 
+# A charter, a certified receipt or a status of 10,000 members, with names of 64 characters, has up
+# to 4 MB. What an impostor can have a caller hold is no more than this.
+LARGEST_REPLY = 2**24
 IDLE_S = 20.0  # after which a channel without a call closes its connection
 
 _KEEPALIVE_MS = 30_000
-_MEBIBYTE = 2**20
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _PORTS = range(1, 2**16)
 _LONGEST_ADDRESS = 262  # a name of 253 characters, brackets, and a port
@@ -37,7 +39,7 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _NO_PROXIES = ("no_grpc_proxy", "no_proxy")
 
 
-def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) -> grpc.Channel:
+def dial(address: str, *, tls_ca: Path | None = None, largest: int = LARGEST_REPLY) -> grpc.Channel:
     """Returns a channel to HOST:PORT. Secrets are sealed end to end, so TLS is optional.
 
     tls_ca: the certificates (PEM) that vouch for the server; None for no TLS. largest: the bytes of

@@ -29,7 +29,8 @@ from ostraka.messages import (
     WorkerHello,
 )
 from ostraka.protocol.worker import Worker
-from ostraka.transport.ostraka_pb2 import EnclaveSays, WorkerSays
+from ostraka.transport import ANSWER_PIECE
+from ostraka.transport.ostraka_pb2 import AnswerPiece, EnclaveSays, WorkerSays
 from ostraka.worker.pin import EnclavePin
 
 _LOG = logging.getLogger("ostraka.worker")
@@ -180,7 +181,7 @@ class Staff:
 
 
 class Session:
-    """Serves one stream. say: sends a message without waiting.
+    """Serves one stream. say: sends a message, and waits while too many are not sent.
 
     There is one attempt at a time, and a new offer replaces the old one. A message that cannot be
     used ends the attempt; the enclave is told why, and the session goes on.
@@ -315,7 +316,7 @@ class Session:
     def _finish(self, attempt: Attempt, answer: Answer) -> None:
         if not self._release(attempt):
             return
-        self._say(WorkerSays(answer=encode(answer)))
+        self._say_answer(answer)
         offer = attempt.offer
         logs.event(
             _LOG,
@@ -323,6 +324,15 @@ class Session:
                 _short(offer), offer.masking, offer.rows, offer.columns, attempt.seconds
             ),
         )
+
+    def _say_answer(self, answer: Answer) -> None:
+        """Sends an answer in pieces: it grows with the square of the rows, and messages do not."""
+        whole = memoryview(answer.ciphertext)
+        last = len(whole) // ANSWER_PIECE * ANSWER_PIECE
+        for start in range(0, last, ANSWER_PIECE):
+            data = bytes(whole[start : start + ANSWER_PIECE])
+            self._say(WorkerSays(answer_piece=AnswerPiece(attempt_id=answer.attempt_id, data=data)))
+        self._say(WorkerSays(answer=encode(replace(answer, ciphertext=whole[last:]))))
 
     def _drop(self, attempt: Attempt | None, why: str) -> AttemptDropped | None:
         """Drops the attempt. Returns None if there is nothing to drop."""

@@ -31,7 +31,7 @@ def test_without_places_every_measurement_counts():
 
 
 def test_an_enclave_in_the_same_process_has_the_id_of_no_code():
-    offer = RoundOffer(1, b"r" * 32, b"f" * 32, bytes(32), bytes(32), b"k" * 1216, b"s" * 64)
+    offer = RoundOffer(1, b"r" * 32, b"f" * 32, bytes(32), bytes(32), b"k" * 1216, (0,), b"s" * 64)
     attested = in_process(offer, b"e" * 32)
     assert attested == Attested(offer.key, b"e" * 32, offer.federation, "in-process", b"\0" * 32)
 

@@ -41,7 +41,9 @@ FEDERATION = Federation(
     AUTHORITY.public,
     b"i" * 32,
 )
-OFFER = RoundOffer(1, bytes(32), FEDERATION.digest(), bytes(32), bytes(32), bytes(1216), UNSIGNED)
+OFFER = RoundOffer(
+    1, bytes(32), FEDERATION.digest(), bytes(32), bytes(32), bytes(1216), (0,), UNSIGNED
+)
 RECEIPT_KEY = b"r" * 32
 POLICY = Policy(
     evidence=("simulation",),

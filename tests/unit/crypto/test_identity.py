@@ -24,6 +24,7 @@ OFFER = RoundOffer(
     previous=bytes(32),
     model=bytes(32),
     key=bytes(1216),
+    shards=(0,),
     signature=UNSIGNED,
 )
 
@@ -85,8 +86,14 @@ def test_signing_again_replaces_the_signature():
 def test_every_field_is_signed():
     signed = ALICE.sign(OFFER)
     for field in dataclasses.fields(RoundOffer):
-        value = getattr(signed, field.name)
-        other: Any = value + 1 if isinstance(value, int) else bytes([value[0] ^ 1]) + value[1:]
+        value: Any = getattr(signed, field.name)
+        match value:
+            case int():
+                other: Any = value + 1
+            case tuple():
+                other = (*value, 1)
+            case _:
+                other = bytes([value[0] ^ 1]) + value[1:]
         with pytest.raises(OpenError):
             check_signature(replace(signed, **{field.name: other}), ALICE.public)
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ostraka.config import Manifest, Terms
+from ostraka.config import LEAF_VALUES, Manifest, Terms, spans_from
 from ostraka.crypto import hpke, updates
 from ostraka.crypto.hpke import HybridKey
 from ostraka.crypto.identity import Identity, check_signature
@@ -17,7 +17,9 @@ from ostraka.messages import RoundOffer
 ENCLAVE, CLIENT, KEY = Identity(bytes(32)), Identity(bytes([1]) * 32), HybridKey()
 TERMS = Terms(Manifest.flat(50), f=1, masking="none", tile=16)
 OFFER = ENCLAVE.sign(
-    RoundOffer(1, b"r" * 32, b"c" * 32, bytes(32), bytes(32), key=KEY.public, signature=UNSIGNED)
+    RoundOffer(
+        1, b"r" * 32, b"c" * 32, bytes(32), bytes(32), KEY.public, shards=(0,), signature=UNSIGNED
+    )
 )
 UPDATE = np.random.default_rng(0).normal(size=50).astype(np.float32)
 
@@ -41,8 +43,14 @@ def seal(update=UPDATE, seed=1, client="alice"):
     return sealing(update, seed, client).whole()
 
 
+def opener_of(header, span=TERMS.span):
+    """What opens the tiles of a span, once the enclave has opened the header."""
+    key = updates.open_header(header, KEY).key
+    return updates.TileOpener(key.of(span), key.bound, span.first)
+
+
 def open_all(header, tiles):
-    opener, norm, *_ = updates.open_header(header, KEY)
+    opener, norm = opener_of(header), updates.open_header(header, KEY).norm
     out = np.empty(50, np.float32)
     for tile in tiles:
         opener.open_into(tile.index, tile.ciphertext, out[TERMS.tiling.part(tile.index)])
@@ -59,7 +67,7 @@ def test_the_enclave_opens_what_the_client_sealed():
 @pytest.mark.parametrize("values", [4, 8, 16])
 def test_a_tile_opens_again_in_parts_without_its_tag(values):
     sealed, out = seal(), np.empty(50, np.float32)
-    opener = updates.open_header(sealed.header, KEY)[0]
+    opener = opener_of(sealed.header)
     for tile in sealed.tiles:
         part = out[TERMS.tiling.part(tile.index)]
         for start in range(0, len(part), values):
@@ -98,7 +106,7 @@ def test_every_upload_has_a_key_of_its_own():
         two.tiles[0].ciphertext, np.uint8
     )
     assert np.count_nonzero(xor[:64]) > 48
-    opener, *_ = updates.open_header(one.header, KEY)
+    opener = opener_of(one.header)
     with pytest.raises(OpenError):
         opener.open_into(0, two.tiles[0].ciphertext, np.empty(16, np.float32))
 
@@ -128,7 +136,7 @@ def test_an_update_is_not_copied():
     update[0] = 7.0
     out = memoryview(bytearray(held.largest))
     size = held.put(0, out)
-    opener, *_ = updates.open_header(held.header, KEY)
+    opener = opener_of(held.header)
     opened = np.empty(16, np.float32)
     opener.open_into(0, out[:size], opened)
     assert opened[0] == 7.0
@@ -239,7 +247,9 @@ def test_the_secret_is_a_key_a_norm_and_a_step():
     header = replace(seal().header, sealed_key=b"")
     secret = struct.pack(">32sdd", bytes(32), -3.5, 0.25)
     sealed_key = hpke.seal(KEY.public, secret, info=updates.context(header))
-    assert updates.open_header(replace(header, sealed_key=sealed_key), KEY)[1:] == (-3.5, 0.25, b"")
+    opened = updates.open_header(replace(header, sealed_key=sealed_key), KEY)
+    assert opened.key == updates.UploadKey(bytes(32), updates.tile_context(header))
+    assert (opened.norm, opened.step, opened.report) == (-3.5, 0.25, b"")
 
 
 BAD_UPDATES: dict[str, Any] = {
@@ -274,7 +284,8 @@ def test_tiles_hold_the_values_of_the_format_and_the_step_is_sealed(name):
     sealed = updates.seal(
         encoded, offer=OFFER, terms=terms, client="alice", identity=CLIENT
     ).whole()
-    opener, norm, step, _ = updates.open_header(sealed.header, KEY)
+    opener, opened = opener_of(sealed.header), updates.open_header(sealed.header, KEY)
+    norm, step = opened.norm, opened.step
     out = np.empty(50, terms.format.dtype)
     for tile in sealed.tiles:
         assert len(tile.ciphertext) == terms.tile_bytes(tile.index) + 16
@@ -310,7 +321,7 @@ def test_values_of_another_format_are_not_sealed():
 
 def test_a_tile_that_fails_leaves_zeros():
     sealed = seal()
-    opener, *_ = updates.open_header(sealed.header, KEY)
+    opener = opener_of(sealed.header)
     out = np.full(16, 7, np.float32)
     with pytest.raises(OpenError):
         opener.open_into(1, sealed.tiles[0].ciphertext, out)
@@ -318,4 +329,78 @@ def test_a_tile_that_fails_leaves_zeros():
 
 
 def test_the_key_does_not_print():
-    assert repr(updates.open_header(seal().header, KEY)[0]) == "TileOpener(<secret>)"
+    header = seal().header
+    opened = updates.open_header(header, KEY)
+    assert repr(opener_of(header)) == "TileOpener(<secret>)"
+    assert repr(opened) == "Opened()"
+    assert repr(opened.key.key)[2:-1] not in repr(opened.key)
+
+
+# Shards: each has the key of its own tiles.
+
+
+WIDE = Terms(Manifest.flat(3 * LEAF_VALUES + 5), f=1, masking="none", tile=LEAF_VALUES)
+LONG = np.random.default_rng(1).normal(size=WIDE.dimension).astype(np.float32)
+
+
+def cut(*first):
+    """An upload that is cut into spans which begin with these tiles."""
+    offer = ENCLAVE.sign(replace(OFFER, shards=first))
+    return updates.seal(
+        updates.rounded(LONG, WIDE),
+        offer=offer,
+        terms=WIDE,
+        client="alice",
+        identity=CLIENT,
+        entropy=entropy(1),
+    )
+
+
+@pytest.mark.parametrize("first", [(0,), (0, 1), (0, 3), (0, 1, 2, 3)])
+def test_each_span_opens_with_its_own_key(first):
+    sealed = cut(*first).whole()
+    out, spans = np.empty_like(LONG), spans_from(WIDE.tiling, first)
+    for span in spans:
+        opener, own = opener_of(sealed.header, span), out[span.part]
+        for index in range(span.tiling.count):
+            tile = sealed.tiles[span.first + index]
+            opener.open_into(index, tile.ciphertext, own[span.tiling.part(index)])
+            again = np.empty(span.tiling.size(index) - 4, np.float32)
+            opener.open_part(index, 16, tile.ciphertext[16:-16], again)
+            assert np.array_equal(again, own[span.tiling.part(index)][4:])
+    assert np.array_equal(out, LONG)
+
+
+def test_a_key_of_one_span_opens_no_other_tile():
+    sealed, spans = cut(0, 1, 2).whole(), spans_from(WIDE.tiling, (0, 1, 2))
+    for span in spans:
+        for tile in sealed.tiles:
+            if not span.first <= tile.index < span.first + span.tiling.count:
+                out = np.empty(WIDE.tiling.size(tile.index), np.float32)
+                with pytest.raises(OpenError):
+                    opener_of(sealed.header, span).open_into(
+                        tile.index - span.first, tile.ciphertext, out
+                    )
+
+
+def test_keys_of_spans_are_all_different_and_bound_to_the_upload():
+    key = updates.UploadKey(b"k" * 32, b"b" * 32)
+    spans = [
+        span
+        for first in ((0,), (0, 1), (0, 2), (0, 3), (0, 1, 3))
+        for span in spans_from(WIDE.tiling, first)
+    ]
+    keys = {key.of(span) for span in spans}
+    assert len(keys) == len(set(spans)) == 8
+    others = updates.UploadKey(b"K" * 32, key.bound), updates.UploadKey(key.key, b"B" * 32)
+    for other in others:
+        assert not keys & {other.of(span) for span in spans}
+
+
+def test_another_cut_seals_other_bytes_where_spans_differ():
+    """Under one key and nonce two cuts could otherwise be mixed."""
+    one, two = cut(0, 1).whole(), cut(0, 2).whole()
+    assert one.header.upload_id == two.header.upload_id
+    assert updates.tile_context(one.header) == updates.tile_context(two.header)
+    same = [a.ciphertext == b.ciphertext for a, b in zip(one.tiles, two.tiles, strict=True)]
+    assert same == [False] * 4

@@ -43,7 +43,7 @@ GENESIS = genesis(FEDERATION)
 
 def offer(number=1, previous=GENESIS, **changes):
     blank = RoundOffer(
-        number, b"r" * 32, FEDERATION.digest(), previous, MODEL, KEY.public, UNSIGNED
+        number, b"r" * 32, FEDERATION.digest(), previous, MODEL, KEY.public, (0,), UNSIGNED
     )
     return ENCLAVE.sign(replace(blank, **changes))
 
@@ -150,11 +150,12 @@ def test_an_update_is_sealed_for_the_round_that_was_joined():
     sealed = join(ALICE, offer()).seal(update).sealed
     check_signature(sealed.header, CLIENTS[0].public)
     assert sealed.header.client == "client-0"
-    opener, norm, *_ = updates.open_header(sealed.header, KEY)
+    opened = updates.open_header(sealed.header, KEY)
+    opener = updates.TileOpener(opened.key.of(FEDERATION.terms.span), opened.key.bound)
     out = np.empty(4, np.float32)
     opener.open_into(1, sealed.tiles[1].ciphertext, out)
     assert out.tolist() == [4, 5, 6, 7]
-    assert norm == np.sqrt(285)
+    assert opened.norm == np.sqrt(285)
 
 
 def test_sealing_again_is_a_new_upload_under_a_new_key():

@@ -1,5 +1,7 @@
 """The enclave's side of exact masking: what it checks, and what it rejects."""
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,8 +10,9 @@ import pytest
 from ostraka.config import Manifest, Terms
 from ostraka.core import field
 from ostraka.core.field import P
-from ostraka.errors import Rejection
-from ostraka.protocol.enclave import Threads
+from ostraka.errors import LocalProtocolError, Rejection
+from ostraka.protocol.enclave import Counted, Threads
+from ostraka.protocol.enclave.cohort import Row, Standing
 from ostraka.protocol.enclave.encoders import ExactEncoder, FieldAuditor
 
 N, D = 5, 40
@@ -18,37 +21,63 @@ NORMS = np.sqrt((ROWS.astype(np.float64) ** 2).sum(axis=1))
 
 
 class Reader:
-    """As much of a reader as an encoder asks for. `rejected` is what it was told."""
+    """As much of a reader as an encoder asks for."""
 
     def __init__(self) -> None:
         self.terms = Terms(Manifest.flat(D), f=1, tile=D)
         self.entropy = np.random.default_rng(1).bytes
         self.rows, self.threads, self.columns = range(N), Threads(), self.terms.tiling
-        self.rejected: dict[int, Rejection] = {}
-
-    def reject(self, row: int, reason: Rejection) -> None:
-        self.rejected[row] = reason
 
 
-def rejected(norms: np.ndarray) -> dict[int, Rejection]:
-    """What an encoder rejects that was told these norms of the rows, and measured honestly."""
+def counted(rows: np.ndarray, norms: np.ndarray) -> Counted:
+    """What an encoder makes of these columns if it was told these norms of the whole rows."""
     reader: Any = Reader()
     encoder = ExactEncoder(reader, bytes(32), np.ones(N), norms)
-    encoder.load(0, range(N), list(ROWS))
+    encoder.load(0, range(N), list(rows))
     shares = encoder.shares(0, 0, range(N))
     matrices = [field.gram(share) for share in shares]
     encoder.witness(0, range(N))
     encoder.end_tile()
-    assert encoder.decode(matrices) is not None, "nobody has lied about the matrix"
-    return reader.rejected
+    decoded = encoder.decode(matrices)
+    assert decoded is not None, "nobody has lied about the matrix"
+    return decoded
+
+
+def rejected(measured: Counted) -> dict[str, Rejection]:
+    """Who is rejected when all columns are put together."""
+    terms = Reader().terms
+    rows = tuple(Row(str(row), b"", b"", 1.0, 0.0) for row in range(N))
+    cohort: Any = SimpleNamespace(terms=terms, rows=rows, standing=Standing(terms, {}))
+    measured.finish(cohort)
+    return cohort.standing.rejected
 
 
 def test_law7_a_row_too_long_for_its_step_is_rejected():
     """Beyond |q|^2 = (p - 1)/2 inner products wrap around, whoever let such a row through."""
-    assert rejected(NORMS) == {}
+    assert rejected(counted(ROWS, NORMS)) == {}
     understated = NORMS.copy()
     understated[2] *= 0.99
-    assert rejected(understated) == {2: Rejection.FALSE_NORM}
+    assert rejected(counted(ROWS, understated)) == {"2": Rejection.FALSE_NORM}
+
+
+def test_law18_columns_that_are_counted_apart_add_up_to_the_integer():
+    """And a row that is too long in all of them together is rejected, as it is alone."""
+    for factor, found in ((1.0, {}), (0.99, {"2": Rejection.FALSE_NORM})):
+        norms = NORMS.copy()
+        norms[2] *= factor
+        left, right = ROWS.copy(), ROWS.copy()
+        left[:, D // 2 :] = 0
+        right[:, : D // 2] = 0
+        one, two = counted(left, norms), counted(right, norms)
+        both = one.with_(two)
+        assert rejected(one) == rejected(two) == {}
+        assert rejected(both) == found
+        np.testing.assert_array_equal(both.gram, one.gram + two.gram)
+        np.testing.assert_array_equal(both.s, np.diagonal(both.gram))
+    with pytest.raises(LocalProtocolError, match="rounded the same rows differently"):
+        one.with_(counted(right, NORMS))
+    with pytest.raises(LocalProtocolError, match="rounded the same rows differently"):
+        one.with_(replace(two, rounded=False))
 
 
 @pytest.mark.parametrize("blind", [0, 1])

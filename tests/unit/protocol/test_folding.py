@@ -62,7 +62,7 @@ def folded(tile, size=1.0, d=5 * M + 77):
     rows = (size * np.random.default_rng(0).normal(size=(N, d))).astype(np.float32)
     for client, update in zip(parties.clients, rows, strict=True):
         local.take(parties.seal(client, offer, update))
-    return rows, local.intake._arrivals.folds, local.close()
+    return rows, local.intake._parts[0].folds, local.close()
 
 
 @pytest.mark.parametrize("size", [1.0, 2.0**100, 2.0**-100])
@@ -88,7 +88,7 @@ def test_every_opening_of_a_round_has_secrets_of_its_own():
     seen = set()
     for _ in range(3):
         local.open()
-        folds = local.intake._arrivals.folds
+        folds = local.intake._parts[0].folds
         assert folds is not None
         seen.add(folds.of(0).bits.tobytes())
     assert len(seen) == 3

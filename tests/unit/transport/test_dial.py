@@ -41,6 +41,21 @@ def test_every_channel_has_a_connection_of_its_own():
         server.stop(None)
 
 
+def test_an_answer_about_ten_thousand_clients_fits():
+    """A status with 64 characters for each name in each of its lists has 3.7 MB."""
+    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.max_send_message_length", -1)])
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(lambda request, _: bytes(2**22))}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with dial(f"127.0.0.1:{port}") as channel:
+            ask: Any = channel.unary_unary("/test/Ask")
+            assert len(ask(b"", timeout=60)) == 2**22
+    finally:
+        server.stop(None)
+
+
 # Lanes.
 
 TICKET = bytes(range(TICKET_BYTES))

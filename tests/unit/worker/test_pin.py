@@ -258,7 +258,8 @@ def deputed(it: Meeting, **changes: bytes) -> DeputyBinding:
 
 
 def prove_shard(it: Meeting, **changes: Any) -> None:
-    it.prove(**{"signed": SHARDED, "code": SHARD_CODE, "bound": deputed} | changes)
+    usual: dict[str, Any] = {"signed": SHARDED, "code": SHARD_CODE, "bound": deputed}
+    it.prove(**(usual | changes))
 
 
 def offered(it: Meeting, signer: Identity) -> list[str]:

@@ -40,8 +40,16 @@ from ostraka.messages import (
 )
 from ostraka.protocol.enclave import Threads
 from ostraka.protocol.round import enrol, play, run_round
+from ostraka.transport import ANSWER_PIECE
 from ostraka.transport.dial import Backoff
-from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Proof, Welcome, WorkerSays
+from ostraka.transport.ostraka_pb2 import (
+    AnswerPiece,
+    EnclaveSays,
+    Over,
+    Proof,
+    Welcome,
+    WorkerSays,
+)
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
 from ostraka.worker import EnclavePin, Staff, WorkerService, backends, kernel_for, serve_all
 from ostraka.worker.service import LARGEST_MESSAGE, _End
@@ -64,13 +72,20 @@ class Link:
     outgoing: "queue.Queue[EnclaveSays | None]" = field(default_factory=queue.Queue)
     incoming: "queue.Queue[WorkerSays | None]" = field(default_factory=queue.Queue)
     sent: int = 0
+    reads: threading.Event = field(default_factory=threading.Event)
+    pieces: "list[AnswerPiece]" = field(default_factory=list)
 
     def say(self, **what) -> None:
         self.outgoing.put(EnclaveSays(**what))
 
     def hear(self, kind):
-        said = self.incoming.get(timeout=WAIT)
-        assert said is not None, "the worker has left"
+        """The next word. Pieces of an answer are kept."""
+        while True:
+            said = self.incoming.get(timeout=WAIT)
+            assert said is not None, "the worker has left"
+            if said.WhichOneof("what") != "answer_piece":
+                break
+            self.pieces.append(said.answer_piece)
         assert said.WhichOneof("what") == kind, said
         return getattr(said, kind)
 
@@ -88,8 +103,10 @@ class Link:
 
     def answer(self):
         answer = decode(Answer, self.hear("answer"))
+        assert {each.attempt_id for each in self.pieces} <= {answer.attempt_id}
+        whole = b"".join([*(each.data for each in self.pieces), answer.ciphertext])
         self.say(over=Over(attempt_id=answer.attempt_id))
-        return answer
+        return replace(answer, ciphertext=whole)
 
 
 class Servicer(EnclaveServicer):
@@ -115,6 +132,7 @@ class Servicer(EnclaveServicer):
         check_signature(hello, self.workers[hello.worker].public)
         yield EnclaveSays(proof=Proof())
         link = Link(hello.worker)
+        link.reads.set()
         threading.Thread(target=self._listen, args=(requests, link), daemon=True).start()
         self.links.put(link)
         for says in iter(link.outgoing.get, None):
@@ -125,6 +143,7 @@ class Servicer(EnclaveServicer):
         try:
             for said in requests:
                 link.incoming.put(said)
+                link.reads.wait(WAIT)
         except Exception:  # noqa: BLE001 (however it ended)
             pass
         link.incoming.put(None)
@@ -804,6 +823,26 @@ def test_the_largest_share_arrives():
         attempt.join(link)
         link.add(ShareTile(attempt.offer.attempt_id, 0, bytes(layout.size(0))))
         assert "share does not open" in link.hear("sorry")
+
+
+def test_an_answer_may_be_larger_than_a_message():
+    """The server here takes no message above 4 MiB, which is gRPC's own limit."""
+    rows = 1500
+    with connected() as link:
+        Attempt(rows=rows, columns=4, tile=4).join(link).finish(link)
+        assert sum(len(each.data) for each in link.pieces) > 2**22
+        assert max(len(each.data) for each in link.pieces) <= ANSWER_PIECE
+
+
+def test_an_enclave_that_does_not_read_holds_its_worker_up(monkeypatch):
+    """It has thousands of pieces to say, and is neither ended for it nor are all in its memory."""
+    monkeypatch.setattr("ostraka.worker.session.ANSWER_PIECE", 2**10)
+    with connected() as link:
+        attempt = Attempt(rows=1500, columns=4, tile=4).join(link)
+        link.reads.clear()
+        threading.Timer(0.5, link.reads.set).start()
+        attempt.finish(link)
+        assert len(link.pieces) > 2**12
 
 
 # How it starts and stops.

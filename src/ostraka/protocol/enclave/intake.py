@@ -72,7 +72,7 @@ class Intake:
         self._members = {member.name: member.key for member in context.federation.clients}
         self._revoked = {member.name: member.key for member in context.federation.revoked}
         self._uploads: dict[str, Row] = {}
-        self._flaws: dict[bytes, Rejection | None] = {}  # of rows that are whole, by upload id
+        self._flaws: dict[tuple[str, bytes], Rejection | None] = {}  # of uploads that are whole
         self._begun: dict[str, set[bytes]] = {name: set() for name in self._members}
         self._last = context.terms.tiling.count - 1
         self._whole, self._rest = (
@@ -308,12 +308,13 @@ class Intake:
                 return flaw
         if len(self._parts) == 1 or not (arrived := self._arrived(row)):
             return None  # A part that has all values has compared their sum itself.
-        if row.upload_id not in self._flaws:
+        upload = row.client, row.upload_id
+        if upload not in self._flaws:
             integers = self._context.terms.format.integers
             least, most = square_bounds(row.norm, row.step, integers=integers)
             true = least <= sum(each.squares for each in arrived) <= most
-            self._flaws[row.upload_id] = None if true else Rejection.FALSE_NORM
-        return self._flaws[row.upload_id]
+            self._flaws[upload] = None if true else Rejection.FALSE_NORM
+        return self._flaws[upload]
 
     def _owner(self, index: int) -> int:
         """The part that a tile belongs to."""

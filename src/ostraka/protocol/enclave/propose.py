@@ -137,13 +137,14 @@ def advance_by_nothing(context: RoundContext, threads: Threads | None = None) ->
 
 def propose(cohort: Cohort, measured: Measured, plan: Plan, outcome: Sequence[Leaves]) -> Proposed:
     """Sign the outcome. outcome: of each shard, in order. Raises for a second time."""
-    context = cohort.context
-    context.publication.claim()
+    model = _named(cohort, [leaf for each in outcome for leaf in each.model])
+    aggregate = _named(cohort, [leaf for each in outcome for leaf in each.aggregate])
+    cohort.context.publication.claim()
     selected = tuple(cohort.rows[row].client for row in plan.selected)
     receipt = _receipt(
         cohort,
-        model=_named(cohort, [leaf for each in outcome for leaf in each.model]),
-        aggregate=_named(cohort, [leaf for each in outcome for leaf in each.aggregate]),
+        model=model,
+        aggregate=aggregate,
         selected=selected,
         note=plan.note,
         by=measured.by,
