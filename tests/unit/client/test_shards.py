@@ -375,7 +375,7 @@ def narrow(lane):
 
 
 def test_ctrl_c_ends_all_lanes_and_their_threads(sharded, when, nothing_is_left_behind):
-    service, alice = sharded(3)
+    service, alice = sharded(3, timeout=600)
     alice.fetch()
     held, let_go, go_on = [], [], threading.Event()
 
@@ -398,7 +398,7 @@ def test_ctrl_c_ends_all_lanes_and_their_threads(sharded, when, nothing_is_left_
 
 
 def test_ctrl_c_ends_the_downloads_of_all_slices(sharded, when):
-    service, alice = sharded(3)
+    service, alice = sharded(3, timeout=600)
     held, let_go, go_on = [], [], threading.Event()
 
     def hold(raw):
