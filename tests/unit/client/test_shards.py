@@ -368,13 +368,9 @@ def interrupt():
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
 
-def narrow(lane):
-    """Has the other side hold up who sends, as a slow network does."""
-    lane.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    lane.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-
-
-def test_ctrl_c_ends_all_lanes_and_their_threads(sharded, when, nothing_is_left_behind):
+def test_ctrl_c_ends_all_lanes_and_their_threads(
+    sharded, when, nothing_is_left_behind, monkeypatch
+):
     service, alice = sharded(3, timeout=600)
     alice.fetch()
     held, let_go, go_on = [], [], threading.Event()
@@ -384,8 +380,17 @@ def test_ctrl_c_ends_all_lanes_and_their_threads(sharded, when, nothing_is_left_
         let_go.append(go_on.wait(60))
 
     for shard in service.shards:
-        narrow(shard.host._door._listening)
+        shard.host._door._listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         shard.watch = hold
+    dial_lane = connection.dial_lane
+
+    def narrow(*arguments, **options):
+        """Whoever sends is held up, as by a slow network."""
+        lane = dial_lane(*arguments, **options)
+        lane.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return lane
+
+    monkeypatch.setattr(connection, "dial_lane", narrow)
     when(lambda: len(held) == 3, interrupt)
     try:
         with pytest.raises(KeyboardInterrupt):
