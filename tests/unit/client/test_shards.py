@@ -5,7 +5,6 @@ import socket
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import grpc
 import numpy as np
@@ -123,12 +122,15 @@ def test_slices_that_are_here_are_not_asked_for_again(sharded):
     service, alice = sharded(3)
     asked = []
 
-    def note(shard, honest):
-        asked.append(shard)
-        return honest
+    def asking(shard):
+        def lie(honest):
+            asked.append(shard)
+            return honest
+
+        return lie
 
     for shard in service.shards:
-        shard.lie = partial(note, shard)
+        shard.lie = asking(shard)
     service.shards[2].failures = [UNAVAILABLE] * 3
     alice.fetch()
     assert sorted(map(service.shards.index, asked)) == [0, 1, 2]
@@ -371,7 +373,9 @@ def test_progress_is_that_of_all_lanes_and_is_told_in_the_caller_s_thread(
 
 
 def interrupt():
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def test_ctrl_c_ends_all_lanes_and_their_threads(
