@@ -26,7 +26,7 @@ from ostraka.errors import (
     ServiceError,
     UpdateRejected,
 )
-from ostraka.messages import Certified, Evidence
+from ostraka.messages import Certified, Evidence, vector_digest
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
@@ -577,6 +577,7 @@ def test_a_void_round_cannot_move_an_update_to_another_model(alice, service, sea
     alice.fetch()
     service.restart()
     service.enclave._state = replace(service.state, model=service.state.model + 1)
+    service.enclave._model = vector_digest(service.enclave._state.model)
     service.intake = service.enclave.open_round()
     with pytest.raises(ReceiptRefused, match="the model that it must start from"):
         alice.submit(UPDATE)
