@@ -121,7 +121,7 @@ def outcomes(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_any_number_of_shards_has_the_outcome_of_one_enclave(simulate, case):
+def test_law18_any_number_of_shards_has_the_outcome_of_one_enclave(simulate, case):
     terms = CASES[case]
     nearly = 0.0 if case in EXACTLY else 1e-4 if case in DITHERED else 1e-6
     alone = outcomes(simulate, 1, **terms)
