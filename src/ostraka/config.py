@@ -1,6 +1,7 @@
 """The terms of a federation. Terms that exist are valid; their digest binds every ciphertext."""
 
 import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -148,8 +149,7 @@ def cut_into_spans(tiling: Tiling, count: int) -> tuple[Span, ...]:
         )
     edges = [min(tiling.length, units * each // count * unit) for each in range(count + 1)]
     return tuple(
-        Span(start, stop - start, tiling.tile)
-        for start, stop in zip(edges, edges[1:], strict=False)
+        Span(start, stop - start, tiling.tile) for start, stop in itertools.pairwise(edges)
     )
 
 
@@ -158,13 +158,12 @@ def spans_from(tiling: Tiling, first: Sequence[int]) -> tuple[Span, ...]:
     once, and begin where leaves of a model's digest do.
     """
     edges = (*first, tiling.count)
-    rising = all(one < other for one, other in zip(edges, edges[1:], strict=False))
+    rising = all(one < other for one, other in itertools.pairwise(edges))
     if edges[0] != 0 or not rising or any(edge * tiling.tile % LEAF_VALUES for edge in first):
         raise ConfigError(f"{tiling.count} tiles are not cut by {list(first)[:16]}")
     values = [min(edge * tiling.tile, tiling.length) for edge in edges]
     return tuple(
-        Span(start, stop - start, tiling.tile)
-        for start, stop in zip(values, values[1:], strict=False)
+        Span(start, stop - start, tiling.tile) for start, stop in itertools.pairwise(values)
     )
 
 

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ostraka import merkle, messages
+from ostraka import merkle
 from ostraka.config import Federation, Member
 from ostraka.core import loops, optimiser, rules
 from ostraka.core.rules import Gram, Options, Plan, Rule
@@ -18,6 +18,7 @@ from ostraka.errors import (
     ReceiptRefused,
     Rejection,
     RolledBack,
+    RoundFailed,
     TooFewUpdates,
 )
 from ostraka.merkle import is_under, path_to
@@ -30,7 +31,7 @@ from ostraka.protocol.confirm import (
     leaf,
     outcome_digest,
 )
-from ostraka.protocol.enclave import Enclave, Pending, propose_null_step
+from ostraka.protocol.enclave import Enclave, Pending
 from ostraka.protocol.enclave.cohort import Publication
 from ostraka.protocol.enclave.propose import NO_AGGREGATE
 

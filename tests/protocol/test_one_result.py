@@ -27,9 +27,7 @@ def closed(simulation):
 
 def test_two_attempts_are_not_both_published(simulate, masking, defence):
     round_ = closed(simulate(masking=masking, defence=defence))
-    first, second = (
-        gather(round_.cohort, [Inside(round_.cohort).measure()]) for _ in range(2)
-    )
+    first, second = (gather(round_.cohort, [Inside(round_.cohort).measure()]) for _ in range(2))
     round_.try_to_average(measured=first)
     with pytest.raises(LocalProtocolError, match="published once"):
         round_.try_to_average(measured=second)

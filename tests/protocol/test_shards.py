@@ -1,8 +1,12 @@
 """A round whose values are divided among shards: its outcome is that of one enclave."""
 
 import hashlib
+import itertools
+import os
+import time
 from collections import defaultdict
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraka import events
-from ostraka.config import LEAF_VALUES, MAX_TILE, Manifest, Terms, Tiling, cut_into_spans, spans_from
+from ostraka.config import (
+    LEAF_VALUES,
+    MAX_TILE,
+    Manifest,
+    Terms,
+    Tiling,
+    cut_into_spans,
+    default_tile,
+    spans_from,
+)
 from ostraka.core import optimiser
 from ostraka.core.gram import NumpyKernel
 from ostraka.core.optimiser import Optimiser
@@ -264,9 +277,7 @@ def test_what_is_not_of_this_upload_is_refused(simulate, what):
         assert updates.tile_context(other.header) == updates.tile_context(upload.header)
     for shard, span in enumerate(spans(round_)):
         index = span.first
-        forged = replace(
-            upload.tiles[index], ciphertext=bytes(other.tiles[index].ciphertext)
-        )
+        forged = replace(upload.tiles[index], ciphertext=bytes(other.tiles[index].ciphertext))
         with pytest.raises(OpenError):
             round_.accept_tile(forged, client="client-2")
         with pytest.raises(OpenError):
@@ -608,14 +619,14 @@ class Ledger:
         assert {len(each) for each in self.sealed.values()} == {1}
 
 
-@pytest.mark.parametrize("terms", [{}, SKETCHED, {"upload": "int8"}], ids=["rows", "sketch", "int8"])
+@pytest.mark.parametrize(
+    "terms", [{}, SKETCHED, {"upload": "int8"}], ids=["rows", "sketch", "int8"]
+)
 def test_no_keystream_is_used_twice_across_shards_and_attempts(simulate, monkeypatch, terms):
     """Over an attempt that ends with a lie, one that a changed row ends, and a round that is opened
     anew."""
     ledger = Ledger(monkeypatch)
-    simulation = divided(
-        simulate, 3, masking="exact", workers=3, spares=1, budget=0, **terms
-    )
+    simulation = divided(simulate, 3, masking="exact", workers=3, spares=1, budget=0, **terms)
     lead_or_shard = simulation.local if "sketch" in terms else simulation.local.shards[1]
     lead_or_shard.workers["worker-2"]._kernel = Liar()
     for row in (0, 1):
@@ -642,9 +653,7 @@ def test_shards_draw_folds_of_their_own(simulate):
         for shard in range(3):
             folds = part_of(round_, shard).folds
             assert folds is not None
-            seen |= {
-                (each.bits.tobytes(), each.shifts.tobytes()) for each in folds._tiles
-            }
+            seen |= {(each.bits.tobytes(), each.shifts.tobytes()) for each in folds._tiles}
     assert len(seen) == 2 * simulation.terms.tiling.count
 
 
@@ -686,7 +695,7 @@ def test_any_cut_has_all_tiles_once_and_meets_at_leaves(tiling, count):
 @given(tilings, st.lists(st.integers(-1, 50), max_size=6))
 def test_any_other_cut_is_refused(tiling, first):
     edges = [*first, tiling.count]
-    good = edges[0] == 0 and all(a < b for a, b in zip(edges, edges[1:], strict=False))
+    good = edges[0] == 0 and all(a < b for a, b in itertools.pairwise(edges))
     good = good and all(edge * tiling.tile % LEAF_VALUES == 0 for edge in first)
     if good:
         assert [each.first for each in spans_from(tiling, first)] == first
@@ -707,8 +716,6 @@ def test_an_offer_with_another_cut_is_not_sealed_to(simulate):
 
 @pytest.mark.parametrize(("dimension", "shards"), [(D, 4), (D, 3), (10**6, 7), (70_000, 4)])
 def test_the_default_tile_is_short_enough_for_shards(dimension, shards):
-    from ostraka.config import default_tile
-
     terms = Terms(Manifest.flat(dimension), f=1, tile=default_tile(dimension, shards))
     assert len(cut_into_spans(terms.tiling, shards)) == shards
     assert terms.tile % LEAF_VALUES == 0
@@ -719,3 +726,21 @@ def test_integers_state_exact_squares():
     square = int(np.square(Q[2].astype(np.int64)).sum())
     norm = float(STEPS[2]) * (square + 1) ** 0.5
     assert INT8.stated_square(norm, float(STEPS[2])) == square + 1
+
+
+def test_shards_draw_from_a_given_source_one_at_a_time():
+    """A stream that two threads read at a time may give both of them the same bytes."""
+    within, met = Lock(), []
+
+    def entropy(count: int) -> bytes:
+        met.append(not within.acquire(blocking=False))
+        try:
+            time.sleep(1e-4)  # so that another thread comes while this one draws, if it may
+            return os.urandom(count)
+        finally:
+            if not met[-1]:
+                within.release()
+
+    run_round(ROWS, f=1, workers=3, shards=4, entropy=entropy)
+    assert len(met) > 4
+    assert not any(met)

@@ -17,9 +17,7 @@ _ROWS = 8  # that are added at a time, if they have to be opened or widened for 
 _MIXED_VALUES = 2**17  # of all rows, that are mixed at a time
 
 
-def combine(
-    cohort: Cohort, scales: Float64, plan: Plan, threads: Threads | None = None
-) -> Float32:
+def combine(cohort: Cohort, scales: Float64, plan: Plan, threads: Threads | None = None) -> Float32:
     """The aggregate, as far as its values are here: a weighted sum of the clipped rows and of the
     last aggregate, or each column reduced by itself. scales: (n,) what clips each row.
 

@@ -1,7 +1,7 @@
 """Step 1, intake: takes headers and tiles, and fixes who takes part. The outcome is a `Cohort`.
 
-The lead takes headers. Tiles come to the shards, each of which has a `Part` of every row. An enclave
-without shards is both, and its one part has all values.
+The lead takes headers. Tiles come to the shards, each of which has a `Part` of every row. An
+enclave without shards is both, and its one part has all values.
 """
 
 from collections.abc import Sequence
@@ -268,9 +268,7 @@ class Intake:
             raise UpdateRejected(client, flaw)
         self._replace(client)
         report = terms.asked.read(opened.report)
-        row = Row(
-            client, header.upload_id, leaf(header), opened.norm, opened.step, report=report
-        )
+        row = Row(client, header.upload_id, leaf(header), opened.norm, opened.step, report=report)
         for part, span in zip(self._parts, self._context.spans, strict=True):
             begun = Begun(
                 client,
