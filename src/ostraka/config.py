@@ -1,12 +1,12 @@
 """The terms of a federation. Terms that exist are valid; their digest binds every ciphertext."""
 
 import hashlib
-import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -24,7 +24,9 @@ MAX_TILE = 2**18
 MAX_PIECE_VALUES = 4 * 2**20  # clients x piece: what passes hold of all updates at one time
 BLOCK_VALUES = 16  # pieces begin where a block of the cipher does, even with one byte a value
 LEAF_VALUES = 16_384  # of a model, that are hashed together; shards meet between two of them
-MAX_SKETCH_VALUES = 16 * 2**20  # clients x sketch: held for the whole of a round
+# clients x sketch: 64 GiB, more than any enclave has. What one of them has room for is its own to
+# say (`enclave.budget`): signed terms do not depend on a machine.
+MAX_SKETCH_VALUES = 2**34
 
 MAX_DIMENSION = 2**40
 MAX_SHARD_POLICY = 2**14  # bytes: a charter travels in one message
@@ -148,9 +150,7 @@ def cut_into_spans(tiling: Tiling, count: int) -> tuple[Span, ...]:
             f"of {LEAF_VALUES} (terms.tile)"
         )
     edges = [min(tiling.length, units * each // count * unit) for each in range(count + 1)]
-    return tuple(
-        Span(start, stop - start, tiling.tile) for start, stop in itertools.pairwise(edges)
-    )
+    return tuple(Span(start, stop - start, tiling.tile) for start, stop in pairwise(edges))
 
 
 def spans_from(tiling: Tiling, first: Sequence[int]) -> tuple[Span, ...]:
@@ -158,13 +158,11 @@ def spans_from(tiling: Tiling, first: Sequence[int]) -> tuple[Span, ...]:
     once, and begin where leaves of a model's digest do.
     """
     edges = (*first, tiling.count)
-    rising = all(one < other for one, other in itertools.pairwise(edges))
+    rising = all(one < other for one, other in pairwise(edges))
     if edges[0] != 0 or not rising or any(edge * tiling.tile % LEAF_VALUES for edge in first):
         raise ConfigError(f"{tiling.count} tiles are not cut by {list(first)[:16]}")
     values = [min(edge * tiling.tile, tiling.length) for edge in edges]
-    return tuple(
-        Span(start, stop - start, tiling.tile) for start, stop in itertools.pairwise(values)
-    )
+    return tuple(Span(start, stop - start, tiling.tile) for start, stop in pairwise(values))
 
 
 @dataclass(frozen=True)
@@ -494,7 +492,7 @@ def succession(receipt_key: bytes, code_id: bytes) -> bytes:
 
 
 def require_sketches(clients: int, columns: int) -> None:
-    """Raises ConfigError if the enclave has no room for a sketch of each client."""
+    """Raises ConfigError if no enclave has room for a sketch of each client."""
     if clients * columns > MAX_SKETCH_VALUES:
         raise ConfigError(
             f"clients x sketch <= {MAX_SKETCH_VALUES}; got {clients} x {columns}: "

@@ -204,6 +204,53 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True)
+class ShardJoined:
+    """A shard has proved itself to its lead, and has its slice of the model."""
+
+    shard: int
+    address: str
+
+
+@dataclass(frozen=True)
+class ShardLeft:
+    """A shard is gone, and may come back. A round that is open is opened again."""
+
+    shard: int
+
+
+@dataclass(frozen=True)
+class ShardRefused:
+    """A shard was not let in, or does not have what it must have."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class ShardsAwaited:
+    """No round opens before all shards are there."""
+
+    number: int
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LeadJoined:
+    """This shard serves a lead that has proved itself."""
+
+    shard: int
+    lead: str
+
+
+@dataclass(frozen=True)
+class LeadLost:
+    """This shard has no lead. It asks again."""
+
+    lead: str
+    why: str
+    retry_s: float
+
+
+@dataclass(frozen=True)
 class WorkerJoined:
     """A worker offers its service."""
 
@@ -316,6 +363,12 @@ class Stopping:
 
 Event: TypeAlias = (
     ServiceStarted
+    | ShardJoined
+    | ShardLeft
+    | ShardRefused
+    | ShardsAwaited
+    | LeadJoined
+    | LeadLost
     | FederationAdopted
     | FederationIgnored
     | Cautioned
@@ -363,6 +416,10 @@ WARNINGS = (
     ClientRejected,
     UploadRefused,
     AddressCrowded,
+    ShardLeft,
+    ShardRefused,
+    ShardsAwaited,
+    LeadLost,
     WorkerLeft,
     WorkerRefused,
     WorkerFailed,

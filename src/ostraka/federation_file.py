@@ -43,6 +43,7 @@ _LONGEST_NAME = 64
 _MIB = 2**20
 _YEAR = 366 * 24 * 3600
 _MANY = 2**31 - 1
+_MOST_SHARDS = 1024
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,8 @@ class Enclave:
     threads: that mask and sum updates. memory_mib: how much memory opened updates may take, half of
     what the machine has to spare unless given; others are read again from the spool.
     tls_certificate, tls_key: PEM files, for TLS on top of what is sealed anyway; both or neither.
+    shards: among how many other machines the values of updates are divided; 1 for none. Their
+    policy is `federation.shard_policy`.
     """
 
     listen: str = "127.0.0.1:7420"
@@ -236,6 +239,7 @@ class Enclave:
     memory_mib: int | None = None
     tls_certificate: str | None = None
     tls_key: str | None = None
+    shards: int = 1
 
     def __post_init__(self) -> None:
         for name, address in (("listen", self.listen), ("metrics", self.metrics)):
@@ -243,6 +247,7 @@ class Enclave:
             if match is None or int(match[1]) >= 2**16:
                 raise ConfigError(f'{name} is host:port, such as "127.0.0.1:7420"; got {address!r}')
         _require("threads", self.threads, 1, 256)
+        _require("shards", self.shards, 1, _MOST_SHARDS)
         if self.memory_mib is not None:
             _require("memory_mib", self.memory_mib, 0, _MANY)
         if (self.tls_certificate is None) != (self.tls_key is None):

@@ -34,10 +34,11 @@ def root(leaves: Sequence[bytes]) -> bytes:
 
 def path_to(leaves: Sequence[bytes], wanted: bytes) -> tuple[bytes, ...] | None:
     """Returns what proves that a leaf is under the root: its neighbours, each behind its side."""
-    if wanted not in leaves:
+    levels, places = _tree(tuple(leaves))
+    if wanted not in places:
         return None
-    place, path = list(leaves).index(wanted), []
-    for level in _tree(tuple(leaves))[:-1]:
+    place, path = places[wanted], []
+    for level in levels[:-1]:
         beside = place ^ 1
         if beside < len(level):
             path.append((_LEFT if beside < place else _RIGHT) + level[beside])
@@ -56,12 +57,13 @@ def is_under(root: bytes, leaf: bytes, path: Sequence[bytes]) -> bool:
 
 
 @lru_cache(maxsize=2)  # Every client asks for a path in the same tree.
-def _tree(leaves: tuple[bytes, ...]) -> list[tuple[bytes, ...]]:
-    """Returns all levels of the tree, from the leaves to the root."""
+def _tree(leaves: tuple[bytes, ...]) -> tuple[list[tuple[bytes, ...]], dict[bytes, int]]:
+    """Returns all levels of the tree, from the leaves to the root, and where each leaf is first."""
     levels = [leaves]
     while len(levels[-1]) > 1:
         levels.append(_above(levels[-1]))
-    return levels
+    last = len(leaves) - 1
+    return levels, {leaf: last - at for at, leaf in enumerate(reversed(leaves))}
 
 
 def _above(level: tuple[bytes, ...]) -> tuple[bytes, ...]:

@@ -305,7 +305,7 @@ class Answer:
     LABEL: ClassVar[bytes] = b"ostraka/answer/v1"
 
     attempt_id: Id
-    ciphertext: bytes
+    ciphertext: Payload
 
 
 @dataclass(frozen=True)

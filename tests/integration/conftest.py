@@ -196,6 +196,11 @@ class Deployment:
     plan: Plan
     port: int = field(default_factory=free_port)
     processes: list[Process] = field(default_factory=list)
+    shard_ports: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        shards = self.plan.shards if self.plan.shards > 1 else 0
+        self.shard_ports = [free_port() for _ in range(shards)]
 
     @property
     def config(self) -> Path:
@@ -208,6 +213,14 @@ class Deployment:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of all that workers serve: the enclave, and its shards."""
+        return [self.address, *(f"127.0.0.1:{port}" for port in self.shard_ports)]
+
+    def shard_folder(self, number: int) -> Path:
+        return self.root / f"shard-{number}"
 
     @property
     def federation_id(self) -> bytes:
@@ -231,6 +244,17 @@ class Deployment:
         authority = read_identity(self.key("authority"))
         charter = federation_file.sign(federation_file.load(self.config), authority)
         federation_file.write_charter(federation_file.charter_path(self.config), charter)
+        for number in range(len(self.shard_ports)):
+            self.copy_to_shard(number)
+
+    def copy_to_shard(self, number: int) -> None:
+        """What an operator copies to another machine after a change."""
+        listen = f'listen = "{self.addresses[1 + number]}"'
+        text = re.sub(r'(?m)^listen = "[^"]*"', listen, self.config.read_text())
+        folder = self.shard_folder(number)
+        (folder / self.config.name).write_text(text)
+        charter = federation_file.charter_path(self.config)
+        (folder / charter.name).write_bytes(charter.read_bytes())
 
     def spawn(self, name: str, *command: str, **environment: str) -> Process:
         child = subprocess.Popen(
@@ -257,12 +281,26 @@ class Deployment:
             process.wait_for("ServiceStarted")
         return process
 
+    def shard(self, number: int, *, wait: bool = True, **environment: str) -> Process:
+        """A shard, in a folder of its own as on a machine of its own."""
+        process = self.spawn(
+            f"shard-{number}",
+            *("-m", "ostraka.enclave", "shard", "--lead", self.address, "--number", str(number)),
+            *("--config", str(self.shard_folder(number) / self.config.name)),
+            *("--unsafe-simulation", "--log-json"),
+            **environment,
+        )
+        if wait:
+            process.wait_for("LeadJoined")
+        return process
+
     def worker(self, number: int, *kernel: str) -> Process:
         """A worker in a process of its own. kernel: options that choose what it computes with."""
         name = f"worker-{number}"
+        enclaves = [word for each in self.addresses for word in ("--enclave", each)]
         return self.spawn(
             name,
-            *("-m", "ostraka", "worker", "run", "--enclave", self.address, "--name", name),
+            *("-m", "ostraka", "worker", "run", *enclaves, "--name", name),
             *("--key", str(self.key(name)), "--log-json", *(kernel or ("--device", "cpu"))),
             *("--policy", str(self.root / "policy.toml"), "--unsafe-simulation"),
         )
@@ -453,6 +491,7 @@ class Stage:
     clients: dict[str, ClientThread] = field(default_factory=dict)
     staff: dict[str, tuple[WorkerService, threading.Thread]] = field(default_factory=dict)
     gates: list[Gate] = field(default_factory=list)
+    shards: dict[int, list[Process]] = field(default_factory=dict)  # one after the other
 
     @property
     def enclave(self) -> Process:
@@ -482,16 +521,27 @@ class Stage:
     def start_enclave(self) -> None:
         self.enclaves.append(self.deployment.enclave())
 
+    def start_shard(self, number: int, *, wait: bool = True) -> None:
+        self.shards.setdefault(number, []).append(self.deployment.shard(number, wait=wait))
+
+    def start_shards(self) -> None:
+        for number in range(len(self.deployment.shard_ports)):
+            self.start_shard(number)
+
     def start_worker(self, number: int, gates: dict[int, Gate] | None = None) -> None:
-        """A worker as a thread. It comes back quickly, so that no test waits for it."""
+        """A worker as a thread for each that it serves. It comes back quickly, so that no test
+        waits for it."""
         name, root = f"worker-{number}", self.deployment
         policy = Verifier.of(root.root / "policy.toml", unsafe_simulation=True)
         pin = EnclavePin.chosen(root.key(name), receipt_key=None, verifier=policy)
         staff = Staff(name, read_identity(root.key(name)), HeldKernel(gates or {}), pin)
-        service = WorkerService(root.address, staff, backoff=Backoff(0.1, 0.5))
-        thread = threading.Thread(target=service.run, name=name, daemon=True)
-        thread.start()
-        self.staff[name] = service, thread
+        for at, address in enumerate(root.addresses):
+            service = WorkerService(
+                address, staff, backoff=Backoff(0.1, 0.5), unwanted=Backoff(0.1, 0.5)
+            )
+            thread = threading.Thread(target=service.run, name=name, daemon=True)
+            thread.start()
+            self.staff[f"{name}@{at}" if at else name] = service, thread
 
     def start_clients(self, *, but: str = "") -> None:
         """All of them are known before the first one starts."""
@@ -563,8 +613,16 @@ class Stage:
         for result in results:
             assert result.digest == chain[-1].model
             np.testing.assert_allclose(result.vector, expected, rtol=1e-6, atol=1e-6)
-        assert len(list(self.state.glob("spool-round-*"))) == 1  # of the round that is open
+        for folder in self.spools:
+            assert len(list(folder.glob("spool-round-*"))) == 1  # of the round that is open
         return chain
+
+    @property
+    def spools(self) -> list[Path]:
+        """Where sealed tiles may lie."""
+        numbers = range(len(self.deployment.shard_ports))
+        folders = [self.deployment.shard_folder(number) / "state" for number in numbers]
+        return folders or [self.state]
 
     def _check_round(self, receipt: Receipt, rejected: dict[str, str]) -> np.ndarray:
         """The mean that this round must have added."""

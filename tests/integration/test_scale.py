@@ -14,6 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from ostraka.attestation.claims import Attested
 from ostraka.config import default_tile
 from ostraka.core import rules
-from ostraka.encoding import UNSIGNED, decode, encode
+from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.files import read_identity
 from ostraka.merkle import is_under
 from ostraka.messages import (
@@ -74,10 +75,12 @@ class Sender:
         hello = self.identity.sign(ClientHello(federation.id, nonce, self.name, UNSIGNED))
         await self.stub.Greet(wire.GreetRequest(hello=encode(hello)))
 
-    async def join(self, federation):
+    async def join(self, federation, held=b""):
+        """held: the digest of the charter, if this client has it."""
         await self.greet(federation)
         challenge = self.identity.sign(Challenge(os.urandom(32), self.name, UNSIGNED))
-        reply = await self.stub.Introduce(wire.IntroduceRequest(challenge=encode(challenge)))
+        request = wire.IntroduceRequest(challenge=encode(challenge), holds=held)
+        reply = await self.stub.Introduce(request)
         told = decode(Introduction, reply.introduction)
         attested = Attested(
             told.offer.key, told.receipt_key, told.offer.federation, told.evidence.kind, bytes(32)
@@ -98,10 +101,18 @@ class Sender:
         assert (await call.read()).WhichOneof("answer") == "complete"
         lane.close()
 
-    async def confirm(self, joined, leaf):
+    async def read_chain(self, number):
+        """The certified receipt of this number, which is too long for the answer about it."""
+        async for link in self.stub.GetChain(wire.ChainRequest(after=number - 1)):
+            if link.WhichOneof("link") == "certified":
+                return link.certified
+        raise AssertionError(number)
+
+    async def confirm(self, joined, leaf, *, once=False):
         """Wait for the round's certified receipt, and confirm it on the way, if it waits for that.
 
-        Gives the answer's bytes, and how many bytes each part of confirming took.
+        Gives the answer's bytes, and how many bytes each part of confirming took. once: do not wait
+        for others to confirm.
         """
         offer = joined.offer
         taken: Counter[str] = Counter()
@@ -113,6 +124,10 @@ class Sender:
             match reply.WhichOneof("outcome"):
                 case "certified":
                     return reply.certified, taken
+                case "published":
+                    return await self.read_chain(offer.number), taken
+                case "proposed" if once:
+                    return b"", taken + await self._vote(joined.client, leaf, reply.proposed)
                 case "proposed":
                     taken += await self._vote(joined.client, leaf, reply.proposed)
                 case other:
@@ -163,6 +178,62 @@ async def send_all(address, root, n, f, at_a_time):
         await sender.channel.close()
     assert certified.certificate is not None
     taken["votes"] = len(certified.certificate.votes)
+    say("confirmed", json.dumps(taken))
+    say("receipt", receipt.participants, receipt.kept, len(receipt.rejected))
+
+
+async def send_some(address, root, n, f, first, last, at_a_time):  # noqa: PLR0917
+    """The clients from `first` to `last`: so many at a time are connected, each by itself.
+
+    Each comes three times: to send, to confirm, and for the certified receipt.
+    """
+    everybody, gate = range(first, last + 1), asyncio.Semaphore(at_a_time)
+    greeter = Sender(address, root, f"client-{first}")
+    charter = decode(Charter, (await greeter.stub.GetCharter(wire.CharterRequest())).charter)
+    federation, held = charter.federation, digest(charter)
+    d = federation.terms.dimension
+
+    async def by_turns(what, work):
+        async def turn(number):
+            async with gate:
+                sender = Sender(address, root, f"client-{number}")
+                try:
+                    return await work(sender, number)
+                finally:
+                    await sender.channel.close()
+
+        done = await asyncio.gather(*map(turn, everybody))
+        say(what)
+        return dict(zip(everybody, done, strict=True))
+
+    async def send(sender, number):
+        join = await sender.join(federation, held)
+        submitted = join.sealing(join.encode(row(number, d, n, f)))
+        await sender.upload(submitted.sealed)
+        return join, submitted.leaf
+
+    async def confirm(sender, number):
+        await sender.greet(federation)
+        return await sender.confirm(*sent[number], once=True)
+
+    async def receive(sender, number):
+        await sender.greet(federation)
+        content, taken = await sender.confirm(*sent[number])
+        assert not taken["confirmations"]
+        return sha256(content).digest(), content if number == first else b""
+
+    sent = await by_turns("sent", send)
+    voted = await by_turns("voted", confirm)
+    received = await by_turns("certified", receive)
+    assert len({digested for digested, _ in received.values()}) == 1
+    taken = sum((each for _, each in voted.values()), Counter(clients=len(everybody)))
+    certified = decode(Certified, received[first][1])
+    taken["certificate_bytes"] = len(received[first][1])
+    taken["votes"] = len(certified.certificate.votes)
+    receipt = sent[first][0].client.follow(certified).last
+    parts = greeter.stub.GetModel(wire.ModelRequest(digest=receipt.model))
+    model = np.frombuffer(b"".join([part.data async for part in parts]), "<f4")
+    np.save(root / f"model-{first}.npy", model)
     say("confirmed", json.dumps(taken))
     say("receipt", receipt.participants, receipt.kept, len(receipt.rejected))
 
@@ -388,6 +459,71 @@ def test_a_large_model(deploy, logged, capsys):
     assert played.enclave.stop() == 0
 
 
+@pytest.mark.soak
+def test_ten_thousand_clients(deploy, logged, capsys):
+    """On a sketch, with two workers. 20,000 descriptors are enough: not all connect at a time."""
+    n, d, processes = int(os.environ.get("OSTRAKA_CLIENTS", "10000")), 20_000, 2
+    f, rows_mib = n // 5, 1024
+    deployment = deploy(
+        clients=n,
+        f=f,
+        dimension=d,
+        composition=rules.compose(rules.PAPER),
+        settings={
+            "count": 1,
+            "deadline_s": 7200,
+            "measure_s": 3600,
+            "linger_s": 3600,
+            "sketch": 4096,
+            "connections": 4096,
+            "memory_mib": rows_mib,
+        },
+    )
+    enclave = deployment.enclave()
+    deployment.workers()
+    enclave.wait_for("WorkerJoined", after=enclave.wait_for("WorkerJoined"))
+    start, share = time.perf_counter(), -(-n // processes)
+    senders = [
+        deployment.spawn(
+            f"senders-{first}",
+            *(__file__, deployment.address, str(deployment.root), str(n), str(f)),
+            *map(str, (first, min(first + share - 1, n), 200)),
+        )
+        for first in range(1, n + 1, share)
+    ]
+    reached = {}
+    for what in ("sent", "voted", "certified", f"receipt {n} {n - f} 0"):
+        for each in senders:
+            each.wait_for(what, seconds=7200)
+        reached[what.split()[0]] = round(time.perf_counter() - start, 1)
+        with capsys.disabled():
+            say(f"\n{what} after {reached[what.split()[0]]} s, {enclave.rss_mib:.0f} MiB")
+    (attempt,) = logged(enclave, "AttemptStarted")
+    assert attempt["workers"] == ["worker-1", "worker-2"]
+    (timed,) = logged(enclave, "RoundTimed")
+    told = [line.partition(" ") for each in senders for line in each.lines]
+    taken = [json.loads(figures) for what, _, figures in told if what == "confirmed"]
+    report(
+        capsys,
+        test="ten thousand clients",
+        clients=n,
+        dimension=d,
+        peak_mib=round(enclave.rss_mib),
+        seconds=reached,
+        cpu_s=round(enclave.cpu_s),
+        stages_s={name: timed[name] for name in timed if name.endswith("_s")},
+        confirmed=taken,
+        load=os.getloadavg()[0],
+    )
+    models = [np.load(path) for path in deployment.root.glob("model-*.npy")]
+    assert len(models) == processes
+    for model in models:
+        np.testing.assert_allclose(model, honest_mean(d, n, f), rtol=1e-4, atol=1e-5)
+    assert min(each["votes"] for each in taken) >= (n + f) // 2 + 1
+    assert enclave.stop() == 0
+
+
 if __name__ == "__main__":
     address, root, *counts = sys.argv[1:]
-    asyncio.run(send_all(address, Path(root), *map(int, counts)))
+    play_part = send_all if len(counts) == len(("n", "f", "at a time")) else send_some
+    asyncio.run(play_part(address, Path(root), *map(int, counts)))

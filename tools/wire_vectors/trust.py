@@ -149,7 +149,7 @@ def _trees() -> list[Vector]:
 
 def _model(name: str, values: Any, model: Float32) -> Vector:
     shows = "Receipts: a label, d in 8 bytes, and the root over parts of 16,384 values"
-    given = {"values": values, "label": "ostraka/vector/v1"}
+    given = {"values": values, "label": "ostraka/vector/v2"}
     return vector(name, shows, given, {"digest": vector_digest(model)})
 
 
@@ -365,6 +365,8 @@ def _peering(played: Round, seals: Seals) -> list[Vector]:
         b"ostraka/report-data/shard-admitted/v1", encode(welcome), encode(said), encode(admitted)
     )
     answered = lead.sign(replace(admitted, evidence=evidence))
+    if to.key().open(sealed_secret, info=peering._info(welcome, said)) != secret:
+        raise SystemExit("the secret of a lead and a shard does not open")
     to_shard, to_lead = peering._keys(secret, welcome, said, answered)
     ends = peering.PeerChannel(to_shard, to_lead), peering.PeerChannel(to_lead, to_shard)
     texts = (b"", b"a second message")

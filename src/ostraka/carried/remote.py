@@ -15,17 +15,19 @@ from ostraka.client.connection import (
     UNCONFIRMED,
     Connection,
     Patience,
-    download,
+    published,
 )
+from ostraka.client.download import download
 from ostraka.client.events import Event, Reconnecting
 from ostraka.client.following import Followed, begin_with, follow
 from ostraka.client.memory import Memory
 from ostraka.client.upload import Upload
-from ostraka.config import CONFIRMS, Manifest
+from ostraka.config import CONFIRMS, Manifest, spans_from
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.crypto.updates import SealedUpdate
 from ostraka.encoding import decode, encode
 from ostraka.errors import (
+    ConfigError,
     LocalProtocolError,
     OstrakaError,
     ReceiptRefused,
@@ -124,7 +126,7 @@ class RemoteEnclave:
     def deliver(self, sealed: SealedUpdate, *, seconds: float | None = None) -> None:
         if self._joined is None:
             raise LocalProtocolError("no round was joined")
-        upload = Upload(self._joined.number, sealed)
+        upload = Upload(self._joined.number, sealed, self._joined.shards)
         connection = self._connected(seconds)
         try:
             connection.attempt(partial(upload.stream, connection))
@@ -146,6 +148,8 @@ class RemoteEnclave:
                 # So asked, the service answers when it has published.
                 request.voter = next(iter(ballot.votes), "")
             reply = connection.ask("AwaitOutcome", request, seconds=LONG_POLL_S)
+            if reply.HasField("published"):
+                reply = published(connection, number)
             match reply.WhichOneof("outcome"):
                 case "certified":
                     return self._published(connection, decode(Certified, reply.certified).receipt)
@@ -237,12 +241,19 @@ class RemoteEnclave:
         )
 
     def _observe(self, connection: Connection, introduction: Introduction) -> None:
-        """Note the open round, which the enclave has to have signed. Raises OpenError."""
+        """Note the open round, which the enclave has to have signed.
+
+        Raises OpenError, and ReceiptRefused for shards that no update could be divided among.
+        """
         offer = introduction.offer
         key = self._memory.receipt_key if self._memory else introduction.receipt_key
         check_signature(offer, key)
         if self._memory is None:
             self._begin(connection, key)
+        try:
+            spans_from(self._known_charter().federation.terms.tiling, offer.shards)
+        except ConfigError as impossible:
+            raise ReceiptRefused(f"an offer names impossible shards: {impossible}") from None
         self._joined = offer
 
     def _begun(self, connection: Connection) -> Memory:

@@ -8,6 +8,8 @@
     keys/client-1.key ...   one for each client and each worker
     keys/observer.key       shows the federation to `ostraka dashboard`
     simulation/             a platform that only plays a TEE, and what it says of itself
+    shards.toml             what shards have to prove, if there are any
+    shard-0/ ...            the folder of each: copies, with a port and a state of its own
 
 In production every party makes its own key (`ostraka client enrol`) and keeps it to itself.
 """
@@ -26,7 +28,7 @@ from ostraka import federation_file
 from ostraka.arrays import Float32
 from ostraka.attestation import policy_file
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
-from ostraka.cli.templates import federation_toml, policy_toml
+from ostraka.cli.templates import SHARDS, federation_toml, policy_toml, shards_toml
 from ostraka.config import (
     MAX_WORKERS,
     MIN_WORKERS,
@@ -35,6 +37,7 @@ from ostraka.config import (
     Member,
     Tensor,
     Terms,
+    cut_into_spans,
     default_tile,
 )
 from ostraka.core import rules, uploads
@@ -50,12 +53,14 @@ from ostraka.model_file import read_model, write_model
 FEDERATION, POLICY, MODEL = "federation.toml", "policy.toml", "model.safetensors"
 KEYS, AUTHORITY, OBSERVER = "keys", "authority", "observer"
 CLIENT = "client-"  # before a client's number
+SHARD = "shard-"  # before a shard's number
 IGNORED = ".gitignore"  # keeps secrets from being committed by mistake
 SIMULATION, PLATFORM, COLLATERAL = "simulation", "platform.json", "collateral.json"
 
 # A linear classifier of the 8 x 8 digits, small enough for any machine.
 _EXAMPLE = Manifest((Tensor("bias", (10,)), Tensor("weight", (10, 64))))
 _SEED = _ID = 32
+_FIRST_PORT = 7430  # of the first shard
 _USUAL = rules.compose(rules.DEFAULT, rules.DEFAULT_PRE)
 
 
@@ -68,7 +73,8 @@ class Plan:
     disclose_values: aggregates may hold single values of single clients. upload: the format of
     uploads. report_metrics: those of which a mean over clients is published. grace_s: seconds
     for the other clients once the quorum is there, None for as long as the deadline is. reasons:
-    for all this, to be written into the federation file.
+    for all this, to be written into the federation file. shards: among how many the values of
+    updates are divided.
     """
 
     clients: int = 12
@@ -84,6 +90,7 @@ class Plan:
     report_metrics: tuple[str, ...] = ()
     grace_s: float | None = None
     reasons: tuple[str, ...] = ()
+    shards: int = 1
 
     def __post_init__(self) -> None:
         if self.dimension is not None and self.model is not None:
@@ -93,6 +100,11 @@ class Plan:
         if min(self.clients, self.workers) < 0:
             raise ConfigError(
                 f"clients and workers must be at least 0; got {self.clients} and {self.workers}"
+            )
+        if self.shards > 1 and not self.simulation:
+            raise ConfigError(
+                "--shards makes a federation to try things out with, on a simulated platform; for "
+                "a real one write shards.toml yourself (docs/attestation.md)"
             )
 
     @property
@@ -144,15 +156,20 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             report_metrics=plan.report_metrics,
             grace_s=plan.grace_s,
             reasons=plan.reasons,
+            shards=plan.shards,
+            tile=_tile(plan, model),
         )
         (partial / FEDERATION).write_text(text, "utf-8")
+        simulated = (
+            _write_simulation(partial / SIMULATION, now, entropy) if plan.simulation else None
+        )
+        agreed = shards_toml(simulated) if plan.shards > 1 and simulated else ""
+        if agreed:
+            (partial / SHARDS).write_text(agreed, "utf-8")
         (partial / IGNORED).write_text(f"/{KEYS}/\n/{SIMULATION}/\n/{Storage().folder}/\n", "utf-8")
         file = federation_file.load(partial / FEDERATION)
         charter = federation_file.sign(file, authority)
         federation_file.write_charter(charter_path(file.path), charter)
-        simulated = (
-            _write_simulation(partial / SIMULATION, now, entropy) if plan.simulation else None
-        )
         policy = policy_toml(
             id=federation_id,
             authority=authority.public,
@@ -162,10 +179,34 @@ def create(folder: Path, plan: Plan, *, now: int, entropy: Entropy = os.urandom)
             composition=plan.composition,
             disclose_values=plan.disclose_values,
             report_metrics=plan.report_metrics,
+            shard_policy=agreed,
         )
         policy_file.parse(policy, POLICY)
         (partial / POLICY).write_text(policy, "utf-8")
+        for number in range(plan.shards if plan.shards > 1 else 0):
+            _write_shard(partial, number)
     return federation_file.load(folder / FEDERATION)
+
+
+def _tile(plan: Plan, model: tuple[Manifest, Float32] | None) -> int | None:
+    """A tile that can be divided among the shards; None if there are none."""
+    if plan.shards == 1:
+        return None
+    d = plan.dimension if model is None else model[0].dimension
+    return default_tile(d or 0, plan.shards)
+
+
+def _write_shard(folder: Path, number: int) -> None:
+    """A shard's folder, as it would be on another machine: it has no key of anybody."""
+    place = folder / f"{SHARD}{number}"
+    place.mkdir()
+    text = (folder / FEDERATION).read_text("utf-8")
+    listen = f'listen = "127.0.0.1:{_FIRST_PORT + number}"'
+    (place / FEDERATION).write_text(re.sub(r'listen = "[^"]*"', listen, text), "utf-8")
+    for name in (charter_path(folder / FEDERATION).name, SHARDS, MODEL):
+        if (folder / name).exists():
+            shutil.copy(folder / name, place / name)
+    shutil.copytree(folder / SIMULATION, place / SIMULATION)
 
 
 def _require_free(folder: Path) -> None:
@@ -197,8 +238,9 @@ def _rehearse(plan: Plan, model: tuple[Manifest, Float32] | None) -> None:
         workers=plan.working,
         upload=plan.upload,
         report_metrics=plan.report_metrics,
-        tile=default_tile(manifest.dimension),
+        tile=default_tile(manifest.dimension, plan.shards),
     )
+    cut_into_spans(terms.tiling, plan.shards)
     names = [name for each in plan.names() for name in each]
     members = tuple(Member(name, bytes(28) + i.to_bytes(4)) for i, name in enumerate(names))
     Federation(terms, members[: plan.clients], members[plan.clients :], bytes(32), bytes(32))

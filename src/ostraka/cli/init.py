@@ -15,6 +15,7 @@ import typer
 from click.core import ParameterSource
 
 from ostraka import federation_file
+from ostraka.attestation.policy import toml_line
 from ostraka.cli import federation_folder
 from ostraka.cli.advice import DATA, Situation
 from ostraka.cli.advice import advise as advised
@@ -105,6 +106,10 @@ def init(
             show_default="none",
         ),
     ] = None,
+    shards: Annotated[
+        int,
+        typer.Option(help="Divide updates among this many enclaves, on machines of their own."),
+    ] = 1,
     no_simulation: Annotated[
         bool, typer.Option("--no-simulation", help="Make no simulated platform.")
     ] = False,
@@ -131,6 +136,7 @@ def init(
       ostraka init first-run --rule fltrust --root client-1
       ostraka init first-run --advise
       ostraka init first-run --advise --clients 25 --f 5 --data different --root none --workers 2
+      ostraka init large --dimension 1000000 --shards 2
       ostraka init hospitals --model model.safetensors --no-simulation --json
     """
     reasons: tuple[str, ...] = ()
@@ -157,6 +163,7 @@ def init(
         report_metrics=tuple(metric or ()),
         grace_s=GRACE_S,
         reasons=reasons,
+        shards=shards,
     )
     if disclose_values and not plan.composition.discloses:
         raise ConfigError(
@@ -180,6 +187,7 @@ def init(
         "revision": federation.revision,
         "authority": federation.authority.hex(),
         "federation_digest": federation.digest().hex(),
+        "shards": shards,
         "simulation": simulated,
         "measurement": measurement.measure().digest.hex() if simulated else None,
     }
@@ -325,6 +333,7 @@ def sign(
         "changed": signed != before,
         **composed,
         "report_metrics": list(signed.terms.report_metrics),
+        "policy_shards": [each.hex() for each in _policies_of_shards(signed, before)],
         "federation_digest": signed.digest().hex(),
         "pushed": push is not None,
     }
@@ -332,7 +341,8 @@ def sign(
     same = "Terms and roster are those that were signed before." if signed == before else ""
     brought = f"Brought to {push}: in force from its next round." if push is not None else ""
     rule, more = _changed_rule(**composed), _more_metrics(signed, before)
-    show(words, *filter(None, [same, rule, more, brought]), figures=figures, as_json=as_json)
+    said = [same, rule, more, _changed_shards(signed, before), brought]
+    show(words, *filter(None, said), figures=figures, as_json=as_json)
     warn_of_copies(signed.terms.composition, len(signed.clients), signed.terms.f)
 
 
@@ -364,6 +374,23 @@ def _more_metrics(signed: Federation, before: Federation | None) -> str:
         f"Means of {', '.join(named)} are published. Clients, workers and witnesses refuse the "
         "federation until their policy has, under [federation]: "
         f"report_metrics = {json.dumps(named)}"
+    )
+
+
+def _policies_of_shards(signed: Federation, before: Federation | None) -> tuple[bytes, ...]:
+    """What a policy has to pin for shards, now and before."""
+    held = (each for each in (before, signed) if each is not None and each.shard_policy)
+    return tuple(dict.fromkeys(each.shard_policy_digest for each in held))
+
+
+def _changed_shards(signed: Federation, before: Federation | None) -> str:
+    """What has to happen beside the signature if shards are held to another policy."""
+    if not signed.shard_policy or (before and before.shard_policy == signed.shard_policy):
+        return ""
+    return (
+        "Shards are held to the policy that is signed with this. Clients, workers and witnesses "
+        "refuse the federation until their own has, under [federation]: "
+        f"{toml_line('shard_policies', _policies_of_shards(signed, before))}"
     )
 
 

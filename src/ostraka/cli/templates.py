@@ -1,5 +1,6 @@
 """The files that `ostraka init` writes: every setting, with a comment that says what it does."""
 
+import hashlib
 import json
 import re
 import textwrap
@@ -12,6 +13,7 @@ from ostraka.core.rules import centres
 from ostraka.protocol.confirm import Electorate
 
 GRACE_S = 60  # what `ostraka init` writes
+SHARDS = "shards.toml"  # the policy that shards are held to
 
 _COLUMN, _WIDTH = 28, 100
 _COMMENTED = re.compile(r"^((?:# )?\w+ = .*  )(# .+)$", re.MULTILINE)
@@ -29,7 +31,7 @@ id = "{id}"  # drawn once; every policy pins it
 authority = "{authority}"  # public key
 # expires = 1893456000  # seconds since 1970, after which clients wait for a newer revision
 successors = []  # who may take over the sealed state; see: ostraka enclave migrate request
-# shard_policy = "shards.toml"  # what every shard has to prove; its text is signed
+{shard_policy}  # what every shard has to prove; its text is signed
 
 [model]
 {model}
@@ -50,7 +52,7 @@ verify = true  # check the workers' answers
 # clip_norm = 1.0  # longer updates are scaled down; by the median norm unless given
 leakage_bits = 0.001  # gaussian only: what one worker may learn of one update
 precision = 0.001  # gaussian only: the largest error of a squared distance
-# tile = 65536  # values that are sealed at a time; chosen by itself unless given
+{tile}  # values that are sealed at a time; chosen by itself unless given
 disclose_selection = false  # true: receipts say whose updates were averaged
 disclose_values = {disclose_values}  # true: lets median publish single values of clients
 report_metrics = {report_metrics}  # publish means of clients' loss, accuracy, examples
@@ -98,6 +100,7 @@ threads = 2  # that mask and sum updates
 # memory_mib = 4096  # for opened updates; half of what is to spare unless given. Others: spool
 # tls_certificate = "tls.pem"  # for TLS on top of what is sealed anyway
 # tls_key = "tls.key"
+{shards}  # among how many other machines updates are divided; none unless given
 
 # To revoke a client or a worker, leave its lines and add: revoked = "why"
 """
@@ -147,7 +150,7 @@ authority = "{authority}"
 workers = [
 {workers}]
 successors = []  # hand-overs of the enclave's state that are agreed to
-# shard_policies = []  # SHA-256 of each policy file that shards may be held to
+{shard_policies}  # SHA-256 of each policy file that shards may be held to
 maskings = [{maskings}]  # gaussian leaks, so it must be asked for
 rules = [{rules}]  # with their options, as receipts show them; any unless given
 disclose_values = {disclose_values}  # true: a rule may publish values of single clients
@@ -155,6 +158,15 @@ report_metrics = {report_metrics}  # of which the mean of what clients report ma
 # witnesses = []  # keys of all that may confirm besides clients; if any, they have to
 # confirms = ["clients", "witnesses", "both"]  # "none" lets a host that copies the enclave read
 {sections}"""
+
+_SHARD_POLICY = """\
+# What lead and shards of this federation accept as each other, beside that both run the same code.
+# The authority signs this text as it is, and clients pin its SHA-256 (shard_policies).
+
+version = 1
+evidence = ["simulation"]  # sgx, tdx, snp, nitro, simulation
+clock_skew_s = 300  # seconds that clocks may differ by
+{simulation_flag}{sections}"""
 
 _SIMULATION_FLAG = """
 # SIMULATION: the enclave proves itself by a key that lies on an ordinary disk. Anyone who reads
@@ -219,6 +231,8 @@ def federation_toml(
     report_metrics: Sequence[str] = (),
     grace_s: float | None = None,
     reasons: Sequence[str] = (),
+    shards: int = 1,
+    tile: int | None = None,
 ) -> str:
     """Write federation.toml.
 
@@ -247,6 +261,9 @@ def federation_toml(
         report_metrics=json.dumps(list(report_metrics)),
         quorum=composition.least(f),
         grace=f"# grace_s = {GRACE_S}" if grace_s is None else f"grace_s = {grace_s:g}",
+        shard_policy=f'{"# " * (shards == 1)}shard_policy = "{SHARDS}"',
+        shards=f"shards = {shards}" if shards > 1 else "# shards = 2",
+        tile="# tile = 65536" if tile is None else f"tile = {tile}",
     )
     enrolled = [member_lines("client", each) for each in clients]
     enrolled += [member_lines("worker", each) for each in workers]
@@ -295,18 +312,15 @@ def policy_toml(
     composition: rules.Composition,
     disclose_values: bool,
     report_metrics: Sequence[str] = (),
+    shard_policy: str = "",
 ) -> str:
     """Write policy.toml.
 
     simulation: the simulated platform's root and the measurement to expect, if it is allowed.
+    shard_policy: the text that shards are held to.
     """
-    flag = section = ""
-    if simulation is not None:
-        root, mrenclave = simulation
-        flag = _SIMULATION_FLAG
-        section = _SIMULATION.format(
-            root=toml_line("root", (root,)), mrenclave=toml_line("mrenclave", (mrenclave,))
-        )
+    flag, section = _simulated(simulation)
+    agreed = (hashlib.sha256(shard_policy.encode()).digest(),) if shard_policy else ()
     text = _POLICY.format(
         evidence='"simulation"' if simulation else "",
         simulation_flag=flag,
@@ -318,8 +332,26 @@ def policy_toml(
         disclose_values=json.dumps(disclose_values),
         report_metrics=json.dumps(list(report_metrics)),
         sections=section + _SECTIONS,
+        shard_policies=f"{'' if agreed else '# '}{toml_line('shard_policies', agreed)}",
     )
     return _aligned(text)
+
+
+def shards_toml(simulation: tuple[bytes, bytes]) -> str:
+    """Write the policy that shards of a simulated federation are held to."""
+    flag, section = _simulated(simulation)
+    return _aligned(_SHARD_POLICY.format(simulation_flag=flag, sections=section))
+
+
+def _simulated(simulation: tuple[bytes, bytes] | None) -> tuple[str, str]:
+    """The lines of a policy that accept a simulated platform, if there is one."""
+    if simulation is None:
+        return "", ""
+    root, mrenclave = simulation
+    section = _SIMULATION.format(
+        root=toml_line("root", (root,)), mrenclave=toml_line("mrenclave", (mrenclave,))
+    )
+    return _SIMULATION_FLAG, section
 
 
 def _aligned(text: str) -> str:

@@ -24,6 +24,7 @@ from ostraka.worker import (
     Verifier,
     WorkerService,
     kernel_for,
+    serve_all,
 )
 from ostraka.worker.backends import AUTO
 
@@ -58,7 +59,12 @@ class WorkerStopped:
 
 def run(
     *,
-    enclave: Annotated[str, typer.Option(help="HOST:PORT of the enclave's service.")],
+    enclave: Annotated[
+        list[str],
+        typer.Option(
+            metavar="HOST:PORT", help="The enclave's service; again for each of its shards."
+        ),
+    ],
     name: Annotated[str, typer.Option(help="This worker's name on the roster.")],
     key: Annotated[Path, typer.Option(help="This worker's key file.")],
     policy: Annotated[
@@ -100,6 +106,10 @@ def run(
     key, and no other is served after that; with both options, --receipt-key names the next. SIGTERM
     ends it with exit code 0, Ctrl-C with 130.
 
+    An enclave of several machines is a lead and its shards: give the address of each. The worker
+    keeps a stream to each, under one identity and with one device. The policy or the receipt key is
+    the lead's, which vouches for its shards. It ends when all of them have published their rounds.
+
     With --ray, processes of a Ray cluster open the tiles and compute; the extra "ray" is needed.
     Who reaches that cluster is this worker: it must serve no other worker.
 
@@ -108,7 +118,9 @@ def run(
       ostraka worker run --enclave fl.example:7420 --name w1 --key w1.key --policy policy.toml
       ostraka worker run --enclave 10.0.0.5:7420 --name w2 --key w2.key --receipt-key 5f1c...
       ostraka worker run --enclave fl:7420 --name w3 --key w3.key --policy p.toml --ray auto
+      ostraka worker run --enclave lead:7420 --enclave shard:7420 --name w4 --key w4.key --policy p
     """
+    _require_distinct(enclave)
     _limit_threads(threads)
     logs.setup(json=log_json)
     identity = read_identity(key)
@@ -121,18 +133,27 @@ def run(
         else:
             kernel = cluster.enter_context(closing(RayKernel(options)))
             chosen = f"ray:{options.address}"
-        service = WorkerService(enclave, Staff(name, identity, kernel, pin), tls_ca=tls_ca)
-        logs.event(_LOG, WorkerStarted(name, identity.public.hex(), enclave, chosen))
+        staff = Staff(name, identity, kernel, pin)
+        services = [WorkerService(address, staff, tls_ca=tls_ca) for address in enclave]
+        logs.event(_LOG, WorkerStarted(name, identity.public.hex(), ", ".join(enclave), chosen))
 
         def stop() -> None:
-            service.stop()
+            for each in services:
+                each.stop()
             cluster.close()  # A computation may be waiting for it.
 
         with stopped_by_signals(stop) as caught:
-            service.run()
+            serve_all(services)
     logs.event(_LOG, WorkerStopped(name))
     if signal.SIGINT in caught:
         raise typer.Exit(INTERRUPTED)
+
+
+def _require_distinct(addresses: list[str]) -> None:
+    """Raises ConfigError for an address that is given twice: each stream would end the other."""
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise ConfigError(f"--enclave {address} is given twice")
 
 
 def _ray_options(

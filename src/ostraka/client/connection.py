@@ -3,30 +3,34 @@
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
-import numpy as np
 
-from ostraka.arrays import Float32
 from ostraka.client.events import Event, Reconnecting
-from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import ReceiptRefused, ServiceError, printable
+from ostraka.errors import ConfigError, ServiceError, printable
 from ostraka.messages import ClientHello
-from ostraka.protocol.client import require_model
 from ostraka.transport import PROVED
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import IDLE_S, Backoff, dial, dial_lane
+from ostraka.transport.dial import (
+    IDLE_S,
+    Backoff,
+    Sockets,
+    dial,
+    dial_lane,
+    reach,
+    require_reach,
+)
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
 
@@ -61,9 +65,10 @@ TRANSFER_S = 3600.0  # for a stream; a peer that is gone is noticed sooner, by i
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
 
 _NONCE_BYTES = 32
-_LARGEST = 8 * 2**20
 _SHOWN = 200  # characters of what the other side says
 _ODD_ANSWERS = 5  # in a row, until they count as final
+_AT_ONCE = 64  # shards that one client talks to; with more of them, the others wait
+_MEANWHILE_S = 0.5
 
 _T = TypeVar("_T")
 
@@ -107,7 +112,10 @@ class Status:
 
 
 class LaneBroken(grpc.RpcError):
-    """A lane could not be opened, or has ended, and its call does not say why. It may pass."""
+    """A lane, or a way to a shard, could not be opened or has ended, and its call does not say why.
+
+    It may pass.
+    """
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.ABORTED
@@ -164,7 +172,7 @@ class Connection:
         self._tls_ca = tls_ca
         self.patience = patience
         self.tell = tell
-        self._channel = dial(address, tls_ca=tls_ca, largest=_LARGEST)
+        self._channel = dial(address, tls_ca=tls_ca)
         self._greeting = greeting
         self._plain: Any = EnclaveStub(self._channel)
         self._stub: Any = None  # after the greeting
@@ -216,6 +224,17 @@ class Connection:
         """End every call that is under way, from any thread."""
         self._channel.close()
 
+    def beside(self, address: str) -> "Connection":
+        """A connection to a shard of the same service, where this party is a stranger.
+
+        Raises LaneBroken if it is nearer than the service, or cannot be found.
+        """
+        try:
+            require_reach(address, reach(self._address))
+        except (OSError, ValueError) as refused:  # Some names cannot even be asked for.
+            raise LaneBroken(str(refused)) from None
+        return Connection(address, tls_ca=self._tls_ca, patience=self.patience, tell=self.tell)
+
     def ask(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:
         """The reply to one request, asked again while the service is away. Raises ServiceError."""
         return self.attempt(lambda: self.once(method, request, seconds=seconds))
@@ -234,28 +253,15 @@ class Connection:
             replies.cancel()
 
     @contextmanager
-    def lane(self, ticket: bytes, call: Any) -> Iterator[socket.socket]:
-        """The lane that this call was granted. It ends with the call. Raises LaneBroken."""
-        limit = self.patience.limit(REQUEST_S)
+    def lanes(self, call: Any) -> Iterator["Lanes"]:
+        """What opens the lanes that this call was granted. They end with the call."""
+        sockets = Sockets()
         try:
-            near = dial_lane(self._address, ticket, tls_ca=self._tls_ca, seconds=limit)
-        except OSError as failed:
-            raise LaneBroken(f"no lane to {self._address}: {failed}") from None
-
-        closing = Lock()
-
-        def end() -> None:
-            with closing, suppress(OSError):
-                # TLS must not notice: another thread may be sending.
-                socket.socket.shutdown(near, socket.SHUT_RDWR)
-
-        try:
-            if not call.add_callback(end):
-                end()
-            yield near
+            if not call.add_callback(sockets.end):
+                sockets.end()
+            yield Lanes(self._address, self._tls_ca, self.patience, sockets)
         finally:
-            with closing:
-                near.close()
+            sockets.close()
 
     def attempt(self, work: Callable[[], _T]) -> _T:
         """What `work` returns, begun again while the service is away. Raises ServiceError."""
@@ -269,6 +275,65 @@ class Connection:
 
     def retries(self) -> "Retries":
         return Retries(self._address, self.patience, self.tell, self._lost)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Opens lanes of one call, from any thread."""
+
+    address: str
+    tls_ca: Path | None
+    patience: Patience
+    sockets: Sockets
+
+    def open(self, ticket: bytes, address: str = "") -> socket.socket:
+        """The lane of this ticket. Raises LaneBroken.
+
+        address: of the shard that it goes to, as the host says; the service's own unless given.
+        """
+        where, limit = address or self.address, self.patience.limit(REQUEST_S)
+        try:
+            return dial_lane(
+                where,
+                ticket,
+                tls_ca=self.tls_ca,
+                seconds=limit,
+                among=self.sockets,
+                least=reach(self.address) if address else 0,
+            )
+        except ConfigError:
+            raise
+        except (OSError, ValueError) as failed:  # Some names cannot even be asked for.
+            raise LaneBroken(f"no lane to {where}: {failed}") from None
+
+
+def at_once(
+    tasks: Sequence[Callable[[], None]],
+    *,
+    stop: Callable[[], None],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
+    """Run all of these, each in a thread of its own, and return when all have ended.
+
+    stop: ends them, if one of them raises or the caller is interrupted; that is then raised. A
+    single one runs in the caller's thread. meanwhile: called there now and then, for several.
+    """
+    if len(tasks) < 2:
+        for task in tasks:
+            task()
+        return
+    with ThreadPoolExecutor(min(len(tasks), _AT_ONCE), "ostraka-client") as pool:
+        try:
+            left = {pool.submit(task) for task in tasks}
+            while left:
+                done, left = wait(left, _MEANWHILE_S, FIRST_COMPLETED)
+                for each in done:
+                    each.result()
+                meanwhile()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop()
+            raise
 
 
 class Resting:
@@ -368,26 +433,17 @@ class Retries:
         )
 
 
-def download(connection: Connection, digest: bytes, federation: Federation) -> Float32:
-    """The model (d,) of this digest, not to be written to.
+def published(connection: Connection, number: int) -> wire.OutcomeReply:
+    """The certified receipt of a number whose certificate is too long for the answer about it.
 
-    Raises ReceiptRefused for any other, and ServiceError with NOT_FOUND if it is not kept any more.
+    Not here yet if the chain does not have it, which may be another enclave's by now.
     """
 
-    def read() -> Float32:
-        vector = np.empty(federation.terms.dimension, "<f4")
-        rest = vector.data.cast("B")
-        with connection.stream("GetModel", wire.ModelRequest(digest=digest)) as parts:
-            for part in parts:
-                if len(part.data) > len(rest):
-                    raise ReceiptRefused("the model is larger than the federation's rules say")
-                rest[: len(part.data)] = part.data
-                rest = rest[len(part.data) :]
-        if rest:
-            raise ReceiptRefused("the model is smaller than the federation's rules say")
-        return vector
+    def read() -> wire.OutcomeReply:
+        with connection.stream("GetChain", wire.ChainRequest(after=number - 1)) as links:
+            for link in links:
+                if link.WhichOneof("link") == "certified":
+                    return wire.OutcomeReply(certified=link.certified)
+        return wire.OutcomeReply(pending=wire.Pending())
 
-    vector = connection.attempt(read)
-    require_model(vector, digest, federation)
-    vector.flags.writeable = False
-    return vector
+    return connection.attempt(read)

@@ -11,7 +11,14 @@ import numpy as np
 from ostraka.arrays import Float32
 from ostraka.client import attesting, following
 from ostraka.client.attesting import Unconfirmed, Verifier
-from ostraka.client.connection import LONG_POLL_S, REQUEST_S, Connection, Status, download
+from ostraka.client.connection import (
+    LONG_POLL_S,
+    REQUEST_S,
+    Connection,
+    Status,
+    published,
+)
+from ostraka.client.download import download
 from ostraka.client.events import Confirmed, ForkProved, RollbackProved, Waiting
 from ostraka.client.memory import NOTHING_SENT, Memory, MemoryFile
 from ostraka.config import Federation
@@ -199,6 +206,8 @@ class Session:
                 self.confirm(decode(Proposal, reply.proposed.proposal), request)
             case "rolled_back":
                 raise self._rolled_back(decode(Proposal, reply.rolled_back))
+            case "published":
+                return published(self.connection, request.number)
         return reply
 
     def _ahead(self, request: wire.OutcomeRequest) -> wire.OutcomeReply | None:

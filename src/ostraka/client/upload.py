@@ -1,12 +1,11 @@
 """Brings one update to its round's outcome, through restarts and broken connections."""
 
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import grpc
@@ -17,9 +16,11 @@ from ostraka.client.connection import (
     TRANSFER_S,
     Connection,
     LaneBroken,
+    Lanes,
     Patience,
     Retries,
     Status,
+    at_once,
 )
 from ostraka.client.events import AlreadySent, Event, Resending, Sending, Uploading, Waiting
 from ostraka.client.following import require_same
@@ -36,52 +37,82 @@ from ostraka.errors import (
     Rejection,
     ServiceError,
     UpdateRejected,
+    printable,
 )
 from ostraka.merkle import is_under
 from ostraka.messages import Certified, Proposal, Receipt, RoundOffer
 from ostraka.protocol.client import Joined, Submitted
 from ostraka.transport import FINISHED, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import Backoff
+from ostraka.transport.dial import Backoff, is_told_address
+
+
+@dataclass(frozen=True)
+class _Lane:
+    """Where tiles go. address: of a shard; empty for the service's own. tiles: those it lacks."""
+
+    address: str
+    ticket: bytes
+    tiles: range
 
 
 @dataclass
 class Upload:
-    """One upload, over as many lanes as it takes.
+    """One upload, over as many lanes as it takes: at any time one to each shard.
 
-    begun: the enclave has taken its header, so that the receipt will name this client unless its
-    update counts. first: the tile that the last lane began with.
+    shards: the first tile of each, as the offer says. begun: the enclave has taken its header, so
+    that the receipt will name this client unless its update counts. first: the tiles that the last
+    lanes began with.
     """
 
     round: int
     sealed: Sealed
+    shards: tuple[int, ...] = (0,)
     begun: bool = False
-    first: int = 0
+    first: tuple[int, ...] = ()
     _call: Any = None  # of an upload that is complete
 
     def stream(self, connection: Connection) -> None:
         """Send what is missing, and return when the upload is complete.
 
-        Raises grpc.RpcError where the call or its lane breaks. The next one sends the same bytes.
+        Raises grpc.RpcError where the call or a lane breaks. The next one sends the same bytes.
         """
         request = wire.UploadRequest(header=encode(self.sealed.header), await_outcome=True)
         call = connection.stub.Upload(request, timeout=connection.patience.limit(TRANSFER_S))
         try:
-            granted = _granted(_next(call, "granted"), self.sealed.count)
-            self.begun, self.first = True, granted.next
-            left = range(granted.next, self.sealed.count)
-            connection.tell(Uploading(self.round, len(left), self.sealed.count))
-            if left:
-                with connection.lane(granted.ticket, call) as lane:
-                    told = _told(frames(self.sealed, left), self.round, left, connection.tell)
-                    _send(told, lane, call, connection.patience)
-                    _next(call, "complete")
-            else:
+            granted = _lanes(_next(call, "granted"), self.shards, self.sealed.count)
+            self.begun, self.first = True, tuple(lane.tiles.start for lane in granted)
+            left = [lane for lane in granted if lane.tiles]
+            missing = sum(len(lane.tiles) for lane in left)
+            connection.tell(Uploading(self.round, missing, self.sealed.count))
+            progress = _Progress(self.round, missing, connection.tell)
+            with connection.lanes(call) as lanes:
+                sending = [partial(self._send, lane, lanes, call, progress) for lane in left]
+                at_once(sending, stop=call.cancel, meanwhile=progress.report)
                 _next(call, "complete")
         except BaseException:
             call.cancel()
             raise
         self._call = call
+
+    def _send(self, lane: _Lane, lanes: Lanes, call: Any, progress: "_Progress") -> None:
+        """Send what one shard lacks, and leave the lane open.
+
+        If the other side ends the lane, return when the call has ended, and says why.
+        """
+        try:
+            near = lanes.open(lane.ticket, lane.address)
+        except LaneBroken:
+            if call.is_active():
+                raise
+            return
+        try:
+            for frame in progress.of(frames(self.sealed, lane.tiles)):
+                near.sendall(frame)
+        except OSError as broken:
+            over = threading.Event()
+            if call.add_callback(over.set) and not over.wait(lanes.patience.limit(_VERDICT_S)):
+                raise LaneBroken(f"the lane has ended: {broken}") from None
 
     def outcome(self) -> wire.OutcomeReply | None:
         """What the call of a complete upload says of its round, once; None if it says nothing."""
@@ -97,31 +128,37 @@ class Upload:
         return reply
 
 
-def _send(frames: Iterable[memoryview], lane: socket.socket, call: Any, patience: Patience) -> None:
-    """Send these. If the other side ends the lane, return when the call has ended, and says why."""
-    try:
+class _Progress:
+    """Reports a long upload every second, whatever lanes it goes over, to the thread it is in."""
+
+    def __init__(self, number: int, tiles: int, tell: Callable[[Event], None]) -> None:
+        self._number = number
+        self._tell = tell
+        self._tiles, self._left = tiles, tiles
+        self._last = tiles  # what was left when it was last told
+        self._sent = 0
+        self._begun = self._told = time.monotonic()
+        self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+
+    def of(self, frames: Iterable[memoryview]) -> Iterator[memoryview]:
+        """Yields the frames of one lane, and counts those that were sent."""
         for frame in frames:
-            lane.sendall(frame)
-    except OSError as broken:
-        over = threading.Event()
-        if call.add_callback(over.set) and not over.wait(patience.limit(_VERDICT_S)):
-            raise LaneBroken(f"the lane has ended: {broken}") from None
+            yield frame
+            with self._lock:
+                self._sent += len(frame)
+                self._left -= 1
+            if threading.get_ident() == self._thread:
+                self.report()
 
-
-def _told(
-    frames: Iterable[memoryview], number: int, tiles: range, tell: Callable[[Event], None]
-) -> Iterator[memoryview]:
-    """Yields the frames, and reports the progress of a long upload every second."""
-    begun = told = time.monotonic()
-    sent = 0
-    for tile, frame in zip(tiles, frames, strict=True):
-        yield frame
-        sent += len(frame)
+    def report(self) -> None:
         now = time.monotonic()
-        if now - told >= _TELL_S and tile + 1 < tiles.stop:
-            told = now
-            of = sent * len(tiles) // (tile + 1 - tiles.start)
-            tell(Sending(number, sent, of, now - begun))
+        with self._lock:
+            sent, left = self._sent, self._left
+        if now - self._told >= _TELL_S and 0 < left < self._last:
+            self._told, self._last = now, left
+            of = sent * self._tiles // (self._tiles - left)
+            self._tell(Sending(self._number, sent, of, now - self._begun))
 
 
 def frames(sealed: Sealed, numbers: range) -> Iterator[memoryview]:
@@ -142,13 +179,31 @@ def _next(replies: Any, kind: str) -> Any:
     return getattr(reply, kind)
 
 
-def _granted(granted: wire.Granted, count: int) -> wire.Granted:
-    """Raises MalformedMessage unless there is a ticket for tiles that this upload has."""
-    if granted.next > count:
-        raise MalformedMessage(f"an upload of {count} tiles was asked for tile {granted.next}")
-    if granted.next < count and len(granted.ticket) != TICKET_BYTES:
-        raise MalformedMessage(f"a ticket has {TICKET_BYTES} bytes; got {len(granted.ticket)}")
-    return granted
+def _lanes(granted: wire.Granted, shards: tuple[int, ...], count: int) -> list[_Lane]:
+    """What was granted to an upload of `count` tiles. shards: the first tile of each.
+
+    Raises MalformedMessage unless there is one lane for each shard, for tiles that it has.
+    """
+    shown: Sequence[wire.Granted | wire.ShardLane] = granted.shards
+    if len(shards) == 1 and not granted.shards:
+        shown = [granted]
+    if len(shown) != len(shards):
+        raise MalformedMessage(f"an upload to {len(shards)} shards was given {len(shown)} lanes")
+    ends = (*shards[1:], count)
+    return [_lane(*each) for each in zip(shown, shards, ends, strict=True)]
+
+
+def _lane(shown: wire.Granted | wire.ShardLane, first: int, end: int) -> _Lane:
+    """The lane for what is missing of the tiles from `first` on, before `end`."""
+    if not first <= shown.next <= end:
+        raise MalformedMessage(f"of tiles {first} to {end}, an upload was asked for {shown.next}")
+    address = shown.address if isinstance(shown, wire.ShardLane) else ""
+    lane = _Lane(address, shown.ticket, range(shown.next, end))
+    if lane.tiles and len(lane.ticket) != TICKET_BYTES:
+        raise MalformedMessage(f"a ticket has {TICKET_BYTES} bytes; got {len(lane.ticket)}")
+    if lane.tiles and isinstance(shown, wire.ShardLane) and not is_told_address(address):
+        raise MalformedMessage(f"a shard is said to be at {printable(address, _SHOWN)!r}")
+    return lane
 
 
 # Clients of one process get the same certificate at the same moment. One checks it, and the others
@@ -156,6 +211,7 @@ def _granted(granted: wire.Granted, count: int) -> wire.Granted:
 _CHECKING = threading.Lock()
 _TELL_S = 1.0  # between two words about one upload
 _VERDICT_S = 5.0  # for the other side to say why it has ended a lane
+_SHOWN = 80  # characters of an address that is none
 _STOLEN = 3  # lanes in a row that brought nothing further: a tile did not open, and was right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send
 _PENDING_S = 0.2  # between two questions, should the other side answer at once
@@ -281,14 +337,16 @@ class _Sending:
         self, connection: Connection, submitted: Submitted[Sealing], begun: set[bytes]
     ) -> None:
         self.done = False
-        self._stolen = self._stuck = 0  # lanes that began with one tile, and that tile
+        self._stolen = 0  # calls whose lanes began with the same tiles
+        self._stuck: tuple[int, ...] = ()  # and those tiles
         self.earlier = False  # another upload of this client is complete in the round
         self._begun = begun
         self._round_id = submitted.joined.offer.round_id
         self._connection = connection
         self._client = submitted.joined.client.name
         self._retries: Retries = connection.retries()
-        self._upload = Upload(submitted.joined.offer.number, submitted.sealed)
+        offer = submitted.joined.offer
+        self._upload = Upload(offer.number, submitted.sealed, offer.shards)
 
     @property
     def begun(self) -> bool:

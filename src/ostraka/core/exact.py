@@ -31,7 +31,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import Float32, Float64, UInt32
+from ostraka.arrays import AnyArray, Float32, Float64, UInt32, row_blocks
 from ostraka.core import field
 from ostraka.core.field import Int64, P
 from ostraka.errors import ConfigError
@@ -53,7 +53,6 @@ _MIN_STEP, _MAX_STEP = 2.0**-111, 2.0**142
 _EXACT_TERMS = 192
 # Measured from 2^14 to 2^18: smaller groups pay for calls, larger ones for memory.
 _GROUP_VALUES, _GROUP_ROWS = 1 << 17, 128
-_BLOCK_ROWS = 128
 
 
 def group_rows(width: int) -> int:
@@ -102,7 +101,7 @@ def decode(grams: Mapping[int, UInt32], leading: UInt32, modulus: int = P) -> UI
     points.
     """
     decoded, degree = np.empty_like(leading), len(grams)
-    for rows in _blocks(len(leading)):
+    for rows in row_blocks(len(leading)):
         total, last = np.zeros(leading[rows].shape, np.int64), leading[rows].astype(np.int64)
         for x, matrix in grams.items():
             weight = _weight_at_zero(x, tuple(grams), modulus)
@@ -112,38 +111,35 @@ def decode(grams: Mapping[int, UInt32], leading: UInt32, modulus: int = P) -> UI
     return decoded
 
 
-def _blocks(rows: int) -> list[slice]:
-    """Cuts a matrix by rows, which bounds temporaries: with 1,000 clients each one is 8 MB."""
-    return [slice(start, start + _BLOCK_ROWS) for start in range(0, rows, _BLOCK_ROWS)]
-
-
 def _weight_at_zero(x: int, xs: Sequence[int], modulus: int) -> int:
     """Returns Lagrange's weight: the product of y / (y - x) over the other points y."""
     others = [y for y in xs if y != x]
     return math.prod(others) * pow(math.prod(y - x for y in others), -1, modulus) % modulus
 
 
-def products(gram: Int64, steps: Float64, s: Int64, v: Int64) -> Float64:
+def products(gram: AnyArray, steps: Float64, s: Int64, v: Int64) -> Float64:
     """Returns unbiased inner products (n, n) by law 10, and so unbiased distances by law 2.
 
-    gram: (n, n) signed G. steps: (n,) of the rows as they are to count. s, v: (n,) from
+    gram: (n, n) signed G, integers. steps: (n,) of the rows as they are to count. s, v: (n,) from
     `loops.share`, v times 2^32. Equal rows are at distance zero give or take the deviation, so half
     of these distances are negative.
     """
     result: Float64 = np.empty(gram.shape)
-    for rows in _blocks(len(gram)):
+    for rows in row_blocks(len(gram)):
         result[rows] = np.outer(steps[rows], steps) * gram[rows]
     np.fill_diagonal(result, steps**2 * (s - v / float(_ONE) ** 2))
     return result
 
 
-def deviation(distances: Float64, steps: Float64, d: int) -> Float64:
+def deviation(distances: Float64, steps: Float64, d: int, *, out: Float64 | None = None) -> Float64:
     """Returns a bound (n, n) on the standard deviation of law 10:
 
     sqrt(D_ij (delta_i^2 + delta_j^2)) + sqrt(d) (delta_i^2 + delta_j^2) / 4
+
+    out: where to put it, which may be where the distances are.
     """
-    bound: Float64 = np.empty(distances.shape)
-    for rows in _blocks(len(distances)):
+    bound: Float64 = np.empty(distances.shape) if out is None else out
+    for rows in row_blocks(len(distances)):
         both = np.add.outer(steps[rows] ** 2, steps**2)
         bound[rows] = np.sqrt(np.maximum(distances[rows], 0) * both) + math.sqrt(d) / 4 * both
     return bound

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import AnyArray, Float64, UInt32, cut
+from ostraka.arrays import AnyArray, Float64, UInt32, cut, row_blocks
 from ostraka.core import loops
 
 P = 2**31 - 1
@@ -36,6 +36,10 @@ _PANEL, _PANEL_VALUES = 1 << 11, 1 << 19
 _FEW_COLUMNS = 1 << 13
 # Sums are joined for this many rows at a time: with a thousand clients each temporary is 8 MB.
 _JOINED = 128
+# With more rows than these, a matrix of sums is not made as a whole: 0.8 GB for 10,000 rows.
+_MANY_ROWS = 2048
+# Of which limbs are made at a time, in matrices that are large: 96 MB of them.
+_LIMB_VALUES = 1 << 22
 
 
 def add(a: UInt32, b: UInt32, out: UInt32, scratch: UInt32, modulus: int = P) -> UInt32:
@@ -54,6 +58,15 @@ def signed(residues: UInt32, modulus: int = P) -> Int64:
     """Returns the integer of least size in each class: -(p - 1)/2 ... (p - 1)/2."""
     values = residues.astype(np.int64)
     values[values > modulus // 2] -= modulus
+    return values
+
+
+def signed_in_place(residues: UInt32, modulus: int = P) -> npt.NDArray[np.int32]:
+    """Returns what `signed` does, in the memory of the residues (n, m). modulus < 2^31."""
+    values = residues.view(np.int32)
+    for rows in row_blocks(len(values)):
+        part = values[rows]
+        np.subtract(part, np.int32(modulus), out=part, where=part > modulus // 2)
     return values
 
 
@@ -77,7 +90,12 @@ def balanced_limbs(values: Float64) -> tuple[Float64, Float64]:
 
 def matmul(a: UInt32, b: UInt32) -> UInt32:
     """Returns a @ b modulo p. a: (m, k), b: (k, n) residues, k <= 2^19."""
-    return _join(*(left @ right for left, right in zip(_limbs(a), _limbs(b), strict=True)))
+    (k, n), sums = b.shape, np.zeros((3, len(a), b.shape[1]))
+    for rows in row_blocks(k, max(1, _LIMB_VALUES // n)):
+        lefts, rights = _limbs(a[:, rows]), _limbs(b[rows])
+        for place in range(3):
+            sums[place] += lefts[place] @ rights[place]
+    return _join(*sums)
 
 
 def gram(block: UInt32) -> UInt32:
@@ -91,10 +109,29 @@ def add_gram(total: UInt32, block: UInt32) -> None:
     """Adds block @ block.T modulo p, in place. total: (n, n) residues, block: (n, b)."""
     for start in range(0, block.shape[1], _EXACT_TERMS):
         columns = block[:, start : start + _EXACT_TERMS]
+        if len(total) > _MANY_ROWS:
+            _add_large_gram(total, columns)
+            continue
         sums = _limb_grams(columns)
-        for row in range(0, len(total), _JOINED):
-            part = total[row : row + _JOINED]
-            add(part, _join(*sums[:, row : row + _JOINED]), part, np.empty_like(part))
+        for rows in row_blocks(len(total), _JOINED):
+            part = total[rows]
+            add(part, _join(*sums[:, rows]), part, np.empty_like(part))
+
+
+def _add_large_gram(total: UInt32, block: UInt32) -> None:
+    """Adds as `add_gram` does, for many rows: sums of limbs are in memory for some rows at a time.
+
+    It makes what is on the diagonal and to the right of it, and mirrors that.
+    """
+    n, width = block.shape
+    for columns in row_blocks(width, max(1, _LIMB_VALUES // n)):
+        limbs = _limbs(block[:, columns])
+        for rows in row_blocks(n, _JOINED):
+            right = slice(rows.start, n)
+            sums = [limb[rows] @ limb[right].T for limb in limbs]
+            part = total[rows, right]
+            add(part, _join(*sums), part, np.empty_like(part))
+            total[rows.stop :, rows] = part[:, rows.stop - rows.start :].T
 
 
 def add_balanced_gram(total: UInt32, block: Float64) -> None:

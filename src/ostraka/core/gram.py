@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import AnyArray, Float32, Float64
+from ostraka.arrays import AnyArray, Float32, Float64, row_blocks
 from ostraka.core import field
 
 # What a kernel multiplies: Gaussian masks need real numbers, exact ones residues modulo p.
@@ -28,14 +28,42 @@ DTYPES: dict[Values, np.dtype[Any]] = {
 }
 
 
+# With no more rows than these, a product is made at once: BLAS then rounds as it always did.
+_MANY_ROWS = 2048
+
+
 def add_gram(gram: Float64, block: Float64) -> None:
     """Adds the inner products of a block's rows. gram: (n, n), changed. block: (n, b)."""
-    gram += block @ block.T
+    _add_products(gram, block)
 
 
 def add_gram32(gram: Float64, block: Float32) -> None:
     """Adds as `add_gram` does, but in float32: faster, and precise enough for short rows only."""
-    gram += block @ block.T
+    _add_products(gram, block)
+
+
+def _add_products(gram: Float64, block: AnyArray) -> None:
+    """Adds block @ block.T. Of many rows, some at a time: the matrix is too large to have twice."""
+    n = len(block)
+    for rows in row_blocks(n, _MANY_ROWS):
+        part, rest = block[rows], slice(rows.stop, n)
+        gram[rows, rows] += part @ part.T  # BLAS syrk: symmetric, and half the cost
+        if rows.stop < n:
+            beside = part @ block[rest].T
+            gram[rows, rest] += beside
+            gram[rest, rows] += beside.T
+
+
+def congruent(matrix: Float64, gram: Float64) -> Float64:
+    """Returns M G M^T, (m, m). matrix: (m, n), or (n,) for a diagonal one. gram: (n, n)."""
+    if matrix.ndim == 1:
+        scaled: Float64 = matrix[:, None] * gram
+        scaled *= matrix
+        return scaled
+    product: Float64 = np.empty((len(matrix), len(matrix)))
+    for rows in row_blocks(len(matrix), _MANY_ROWS):
+        np.matmul(matrix[rows] @ gram, matrix.T, out=product[rows])
+    return product
 
 
 def from_gram(gram: Float64) -> Float64:
@@ -44,8 +72,17 @@ def from_gram(gram: Float64) -> Float64:
     Distances of rows that nearly coincide may be slightly negative. They stay so, because a clamp
     would bias the error.
     """
+    distances: Float64 = np.empty(gram.shape)
+    for rows in row_blocks(len(gram)):
+        distances[rows] = distances_of(gram, rows)
+    return distances
+
+
+def distances_of(gram: Float64, rows: slice) -> Float64:
+    """Returns some rows of `from_gram`."""
     squares = np.diagonal(gram)
-    distances: Float64 = squares[:, None] + squares - 2 * gram
+    distances: Float64 = squares[rows, None] + squares
+    distances -= 2 * gram[rows]
     return distances
 
 
@@ -84,14 +121,27 @@ def naive(rows: AnyArray) -> Float64:
 
 def to_upper(matrix: AnyArray, *, diagonal: bool = False) -> AnyArray:
     """Returns the entries above the diagonal, or with it, row after row."""
-    return matrix[np.triu_indices(len(matrix), 0 if diagonal else 1)]
+    n, skip = len(matrix), 0 if diagonal else 1
+    upper, at = np.empty(n * (n + 1) // 2 - skip * n, matrix.dtype), 0
+    for place, row in enumerate(matrix):
+        entries = row[place + skip :]
+        upper[at : at + len(entries)] = entries
+        at += len(entries)
+    return upper
 
 
 def from_upper(upper: AnyArray, n: int, *, diagonal: bool = False) -> AnyArray:
     """Returns the symmetric matrix (n, n) whose `to_upper` this is. A missing diagonal is zero."""
-    matrix = np.zeros((n, n), upper.dtype)
-    matrix[np.triu_indices(n, 0 if diagonal else 1)] = upper
-    return np.triu(matrix) + np.triu(matrix, 1).T
+    matrix, at, skip = np.zeros((n, n), upper.dtype), 0, 0 if diagonal else 1
+    for place, row in enumerate(matrix):
+        entries = row[place + skip :]
+        entries[:] = upper[at : at + len(entries)]
+        at += len(entries)
+    for rows in row_blocks(n):  # The part below the diagonal is zero so far.
+        corner = matrix[rows, rows]
+        corner += np.triu(corner, 1).T
+        matrix[rows.stop :, rows] = matrix[rows, rows.stop :].T
+    return matrix
 
 
 class Sum(Protocol):
@@ -139,7 +189,8 @@ def add_from(running: Sum, source: Source, space: AnyArray) -> None:
 class Kernel(Protocol):
     """Computes Gram matrices, on a processor, on a device or on several machines.
 
-    All kernels agree to the bit on residues, and up to rounding on float64.
+    All kernels agree to the bit on residues, and up to rounding on float64. A worker that serves
+    several enclaves has one kernel, and a sum in each of its threads.
     """
 
     def begin(self, rows: int, values: Values) -> Sum:

@@ -19,7 +19,7 @@ from ostraka.errors import ConfigError
 
 KINDS = ("fedavg", "sgd", "fedadam")
 _BLOCK = 2**16
-_MOMENTS = {"fedavg": 0, "sgd": 1, "fedadam": 2}
+MOMENTS = {"fedavg": 0, "sgd": 1, "fedadam": 2}  # that a kind keeps from round to round
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ServerState:
 
 def start(model: Float32, optimiser: Optimiser) -> ServerState:
     """Returns the state before the first round, with moments of zero."""
-    return ServerState(model, tuple(np.zeros(model.shape) for _ in range(_MOMENTS[optimiser.kind])))
+    return ServerState(model, tuple(np.zeros(model.shape) for _ in range(MOMENTS[optimiser.kind])))
 
 
 def keeping_last(state: ServerState, keep: bool) -> ServerState:
@@ -126,7 +126,7 @@ def advance(
 
     model: memory for it (d,), which nobody else writes to.
     """
-    if len(state.moments) != _MOMENTS[optimiser.kind]:
+    if len(state.moments) != MOMENTS[optimiser.kind]:
         raise ConfigError(f"{optimiser.kind} does not go on from {len(state.moments)} moments")
     after = ServerState(
         np.empty_like(state.model) if model is None else model,

@@ -78,7 +78,7 @@ class Channel:
         """Seals the worker's one answer. The key serves one attempt, so one nonce is enough."""
         return self._to_enclave.encrypt(nonce(0), answer, None)
 
-    def open_answer(self, sealed: bytes) -> bytes:
+    def open_answer(self, sealed: Buffer) -> bytes:
         """Opens what `seal_answer` sealed, at the enclave. Raises OpenError."""
         return _open(self._to_enclave, nonce(0), sealed, "answer")
 
@@ -118,7 +118,7 @@ def accept_offer(
     return accept, Channel(secret, _transcript(offer, accept))
 
 
-def _open(cipher: AESGCM, nonce: bytes, sealed: bytes, what: str) -> bytes:
+def _open(cipher: AESGCM, nonce: bytes, sealed: Buffer, what: str) -> bytes:
     try:
         return cipher.decrypt(nonce, sealed, None)
     except (InvalidTag, ValueError):

@@ -7,11 +7,12 @@
     bound   = SHA-256(header without HPKE, signature)
 
 An enclave without shards is the only one, and has all tiles. A shard is given the key of its own
-tiles, and no other. A key seals one upload. A resumed upload sends the same bytes, and changed
-content is a new upload under a new key: reusing a key would show the XOR of two updates. `Sealing`
-holds the update and its key, and seals each tile when it is sent: GCM gives the same bytes for the
-same values, and the tag that is kept of each tile tells whether they are the same. `SealedUpdate`
-holds the bytes.
+tiles, and no other.
+
+A key seals one upload. A resumed upload sends the same bytes, and changed content is a new upload
+under a new key: reusing a key would show the XOR of two updates. `Sealing` holds the update
+and its key, and seals each tile when it is sent: GCM gives the same bytes for the same values, and
+the tag that is kept of each tile tells whether they are the same. `SealedUpdate` holds the bytes.
 """
 
 import hashlib

@@ -45,6 +45,18 @@ _RUN_EXAMPLES = """\
 Examples:
   ostraka enclave run --config federation.toml
   ostraka enclave run --config federation.toml --unsafe-simulation"""
+_SHARD = """\
+Serve the lead of a federation as one of its shards, until it has published all rounds.
+
+A shard takes in, measures and averages a range of the values of all updates, and has that range of
+the model. Lead and shards run the same code and prove themselves to each other; the federation's
+shard_policy says what is accepted. Start one for each number below `enclave.shards` of the lead's
+federation.toml, with copies of that file, of its charter and of its first model. A shard that was
+stopped or lost is started again: the round that was open is then opened anew."""
+_SHARD_EXAMPLES = """\
+Examples:
+  ostraka enclave shard --lead enclave.example:7420 --number 0 --config federation.toml
+  ostraka enclave shard --lead 127.0.0.1:7420 --number 1 --advertise shard-1.example:7421"""
 _EVIDENCE = """\
 Write what this machine's platform says of the enclave, to look at and to compare.
 
@@ -138,6 +150,7 @@ def parser() -> Parser:
     root = Parser(prog=_PROGRAM, description=_ENCLAVE, epilog=_ENCLAVE_EXAMPLES)
     below = _commands(root)
     _add_run(below)
+    _add_shard(below)
     _add_evidence(below)
     migrate = _commands(_command(below, "migrate", _MIGRATE, _MIGRATE_EXAMPLES))
     _add_request(migrate)
@@ -151,6 +164,34 @@ def _add_run(below: Commands) -> None:
     _add_machine(run)
     run.add_argument("--log-json", action="store_true", help="log as JSON lines")
     run.set_defaults(command=lambda asked: commands.run(_machine(asked), log_json=asked.log_json))
+
+
+def _add_shard(below: Commands) -> None:
+    shard = _command(below, "shard", _SHARD, _SHARD_EXAMPLES)
+    _add_machine(shard)
+    shard.add_argument("--lead", metavar="HOST:PORT", required=True, help="where the lead listens")
+    shard.add_argument(
+        "--number", metavar="N", type=int, required=True, help="which shard this is, from 0"
+    )
+    shard.add_argument(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="where clients and workers find this shard (default: where it listens)",
+    )
+    shard.add_argument(
+        "--tls-ca", metavar="FILE", type=Path, help="certificates that vouch for the lead"
+    )
+    shard.add_argument("--log-json", action="store_true", help="log as JSON lines")
+    shard.set_defaults(
+        command=lambda asked: commands.run_shard(
+            _machine(asked),
+            lead=asked.lead,
+            number=asked.number,
+            advertise=asked.advertise,
+            tls_ca=asked.tls_ca,
+            log_json=asked.log_json,
+        )
+    )
 
 
 def _add_evidence(below: Commands) -> None:

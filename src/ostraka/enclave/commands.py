@@ -21,7 +21,8 @@ from ostraka.enclave import hardening, migration
 from ostraka.enclave.platform.choose import Platform, detect, real, unsafe_simulated
 from ostraka.enclave.platform.interface import REPORT_DATA_BYTES, EvidenceProvider
 from ostraka.enclave.platform.simulated import KEY_FILE, PLATFORM_FILE
-from ostraka.enclave.service import serve
+from ostraka.enclave.service import serve, serve_shard
+from ostraka.enclave.shard import Settings
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import decode, encode
 from ostraka.errors import ConfigError
@@ -107,6 +108,35 @@ def run(machine: Machine, *, log_json: bool) -> None:
         asyncio.run(serve(path, platform, tell, sockets=sockets))
     finally:
         # A process that may write nowhere else cannot remove the folder itself, only what is in it.
+        rmtree(sockets, ignore_errors=True)
+
+
+def run_shard(
+    machine: Machine,
+    *,
+    lead: str,
+    number: int,
+    advertise: str | None,
+    tls_ca: Path | None,
+    log_json: bool,
+) -> None:
+    """Serve a lead as one of its shards. What happens is logged."""
+    logs.setup(json=log_json, simulated=machine.unsafe_simulation)
+    path = machine.config.resolve()
+    state = federation_file.load(path).state
+    platform = machine.platform
+
+    def tell(event: Event) -> None:
+        logs.event(_LOG, event, _level(event))
+
+    sockets = Path(mkdtemp(prefix="ostraka-"))
+    settings = Settings(path, lead, number, advertise, tls_ca)
+    try:
+        for measure in _harden(path.parent, [state, sockets], machine.unsafe_simulation):
+            logs.event(_LOG, Hardened(measure))
+        gc.freeze()
+        asyncio.run(serve_shard(settings, platform, tell, sockets=sockets))
+    finally:
         rmtree(sockets, ignore_errors=True)
 
 

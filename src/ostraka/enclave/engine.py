@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +12,9 @@ from ostraka import events, federation_file
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
 from ostraka.enclave import hardening
+from ostraka.enclave.lead import Shards
 from ostraka.enclave.open_round import OpenRound
+from ostraka.enclave.storage.models import Slices
 from ostraka.enclave.storage.spool import Spool
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.enclave.workers import Pool
@@ -30,10 +32,11 @@ from ostraka.events import Event
 from ostraka.federation_file import FederationFile, charter_path
 from ostraka.messages import Certified, Charter, Confirmation, Proposal, Receipt
 from ostraka.protocol.confirm import Ballot, Electorate, electorates
-from ostraka.protocol.enclave import NOT_ROBUST, Cohort, Enclave, Memory
-from ostraka.protocol.host import Host, lend_threads
+from ostraka.protocol.enclave import NOT_ROBUST, Cohort, Enclave, Intake, Memory
+from ostraka.protocol.host import Columns, Host, lend_threads
 
 _GRACE_S = 5.0  # to wait for workers when a round closes
+_SHARD_ATTEMPTS = 8  # of the time for workers, that a shard has for one step
 _RETRY_S = 1.0  # after the disk has failed
 _MOST_RETRY_S = 30.0
 _CLOCK_TOLERANCE_S = 5.0
@@ -69,6 +72,8 @@ class Engine:
     pool: Pool
     memory: Memory
     tell: Callable[[Event], None]
+    shards: Shards | None = None  # that have the model and the values of updates
+    require_room: Callable[[Federation], None] = lambda _: None  # raises ConfigError
     current: OpenRound | None = None
     measuring: bytes | None = None  # the id of the round that is being measured
     ballot: Ballot | None = None  # of the outcome that waits to be confirmed
@@ -171,8 +176,9 @@ class Engine:
     async def _round(self) -> None:
         """Run one round, to a published receipt or to a reason why there is none."""
         try:
-            with closing(self._spool()) as spool:
+            with ExitStack() as stack:
                 try:
+                    spool = None if self.shards else stack.enter_context(closing(self._spool()))
                     await self._open(spool)
                     cohort = await self._collect()
                     if cohort is not None:
@@ -180,6 +186,8 @@ class Engine:
                 finally:
                     if self.current is not None:
                         self.current.intake.stop()
+                    if self.shards is not None:
+                        self.shards.stop_round()
                     self.current = self.measuring = None
         except (RoundFailed, RemoteProtocolError, StateError, StorageFull) as failed:
             if self.state.pending is None:  # Otherwise it goes on when the service starts again.
@@ -196,20 +204,44 @@ class Engine:
             limit=self.file.storage.spool_mib * _MIB,
         )
 
-    async def _open(self, spool: Spool) -> None:
-        # The first round, and one with more clients, touches memory, which may take seconds.
-        intake = await asyncio.to_thread(self.enclave.open_round, self.memory, spool)
+    async def _open(self, spool: Spool | None) -> None:
+        if self.shards is not None:
+            intake = await self._open_at_shards(self.shards)
+        else:
+            # The first round, and one with more clients, touches memory, which may take seconds.
+            intake = await asyncio.to_thread(self.enclave.open_round, self.memory, spool)
         self.current = OpenRound(intake, self.federation, self.file.quorum)
         self.deadline = time.monotonic() + self.file.rounds.deadline_s
         clients = len(self.federation.clients)
         self.tell(events.RoundOpened(self.current.number, self.file.rounds.deadline_s, clients))
         await self._go(Phase.COLLECTING)
 
+    async def _open_at_shards(self, shards: Shards) -> Intake:
+        """Wait for all shards, and open the round at each. Raises RoundFailed."""
+        number = self.enclave.next_number
+        while not shards.complete:
+            missing = tuple(each for each in range(shards.count) if each not in shards.connected)
+            self.tell(events.ShardsAwaited(number, missing))
+            shards.changed.clear()
+            await _first_of(shards.changed, self.halted, seconds=_REMIND_S)
+            if self.halted.is_set():
+                raise RoundFailed("the service is stopping, and waits for shards")
+        return await shards.open_round(self.enclave, self.federation.terms)
+
+    def lose_shard(self, number: int) -> None:
+        """A shard has left. An open round cannot be finished without it."""
+        self.tell(events.ShardLeft(number))
+        if self.current is not None:
+            self.current.failed = f"shard {number} has left"
+            self.current.changed.set()
+
     async def _collect(self) -> Cohort | None:
         """Wait for all, or for a quorum at the deadline. Return None if the round is given up."""
         rounds, current = self.file.rounds, self._open_round()
         for left in range(rounds.extensions, -1, -1):
             await self._until_all_or_deadline(current)
+            if current.failed:
+                raise RoundFailed(current.failed)
             if self.halted.is_set():
                 why = "the service is stopping" if self.stopping.is_set() else "rolled back"
                 self.tell(events.RoundSkipped(current.number, why))
@@ -225,7 +257,7 @@ class Engine:
     async def _until_all_or_deadline(self, current: OpenRound) -> None:
         """Wait by the monotonic clock. A jump of the wall clock is told, and changes nothing."""
         offset = time.time() - time.monotonic()
-        while current.awaited and not self.halted.is_set():
+        while current.awaited and not (self.halted.is_set() or current.failed):
             self._hurry(current)
             left = self.deadline - time.monotonic()
             if left <= 0:
@@ -264,7 +296,7 @@ class Engine:
         self.current, self.measuring = None, current.round_id
         await self._go(Phase.MEASURING)
         hardening.give_back()
-        if not terms.inside:
+        if not terms.inside and (self.shards is None or terms.sketch):
             await self.pool.wait_for(terms.workers, _GRACE_S)
         names = [member.name for member in self.federation.workers]
         with lend_threads(self.file.enclave.threads) as lent:
@@ -272,6 +304,7 @@ class Engine:
                 threads=lent,
                 workers=self.pool.remote(names, self.file.rounds.measure_s),
                 tell=self._tell_from_thread(),
+                shards=await self._close_at_shards(cohort),
             )
             with self._stage("measure"):
                 measured = await asyncio.to_thread(host.measure, cohort)
@@ -281,8 +314,16 @@ class Engine:
             raise RoundFailed("the enclave's state is not its newest")
         with self._stage("hold"):
             number = proposed.receipt.number
-            await self._until_stored(number, self.state.hold, proposed.pending, proposed.state)
+            state = proposed.state if self.shards is None else self.shards.slices()
+            await self._until_stored(number, self.state.hold, proposed.pending, state)
         await self._confirm()
+
+    async def _close_at_shards(self, cohort: Cohort) -> Sequence[Columns]:
+        """What has the columns of a closed round; nothing without shards. Raises RoundFailed."""
+        if self.shards is None:
+            return ()
+        seconds = _SHARD_ATTEMPTS * self.file.rounds.measure_s
+        return await asyncio.to_thread(self.shards.close, cohort, seconds)
 
     async def _resume(self) -> None:
         """Go on with an outcome that was pending when the service ended."""
@@ -310,7 +351,12 @@ class Engine:
             certified = Certified(pending.receipt, ballot.certificate(pending.salt))
             with self._stage("publish"):
                 await self._until_stored(number, self.state.publish, certified)
-            self.enclave.follow(certified, state)
+            if isinstance(state, Slices):
+                self.enclave.follow(certified, None)
+                if self.shards is not None:
+                    await self.shards.publish(number, pending.receipt.model, state)
+            else:
+                self.enclave.follow(certified, state)
         finally:
             self.ballot = None
             self.copied = False
@@ -358,10 +404,18 @@ class Engine:
             self.tell(events.StorageFailed(str(failed)))
 
     def bring(self, charter: Charter) -> None:
-        """Note a revision for the next round. Raises OpenError or LocalProtocolError if unfit."""
-        self.enclave.require_adoptable(charter)
+        """Note a revision for the next round.
+
+        Raises OpenError, LocalProtocolError or ConfigError if it is unfit.
+        """
+        self._require_fit(charter)
         if self.brought is None or charter.federation.revision > self.brought.federation.revision:
             self.brought = charter
+
+    def _require_fit(self, charter: Charter) -> None:
+        """Raises unless a revision can be adopted, and this machine has memory for its rounds."""
+        self.enclave.require_adoptable(charter)
+        self.require_room(charter.federation)
 
     def _adopt_if_signed(self) -> None:
         """Adopt a newer revision, if one was brought or lies beside the federation file."""
@@ -369,9 +423,11 @@ class Engine:
             charter = self._newest()
             if charter is None:
                 return
-            self.enclave.require_adoptable(charter)
+            self._require_fit(charter)
             self.state.adopt(charter)
             self.enclave.adopt(charter)
+            if self.shards is not None:
+                self.shards.adopt(charter)
         except (ConfigError, OpenError, LocalProtocolError, OSError) as refused:
             if str(refused) != self.ignored:
                 self.tell(events.FederationIgnored(str(refused)))

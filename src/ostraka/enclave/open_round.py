@@ -1,6 +1,7 @@
 """One open round: the enclave's side of it, and what the service knows of its uploads."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,8 +23,11 @@ class OpenRound:
     quorum: int
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     quorate: bool = False  # The quorum was reached while others were awaited.
+    failed: str = ""  # why it cannot be finished
     _headers: dict[str, UpdateHeader] = field(default_factory=dict)  # by client
     _own: set[str] = field(default_factory=set)  # whose uploads they brought themselves
+    _unseen: int = 0  # changes since the last look at all uploads
+    _needed: int = 0  # changes without which the round cannot go on, as of that look
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -51,8 +55,8 @@ class OpenRound:
         spoilt = min(len(self.intake.spoilt), self.federation.terms.f)
         return len(self.intake.complete) + spoilt
 
-    def begin(self, header: UpdateHeader, *, own: bool) -> int:
-        """Start an upload, or go on with it. Return the number of the tile that comes next.
+    def begin(self, header: UpdateHeader, *, own: bool) -> None:
+        """Start an upload, or go on with it.
 
         An upload goes on under the header that it began with, and no other: a header of one client
         must not reach another client's upload. own: the client itself brings it. What others bring
@@ -69,14 +73,21 @@ class OpenRound:
             self._headers[header.client] = header
         if own:
             self._own.add(header.client)
-        return self.receiver(header).next
 
     def note_change(self) -> None:
         """Look whether the round can go on, now that a client has completed or spoilt its upload.
 
-        Waking its loop for every upload would cost more than taking in the header.
+        Waking its loop for every upload would cost more than taking in the header. A look at all
+        uploads for every one of them would be quadratic, so the next look waits for as many changes
+        as are missing now: each is of one client.
         """
-        if (not self.quorate and self.answered >= self.quorum) or not self.awaited:
+        self._unseen += 1
+        if self._unseen < self._needed:
+            return
+        awaited, missing = len(self.awaited), self.quorum - self.answered
+        self._unseen = 0
+        self._needed = awaited if self.quorate else min(awaited, missing)
+        if self._needed <= 0:
             self.changed.set()
 
     def receiver(self, header: UpdateHeader) -> "Receiver":
@@ -87,15 +98,15 @@ class OpenRound:
         arrival = self.intake.arrival(header.client, header.upload_id)
         if arrival is None:
             raise UpdateRejected(header.client, Rejection.DUPLICATE)
-        return Receiver(arrival, self.intake)
+        return Receiver(arrival, self.intake.sealed_size)
 
 
 @dataclass(frozen=True)
 class Receiver:
-    """Takes the tiles of one upload, one after another."""
+    """Takes the tiles of one upload, one after another. sealed_size: of each."""
 
     _arrival: Arrival
-    _intake: Intake
+    _sealed_size: Callable[[int], int]
 
     @property
     def next(self) -> int:
@@ -108,7 +119,7 @@ class Receiver:
     def size(self) -> int:
         """How many bytes the next sealed tile has; 0 once the upload is complete."""
         arrival = self._arrival
-        return 0 if arrival.complete else self._intake.sealed_size(arrival.next)
+        return 0 if arrival.complete else self._sealed_size(arrival.next)
 
     def take(self, ciphertext: memoryview) -> None:
         """Open, check and keep the next tile. Raises as `Arrival.take` does."""

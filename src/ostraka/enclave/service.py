@@ -3,10 +3,12 @@
 import asyncio
 import logging
 import math
+import os
 import signal
 import ssl
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,31 +16,40 @@ import grpc
 import grpc.aio
 from prometheus_client import start_http_server
 
-from ostraka import events, federation_file
+from ostraka import events, federation_file, files
 from ostraka.core import optimiser
+from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave import hardening
-from ostraka.enclave.budget import default_budget
+from ostraka.enclave.budget import Budget, spare
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import Tickets
+from ostraka.enclave.lead import Shards
 from ostraka.enclave.limits import Punctual, Rate, Share, TooMany, Turns
 from ostraka.enclave.platform.choose import Platform
 from ostraka.enclave.servicer import Allowance, Servicer
+from ostraka.enclave.shard import Finished, Settings, ShardService, ShardServicer
 from ostraka.enclave.status import Status
+from ostraka.enclave.storage.models import Slices, State
+from ostraka.enclave.storage.spool import Spool
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.enclave.workers import Pool
 from ostraka.errors import ConfigError, StateError
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile, abandon_path, charter_path
+from ostraka.files import FolderLock
 from ostraka.messages import SIMULATION, Abandon
 from ostraka.model_file import read_model
 from ostraka.protocol.enclave import Memory
+from ostraka.protocol.host import lend_threads
+from ostraka.transport import ANSWER_PIECE
+from ostraka.transport.dial import Backoff
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
 _KIB, _MIB = 2**10, 2**20
-_VALUE_BYTES = 8
 _STOP_S = 5.0
+_STABLE_S = 10.0  # after which a stream is worth a quick return
 _FOREVER_S = 1e9
 _KEEPALIVE_MS = 30_000
 _KEEPALIVE_TIMEOUT_MS = 10_000
@@ -60,15 +71,32 @@ def open_state(file: FederationFile, path: Path, platform: Platform) -> EnclaveS
         charter = federation_file.load_charter(charter_path(path))
         federation_file.require_signed(file, charter)
         abandoned = abandon_path(path)
+        leads = file.enclave.shards > 1
         if abandoned.exists():
+            if leads:
+                raise ConfigError(
+                    "an enclave with shards cannot go on for one that was lost: begin without "
+                    "shards (enclave.shards = 1)"
+                )
             abandon = federation_file.load_abandon(abandoned)
             _, first = read_model(federation_file.abandoned_model_path(path))
+            start: State = optimiser.start(first, charter.federation.terms.optimiser)
+        elif leads:
+            abandon, start = None, Slices(os.urandom(KEY_BYTES))
         else:
             abandon, (_, first) = None, file.initial_model()
-        start = optimiser.start(first, charter.federation.terms.optimiser)
+            start = optimiser.start(first, charter.federation.terms.optimiser)
         state.found(charter, start, abandon=abandon)
     elif abandon_path(path).exists():
         _require_behind(state, federation_file.load_abandon(abandon_path(path)))
+    if state.leads != (file.enclave.shards > 1):
+        state.close()
+        raise StateError(
+            state.folder,
+            "was begun with shards, which have the model: write enclave.shards = 2 or more"
+            if state.leads
+            else "was begun without shards and has the model itself: write enclave.shards = 1",
+        )
     return state
 
 
@@ -105,23 +133,29 @@ async def serve(
         log(event)
 
     with open_state(file, path, platform) as state:
+        budget = _budget(file, leads=state.leads)
+        budget.require(state.federation)
         engine = Engine(
             path=path,
             file=file,
             state=state,
             enclave=state.start(evidence=platform.provider.kind),
             pool=Pool(asyncio.get_running_loop()),
-            memory=Memory(_budget(file)),
+            memory=Memory(budget.rows(state.federation)),
             tell=tell,
+            require_room=budget.require,
         )
+        if state.leads:
+            engine.shards = Shards(file.enclave.shards, lost=engine.lose_shard)
+            engine.shards.spans(engine.federation.terms)  # refuses more than there is to divide
         status.engine = engine
         status.keep_token(state.folder)
-        _stop_on_signals(engine)
+        _stop_on_signals(engine.stop)
         with _metrics(file, status), ExitStack() as stack:
             if sockets is None:
                 sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
             tickets = stack.enter_context(_tickets(file))
-            front = stack.enter_context(_front(engine, sockets, tickets))
+            front = stack.enter_context(_front(file, tell, sockets, tickets))
             status.traffic = lambda: front.traffic
             server = await _start(engine, platform, status, front, tickets)
             try:
@@ -152,6 +186,8 @@ async def serve(
                 tell(events.Stopping(str(engine.phase)))
             finally:
                 rounds.cancel()
+                if engine.shards is not None:
+                    engine.shards.end(finished=engine.phase is Phase.FINISHED)
                 engine.pool.close()  # A worker's stream would last until it is cut off.
                 front.stop_listening()
                 await server.stop(_STOP_S)
@@ -159,10 +195,16 @@ async def serve(
                 await asyncio.gather(rounds, return_exceptions=True)
 
 
-def _budget(file: FederationFile) -> int:
-    """How many bytes rows may take in memory."""
+def _budget(file: FederationFile, *, leads: bool = False) -> Budget:
+    """What the machine has, and what of it the operator lets rows have."""
     given = file.enclave.memory_mib
-    return default_budget() if given is None else given * _MIB
+    return Budget(
+        spare(),
+        None if given is None else given * _MIB,
+        file.enclave.threads,
+        file.enclave.shards,
+        leads,
+    )
 
 
 def _tickets(file: FederationFile) -> Tickets:
@@ -190,16 +232,18 @@ def _tls(file: FederationFile) -> ssl.SSLContext | None:
     return context
 
 
-def _front(engine: Engine, sockets: Path, tickets: Tickets) -> Front:
+def _front(
+    file: FederationFile, tell: Callable[[Event], None], sockets: Path, tickets: Tickets
+) -> Front:
     """Return the door. Of an address that has too many connections it is told once a minute."""
-    limits = engine.file.limits
+    limits = file.limits
     once, some = Rate(1), Rate(_GOSSIP)
 
     def crowded(address: str) -> None:
         with suppress(TooMany):
             once.spend(address)
             some.spend("")
-            engine.tell(events.AddressCrowded(address, limits.connections))
+            tell(events.AddressCrowded(address, limits.connections))
 
     return Front(
         limits.connections,
@@ -273,13 +317,14 @@ def _bind(server: grpc.aio.Server, file: FederationFile, address: str) -> int:
 
 
 def _options(file: FederationFile) -> list[tuple[str, int]]:
-    """Return gRPC's settings. The largest message is a worker's answer.
+    """Return gRPC's settings. No message grows with the square of the clients: answers of workers
+    come in pieces.
 
     The door limits connections. Calls are limited by caller: a peer that does not read its answer
     keeps its call open, and others must not have to wait for that.
     """
-    n, limits = len(file.clients), file.limits
-    largest = max(limits.message_kib * _KIB, n * (n + 1) // 2 * _VALUE_BYTES + _KIB)
+    limits = file.limits
+    largest = max(limits.message_kib * _KIB, ANSWER_PIECE + _KIB)
     idle_ms = math.ceil(1000 * limits.idle_s)
     return [
         ("grpc.max_concurrent_streams", _STREAMS),
@@ -295,11 +340,98 @@ def _options(file: FederationFile) -> list[tuple[str, int]]:
     ]
 
 
-def _stop_on_signals(engine: Engine) -> None:
+async def serve_shard(
+    settings: Settings,
+    platform: Platform,
+    tell: Callable[[Event], None],
+    *,
+    sockets: Path | None = None,
+) -> None:
+    """Serve a lead as one of its shards, until it has finished or a signal asks to stop.
+
+    sockets: as `serve` takes it.
+    """
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)
+    hardening.keep_little()
+    file = federation_file.load(settings.path)
+    charter = federation_file.load_charter(charter_path(settings.path))
+    federation_file.require_signed(file, charter)
+    files.make_folder(file.state)
+    Spool.clean(file.state)
+    budget = _budget(file)
+    budget.require(charter.federation)
+    stopping = asyncio.Event()
+    _stop_on_signals(stopping.set)
+    with closing(FolderLock(file.state)), ExitStack() as stack:
+        if sockets is None:
+            sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
+        tickets = stack.enter_context(_tickets(file))
+        front = stack.enter_context(_front(file, tell, sockets, tickets))
+        shard = ShardService(
+            settings,
+            file,
+            charter,
+            platform=platform,
+            tell=tell,
+            tickets=tickets,
+            memory=Memory(budget.rows(charter.federation)),
+            threads=stack.enter_context(lend_threads(file.enclave.threads)),
+        )
+        server = grpc.aio.server(
+            options=_options(file), interceptors=[Punctual(file.limits.idle_s)]
+        )
+        add_EnclaveServicer_to_server(ShardServicer(shard, front, platform), server)
+        address = front.back_address()
+        front.pass_on_to(address, _bind(server, file, address))
+        await server.start()
+        try:
+            port = front.listen(file.enclave.listen)
+            heard = f"{file.enclave.listen.rpartition(':')[0]}:{port}"
+            await _join_again(shard, settings.advertise or heard, stopping)
+            tell(events.Stopping("finished" if not stopping.is_set() else "stopped"))
+        finally:
+            shard.pool.close()
+            front.stop_listening()
+            await server.stop(_STOP_S)
+            await front.drained()
+
+
+async def _join_again(shard: ShardService, address: str, stopping: asyncio.Event) -> None:
+    """Serve one stream to the lead after another."""
+    backoff = Backoff()
+    while not stopping.is_set():
+        joining = asyncio.create_task(shard.join(address))
+        waiting = asyncio.create_task(stopping.wait())
+        started = time.monotonic()
+        await asyncio.wait((joining, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not joining.done():
+            joining.cancel()
+        (ended,) = await asyncio.gather(joining, return_exceptions=True)
+        if isinstance(ended, Finished) or stopping.is_set():
+            return
+        if isinstance(ended, ConfigError):
+            raise ended
+        if time.monotonic() - started > _STABLE_S:
+            backoff.reset()
+        pause = backoff.next()
+        shard.tell(events.LeadLost(shard.settings.lead, _why(ended), round(pause, 2)))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(pause):
+                await stopping.wait()
+
+
+def _why(ended: BaseException | None) -> str:
+    if isinstance(ended, grpc.aio.AioRpcError):
+        return f"{ended.code().name.lower()}: {ended.details()}"
+    return str(ended) or type(ended).__name__
+
+
+def _stop_on_signals(stop: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         with suppress(RuntimeError, ValueError):  # Outside of the main thread there are no signals.
-            loop.add_signal_handler(number, engine.stop)
+            loop.add_signal_handler(number, stop)
 
 
 async def _ended_first(server: grpc.aio.Server, rounds: "asyncio.Task[None]") -> bool:

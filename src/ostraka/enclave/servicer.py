@@ -6,16 +6,16 @@ message says of its sender charges nobody: signed messages can be replayed by an
 
 import asyncio
 import logging
-import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import (
     AbstractContextManager,
-    AsyncExitStack,
     asynccontextmanager,
     contextmanager,
     suppress,
 )
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import grpc
@@ -25,19 +25,25 @@ from google.protobuf.message import DecodeError
 
 from ostraka import events
 from ostraka.arrays import Float32
-from ostraka.attestation.claims import Binding, KeyBinding
+from ostraka.attestation.claims import Binding, DeputyBinding, KeyBinding
+from ostraka.attestation.verify import Circumstances
 from ostraka.config import Federation, Member
 from ostraka.crypto.identity import check_encoded, check_signature
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
+from ostraka.enclave.lead import Connected, Shards
 from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns
+from ostraka.enclave.link import Broken, Spoilt, Taken
 from ostraka.enclave.open_round import OpenRound
+from ostraka.enclave.peering import Admission, PeerChannel
 from ostraka.enclave.platform.interface import EvidenceProvider
+from ostraka.enclave.reception import Quoting, Reception, Serving
 from ostraka.enclave.status import Status
-from ostraka.enclave.workers import Connection
+from ostraka.enclave.storage.models import Slices
 from ostraka.encoding import decode, digest, encode
 from ostraka.errors import (
+    AttestationRefused,
     ConfigError,
     LocalProtocolError,
     MalformedMessage,
@@ -46,6 +52,7 @@ from ostraka.errors import (
     OstrakaError,
     PlatformError,
     Rejection,
+    RoundFailed,
     StorageFull,
     UpdateRejected,
     printable,
@@ -53,6 +60,7 @@ from ostraka.errors import (
 from ostraka.federation_file import FederationFile
 from ostraka.merkle import path_to
 from ostraka.messages import (
+    SIMULATION,
     Certified,
     Challenge,
     Charter,
@@ -61,24 +69,29 @@ from ostraka.messages import (
     Evidence,
     Introduction,
     Proposal,
+    ShardAdmitted,
+    ShardHello,
     UpdateHeader,
-    WorkerHello,
     chain,
     milestones,
     vector_digest,
 )
 from ostraka.protocol.confirm import leaf
-from ostraka.transport import FINISHED, PROVED, chain_link
+from ostraka.transport import FINISHED, PROVED, chain_link, collateral
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
 _PART = 2**18  # of a model, in bytes
+_LONGEST = 2**18  # bytes of a receipt in an answer that all who took part get at once
 _NONCE_BYTES = 32
 _HELLOS = 8  # on one connection
 _SHOWN = 64  # characters of a claimed name
 _NOT_ENROLLED = "not enrolled"
 _UNCONFIRMED = "an outcome waits to be confirmed"
+_OTHER_MODEL = "not the present model"
+_NO_SHARDS = "this enclave has no shards: its federation.toml says how many there are"
+_LONG = 1000  # characters of a refusal
 _ANOTHER_KEY = "signed with another key than the enrolled one"
 _LOG = logging.getLogger("ostraka.enclave")
 
@@ -123,7 +136,7 @@ async def _answering(context: Context) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _streaming(context: Context) -> AsyncIterator[None]:
+async def streaming(context: Context) -> AsyncIterator[None]:
     """Does the same for an answer of several messages.
 
     gRPC sends its headers with the first message. If that were interrupted by a time limit, they
@@ -173,6 +186,34 @@ class Caller:
         return self.party is not None and self.party.name == name
 
 
+@dataclass(frozen=True)
+class Roster:
+    """Who is enrolled now, and observers. It is made once for each federation and file: with many
+    clients it takes longer than to answer a request."""
+
+    federation: Federation
+    file: FederationFile
+    observers: tuple[Member, ...]
+
+    @cached_property
+    def clients(self) -> dict[str, Member]:
+        return {each.name: each for each in self.federation.clients}
+
+    @cached_property
+    def voting(self) -> dict[str, Member]:
+        """Those who greet, by name: clients, witnesses and observers."""
+        others = (*self.federation.witnesses, *self.observers)
+        return self.clients | {each.name: each for each in others}
+
+    @cached_property
+    def everybody(self) -> dict[str, Member]:
+        return {each.name: each for each in self.federation.workers} | self.voting
+
+    @cached_property
+    def members(self) -> frozenset[Member]:
+        return frozenset(self.everybody.values())
+
+
 @dataclass
 class Servicer(EnclaveServicer):
     """One instance serves all connections, on one event loop."""
@@ -186,14 +227,26 @@ class Servicer(EnclaveServicer):
     strangers: Allowance
     gossip: Rate  # of what is told of strangers
     newest: Newest = field(default_factory=Newest)
-    quoting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    quoting_for_strangers: asyncio.Lock = field(default_factory=asyncio.Lock)
     hashing: asyncio.Lock = field(default_factory=asyncio.Lock)
     hashed: tuple[Float32, bytes] | None = None
     encoded: tuple[Certified, bytes] | None = None
     charter: tuple[Charter, bytes, bytes] | None = None  # with its bytes, and their digest
     on_their_way: int = 0  # bytes of models in answers to votes
-    roster: tuple[Federation, FederationFile, frozenset[Member]] | None = None
+    roster: "Roster | None" = None
+
+    def __post_init__(self) -> None:
+        self.quoting = Quoting(self.provider)
+        self.reception = Reception(
+            pool=self.engine.pool,
+            quoting=self.quoting,
+            newest=self.newest,
+            gossip=self.gossip,
+            tell=self.engine.tell,
+            prove=self._prove_peer,
+        )
+
+    def _prove_peer(self, peer: str, party: Member) -> None:
+        self.door.prove(self.door.visitor(peer), party)
 
     # What anybody may ask.
 
@@ -207,6 +260,9 @@ class Servicer(EnclaveServicer):
                     raise TooMany(f"more than {_HELLOS} greetings on one connection")
                 party = self._verified(decode(ClientHello, request.hello), visitor.nonce)
                 self.door.prove(visitor, party)
+                # A client greets again whenever it has been told to wait, for as long as it waits.
+                self.enrolled.rate.spend(party.name)
+                visitor.hellos = 0
             return wire.GreetReply(nonce=visitor.nonce)
 
     async def GetCharter(self, request: wire.CharterRequest, context: Context) -> wire.CharterReply:
@@ -215,17 +271,20 @@ class Servicer(EnclaveServicer):
             return wire.CharterReply(charter=self._charter(b""))
 
     async def GetChain(self, request: wire.ChainRequest, context: Context) -> None:
-        async with _streaming(context):
+        async with streaming(context):
             with self._place(context):
                 await self._send(self._links(request), context)
 
     async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
-        async with _streaming(context):
+        async with streaming(context):
             with self._place(context):
-                model = self.engine.state.last_state.model
-                if request.digest != await self._digest_of(model):
-                    await context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
-                await self._send(_parts(model), context)
+                state = self.engine.state.last_state
+                if isinstance(state, Slices):
+                    await self._send_slices(request.digest, context)
+                    return
+                if request.digest != await self._digest_of(state.model):
+                    await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
+                await self._send(model_parts(state.model), context)
 
     async def AwaitOutcome(
         self, request: wire.OutcomeRequest, context: Context
@@ -243,7 +302,8 @@ class Servicer(EnclaveServicer):
             if not request.HasField("then"):
                 return wire.ConfirmReply()
             outcome = await self._outcome(request.then)
-            known = outcome.certified and self._caller(context).is_called(vote.voter)
+            out = outcome.WhichOneof("outcome") in ("certified", "published")
+            known = out and self._caller(context).is_called(vote.voter)
             return wire.ConfirmReply(
                 outcome=outcome, model=self._short_model(context) if known else b""
             )
@@ -283,7 +343,7 @@ class Servicer(EnclaveServicer):
             self._hold_place(context)
             self._charge(context)
             challenge = decode(Challenge, request.challenge)
-            self._authenticate(challenge, self.engine.federation.clients, self._caller(context))
+            self._authenticate(challenge, self._roster().clients, self._caller(context))
             current = await self._wait_for_round(context)
             bound = current.intake.binding(challenge.nonce)
             charter = self._charter(request.holds)
@@ -297,15 +357,13 @@ class Servicer(EnclaveServicer):
             self._charge(context)
             challenge = decode(Challenge, request.challenge)
             key, federation = self.engine.enclave.receipt_key, self.engine.federation
-            enrolled = federation.clients + federation.witnesses + federation.workers
-            enrolled += observers(self.engine)
-            self._authenticate(challenge, enrolled, self._caller(context))
+            self._authenticate(challenge, self._roster().everybody, self._caller(context))
             bound = KeyBinding(challenge.nonce, key, federation.digest())
             evidence = await self._evidence(bound, self._caller(context))
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
 
     async def Upload(self, request: wire.UploadRequest, context: Context) -> None:
-        async with _streaming(context):
+        async with streaming(context):
             caller = self._caller(context)
             with self._place(context):
                 self._charge(context)
@@ -318,45 +376,177 @@ class Servicer(EnclaveServicer):
                 with self._place(context):
                     await self._tell_outcome(header, number, context)
 
+    # What shards do.
+
+    async def Join(self, requests: AsyncIterator[wire.ShardSays], context: Context) -> None:
+        async with streaming(context):
+            if self.engine.shards is None:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _NO_SHARDS)
+            with self._place(context):
+                self._charge(context)
+                shard = await self._admit(requests, context)
+            try:
+                await self._serve_shard(shard, requests, context)
+            except RoundFailed as unable:
+                self.engine.tell(events.ShardRefused(str(unable)))
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(unable)[:_LONG])
+            except (OpenError, MalformedMessage) as odd:
+                self.engine.tell(events.ShardRefused(f"shard {shard.number}: {odd}"))
+                raise
+            if self.engine.phase is Phase.FINISHED:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, FINISHED)
+
     # What enrolled workers do.
 
     async def Work(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> None:
-        async with _streaming(context):
+        async with streaming(context):
+            idle_s, serving = self.engine.file.limits.idle_s, self._serving()
             with self._place(context):
-                hello, member = await self._meet_worker(requests, context)
-            self.door.prove(self.door.visitor(context.peer()), member)
+                hello, _ = await self.reception.meet(serving, requests, context, idle_s)
             self._charge(context)
-            await context.write(await self._proof(hello, self._caller(context)))
-            name = member.name
-            async with self.newest.of(name, proved=True):
-                connection = Connection(name)
-                with self.engine.pool.joined(connection):
-                    self.engine.tell(events.WorkerJoined(name))
-                    try:
-                        await _converse(connection, requests, context)
-                    finally:
-                        self.engine.tell(events.WorkerLeft(name))
+            await self.reception.work(serving, hello, requests, context)
             if self.engine.phase is Phase.FINISHED:
                 await context.abort(grpc.StatusCode.FAILED_PRECONDITION, FINISHED)
 
     # The steps of the above.
 
+    async def _admit(self, requests: AsyncIterator[wire.ShardSays], context: Context) -> Connected:
+        """Prove ourselves to a shard that proves itself. Raises OpenError or RemoteProtocolError.
+
+        Evidence takes its time to make and to verify, and strangers may ask: they wait in line.
+        """
+        engine, idle_s = self.engine, self.engine.file.limits.idle_s
+        shards = self._shards()
+        admission = Admission(
+            engine.federation,
+            engine.state.identity,
+            shards=shards.count,
+            provider=self.provider,
+            code_id=engine.state.sealer.code_id,
+        )
+        async with asyncio.timeout(idle_s):
+            await context.write(wire.LeadSays(welcome=encode(admission.welcome)))
+            first = await anext(requests, None)
+        if first is None or first.WhichOneof("what") != "hello":
+            raise MalformedMessage("a shard begins with its hello")
+        hello = decode(ShardHello, first.hello)
+        try:
+            async with self.quoting.turn(stranger=True):
+                admitted, channel = await asyncio.to_thread(self._verify_shard, admission, hello)
+        except (AttestationRefused, OpenError, ConfigError) as refused:
+            with suppress(TooMany):
+                self.gossip.spend("")
+                engine.tell(events.ShardRefused(printable(str(refused), _LONG)))
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, printable(str(refused), _LONG))
+        async with asyncio.timeout(idle_s):
+            await context.write(wire.LeadSays(admitted=encode(admitted)))
+        return Connected(hello.shard, channel, asyncio.get_running_loop())
+
+    def _verify_shard(
+        self, admission: Admission, hello: ShardHello
+    ) -> tuple[ShardAdmitted, PeerChannel]:
+        found = collateral.for_evidence(
+            hello.evidence, admission.policy, beside=self.engine.file.path
+        )
+        simulated = self.provider.kind == SIMULATION
+        return admission.admit(hello, Circumstances(int(time.time()), found, simulated))
+
+    async def _serve_shard(
+        self, shard: Connected, requests: AsyncIterator[wire.ShardSays], context: Context
+    ) -> None:
+        """Carry what both sides say, until one of them ends."""
+        ready = shard.expect()
+
+        async def hear() -> None:
+            async for said in requests:
+                shard.hear(said.sealed)
+
+        async def say() -> None:
+            while (sealed := await shard.outgoing.get()) is not None:
+                await context.write(wire.LeadSays(sealed=sealed))
+
+        async def serve() -> None:
+            await self._restored(shard, asyncio.wrap_future(ready))
+            with self._shards().joined(shard):
+                self.engine.tell(events.ShardJoined(shard.number, shard.address))
+                await shard.over.wait()
+
+        tasks = [asyncio.create_task(each()) for each in (hear, say, serve)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            shard.end()
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _restored(self, shard: Connected, ready: "asyncio.Future[Any]") -> None:
+        """Have a shard load its slice of the present model. Raises RoundFailed if it cannot."""
+        engine, shards = self.engine, self._shards()
+        async with asyncio.timeout(engine.file.limits.idle_s):
+            said, _ = await ready
+        shard.address = said.address
+        published = -1
+        while published != engine.published:  # It may be published meanwhile.
+            published, state = engine.published, engine.state.last_state
+            if isinstance(state, Slices):
+                terms, model = engine.federation.terms, engine.enclave.model
+                await shards.restore(shard, terms, state, published, model)
+
+    def _shards(self) -> Shards:
+        if self.engine.shards is None:
+            raise LocalProtocolError("this enclave has no shards")
+        return self.engine.shards
+
+    async def _send_slices(self, digest: bytes, context: Context) -> None:
+        """Tell where the slices of the model are."""
+        shards = self._shards()
+        if digest != self.engine.enclave.model:
+            await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
+        if not shards.complete:
+            # To a client, an unavailable service is another connection, which it would greet.
+            await context.abort(grpc.StatusCode.ABORTED, "not all shards are here yet")
+        slices = [
+            wire.ModelSlice(address=shards.connected[number].address, length=span.length)
+            for number, span in enumerate(shards.spans(self.engine.federation.terms))
+        ]
+        await self._send([wire.ModelPart(slices=slices)], context)
+
+    async def _receive_at_shards(self, header: UpdateHeader, context: Context) -> None:
+        """Have the tiles that are missing brought to the shards that own them."""
+        parts, client, upload_id = self._shards().parts, header.client, header.upload_id
+        try:
+            granted = [await part.grant(client, upload_id) for part in parts]
+        except RoundFailed as failed:
+            raise LaneBroken(str(failed)) from None
+        lanes = [
+            wire.ShardLane(
+                address=part.shard.address,
+                ticket=grant.ticket,
+                next=part.span.first + grant.taken,
+            )
+            for part, (grant, _) in zip(parts, granted, strict=True)
+        ]
+        await context.write(wire.UploadReply(granted=wire.Granted(shards=lanes)))
+        for (grant, settled), part in zip(granted, parts, strict=True):
+            if grant.ticket:
+                _require_taken(client, await part.settled(settled))
+
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises NotProved if the caller would be surprised by that."""
         visitor = self.door.visitor(context.peer())
-        party = visitor.party if visitor.party in self._members() else None
+        party = visitor.party if visitor.party in self._roster().members else None
         if party is None and PROVED in dict(context.invocation_metadata() or ()):
             raise NotProved("this connection has not been proved to be yours: greet again")
         return Caller(visitor.address, party)
 
-    def _members(self) -> frozenset[Member]:
-        """Return everybody who is enrolled now, observers among them."""
-        federation, file = self.engine.federation, self.engine.file
-        if self.roster is None or self.roster[0] is not federation or self.roster[1] is not file:
-            everybody = (*federation.clients, *federation.witnesses, *federation.workers)
-            members = frozenset((*everybody, *observers(self.engine)))
-            self.roster = (federation, file, members)
-        return self.roster[2]
+    def _roster(self) -> Roster:
+        known, federation, file = self.roster, self.engine.federation, self.engine.file
+        if known is None or known.federation is not federation or known.file is not file:
+            known = self.roster = Roster(federation, file, observers(self.engine))
+        return known
 
     def _allowance(self, caller: Caller) -> Allowance:
         return self.enrolled if caller.party else self.strangers
@@ -380,9 +570,7 @@ class Servicer(EnclaveServicer):
 
     def _verified(self, hello: ClientHello, nonce: bytes) -> Member:
         """Return who has signed the connection's nonce. Raises OpenError or NotProved."""
-        federation = self.engine.federation
-        greeting = (*federation.clients, *federation.witnesses, *observers(self.engine))
-        members = {each.name: each for each in greeting}
+        federation, members = self.engine.federation, self._roster().voting
         if hello.client not in members:
             raise NotEnrolled(hello.client)
         check_signature(hello, members[hello.client].key)
@@ -392,13 +580,10 @@ class Servicer(EnclaveServicer):
             raise NotProved("signed for another connection")
         return members[hello.client]
 
-    async def _evidence(self, bound: Binding | KeyBinding, caller: Caller) -> Evidence:
-        """Ask the platform. One stranger at a time is in line with the enrolled."""
-        async with AsyncExitStack() as line:
-            if caller.party is None:
-                await line.enter_async_context(self.quoting_for_strangers)
-            await line.enter_async_context(self.quoting)
-            return await asyncio.to_thread(self.provider.evidence, bound.report_data())
+    async def _evidence(
+        self, bound: Binding | KeyBinding | DeputyBinding, caller: Caller
+    ) -> Evidence:
+        return await self.quoting.evidence(bound, stranger=caller.party is None)
 
     async def _send(self, replies: Iterable[Any], context: Context) -> None:
         """Send these. Raises TimeoutError if the peer does not take one of them in time."""
@@ -416,17 +601,16 @@ class Servicer(EnclaveServicer):
             return self.hashed[1]
 
     def _authenticate(
-        self, challenge: Challenge, enrolled: tuple[Member, ...], caller: Caller
+        self, challenge: Challenge, enrolled: dict[str, Member], caller: Caller
     ) -> None:
         federation = self.engine.federation
-        keys = {member.name: member.key for member in enrolled}
-        if challenge.client not in keys:
+        if challenge.client not in enrolled:
             revoked = challenge.client in {member.name for member in federation.revoked}
             why = Rejection.REVOKED if revoked else _NOT_ENROLLED
             self._refused(challenge.client, why, caller)
             raise NotEnrolled(challenge.client)
         try:
-            check_signature(challenge, keys[challenge.client])
+            check_signature(challenge, enrolled[challenge.client].key)
         except OpenError:
             self._refused(challenge.client, _ANOTHER_KEY, caller)
             raise
@@ -499,20 +683,34 @@ class Servicer(EnclaveServicer):
     async def _receive(self, header: UpdateHeader, context: Context) -> int:
         """Receive one upload, or the rest of it. Return the number of its round."""
         current, caller = await self._current(context), self._caller(context)
-        first = current.begin(header, own=caller.is_called(header.client))
-        self.engine.tell(events.UploadStarted(header.client, header.tiles - first))
+        current.begin(header, own=caller.is_called(header.client))
         try:
-            if first == header.tiles:
-                await context.write(_granted(b"", first))
+            if self.engine.shards is None:
+                await self._receive_here(current, header, context)
             else:
-                with self.tickets.issue(current.receiver(header), caller.party) as lane:
-                    await context.write(_granted(lane.ticket, first))
-                    await lane.received()
+                self.engine.tell(events.UploadStarted(header.client, header.tiles))
+                await self._receive_at_shards(header, context)
+            if header.client not in current.intake.complete:
+                _require_not_spoilt(current, header.client)
             self.engine.tell(events.UploadCompleted(header.client))
         finally:
             current.note_change()  # Only now, so that the round's end is told after this.
         await context.write(wire.UploadReply(complete=wire.Complete()))
         return current.number
+
+    async def _receive_here(
+        self, current: OpenRound, header: UpdateHeader, context: Context
+    ) -> None:
+        """Take the tiles that are missing in this process."""
+        receiver = current.receiver(header)
+        first = receiver.next
+        self.engine.tell(events.UploadStarted(header.client, header.tiles - first))
+        if first == header.tiles:
+            await context.write(_granted(b"", first))
+            return
+        with self.tickets.issue(receiver, self._caller(context).party) as lane:
+            await context.write(_granted(lane.ticket, first))
+            await lane.received()
 
     async def _tell_outcome(self, header: UpdateHeader, number: int, context: Context) -> None:
         """Tell a client what becomes of the round that its upload is complete in."""
@@ -537,7 +735,10 @@ class Servicer(EnclaveServicer):
         certified = self.engine.certified(request.number)
         if certified is None or self.engine.forgotten is not None:
             return _unpublished(self.engine, request)
-        return wire.OutcomeReply(certified=self._encoded(certified))
+        encoded = self._encoded(certified)
+        if len(encoded) > _LONGEST:
+            return wire.OutcomeReply(published=wire.Published())
+        return wire.OutcomeReply(certified=encoded)
 
     def _encoded(self, certified: Certified) -> bytes:
         """Return the bytes, made once: a certificate has many votes, and everybody asks for it."""
@@ -551,7 +752,10 @@ class Servicer(EnclaveServicer):
         A reply stays in memory until its peer reads it, if ever, and all voters would get theirs at
         once. A client that gets none asks for it, and waits for a turn.
         """
-        model = self.engine.state.last_state.model
+        state = self.engine.state.last_state
+        if isinstance(state, Slices):
+            return b""
+        model = state.model
         most, size = self.engine.file.limits.uploads * _PART, model.nbytes
         if size > _PART or self.on_their_way + size > most:
             return b""
@@ -582,50 +786,30 @@ class Servicer(EnclaveServicer):
         if request.newest:
             published = milestones(published)
         beginning = (state.abandon,) if state.abandon and state.abandon.number > after else ()
-        yield from map(chain_link, chain(charters, (*beginning, *published)))
+        for link in chain(charters, (*beginning, *published)):
+            if isinstance(link, Certified) and link is published[-1]:
+                yield wire.ChainLink(certified=self._encoded(link))
+            else:
+                yield chain_link(link)
 
-    async def _meet_worker(
-        self, requests: AsyncIterator[wire.WorkerSays], context: Context
-    ) -> tuple[WorkerHello, Member]:
-        """Return a worker that has proved its identity, and its hello. Raises OpenError."""
-        nonce = os.urandom(_NONCE_BYTES)
-        welcome = wire.Welcome(
-            nonce=nonce,
-            receipt_key=self.engine.enclave.receipt_key,
-            federation=self.engine.federation.id,
-        )
-        async with asyncio.timeout(self.engine.file.limits.idle_s):
-            await context.write(wire.EnclaveSays(welcome=welcome))
-            first = await anext(requests, None)
-        if first is None or first.WhichOneof("what") != "hello":
-            raise MalformedMessage("a worker begins with its hello")
-        hello = decode(WorkerHello, first.hello)
-        try:
-            return hello, self._worker(hello, nonce)
-        except OpenError:
-            with suppress(TooMany):
-                self.gossip.spend("")
-                name = printable(hello.worker, _SHOWN)
-                self.engine.tell(events.WorkerRefused(name, "not enrolled with this key"))
-            raise
+    def _serving(self) -> Serving:
+        """Whom workers serve here."""
+        return Serving(self.engine.state.charters[-1], self.engine.enclave.receipt_key)
 
-    def _worker(self, hello: WorkerHello, nonce: bytes) -> Member:
-        federation = self.engine.federation
-        workers = {member.name: member for member in federation.workers}
-        expected = (nonce, federation.id)
-        if hello.worker not in workers or (hello.nonce, hello.federation) != expected:
-            raise OpenError("WorkerHello")
-        check_signature(hello, workers[hello.worker].key)
-        return workers[hello.worker]
 
-    async def _proof(self, hello: WorkerHello, caller: Caller) -> wire.EnclaveSays:
-        """Tell a worker that it is admitted, and prove to it whom it serves."""
-        charter = self.engine.state.charters[-1]
-        key = self.engine.enclave.receipt_key
-        bound = KeyBinding(hello.challenge, key, charter.federation.digest())
-        evidence = await self._evidence(bound, caller)
-        proof = wire.Proof(charter=encode(charter), evidence=encode(evidence))
-        return wire.EnclaveSays(proof=proof)
+def _require_taken(client: str, event: Taken | Spoilt | Broken) -> None:
+    """Raises what a lane to a shard has ended with, as it would be raised here."""
+    if isinstance(event, Spoilt):
+        raise UpdateRejected(client, Rejection(event.reason))
+    if isinstance(event, Broken):
+        raise {"late": TimeoutError, "odd": OpenError}.get(event.code, LaneBroken)(event.why)
+
+
+def _require_not_spoilt(current: OpenRound, client: str) -> None:
+    """Raises UpdateRejected if all tiles of an upload together are not what its header states."""
+    reason = current.intake.spoilt.get(client)
+    if reason is not None:
+        raise UpdateRejected(client, reason)
 
 
 def observers(engine: Engine) -> tuple[Member, ...]:
@@ -684,35 +868,7 @@ def _granted(ticket: bytes, first: int) -> wire.UploadReply:
     return wire.UploadReply(granted=wire.Granted(ticket=ticket, next=first))
 
 
-async def _converse(
-    connection: Connection, requests: AsyncIterator[wire.WorkerSays], context: Context
-) -> None:
-    """Carry what both sides say, until one of them ends."""
-    both = [
-        asyncio.create_task(_hear(connection, requests)),
-        asyncio.create_task(_say(connection, context)),
-    ]
-    try:
-        done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        for each in done:
-            each.result()
-    finally:
-        for each in both:
-            each.cancel()
-        await asyncio.gather(*both, return_exceptions=True)
-
-
-async def _hear(connection: Connection, requests: AsyncIterator[wire.WorkerSays]) -> None:
-    async for said in requests:
-        connection.heard(said)
-
-
-async def _say(connection: Connection, context: Context) -> None:
-    while (said := await connection.outgoing.get()) is not None:
-        await context.write(said)
-
-
-def _parts(model: Float32) -> Iterator[wire.ModelPart]:
+def model_parts(model: Float32) -> Iterator[wire.ModelPart]:
     """Yield the model's bytes in parts, without a copy of the whole for each reader."""
     raw = np.ascontiguousarray(model).data.cast("B")
     return (

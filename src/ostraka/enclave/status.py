@@ -197,6 +197,7 @@ class Status:
             "spooled": sorted(current.intake.spooled) if current else [],
             "rejected": dict(self.rejected),
             "workers": sorted(self._pool()),
+            "shards": sorted(engine.shards.connected) if engine.shards is not None else [],
             "worker_record": {name: vars(each) for name, each in self.worker_record.items()},
             "history": list(self.history),
             "stages_s": self.stages,

@@ -1,7 +1,8 @@
 """Workers across the network, as the driver of a round sees them.
 
 The event loop owns the streams; the round is driven by a thread. What the thread says to a worker
-goes through a short queue, so that a slow worker holds the thread back and not the memory.
+goes through a short queue, so that a slow worker holds the thread back and not the memory. What a
+worker says waits to be read in the same way: it is held back when nobody reads.
 """
 
 import asyncio
@@ -17,11 +18,12 @@ from ostraka.encoding import decode, digest, encode
 from ostraka.errors import MalformedMessage, WorkerGone
 from ostraka.messages import Answer, ChannelAccept, ChannelOffer, MaskSeed, ShareTile
 from ostraka.protocol.host import Computing, Worker
-from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, WorkerSays
+from ostraka.transport.ostraka_pb2 import AnswerPiece, EnclaveSays, Over, WorkerSays
 
 _AHEAD = 2  # messages that wait to be sent to one worker
 _PIECE = 2**20  # bytes of a share tile in one message
 _UNREAD = 8  # messages of one worker that wait to be read
+_VALUE_BYTES, _BESIDE = 8, 2**10  # of an answer, at the most: an entry, and all but the entries
 
 Said = TypeVar("Said", ChannelAccept, Answer)
 
@@ -32,25 +34,33 @@ class Connection:
     def __init__(self, name: str) -> None:
         self.name = name
         self.outgoing: asyncio.Queue[EnclaveSays | None] = asyncio.Queue(_AHEAD)
-        self.incoming: queue.Queue[WorkerSays | None] = queue.Queue(_UNREAD)
+        self.incoming: queue.SimpleQueue[WorkerSays | None] = queue.SimpleQueue()
         self.ended = False
+        self._room = asyncio.Semaphore(_UNREAD)
 
-    def heard(self, said: WorkerSays) -> None:
-        """Keep a message to be read, or drop it if too many wait: that hurts this worker alone."""
-        with suppress(queue.Full):
-            self.incoming.put_nowait(said)
+    async def heard(self, said: WorkerSays) -> None:
+        """Keep a message to be read. While too many wait, no more of this worker's are taken in."""
+        await self._room.acquire()
+        self.incoming.put(said)
 
-    def forget(self) -> None:
-        """Drop the messages that were not read."""
+    def was_read(self) -> None:
+        """Make room for one more message. On the event loop."""
+        self._room.release()
+
+    def forget(self) -> int:
+        """Drop the messages that were not read. Return how many."""
+        dropped = 0
         with suppress(queue.Empty):
             while True:
                 self.incoming.get_nowait()
+                dropped += 1
+        return dropped
 
     def end(self) -> None:
         """Release the threads that wait for this worker, to hear from it or to be heard."""
         self.ended = True
         self.forget()
-        self.incoming.put_nowait(None)
+        self.incoming.put(None)
         while not self.outgoing.empty():
             self.outgoing.get_nowait()
         self.outgoing.put_nowait(None)
@@ -106,19 +116,21 @@ class RemoteWorker:
 
     def accept(self, offer: ChannelOffer) -> tuple[Computing, ChannelAccept]:
         line = _Line(self.connection, self.loop, time.monotonic() + self.seconds)
-        self.connection.forget()
+        line.forget()
         line.say(EnclaveSays(offer=encode(offer)))
         expected = digest(offer)
         accepted = line.hear("accept", ChannelAccept, lambda said: said.offer == expected)
-        return RemoteComputing(line, offer.attempt_id), accepted
+        entries = offer.rows * (offer.rows + 1) // 2
+        return RemoteComputing(line, offer.attempt_id, entries * _VALUE_BYTES + _BESIDE), accepted
 
 
 @dataclass(frozen=True)
 class RemoteComputing:
-    """A connected worker in the middle of an attempt."""
+    """A connected worker in the middle of an attempt. largest: the bytes of its answer, at most."""
 
     line: "_Line"
     attempt_id: bytes
+    largest: int
 
     def add(self, tile: ShareTile) -> None:
         """Send a tile in pieces, because a large one would be copied by gRPC as a whole."""
@@ -132,10 +144,22 @@ class RemoteComputing:
         self.line.say(EnclaveSays(seed=encode(message)))
 
     def answer(self) -> Answer:
-        mine = self.attempt_id
-        answer = self.line.hear("answer", Answer, lambda said: said.attempt_id == mine)
+        """Return the answer, of which all but the last part came in pieces."""
+        mine, pieces = self.attempt_id, bytearray()
+
+        def keep(piece: AnswerPiece) -> None:
+            if piece.attempt_id != mine:
+                return  # Of an attempt that was given up in the middle of its answer.
+            if len(pieces) + len(piece.data) > self.largest:
+                raise self.line.gone("sent more than an answer")
+            pieces.extend(piece.data)
+
+        last = self.line.hear("answer", Answer, lambda said: said.attempt_id == mine, keep)
         self.line.say(EnclaveSays(over=Over(attempt_id=mine)))
-        return answer
+        if not pieces:
+            return last
+        pieces.extend(last.ciphertext)
+        return replace(last, ciphertext=memoryview(pieces))
 
 
 @dataclass(frozen=True)
@@ -153,34 +177,61 @@ class _Line:
             putting.result(self._left())
         except FutureTimeout:
             putting.cancel()
-            raise self._gone("did not take its shares in time") from None
+            raise self.gone("did not take its shares in time") from None
 
-    def hear(self, kind: str, message: type[Said], wanted: Callable[[Said], bool]) -> Said:
-        """Return the next message of this kind about this attempt. Older ones are passed over."""
+    def hear(
+        self,
+        kind: str,
+        message: type[Said],
+        wanted: Callable[[Said], bool],
+        keep: Callable[[AnswerPiece], None] = lambda _: None,
+    ) -> Said:
+        """Return the next message of this kind about this attempt. Older ones are passed over.
+
+        keep: takes the pieces that come before it.
+        """
         while True:
-            try:
-                said = self.connection.incoming.get(timeout=self._left())
-            except queue.Empty:
-                raise self._gone("did not answer in time") from None
-            if said is None:
-                raise self._gone("left")
-            if said.WhichOneof("what") == "sorry":
-                raise self._gone(f"cannot do it: {said.sorry[:200]!r}")
-            if said.WhichOneof("what") != kind:
+            said = self._next()
+            what = said.WhichOneof("what")
+            if what == "sorry":
+                raise self.gone(f"cannot do it: {said.sorry[:200]!r}")
+            if what == "answer_piece":
+                keep(said.answer_piece)
+            if what != kind:
                 continue
             try:
                 heard = decode(message, getattr(said, kind))
             except MalformedMessage as bad:
-                raise self._gone(f"sent nonsense: {bad}") from None
+                raise self.gone(f"sent nonsense: {bad}") from None
             if wanted(heard):
                 return heard
+
+    def forget(self) -> None:
+        """Drop what the worker has said so far."""
+        for _ in range(self.connection.forget()):
+            self._make_room()
+
+    def gone(self, what: str) -> WorkerGone:
+        return WorkerGone(self.connection.name, what)
+
+    def _next(self) -> WorkerSays:
+        """Return what the worker says next."""
+        try:
+            said = self.connection.incoming.get(timeout=self._left())
+        except queue.Empty:
+            raise self.gone("did not answer in time") from None
+        if said is None:
+            raise self.gone("left")
+        self._make_room()
+        return said
+
+    def _make_room(self) -> None:
+        with suppress(RuntimeError):  # The loop has ended, and nothing more is heard.
+            self.loop.call_soon_threadsafe(self.connection.was_read)
 
     def _left(self) -> float:
         return max(0.0, self.until - time.monotonic())
 
     def _require_alive(self) -> None:
         if self.connection.ended:
-            raise self._gone("left")
-
-    def _gone(self, what: str) -> WorkerGone:
-        return WorkerGone(self.connection.name, what)
+            raise self.gone("left")

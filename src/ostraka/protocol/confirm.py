@@ -100,6 +100,8 @@ class Ballot:
         self._keys = {
             member.name: member.key for each in self._electorates for member in each.voters
         }
+        # Counted as votes come: building sets of all voters for each vote is quadratic.
+        self._counts = [len(self.votes.keys() & each.names) for each in self._electorates]
 
     def add(self, confirmation: Confirmation) -> bool:
         """Count a confirmation, and return whether it is a new one. Raises OpenError."""
@@ -111,19 +113,21 @@ class Ballot:
             raise OpenError("Confirmation")
         check_signature(confirmation, key)
         new = confirmation.voter not in self.votes
+        if new:
+            for place, each in enumerate(self._electorates):
+                self._counts[place] += confirmation.voter in each.names
         self.votes[confirmation.voter] = Vote(confirmation.voter, confirmation.signature)
         return new
 
     @property
     def confirmed(self) -> bool:
-        return all(len(self.votes.keys() & each.names) >= each.quorum for each in self._electorates)
+        return not self.missing
 
     @property
     def missing(self) -> int:
         """How many more votes are needed, at the least."""
-        return sum(
-            max(0, each.quorum - len(self.votes.keys() & each.names)) for each in self._electorates
-        )
+        counted = zip(self._electorates, self._counts, strict=True)
+        return sum(max(0, each.quorum - count) for each, count in counted)
 
     @property
     def awaited(self) -> frozenset[str]:

@@ -173,7 +173,8 @@ class OwnColumns:
         for shares in masking.encode():
             for worker, share in zip(computing, shares, strict=False):
                 worker.add(share)
-        outcome = masking.decode([worker.answer() for worker in computing])
+        # One at a time: with many clients an answer is as large as a matrix.
+        outcome = masking.decode(worker.answer() for worker in computing)
         if isinstance(outcome, Dispute):
             outcome.settle()
         return outcome

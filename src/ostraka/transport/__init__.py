@@ -8,6 +8,7 @@ from ostraka.transport import ostraka_pb2 as wire
 
 LANE = b"OSTRAKA\x01"  # begins the connection of a lane; a ticket follows
 TICKET_BYTES = 32
+ANSWER_PIECE = 2**18  # bytes of a worker's answer in one message
 LENGTH = struct.Struct(">I")  # begins each frame of a lane; a sealed tile follows
 
 PROVED = "ostraka-proved"  # a caller's metadata, on a connection that it has proved to be its own

@@ -1,5 +1,6 @@
 """Connects clients and workers to the enclave's service, and decides when they try again."""
 
+import ipaddress
 import os
 import re
 import socket
@@ -9,6 +10,8 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from secrets import SystemRandom
+from threading import Lock
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import grpc
@@ -16,15 +19,19 @@ import grpc
 from ostraka.errors import ConfigError
 from ostraka.transport import LANE
 
+# A charter, a certified receipt or a status of 10,000 members, with names of 64 characters, has up
+# to 4 MB. What an impostor can have a caller hold is no more than this.
+LARGEST_REPLY = 2**24
 IDLE_S = 20.0  # after which a channel without a call closes its connection
 
 _KEEPALIVE_MS = 30_000
-_MEBIBYTE = 2**20
 _ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):([0-9]{1,5})")
 _PORTS = range(1, 2**16)
+_LONGEST_ADDRESS = 262  # a name of 253 characters, brackets, and a port
 _FIRST_S = 0.25
 _CAP_S = 30.0
 _HTTP = 80
+_ANYWHERE = 3  # the farthest reach
 _LONGEST_ANSWER = 2**14
 _UNSENT = 2**17  # bytes that a lane takes ahead of the network
 # In gRPC's order.
@@ -32,14 +39,23 @@ _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _NO_PROXIES = ("no_grpc_proxy", "no_proxy")
 
 
-def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) -> grpc.Channel:
+def dial(address: str, *, tls_ca: Path | None = None, largest: int = LARGEST_REPLY) -> grpc.Channel:
     """Returns a channel to HOST:PORT. Secrets are sealed end to end, so TLS is optional.
 
     tls_ca: the certificates (PEM) that vouch for the server; None for no TLS. largest: the bytes of
     the largest message from the other side. Raises ConfigError for an impossible address.
     """
-    _require_address(address)
-    options = [
+    require_address(address)
+    options = channel_options(largest)
+    if tls_ca is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(_certificates(tls_ca))
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def channel_options(largest: int) -> list[tuple[str, int]]:
+    """Returns gRPC's settings. largest: the bytes of the largest message from the other side."""
+    return [
         ("grpc.max_receive_message_length", largest),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
@@ -51,19 +67,25 @@ def dial(address: str, *, tls_ca: Path | None = None, largest: int = _MEBIBYTE) 
         # Without a connection of its own, a client would wait for the calls of others in a process.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    if tls_ca is None:
-        return grpc.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(_certificates(tls_ca))
-    return grpc.secure_channel(address, credentials, options=options)
 
 
-def _require_address(address: str) -> None:
+def require_address(address: str) -> None:
     """Raises ConfigError. gRPC itself would dial another port in place of an impossible one."""
-    match = _ADDRESS.fullmatch(address)
-    if match is None or int(match[1]) not in _PORTS:
+    if not _is_address(address):
         raise ConfigError(
             f"an address is HOST:PORT, with a port from 1 to {_PORTS[-1]}; got {address!r}"
         )
+
+
+def _is_address(address: str) -> bool:
+    match = _ADDRESS.fullmatch(address)
+    return match is not None and int(match[1]) in _PORTS
+
+
+def is_told_address(address: str) -> bool:
+    """Returns whether this may be dialled, which another side has told and nobody has checked."""
+    plain = address.isascii() and address.isprintable() and len(address) <= _LONGEST_ADDRESS
+    return plain and _is_address(address)
 
 
 def _certificates(path: Path) -> bytes:
@@ -73,27 +95,92 @@ def _certificates(path: Path) -> bytes:
         raise ConfigError(f"{path}: {unreadable.strerror}") from None
 
 
+class Sockets:
+    """Sockets that any thread can end at once, while another connects them or sends."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # A number that is ended must not be another socket's by then.
+        self._held: list[socket.socket] = []
+        self._ended = False
+
+    def hold(self, near: socket.socket) -> None:
+        """Raises ConnectionAbortedError, and closes it, if they have ended."""
+        with self._lock:
+            if not self._ended:
+                self._held.append(near)
+                return
+        near.close()
+        raise ConnectionAbortedError("it has ended on this side")
+
+    def end(self) -> None:
+        """Make every wait for them fail, now and from now on."""
+        with self._lock:
+            self._ended = True
+            for near in self._held:
+                with suppress(OSError):
+                    # TLS must not notice: another thread may be sending.
+                    socket.socket.shutdown(near, socket.SHUT_RDWR)
+
+    def drop(self, near: socket.socket) -> None:
+        """Close one that came to nothing."""
+        with self._lock:
+            near.close()
+            self._held.remove(near)
+
+    def close(self) -> None:
+        """End and close all of them."""
+        self.end()
+        with self._lock:
+            for near in self._held:
+                near.close()
+            self._held.clear()
+
+
 def dial_lane(
-    address: str, ticket: bytes, *, tls_ca: Path | None = None, seconds: float
+    address: str,
+    ticket: bytes,
+    *,
+    tls_ca: Path | None = None,
+    seconds: float,
+    among: Sockets | None = None,
+    least: int = 0,
 ) -> socket.socket:
     """Opens the lane that this ticket is for, on the way that gRPC takes to HOST:PORT.
 
-    seconds: for each step on the way. Raises OSError, and ConfigError as `dial` does.
+    seconds: for each step on the way. among: the sockets that it belongs to, which can be ended
+    from the first step on. least: the reach that its address has to have, if another side has told
+    it. Raises OSError, and ConfigError as `dial` does.
     """
-    _require_address(address)
+    require_address(address)
     host, port = _host_and_port(address)
-    near = _connect(host, port, seconds)
+    among = among or Sockets()
+    near = _connect(host, port, seconds, among, least)
     try:
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _hold_back(near)
         near.sendall(LANE + ticket)
         if tls_ca is not None:
-            near = _tls(_certificates(tls_ca)).wrap_socket(near, server_hostname=host)
+            near = _secured(near, host, _tls(_certificates(tls_ca)), among)
         near.settimeout(None)  # From here on, the lane's call says when it has ended.
     except BaseException:
-        near.close()
+        among.drop(near)
         raise
     return near
+
+
+def _secured(
+    near: socket.socket, host: str, context: ssl.SSLContext, among: Sockets
+) -> socket.socket:
+    """Returns the same connection with TLS, whose handshake can be ended, too."""
+    secured = context.wrap_socket(near, server_hostname=host, do_handshake_on_connect=False)
+    among.hold(secured)
+    try:
+        secured.do_handshake()
+    except BaseException:
+        among.drop(secured)
+        raise
+    among.drop(near)  # What is left of it has no connection.
+    return secured
 
 
 def _hold_back(near: socket.socket) -> None:
@@ -120,17 +207,88 @@ def _tls(certificates: bytes) -> ssl.SSLContext:
     return context
 
 
-def _connect(host: str, port: int, seconds: float) -> socket.socket:
+def _connect(host: str, port: int, seconds: float, among: Sockets, least: int) -> socket.socket:
     proxy = _proxy(host)
     if proxy is None:
-        return socket.create_connection((host, port), seconds)
-    near = socket.create_connection((proxy.hostname, proxy.port or _HTTP), seconds)
+        return _open(host, port, seconds, among, least)
+    _require_reach(host, least)
+    near = _open(str(proxy.hostname), proxy.port or _HTTP, seconds, among)
     try:
         _ask_proxy(near, proxy, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     except BaseException:
-        near.close()
+        among.drop(near)
         raise
     return near
+
+
+def _open(host: str, port: int, seconds: float, among: Sockets, least: int = 0) -> socket.socket:
+    """Connects to the first address of this host that takes the connection."""
+    failed: OSError | None = None
+    for family, kind, protocol, _, where in _resolved(host, port):
+        if _reach(where[0]) < least:  # Asked once: a name may have another address each time.
+            failed = _nearer(host)
+            continue
+        near = socket.socket(family, kind, protocol)
+        among.hold(near)
+        try:
+            near.settimeout(seconds)
+            near.connect(where)
+        except OSError as error:
+            among.drop(near)
+            failed = error
+        except BaseException:
+            among.drop(near)
+            raise
+        else:
+            return near
+    raise failed or OSError(f"{host} has no address")
+
+
+def reach(address: str) -> int:
+    """Returns how far away HOST:PORT is: 0 on this machine, 1 on its link, 2 in a private network
+    and 3 anywhere. If it has several addresses, that of the farthest. Raises OSError.
+    """
+    return max(_reaches(_host_and_port(address)[0]), default=_ANYWHERE)
+
+
+def require_reach(address: str, least: int) -> None:
+    """Raises OSError if HOST:PORT is nearer than that, and what another side has told.
+
+    Whoever tells an address could otherwise have a party connect to what trusts its own network.
+    """
+    _require_reach(_host_and_port(address)[0], least)
+
+
+def _require_reach(host: str, least: int) -> None:
+    if least and min(_reaches(host), default=_ANYWHERE) < least:
+        raise _nearer(host)
+
+
+def _nearer(host: str) -> OSError:
+    return PermissionError(f"{host} is nearer to this machine than the service that names it")
+
+
+def _reaches(host: str) -> list[int]:
+    """Returns the reach of each address of a host; of none, if a proxy is to find them."""
+    if _proxy(host) is not None:
+        with suppress(ValueError):
+            return [_reach(host)]
+        return []
+    return [_reach(where[0]) for *_, where in _resolved(host, None)]
+
+
+def _reach(where: str) -> int:
+    ip: Any = ipaddress.ip_address(where)
+    ip = getattr(ip, "ipv4_mapped", None) or ip
+    if ip.is_loopback or ip.is_unspecified:
+        return 0
+    if ip.is_link_local:
+        return 1
+    return _ANYWHERE if ip.is_global else 2
+
+
+def _resolved(host: str, port: int | None) -> list[Any]:
+    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
 
 
 def _proxy(host: str) -> SplitResult | None:

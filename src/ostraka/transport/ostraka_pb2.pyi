@@ -113,18 +113,20 @@ class OutcomeRequest(_message.Message):
     def __init__(self, number: _Optional[int] = ..., round_id: _Optional[bytes] = ..., leaf: _Optional[bytes] = ..., voter: _Optional[str] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
-    __slots__ = ("certified", "void", "pending", "proposed", "rolled_back")
+    __slots__ = ("certified", "void", "pending", "proposed", "rolled_back", "published")
     CERTIFIED_FIELD_NUMBER: _ClassVar[int]
     VOID_FIELD_NUMBER: _ClassVar[int]
     PENDING_FIELD_NUMBER: _ClassVar[int]
     PROPOSED_FIELD_NUMBER: _ClassVar[int]
     ROLLED_BACK_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
     certified: bytes
     void: Void
     pending: Pending
     proposed: Proposed
     rolled_back: bytes
-    def __init__(self, certified: _Optional[bytes] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., proposed: _Optional[_Union[Proposed, _Mapping]] = ..., rolled_back: _Optional[bytes] = ...) -> None: ...
+    published: Published
+    def __init__(self, certified: _Optional[bytes] = ..., void: _Optional[_Union[Void, _Mapping]] = ..., pending: _Optional[_Union[Pending, _Mapping]] = ..., proposed: _Optional[_Union[Proposed, _Mapping]] = ..., rolled_back: _Optional[bytes] = ..., published: _Optional[_Union[Published, _Mapping]] = ...) -> None: ...
 
 class Proposed(_message.Message):
     __slots__ = ("proposal", "path", "included")
@@ -163,6 +165,10 @@ class RemindReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Void(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Published(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
@@ -229,16 +235,26 @@ class LeadSays(_message.Message):
     def __init__(self, welcome: _Optional[bytes] = ..., admitted: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
 
 class WorkerSays(_message.Message):
-    __slots__ = ("hello", "accept", "answer", "sorry")
+    __slots__ = ("hello", "accept", "answer", "sorry", "answer_piece")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     ACCEPT_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     SORRY_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_PIECE_FIELD_NUMBER: _ClassVar[int]
     hello: bytes
     accept: bytes
     answer: bytes
     sorry: str
-    def __init__(self, hello: _Optional[bytes] = ..., accept: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., sorry: _Optional[str] = ...) -> None: ...
+    answer_piece: AnswerPiece
+    def __init__(self, hello: _Optional[bytes] = ..., accept: _Optional[bytes] = ..., answer: _Optional[bytes] = ..., sorry: _Optional[str] = ..., answer_piece: _Optional[_Union[AnswerPiece, _Mapping]] = ...) -> None: ...
+
+class AnswerPiece(_message.Message):
+    __slots__ = ("attempt_id", "data")
+    ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    attempt_id: bytes
+    data: bytes
+    def __init__(self, attempt_id: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class EnclaveSays(_message.Message):
     __slots__ = ("welcome", "offer", "share", "seed", "over", "share_piece", "proof")
@@ -259,14 +275,16 @@ class EnclaveSays(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., offer: _Optional[bytes] = ..., share: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., over: _Optional[_Union[Over, _Mapping]] = ..., share_piece: _Optional[bytes] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("nonce", "receipt_key", "federation")
+    __slots__ = ("nonce", "receipt_key", "federation", "deputy")
     NONCE_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_KEY_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
+    DEPUTY_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
     receipt_key: bytes
     federation: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., receipt_key: _Optional[bytes] = ..., federation: _Optional[bytes] = ...) -> None: ...
+    deputy: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., receipt_key: _Optional[bytes] = ..., federation: _Optional[bytes] = ..., deputy: _Optional[bytes] = ...) -> None: ...
 
 class Proof(_message.Message):
     __slots__ = ("charter", "evidence")

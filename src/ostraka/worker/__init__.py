@@ -1,9 +1,9 @@
-"""A worker's service: it dials the enclave, serves it, and dials again when it is gone."""
+"""A worker's service: it dials its enclaves, serves them, and dials again when one is gone."""
 
 from ostraka.worker.backends import kernel_for
 from ostraka.worker.pin import EnclavePin, Verifier
 from ostraka.worker.ray_kernel import RayKernel, RayOptions
-from ostraka.worker.service import WorkerService
+from ostraka.worker.service import WorkerService, serve_all
 from ostraka.worker.session import Staff
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "Verifier",
     "WorkerService",
     "kernel_for",
+    "serve_all",
 ]

@@ -1,15 +1,19 @@
 """A worker's connection to its enclave: one stream after another, until the worker is stopped.
 
+An enclave of several machines, a lead and its shards, has a connection to each.
+
 A stream begins with the enclave's welcome, the worker's hello and the enclave's proof, which says
 that the worker is admitted. Offers of work follow.
 """
 
 import logging
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from threading import Event, Lock
+from queue import Empty, Full, Queue
+from threading import Event, Lock, Thread
 from typing import Any
 
 import grpc
@@ -27,6 +31,7 @@ from ostraka.worker.session import Session, Staff
 LARGEST_MESSAGE = MAX_PIECE_VALUES * 8 * 5 // 4
 
 _MOST_UNSENT = 64
+_LOOK_S = 0.1  # between two looks whether a stream that takes nothing has ended
 # A worker that is refused is refused at once. A stream that lasted longer is worth a quick return.
 _STABLE_S = 2.0
 # An unwanted worker comes back after minutes. Two workers under one name end each other's streams
@@ -74,6 +79,30 @@ class _End:
     unwanted: bool
     served: bool
     finished: bool = False
+
+
+def serve_all(services: "Sequence[WorkerService]") -> None:
+    """Serves all until each is stopped, or has published all its rounds.
+
+    If one can never work, the others are stopped, and this raises its ConfigError.
+    """
+    failures: list[BaseException] = []
+
+    def serve(service: WorkerService) -> None:
+        try:
+            service.run()
+        except BaseException as failure:  # noqa: BLE001 (raised below, in the caller's thread)
+            failures.append(failure)
+            for each in services:
+                each.stop()
+
+    threads = [Thread(target=serve, args=(each,)) for each in services]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
 
 
 class WorkerService:
@@ -135,13 +164,15 @@ class WorkerService:
     def _connect(self) -> _End:
         """Serves one stream to its end."""
         with dial(self._address, tls_ca=self._tls_ca, largest=LARGEST_MESSAGE) as channel:
-            outbox: SimpleQueue[WorkerSays | None] = SimpleQueue()
-            call = EnclaveStub(channel).Work(iter(outbox.get, None))
+            outbox: Queue[WorkerSays | None] = Queue(_MOST_UNSENT)
+            call: Any = EnclaveStub(channel).Work(iter(outbox.get, None))
 
             def say(what: WorkerSays) -> None:
-                outbox.put(what)
-                if outbox.qsize() > _MOST_UNSENT:
-                    call.cancel()  # An enclave that does not read would fill the memory.
+                # An enclave that does not read holds this worker up, and does not fill its memory.
+                while call.is_active():
+                    with suppress(Full):
+                        outbox.put(what, timeout=_LOOK_S)
+                        return
 
             session = Session(self._staff, say)
             self._hold(call)
@@ -156,8 +187,8 @@ class WorkerService:
                 why, unwanted = str(refused), False
             finally:
                 session.close()
-                outbox.put(None)
                 call.cancel()
+                _end(outbox)
                 self._hold(None)
             return _End(why, unwanted, session.served, finished)
 
@@ -197,3 +228,11 @@ class WorkerService:
             self._call = call
             if call is not None and self._stopping.is_set():
                 call.cancel()
+
+
+def _end(outbox: "Queue[WorkerSays | None]") -> None:
+    """Lets the thread that reads this queue end. Nobody puts anything into it any more."""
+    with suppress(Empty):
+        while True:
+            outbox.get_nowait()
+    outbox.put(None)

@@ -22,13 +22,15 @@ from ostraka.messages import (
     Answer,
     ChannelOffer,
     Charter,
+    Deputy,
     Evidence,
     MaskSeed,
     ShareTile,
     WorkerHello,
 )
 from ostraka.protocol.worker import Worker
-from ostraka.transport.ostraka_pb2 import EnclaveSays, WorkerSays
+from ostraka.transport import ANSWER_PIECE
+from ostraka.transport.ostraka_pb2 import AnswerPiece, EnclaveSays, WorkerSays
 from ostraka.worker.pin import EnclavePin
 
 _LOG = logging.getLogger("ostraka.worker")
@@ -42,15 +44,18 @@ class Abandoned(Exception):
 
 
 class Attempt:
-    """An offer that this worker accepts. Raises OpenError or MalformedMessage for any other."""
+    """An offer that this worker accepts. Raises OpenError or MalformedMessage for any other.
+
+    signer: the key that signs offers on this stream: the receipt key, or a deputy's.
+    """
 
     def __init__(
-        self, offer: ChannelOffer, identity: Identity, receipt_key: bytes, kernel: Kernel
+        self, offer: ChannelOffer, identity: Identity, signer: bytes, kernel: Kernel
     ) -> None:
         self.offer = offer
         self._over = Event()
         stoppable = _Stoppable(kernel, self._over)
-        worker = Worker(identity, receipt_key=receipt_key, kernel=stoppable)
+        worker = Worker(identity, receipt_key=signer, kernel=stoppable)
         self._computing, self.accepted = worker.accept(offer)
         self._left = Tiling(offer.columns, offer.tile).count
         self._seeded = False
@@ -176,7 +181,7 @@ class Staff:
 
 
 class Session:
-    """Serves one stream. say: sends a message without waiting.
+    """Serves one stream. say: sends a message, and waits while too many are not sent.
 
     There is one attempt at a time, and a new offer replaces the old one. A message that cannot be
     used ends the attempt; the enclave is told why, and the session goes on.
@@ -186,6 +191,7 @@ class Session:
         self._staff = staff
         self._say = say
         self._receipt_key = b""
+        self._deputy: Deputy | None = None  # of a shard
         self._challenge = os.urandom(_NONCE_BYTES)
         self._pieces = bytearray()  # of the ciphertext of a share tile that is not complete
         self._lock = Lock()
@@ -201,6 +207,10 @@ class Session:
         if not len(nonce) == len(federation) == _NONCE_BYTES:
             raise MalformedMessage(f"a nonce and a federation's id have {_NONCE_BYTES} bytes each")
         self._receipt_key = self._staff.pin.check(says.welcome.receipt_key)
+        if says.welcome.deputy:
+            deputy = decode(Deputy, says.welcome.deputy)
+            self._staff.pin.check_shard(deputy, federation)
+            self._deputy = deputy
         hello = WorkerHello(nonce, federation, self._staff.name, self._challenge, UNSIGNED)
         self._say(WorkerSays(hello=encode(self._staff.identity.sign(hello))))
 
@@ -218,8 +228,10 @@ class Session:
                 decode(Evidence, evidence),
                 nonce=self._challenge,
                 receipt_key=self._receipt_key,
+                deputy=self._deputy,
             )
-            self._remember_enclave()
+            if self._deputy is None:
+                self._remember_enclave()
         self.admitted = True
 
     def hear(self, says: EnclaveSays) -> None:
@@ -249,8 +261,9 @@ class Session:
         self._drop_quietly(self._attempt, "the connection has ended")
 
     def _take_offer(self, offer: ChannelOffer) -> None:
-        staff = self._staff
-        attempt = Attempt(offer, staff.identity, self._receipt_key, staff.kernel)
+        staff, deputy = self._staff, self._deputy
+        signer = self._receipt_key if deputy is None else deputy.key
+        attempt = Attempt(offer, staff.identity, signer, staff.kernel)
         self._drop_quietly(self._attempt, "replaced by a new offer")
         self.served = True
         with self._lock:
@@ -303,7 +316,7 @@ class Session:
     def _finish(self, attempt: Attempt, answer: Answer) -> None:
         if not self._release(attempt):
             return
-        self._say(WorkerSays(answer=encode(answer)))
+        self._say_answer(answer)
         offer = attempt.offer
         logs.event(
             _LOG,
@@ -311,6 +324,15 @@ class Session:
                 _short(offer), offer.masking, offer.rows, offer.columns, attempt.seconds
             ),
         )
+
+    def _say_answer(self, answer: Answer) -> None:
+        """Sends an answer in pieces: it grows with the square of the rows, and messages do not."""
+        whole = memoryview(answer.ciphertext)
+        last = len(whole) // ANSWER_PIECE * ANSWER_PIECE
+        for start in range(0, last, ANSWER_PIECE):
+            data = bytes(whole[start : start + ANSWER_PIECE])
+            self._say(WorkerSays(answer_piece=AnswerPiece(attempt_id=answer.attempt_id, data=data)))
+        self._say(WorkerSays(answer=encode(replace(answer, ciphertext=whole[last:]))))
 
     def _drop(self, attempt: Attempt | None, why: str) -> AttemptDropped | None:
         """Drops the attempt. Returns None if there is nothing to drop."""

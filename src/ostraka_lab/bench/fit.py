@@ -18,9 +18,10 @@ from types import MappingProxyType
 import numpy as np
 
 from ostraka.arrays import Float64
-from ostraka.config import MAX_PIECE_VALUES, MAX_SKETCH_VALUES
+from ostraka.config import MAX_PIECE_VALUES
 from ostraka.core.exact import MAX_DIMENSION
 from ostraka.errors import ConfigError
+from ostraka_lab.bench.parties import SKETCH_VALUES
 from ostraka_lab.bench.process import Figures
 
 TARGET = (10_000, 1_000_000_000)
@@ -183,9 +184,9 @@ def _checks(
         ),
         (
             "clients, by the sketch",
-            f"{MAX_SKETCH_VALUES:,} values for all sketches, of at least {sketch:,} each",
+            f"{SKETCH_VALUES:,} values for all sketches, of at least {sketch:,} each",
             clients * sketch,
-            MAX_SKETCH_VALUES,
+            SKETCH_VALUES,
         ),
         (
             "clients, by the matrix",

@@ -23,7 +23,6 @@ from ostraka.arrays import AnyArray, Buffer, Float32, cut
 from ostraka.attestation.claims import in_process
 from ostraka.config import (
     MAX_PIECE_VALUES,
-    MAX_SKETCH_VALUES,
     Federation,
     Manifest,
     Member,
@@ -59,6 +58,7 @@ PAPER = rules.compose(
 )  # for what is compared with the paper, or with others' Multi-Krum
 
 _MASKINGS = {GAUSSIAN: "gaussian", EXACT: "exact", SKETCH: "exact", SKETCH_INSIDE: "none"}
+SKETCH_VALUES = 16 * 2**20  # of all clients together, at most, where sketches are measured
 _COLUMNS = 16_384  # of a sketch
 _UPDATE_BYTES = 4  # a value
 _WORKERS = {"gaussian": 2, "exact": 3, "none": 2}  # the third makes the Gram matrix of the mask
@@ -132,7 +132,7 @@ def sketch_size(clients: int, dimension: int, composition: Composition = DEFAULT
     """
     least = least_sketch(composition)
     columns = min(_COLUMNS, dimension, max(least, MAX_PIECE_VALUES // clients))
-    return columns if columns >= least and clients * columns <= MAX_SKETCH_VALUES else None
+    return columns if columns >= least and clients * columns <= SKETCH_VALUES else None
 
 
 def byzantine(clients: int, composition: Composition = DEFAULT) -> int:

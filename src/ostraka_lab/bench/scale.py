@@ -17,13 +17,20 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from ostraka.config import MAX_SKETCH_VALUES, Terms
+from ostraka.config import Terms
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import fit, machine
 from ostraka_lab.bench.enclave_memory import enclave_peak_bytes
 from ostraka_lab.bench.fit import TARGET, Sample, Size
 from ostraka_lab.bench.machine import available_bytes
-from ostraka_lab.bench.parties import EXACT, SKETCH, least_sketch, sketch_size, terms_of
+from ostraka_lab.bench.parties import (
+    EXACT,
+    SKETCH,
+    SKETCH_VALUES,
+    least_sketch,
+    sketch_size,
+    terms_of,
+)
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.results import Part, Parts
 from ostraka_lab.bench.whole_round import Played, play, repeated, warm_up
@@ -197,12 +204,12 @@ def _fit(variant: str, cost: str, samples: Sequence[Sample], names: Sequence[str
 
 
 def _target(variant: str) -> Size:
-    """What to forecast. Terms refuse more clients on a sketch than its memory is for."""
+    """What to forecast. On a sketch, no more clients than were measured with one of this length."""
     clients, dimension = TARGET
     if variant != SKETCH:
         return Size(clients, dimension, dimension)
     columns = least_sketch()
-    return Size(min(clients, MAX_SKETCH_VALUES // columns), dimension, columns)
+    return Size(min(clients, SKETCH_VALUES // columns), dimension, columns)
 
 
 def _exponents(samples: Sequence[Sample], among: Callable[[Size], bool]) -> Figures | None:

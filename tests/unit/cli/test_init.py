@@ -1,5 +1,6 @@
 """`ostraka init`, `sign` and `client enrol`: from nothing to a signed federation, and on."""
 
+import hashlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from ostraka import federation_file
 from ostraka.attestation import policy_file
-from ostraka.attestation.verify import require_metrics, require_rule
+from ostraka.attestation.verify import require_metrics, require_rule, require_shards
 from ostraka.cli import app
 from ostraka.core.rules import centres
 from ostraka.crypto.identity import check_signature
@@ -312,6 +313,33 @@ def test_metrics_are_in_terms_and_policy_and_who_signs_more_is_told(folder):
         require_metrics(terms, read_policy(folder / "policy.toml").federation)
     change(folder, "report_metrics = []", 'report_metrics = ["loss"]', file="policy.toml")
     require_metrics(terms, read_policy(folder / "policy.toml").federation)
+
+
+def hold_shards_to(folder, text, revision):
+    """Signs a revision with this policy for shards. Returns what is said, in one line."""
+    (folder / "shards.toml").write_text(text)
+    file = folder / "federation.toml"
+    changed = file.read_text().replace("# shard_policy = ", "shard_policy = ")
+    file.write_text(re.sub(r"(?m)^revision = .*$", f"revision = {revision}", changed))
+    return " ".join(sign().stdout.split())
+
+
+def test_who_signs_a_policy_for_shards_is_told_what_others_have_to_pin(folder):
+    first, second = 'version = 1\nevidence = ["tdx"]\n', 'version = 1\nevidence = ["snp"]\n'
+    digests = [hashlib.sha256(each.encode()).hexdigest() for each in (first, second)]
+    said = hold_shards_to(folder, first, 2)
+    assert f'under [federation]: shard_policies = ["{digests[0]}"]' in said
+    federation = federation_file.load_charter(folder / "federation.charter").federation
+    with pytest.raises(AttestationRefused):
+        require_shards(federation, read_policy(folder / "policy.toml").federation)
+    line = f'shard_policies = ["{digests[0]}"]'
+    change(folder, "# shard_policies = []", line, file="policy.toml")
+    require_shards(federation, read_policy(folder / "policy.toml").federation)
+
+    assert "shard_policies" not in " ".join(sign().stdout.split())
+    said = hold_shards_to(folder, second, 3)
+    assert f'shard_policies = ["{digests[0]}", "{digests[1]}"]' in said
+    assert last_line_only(sign("--json"))["policy_shards"] == digests[1:]
 
 
 USUAL = "arc+nnm+geometric-median"

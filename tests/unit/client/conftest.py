@@ -7,13 +7,13 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import numpy as np
@@ -25,8 +25,8 @@ from ostraka.attestation.simulation import UnsafeSimulatedPlatform
 from ostraka.client import connection, session, upload
 from ostraka.client.connection import UNCONFIRMED
 from ostraka.client.memory import MemoryFile
-from ostraka.config import Federation, Manifest, Member, Tensor, Terms
-from ostraka.core.optimiser import FEDAVG, ServerState, start
+from ostraka.config import Federation, Manifest, Member, Span, Tensor, Terms, cut_into_spans
+from ostraka.core.optimiser import FEDAVG, ServerState, part_of, start
 from ostraka.crypto import updates
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.encoding import UNSIGNED, decode, digest, encode
@@ -53,8 +53,8 @@ from ostraka.messages import (
 from ostraka.protocol import host as driver
 from ostraka.protocol.client import Client as Role
 from ostraka.protocol.confirm import Ballot, confirm, leaf
-from ostraka.protocol.enclave import Enclave, Memory, Proposed, Threads
-from ostraka.protocol.local import InMemory
+from ostraka.protocol.enclave import Cohort, Enclave, Memory, Proposed, Shard, Threads
+from ostraka.protocol.local import InMemory, LocalShard
 from ostraka.transport import LANE, LENGTH, TICKET_BYTES, chain_link
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
@@ -109,6 +109,9 @@ def number_of(link: Link) -> int:
     return link.number if isinstance(link, Abandon) else link.receipt.number
 
 
+Lanes: TypeAlias = dict[bytes, SimpleQueue[socket.socket]]
+
+
 class Service(EnclaveServicer):
     """One federation. `lies` replace answers; `failures` come before any; both by method name.
 
@@ -119,10 +122,15 @@ class Service(EnclaveServicer):
 
     auto_voters = ("bob", "carol")
 
-    def __init__(self, identity: Identity = ENCLAVE, first: ServerState | None = None) -> None:
+    def __init__(
+        self,
+        identity: Identity = ENCLAVE,
+        first: ServerState | None = None,
+        charter: Charter | None = None,
+    ) -> None:
         self.state = first or first_state()
         self.identity = identity
-        self.links: list[Link] = [make_charter()]
+        self.links: list[Link] = [charter or make_charter()]
         self.code, self.platform, self.debug = CODE, PLATFORM, False
         self.lies: dict[str, Callable[[Any], Any]] = {}
         self.watch: dict[str, Callable[[], None]] = {}
@@ -139,7 +147,7 @@ class Service(EnclaveServicer):
         self.pending: Proposed | None = None
         self.ballot: Ballot | None = None
         self.auto, self.finished = True, False
-        self.lanes: dict[bytes, SimpleQueue[socket.socket]] = {}  # by ticket
+        self.lanes: Lanes = {}  # by ticket
         self.moved = threading.Condition()
         self.restart()
 
@@ -175,19 +183,22 @@ class Service(EnclaveServicer):
     def restart(self) -> None:
         """An open round is lost, and opened again under fresh keys; a pending one goes on."""
         with self.moved:
-            self.enclave = Enclave(
-                self.charter.federation,
-                self.identity,
-                head=self.head,
-                electors=self.electors,
-                state=self.state,
-                evidence=SIMULATION,
-            )
-            self.spool = InMemory()
-            self.intake = self.enclave.open_round(Memory(0), self.spool)
+            self._open_round()
             if self.pending is not None:
                 self.ballot = self.enclave.ballot(self.pending.pending)
             self.moved.notify_all()
+
+    def _open_round(self) -> None:
+        self.enclave = Enclave(
+            self.charter.federation,
+            self.identity,
+            head=self.head,
+            electors=self.electors,
+            state=self.state,
+            evidence=SIMULATION,
+        )
+        self.spool = InMemory()
+        self.intake = self.enclave.open_round(Memory(0), self.spool)
 
     def back(self, links: list[Link], state: ServerState) -> None:
         """The host restores an older state, whatever is pending now."""
@@ -212,7 +223,7 @@ class Service(EnclaveServicer):
     def propose(self, *voters: str) -> Proposal:
         """Close the round, and have these confirm what comes of it."""
         cohort = self.intake.close()
-        host = driver.Host(Threads(), {}, lambda event: None)
+        host = self._host(cohort)
         measured = host.measure(cohort)
         with self.moved:
             self.pending = host.finish(cohort, measured)
@@ -221,6 +232,9 @@ class Service(EnclaveServicer):
                 self.vote(voter)
             self.moved.notify_all()
         return self.pending.pending.proposal
+
+    def _host(self, cohort: Cohort) -> driver.Host:
+        return driver.Host(Threads(), {}, lambda event: None)
 
     def vote(self, voter: str) -> None:
         """Have another one confirm what is pending."""
@@ -254,7 +268,8 @@ class Service(EnclaveServicer):
         role = replace(role, electors=self.electors)
         joined = role.join(offer, in_process(offer, self.identity.public))
         SERVICE.seals = True
-        sealed = joined.seal(np.full(D, value, "<f4")).sealed
+        values = np.full(joined.client.federation.terms.dimension, value, "<f4")
+        sealed = joined.seal(values).sealed
         SERVICE.seals = False
         self.intake.accept(sealed.header)
         for tile in sealed.tiles:
@@ -333,6 +348,9 @@ class Service(EnclaveServicer):
         self._begin("GetModel", context)
         if request.digest != vector_digest(self.state.model):
             context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
+        yield from self._model()
+
+    def _model(self):
         raw = self._tell("GetModel", self.state.model.tobytes())
         for start_at in range(0, len(raw), 10):
             yield wire.ModelPart(data=raw[start_at : start_at + 10])
@@ -390,8 +408,11 @@ class Service(EnclaveServicer):
         outcome = self._ahead(request.then, context) if request.HasField("then") else None
         reply = wire.ConfirmReply(outcome=outcome)
         if reply.outcome.certified and not self.failures["GetModel"]:
-            reply.model = self._tell("GetModel", self.state.model.tobytes())
+            reply.model = self._model_at_once()
         return self._tell("Confirm", reply)
+
+    def _model_at_once(self) -> bytes:
+        return self._tell("GetModel", self.state.model.tobytes())
 
     def Remind(self, request, context):  # noqa: N802
         self._begin("Remind", context)
@@ -436,6 +457,9 @@ class Service(EnclaveServicer):
                     context.abort(*self.spoils.pop())
                 stream.append(UpdateTile(header.upload_id, index, self._frame(lane, context)))
                 self.take(header.client, stream[-1])
+        yield from self._completed(header, number, context)
+
+    def _completed(self, header, number, context):
         if header.client in self.intake.complete:
             if self.auto:
                 self.fill()
@@ -460,6 +484,164 @@ class Service(EnclaveServicer):
         except OSError:
             context.abort(grpc.StatusCode.ABORTED, "the lane ended")
             raise
+
+
+SHARDED_D = 40_001
+SHARDED = Terms(
+    Manifest((Tensor("weight", (SHARDED_D,)),)), f=0, masking="none", tile=4096, clip_norm=1e3
+)
+
+
+class ShardService(EnclaveServicer):
+    """Where one shard is: it takes tiles, and gives its slice of the model.
+
+    cuts: after so many tiles it ends the lane, lane by lane. failures: before it gives its slice.
+    lie: replaces its slice. came: the numbers of the tiles that it was sent.
+    """
+
+    def __init__(self, lead: "ShardedService", span: Span) -> None:
+        self.lead, self.span = lead, span
+        self.lanes: Lanes = {}
+        self.cuts: list[int] = []
+        self.came: list[int] = []
+        self.failures: list[tuple[grpc.StatusCode, str]] = []
+        self.lie: Callable[[bytes], bytes] = lambda honest: honest
+        self.watch: Callable[[int], None] = lambda tile: None  # called before one is taken
+        self.host = Host(self)
+
+    @property
+    def end(self) -> int:
+        return self.span.first + self.span.tiling.count
+
+    def GetModel(self, request, context):  # noqa: N802
+        if self.failures:
+            context.abort(*self.failures.pop(0))
+        if request.digest != vector_digest(self.lead.state.model):
+            context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
+        raw = self.lie(self.lead.state.model[self.span.part].tobytes())
+        for start_at in range(0, len(raw), 10_000):
+            yield wire.ModelPart(data=raw[start_at : start_at + 10_000])
+
+    def receive(self, header: UpdateHeader, first: int, lane: socket.socket) -> None:
+        """Take what is missing. Raises OSError."""
+        left = self.cuts.pop(0) if self.cuts else None
+        for tile in range(first, self.end):
+            if left == tile - first:
+                lane.close()
+                raise ConnectionError("the lane ended")
+            self.watch(tile)
+            ciphertext = read(lane, *LENGTH.unpack(read(lane, LENGTH.size)))
+            self.came.append(tile)
+            self.lead.take(header.client, UpdateTile(header.upload_id, tile, ciphertext))
+
+
+class ShardedService(Service):
+    """A lead, whose shards have ports of their own. The roles are real, and share a process.
+
+    lies has "Slices" for what it says of a model, beside the others. arrived is not kept. idle_s:
+    for a lane to be opened.
+    """
+
+    idle_s = PATIENCE_S
+
+    def __init__(self, count: int) -> None:
+        model = np.random.default_rng(1).normal(size=SHARDED_D).astype("<f4")
+        self.shards = [ShardService(self, each) for each in cut_into_spans(SHARDED.tiling, count)]
+        signed = make_charter(terms=SHARDED, initial=vector_digest(model))
+        super().__init__(first=start(model, FEDAVG), charter=signed)
+
+    def down(self) -> None:
+        for each in self.shards:
+            each.host.down()
+
+    def _open_round(self) -> None:
+        federation = self.charter.federation
+        self.enclave = Enclave(
+            federation,
+            self.identity,
+            head=self.head,
+            electors=self.electors,
+            evidence=SIMULATION,
+            leads=True,
+        )
+        self.local = [
+            LocalShard(
+                Shard(federation, Identity.generate(), span, part_of(self.state, span.part)), {}
+            )
+            for span in (each.span for each in self.shards)
+        ]
+        self.intake = self.enclave.lead_round(
+            [each.span for each in self.shards], lambda number, it: self.local[number].open(it)
+        )
+
+    def _host(self, cohort: Cohort) -> driver.Host:
+        tell = lambda event: None  # noqa: E731
+        columns = [each.close(cohort, Threads(), tell) for each in self.local]
+        return driver.Host(Threads(), {}, tell, shards=columns)
+
+    def _model(self):
+        slices = [
+            wire.ModelSlice(address=each.host.address, length=each.span.length)
+            for each in self.shards
+        ]
+        yield wire.ModelPart(slices=self._tell("Slices", slices))
+
+    def _model_at_once(self) -> bytes:
+        return b""
+
+    def Upload(self, request, context):  # noqa: N802
+        self._begin("Upload", context)
+        header, number = decode(UpdateHeader, request.header), self.intake.offer.number
+        try:
+            if self.intake.next_tile(header.client, header.upload_id) is None:
+                self.intake.accept(header)
+        except UpdateRejected as rejected:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(rejected.reason))
+        lanes = []
+        for at, shard in enumerate(self.shards):
+            ticket = os.urandom(TICKET_BYTES)
+            shard.lanes[ticket] = SimpleQueue()
+            first = self.intake.next_tile(header.client, header.upload_id, at)
+            lanes.append(wire.ShardLane(address=shard.host.address, ticket=ticket, next=first))
+        yield self._tell("Granted", wire.UploadReply(granted=wire.Granted(shards=lanes)))
+        self._receive(header, lanes, context)
+        yield from self._completed(header, number, context)
+
+    def _receive(self, header: UpdateHeader, lanes: Any, context: grpc.ServicerContext) -> None:
+        """All shards at the same time. If one lane ends, all do, and so does the call."""
+        opened: list[socket.socket] = []
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            for each in opened:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
+
+        def receive(shard: ShardService, granted: Any) -> None:
+            until = time.monotonic() + self.idle_s
+            while not over.is_set() and time.monotonic() < until:
+                with suppress(Empty):
+                    opened.append(shard.lanes[granted.ticket].get(timeout=0.05))
+                    break
+            else:
+                raise ConnectionError("the lane was not opened")
+            if over.is_set():
+                end()
+            shard.receive(header, granted.next, opened[-1])
+
+        context.add_callback(end)
+        missing = [
+            each for each in zip(self.shards, lanes, strict=True) if each[1].next < each[0].end
+        ]
+        with ThreadPoolExecutor(8, thread_name_prefix="fake-shards") as pool:
+            reading = [pool.submit(receive, *each) for each in missing]
+            for each in as_completed(reading):
+                if each.exception() is not None:
+                    end()
+        refused = [each.exception() for each in reading if each.exception() is not None]
+        if refused:
+            context.abort(grpc.StatusCode.ABORTED, str(refused[0]))
 
 
 def read(near: socket.socket, size: int) -> bytes:
@@ -503,7 +685,10 @@ class Door:
         with suppress(OSError):
             if near.recv(1, socket.MSG_PEEK) == LANE[:1]:
                 assert read(near, len(LANE)) == LANE
-                lane = self._lanes[read(near, TICKET_BYTES)]
+                lane = self._lanes.get(read(near, TICKET_BYTES))
+                if lane is None:
+                    near.shutdown(socket.SHUT_RDWR)
+                    return
                 if self._tls is not None:
                     near = self._tls.wrap_socket(near, server_side=True)
                     self._sockets.append(near)
@@ -536,7 +721,7 @@ class Door:
 class Host:
     """Where a service runs: it can go away and come back under the same address."""
 
-    def __init__(self, service: Service, tls: tuple[Path, Path] | None = None) -> None:
+    def __init__(self, service: Any, tls: tuple[Path, Path] | None = None) -> None:
         self.service, self.port, self._tls = service, 0, tls
         self._server: grpc.Server | None = None
         self.up()
@@ -650,6 +835,21 @@ def host(serve) -> Host:
 @pytest.fixture
 def service(host) -> Service:
     return host.service
+
+
+@pytest.fixture
+def sharded(connect):
+    """sharded(2) makes a federation whose enclave has two shards, and alice, its client."""
+    with ExitStack() as running:
+
+        def start_one(count: int, **options: Any) -> tuple[ShardedService, ostraka.Client]:
+            service = ShardedService(count)
+            running.callback(service.down)
+            lead = Host(service)
+            running.callback(lead.down)
+            return service, running.enter_context(connect(address=lead.address, **options))
+
+        yield start_one
 
 
 @pytest.fixture

@@ -55,6 +55,22 @@ def waits(service, *voters, value=0.0):
 # On the way of each call.
 
 
+def test_a_certificate_that_is_too_long_for_an_answer_is_read_from_the_chain(
+    alice, service, monkeypatch
+):
+    honest = service._outcome
+
+    def outcome(request):
+        reply = honest(request)
+        long = reply.WhichOneof("outcome") == "certified"
+        return wire.OutcomeReply(published=wire.Published()) if long else reply
+
+    monkeypatch.setattr(service, "_outcome", outcome)
+    for _ in range(2):
+        alice.fetch()
+        assert alice.submit(UPDATE).accepted
+
+
 def test_an_outcome_is_confirmed_on_the_way_to_its_receipt(alice, service, kept, told):
     alice.fetch()
     assert alice.submit(UPDATE).accepted

@@ -170,3 +170,28 @@ def test_matmul_against_python_integers():
     np.testing.assert_array_equal(field.matmul(a, b), exact_product(a, b))
     ones = np.full((2, 1000), P - 1, np.uint32)
     assert (field.matmul(ones, ones.T) == 1000).all()
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 1), (4, 9), (10, 7)])
+def test_the_gram_of_many_rows_is_made_some_rows_and_columns_at_a_time(monkeypatch, rows, columns):
+    block, start = matrices(rows, columns, rows), matrices(rows, rows, 7)
+    start = np.triu(start) + np.triu(start, 1).T
+    expected = ((start.astype(object) + exact_product(block, block.T)) % P).astype(np.uint32)
+    for name, value in {"_MANY_ROWS": 2, "_JOINED": 3, "_LIMB_VALUES": 4 * rows}.items():
+        monkeypatch.setattr(field, name, value)
+    field.add_gram(start, block)
+    np.testing.assert_array_equal(start, expected)
+
+
+def test_a_product_is_made_some_rows_at_a_time(monkeypatch):
+    a, b = matrices(2, 9, 1), matrices(9, 5, 2)
+    monkeypatch.setattr(field, "_LIMB_VALUES", 10)
+    np.testing.assert_array_equal(field.matmul(a, b), exact_product(a, b))
+
+
+def test_signed_in_place_is_signed():
+    values = matrices(300, 5, 3)
+    expected = field.signed(values)
+    found = field.signed_in_place(values)
+    np.testing.assert_array_equal(found, expected)
+    assert np.shares_memory(found, values)

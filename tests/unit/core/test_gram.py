@@ -1,5 +1,7 @@
 """Law 2: squared distances between rows, and the Gram matrices that kernels add up."""
 
+import tracemalloc
+from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
@@ -161,3 +163,54 @@ def test_a_total_is_the_caller_s_own(values):
     running.add(np.ones((2, 3), gram.DTYPES[values]))
     assert np.array_equal(running.total(), np.full((2, 2), 6))
     assert not first.any()
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.float64])
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 127, 128, 129, 300])
+def test_upper_triangles_are_those_of_numpy(n, diagonal, dtype):
+    half = np.random.default_rng(n).integers(0, 99, (n, n))
+    matrix = (half + half.T).astype(dtype)
+    upper = gram.to_upper(matrix, diagonal=diagonal)
+    np.testing.assert_array_equal(upper, matrix[np.triu_indices(n, 0 if diagonal else 1)])
+    if not diagonal:
+        np.fill_diagonal(matrix, 0)
+    np.testing.assert_array_equal(gram.from_upper(upper, n, diagonal=diagonal), matrix)
+
+
+@pytest.mark.parametrize("rows", [5, 6, 7])
+def test_many_rows_are_multiplied_some_at_a_time(monkeypatch, rows):
+    rng = np.random.default_rng(rows)
+    block, mixing = rng.integers(-9, 9, (2, rows, rows)).astype(np.float64)
+    whole = block @ block.T
+    monkeypatch.setattr(gram, "_MANY_ROWS", 3)
+    total = np.ones((rows, rows))
+    gram.add_gram(total, block)
+    np.testing.assert_array_equal(total, 1 + whole)
+    np.testing.assert_array_equal(gram.congruent(mixing, whole), mixing @ whole @ mixing.T)
+
+
+def test_a_vector_is_a_diagonal_matrix():
+    rng = np.random.default_rng(0)
+    half, factors = rng.standard_normal((9, 9)), rng.random(9)
+    whole, diagonal = half @ half.T, np.diag(factors)
+    np.testing.assert_array_equal(gram.congruent(factors, whole), diagonal @ whole @ diagonal.T)
+
+
+def test_matrices_are_not_held_several_times():
+    n = 1500
+    matrix = np.ones((n, n), np.float64)
+    upper = gram.to_upper(matrix)
+    little = matrix.nbytes // 4
+    assert peak_bytes(lambda: gram.to_upper(matrix)) < upper.nbytes + little
+    assert peak_bytes(lambda: gram.from_upper(upper, n)) < matrix.nbytes + little
+    assert peak_bytes(lambda: gram.from_gram(matrix)) < matrix.nbytes + little

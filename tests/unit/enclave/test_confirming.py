@@ -158,6 +158,24 @@ def test_a_model_of_several_parts_comes_with_no_vote(quiet, speaker, monkeypatch
     assert (told.outcome.WhichOneof("outcome"), told.model) == ("certified", b"")
 
 
+def test_a_long_certificate_is_not_sent_to_all_at_once(quiet, speaker, monkeypatch):
+    """With 10,000 clients it has a megabyte, and all of them wait for it."""
+    monkeypatch.setattr(servicer, "_LONGEST", 100)
+    speakers, joined, proposal = pending(quiet, speaker)
+    for one in speakers[: QUORUM - 1]:
+        vote(one, proposal)
+    last = speakers[QUORUM - 1]
+    asked = wire.OutcomeRequest(number=1, round_id=joined[0].offer.round_id, voter=last.name)
+    shown = wire.ConfirmRequest(confirmation=encode(of(last, proposal)), then=asked)
+    told = last.stub.Confirm(shown, timeout=60)
+    assert told.outcome.WhichOneof("outcome") == "published"
+    assert len(told.model) == 4 * D
+    *_, link = last.stub.GetChain(wire.ChainRequest(after=0))
+    certified = decode(Certified, link.certified)
+    assert certified.certificate is not None
+    assert certified.certificate.proposal == proposal
+
+
 def test_models_that_nobody_reads_are_few(start, speaker):
     """They stay in memory, and a client has as many connections as it likes to leave them on."""
     d = servicer._PART // 4

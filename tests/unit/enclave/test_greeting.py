@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from ostraka.client.connection import Connection, Greeting, Patience
-from ostraka.config import Member
 from ostraka.crypto.identity import Identity
-from ostraka.enclave.servicer import Caller, Servicer
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.messages import Challenge, ClientHello
 from ostraka.transport import PROVED
@@ -169,21 +167,19 @@ def test_whatever_takes_a_signature_to_check_is_charged(service, stranger, what)
 
 def test_one_stranger_at_a_time_is_in_line_for_evidence_with_the_enrolled():
     order: list[bytes] = []
-    provider = SimpleNamespace(evidence=order.append)
+    provider: Any = SimpleNamespace(evidence=order.append)
 
     async def main() -> None:
-        here: Any = SimpleNamespace(
-            provider=provider, quoting=asyncio.Lock(), quoting_for_strangers=asyncio.Lock()
-        )
+        quoting = Quoting(provider)
 
-        def ask(name: bytes, party: Member | None) -> asyncio.Task[Any]:
+        def ask(name: bytes, *, stranger: bool) -> asyncio.Task[Any]:
             bound: Any = SimpleNamespace(report_data=lambda: name)
-            return asyncio.create_task(Servicer._evidence(here, bound, Caller("here", party)))
+            return asyncio.create_task(quoting.evidence(bound, stranger=stranger))
 
-        async with here.quoting:
-            asked = [ask(b"stranger", None) for _ in range(5)]
+        async with quoting.turn(stranger=False):
+            asked = [ask(b"stranger", stranger=True) for _ in range(5)]
             await asyncio.sleep(0.01)
-            asked.append(ask(b"client", Member("client-1", bytes(32))))
+            asked.append(ask(b"client", stranger=False))
             await asyncio.sleep(0.01)
         await asyncio.gather(*asked)
 

@@ -447,9 +447,9 @@ def test_a_lane_is_opened_to_whom_the_certificate_vouches_for(start, by_hand, ce
         with (
             other,
             pytest.raises(grpc.RpcError, match="no lane to"),
-            other.lane(upload.granted.ticket, upload.call),
+            other.lanes(upload.call) as lanes,
         ):
-            pass
+            lanes.open(upload.granted.ticket)
 
 
 def test_a_key_that_is_not_the_certificate_s_is_told_at_the_start(start, certificate):

@@ -313,10 +313,11 @@ def test_a_host_in_the_middle_cannot_put_into_a_hello(what, meeting):
     altered = replace(genuine, **MIDDLE[what])
     with pytest.raises(OpenError, match="ShardHello"):
         meeting.admit(altered)
-    resigned = HOST.sign(replace(altered, key=HOST.public))
-    with pytest.raises(AttestationRefused) as refused:
-        meeting.admit(resigned)
-    assert refused.value.reason == Refusal.BINDING
+    stolen = replace(altered, key=HOST.public)
+    for resigned in (HOST.sign(stolen), meeting.joining.identity.sign(altered)):
+        with pytest.raises(AttestationRefused) as refused:
+            meeting.admit(resigned)
+        assert refused.value.reason == Refusal.BINDING
     admitted, at_lead = meeting.admit(genuine)
     talk(at_lead, meeting.finish(admitted)[0])
 
@@ -423,6 +424,19 @@ def test_a_host_that_replays_an_answer_of_an_earlier_connection_is_refused(meeti
     admitted, at_lead = meeting.admit(meeting.hello())
     with pytest.raises(AttestationRefused) as refused:
         meeting.finish(old)
+    assert refused.value.reason == Refusal.BINDING
+    talk(at_lead, meeting.finish(admitted)[0])
+
+
+def test_a_host_that_gives_one_welcome_to_two_shards_cannot_swap_the_answers():
+    """The lead has admitted one of them; the other would take its keys for its own."""
+    meeting = Meeting()
+    twin = Meeting()
+    twin.welcome = meeting.welcome
+    twin.hello()
+    admitted, at_lead = meeting.admit(meeting.hello())
+    with pytest.raises(AttestationRefused) as refused:
+        twin.finish(admitted)
     assert refused.value.reason == Refusal.BINDING
     talk(at_lead, meeting.finish(admitted)[0])
 

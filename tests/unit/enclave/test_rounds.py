@@ -11,6 +11,7 @@ import pytest
 from ostraka import events, federation_file, run_round
 from ostraka.attestation.policy import FederationPolicy, Policy
 from ostraka.client.following import begin_with
+from ostraka.config import Member
 from ostraka.core import rules, uploads
 from ostraka.enclave.storage.models import Models
 from ostraka.encoding import UNSIGNED, decode, digest, encode
@@ -493,6 +494,38 @@ def test_a_revision_can_be_brought_over_the_wire(start, speaker):
     assert second.revision == 1  # Round 2 was open by then.
     _, third = play(service, speaker, updates, but=[5])
     assert (third.revision, third.participants) == (2, 5)
+
+
+def test_a_charter_of_ten_thousand_members_is_brought_and_followed(start, speaker):
+    """Most of them are revoked: a charter of so many clients has the same size."""
+    service = start(clients=6, settings={"count": 5})
+    old = federation_file.load(service.config).federation()
+    gone = tuple(
+        Member(f"{'x' * 58}{number:06}", number.to_bytes(32, "big")) for number in range(10_000)
+    )
+    newer = replace(old, revision=2, revoked=gone)
+    charter = service.identity("authority").sign(Charter(newer, UNSIGNED))
+    assert len(encode(charter)) > 2**20
+    speaker(service, 1).stub.Adopt(wire.AdoptRequest(charter=encode(charter)))
+    play(service, speaker, rows(6))
+    _, second = play(service, speaker, rows(6))
+    assert second.revision == 2
+    assert speaker(service, 1).charter() == charter
+
+
+def test_a_charter_that_this_machine_has_no_memory_for_is_not_adopted(start, speaker, monkeypatch):
+    monkeypatch.setattr("ostraka.enclave.service.spare", lambda: 2**29)
+    service = start(clients=6, settings={"count": 5})
+    old = federation_file.load(service.config).federation()
+    more = tuple(Member(f"more-{number}", number.to_bytes(32, "big")) for number in range(1, 4000))
+    charter = service.identity("authority").sign(
+        Charter(replace(old, revision=2, clients=old.clients + more), UNSIGNED)
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        speaker(service, 1).stub.Adopt(wire.AdoptRequest(charter=encode(charter)))
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert "this machine has 512 MiB to spare: give it" in str(caught.value.details())
+    play(service, speaker, rows(6))
 
 
 def test_a_charter_of_another_federation_is_not_adopted(start, speaker):

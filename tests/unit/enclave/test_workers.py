@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -321,6 +322,13 @@ def test_a_round_is_finished_without_a_worker_that(shop, fault):
     assert not here.service.named("WorkerLied")
 
 
+def test_a_round_whose_answers_come_in_pieces(shop, monkeypatch):
+    monkeypatch.setattr("ostraka.worker.session.ANSWER_PIECE", 5)  # of 76 bytes
+    here = shop()
+    here.hire("worker-1", "worker-2")
+    assert here.play().distances == "workers"
+
+
 def test_without_workers_that_answer_the_enclave_measures_by_itself(shop):
     here = shop()
     hands = [here.hand(name) for name in ("worker-1", "worker-2")]
@@ -386,6 +394,11 @@ class Line:
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(60)
 
+    def say(self, **what: Any) -> "Future[None]":
+        """As the worker. Done when there was room for it."""
+        said = self.connection.heard(wire.WorkerSays(**what))
+        return asyncio.run_coroutine_threadsafe(said, self.loop)
+
     def worker(self, seconds: float) -> Any:
         return self.pool.remote(["worker-1"], seconds)["worker-1"]
 
@@ -430,7 +443,7 @@ def _accept_soon(line: Line) -> None:
         line.loop.call_soon(_accept_soon, line)
         return
     line.connection.outgoing.get_nowait()
-    line.connection.heard(wire.WorkerSays(accept=encode(ACCEPT)))
+    line.say(accept=encode(ACCEPT))
 
 
 def test_a_worker_that_does_not_take_its_shares_is_given_up(line):
@@ -457,7 +470,7 @@ def test_a_worker_that_leaves_is_noticed_by_whoever_waits_to_hear(line):
 
 def test_what_was_said_before_the_offer_is_no_answer_to_it(line):
     """An apology bears no attempt's name."""
-    line.connection.heard(wire.WorkerSays(sorry="for the last attempt"))
+    line.say(sorry="for the last attempt").result(60)
     assert computing(line, seconds=60) is not None
 
 
@@ -469,9 +482,50 @@ def test_nobody_is_asked_who_has_left(line):
 
 
 def test_a_worker_that_chatters_fills_no_memory(line):
-    for _ in range(1000):
-        line.connection.heard(wire.WorkerSays(answer=bytes(1000)))
+    waiting = [line.say(answer=bytes(1000)) for _ in range(1000)]
+    line.on_loop(lambda: None)
     assert line.connection.incoming.qsize() <= 16
+    assert sum(each.done() for each in waiting) <= 16
+    for each in waiting:
+        each.cancel()
+
+
+def pieces_of(content: bytes, size: int, attempt: bytes = OFFER.attempt_id) -> list[dict[str, Any]]:
+    """An answer as a worker says it, in many more messages than may wait to be read."""
+    cuts = [content[start : start + size] for start in range(0, len(content), size)]
+    pieces = [wire.AnswerPiece(attempt_id=attempt, data=each) for each in cuts[:-1]]
+    last = encode(Answer(attempt, cuts[-1]))
+    return [*({"answer_piece": each} for each in pieces), {"answer": last}]
+
+
+def test_an_answer_may_come_in_pieces(line):
+    content = RNG.bytes(100)
+    worker = computing(line, seconds=60)
+    said = [line.say(**each) for each in pieces_of(content, 3)]
+    assert bytes(worker.answer().ciphertext) == content
+    assert all(each.result(60) is None for each in said)
+
+
+def test_the_rest_of_an_answer_that_nobody_waits_for_is_no_part_of_the_next(line):
+    """A worker is asked again while its answer to the attempt before is on the way."""
+    old = [line.say(**each) for each in pieces_of(RNG.bytes(60), 3, b"b" * 32)[:-1]]
+    content = RNG.bytes(60)
+    worker = computing(line, seconds=60)
+    for each in pieces_of(content, 5):
+        line.say(**each)
+    assert bytes(worker.answer().ciphertext) == content
+    assert all(each.result(60) is None for each in old)
+
+
+def test_a_worker_that_sends_more_than_an_answer_is_given_up(line):
+    worker = computing(line, seconds=60)
+    endless = wire.AnswerPiece(attempt_id=OFFER.attempt_id, data=bytes(600))
+    said = [line.say(answer_piece=endless) for _ in range(100)]
+    with pytest.raises(WorkerGone, match="more than an answer"):
+        worker.answer()
+    assert not said[-1].done()
+    for each in said:
+        each.cancel()
 
 
 def test_the_newer_connection_takes_the_place_of_the_older():

@@ -193,6 +193,11 @@ def test_rounds_with_a_service(remote):
     np.testing.assert_allclose(result.arrays["bias"].numpy(), 2, atol=0.3)
 
 
+def test_rounds_with_a_service_whose_certificates_are_long(remote, monkeypatch):
+    monkeypatch.setattr("ostraka.enclave.servicer._LONGEST", 100)
+    test_rounds_with_a_service(remote)
+
+
 def test_a_run_resumes_after_serverapp_and_enclave_were_restarted(remote, serving, said):
     before = remote.start(2)
     remote.service.stop()

@@ -1,10 +1,12 @@
 """How clients and workers are connected."""
 
 import socket
+import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import grpc
@@ -12,7 +14,8 @@ import pytest
 
 from ostraka.errors import ConfigError
 from ostraka.transport import LANE, TICKET_BYTES
-from ostraka.transport.dial import dial, dial_lane
+from ostraka.transport import dial as dialling
+from ostraka.transport.dial import Sockets, dial, dial_lane
 
 
 def test_every_channel_has_a_connection_of_its_own():
@@ -34,6 +37,21 @@ def test_every_channel_has_a_connection_of_its_own():
             methods: list[Any] = [channel.unary_unary("/test/Wait") for channel in channels]
             calls = [method.future(b"", 60) for method in methods]
             assert [call.result() for call in calls] == [b""] * 3
+    finally:
+        server.stop(None)
+
+
+def test_an_answer_about_ten_thousand_clients_fits():
+    """A status with 64 characters for each name in each of its lists has 3.7 MB."""
+    server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.max_send_message_length", -1)])
+    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(lambda request, _: bytes(2**22))}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", handlers)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with dial(f"127.0.0.1:{port}") as channel:
+            ask: Any = channel.unary_unary("/test/Ask")
+            assert len(ask(b"", timeout=60)) == 2**22
     finally:
         server.stop(None)
 
@@ -165,5 +183,123 @@ def test_hosts_that_need_no_proxy_are_dialled_themselves(monkeypatch, spared):
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
         monkeypatch.setenv("no_proxy", spared)
         with dial_lane(f"127.0.0.1:{port}", TICKET, seconds=PATIENCE_S) as lane:
+            lane.sendall(b"?")
+    assert heard == [LANE + TICKET + b"?"]
+
+
+@contextmanager
+def full() -> Iterator[str]:
+    """An address that answers nobody: as many wait there as may."""
+    with ExitStack() as waiting:
+        listening = waiting.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(8):
+            near = waiting.enter_context(socket.socket())
+            near.setblocking(False)
+            near.connect_ex(listening.getsockname())
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """An address that takes who comes, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+STEPS = {"connecting": full, "the handshake of TLS": silent, "asking a proxy": silent}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_who_dials_can_be_ended_at_any_step(step, tmp_path, monkeypatch):
+    (tmp_path / "ca.pem").write_bytes(b"")
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    monkeypatch.setattr(dialling, "_tls", lambda certificates: trusting)
+    ca = tmp_path / "ca.pem" if "TLS" in step else None
+    sockets, failed = Sockets(), []
+    with STEPS[step]() as address:
+        if "proxy" in step:
+            monkeypatch.setenv("http_proxy", f"http://{address}")
+
+        def run() -> None:
+            try:
+                dial_lane(address, TICKET, tls_ca=ca, seconds=600, among=sockets)
+            except OSError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while not sockets._held:
+            time.sleep(0.01)
+        time.sleep(0.1)  # It is under way by now, or it is ended before.
+        sockets.end()
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+    assert failed
+    assert not sockets._held
+
+
+def test_nothing_is_dialled_among_sockets_that_have_ended():
+    sockets = Sockets()
+    sockets.end()
+    with silent() as address, pytest.raises(ConnectionAbortedError):
+        dial_lane(address, TICKET, seconds=PATIENCE_S, among=sockets)
+
+
+REACHES = {
+    "127.0.0.1:1": 0,
+    "localhost:1": 0,
+    "[::1]:1": 0,
+    "0.0.0.0:1": 0,
+    "[::ffff:127.0.0.1]:1": 0,
+    "169.254.169.254:1": 1,
+    "[fe80::1]:1": 1,
+    "10.0.0.1:1": 2,
+    "192.168.1.1:1": 2,
+    "100.64.0.1:1": 2,
+    "[fd00::1]:1": 2,
+    "[::ffff:10.0.0.1]:1": 2,
+    "1.1.1.1:1": 3,
+    "[2606:4700::1]:1": 3,
+}
+
+
+@pytest.mark.parametrize("address", REACHES)
+def test_how_far_an_address_reaches(address):
+    assert dialling.reach(address) == REACHES[address]
+
+
+@pytest.mark.parametrize("address", REACHES)
+@pytest.mark.parametrize("least", [0, 1, 2, 3])
+def test_what_is_nearer_than_the_service_is_not_required(address, least):
+    with pytest.raises(PermissionError) if REACHES[address] < least else nullcontext():
+        dialling.require_reach(address, least)
+
+
+@pytest.mark.parametrize("by_proxy", [False, True])
+def test_nobody_is_told_a_ticket_who_is_nearer_than_the_service(by_proxy, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        if by_proxy:
+            monkeypatch.setenv("http_proxy", f"http://{address}")
+        with pytest.raises(PermissionError, match="nearer"):
+            dial_lane(address, TICKET, seconds=PATIENCE_S, least=2)
+        listening.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
+def test_of_several_addresses_the_farther_ones_are_dialled(monkeypatch):
+    """A name has a shard's address, and one on this machine."""
+    heard: list[bytes] = []
+    real = socket.getaddrinfo
+
+    def both(host, port, **options):
+        return [*real("127.0.0.1", 1, **options), *real("127.0.0.1", port, **options)]
+
+    reaches = iter([0, 3])
+    with answering(lambda near: heard.append(until(near, b"?"))) as port:
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        monkeypatch.setattr(dialling, "_reach", lambda where: next(reaches))
+        with dial_lane(f"shard.example:{port}", TICKET, seconds=PATIENCE_S, least=2) as lane:
             lane.sendall(b"?")
     assert heard == [LANE + TICKET + b"?"]

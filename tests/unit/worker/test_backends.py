@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ostraka.cli import app, worker
 from ostraka.config import Manifest, Terms
 from ostraka.core.field import P
 from ostraka.core.gram import DTYPES, NumpyKernel
-from ostraka.errors import ConfigError
+from ostraka.errors import IMPOSSIBLE, ConfigError
 from ostraka.files import write_identity
 from ostraka.protocol.enclave import Threads
 from ostraka.protocol.round import enrol, play
@@ -108,6 +109,38 @@ def test_the_kernels_by_name():
     assert isinstance(backends.choose("cpu"), NumpyKernel)
     assert isinstance(backends.choose("torch"), torch_kernel.TorchKernel)
     assert isinstance(backends.choose("torch-cpu"), torch_kernel.TorchKernel)
+
+
+@pytest.mark.parametrize("device", ["cpu", "torch-cpu"])
+def test_a_kernel_has_a_sum_in_each_of_several_threads(device):
+    """As that of a worker has, which serves a lead and its shards."""
+    if device != "cpu":
+        pytest.importorskip("torch")
+    kernel = backends.choose(device)
+    draw = np.random.default_rng(0)
+    blocks = draw.integers(0, P, (6, 5, 9, 300), dtype=np.uint32)  # sum, block, row, column
+
+    def added(each):
+        running = kernel.begin(9, "residues")
+        for block in each:
+            running.add(block)
+        return running.total()
+
+    def expected(each):
+        rows = np.concatenate(each, axis=1).astype(object)
+        return (rows @ rows.T % P).astype(np.uint32)
+
+    with ThreadPoolExecutor(len(blocks)) as pool:
+        for found, each in zip(pool.map(added, blocks), blocks, strict=True):
+            assert np.array_equal(found, expected(each))
+
+
+def test_an_address_is_given_once(tmp_path):
+    options = ["--name", "me", "--key", str(tmp_path / "me.key"), "--receipt-key", "00" * 32]
+    twice = ["--enclave", "a:1", "--enclave", "b:1", "--enclave", "a:1"]
+    result = CliRunner().invoke(app, ["worker", "run", *twice, *options])
+    assert result.exit_code == IMPOSSIBLE
+    assert "--enclave a:1 is given twice" in result.output
 
 
 OTHER_NAMES = [

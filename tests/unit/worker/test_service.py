@@ -33,16 +33,25 @@ from ostraka.messages import (
     Answer,
     ChannelAccept,
     ChannelOffer,
+    Deputy,
     MaskSeed,
     ShareTile,
     WorkerHello,
 )
 from ostraka.protocol.enclave import Threads
 from ostraka.protocol.round import enrol, play, run_round
+from ostraka.transport import ANSWER_PIECE
 from ostraka.transport.dial import Backoff
-from ostraka.transport.ostraka_pb2 import EnclaveSays, Over, Proof, Welcome, WorkerSays
+from ostraka.transport.ostraka_pb2 import (
+    AnswerPiece,
+    EnclaveSays,
+    Over,
+    Proof,
+    Welcome,
+    WorkerSays,
+)
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, add_EnclaveServicer_to_server
-from ostraka.worker import EnclavePin, Staff, WorkerService, backends, kernel_for
+from ostraka.worker import EnclavePin, Staff, WorkerService, backends, kernel_for, serve_all
 from ostraka.worker.service import LARGEST_MESSAGE, _End
 from ostraka.worker.session import Session
 
@@ -63,13 +72,20 @@ class Link:
     outgoing: "queue.Queue[EnclaveSays | None]" = field(default_factory=queue.Queue)
     incoming: "queue.Queue[WorkerSays | None]" = field(default_factory=queue.Queue)
     sent: int = 0
+    reads: threading.Event = field(default_factory=threading.Event)
+    pieces: "list[AnswerPiece]" = field(default_factory=list)
 
     def say(self, **what) -> None:
         self.outgoing.put(EnclaveSays(**what))
 
     def hear(self, kind):
-        said = self.incoming.get(timeout=WAIT)
-        assert said is not None, "the worker has left"
+        """The next word. Pieces of an answer are kept."""
+        while True:
+            said = self.incoming.get(timeout=WAIT)
+            assert said is not None, "the worker has left"
+            if said.WhichOneof("what") != "answer_piece":
+                break
+            self.pieces.append(said.answer_piece)
         assert said.WhichOneof("what") == kind, said
         return getattr(said, kind)
 
@@ -87,8 +103,10 @@ class Link:
 
     def answer(self):
         answer = decode(Answer, self.hear("answer"))
+        assert {each.attempt_id for each in self.pieces} <= {answer.attempt_id}
+        whole = b"".join([*(each.data for each in self.pieces), answer.ciphertext])
         self.say(over=Over(attempt_id=answer.attempt_id))
-        return answer
+        return replace(answer, ciphertext=whole)
 
 
 class Servicer(EnclaveServicer):
@@ -114,6 +132,7 @@ class Servicer(EnclaveServicer):
         check_signature(hello, self.workers[hello.worker].public)
         yield EnclaveSays(proof=Proof())
         link = Link(hello.worker)
+        link.reads.set()
         threading.Thread(target=self._listen, args=(requests, link), daemon=True).start()
         self.links.put(link)
         for says in iter(link.outgoing.get, None):
@@ -124,6 +143,7 @@ class Servicer(EnclaveServicer):
         try:
             for said in requests:
                 link.incoming.put(said)
+                link.reads.wait(WAIT)
         except Exception:  # noqa: BLE001 (however it ended)
             pass
         link.incoming.put(None)
@@ -410,6 +430,108 @@ def test_a_worker_stops_when_the_last_round_is_published(caplog):
     assert over
     assert logged(caplog, "Finished")
     assert not logged(caplog, "Disconnected")
+
+
+# An enclave of several machines: a lead, and a shard that it has deputed.
+
+SHARD = Identity(bytes([4]) * 32)
+
+
+def a_shard(of=Servicer, **options):
+    """The shard's servicer, which shows the lead's word."""
+    servicer = of(**options) if options else of(ENCLAVE.public, {"me": ME})
+    deputy = ENCLAVE.sign(Deputy(servicer.welcome["federation"], 0, SHARD.public, UNSIGNED))
+    servicer.welcome["deputy"] = encode(deputy)
+    return servicer
+
+
+@contextmanager
+def working_for(*addresses):
+    """A worker that serves all of these. Gives its services, and what runs them."""
+    staff = Staff("me", ME, NumpyKernel(), EnclavePin(ENCLAVE.public))
+    services = [WorkerService(each, staff, backoff=quick()) for each in addresses]
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            yield services, pool.submit(serve_all, services)
+        finally:
+            for each in services:
+                each.stop()
+
+
+def test_a_worker_serves_a_lead_and_its_shard_at_the_same_time():
+    lead, shard = Servicer(ENCLAVE.public, {"me": ME}), a_shard()
+    with serving(lead) as one, serving(shard) as other, working_for(one, other):
+        links = [each.links.get(timeout=WAIT) for each in (lead, shard)]
+        attempts = [Attempt(1), Attempt(2, signer=SHARD)]
+        for attempt, link in zip(attempts, links, strict=True):
+            attempt.join(link)
+            link.add(attempt.tile(0))
+        for attempt, link in zip(attempts, links, strict=True):
+            attempt.finish(link, skip=1)
+
+
+def test_a_shard_that_is_lost_does_not_disturb_its_lead():
+    lead, shard = Servicer(ENCLAVE.public, {"me": ME}), a_shard()
+    with serving(lead) as one, serving(shard) as other, working_for(one, other):
+        at_lead, at_shard = (each.links.get(timeout=WAIT) for each in (lead, shard))
+        attempt = Attempt(1).join(at_lead)
+        Attempt(2, signer=SHARD).join(at_shard)
+        at_shard.outgoing.put(None)
+        again = shard.links.get(timeout=WAIT)
+        attempt.finish(at_lead)
+        Attempt(3, signer=SHARD).join(again).finish(again)
+
+
+def test_an_offer_of_a_shard_without_a_deputy_is_not_taken():
+    with connected() as link:
+        link.say(offer=encode(Attempt(1, signer=SHARD).offer))
+        assert "ChannelOffer does not open" in link.hear("sorry")
+        Attempt(2).join(link).finish(link)
+
+
+class Ending(Servicer):
+    """Says that all rounds are over when the test ends the stream."""
+
+    def Work(self, requests, context):  # noqa: N802
+        yield from super().Work(requests, context)
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "finished")
+
+
+def test_a_worker_ends_when_its_lead_and_all_shards_have_finished(caplog):
+    caplog.set_level(logging.INFO)
+    lead, shard = Ending(ENCLAVE.public, {"me": ME}), a_shard(Finishing, early=False)
+    with serving(lead) as one, serving(shard) as other, working_for(one, other) as (_, running):
+        link = lead.links.get(timeout=WAIT)
+        assert shard.came.acquire(timeout=WAIT)
+        Attempt(1).join(link).finish(link)
+        assert not running.done()
+        link.outgoing.put(None)
+        running.result(WAIT)
+    assert len(logged(caplog, "Finished")) == 2
+
+
+def test_stopping_ends_all_streams():
+    lead, shard = Servicer(ENCLAVE.public, {"me": ME}), a_shard()
+    with (
+        serving(lead) as one,
+        serving(shard) as other,
+        working_for(one, other, "127.0.0.1:1") as (services, running),
+    ):
+        for each in (lead, shard):
+            each.links.get(timeout=WAIT)
+        for service in services:
+            service.stop()
+        running.result(WAIT)
+
+
+def test_what_can_never_work_at_one_address_ends_all():
+    lead = Servicer(ENCLAVE.public, {"me": ME})
+    with (
+        serving(lead) as one,
+        working_for(one, "nowhere") as (_, running),
+        pytest.raises(ConfigError, match="HOST:PORT"),
+    ):
+        running.result(WAIT)
 
 
 def test_who_is_not_admitted_is_not_sent_home_by_a_word(caplog):
@@ -703,6 +825,26 @@ def test_the_largest_share_arrives():
         assert "share does not open" in link.hear("sorry")
 
 
+def test_an_answer_may_be_larger_than_a_message():
+    """The server here takes no message above 4 MiB, which is gRPC's own limit."""
+    rows = 1500
+    with connected() as link:
+        Attempt(rows=rows, columns=4, tile=4).join(link).finish(link)
+        assert sum(len(each.data) for each in link.pieces) > 2**22
+        assert max(len(each.data) for each in link.pieces) <= ANSWER_PIECE
+
+
+def test_an_enclave_that_does_not_read_holds_its_worker_up(monkeypatch):
+    """It has thousands of pieces to say, and is neither ended for it nor are all in its memory."""
+    monkeypatch.setattr("ostraka.worker.session.ANSWER_PIECE", 2**10)
+    with connected() as link:
+        attempt = Attempt(rows=1500, columns=4, tile=4).join(link)
+        link.reads.clear()
+        threading.Timer(0.5, link.reads.set).start()
+        attempt.finish(link)
+        assert len(link.pieces) > 2**12
+
+
 # How it starts and stops.
 
 
@@ -774,19 +916,22 @@ def test_a_process_serves_and_ends_as_it_is_told(tmp_path, number, code):
         "import typer; from ostraka.cli.worker import run; "
         "app = typer.Typer(); app.command()(run); app()"
     )
-    servicer = Servicer(ENCLAVE.public, {"me": me})
-    with serving(servicer) as address:
-        options = ["--enclave", address, "--name", "me", "--key", str(key), "--device", "cpu"]
+    servicer, shard = Servicer(ENCLAVE.public, {"me": me}), a_shard()
+    shard.workers = {"me": me}
+    with serving(servicer) as address, serving(shard) as other:
+        options = ["--enclave", address, "--enclave", other]
+        options += ["--name", "me", "--key", str(key), "--device", "cpu"]
         options += ["--receipt-key", ENCLAVE.public.hex()]
         process = subprocess.Popen(
             [sys.executable, "-c", program, *options, "--log-json", "--threads", "1"],
             stderr=subprocess.PIPE,
             text=True,
         )
-        link = servicer.links.get(timeout=WAIT)
-        offered = Attempt(1, worker=me.public)
-        offered.pending._worker = me.public
-        offered.join(link).finish(link)
+        for each, signer in ((servicer, ENCLAVE), (shard, SHARD)):
+            link = each.links.get(timeout=WAIT)
+            offered = Attempt(1, worker=me.public, signer=signer)
+            offered.pending._worker = me.public
+            offered.join(link).finish(link)
         process.send_signal(number)
         _, errors = process.communicate(timeout=WAIT)
     assert process.returncode == code, errors

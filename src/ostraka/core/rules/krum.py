@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ostraka.arrays import Float64
+from ostraka.arrays import Float64, row_blocks
 from ostraka.core.rules.seam import Gram, Options, Rule, Weights
 from ostraka.errors import ConfigError
 
@@ -76,15 +76,18 @@ def krum_scores(distances: Float64, f: int, *, neighbours: int | None = None) ->
     n = len(distances)
     if f < 0 or n < least(f):
         raise ConfigError(f"Krum needs f >= 0 and n >= 2f + 3; got n={n}, f={f}")
-    others = np.array(distances, dtype=np.float64)
-    np.fill_diagonal(others, 0)
-    if bad := np.count_nonzero(~np.isfinite(others)):
-        raise ConfigError(f"Krum needs finite distances; {bad} of {n * (n - 1)} are not")
-    # A row is no neighbour of its own: its 0 must not count as the nearest distance.
-    np.fill_diagonal(others, math.inf)
-    others.sort(axis=1)
     count = n - f - 2 if neighbours is None else min(neighbours, n - 1)
-    scores: Float64 = others[:, :count].sum(axis=1)
+    scores, bad = np.empty(n), 0
+    for rows in row_blocks(n):
+        others = np.array(distances[rows], dtype=np.float64)
+        np.fill_diagonal(others[:, rows], 0)
+        bad += int(np.count_nonzero(~np.isfinite(others)))
+        # A row is no neighbour of its own: its 0 must not count as the nearest distance.
+        np.fill_diagonal(others[:, rows], math.inf)
+        others.sort(axis=1)
+        scores[rows] = others[:, :count].sum(axis=1)
+    if bad:
+        raise ConfigError(f"Krum needs finite distances; {bad} of {n * (n - 1)} are not")
     return scores
 
 

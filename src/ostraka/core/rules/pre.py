@@ -21,7 +21,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from ostraka.arrays import Float64, Int64
+from ostraka.arrays import Float64, Int64, row_blocks
+from ostraka.core.gram import distances_of
 from ostraka.core.rules.seam import Gram, Mixing, Options, PreAggregation
 
 
@@ -35,12 +36,13 @@ class NearestNeighbourMixing(PreAggregation):
 
     def mix(self, gram: Gram, f: int, options: Options, order: Int64) -> Mixing:
         n = len(gram)
-        distances = gram.distances()
-        # A decoded distance may be slightly negative, and a row is nearest to itself all the same.
-        np.fill_diagonal(distances, -np.inf)
-        nearest = np.argsort(distances, axis=1, kind="stable")[:, : n - f]
         shares = np.zeros((n, n))
-        np.put_along_axis(shares, nearest, 1 / (n - f), axis=1)
+        for rows in row_blocks(n):
+            distances = distances_of(gram.products, rows)
+            # A decoded distance may be negative, and a row is nearest to itself all the same.
+            np.fill_diagonal(distances[:, rows], -np.inf)
+            nearest = np.argsort(distances, axis=1, kind="stable")[:, : n - f]
+            np.put_along_axis(shares[rows], nearest, 1 / (n - f), axis=1)
         return Mixing(shares)
 
 

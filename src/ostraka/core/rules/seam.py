@@ -18,7 +18,7 @@ import numpy as np
 
 from ostraka.arrays import Float64, Int64
 from ostraka.core.columns import Reducer
-from ostraka.core.gram import from_gram
+from ostraka.core.gram import congruent, from_gram
 from ostraka.errors import ConfigError
 
 CENTRES = ("last", "medoid")
@@ -82,21 +82,29 @@ class Gram:
         )
 
     def mixed(self, matrix: Float64, *, keeps_rows: bool) -> "Gram":
-        """The same for the rows that a matrix (m, n) makes of these.
+        """The same for the rows that a matrix (m, n), or a diagonal one (n,), makes of these.
 
         keeps_rows: whether row i stands for client i as before.
         """
         # The squared distance of two mixtures is -1/2 (m_i - m_j) D (m_i - m_j), and its error is
         # largest where the errors of D have the signs of the products: with m_i + m_j instead.
-        errors = matrix @ self._deviations @ matrix.T
+        errors = congruent(matrix, self._deviations)
         own = np.diagonal(errors) / 2
+        errors += own[:, None]
+        errors += own
         return replace(
             self,
-            products=matrix @ self.products @ matrix.T,
-            deviation=errors + own[:, None] + own,
+            products=congruent(matrix, self.products),
+            deviation=errors,
             root=self.root if keeps_rows else None,
-            last=None if self.last is None else matrix @ self.last,
+            last=None if self.last is None else applied(matrix, self.last),
         )
+
+
+def applied(matrix: Float64, values: Float64) -> Float64:
+    """The product of a matrix (m, n), or a diagonal one (n,), with values (n,)."""
+    product: Float64 = matrix * values if matrix.ndim == 1 else matrix @ values
+    return product
 
 
 @dataclass(frozen=True)
@@ -271,13 +279,14 @@ class Rule(Part):
     needs_root: whether it trusts one client's row. robust: whether
     it bounds what Byzantine rows do, by more than the clipping norm. columnwise: whether its plan
     is one. discloses: whether its aggregate holds single values of single clients, unless nnm has
-    mixed them before.
+    mixed them before. matrices: how many of the size of `Gram.products` it makes, at the most.
     """
 
     needs_root: ClassVar[bool] = False
     robust: ClassVar[bool] = True
     columnwise: ClassVar[bool] = False
     discloses: ClassVar[bool] = False
+    matrices: ClassVar[int] = 2
 
     def least_of(self, f: int, options: Options, *, mixed: bool) -> int:
         """`least` with these options. mixed: whether nnm makes every row a mean of n - f before."""

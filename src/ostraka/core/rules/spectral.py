@@ -40,6 +40,7 @@ class Caf(Rule):
     """The covariance-bound agnostic filter."""
 
     citation = "Allouah et al., Towards Trustworthy Federated Learning, ICML 2025"
+    matrices = 5
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
         n = len(gram)
@@ -60,6 +61,7 @@ class Dnc(Rule):
     """Divide and conquer, on all columns."""
 
     citation = "Shejwalkar and Houmansadr, Manipulating the Byzantine, NDSS 2021"
+    matrices = 5
 
     def plan(self, gram: Gram, f: int, options: Options) -> Weights:
         n = len(gram)

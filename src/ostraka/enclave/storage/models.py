@@ -1,21 +1,102 @@
-"""The enclave's models on disk, sealed with the optimiser's moments and the last aggregate."""
+"""The enclave's models on disk, sealed with the optimiser's moments and the last aggregate.
+
+The lead of shards has `Slices` in their place: what names the slices that its shards have sealed,
+and the key that they are sealed under, so that any shard can open any of them.
+"""
 
 import hashlib
 import re
 import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar, TypeAlias
 
 import numpy as np
 
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave.storage.sealed_file import SealedFile
+from ostraka.encoding import Digest, Key, decode, encode, pack
 from ostraka.errors import ConfigError, MalformedMessage, StateError
 
 DEFAULT_KEEP = 3
 
 _NAME = re.compile(r"model-([0-9]{8})\.sealed")
+_SLICE = re.compile(r"slice-([0-9]{8})-([0-9]+)-([0-9a-f]{16})\.sealed")
 _HEADER = struct.Struct("<QII")  # the length of a vector, the number of moments, and of aggregates
+
+
+@dataclass(frozen=True)
+class SliceName:
+    """A slice that a shard has sealed. start, length: in values. digest: of its content."""
+
+    start: int
+    length: int
+    digest: Digest
+
+
+@dataclass(frozen=True)
+class Slices:
+    """What the lead knows of the state after a round. slices: none before the first."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/slices/v1"
+
+    key: Key = field(repr=False)
+    slices: tuple[SliceName, ...] = ()
+
+
+State: TypeAlias = ServerState | Slices
+
+
+class SliceFiles:
+    """The slices that one shard has, each in a file. They open under the lead's key, on any machine
+    of the same code.
+    """
+
+    def __init__(self, folder: Path, code_id: bytes) -> None:
+        self._folder = folder
+        self._code_id = code_id
+
+    def save(self, number: int, start: int, key: bytes, state: ServerState) -> SliceName:
+        """Write a slice after a round, durable on return. Raises OSError."""
+        content = to_bytes(state)
+        name = SliceName(start, len(state.model), content_digest(content))
+        self._file(number, name, key).write(content)
+        return name
+
+    def load(self, number: int, name: SliceName, key: bytes) -> ServerState:
+        """Raises StateError, which says what is missing."""
+        file = self._file(number, name, key)
+        if not file.exists():
+            raise StateError(
+                file.path,
+                f"is missing: it has the values {name.start} to {name.start + name.length} after "
+                f"round {number}. Copy it from the machine of the shard that had them",
+            )
+        content = file.read()
+        if content_digest(content) != name.digest:
+            raise StateError(file.path, "is not the slice that its lead names")
+        return _vectors(content)
+
+    def prune(self, newest: int, keep: SliceName) -> None:
+        """Delete what was before the round before the newest, and what was never confirmed."""
+        for path in self._folder.glob("slice-*.sealed"):
+            match = _SLICE.fullmatch(path.name)
+            if match is None:
+                continue
+            number = int(match[1])
+            if number < newest - 1 or (number == newest and match[3] != _short(keep)):
+                with suppress(OSError):
+                    path.unlink()
+
+    def _file(self, number: int, name: SliceName, key: bytes) -> SealedFile:
+        path = self._folder / f"slice-{number:08d}-{name.start}-{_short(name)}.sealed"
+        return SealedFile(path, Sealer(key, self._code_id))
+
+
+def _short(name: SliceName) -> str:
+    return name.digest.hex()[:16]
 
 
 class Models:
@@ -32,7 +113,7 @@ class Models:
         """Write the state after a round, durable on return. content: see `to_bytes`."""
         self._file(number).write(content)
 
-    def load(self, number: int, digest: bytes) -> ServerState:
+    def load(self, number: int, digest: bytes) -> State:
         """Return the state after this round, which must have this digest. Raises StateError."""
         file = self._file(number)
         content = file.read()
@@ -58,11 +139,13 @@ class Models:
         return SealedFile(self._folder / f"model-{number:08d}.sealed", self._sealer)
 
 
-def to_bytes(state: ServerState) -> bytes:
+def to_bytes(state: State) -> bytes:
     """Encode a state: a header, the moments, the model, and the last aggregate if there is one.
 
-    In this order arrays are aligned.
+    In this order arrays are aligned. Slices are a message.
     """
+    if isinstance(state, Slices):
+        return encode(state)
     lasts = () if state.last is None else (state.last,)
     header = _HEADER.pack(state.model.size, len(state.moments), len(lasts))
     moments = (np.ascontiguousarray(moment, "<f8").data for moment in state.moments)
@@ -70,8 +153,14 @@ def to_bytes(state: ServerState) -> bytes:
     return b"".join((header, *moments, *vectors))
 
 
-def from_bytes(content: bytes) -> ServerState:
+def from_bytes(content: bytes) -> State:
     """Decode a state into read-only views of the content. Raises MalformedMessage."""
+    if content.startswith(pack(Slices.LABEL)):
+        return decode(Slices, content)
+    return _vectors(content)
+
+
+def _vectors(content: bytes) -> ServerState:
     if len(content) < _HEADER.size:
         raise MalformedMessage("a state has no header")
     d, count, lasts = _HEADER.unpack_from(content)

@@ -9,7 +9,7 @@ from secrets import token_hex
 from threading import Lock
 
 from ostraka.arrays import Buffer
-from ostraka.config import Terms
+from ostraka.config import Span, Terms
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.errors import LocalProtocolError, StateError, StorageFull
 
@@ -111,8 +111,11 @@ class Spool:
 
     clean = staticmethod(clean)
 
-    def __init__(self, folder: Path, *, terms: Terms, rows: int, limit: int) -> None:
-        self._tiling = terms.tiling
+    def __init__(
+        self, folder: Path, *, terms: Terms, rows: int, limit: int, span: Span | None = None
+    ) -> None:
+        """span: which values of every upload come here; all unless given."""
+        self._tiling = (span or terms.span).tiling
         self._value_bytes = terms.format.dtype.itemsize
         self._rows = rows
         self._room = limit

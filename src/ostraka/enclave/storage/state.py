@@ -25,7 +25,7 @@ from ostraka.enclave.storage.ledger import (
     Skipped,
     TakenOver,
 )
-from ostraka.enclave.storage.models import Models
+from ostraka.enclave.storage.models import Models, Slices, State
 from ostraka.enclave.storage.sealed_file import SealedFile
 from ostraka.encoding import Digest, Key, decode, encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, OpenError, StateError
@@ -60,8 +60,10 @@ class Estate:
             raise OpenError("identity")
         if models.content_digest(self.state) != history.state:
             raise OpenError("state")
-        model = models.from_bytes(self.state).model
-        if history.head is not None and history.head.model != vector_digest(model):
+        state = models.from_bytes(self.state)
+        if isinstance(state, Slices) or history.head is None:
+            return history
+        if history.head.model != vector_digest(state.model):
             raise OpenError("model")
         return history
 
@@ -104,8 +106,8 @@ class EnclaveState:
         self._history = History()
         self._held = SealedFile(folder / "pending.sealed", sealer)
         self._identity: Identity | None = None
-        self._last: ServerState | None = None
-        self.pending: tuple[Pending, ServerState] | None = None  # waits to be confirmed
+        self._last: State | None = None
+        self.pending: tuple[Pending, State] | None = None  # waits to be confirmed
         self._pending_digest = b""  # of its state, as it is on disk
 
     @classmethod
@@ -176,9 +178,19 @@ class EnclaveState:
         return self._history.head
 
     @property
-    def last_state(self) -> ServerState:
-        """The model and the optimiser's moments after the last published round."""
+    def last_state(self) -> State:
+        """The model and the optimiser's moments after the last published round; or its slices."""
         return self._founded()[1]
+
+    @property
+    def leads(self) -> bool:
+        """Whether shards have the model."""
+        return isinstance(self.last_state, Slices)
+
+    @property
+    def identity(self) -> Identity:
+        """What this enclave signs with."""
+        return self._founded()[0]
 
     @property
     def handed_over_from(self) -> bytes | None:
@@ -210,7 +222,7 @@ class EnclaveState:
     def found(
         self,
         charter: Charter,
-        state: ServerState,
+        state: State,
         entropy: Entropy = os.urandom,
         *,
         abandon: Abandon | None = None,
@@ -266,7 +278,8 @@ class EnclaveState:
             identity,
             head=self.head,
             electors=self._history.electors,
-            state=state,
+            state=None if isinstance(state, Slices) else state,
+            leads=isinstance(state, Slices),
             evidence=evidence,
             cautions=self._cautions(),
             entropy=entropy,
@@ -277,7 +290,7 @@ class EnclaveState:
             return ()
         return (f"state was handed over from the enclave {self.handed_over_from.hex()}",)
 
-    def hold(self, pending: Pending, state: ServerState) -> None:
+    def hold(self, pending: Pending, state: State) -> None:
         """Make a pending outcome durable. Only after this may anybody be asked to confirm it.
 
         It is held once: of a number that is asked about twice, one outcome could be released by
@@ -286,7 +299,7 @@ class EnclaveState:
         """
         receipt = pending.receipt
         check_signature(receipt, self.receipt_key)
-        if receipt.model != vector_digest(state.model):
+        if isinstance(state, ServerState) and receipt.model != vector_digest(state.model):
             raise LocalProtocolError("this model is not the one of the receipt")
         if self.pending is not None:
             raise LocalProtocolError(f"an outcome of round {receipt.number} is held already")
@@ -311,7 +324,7 @@ class EnclaveState:
         self._held.discard()
         self._models.prune(number)
 
-    def _require_pending(self) -> tuple[Pending, ServerState]:
+    def _require_pending(self) -> tuple[Pending, State]:
         if self.pending is None:
             raise LocalProtocolError("no outcome is pending")
         return self.pending
@@ -438,7 +451,7 @@ class EnclaveState:
                 "is missing, but models are there: bring back the whole folder as it was",
             )
 
-    def _founded(self) -> tuple[Identity, ServerState]:
+    def _founded(self) -> tuple[Identity, State]:
         if self._identity is None or self._last is None:
             raise LocalProtocolError("nothing was founded in this folder yet")
         return self._identity, self._last
@@ -457,7 +470,9 @@ class EnclaveState:
             raise LocalProtocolError("this state is closed")
 
 
-def _require_first(federation: Federation, state: ServerState, abandon: Abandon | None) -> None:
+def _require_first(federation: Federation, state: State, abandon: Abandon | None) -> None:
+    if isinstance(state, Slices):
+        return  # The lead compares what its shards have, whenever one of them joins.
     d = federation.terms.dimension
     if {state.model.shape, *(moment.shape for moment in state.moments)} != {(d,)}:
         raise LocalProtocolError(f"the first model must have {d} values, as the federation says")

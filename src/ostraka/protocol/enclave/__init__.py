@@ -8,7 +8,7 @@ A round is five steps with a value between each. No step starts the next one: `H
                  Offload(cohort, ...).connect(...) -> Masking; Masking.decode(...) -> Partial,
                  or a Dispute: a worker lied; gather(cohort, partials) -> Measured
     3. decide    decide(cohort, measured) -> Plan, by the rule that the terms name
-    4. combine   combine(cohort, scales, plan) -> the aggregate; advance(...) -> a Slice of a model
+    4. combine   combine(cohort, scales, plan) -> the aggregate; advance(...) -> a Slice
     5. propose   propose(cohort, measured, plan, leaves) -> Proposed, with the signed receipt
 
 With shards, each of them does intake, measure and combine on its own values, and one lead does the

@@ -72,6 +72,19 @@ class Enclave:
         """The key under which offers and receipts are signed."""
         return self._identity.public
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next round to be published."""
+        return self._publication.number
+
+    @property
+    def model(self) -> bytes:
+        """The digest of the model that the next round starts from."""
+        return self._model
+
+    def new_round_id(self) -> bytes:
+        return self._entropy(_ID_BYTES)
+
     def open_round(self, memory: Memory | None = None, spool: Spool | None = None) -> "Intake":
         """A round under a fresh key and a random id, after the last receipt.
 
@@ -96,13 +109,17 @@ class Enclave:
         spans: Sequence[Span],
         open_part: Callable[[int, RoundContext], Part],
         last_square: float | None = None,
+        *,
+        round_id: bytes | None = None,
     ) -> "Intake":
         """The same for the lead of shards, which have the values.
 
         spans: of the shards, in order. open_part: opens a shard's part, by its number. last_square:
-        of the last aggregate, if the rule starts from that.
+        of the last aggregate, if the rule starts from that. round_id: a new one, that shards know.
         """
         context = replace(self._context(tuple(spans)), last_square=last_square)
+        if round_id is not None:
+            context = replace(context, round_id=round_id)
         return Intake(context, [open_part(each, context) for each in range(len(spans))])
 
     def _context(self, spans: tuple[Span, ...]) -> RoundContext:
@@ -112,7 +129,7 @@ class Enclave:
             identity=self._identity,
             entropy=self._entropy,
             publication=self._publication,
-            round_id=self._entropy(_ID_BYTES),
+            round_id=self.new_round_id(),
             previous=self._previous,
             confirmed=bool(electorates(self._electors)),
             state=NO_STATE,

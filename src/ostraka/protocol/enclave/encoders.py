@@ -146,7 +146,7 @@ class ExactEncoder:
         if self._reader.terms.verify and not self._scratch[0].check.accepts(residues):
             return None
         steps = self._steps * self._factors
-        gram = field.signed(residues)
+        gram = field.signed_in_place(residues)  # These are large, and not needed any more.
         return Counted(gram, self._s, self._v, steps, rounded=not self._integers)
 
     def audited(self, thread: int, index: int, rows: range) -> Sequence[UInt32]:

@@ -8,7 +8,7 @@ The pass goes piece by piece across all clients, so that its memory is O(clients
 the dimension.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -159,7 +159,7 @@ class Masking:
         raw = self._reader.context.vectors.take(words).data.cast("B")
         return [raw[share * size : (share + 1) * size] for share in range(shares)]
 
-    def decode(self, answers: Sequence[Answer]) -> "Partial | Dispute":
+    def decode(self, answers: Iterable[Answer]) -> "Partial | Dispute":
         """What was measured; or a dispute, if the answers contradict the evidence.
 
         Raises WorkerError for an answer that is not one on its face.

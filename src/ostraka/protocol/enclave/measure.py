@@ -6,7 +6,7 @@ here, and `gather` makes `Measured` of those of all shards.
 
 import numpy as np
 
-from ostraka.arrays import Float64
+from ostraka.arrays import Float64, row_blocks
 from ostraka.core.gram import add_gram, add_gram32, gram_error
 from ostraka.protocol.enclave.cohort import Cohort
 from ostraka.protocol.enclave.rows import Partial, RowReader, Summed
@@ -41,7 +41,8 @@ class Inside:
         # x_i x_j = (x_i - c)(x_j - c) + (x_i - c) c + (x_j - c) c + c c
         wide = centre.astype(np.float64)
         along = np.array([row.astype(np.float64) @ wide for row in rows])
-        self._gram += along[:, None] + along + wide @ wide
+        for each in row_blocks(len(rows)):
+            self._gram[each] += along[each, None] + along + wide @ wide
         return gram_error(rows.shape[1], tile=_PANEL, dtype=np.float32)
 
     def _add_rows(self) -> float:

@@ -7,9 +7,9 @@ from functools import reduce
 
 import numpy as np
 
-from ostraka.arrays import AnyArray, Float32, Float64, Int64
+from ostraka.arrays import AnyArray, Float32, Float64, Int64, row_blocks
 from ostraka.core import exact, sketch
-from ostraka.core.gram import from_gram
+from ostraka.core.gram import distances_of, from_gram
 from ostraka.core.rules import Gram
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.stream import SecretStream
@@ -41,12 +41,12 @@ class Measured:
 class Counted:
     """What workers have measured of rows that were rounded to integers, on some columns.
 
-    gram: (n, n) int64, inner products of integers. s, v: (n,) int64, as `exact.products` takes
+    gram: (n, n) int32 or int64, inner products of integers. s, v: (n,) int64, as `exact.products` takes
     them. steps: (n,) of the rows in the unit ball, the same on all columns. rounded: False for rows
     that came as integers, and so are exact.
     """
 
-    gram: Int64 = field(repr=False)
+    gram: AnyArray = field(repr=False)
     s: Int64 = field(repr=False)
     v: Int64 = field(repr=False)
     steps: Float64 = field(repr=False)
@@ -66,8 +66,10 @@ class Counted:
         products = exact.products(self.gram, self.steps, self.s, self.v)
         if not self.rounded:
             return products, np.array(_INTEGER_DEVIATION)
-        deviation = exact.deviation(from_gram(products), self.steps, cohort.terms.measured)
-        return products, DEVIATIONS * deviation
+        deviation = from_gram(products)
+        exact.deviation(deviation, self.steps, cohort.terms.measured, out=deviation)
+        deviation *= DEVIATIONS
+        return products, deviation
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,9 @@ def gather(cohort: Cohort, partials: Sequence[Partial]) -> Measured:
     summed = [each.sums for each in partials if isinstance(each.sums, Summed)]
     finished = [reduce(Counted.with_, counted).finish(cohort)] if counted else []
     finished += [reduce(Summed.with_, summed).finish(cohort)] if summed else []
-    products = sum(each for each, _ in finished[1:]) + finished[0][0]
-    deviation = sum(each for _, each in finished[1:]) + finished[0][1]
+    products, deviation = finished[0]
+    for more, error in finished[1:]:
+        products, deviation = products + more, deviation + error
     by = "workers" if any(each.by == "workers" for each in partials) else "inside"
     return _measured(cohort, products, deviation, by)
 
@@ -117,7 +120,7 @@ def _measured(cohort: Cohort, products: Float64, deviation: Float64, by: str) ->
     terms, clip = cohort.terms, cohort.clip
     if terms.sketch is not None:
         relative = DEVIATIONS * sketch.error(terms.sketch)
-        deviation = deviation + relative * np.abs(from_gram(products))
+        deviation = _roughened(deviation, products, relative)
     gram = Gram(products, deviation, clip)
     if (square := cohort.context.last_square) is not None:
         # Rows are in the unit ball here, and the last aggregate in the same unit.
@@ -204,3 +207,11 @@ class RowReader:
                 to_unit = self.factors[row] / scale_of(member.norm)
                 np.multiply(member.sketch, np.float32(to_unit), out=out)
         return sketches
+
+
+def _roughened(deviation: Float64, products: Float64, relative: float) -> Float64:
+    """A deviation, and a part of each distance: in place, if there is one for every pair."""
+    out = deviation if deviation.ndim else np.full(products.shape, deviation)
+    for rows in row_blocks(len(products)):
+        out[rows] += relative * np.abs(distances_of(products, rows))
+    return out

@@ -9,7 +9,7 @@ import pytest
 from ostraka.errors import ConfigError
 from ostraka_lab.bench import fit, results, scale
 from ostraka_lab.bench.fit import Size
-from ostraka_lab.bench.parties import EXACT, SKETCH, cast
+from ostraka_lab.bench.parties import EXACT, SKETCH, sketch_size
 from ostraka_lab.bench.results import Parts
 from ostraka_lab.bench.scale import UNCHECKED, Budget, Grid
 
@@ -102,12 +102,11 @@ def test_what_takes_too_long_must_be_split(surveyed):
     assert pieces["pieces of tiles"] == 3
 
 
-def test_a_sketch_is_forecast_for_as_many_clients_as_terms_allow():
+def test_a_sketch_is_forecast_for_as_many_clients_as_were_measured_on_one():
     assert scale._target(EXACT).clients == 10_000
     size = scale._target(SKETCH)
-    cast(size.clients, 10**6, masking="exact", sketch=size.columns)
-    with pytest.raises(ConfigError, match="clients x sketch"):
-        cast(size.clients + 1, 10**6, masking="exact", sketch=size.columns)
+    assert sketch_size(size.clients, 10**6) == size.columns
+    assert sketch_size(size.clients + 1, 10**6) is None
 
 
 def test_a_budget_that_is_spent_leaves_the_large_sizes_out(surveyed, monkeypatch):

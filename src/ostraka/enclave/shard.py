@@ -1,0 +1,601 @@
+"""A shard's process: joins its lead, takes in its tiles, and does what the lead asks.
+
+It has no memory of its own but the slices that it has sealed, and these open under the lead's key
+alone. Whoever starts it again, or starts it from an older disk, starts a new shard, which the lead
+tells what is the newest.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+
+from ostraka import events
+from ostraka.arrays import Float32
+from ostraka.attestation.verify import Circumstances
+from ostraka.core import optimiser
+from ostraka.core.optimiser import ServerState
+from ostraka.crypto.aead import TAG_BYTES
+from ostraka.crypto.identity import Identity, check_signature
+from ostraka.enclave import hardening, link
+from ostraka.enclave.front import Front
+from ostraka.enclave.lane import LaneBroken, Tickets
+from ostraka.enclave.limits import Newest, Rate, Share, Turns
+from ostraka.enclave.link import COMMANDS, Link
+from ostraka.enclave.open_round import Receiver
+from ostraka.enclave.peering import Joining
+from ostraka.enclave.platform.choose import Platform
+from ostraka.enclave.reception import Quoting, Reception, Serving
+from ostraka.enclave.servicer import Context, model_parts, streaming
+from ostraka.enclave.storage.models import SliceFiles, SliceName
+from ostraka.enclave.storage.spool import Spool
+from ostraka.enclave.workers import Pool
+from ostraka.encoding import decode, encode
+from ostraka.errors import (
+    ConfigError,
+    LocalProtocolError,
+    MalformedMessage,
+    OpenError,
+    OstrakaError,
+    Rejection,
+    RemoteProtocolError,
+    StorageFull,
+    UpdateRejected,
+)
+from ostraka.events import Event
+from ostraka.federation_file import FederationFile
+from ostraka.messages import SIMULATION, Charter, Deputy, ShardAdmitted, ShardWelcome, vector_leaves
+from ostraka.protocol.enclave import Begun, Cohort, Memory, Shard, ShardRound, Threads
+from ostraka.protocol.host import OwnColumns
+from ostraka.transport import FINISHED, collateral
+from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.dial import channel_options, require_address
+from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, EnclaveStub
+
+_MIB = 2**20
+_LARGEST = 8 * 2**20  # of a message of the lead
+_WORKERS_S = 5.0  # to wait for workers when a round closes
+_CALLS = 32  # of one address at a time
+_LONGEST = 500  # characters of what the lead is told
+_NOT_JOINED = "this shard waits for its lead"
+
+
+class Finished(Exception):
+    """The lead has published all rounds."""
+
+
+@dataclass
+class Settings:
+    """How one shard is run.
+
+    number: which one it is. advertise: where clients and workers find it; where it listens unless
+    given. tls_ca: certificates that vouch for the lead.
+    """
+
+    path: Path
+    lead: str
+    number: int
+    advertise: str | None = None
+    tls_ca: Path | None = None
+
+
+@dataclass
+class _OpenRound:
+    """A round at this shard. lanes: what takes tiles now."""
+
+    opened: ShardRound
+    spool: Spool
+    lanes: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)  # by client
+    cohort: Cohort | None = None
+    digest: bytes = b""
+    columns: OwnColumns | None = None
+    plan: bytes = b""
+
+
+class ShardService:
+    """Does what the lead asks, one thing after the other. Tiles come in meanwhile."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        file: FederationFile,
+        charter: Charter,
+        *,
+        platform: Platform,
+        tell: Callable[[Event], None],
+        tickets: Tickets,
+        memory: Memory,
+        threads: Threads,
+    ) -> None:
+        self.settings = settings
+        self.file = file
+        self.charter = charter
+        self.federation = charter.federation
+        self.pool = Pool(asyncio.get_running_loop())
+        self.tell = tell
+        self.serving: Serving | None = None  # while there is a lead
+        self.finished = False  # The lead has published all rounds.
+        self.model: tuple[bytes, Float32] | None = None  # its digest, and our slice of it
+        self._platform = platform
+        self._tickets = tickets
+        self._memory = memory
+        self._threads = threads
+        self._files = SliceFiles(file.state, platform.code_id)
+        self._identity: Identity | None = None
+        self._role: Shard | None = None
+        self._candidate: tuple[SliceName, ServerState] | None = None  # not confirmed yet
+        self._round: _OpenRound | None = None
+        self._link: Link | None = None
+
+    # The connection to the lead.
+
+    async def join(self, address: str) -> None:
+        """Serve the lead until the stream ends. Raises OstrakaError, grpc.RpcError or Finished."""
+        settings = self.settings
+        joining = Joining(
+            self.federation,
+            settings.number,
+            provider=self._platform.provider,
+            code_id=self._platform.code_id,
+        )
+        commands: asyncio.Queue[tuple[Any, list[bytearray]]] = asyncio.Queue()
+        outgoing: asyncio.Queue[wire.ShardSays | None] = asyncio.Queue()
+        async with _dial(settings) as channel:
+            stub: Any = EnclaveStub(channel)
+            call = stub.Join(_until_none(outgoing))
+            self._link = None
+            working = None
+            try:
+                self._link, deputy, receipt_key = await self._shake_hands(
+                    joining, call, outgoing, commands
+                )
+                self._identity = joining.identity
+                self.serving = Serving(self.charter, receipt_key, deputy)
+                self._link.say(link.Ready(address))
+                self.tell(events.LeadJoined(settings.number, settings.lead))
+                working = asyncio.create_task(self._work(commands))
+                reading = asyncio.create_task(self._read(call))
+                done, _ = await asyncio.wait(
+                    (working, reading), return_when=asyncio.FIRST_COMPLETED
+                )
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
+                for each in done:
+                    each.result()
+            finally:
+                self.serving, self._link = None, None
+                if working is not None:
+                    working.cancel()
+                    await asyncio.gather(working, return_exceptions=True)
+                await self._give_up()
+                outgoing.put_nowait(None)
+                call.cancel()
+
+    async def _shake_hands(
+        self,
+        joining: Joining,
+        call: Any,
+        outgoing: "asyncio.Queue[wire.ShardSays | None]",
+        commands: "asyncio.Queue[tuple[Any, list[bytearray]]]",
+    ) -> tuple[Link, Deputy, bytes]:
+        """Prove ourselves to the lead, and have it prove itself."""
+        says = await self._next(call, "welcome")
+        hello = await asyncio.to_thread(joining.hello, decode(ShardWelcome, says.welcome))
+        outgoing.put_nowait(wire.ShardSays(hello=encode(hello)))
+        says = await self._next(call, "admitted")
+        admitted = decode(ShardAdmitted, says.admitted)
+        found = await asyncio.to_thread(
+            collateral.for_evidence, admitted.evidence, joining.policy, beside=self.settings.path
+        )
+        simulated = self._platform.provider.kind == SIMULATION
+        now = Circumstances(int(time.time()), found, simulated)
+        channel, deputy = await asyncio.to_thread(joining.finish, admitted, now)
+
+        def send(sealed: bytes) -> None:
+            outgoing.put_nowait(wire.ShardSays(sealed=sealed))
+
+        def heard(message: Any, blobs: list[bytearray]) -> None:
+            commands.put_nowait((message, blobs))
+
+        return Link(channel, send, COMMANDS, heard), deputy, admitted.receipt_key
+
+    async def _next(self, call: Any, kind: str) -> wire.LeadSays:
+        async with asyncio.timeout(self.file.limits.idle_s):
+            says = await call.read()
+        if says is grpc.aio.EOF:
+            await _raise_status(call)
+        if says.WhichOneof("what") != kind:
+            raise MalformedMessage(f"the lead did not say {kind!r}")
+        return says  # type: ignore[no-any-return]
+
+    async def _read(self, call: Any) -> None:
+        while (says := await call.read()) is not grpc.aio.EOF:
+            if self._link is not None:
+                self._link.hear(says.sealed)
+        await _raise_status(call)
+
+    async def _work(self, commands: "asyncio.Queue[tuple[Any, list[bytearray]]]") -> None:
+        """Carry out commands, in their order."""
+        while True:
+            message, blobs = await commands.get()
+            if isinstance(message, Begun | link.End | link.Adopt | link.Stop):
+                await self._obey(message)
+                continue
+            try:
+                reply = await self._answer(message, blobs)
+            except (OstrakaError, OSError) as unable:
+                # What is wrong with a row is no error: this is about disks and mistakes.
+                reply = (link.Failed(str(unable)[:_LONGEST]),)
+            if self._link is not None:
+                self._link.say(*reply)
+
+    # What the lead asks.
+
+    async def _answer(self, message: Any, blobs: list[bytearray]) -> tuple[Any, ...]:
+        """What to say to what the lead asks, with the arrays behind it."""
+        answers: dict[type[Any], Callable[[], Awaitable[tuple[Any, ...]]]] = {
+            link.Restore: lambda: asyncio.to_thread(self._restore, message),
+            link.Open: lambda: self._open(message),
+            link.Grant: lambda: self._grant(message),
+            link.Close: lambda: self._close(message),
+            link.Sketch: lambda: asyncio.to_thread(self._sketch, message),
+            link.Measure: lambda: self._measure(message),
+            link.Combine: lambda: self._combine(message, blobs),
+            link.Advance: lambda: self._advance(message),
+            link.Publish: lambda: asyncio.to_thread(self._publish, message),
+        }
+        return await answers[type(message)]()
+
+    async def _obey(self, message: Begun | link.End | link.Adopt | link.Stop) -> None:
+        """Do what the lead says and waits for no answer to. Raises Finished."""
+        if isinstance(message, link.Stop):
+            await self._give_up()
+            if message.finished:
+                self.finished = True
+                raise Finished
+        elif isinstance(message, link.Adopt):
+            self._adopt(decode(Charter, message.charter))
+        elif self._round is not None:
+            part = self._round.opened.part
+            if isinstance(message, Begun):
+                with suppress(StorageFull):  # It is told when it is granted no lane.
+                    part.begin(message)
+            elif message.round_id == self._round.opened.context.round_id:
+                part.end(message.client, message.upload_id)
+
+    def _adopt(self, charter: Charter) -> None:
+        """Work under a new revision of the same authority. Raises OpenError or ConfigError."""
+        if charter.federation.revision <= self.federation.revision:
+            return
+        check_signature(charter, self.federation.authority)
+        charter.federation.require_follows(self.federation)
+        self.charter, self.federation = charter, charter.federation
+        if self._role is not None:
+            self._role.federation = charter.federation
+        if self.serving is not None:
+            self.serving = replace(self.serving, charter=charter)
+
+    def _restore(self, message: link.Restore) -> tuple[Any, ...]:
+        """Put our slice together, from the files that have it."""
+        span = link.span_of(message, self.federation.terms.tile)
+        if self._identity is None:
+            raise LocalProtocolError("nobody has joined")
+        if message.slices:
+            state = self._assembled(message)
+        else:
+            terms = self.federation.terms
+            _, first = self.file.initial_model()
+            state = optimiser.start(np.ascontiguousarray(first[span.part]), terms.optimiser)
+        self._role = Shard(self.federation, self._identity, span, state)
+        self.model = message.model, self._role.state.model
+        self._candidate = None
+        return (link.Restored(vector_leaves(self._role.state.model)),)
+
+    def _assembled(self, message: link.Restore) -> ServerState:
+        """Our values, of all slices that have some of them. Raises StateError."""
+        start, stop = message.start, message.start + message.length
+        parts = []
+        for name in message.slices:
+            first, end = max(start, name.start), min(stop, name.start + name.length)
+            if first < end:
+                whole = self._files.load(message.number, name, message.key)
+                inside = slice(first - name.start, end - name.start)
+                parts.append(optimiser.part_of(whole, inside))
+        return parts[0] if len(parts) == 1 else optimiser.joined(parts)
+
+    async def _open(self, message: link.Open) -> tuple[Any, ...]:
+        await self._give_up()
+        role = self._shard()
+        spool = Spool(
+            self.file.state,
+            terms=self.federation.terms,
+            rows=len(self.federation.clients),
+            limit=self.file.storage.spool_mib * _MIB,
+            span=role.span,
+        )
+        opened = await asyncio.to_thread(
+            role.open_round, message.number, message.round_id, self._memory, spool
+        )
+        self._round = _OpenRound(opened, spool)
+        return (link.Opened(opened.last_square),)
+
+    async def _grant(self, message: link.Grant) -> tuple[Any, ...]:
+        """A lane for what is missing of an upload. It lasts until that is complete, or ends."""
+        round_ = self._open_round(message.round_id)
+        arrival = round_.opened.part.upload(message.client, message.upload_id)
+        if arrival is None:
+            raise LocalProtocolError("a lane is for an upload that was let in")
+        if arrival.complete:
+            self._told(message, round_)
+            return (link.Granted(b"", arrival.next),)
+        if (older := round_.lanes.pop(message.client, None)) is not None:
+            await _end([older])
+        ticket: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        round_.lanes[message.client] = asyncio.create_task(self._lane(message, round_, ticket))
+        return (link.Granted(await ticket, arrival.next),)
+
+    async def _lane(
+        self, message: link.Grant, round_: _OpenRound, ticket: "asyncio.Future[bytes]"
+    ) -> None:
+        """Take tiles, and tell the lead what has become of them."""
+        arrival = round_.opened.part.upload(message.client, message.upload_id)
+        if arrival is None:
+            raise LocalProtocolError("a lane is for an upload that was let in")
+        clients = {member.name: member for member in self.federation.clients}
+        broken = partial(link.Broken, message.client, message.upload_id)
+        receiver = Receiver(arrival, partial(_sealed_size, round_.opened))
+        with self._tickets.issue(receiver, clients.get(message.client)) as lane:
+            ticket.set_result(lane.ticket)
+            try:
+                await lane.received()
+            except UpdateRejected as rejected:
+                if arrival.spoilt is not None:
+                    self._tell_lead(
+                        link.Spoilt(message.client, message.upload_id, str(arrival.spoilt))
+                    )
+                else:
+                    self._tell_lead(broken("late", str(rejected.reason)))
+            except TimeoutError:
+                self._tell_lead(broken("late", "too slow"))
+            except OpenError as odd:
+                self._tell_lead(broken("odd", str(odd)))
+            except (LaneBroken, OstrakaError) as ended:
+                self._tell_lead(broken("broken", str(ended)))
+            else:
+                self._told(message, round_)
+
+    def _told(self, message: link.Grant, round_: _OpenRound) -> None:
+        part, upload = round_.opened.part, (message.client, message.upload_id)
+        arrived = part.arrived(*upload)
+        if arrived is not None:
+            resident = part.resident(*upload)
+            self._tell_lead(link.Taken(*upload, arrived.squares, arrived.along, resident))
+
+    async def _close(self, message: link.Close) -> tuple[Any, ...]:
+        round_ = self._open_round(message.round_id)
+        if link.cohort_digest(message.round_id, message.rows) != message.cohort:
+            raise MalformedMessage("a cohort is not the one that it is named")
+        await _end(round_.lanes.values())
+        rows = [(row.client, row.upload_id) for row in message.rows]
+        round_.cohort = round_.opened.close(rows)
+        round_.digest = message.cohort
+        hardening.give_back()
+        return (link.Closed(message.cohort),)
+
+    def _sketch(self, message: link.Sketch) -> tuple[Any, ...]:
+        cohort = self._closed(message)[1]
+        sketches = [row.sketch for row in cohort.rows if row.sketch is not None]
+        return link.Sketched(message.cohort), np.array(sketches, np.float32)
+
+    async def _measure(self, message: link.Measure) -> tuple[Any, ...]:
+        round_, cohort = self._closed(message)
+        before = _without(cohort, message.absent)
+        terms = self.federation.terms
+        if not terms.inside:
+            await self.pool.wait_for(terms.workers, _WORKERS_S)
+        partial_ = await asyncio.to_thread(self._columns(round_, cohort).measure)
+        sums, counted = partial_.sums, hasattr(partial_.sums, "gram")
+        reply = link.MeasuredPart(
+            cohort=message.cohort,
+            changed=_changed(cohort, before),
+            by=partial_.by,
+            counted=counted,
+            rounded=getattr(sums, "rounded", False),
+            error=getattr(sums, "error", 0.0),
+        )
+        return reply, *link.partial_arrays(partial_)
+
+    async def _combine(self, message: link.Combine, blobs: list[bytearray]) -> tuple[Any, ...]:
+        round_, cohort = self._closed(message)
+        before = _without(cohort, message.absent)
+        scales, plan = link.read_plan(message, blobs, len(cohort.rows))
+        columns = self._columns(round_, cohort)
+        with suppress(UpdateRejected):
+            await asyncio.to_thread(columns.combine, scales, plan)
+            round_.plan = message.plan
+        return (link.Combined(message.cohort, message.plan, _changed(cohort, before)),)
+
+    async def _advance(self, message: link.Advance) -> tuple[Any, ...]:
+        """Move our slice, and make it durable under the lead's key."""
+        round_, cohort = self._closed(message)
+        if round_.plan != message.plan or not message.plan:
+            raise LocalProtocolError("another plan was carried out")
+        columns = self._columns(round_, cohort)
+        leaves = await asyncio.to_thread(partial(columns.advance, null=message.null))
+        made = columns.slice
+        if made is None:
+            raise LocalProtocolError("a round that has advanced has a slice")
+        number, start = round_.opened.context.number, self._shard().span.start
+        name = await asyncio.to_thread(self._files.save, number, start, message.key, made.state)
+        self._candidate = name, made.state
+        return (link.Advanced(message.cohort, message.plan, leaves, name),)
+
+    def _publish(self, message: link.Publish) -> tuple[Any, ...]:
+        """Go on from the slice that was confirmed."""
+        role = self._shard()
+        if self._candidate is not None and self._candidate[0] == message.slice:
+            state = self._candidate[1]
+        else:
+            state = self._files.load(message.number, message.slice, message.key)
+        if (message.slice.start, message.slice.length) != (role.span.start, role.span.length):
+            raise LocalProtocolError("this slice is another shard's")
+        self._role = Shard(self.federation, self._known_identity(), role.span, state)
+        self.model = message.model, self._role.state.model
+        self._candidate = None
+        self._files.prune(message.number, message.slice)
+        return (link.Published(vector_leaves(self._role.state.model)),)
+
+    # The steps of the above.
+
+    def _columns(self, round_: _OpenRound, cohort: Cohort) -> OwnColumns:
+        if round_.columns is None:
+            names = [member.name for member in self.federation.workers]
+            workers = self.pool.remote(names, self.file.rounds.measure_s)
+            loop = asyncio.get_running_loop()
+
+            def tell(event: Event) -> None:
+                loop.call_soon_threadsafe(self.tell, event)
+
+            round_.columns = OwnColumns(cohort, self._threads, workers, tell)
+        return round_.columns
+
+    async def _give_up(self) -> None:
+        """End the round that is open, if any, and forget its rows."""
+        round_, self._round = self._round, None
+        if round_ is not None:
+            round_.opened.part.stop()
+            await _end(round_.lanes.values())
+            round_.spool.close()
+
+    def _open_round(self, round_id: bytes | None = None) -> _OpenRound:
+        if self._round is None:
+            raise LocalProtocolError("no round is open at this shard")
+        if round_id not in (None, self._round.opened.context.round_id):
+            raise LocalProtocolError("another round is open at this shard")
+        return self._round
+
+    def _closed(self, message: Any) -> tuple[_OpenRound, Cohort]:
+        round_ = self._open_round(message.round_id)
+        if round_.cohort is None or round_.digest != message.cohort:
+            raise LocalProtocolError("this cohort is not the one that was closed")
+        return round_, round_.cohort
+
+    def _shard(self) -> Shard:
+        if self._role is None:
+            raise LocalProtocolError("this shard has no slice yet")
+        return self._role
+
+    def _known_identity(self) -> Identity:
+        if self._identity is None:
+            raise LocalProtocolError("nobody has joined")
+        return self._identity
+
+    def _tell_lead(self, event: Any) -> None:
+        if self._link is not None:
+            self._link.say(event)
+
+
+class ShardServicer(EnclaveServicer):
+    """Answers workers, and clients that ask for a slice of the model. The lead answers the rest."""
+
+    def __init__(self, shard: ShardService, door: Front, platform: Platform) -> None:
+        limits = shard.file.limits
+        self._shard = shard
+        self._door = door
+        self._calls = Share(_CALLS)
+        self._downloads = Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s)
+        self._reception = Reception(
+            pool=shard.pool,
+            quoting=Quoting(platform.provider),
+            newest=Newest(),
+            gossip=Rate(limits.requests_per_minute),
+            tell=shard.tell,
+            prove=lambda peer, party: door.prove(door.visitor(peer), party),
+        )
+
+    async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
+        async with streaming(context):
+            visitor = self._door.visitor(context.peer())
+            with self._calls.of(visitor.address):
+                model = self._shard.model
+                if model is None or model[0] != request.digest:
+                    await context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
+                    raise AssertionError  # abort has raised
+                async with self._downloads.turn():
+                    for part in model_parts(model[1]):
+                        async with asyncio.timeout(self._shard.file.limits.idle_s):
+                            await context.write(part)
+
+    async def Work(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> None:
+        async with streaming(context):
+            serving, idle_s = self._shard.serving, self._shard.file.limits.idle_s
+            if serving is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, _NOT_JOINED)
+                raise AssertionError  # abort has raised
+            visitor = self._door.visitor(context.peer())
+            with self._calls.of(visitor.address):
+                hello, _ = await self._reception.meet(serving, requests, context, idle_s)
+            await self._reception.work(serving, hello, requests, context)
+            if self._shard.finished:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, FINISHED)
+
+
+def _without(cohort: Cohort, absent: tuple[str, ...]) -> frozenset[str]:
+    """Leave out whom the lead has left out. Returns all who are out."""
+    for client in absent:
+        cohort.standing.reject(client, Rejection.CHANGED)
+    return frozenset(cohort.standing.rejected)
+
+
+def _changed(cohort: Cohort, before: frozenset[str]) -> tuple[str, ...]:
+    """Whose rows were found to have changed since."""
+    return tuple(name for name in cohort.standing.rejected if name not in before)
+
+
+def _sealed_size(opened: ShardRound, index: int) -> int:
+    """How many bytes a sealed tile of a shard has."""
+    context = opened.context
+    return context.terms.tile_bytes(context.span.first + index) + TAG_BYTES
+
+
+async def _end(lanes: Iterable["asyncio.Task[None]"]) -> None:
+    tasks = list(lanes)
+    for lane in tasks:
+        lane.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _dial(settings: Settings) -> grpc.aio.Channel:
+    require_address(settings.lead)
+    options = channel_options(_LARGEST)
+    if settings.tls_ca is None:
+        return grpc.aio.insecure_channel(settings.lead, options=options)
+    try:
+        authorities = settings.tls_ca.read_bytes()
+    except OSError as unreadable:
+        raise ConfigError(f"{settings.tls_ca}: {unreadable.strerror}") from None
+    credentials = grpc.ssl_channel_credentials(authorities)
+    return grpc.aio.secure_channel(settings.lead, credentials, options=options)
+
+
+async def _until_none(
+    outgoing: "asyncio.Queue[wire.ShardSays | None]",
+) -> AsyncIterator[wire.ShardSays]:
+    while (says := await outgoing.get()) is not None:
+        yield says
+
+
+async def _raise_status(call: Any) -> None:
+    """Raises how the lead has ended the stream."""
+    code, details = await call.code(), await call.details()
+    if details == FINISHED:
+        raise Finished
+    raise RemoteProtocolError(f"{code.name.lower().replace('_', ' ')}: {details}")
