@@ -126,6 +126,28 @@ def test_a_false_norm_is_rejected_and_spoils_nobody(simulate, lie):
     round_.assert_result(round_.finish(), {2: Rejection.FALSE_NORM})
 
 
+@pytest.mark.parametrize("word", [2**31 - 1, 2**32 - 1])
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_word_of_the_stream_that_is_no_residue_is_skipped_by_all(
+    simulate, monkeypatch, word, workers
+):
+    """It happens once in 2^31 words. The worker that has the seed skips it, so the enclave must."""
+    real, planted = SecretStream.fill, []
+
+    def fill(self, out):
+        first = self._cipher is None
+        real(self, out)
+        if first and out.dtype == np.uint32 and out.size > 5:
+            out.reshape(-1)[5] = word
+            planted.append(out.shape)
+
+    monkeypatch.setattr(SecretStream, "fill", fill)
+    round_ = simulate(masking="exact", workers=workers).open()
+    round_.send_all()
+    round_.assert_result(round_.finish(), {})
+    assert planted
+
+
 def exact_share(updates, point, seed):
     """What one worker sees of exact masking, as the numbers that it is tempted to take them for."""
     n, d = updates.shape

@@ -41,7 +41,7 @@ def shared(rows: Sequence[Float32], index: int, seeds: Sequence[bytes], scales: 
     masks = np.stack([mask_tile(each, n, tiling, index) for each in seeds])
     shares = np.empty((2 * t, *shape), np.uint32)
     parts = [np.ascontiguousarray(row[tiling.part(index)]) for row in rows]
-    s, v = loops.share(parts, scales, dither, masks, shares)
+    s, v, _ = loops.share(parts, scales, dither, masks, shares)
     # Behind a mask of zeros, a share is q itself.
     bare, nothing = np.empty((2, *shape), np.uint32), np.zeros((1, *shape), np.uint32)
     loops.share(parts, scales, dither, nothing, bare)
@@ -205,11 +205,7 @@ def _freivalds(tiles: Sequence[Shared], decoded: UInt32) -> Vector:
 
 def _witness(check: exact.Freivalds, q: AnyArray) -> None:
     """Gather evidence of all rows (n, b) of a block, as masking does."""
-    challenge, sums = check.expect(range(len(q)))
-    dither, masks = np.zeros(q.shape, np.uint16), np.zeros((1, *q.shape), np.uint32)
-    shares, ones = np.empty((2, *q.shape), np.uint32), exact.scale(np.ones(len(q)))
-    rows = list(q.astype(np.float32))
-    loops.share(rows, ones, dither, masks, shares, challenge=challenge, sums=sums)
+    check.expect(range(len(q)), q.shape[1])[...] = q
 
 
 def plans(played: Round, seals: Seals) -> list[Vector]:

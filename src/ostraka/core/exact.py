@@ -7,7 +7,7 @@
       where s_i = |q_i|^2 and v_i is the variance that the dither u added to it
 (11)  V^T G V = (q^T V)^T (q^T V) for a secret V that no worker could foresee
 
-`core.loops.share` makes q and the shares, and the sums of law 11. In units of delta / 2^16 a value
+`core.loops.share` makes q and the shares. In units of delta / 2^16 a value
 is rounded once to an integer a, and q = (a + j) >> 16 with a uniform 16-bit j. So E q = a / 2^16
 and Var q = f (2^16 - f) / 2^32 with f = a mod 2^16, not nearly but exactly. What is left is the
 rounding: the a are those of a row that differs from the given one by at most
@@ -32,8 +32,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ostraka.arrays import AnyArray, Float32, Float64, UInt32, row_blocks
-from ostraka.core import field
+from ostraka.core import field, loops
 from ostraka.core.field import Int64, P
+from ostraka.core.loops.twin import Int16
 from ostraka.errors import ConfigError
 
 MAX_SQUARE = (P - 1) // 2
@@ -53,6 +54,8 @@ _MIN_STEP, _MAX_STEP = 2.0**-111, 2.0**142
 _EXACT_TERMS = 192
 # Measured from 2^14 to 2^18: smaller groups pay for calls, larger ones for memory.
 _GROUP_VALUES, _GROUP_ROWS = 1 << 17, 128
+# Of q, that law 11 takes at a time: 16 rows of a tile.
+_KEPT_VALUES = 1 << 20
 
 
 def group_rows(width: int) -> int:
@@ -159,21 +162,37 @@ class Freivalds:
         self._weights = field.signed(challenge).astype(np.float64)
         self._evidence = np.zeros((2, 2), np.uint32)
         self._sums, self._terms = np.zeros((2, width)), 0
+        self._space = np.empty(max(width, _KEPT_VALUES), np.int16)
+        self._rows, self._kept = list[int](), np.empty((0, 0), np.int16)
 
     def __repr__(self) -> str:
         return f"Freivalds(<secret>, rows={len(self._challenge)})"
 
-    def expect(self, rows: range) -> tuple[Float64, Float64]:
-        """Returns the weights (g, 2) of some rows of a block, at most 128, and the sums (2, width)
-        to which their products with these rows' q are to be added, as `loops.share` does.
+    def expect(self, rows: range, width: int) -> Int16:
+        """Returns where the q of some rows of a block, at most 128, are to be written: (g, width).
+
+        They are kept until they are many, since sums are read and written for all that are kept.
         """
-        if self._terms + len(rows) > _EXACT_TERMS:
+        count = len(self._rows) + len(rows)
+        if count > _GROUP_ROWS or count * width > self._space.size:
+            self._absorb()
+        first = len(self._rows)
+        self._rows += rows
+        self._kept = self._space[: len(self._rows) * width].reshape(-1, width)
+        return self._kept[first:]
+
+    def _absorb(self) -> None:
+        """Adds the products of the rows that were kept to the sums."""
+        if self._terms + len(self._rows) > _EXACT_TERMS:
             self._settle()
-        self._terms += len(rows)
-        return self._weights[rows.start : rows.stop], self._sums
+        self._terms += len(self._rows)
+        loops.witness(self._kept, self._weights[self._rows], self._sums)
+        self._rows, self._kept = [], self._kept[:0]
 
     def take(self, other: "Freivalds") -> None:
         """Takes over the rows of this block that another one with the same challenge has taken."""
+        self._absorb()
+        other._absorb()
         self._settle()
         other._settle()
         self._sums += other._sums
@@ -182,8 +201,8 @@ class Freivalds:
 
     def end_block(self) -> None:
         """Ends a block of columns. Rows that were not taken count as zero."""
-        self._settle()
-        field.add_balanced_gram(self._evidence, self._sums)
+        self._absorb()
+        field.add_gram_of_two(self._evidence, self._sums)
         self._clear()
 
     def _settle(self) -> None:

@@ -32,8 +32,8 @@ _EXACT_TERMS = 1 << 19
 # Limbs are made for this many columns at a time, so that BLAS finds most of them in the cache, and
 # for this many values if there are many rows.
 _PANEL, _PANEL_VALUES = 1 << 11, 1 << 19
-# Of a few rows, so that temporaries stay in the cache: new memory costs more than the work.
-_FEW_COLUMNS = 1 << 13
+# Where a matrix of two rows has its three products.
+_PAIRS = np.array([[0, 1], [1, 2]])
 # Sums are joined for this many rows at a time: with a thousand clients each temporary is 8 MB.
 _JOINED = 128
 # With more rows than these, a matrix of sums is not made as a whole: 0.8 GB for 10,000 rows.
@@ -82,12 +82,6 @@ def balance(values: Float64, modulus: int = P) -> None:
     values -= multiples
 
 
-def balanced_limbs(values: Float64) -> tuple[Float64, Float64]:
-    """Returns high and low limbs, within 2^14 + 1 and 2^15, of integers within p / 2 + 1."""
-    high = np.rint(values * 2.0**-_LIMB)
-    return high, values - high * 2.0**_LIMB
-
-
 def matmul(a: UInt32, b: UInt32) -> UInt32:
     """Returns a @ b modulo p. a: (m, k), b: (k, n) residues, k <= 2^19."""
     (k, n), sums = b.shape, np.zeros((3, len(a), b.shape[1]))
@@ -134,14 +128,11 @@ def _add_large_gram(total: UInt32, block: UInt32) -> None:
             total[rows.stop :, rows] = part[:, rows.stop - rows.start :].T
 
 
-def add_balanced_gram(total: UInt32, block: Float64) -> None:
-    """Adds as `add_gram` does, for a few rows of at most 2^19 integers within p / 2 + 1."""
-    sums = np.zeros((3, *total.shape))
-    for start in range(0, block.shape[1], _FEW_COLUMNS):
-        high, low = balanced_limbs(block[:, start : start + _FEW_COLUMNS])
-        for place, limb in enumerate((high, high + low, low)):
-            sums[place] += np.vecdot(limb[:, None], limb)  # BLAS products are slow for so few rows.
-    add(total, _join(*sums), total, np.empty_like(total))
+def add_gram_of_two(total: UInt32, block: Float64) -> None:
+    """Adds as `add_gram` does, for two rows of integers within 2^53 - 2^31. total: (2, 2)."""
+    for start in range(0, block.shape[1], _EXACT_TERMS):
+        sums = loops.limb_products(np.ascontiguousarray(block[:, start : start + _EXACT_TERMS]))
+        add(total, _join(*sums[:, _PAIRS]), total, np.empty_like(total))
 
 
 def _limb_grams(block: UInt32) -> Float64:

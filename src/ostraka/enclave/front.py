@@ -255,16 +255,18 @@ class Front:
         near.setblocking(False)
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         visitor = Visitor(neighbourhood(host))
-        visitor.end = Passage(
+        passage = Passage(
             near,
             dial=partial(self._dial, visitor),
             lane=partial(self._open_lane, visitor),
             gone=partial(self._gone, visitor),
             pipes=self._pipes,
             idle_s=self._idle_s,
-        ).close
+        )
+        visitor.end = passage.close
         self._visitors.add(visitor)
         self._evict(self._guests.admit(visitor))
+        passage.start()
 
     def _open_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes) -> None:
         """Hand a connection to the upload that its ticket is for, or close it."""

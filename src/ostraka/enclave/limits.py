@@ -164,14 +164,24 @@ class Punctual(grpc.aio.ServerInterceptor):
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._handlers: dict[str, Any] = {}  # by method, of those that there are
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        method = handler_call_details.method
+        if method not in self._handlers:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            self._handlers[method] = self._punctual(handler)
+        return self._handlers[method]
+
+    def _punctual(self, handler: Any) -> Any:
+        """Return what serves the same method, if its request comes in time."""
+        if handler.request_streaming:
             return handler
 
         async def one_reply(requests: AsyncIterator[Any], context: Any) -> Any:

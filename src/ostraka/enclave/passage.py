@@ -56,7 +56,10 @@ class Passage:
         self._timer = self.loop.call_later(idle_s, self.close)
         self._closed = False
         self._said = b""  # of what begins a lane
-        self.loop.add_reader(near, self._hear)
+
+    def start(self) -> None:
+        """Begin with what the peer says first, which has come with the connection, as a rule."""
+        self._hear()
 
     def close(self) -> None:
         """End the connection on both sides, at once."""
@@ -110,13 +113,13 @@ class Passage:
         try:
             first = self._near.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
+            self.loop.add_reader(self._near, self._hear)
             return
         except OSError:
             self.close()
             return
         if first == LANE[:1]:
-            self.loop.add_reader(self._near, self._read_ticket)
-            self._read_ticket()  # Its ticket comes with it, as a rule.
+            self._read_ticket()
         else:
             self._begin()
 
@@ -126,6 +129,7 @@ class Passage:
         try:
             more = self._near.recv(whole - len(self._said))
         except BlockingIOError:
+            self.loop.add_reader(self._near, self._read_ticket)
             return
         except OSError:
             more = b""
@@ -137,6 +141,8 @@ class Passage:
             self._timer.cancel()
             self.loop.remove_reader(self._near)
             self._lane(self._near, self._said[len(LANE) :])
+        else:
+            self.loop.add_reader(self._near, self._read_ticket)
 
     def _begin(self, tries: int = _RETRIES) -> None:
         self.loop.remove_reader(self._near)

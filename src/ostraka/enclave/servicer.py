@@ -82,6 +82,7 @@ from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
+_HEADERS_S = 1.0  # for gRPC's headers to be on their way
 _PART = 2**18  # of a model, in bytes
 _LONGEST = 2**18  # bytes of a receipt in an answer that all who took part get at once
 _NONCE_BYTES = 32
@@ -133,6 +134,22 @@ async def _answering(context: Context) -> AsyncIterator[None]:
     except Exception:  # noqa: BLE001 (any other error is a bug of ours)
         _LOG.exception("a request failed")
         await context.abort(grpc.StatusCode.INTERNAL, "the service failed")
+
+
+async def _write_first(reply: Any, context: Context) -> None:
+    """Send the first message of an answer, and gRPC's headers in one with it.
+
+    A time limit must not come between, as `streaming` says. So when one is over, a peer that takes
+    what it is sent is still told the rest.
+    """
+    writing = asyncio.ensure_future(context.write(reply))
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        await asyncio.wait([writing], timeout=_HEADERS_S)
+        if not writing.cancel() and not writing.cancelled():
+            writing.exception()  # The call has ended anyway.
+        raise
 
 
 @asynccontextmanager
@@ -363,7 +380,7 @@ class Servicer(EnclaveServicer):
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
 
     async def Upload(self, request: wire.UploadRequest, context: Context) -> None:
-        async with streaming(context):
+        async with _answering(context):
             caller = self._caller(context)
             with self._place(context):
                 self._charge(context)
@@ -529,7 +546,7 @@ class Servicer(EnclaveServicer):
             )
             for part, (grant, _) in zip(parts, granted, strict=True)
         ]
-        await context.write(wire.UploadReply(granted=wire.Granted(shards=lanes)))
+        await _write_first(wire.UploadReply(granted=wire.Granted(shards=lanes)), context)
         for (grant, settled), part in zip(granted, parts, strict=True):
             if grant.ticket:
                 _require_taken(client, await part.settled(settled))
@@ -690,8 +707,8 @@ class Servicer(EnclaveServicer):
             else:
                 self.engine.tell(events.UploadStarted(header.client, header.tiles))
                 await self._receive_at_shards(header, context)
-            if header.client not in current.intake.complete:
-                _require_not_spoilt(current, header.client)
+                if (flaw := current.intake.flaw(header.client)) is not None:
+                    raise UpdateRejected(header.client, flaw)  # of all tiles together
             self.engine.tell(events.UploadCompleted(header.client))
         finally:
             current.note_change()  # Only now, so that the round's end is told after this.
@@ -706,10 +723,10 @@ class Servicer(EnclaveServicer):
         first = receiver.next
         self.engine.tell(events.UploadStarted(header.client, header.tiles - first))
         if first == header.tiles:
-            await context.write(_granted(b"", first))
+            await _write_first(_granted(b"", first), context)
             return
         with self.tickets.issue(receiver, self._caller(context).party) as lane:
-            await context.write(_granted(lane.ticket, first))
+            await _write_first(_granted(lane.ticket, first), context)
             await lane.received()
 
     async def _tell_outcome(self, header: UpdateHeader, number: int, context: Context) -> None:
@@ -803,13 +820,6 @@ def _require_taken(client: str, event: Taken | Spoilt | Broken) -> None:
         raise UpdateRejected(client, Rejection(event.reason))
     if isinstance(event, Broken):
         raise {"late": TimeoutError, "odd": OpenError}.get(event.code, LaneBroken)(event.why)
-
-
-def _require_not_spoilt(current: OpenRound, client: str) -> None:
-    """Raises UpdateRejected if all tiles of an upload together are not what its header states."""
-    reason = current.intake.spoilt.get(client)
-    if reason is not None:
-        raise UpdateRejected(client, reason)
 
 
 def observers(engine: Engine) -> tuple[Member, ...]:

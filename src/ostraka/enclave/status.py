@@ -93,8 +93,9 @@ class Status:
         self._events = Counter(
             "ostraka_events", "Events, by name", ["event"], registry=self.registry
         )
-        for kind in get_args(Event):
-            self._events.labels(kind.__name__)  # At zero: the first event is a change.
+        names = [kind.__name__ for kind in get_args(Event)]
+        # At zero: the first event is a change.
+        self._counted = {name: self._events.labels(name) for name in names}
         self._gauge("ostraka_simulated", "1 if no TEE protects the enclave", lambda: self.simulated)
         self._gauge(
             "ostraka_rounds_published", "Rounds published", lambda: self._engine().published
@@ -127,7 +128,7 @@ class Status:
         """Count an event, and remember what the status shows."""
         name = type(event).__name__
         self.counts[name] += 1
-        self._events.labels(name).inc()
+        self._counted[name].inc()
         match event:
             case events.RoundOpened():
                 self.arrived.clear()

@@ -33,7 +33,7 @@ _CAP_S = 30.0
 _HTTP = 80
 _ANYWHERE = 3  # the farthest reach
 _LONGEST_ANSWER = 2**14
-_UNSENT = 2**17  # bytes that a lane takes ahead of the network
+_UNSENT = 2**16  # bytes that a lane takes ahead of the network
 # In gRPC's order.
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _NO_PROXIES = ("no_grpc_proxy", "no_proxy")

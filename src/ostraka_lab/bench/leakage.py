@@ -68,7 +68,7 @@ def _exact_share(updates: Float64, rng: np.random.Generator) -> tuple[Float64, f
     mask = stream.uniform((n, d), field.P)
     plus, minus = shares = np.empty((2, n, d), np.uint32)
     rows = list(updates.astype(np.float32))
-    s, v = loops.share(rows, exact.scale(steps), dither, mask[None], shares)
+    s, v, _ = loops.share(rows, exact.scale(steps), dither, mask[None], shares)
     leading, *grams = (_field_gram(each) for each in (mask, plus, minus))
     decoded = exact.decode(dict(zip(exact.points(1), grams, strict=True)), leading)
     measured = gram.from_gram(exact.products(field.signed(decoded), steps, s, v))

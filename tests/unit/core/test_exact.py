@@ -31,7 +31,7 @@ def quantise(rows, steps, rng, dither=None):
     if dither is None:
         dither = rng.integers(0, 2**16, rows.shape).astype(np.uint16)
     masks, out = np.zeros((1, *rows.shape), np.uint32), np.empty((2, *rows.shape), np.uint32)
-    s, v = loops.share(list(rows), exact.scale(steps), dither, masks, out)
+    s, v, _ = loops.share(list(rows), exact.scale(steps), dither, masks, out)
     return field.signed(out[0]), out[0], s, v
 
 
@@ -349,10 +349,10 @@ def checked(q, rng, *, group=128, block=64, challenge=None):
 
 def witness(check, first, q):
     """Lets it take rows first, first + 1, ... of a block, as the enclave does while masking."""
-    challenge, sums = check.expect(range(first, first + len(q)))
     masks, out = np.zeros((1, *q.shape), np.uint32), np.empty((2, *q.shape), np.uint32)
     dither, rows = np.zeros(q.shape, np.uint16), list(q.astype(np.float32))
-    loops.share(rows, ones(q.shape), dither, masks, out, challenge=challenge, sums=sums)
+    kept = check.expect(range(first, first + len(q)), q.shape[1])
+    loops.share(rows, ones(q.shape), dither, masks, out, q=kept)
 
 
 def secrets(rng, n=9, d=200):

@@ -17,6 +17,7 @@ import grpc.aio
 import numpy as np
 import pytest
 
+from ostraka.enclave import servicer
 from ostraka.enclave.workers import Pool
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.messages import Challenge, Charter, Receipt
@@ -967,3 +968,33 @@ def test_a_method_whose_name_is_no_text(scene):
         while b"\x00\x00\x00\x01" not in said[50:]:  # anything about that call
             said += hostile.recv(2**16)
     here.assert_unaffected()
+
+
+@pytest.mark.parametrize("takes", [True, False])
+def test_a_time_limit_does_not_come_between_headers_and_their_message(takes, monkeypatch):
+    """gRPC would send them twice, and the peer would not hear why its call has ended."""
+    monkeypatch.setattr(servicer, "_HEADERS_S", 60.0 if takes else 0.05)
+    ends: list[str] = []
+
+    class Peer:
+        taking = asyncio.Event()
+
+        async def write(self, reply: str) -> None:
+            try:
+                await self.taking.wait()
+                ends.append(reply)
+            except asyncio.CancelledError:
+                ends.append("not taken")
+                raise
+
+    async def main() -> None:
+        peer: Any = Peer()
+        if takes:
+            asyncio.get_running_loop().call_later(0.1, peer.taking.set)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await servicer._write_first("granted", peer)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert ends == ["granted" if takes else "not taken"]

@@ -110,7 +110,7 @@ def test_a_lane_takes_little_ahead_of_the_network():
         answering(lambda near: None) as port,
         dial_lane(f"127.0.0.1:{port}", TICKET, seconds=PATIENCE_S) as lane,
     ):
-        assert lane.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 2**17
+        assert lane.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 2**16
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.1:0", "http://a:1", "[::1"])

@@ -16,19 +16,21 @@ import numpy as np
 
 from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
 from ostraka.core.loops import native, twin
-from ostraka.core.loops.twin import Int8, UInt8, UInt16
+from ostraka.core.loops.twin import Int8, Int16, UInt8, UInt16
 from ostraka.errors import LocalProtocolError
 
 # Exact masking makes 2t shares of t masks.
 MAX_MASKS = 3
 # Sums of the squares of this many 16-bit integers are exact in float64.
 MAX_WIDTH = 1 << 22
+# Sums of this many products of limbs are exact in float64.
+MAX_LIMB_COLUMNS = 1 << 19
 
 Kind: TypeAlias = Literal["float16", "bfloat16", "int8"]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UINT8, _UINT16, _UINT32 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32)
-_INT8 = np.dtype(np.int8)
+_INT8, _INT16 = np.dtype(np.int8), np.dtype(np.int16)
 
 
 class _Loops(Protocol):
@@ -56,9 +58,8 @@ class _Loops(Protocol):
         masks: UInt32,
         shares: UInt32,
         *,
-        challenge: Float64 | None,
-        sums: Float64 | None,
-    ) -> tuple[Int64, Int64]: ...
+        q: Int16 | None,
+    ) -> tuple[Int64, Int64, int]: ...
 
     def share_integers(
         self,
@@ -66,11 +67,14 @@ class _Loops(Protocol):
         masks: UInt32,
         shares: UInt32,
         *,
-        challenge: Float64 | None,
-        sums: Float64 | None,
-    ) -> Int64: ...
+        q: Int16 | None,
+    ) -> tuple[Int64, int]: ...
+
+    def witness(self, q: Int16, weights: Float64, sums: Float64) -> None: ...
 
     def keep_bits(self, words: UInt32, mask: int) -> int: ...
+
+    def limb_products(self, block: Float64) -> Float64: ...
 
     def limbs(self, residues: UInt32, high: Float64, both: Float64, low: Float64) -> None: ...
 
@@ -168,27 +172,24 @@ def share(
     masks: UInt32,
     shares: UInt32,
     *,
-    challenge: Float64 | None = None,
-    sums: Float64 | None = None,
-) -> tuple[Int64, Int64]:
+    q: Int16 | None = None,
+) -> tuple[Int64, Int64, int]:
     """Quantises a group of rows by law 7, and makes their shares by law 8.
 
-    Returns their parts of s and of 2^32 v, (g,), exact. `ostraka.core.exact` has the laws.
+    Returns their parts of s and of 2^32 v, (g,), exact, and the greatest mask: if that is p, then
+    the shares are none, and to be made again with other masks. `ostraka.core.exact` has the laws.
 
     values: g rows (b,), anywhere in memory, b <= 2^22. scales: (g,). dither: (g, b) secret uniform
-    words, used once. masks: (t, g, b) residues R_1 ... R_t, used once. shares: (2t, g, b), set to
-    those at the points 1, -1, ..., t, -t. In units of delta / 2^16, a value that is a NaN or not
-    within 2^31 counts as -2^31.
-
-    challenge: (g, 2) integers within 2^30, and sums: (2, b) or wider, to which law 11's products
-    with q are added. Sums of 192 products stay exact.
+    words, used once. masks: (t, g, b) R_1 ... R_t, used once, words of which the highest bit does
+    not count. shares: (2t, g, b), set to those at the points 1, -1, ..., t, -t. q: (g, b), set to
+    law 7's q if it is given. In units of delta / 2^16, a value that is a NaN or not within 2^31
+    counts as -2^31.
     """
     shape = _plane("dither", dither)
-    _check_group(values, _FLOAT32, shape, masks=masks, shares=shares)
-    _check_products(shape, challenge, sums)
+    _check_group(values, _FLOAT32, shape, masks=masks, shares=shares, q=q)
     _check("scales", scales, _FLOAT32, (len(values),))
     _check("dither", dither, _UINT16, shape)
-    return _loops.share(values, scales, dither, masks, shares, challenge=challenge, sums=sums)
+    return _loops.share(values, scales, dither, masks, shares, q=q)
 
 
 def share_integers(
@@ -196,17 +197,29 @@ def share_integers(
     masks: UInt32,
     shares: UInt32,
     *,
-    challenge: Float64 | None = None,
-    sums: Float64 | None = None,
-) -> Int64:
-    """Makes the shares of a group of rows that are q already (law 19). Returns their parts of s.
+    q: Int16 | None = None,
+) -> tuple[Int64, int]:
+    """Makes the shares of a group of rows that are q already (law 19).
+
+    Returns their parts of s, and the greatest mask.
 
     values: g rows (b,) int8, anywhere in memory. All else is as `share` has it.
     """
     shape = len(values), _length("values", values[0]) if values else 0
-    _check_group(values, _INT8, shape, masks=masks, shares=shares)
-    _check_products(shape, challenge, sums)
-    return _loops.share_integers(values, masks, shares, challenge=challenge, sums=sums)
+    _check_group(values, _INT8, shape, masks=masks, shares=shares, q=q)
+    return _loops.share_integers(values, masks, shares, q=q)
+
+
+def witness(q: Int16, weights: Float64, sums: Float64) -> None:
+    """Adds law 11's products of q with two challenges to sums, which 192 of them leave exact.
+
+    q: (g, b). weights: (g, 2) integers within 2^30. sums: (2, b) or wider.
+    """
+    rows, width = shape = _plane("q", q)
+    _check("q", q, _INT16, shape)
+    _check("weights", weights, _FLOAT64, (rows, 2))
+    _check("sums", sums, _FLOAT64, (2, max(width, _plane("sums", sums)[1])), written=True)
+    _loops.witness(q, weights, sums)
 
 
 def _check_group(
@@ -216,6 +229,7 @@ def _check_group(
     *,
     masks: UInt32,
     shares: UInt32,
+    q: Int16 | None,
 ) -> None:
     """Checks what both kinds of rows have in common. shape: (g, b)."""
     rows, width = shape
@@ -230,19 +244,8 @@ def _check_group(
         _check("values", row, dtype, (width,))
     _check("masks", masks, _UINT32, (t, *shape))
     _check("shares", shares, _UINT32, (2 * t, *shape), written=True)
-
-
-def _check_products(
-    shape: tuple[int, int], challenge: Float64 | None, sums: Float64 | None
-) -> None:
-    """Checks what law 11's products are made with, and where they go."""
-    rows, width = shape
-    if (challenge is None) != (sums is None):
-        raise LocalProtocolError("a challenge needs sums, and sums a challenge")
-    if challenge is not None and sums is not None:
-        _check("challenge", challenge, _FLOAT64, (rows, 2))
-        reach = max(width, _plane("sums", sums)[1])
-        _check("sums", sums, _FLOAT64, (2, reach), written=True)
+    if q is not None:
+        _check("q", q, _INT16, shape, written=True)
 
 
 def keep_bits(words: UInt32, mask: int) -> int:
@@ -251,6 +254,20 @@ def keep_bits(words: UInt32, mask: int) -> int:
     if not 0 <= mask < 1 << 32:
         raise LocalProtocolError(f"a mask has 32 bits; got {mask}")
     return _loops.keep_bits(words, mask)
+
+
+def limb_products(block: Float64) -> Float64:
+    """Cuts integers x into 2^16 h + l, and returns the sums, (3, 3), of the products of h, of h + l
+    and of l: of the first row with itself, of both rows, and of the second with itself.
+
+    block: (2, b) integers within 2^53 - 2^31, which are replaced by congruent ones within p / 2 + 1
+    first. Of 2^19 columns, all sums are exact.
+    """
+    width = _plane("block", block)[1]
+    _check("block", block, _FLOAT64, (2, width))
+    if width > MAX_LIMB_COLUMNS:
+        raise LocalProtocolError(f"a block has at most {MAX_LIMB_COLUMNS} columns; got {width}")
+    return _loops.limb_products(block)
 
 
 def limbs(residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:

@@ -20,13 +20,14 @@
 #include <immintrin.h>
 #endif
 
-#define ABI 4
+#define ABI 5
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
 #define LINE 16 /* values in a line of the cache */
 #define AHEAD 512 /* bytes from what is read to what is fetched */
-#define SHARED 512 /* columns, and rows, that are shared at a time, and stay in the first cache */
-#define TOGETHER 8 /* rows that are added or shared, or blocks that are folded, at a time */
+#define SHARED 512 /* values that are shared at a time, and stay in the first cache */
+#define WIDE 8 /* float64 that are worked on at a time where sums need no order */
+#define TOGETHER 8 /* rows that are added, or blocks that are folded, at a time */
 #define P 0x7fffffffu
 
 #define EXPORT __attribute__((visibility("default")))
@@ -403,6 +404,7 @@ INLINE void take_integers(
 }
 
 INLINE uint32_t min_u32(uint32_t a, uint32_t b) { return a < b ? a : b; }
+INLINE uint32_t max_u32(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* Sums and differences of residues. Of two candidates the wrong one has wrapped, and is huge. */
 INLINE uint32_t add(uint32_t a, uint32_t b) { return min_u32(a + b, a + b - P); }
@@ -421,53 +423,33 @@ INLINE uint32_t times(uint32_t a, int factor)
     }
 }
 
-/* Law 8 at x and at -x, for n values. Of the t masks r1, r2, r3 only t are read. */
-INLINE void share_at(
+/* Law 8 at x and at -x, for n values. Of the t masks r1, r2, r3 only t are read: words of which the
+ * highest bit does not count. Returns the greatest of them. */
+INLINE uint32_t share_at(
     int x, int t, const int32_t *restrict q, const uint32_t *restrict r1,
     const uint32_t *restrict r2, const uint32_t *restrict r3, int64_t n, uint32_t *restrict plus,
     uint32_t *restrict minus)
 {
+    uint32_t greatest = 0;
     for (int64_t i = 0; i < n; i++) {
         /* As an unsigned number a negative q is huge, and q + p is its residue. */
-        uint32_t even = min_u32((uint32_t)q[i], (uint32_t)q[i] + P), odd = r1[i];
-        if (t > 1)
-            even = add(times(r2[i], x * x), even);
-        if (t > 2)
-            odd = add(times(r3[i], x * x), odd);
+        uint32_t even = min_u32((uint32_t)q[i], (uint32_t)q[i] + P), odd = r1[i] & P;
+        greatest = max_u32(greatest, odd);
+        if (t > 1) {
+            uint32_t second = r2[i] & P;
+            greatest = max_u32(greatest, second);
+            even = add(times(second, x * x), even);
+        }
+        if (t > 2) {
+            uint32_t third = r3[i] & P;
+            greatest = max_u32(greatest, third);
+            odd = add(times(third, x * x), odd);
+        }
         odd = times(odd, x);
         plus[i] = add(even, odd);
         minus[i] = sub(even, odd);
     }
-}
-
-/* Law 11 for `count` rows: one[k] += weights[0] q[0][k] + weights[2] q[1][k] + ..., and two[k] the
- * same with the weights between these. They are exact integers, in any order. */
-INLINE void witness_some(
-    int count, const double *weights, const int32_t (*q)[SHARED], int64_t n, double *restrict one,
-    double *restrict two)
-{
-    for (int64_t k = 0; k < n; k++) {
-        double a = one[k], b = two[k];
-        for (int row = 0; row < count; row++) {
-            a += weights[2 * row] * (double)q[row][k];
-            b += weights[2 * row + 1] * (double)q[row][k];
-        }
-        one[k] = a;
-        two[k] = b;
-    }
-}
-
-INLINE void witness(
-    const double *weights, const int32_t (*q)[SHARED], int64_t rows, int64_t n, double *one,
-    double *two)
-{
-    int64_t row = 0;
-    for (; row + 4 <= rows; row += 4)
-        witness_some(4, weights + 2 * row, q + row, n, one, two);
-    for (; row + 2 <= rows; row += 2)
-        witness_some(2, weights + 2 * row, q + row, n, one, two);
-    for (; row < rows; row++)
-        witness_some(1, weights + 2 * row, q + row, n, one, two);
+    return greatest;
 }
 
 /* Where q comes from: integers as they are, or else values with scales and dither. */
@@ -478,87 +460,119 @@ struct source {
     const uint16_t *dither;
 };
 
-/* Laws 7, 8 and 11 for a group of rows. t is 1, 2 or 3. challenge and sums may be absent, and v for
- * integers.
+/* Laws 7 and 8 for a group of rows. t is 1, 2 or 3. kept may be absent, and v for integers. Returns
+ * the greatest mask, without its highest bit.
  *
- * integers, values: rows times (width,). dither: (rows, width). masks: (t, rows, width).
- * shares: (2t, rows, width). challenge: (rows, 2). sums: (2, reach). s, v: (rows,), zeros at first.
- * A few rows of a few columns are worked on at a time, so that q and the sums stay in the cache. */
-INLINE void share_of(
-    int t, struct source from, const uint32_t *masks, uint32_t *shares, const double *challenge,
-    double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v)
+ * integers, values: rows times (width,). dither, kept: (rows, width). masks: (t, rows, width).
+ * shares: (2t, rows, width). s, v: (rows,), zeros at first. */
+INLINE uint32_t share_of(
+    int t, struct source from, const uint32_t *masks, uint32_t *shares, int16_t *kept,
+    int64_t rows, int64_t width, int64_t *s, int64_t *v)
 {
-    int32_t q[TOGETHER][SHARED];
+    uint32_t greatest = 0;
     int64_t plane = rows * width;
-    for (int64_t start = 0; start < width; start += SHARED) {
-        int64_t n = least(SHARED, width - start);
-        for (int64_t first = 0; first < rows; first += TOGETHER) {
-            int64_t count = least(TOGETHER, rows - first);
-            for (int64_t row = first; row < first + count; row++) {
-                int64_t at = row * width + start;
-                int32_t *own = q[row - first];
-                const uint32_t *r1 = masks + at, *r2 = t > 1 ? r1 + plane : r1;
-                const uint32_t *r3 = t > 2 ? r2 + plane : r1;
-                if (from.integers)
-                    take_integers(from.integers[row] + start, n, own, s + row);
-                else
-                    quantise(from.values[row] + start, from.scales[row], from.dither + at, n, own,
-                        s + row, v + row);
-                uint32_t *plus = shares + at, *minus = plus + plane;
-                share_at(1, t, own, r1, r2, r3, n, plus, minus);
-                if (t > 1)
-                    share_at(2, t, own, r1, r2, r3, n, plus + 2 * plane, minus + 2 * plane);
-                if (t > 2)
-                    share_at(3, t, own, r1, r2, r3, n, plus + 4 * plane, minus + 4 * plane);
-            }
-            if (challenge)
-                witness(challenge + 2 * first, (const int32_t(*)[SHARED])q, count, n, sums + start,
-                    sums + reach + start);
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t start = 0; start < width; start += SHARED) {
+            int32_t q[SHARED];
+            int64_t n = least(SHARED, width - start), at = row * width + start;
+            const uint32_t *r1 = masks + at, *r2 = t > 1 ? r1 + plane : r1;
+            const uint32_t *r3 = t > 2 ? r2 + plane : r1;
+            if (from.integers)
+                take_integers(from.integers[row] + start, n, q, s + row);
+            else
+                quantise(from.values[row] + start, from.scales[row], from.dither + at, n, q,
+                    s + row, v + row);
+            uint32_t *plus = shares + at, *minus = plus + plane;
+            greatest = max_u32(greatest, share_at(1, t, q, r1, r2, r3, n, plus, minus));
+            if (t > 1)
+                share_at(2, t, q, r1, r2, r3, n, plus + 2 * plane, minus + 2 * plane);
+            if (t > 2)
+                share_at(3, t, q, r1, r2, r3, n, plus + 4 * plane, minus + 4 * plane);
+            if (kept)
+                for (int64_t i = 0; i < n; i++)
+                    kept[at + i] = (int16_t)q[i];
         }
+    return greatest;
+}
+
+INLINE uint32_t share_any(
+    int32_t t, struct source from, const uint32_t *masks, uint32_t *shares, int16_t *kept,
+    int64_t rows, int64_t width, int64_t *s, int64_t *v)
+{
+    if (t == 1)
+        return share_of(1, from, masks, shares, kept, rows, width, s, v);
+    if (t == 2)
+        return share_of(2, from, masks, shares, kept, rows, width, s, v);
+    return share_of(3, from, masks, shares, kept, rows, width, s, v);
+}
+
+INLINE uint32_t share_body(
+    int32_t level, int32_t t, const float *const *values, const float *scales,
+    const uint16_t *dither, const uint32_t *masks, uint32_t *shares, int16_t *kept, int64_t rows,
+    int64_t width, int64_t *s, int64_t *v)
+{
+    const struct source from = {0, values, scales, dither};
+    return share_any(t, from, masks, shares, kept, rows, width, s, v);
+}
+
+LOOP(uint32_t, share,
+    (int32_t level, int32_t t, const float *const *values, const float *scales,
+        const uint16_t *dither, const uint32_t *masks, uint32_t *shares, int16_t *kept,
+        int64_t rows, int64_t width, int64_t *s, int64_t *v),
+    (level, t, values, scales, dither, masks, shares, kept, rows, width, s, v))
+
+INLINE uint32_t share_integers_body(
+    int32_t level, int32_t t, const int8_t *const *integers, const uint32_t *masks,
+    uint32_t *shares, int16_t *kept, int64_t rows, int64_t width, int64_t *s)
+{
+    const struct source from = {integers, 0, 0, 0};
+    return share_any(t, from, masks, shares, kept, rows, width, s, 0);
+}
+
+LOOP(uint32_t, share_integers,
+    (int32_t level, int32_t t, const int8_t *const *integers, const uint32_t *masks,
+        uint32_t *shares, int16_t *kept, int64_t rows, int64_t width, int64_t *s),
+    (level, t, integers, masks, shares, kept, rows, width, s))
+
+/* Law 11 for n columns of `count` rows of q, which are `width` apart: one[k] += weights[0] q[k] +
+ * weights[2] q[width + k] + ..., and two[k] the same with the weights between these. They are exact
+ * integers, in any order. */
+INLINE void witness_some(
+    int count, const double *weights, const int16_t *q, int64_t width, int64_t n,
+    double *restrict one, double *restrict two)
+{
+    for (int64_t k = 0; k < n; k++) {
+        double a = one[k], b = two[k];
+        for (int row = 0; row < count; row++) {
+            double value = (double)(int32_t)q[row * width + k];
+            a += weights[2 * row] * value;
+            b += weights[2 * row + 1] * value;
+        }
+        one[k] = a;
+        two[k] = b;
     }
 }
 
-INLINE void share_any(
-    int32_t t, struct source from, const uint32_t *masks, uint32_t *shares, const double *challenge,
-    double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v)
+/* The same for all rows of q (rows, width). sums: (2, reach). A few columns are worked on at a time,
+ * so that their sums stay in the first cache. */
+INLINE void witness_body(
+    int32_t level, const int16_t *q, const double *weights, int64_t rows, int64_t width,
+    double *sums, int64_t reach)
 {
-    if (t == 1)
-        share_of(1, from, masks, shares, challenge, sums, reach, rows, width, s, v);
-    else if (t == 2)
-        share_of(2, from, masks, shares, challenge, sums, reach, rows, width, s, v);
-    else
-        share_of(3, from, masks, shares, challenge, sums, reach, rows, width, s, v);
+    for (int64_t start = 0; start < width; start += SHARED) {
+        int64_t n = least(SHARED, width - start), row = 0;
+        double *one = sums + start, *two = one + reach;
+        for (; row + TOGETHER <= rows; row += TOGETHER)
+            witness_some(TOGETHER, weights + 2 * row, q + row * width + start, width, n, one, two);
+        for (; row < rows; row++)
+            witness_some(1, weights + 2 * row, q + row * width + start, width, n, one, two);
+    }
 }
 
-INLINE void share_body(
-    int32_t level, int32_t t, const float *const *values, const float *scales,
-    const uint16_t *dither, const uint32_t *masks, uint32_t *shares, const double *challenge,
-    double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v)
-{
-    const struct source from = {0, values, scales, dither};
-    share_any(t, from, masks, shares, challenge, sums, reach, rows, width, s, v);
-}
-
-LOOP(void, share,
-    (int32_t level, int32_t t, const float *const *values, const float *scales,
-        const uint16_t *dither, const uint32_t *masks, uint32_t *shares, const double *challenge,
-        double *sums, int64_t reach, int64_t rows, int64_t width, int64_t *s, int64_t *v),
-    (level, t, values, scales, dither, masks, shares, challenge, sums, reach, rows, width, s, v))
-
-INLINE void share_integers_body(
-    int32_t level, int32_t t, const int8_t *const *integers, const uint32_t *masks,
-    uint32_t *shares, const double *challenge, double *sums, int64_t reach, int64_t rows,
-    int64_t width, int64_t *s)
-{
-    const struct source from = {integers, 0, 0, 0};
-    share_any(t, from, masks, shares, challenge, sums, reach, rows, width, s, 0);
-}
-
-LOOP(void, share_integers,
-    (int32_t level, int32_t t, const int8_t *const *integers, const uint32_t *masks,
-        uint32_t *shares, const double *challenge, double *sums, int64_t reach, int64_t rows,
-        int64_t width, int64_t *s),
-    (level, t, integers, masks, shares, challenge, sums, reach, rows, width, s))
+LOOP(void, witness,
+    (int32_t level, const int16_t *q, const double *weights, int64_t rows, int64_t width,
+        double *sums, int64_t reach),
+    (level, q, weights, rows, width, sums, reach))
 
 /* Keeps the bits of `mask` in every word (n,), and returns the greatest of them, or 0. */
 INLINE uint32_t keep_bits_body(int32_t level, uint32_t *words, int64_t n, uint32_t mask)
@@ -601,6 +615,51 @@ LOOP(void, limbs,
     (int32_t level, const uint32_t *residues, int64_t rows, int64_t width, int64_t stride,
         double *high, double *both, double *low),
     (level, residues, rows, width, stride, high, both, low))
+
+/* Adds the products of limbs of at most WIDE values of two rows to parts[3 limb + pair]. */
+INLINE void add_limb_products(
+    const double *one, const double *two, int count, double (*restrict parts)[WIDE])
+{
+    for (int lane = 0; lane < count; lane++) {
+        double x = one[lane], y = two[lane];
+        x -= __builtin_rint(x * (1.0 / P)) * P;
+        y -= __builtin_rint(y * (1.0 / P)) * P;
+        double high_x = __builtin_rint(x * 0x1p-16), low_x = x - high_x * 0x1p16;
+        double high_y = __builtin_rint(y * 0x1p-16), low_y = y - high_y * 0x1p16;
+        double both_x = high_x + low_x, both_y = high_y + low_y;
+        parts[0][lane] += high_x * high_x;
+        parts[1][lane] += high_x * high_y;
+        parts[2][lane] += high_y * high_y;
+        parts[3][lane] += both_x * both_x;
+        parts[4][lane] += both_x * both_y;
+        parts[5][lane] += both_y * both_y;
+        parts[6][lane] += low_x * low_x;
+        parts[7][lane] += low_x * low_y;
+        parts[8][lane] += low_y * low_y;
+    }
+}
+
+/* Law 11's evidence: two rows (n,) of integers within 2^53 - 2^31 are brought within p / 2 + 1 and
+ * cut into 2^16 h + l. sums: h h', (h + l)(h' + l') and l l', each for the pairs 00, 01 and 11 of
+ * rows. They are exact integers, in any order. */
+INLINE void limb_products_body(
+    int32_t level, const double *one, const double *two, int64_t n, double *sums)
+{
+    double parts[9][WIDE] = {{0}};
+    int64_t k = 0;
+    for (; k + WIDE <= n; k += WIDE)
+        add_limb_products(one + k, two + k, WIDE, parts);
+    add_limb_products(one + k, two + k, (int)(n - k), parts);
+    for (int part = 0; part < 9; part++) {
+        sums[part] = 0;
+        for (int lane = 0; lane < WIDE; lane++)
+            sums[part] += parts[part][lane];
+    }
+}
+
+LOOP(void, limb_products,
+    (int32_t level, const double *one, const double *two, int64_t n, double *sums),
+    (level, one, two, n, sums))
 
 /* float16 (n,) as float32. Shifted to their place, exponent and mantissa are those of a float32
  * that is 2^112 too small, denormal ones included; only infinities and NaN are not. */

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
-from ostraka.core.loops.twin import Int8, UInt8, UInt16
+from ostraka.core.loops.twin import Int8, Int16, UInt8, UInt16
 
 LIBRARY = Path(__file__).with_name("_native.so")
 LEVELS = ("baseline", "avx2", "avx512")
 
-_ABI = 4
+_ABI = 5
 _LEVEL, _SIZE, _REAL, _WORD = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_uint32
 _AT = ctypes.c_void_p  # an array
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -26,9 +26,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "scaled_squares": (ctypes.c_double, (_AT, _SIZE, _REAL)),
     "absorb": (ctypes.c_double, (_AT, _SIZE, _AT, _AT, _REAL, _AT, _SIZE)),
     "add_rows": (None, (_AT, _AT, _SIZE, _SIZE, _AT)),
-    "share": (None, (_LEVEL, *[_AT] * 7, _SIZE, _SIZE, _SIZE, _AT, _AT)),
-    "share_integers": (None, (_LEVEL, *[_AT] * 5, _SIZE, _SIZE, _SIZE, _AT)),
+    "share": (_WORD, (_LEVEL, *[_AT] * 6, _SIZE, _SIZE, _AT, _AT)),
+    "share_integers": (_WORD, (_LEVEL, *[_AT] * 4, _SIZE, _SIZE, _AT)),
+    "witness": (None, (_AT, _AT, _SIZE, _SIZE, _AT, _SIZE)),
     "keep_bits": (_WORD, (_AT, _SIZE, _WORD)),
+    "limb_products": (None, (_AT, _AT, _SIZE, _AT)),
     "limbs": (None, (_AT, _SIZE, _SIZE, _SIZE, _AT, _AT, _AT)),
     "widen_float16": (None, (_AT, _SIZE, _AT)),
     "widen_bfloat16": (None, (_AT, _SIZE, _AT)),
@@ -55,7 +57,9 @@ class Native:
     _add_rows: Any
     _share: Any
     _share_integers: Any
+    _witness: Any
     _keep_bits: Any
+    _limb_products: Any
     _limbs: Any
     _widen_float16: Any
     _widen_bfloat16: Any
@@ -98,14 +102,13 @@ class Native:
         masks: UInt32,
         shares: UInt32,
         *,
-        challenge: Float64 | None,
-        sums: Float64 | None,
-    ) -> tuple[Int64, Int64]:
+        q: Int16 | None,
+    ) -> tuple[Int64, Int64, int]:
         s, v = np.zeros((2, len(values)), np.int64)
         arrays = [_start(each) for each in (scales, dither, masks, shares)]
-        places = (_starts(values), *arrays, *_check(challenge, sums), *dither.shape)
-        self._share(self._level, len(masks), *places, _start(s), _start(v))
-        return s, v
+        places = (_starts(values), *arrays, None if q is None else _start(q), *dither.shape)
+        greatest = self._share(self._level, len(masks), *places, _start(s), _start(v))
+        return s, v, greatest
 
     def share_integers(
         self,
@@ -113,17 +116,26 @@ class Native:
         masks: UInt32,
         shares: UInt32,
         *,
-        challenge: Float64 | None,
-        sums: Float64 | None,
-    ) -> Int64:
-        s = np.zeros(len(values), np.int64)
-        places = (_starts(values), _start(masks), _start(shares), *_check(challenge, sums))
-        self._share_integers(self._level, len(masks), *places, *masks.shape[1:], _start(s))
-        return s
+        q: Int16 | None,
+    ) -> tuple[Int64, int]:
+        s, kept = np.zeros(len(values), np.int64), None if q is None else _start(q)
+        places = (_starts(values), _start(masks), _start(shares), kept, *masks.shape[1:])
+        greatest = self._share_integers(self._level, len(masks), *places, _start(s))
+        return s, greatest
+
+    def witness(self, q: Int16, weights: Float64, sums: Float64) -> None:
+        arrays = _start(q), _start(weights)
+        self._witness(self._level, *arrays, *q.shape, _start(sums), sums.shape[1])
 
     def keep_bits(self, words: UInt32, mask: int) -> int:
         greatest: int = self._keep_bits(self._level, _start(words), len(words), mask)
         return greatest
+
+    def limb_products(self, block: Float64) -> Float64:
+        sums: Float64 = np.empty((3, 3))
+        one, two = block
+        self._limb_products(self._level, _start(one), _start(two), len(one), _start(sums))
+        return sums
 
     def limbs(self, residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:
         size = (*residues.shape, residues.strides[0] // residues.itemsize)
@@ -165,13 +177,6 @@ def _start(array: Any) -> Any:
     if array.flags.writeable:
         return _Start.from_buffer(array)
     return _Start.from_address(array.ctypes.data)
-
-
-def _check(challenge: Float64 | None, sums: Float64 | None) -> tuple[Any, Any, int]:
-    """Returns law 11's arguments: the two arrays, and the width of the second."""
-    if challenge is None or sums is None:
-        return None, None, 0
-    return _start(challenge), _start(sums), sums.shape[1]
 
 
 def _starts(arrays: Sequence[AnyArray]) -> Any:

@@ -18,6 +18,7 @@ from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
 UInt8: TypeAlias = npt.NDArray[np.uint8]
 UInt16: TypeAlias = npt.NDArray[np.uint16]
 Int8: TypeAlias = npt.NDArray[np.int8]
+Int16: TypeAlias = npt.NDArray[np.int16]
 Int32: TypeAlias = npt.NDArray[np.int32]
 
 _LANES, _FEW = 128, 1024
@@ -124,15 +125,15 @@ def share(
     masks: UInt32,
     shares: UInt32,
     *,
-    challenge: Float64 | None,
-    sums: Float64 | None,
-) -> tuple[Int64, Int64]:
-    """Makes the shares of a group of rows by laws 7 and 8, and law 11's sums."""
+    q: Int16 | None,
+) -> tuple[Int64, Int64, int]:
+    """Makes the shares of a group of rows by laws 7 and 8."""
     fixed = _rounded(values, scales, dither.shape)
     v = _variance(fixed)
     np.add(fixed, dither, out=fixed, casting="unsafe")
     np.right_shift(fixed, _LIMB, out=fixed)
-    return _share_q(fixed, masks, shares, challenge, sums), v
+    s, greatest = _share_q(fixed, masks, shares, q)
+    return s, v, greatest
 
 
 def share_integers(
@@ -140,30 +141,34 @@ def share_integers(
     masks: UInt32,
     shares: UInt32,
     *,
-    challenge: Float64 | None,
-    sums: Float64 | None,
-) -> Int64:
+    q: Int16 | None,
+) -> tuple[Int64, int]:
     """The same of rows that are q themselves (law 19)."""
-    q = np.empty(masks.shape[1:], np.int32)
-    for row, out in zip(values, q, strict=True):
+    wide = np.empty(masks.shape[1:], np.int32)
+    for row, out in zip(values, wide, strict=True):
         np.copyto(out, row)
-    return _share_q(q, masks, shares, challenge, sums)
+    return _share_q(wide, masks, shares, q)
 
 
-def _share_q(
-    q: Int32, masks: UInt32, shares: UInt32, challenge: Float64 | None, sums: Float64 | None
-) -> Int64:
-    """Makes the shares of q (g, b), which it spoils, and law 11's sums. Returns s."""
-    wide = q.astype(np.float64)
-    if challenge is not None and sums is not None:
-        # Two products with a vector each: for one product with two rows BLAS copies the matrix.
-        for place, weights in enumerate(np.ascontiguousarray(challenge.T)):
-            sums[place, : wide.shape[1]] += weights @ wide
+def _share_q(q: Int32, masks: UInt32, shares: UInt32, kept: Int16 | None) -> tuple[Int64, int]:
+    """Makes the shares of q (g, b), which it spoils. Returns s and the greatest mask."""
+    s = _squares(q.astype(np.float64))
+    if kept is not None:
+        np.copyto(kept, q, casting="unsafe")
+    masks = np.bitwise_and(masks, _P)  # p has all bits but the highest
     residues, scratch = q.view(np.uint32), np.empty(q.shape, np.uint32)
     # As an unsigned number a negative q is huge, and q + p is its residue.
     np.minimum(residues, np.add(residues, _P, out=scratch), out=residues)
     _shares(residues, masks, shares, scratch)
-    return _squares(wide)
+    return s, int(np.maximum.reduce(masks, axis=None, initial=0))
+
+
+def witness(q: Int16, weights: Float64, sums: Float64) -> None:
+    """Adds law 11's products of q (g, b) with weights (g, 2) to the sums (2, b) or wider."""
+    wide = q.astype(np.float64)
+    # Two products with a vector each: for one product with two rows BLAS copies the matrix.
+    for total, weight in zip(sums, np.ascontiguousarray(weights.T), strict=True):
+        total[: wide.shape[1]] += weight @ wide
 
 
 def _rounded(values: Sequence[Float32], scales: Float32, shape: tuple[int, ...]) -> Int32:
@@ -229,6 +234,19 @@ def keep_bits(words: UInt32, mask: int) -> int:
     """Keeps the bits of `mask` in every word (n,), and returns the greatest of them, or 0."""
     np.bitwise_and(words, np.uint32(mask), out=words)
     return int(np.maximum.reduce(words, initial=0))
+
+
+def limb_products(block: Float64) -> Float64:
+    """Sums the products of the limbs of two rows (2, b): (3, 3), by limb and by pair."""
+    sums: Float64 = np.zeros((3, 3))
+    for start in range(0, block.shape[1], _CHUNK):
+        values = block[:, start : start + _CHUNK]
+        values = values - np.rint(values * (1 / int(_P))) * float(_P)
+        high = np.rint(values * 2.0**-_LIMB)
+        low = values - high * 2.0**_LIMB
+        for limb, (x, y) in enumerate((high, high + low, low)):
+            sums[limb] += np.vecdot(x, x), np.vecdot(x, y), np.vecdot(y, y)
+    return sums
 
 
 def limbs(residues: UInt32, high: Float64, both: Float64, low: Float64) -> None:

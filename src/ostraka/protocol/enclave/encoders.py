@@ -11,6 +11,7 @@ from ostraka.core import exact, field, gaussian, leakage, loops
 from ostraka.core.exact import Freivalds
 from ostraka.core.gaussian import Agreement
 from ostraka.core.gram import add_gram, from_gram, gram_error
+from ostraka.core.loops.twin import Int16, UInt16
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.masks import Noise, mask_stream
 from ostraka.crypto.stream import SecretStream
@@ -117,7 +118,7 @@ class ExactEncoder:
         self._scratch[thread].load(values, self._scales[rows.start : rows.stop])
 
     def shares(self, thread: int, index: int, rows: range) -> Sequence[UInt32]:
-        """Laws 7 and 8 for one tile of some rows, and the sums of law 11."""
+        """Laws 7 and 8 for one tile of some rows, and what law 11 takes of it."""
         return self._scratch[thread].shares(index, rows, witnessed=self._reader.terms.verify)
 
     def witness(self, thread: int, rows: range) -> None:
@@ -222,29 +223,46 @@ class _Scratch:
     def shares(self, index: int, rows: range, *, witnessed: bool) -> Sequence[UInt32]:
         """The shares of what was loaded, quantised with the dither that belongs to it.
 
-        witnessed: add to the sums of law 11, too.
+        witnessed: keep q for law 11, too.
         """
         shape, stream = (len(self._values), len(self._values[0])), mask_stream(index, rows)
         masks = cut(self._mask_words, len(self._masks), *shape)
+        shares: UInt32 = cut(self._share_words, 2 * len(masks), *shape)
+        q = self.check.expect(rows, shape[1]) if witnessed else None
+        dither = cut(self._dither_words, *shape)
+        if self._dither is not None:
+            self._dither.seek(stream)
+            self._dither.fill(dither)
         for source, mask in zip(self._masks, masks, strict=True):
             source.seek(stream)
-            source.uniform_into(mask, field.P)
-        self.leading = masks[-1]
-        shares: UInt32 = cut(self._share_words, 2 * len(masks), *shape)
-        challenge, sums = self.check.expect(rows) if witnessed else (None, None)
-        if self._dither is None:
-            self.s = loops.share_integers(
-                self._values, masks, shares, challenge=challenge, sums=sums
-            )
-            self.v = np.zeros_like(self.s)
-            return list(shares)
-        dither = cut(self._dither_words, *shape)
-        self._dither.seek(stream)
-        self._dither.fill(dither)
-        self.s, self.v = loops.share(
-            self._values, self._scales, dither, masks, shares, challenge=challenge, sums=sums
-        )
+            source.fill(mask)
+        # Nearly always all words of the stream are acceptable, but for their highest bit, which the
+        # loop ignores: then no pass over them is needed.
+        if self._share(dither, masks, shares, q) == field.P:
+            for source, mask in zip(self._masks, masks, strict=True):
+                source.seek(stream)
+                source.uniform_into(mask, field.P)
+            self._share(dither, masks, shares, q)
+        self._leading = masks[-1]
         return list(shares)
+
+    def _share(self, dither: UInt16, masks: UInt32, shares: UInt32, q: Int16 | None) -> int:
+        """Makes the shares, and returns the greatest mask."""
+        if self._dither is None:
+            self.s, greatest = loops.share_integers(self._values, masks, shares, q=q)
+            self.v = np.zeros_like(self.s)
+        else:
+            self.s, self.v, greatest = loops.share(
+                self._values, self._scales, dither, masks, shares, q=q
+            )
+        return greatest
+
+    @property
+    def leading(self) -> UInt32:
+        """The leading mask (g, b) of the rows that were last shared."""
+        leading: UInt32 = self._leading
+        loops.keep_bits(leading.reshape(-1), field.P)
+        return leading
 
 
 def _challenge(reader: RowReader) -> UInt32:

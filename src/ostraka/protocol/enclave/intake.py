@@ -205,6 +205,11 @@ class Intake:
         complete = self.complete if liars else frozenset()
         return {name: why for name, why in liars.items() if name not in complete}
 
+    def flaw(self, client: str) -> Rejection | None:
+        """What a client has done wrong with its current upload, as far as that is here."""
+        row = self._uploads.get(client)
+        return None if row is None else self._flaw(row)
+
     def close(self) -> Cohort:
         """Fix who takes part: every complete upload, in the roster's order.
 

@@ -145,54 +145,70 @@ def test_add_rows_is_the_same_in_c(library, count, n, drawn):
 def group(rng, g, b, t, special=0.0):
     """The arguments of `share`, at scales from hardly any to far too large."""
     dither = rng.integers(0, 2**16, (g, b)).astype(np.uint16)
-    masks = rng.integers(0, P, (t, g, b)).astype(np.uint32)
-    masks[rng.random(masks.shape) < 0.1] = rng.choice([0, 1, P - 1])
-    challenge = rng.integers(-(2**30) + 1, 2**30, (g, 2)).astype(np.float64)
+    masks = rng.integers(0, 2**32, (t, g, b)).astype(np.uint32)
+    masks[rng.random(masks.shape) < 0.1] = rng.choice([0, 1, P - 1, 2**31, 2**32 - 2])
     scales = (2.0 ** rng.integers(-10, 40, g)).astype(np.float32)
     values = list(reals(rng, (g, b), special))
-    return values, scales, dither, masks, np.zeros((2 * t, g, b), np.uint32), challenge
+    return values, scales, dither, masks, np.zeros((2 * t, g, b), np.uint32)
+
+
+def q_if(kept, shape):
+    return np.zeros(shape, np.int16) if kept else None
 
 
 @given(shape=st.tuples(st.integers(0, 10), SIZES), t=st.integers(1, 3), drawn=DRAWN)
-@pytest.mark.parametrize("checked", [True, False])
-def test_share_is_the_same_in_c(library, shape, t, drawn, checked):
+@pytest.mark.parametrize("kept", [True, False])
+def test_share_is_the_same_in_c(library, shape, t, drawn, kept):
     (rng, special, offset), (g, b) = drawn, shape
-    values, scales, dither, masks, shares, challenge = group(rng, g, b, t, special)
+    values, scales, dither, masks, shares = group(rng, g, b, t, special)
+    if rng.random() < 0.1:
+        masks[rng.random(masks.shape) < 0.1] = rng.choice([P, 2**32 - 1])
     values = [placed(row, offset) for row in values]
-    sums = rng.integers(-(2**40), 2**40, (2, b + offset)).astype(np.float64)
-    theirs, their_sums = shares.copy(), sums.copy()
+    theirs, q, their_q = shares.copy(), q_if(kept, shape), q_if(kept, shape)
     inputs = values, scales, placed(dither, offset), placed(masks, offset)
-    check = challenge if checked else None
-    s, v = library.share(*inputs, shares, challenge=check, sums=sums if checked else None)
-    their_sums_if = their_sums if checked else None
-    expected = twin.share(*inputs, theirs, challenge=check, sums=their_sums_if)
-    assert_same([s, v], expected)
+    ours = library.share(*inputs, shares, q=q)
+    expected = twin.share(*inputs, theirs, q=their_q)
+    assert_same(ours[:2], expected[:2])
+    assert ours[2] == expected[2] == max((masks & P).flat, default=0)
     assert_same(shares, theirs)
-    assert_same(sums, their_sums)
+    if kept:
+        assert_same(q, their_q)
 
 
 @given(shape=st.tuples(st.integers(0, 10), SIZES), t=st.integers(1, 3), drawn=DRAWN)
-@pytest.mark.parametrize("checked", [True, False])
-def test_share_integers_is_the_same_in_c_and_as_without_dither(library, shape, t, drawn, checked):
+@pytest.mark.parametrize("kept", [True, False])
+def test_share_integers_is_the_same_in_c_and_as_without_dither(library, shape, t, drawn, kept):
     (rng, _, offset), (g, b) = drawn, shape
-    _, scales, dither, masks, shares, challenge = group(rng, g, b, t)
+    _, scales, dither, masks, shares = group(rng, g, b, t)
     values = [rng.integers(-128, 128, b + offset).astype(np.int8)[offset:] for _ in range(g)]
-    before = rng.integers(-(2**40), 2**40, (2, b + offset)).astype(np.float64)
-    check = challenge if checked else None
 
     def shared(loop, *rows):
-        out, sums = shares.copy(), before.copy()
-        found = loop(*rows, masks, out, challenge=check, sums=sums if checked else None)
-        return found, out, sums
+        out, q = shares.copy(), q_if(kept, shape)
+        *found, greatest = loop(*rows, masks, out, q=q)
+        return found, greatest, out, np.zeros(0) if q is None else q
 
     ours, theirs = shared(library.share_integers, values), shared(twin.share_integers, values)
     wide = [row.astype(np.float32) for row in values]
     scales[:], dither[:] = 2.0**16, 0
     (s, v), *rest = shared(twin.share, wide, scales, dither)
     for found in (ours, theirs):
-        for each, expected in zip(found, (s, *rest), strict=True):
+        for each, expected in zip(found, ([s], *rest), strict=True):
             assert_same(each, expected)
     assert not v.any()
+
+
+@given(shape=st.tuples(st.integers(0, 20), SIZES), seed=SEEDS, offset=SHIFTED)
+def test_witness_is_the_same_in_c_and_the_products(library, shape, seed, offset):
+    rng, (g, b) = np.random.default_rng(seed), shape
+    q = rng.choice([-(2**15), 2**15 - 1, 0, 1, 17], shape).astype(np.int16)
+    weights = rng.integers(-(2**30) + 1, 2**30, (g, 2))
+    before = rng.integers(-(2**40), 2**40, (2, b + offset))
+    ours, theirs = before.astype(np.float64), before.astype(np.float64)
+    library.witness(placed(q, offset), weights.astype(np.float64), ours)
+    twin.witness(q, weights.astype(np.float64), theirs)
+    assert_same(ours, theirs)
+    before[:, :b] += weights.T @ q.astype(np.int64)
+    assert_same(ours, before.astype(np.float64))
 
 
 @given(n=SIZES, seed=SEEDS, mask=st.integers(0, 2**32 - 1), offset=SHIFTED)
@@ -202,6 +218,25 @@ def test_keep_bits_is_the_same_in_c(library, n, seed, mask, offset):
     assert library.keep_bits(ours, mask) == twin.keep_bits(theirs, mask) == max(theirs, default=0)
     assert_same(ours, theirs)
     assert_same(ours, words & np.uint32(mask))
+
+
+@given(b=SIZES, seed=SEEDS)
+def test_limb_products_are_the_same_in_c_and_those_of_the_residues(library, b, seed):
+    most = 2**53 - 2**31
+    block = np.random.default_rng(seed).integers(-most, most, (2, b))
+    # Ties and their neighbours are where a rounded quotient goes wrong.
+    edges = [P * k // 2 + e for k in (1, 2**21 - 1, -(2**21) + 1) for e in (-1, 0, 1)] + [
+        -most,
+        most,
+    ]
+    block[:, : len(edges)] = edges[:b]
+    ours = library.limb_products(block.astype(np.float64))
+    assert_same(ours, twin.limb_products(block.astype(np.float64)))
+    (hh, mixed, ll), residues = ours.astype(np.int64).astype(object), block.astype(object)
+    products = 2**32 * hh + 2**16 * (mixed - hh - ll) + ll
+    pairs = ((0, 0), (0, 1), (1, 1))
+    expected = [sum(residues[i] * residues[j]) % P for i, j in pairs]
+    assert [int(x) % P for x in products] == expected
 
 
 @given(n=st.integers(0, 5), b=SIZES, first=st.integers(0, 9), seed=SEEDS)
@@ -328,27 +363,24 @@ def test_add_rows_adds_in_order(count, n, seed):
 
 
 @given(g=st.integers(0, 4), b=st.integers(0, 40), t=st.integers(1, 3), seed=SEEDS)
-def test_laws_7_8_and_11_share_is_the_formulas(g, b, t, seed):
+def test_laws_7_and_8_share_is_the_formulas(g, b, t, seed):
     rng = np.random.default_rng(seed)
-    values, scales, dither, masks, shares, challenge = group(rng, g, b, t)
+    values, scales, dither, masks, shares = group(rng, g, b, t)
     scales[:] = 2.0 ** rng.integers(-10, 10, g)
-    sums = np.zeros((2, b))
-    s, v = loops.share(values, scales, dither, masks, shares, challenge=challenge, sums=sums)
-    expected_sums = [[0] * b, [0] * b]
+    kept = np.zeros((g, b), np.int16)
+    s, v, _ = loops.share(values, scales, dither, masks, shares, q=kept)
     for row in range(g):
         squares = variance = 0
         for k in range(b):
             a = round(Fraction(float(values[row][k] * scales[row])))
             q = (a + int(dither[row, k])) >> 16
+            assert kept[row, k] == q
             squares += q * q
             variance += (a % 2**16) * (2**16 - a % 2**16)
-            for place in (0, 1):
-                expected_sums[place][k] += int(challenge[row, place]) * q
             for j, x in enumerate([1, -1, 2, -2, 3, -3][: 2 * t]):
-                polynomial = sum(x ** (i + 1) * int(masks[i, row, k]) for i in range(t))
+                polynomial = sum(x ** (i + 1) * (int(masks[i, row, k]) & P) for i in range(t))
                 assert shares[j, row, k] == (q + polynomial) % P
         assert (s[row], v[row]) == (squares, variance)
-    assert sums.tolist() == expected_sums
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 2.0**31, -(2.0**31), 1e38, -1e38])
@@ -356,7 +388,7 @@ def test_law7_what_is_out_of_range_counts_as_the_least(bad):
     values, dither = np.full(3, bad, np.float32), np.array([[0, 1, 2**16 - 1]], np.uint16)
     shares = np.empty((2, 1, 3), np.uint32)
     masks = np.zeros((1, 1, 3), np.uint32)
-    s, v = loops.share([values], np.ones(1, np.float32), dither, masks, shares)
+    s, v, _ = loops.share([values], np.ones(1, np.float32), dither, masks, shares)
     np.testing.assert_array_equal(shares, np.full((2, 1, 3), P - 2**15))
     assert (s[0], v[0]) == (3 * 2**30, 0)
 
@@ -444,8 +476,7 @@ def share_with(**other):
         "dither": u16(2, 5),
         "masks": u32(1, 2, 5),
         "shares": u32(2, 2, 5),
-        "challenge": np.zeros((2, 2)),
-        "sums": np.zeros((2, 5)),
+        "q": np.zeros((2, 5), np.int16),
     }
     return lambda: ANYTHING.share(**(usual | other))
 
@@ -455,10 +486,18 @@ def integers_with(**other):
         "values": [np.zeros(5, np.int8), np.zeros(5, np.int8)],
         "masks": u32(1, 2, 5),
         "shares": u32(2, 2, 5),
-        "challenge": np.zeros((2, 2)),
-        "sums": np.zeros((2, 5)),
+        "q": np.zeros((2, 5), np.int16),
     }
     return lambda: ANYTHING.share_integers(**(usual | other))
+
+
+def witness_with(**other):
+    usual = {
+        "q": np.zeros((3, 5), np.int16),
+        "weights": np.zeros((3, 2)),
+        "sums": np.zeros((2, 6)),
+    }
+    return lambda: ANYTHING.witness(**(usual | other))
 
 
 ANYTHING: Any = loops  # which may be called with what its types forbid
@@ -488,18 +527,23 @@ BAD = {
     "no masks": share_with(masks=u32(0, 2, 5)),
     "four masks": share_with(masks=u32(4, 2, 5), shares=u32(8, 2, 5)),
     "too few shares": share_with(shares=u32(1, 2, 5)),
-    "a challenge without sums": share_with(sums=None),
-    "sums without a challenge": share_with(challenge=None),
-    "too few sums": share_with(sums=np.zeros((2, 4))),
-    "challenges the other way round": share_with(challenge=np.zeros((2, 3))),
+    "q of 32 bits": share_with(q=np.zeros((2, 5), np.int32)),
+    "q to read": share_with(q=readonly(np.zeros((2, 5), np.int16))),
+    "too few sums": witness_with(sums=np.zeros((2, 4))),
+    "challenges the other way round": witness_with(weights=np.zeros((2, 3))),
+    "sums to read": witness_with(sums=readonly(np.zeros((2, 5)))),
+    "a witness of bytes": witness_with(q=np.zeros((3, 5), np.int8)),
     "integers that are float32": integers_with(values=[f32(5), f32(5)]),
     "too few rows of integers": integers_with(values=[np.zeros(5, np.int8)]),
     "a short row of integers": integers_with(values=[np.zeros(5, np.int8), np.zeros(4, np.int8)]),
     "masks of another width": integers_with(masks=u32(1, 2, 4)),
-    "sums of integers without a challenge": integers_with(challenge=None),
+    "too few q of integers": integers_with(q=np.zeros((1, 5), np.int16)),
     "float64 to be scaled": lambda: ANYTHING.scaled_squares(np.zeros(3), 1.0),
     "words of 64 bits": lambda: loops.keep_bits(np.zeros(3, np.uint64), 1),
     "a mask of 33 bits": lambda: loops.keep_bits(u32(3), 1 << 32),
+    "three rows of limbs": lambda: loops.limb_products(np.zeros((3, 4))),
+    "limbs of integers": lambda: ANYTHING.limb_products(np.zeros((2, 4), np.int64)),
+    "too many columns of limbs": lambda: loops.limb_products(np.zeros((2, 2**19 + 1))),
     "residues by columns": lambda: loops.limbs(u32(4, 4).T, *np.zeros((3, 4, 4))),
     "one row, every other residue": lambda: loops.limbs(u32(1, 4)[:, ::2], *np.zeros((3, 1, 2))),
     "residues of 64 bits": lambda: loops.limbs(np.zeros((2, 2), np.uint64), *np.zeros((3, 2, 2))),
@@ -519,9 +563,10 @@ def test_a_wrong_argument_is_an_error_and_no_crash(bad):
 
 def test_good_arguments_of_the_same_table_pass():
     share_with()()
-    share_with(challenge=None, sums=None)()
+    share_with(q=None)()
     integers_with()()
-    integers_with(challenge=None, sums=None)()
+    integers_with(q=None)()
+    witness_with()()
     loops.squares(readonly(f32(3)))
     loops.keep_bits(u32(3), (1 << 32) - 1)
     loops.keep_bits(u32(3), 0)
