@@ -177,6 +177,7 @@ async def send_all(address, root, n, f, at_a_time):
     for sender in senders:
         await sender.channel.close()
     assert certified.certificate is not None
+    assert certified.certificate is not None
     taken["votes"] = len(certified.certificate.votes)
     say("confirmed", json.dumps(taken))
     say("receipt", receipt.participants, receipt.kept, len(receipt.rejected))
@@ -229,6 +230,7 @@ async def send_some(address, root, n, f, first, last, at_a_time):  # noqa: PLR09
     taken = sum((each for _, each in voted.values()), Counter(clients=len(everybody)))
     certified = decode(Certified, received[first][1])
     taken["certificate_bytes"] = len(received[first][1])
+    assert certified.certificate is not None
     taken["votes"] = len(certified.certificate.votes)
     receipt = sent[first][0].client.follow(certified).last
     parts = greeter.stub.GetModel(wire.ModelRequest(digest=receipt.model))

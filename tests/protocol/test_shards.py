@@ -148,6 +148,20 @@ def test_law18_any_number_of_shards_has_the_outcome_of_one_enclave(simulate, cas
             assert apart <= nearly * np.linalg.norm(expected), apart
 
 
+@pytest.mark.parametrize("place", [0, LEAF_VALUES, 3 * LEAF_VALUES])
+@pytest.mark.parametrize("case", [name for name, terms in CASES.items() if "rounds" not in terms])
+def test_law18_who_differs_on_one_shard_alone_differs(simulate, case, place):
+    """What any one shard has measured counts."""
+    terms = {**CASES[case], "defence": "multi-krum"}
+    rows = np.array(INTEGERS if terms.get("upload") == "int8" else ROWS)
+    rows[:] = rows[0]
+    rows[:, 1:] += np.float32(2.0**-9) * (np.arange(N, dtype=np.float32)[:, None] % 3)
+    rows[4, place + 1 : place + 1000] *= -1
+    round_ = divided(simulate, 4, **{**terms, "rows": rows}).open()
+    round_.send_all()
+    assert set(round_.simulation.names) - set(round_.finish().selected) == {"client-4"}
+
+
 def test_the_specification_runs_shards():
     one, four = (run_round(ROWS, f=1, rule="multi-krum", shards=each) for each in (1, 4))
     assert one.selected == four.selected
@@ -496,7 +510,8 @@ class Liar:
             answer[5, 2] = answer[2, 5]
             return answer
 
-        running.total = total
+        lying: Any = running
+        lying.total = total
         return running
 
 
@@ -692,7 +707,11 @@ def test_any_cut_has_all_tiles_once_and_meets_at_leaves(tiling, count):
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(tilings, st.lists(st.integers(-1, 50), max_size=6))
+cuts = st.lists(st.integers(-1, 50), max_size=6)
+risen = st.sets(st.integers(0, 50), max_size=4).map(lambda places: sorted(places | {0}))
+
+
+@given(tilings | st.builds(Tiling, st.integers(1, 9_000), st.just(64)), cuts | risen)
 def test_any_other_cut_is_refused(tiling, first):
     edges = [*first, tiling.count]
     good = edges[0] == 0 and all(a < b for a, b in itertools.pairwise(edges))

@@ -121,8 +121,16 @@ def test_a_shard_that_is_down_for_a_while(sharded, told, when):
 def test_slices_that_are_here_are_not_asked_for_again(sharded):
     service, alice = sharded(3)
     asked = []
+
+    def asking(shard):
+        def lie(honest):
+            asked.append(shard)
+            return honest
+
+        return lie
+
     for shard in service.shards:
-        shard.lie = lambda honest, each=shard: (asked.append(each), honest)[1]
+        shard.lie = asking(shard)
     service.shards[2].failures = [UNAVAILABLE] * 3
     alice.fetch()
     assert sorted(map(service.shards.index, asked)) == [0, 1, 2]
@@ -365,7 +373,9 @@ def test_progress_is_that_of_all_lanes_and_is_told_in_the_caller_s_thread(
 
 
 def interrupt():
-    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
 
 
 def narrow(lane):

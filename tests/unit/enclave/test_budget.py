@@ -2,6 +2,7 @@
 
 import os
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ Buffers:           12345 kB
 AVAILABLE = 8_192_000 * 1024
 
 
-MULTI_KRUM = {"rule": "multi-krum", "pre": ()}
+MULTI_KRUM: dict[str, Any] = {"rule": "multi-krum", "pre": ()}
 
 
 def federation(n: int = 9, *, d: int = 20_000, f: int | None = None, **terms) -> Federation:
@@ -143,7 +144,11 @@ def test_deciding_takes_no_more_than_is_stated(composition):
     products: Float64 = rows @ rows.T
     gram = Gram(products, np.full((n, n), 1e-9), 1.0, root=0, last=np.zeros(n))
     f = next(f for f in range(n // 5, -1, -1) if composition.least(f) <= n)
-    terms = {"rule": composition.name, "pre": composition.pre, "options": composition.options}
+    terms: dict[str, Any] = {
+        "rule": composition.name,
+        "pre": composition.pre,
+        "options": composition.options,
+    }
     stated = needs(federation(n, f=f, disclose_values=True, **terms)).matrices
     tracemalloc.start()
     try:
