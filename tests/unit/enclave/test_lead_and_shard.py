@@ -19,6 +19,7 @@ import pytest
 from ostraka.config import LEAF_VALUES, Federation, Manifest, Member, Span, Terms, cut_into_spans
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import link
+from ostraka.enclave.engine import Engine
 from ostraka.enclave.lane import Lane, Tickets
 from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.link import COMMANDS, Link
@@ -26,8 +27,9 @@ from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.servicer import Caller, Servicer, _require_taken
 from ostraka.enclave.shard import Settings, ShardService
 from ostraka.enclave.storage.models import Slices
-from ostraka.errors import Rejection, RoundFailed, UpdateRejected
-from ostraka.messages import joined_digest
+from ostraka.encoding import UNSIGNED
+from ostraka.errors import ConfigError, Rejection, RoundFailed, UpdateRejected
+from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Begun, Memory, Threads
 
 ROUND, UPLOAD = b"r" * 32, b"u" * 32
@@ -37,6 +39,15 @@ D = 2 * LEAF_VALUES
 CLIENTS = tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(4))
 TERMS = Terms(Manifest.flat(D), f=0, distances="inside", tile=LEAF_VALUES // 2)
 FEDERATION = Federation(TERMS, CLIENTS, (), b"a" * 32, b"i" * 32, revision=2)
+POLICY = f"""\
+version = 1
+evidence = ["simulation"]
+unsafe_simulation = true
+
+[simulation]
+root = ["{bytes(32).hex()}"]
+mrenclave = ["{bytes(32).hex()}"]
+"""
 
 
 class Shard:
@@ -356,3 +367,46 @@ def test_a_shard_that_loses_its_lead_ends_what_it_computes_before_it_joins_again
         assert ended.is_set()
 
     asyncio.run(test())
+
+
+REVISIONS: dict[str, tuple[dict[str, Any], bool]] = {
+    "another roster": ({"clients": CLIENTS[:3]}, False),
+    "another policy for shards": ({"shard_policy": "version = 1"}, True),
+    "another tile": ({"terms": replace(TERMS, tile=LEAF_VALUES // 4)}, True),
+}
+
+
+@pytest.mark.parametrize("what", REVISIONS)
+def test_shards_prove_themselves_again_after(what):
+    """A shard that was let in by the older policy need not meet the newer one, and one that has its
+    span in tiles of another length takes every client for a liar."""
+    changes, again = REVISIONS[what]
+
+    async def test() -> None:
+        shards, shard = Shards(1), Shard()
+        shards.connected[0] = shard.near
+        newer = replace(FEDERATION, revision=3, **changes)
+        shards.adopt(Charter(newer, UNSIGNED), FEDERATION)
+        assert [type(each) for each in await shard.carried()] == [link.Adopt]
+        assert shard.near.ended is again
+        assert shards.complete is not again
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"terms": replace(TERMS, tile=D), "shard_policy": POLICY}, {"shard_policy": ""}],
+    ids=["tiles that cannot be divided", "no policy for shards"],
+)
+def test_a_lead_adopts_no_revision_that_its_shards_cannot_work_under(changes):
+    """It would end, and whenever it is started again."""
+    newer = replace(FEDERATION, revision=3, **changes)
+    lead: Any = SimpleNamespace(
+        enclave=SimpleNamespace(require_adoptable=lambda charter: None),
+        require_room=lambda federation: None,
+        shards=Shards(2),
+    )
+    with pytest.raises(ConfigError):
+        Engine._require_fit(lead, Charter(newer, UNSIGNED))
+    Engine._require_fit(lead, Charter(replace(FEDERATION, shard_policy=POLICY), UNSIGNED))
