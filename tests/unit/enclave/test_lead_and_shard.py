@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ostraka.config import LEAF_VALUES, Federation, Manifest, Member, Span, Terms, cut_into_spans
+from ostraka.core import optimiser
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import link
 from ostraka.enclave.engine import Engine
@@ -26,9 +27,9 @@ from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.servicer import Caller, Servicer, _require_taken
 from ostraka.enclave.shard import Settings, ShardService
-from ostraka.enclave.storage.models import Slices
+from ostraka.enclave.storage.models import SliceFiles, Slices
 from ostraka.encoding import UNSIGNED
-from ostraka.errors import ConfigError, Rejection, RoundFailed, UpdateRejected
+from ostraka.errors import ConfigError, Rejection, RoundFailed, StateError, UpdateRejected
 from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Begun, Memory, Threads
 
@@ -410,3 +411,23 @@ def test_a_lead_adopts_no_revision_that_its_shards_cannot_work_under(changes):
     with pytest.raises(ConfigError):
         Engine._require_fit(lead, Charter(newer, UNSIGNED))
     Engine._require_fit(lead, Charter(replace(FEDERATION, shard_policy=POLICY), UNSIGNED))
+
+
+def test_the_name_of_a_slice_tells_its_host_nothing(tmp_path):
+    """It is there before the outcome is held. By a digest of what is in it, a null step would have
+    the name of the slice before it, and a guess at an outcome could be tried without confirming
+    it."""
+    files = SliceFiles(tmp_path, bytes(32))
+    state = optimiser.start(np.arange(8, dtype=np.float32), TERMS.optimiser)
+    keys = [os.urandom(32) for _ in range(3)]
+    names = [files.save(number, 0, key, state) for number, key in zip((1, 2, 2), keys, strict=True)]
+    assert names[0] == names[1] == names[2]
+    shown = [path.name.split("-")[-1] for path in tmp_path.iterdir()]
+    assert len(set(shown)) == 3
+    for number, key in zip((1, 2, 2), keys, strict=True):
+        assert np.array_equal(files.load(number, names[0], key).model, state.model)
+    files.prune(2, names[2], keys[2])
+    assert len(list(tmp_path.iterdir())) == 2
+    assert np.array_equal(files.load(2, names[2], keys[2]).model, state.model)
+    with pytest.raises(StateError, match="is missing"):
+        files.load(2, names[1], keys[1])
