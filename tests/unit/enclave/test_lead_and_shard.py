@@ -29,7 +29,14 @@ from ostraka.enclave.servicer import Caller, Servicer, _require_taken
 from ostraka.enclave.shard import Settings, ShardService
 from ostraka.enclave.storage.models import SliceFiles, Slices
 from ostraka.encoding import UNSIGNED
-from ostraka.errors import ConfigError, Rejection, RoundFailed, StateError, UpdateRejected
+from ostraka.errors import (
+    ConfigError,
+    MalformedMessage,
+    Rejection,
+    RoundFailed,
+    StateError,
+    UpdateRejected,
+)
 from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Begun, Memory, Threads
 
@@ -431,3 +438,18 @@ def test_the_name_of_a_slice_tells_its_host_nothing(tmp_path):
     assert np.array_equal(files.load(2, names[2], keys[2]).model, state.model)
     with pytest.raises(StateError, match="is missing"):
         files.load(2, names[1], keys[1])
+
+
+@run
+async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_ones():
+    shard = Shard()
+    late, next_ = shard.near.ask(link.Open(1, ROUND)), shard.near.ask(link.Open(2, ROUND))
+    late.cancel()
+    shard.say(link.Opened(1.0))
+    assert not next_.done()
+    shard.say(link.Failed("why\nround published"))
+    with pytest.raises(RoundFailed, match="why") as failed:
+        next_.result()
+    assert str(failed.value).isprintable()
+    with pytest.raises(MalformedMessage, match="not asked"):
+        shard.say(link.Opened(3.0))
