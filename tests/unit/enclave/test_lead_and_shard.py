@@ -13,6 +13,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -26,19 +28,21 @@ from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.servicer import Caller, Servicer, _require_taken
-from ostraka.enclave.shard import Settings, ShardService
+from ostraka.enclave.shard import Finished, Settings, ShardService
 from ostraka.enclave.storage.models import SliceFiles, Slices
 from ostraka.encoding import UNSIGNED
 from ostraka.errors import (
     ConfigError,
     MalformedMessage,
     Rejection,
+    RemoteProtocolError,
     RoundFailed,
     StateError,
     UpdateRejected,
 )
 from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Begun, Memory, Threads
+from ostraka.transport import FINISHED
 
 ROUND, UPLOAD = b"r" * 32, b"u" * 32
 TICKET = b"t" * 32
@@ -123,9 +127,10 @@ class Joining:
         )
 
     async def _requests(self) -> AsyncIterator[Any]:
-        await self._ended.wait()
-        return
-        yield
+        while not self._ended.is_set():
+            await self._ended.wait()
+        for said in ():
+            yield said
 
     async def write(self, said: Any) -> None:
         self.shard.hear(said.sealed)
@@ -453,3 +458,29 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_ones():
     assert str(failed.value).isprintable()
     with pytest.raises(MalformedMessage, match="not asked"):
         shard.say(link.Opened(3.0))
+
+
+@pytest.mark.parametrize("lead", [True, False])
+def test_a_shard_believes_its_lead_alone_that_all_rounds_are_over(tmp_path, lead):
+    """How a stream ends is anyone's word who carries it. A shard that believed it would not come
+    again."""
+
+    class Ended:
+        async def read(self) -> Any:
+            return grpc.aio.EOF
+
+        async def code(self) -> Any:
+            return grpc.StatusCode.FAILED_PRECONDITION
+
+        async def details(self) -> str:
+            return FINISHED
+
+    async def test() -> None:
+        service = Serving(tmp_path).service
+        commands: asyncio.Queue[Any] = asyncio.Queue()
+        if lead:
+            service._heard(commands, link.Stop(finished=True), [])
+        with pytest.raises(Finished if lead else RemoteProtocolError):
+            await service._read(Ended())
+
+    asyncio.run(test())
