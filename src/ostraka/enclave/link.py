@@ -8,6 +8,7 @@
        <------- Opened ------------------------
        -------- Begun, Grant, many ----------->    an upload that was let in; a lane for its tiles
        <------- Granted, many -----------------
+       -------- Cut, End, some --------------->    its call has ended; it is replaced
        <------- Taken, Spoilt or Broken, many -    what has become of its tiles
        -------- Close ------------------------>    the rows, in their order
        <------- Closed ------------------------
@@ -101,11 +102,14 @@ class Opened:
 
 @dataclass(frozen=True)
 class Grant:
+    """own: the client itself brings its upload, and not somebody who has seen its header."""
+
     LABEL: ClassVar[bytes] = b"ostraka/shard/grant/v1"
 
     round_id: Id
     client: str
     upload_id: Id
+    own: bool
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,17 @@ class Broken:
     upload_id: Id
     code: str
     why: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The call that a lane was granted to has ended. What came over it stays."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/cut/v1"
+
+    round_id: Id
+    client: str
+    upload_id: Id
 
 
 @dataclass(frozen=True)
@@ -344,6 +359,7 @@ COMMANDS = (
     Open,
     Begun,
     Grant,
+    Cut,
     End,
     Close,
     Sketch,
