@@ -24,13 +24,15 @@ from ostraka_lab import run as over_services
 from ostraka_lab.baselines import PLAIN, Clear
 from ostraka_lab.compare import Cell, Comparison, write_json
 from ostraka_lab.experiment import Experiment
-from ostraka_lab.folder import Records, RunFolder
+from ostraka_lab.folder import Records, RunFolder, client_name
 from ostraka_lab.task import load_task
 
 # The largest difference, as a part of the model's length. Masks round inner products, so weights
 # differ by some millionths; one update that is left out or kept wrongly makes some thousandths.
 ALLOWED = 1e-5
 _ROUNDS = 2
+# A client that comes late would make another model. Those that have died are noticed anyway.
+_DEADLINE_S = 4 * 3600.0
 _PURPOSE = 100  # of the random numbers, beside those of the experiment
 
 
@@ -156,6 +158,7 @@ def _experiment(cell: Cell) -> Experiment:
         pre=tuple(pre),
         rounds=rounds,
         evaluate_every=rounds,
+        deadline_s=max(_DEADLINE_S, cell.experiment.deadline_s),
     )
 
 
@@ -166,4 +169,7 @@ def _over_services(cell: Cell, experiment: Experiment) -> Generator[Float32]:
     over_services.found_run(folder, experiment, command=cell.comparison.command)
     with closing(over_services.run(folder)) as rounds:
         for each in rounds:
+            if each.absent:
+                late = ", ".join(map(client_name, each.absent))
+                raise ServiceError(f"{cell}: no check without {late} in round {each.round}")
             yield Records(folder.rounds).model(each.round)

@@ -301,10 +301,14 @@ def _in_a_row(done: Sequence[checks.Check]) -> str:
     if unmasked := [each.unmasked for each in done if each.unmasked is not None]:
         text += (
             f"Beyond {checks.ALLOWED:.0e} that has to be what training makes of the rounding of "
-            f"masks: without masks, the same {len(unmasked)} are {max(unmasked):.0e} apart at "
-            "most. "
+            f"masks: without masks, {len(unmasked)} of the cells were run once more, and their "
+            f"models are {_tiny(max(unmasked))} apart at most. "
         )
     return text
+
+
+def _tiny(distance: float) -> str:
+    return f"{distance:.0e}" if distance else "0"
 
 
 _PART = (

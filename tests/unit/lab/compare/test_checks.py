@@ -1,6 +1,7 @@
 """Spot checks: which cells are drawn, and what becomes of one that differs."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_a_drift_beyond_what_is_allowed_must_be_gone_without_masks(tmp_path, mon
     assert check.unmasked == 0
     page = comparison_page.write(made).read_text()
     assert "Spot checks passed" in page
-    assert "without masks, the same 1 are 0e+00 apart" in page
+    assert "1 of the cells were run once more, and their models are 0 apart" in page
 
     (tmp_path / "checks.json").unlink()
     stand_in({"workers": 8e-6, "inside": 8e-6}, monkeypatch)
@@ -82,6 +83,19 @@ def test_where_all_rounds_agree_nothing_runs_twice(tmp_path, monkeypatch):
     checks.run(made, tell=ignore)
     assert runs == ["workers"] * 2
     assert all(each.drift == 0 and each.unmasked is None for each in checks.load(made))
+
+
+def test_a_check_without_a_client_says_so_and_blames_no_model(tmp_path, monkeypatch):
+    """A busy machine must not look like services that compute something else."""
+    made = comparison(tmp_path, 1, ("multi-krum",))
+    monkeypatch.setattr(checks.over_services, "found_run", ignore)
+    rows = [SimpleNamespace(round=1, absent=(2, 5))]
+    monkeypatch.setattr(checks.over_services, "run", lambda _: (row for row in rows))
+    with pytest.raises(ServiceError, match="no check without client-2, client-5 in round 1"):
+        checks.run(made, tell=ignore)
+    assert not checks.load(made)
+    (cell,) = checks.chosen(made)
+    assert checks._experiment(cell).deadline_s > cell.experiment.deadline_s
 
 
 def test_checks_of_before_can_be_read(tmp_path):
