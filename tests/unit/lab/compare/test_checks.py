@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from ostraka.errors import ServiceError
+from ostraka_lab import run
 from ostraka_lab.compare import Comparison, checks, running
 from ostraka_lab.defence import Defence
 from ostraka_lab.experiment import Experiment
@@ -65,6 +66,7 @@ def test_a_drift_beyond_what_is_allowed_must_be_gone_without_masks(tmp_path, mon
     checks.run(made, tell=ignore)
     (check,) = checks.load(made)
     assert runs == ["workers", "inside"]
+    assert check.drift is not None
     assert check.difference <= checks.ALLOWED < check.drift
     assert check.unmasked == 0
     page = comparison_page.write(made).read_text()
@@ -88,9 +90,9 @@ def test_where_all_rounds_agree_nothing_runs_twice(tmp_path, monkeypatch):
 def test_a_check_without_a_client_says_so_and_blames_no_model(tmp_path, monkeypatch):
     """A busy machine must not look like services that compute something else."""
     made = comparison(tmp_path, 1, ("multi-krum",))
-    monkeypatch.setattr(checks.over_services, "found_run", lambda *_, **__: None)
+    monkeypatch.setattr(run, "found_run", lambda *_, **__: None)
     rows = [SimpleNamespace(round=1, absent=(2, 5))]
-    monkeypatch.setattr(checks.over_services, "run", lambda _: (row for row in rows))
+    monkeypatch.setattr(run, "run", lambda _: (row for row in rows))
     with pytest.raises(ServiceError, match="no check without client-2, client-5 in round 1"):
         checks.run(made, tell=ignore)
     assert not checks.load(made)
