@@ -183,7 +183,7 @@ def test_a_null_step_leaves_every_slice_and_does_the_same_work(simulate, monkeyp
 
     monkeypatch.setattr(optimiser, "advance", counted)
     simulation = divided(simulate, optimiser=Optimiser("sgd"))
-    works = []
+    works, lengths = [], []
     for fails in (False, True, False):
         with monkeypatch.context() as patch:
             if fails:
@@ -194,6 +194,8 @@ def test_a_null_step_leaves_every_slice_and_does_the_same_work(simulate, monkeyp
             round_.send_all()
             proposed = round_.finish()
             works.append(sorted(done))
+        told = [each.leaves for each in proposed.slices]
+        lengths.append([(len(each.model), len(each.aggregate)) for each in told])
         receipt = simulation.follow(proposed).receipt
         assert receipt.failure == ("why" if fails else "")
         after = [each.shard.state for each in simulation.local.shards]
@@ -202,6 +204,8 @@ def test_a_null_step_leaves_every_slice_and_does_the_same_work(simulate, monkeyp
             assert np.array_equal(old.moments[0], new.moments[0]) == fails
     assert works[0] == works[1] == works[2]
     assert len(works[0]) == 3
+    # What a shard says of it goes over a network, before the outcome is held.
+    assert lengths[0] == lengths[1] == lengths[2]
 
 
 # What does not belong to a shard is refused, and what does still gets through.

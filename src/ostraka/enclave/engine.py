@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from ostraka import events, federation_file
+from ostraka.attestation import policy_file
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
 from ostraka.enclave import hardening
@@ -413,9 +414,13 @@ class Engine:
             self.brought = charter
 
     def _require_fit(self, charter: Charter) -> None:
-        """Raises unless a revision can be adopted, and this machine has memory for its rounds."""
+        """Raises unless a revision can be adopted, this machine has memory for its rounds, and its
+        shards can work under it."""
         self.enclave.require_adoptable(charter)
         self.require_room(charter.federation)
+        if self.shards is not None:
+            self.shards.spans(charter.federation.terms)
+            policy_file.of_shards(charter.federation)
 
     def _adopt_if_signed(self) -> None:
         """Adopt a newer revision, if one was brought or lies beside the federation file."""
@@ -424,10 +429,11 @@ class Engine:
             if charter is None:
                 return
             self._require_fit(charter)
+            before = self.federation
             self.state.adopt(charter)
             self.enclave.adopt(charter)
             if self.shards is not None:
-                self.shards.adopt(charter)
+                self.shards.adopt(charter, before)
         except (ConfigError, OpenError, LocalProtocolError, OSError) as refused:
             if str(refused) != self.ignored:
                 self.tell(events.FederationIgnored(str(refused)))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64
-from ostraka.config import Span, Terms, cut_into_spans
+from ostraka.config import Federation, Span, Terms, cut_into_spans
 from ostraka.core.rules import Columnwise, Plan
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.enclave import link
@@ -450,10 +450,19 @@ class Shards:
             part.shard.tell(link.Stop(finished=False))
         self.parts = self.columns = ()
 
-    def adopt(self, charter: Charter) -> None:
-        """Have all shards work under a new revision, from the next round on."""
-        for shard in self.connected.values():
+    def adopt(self, charter: Charter, before: Federation) -> None:
+        """Have all shards work under a new revision, from the next round on.
+
+        If it asks something else of shards, or cuts updates into other tiles, each has to prove
+        itself again, and is given its span anew.
+        """
+        newer = charter.federation
+        again = newer.shard_policy != before.shard_policy or newer.terms.tile != before.terms.tile
+        for shard in list(self.connected.values()):
             shard.tell(link.Adopt(encode(charter)))
+            if again:
+                del self.connected[shard.number]
+                shard.end()
 
     def end(self, *, finished: bool) -> None:
         """End all streams. finished: all rounds are over, and no shard is needed any more."""

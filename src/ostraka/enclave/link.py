@@ -425,8 +425,10 @@ class Link:
             self._heard(message, blobs)
 
     def _begin(self, rest: memoryview, count: int) -> None:
+        if len(rest) < 8 * count:
+            raise MalformedMessage("a message of a peer is shorter than its head says")
         sizes = [int.from_bytes(rest[8 * at : 8 * at + 8], "big") for at in range(count)]
-        if len(rest) < 8 * count or sum(sizes) > _LARGEST:
+        if sum(sizes) > _LARGEST:
             raise MalformedMessage("what is behind a message of a peer is too long")
         body = bytes(rest[8 * count :])
         kind = next((each for mark, each in self._kinds.items() if body.startswith(mark)), None)

@@ -456,7 +456,7 @@ class ShardService:
         self._role = Shard(self.federation, self._known_identity(), role.span, state)
         self.model = message.model, self._role.state.model
         self._candidate = None
-        self._files.prune(message.number, message.slice)
+        self._files.prune(message.number, message.slice, message.key)
         return (link.Moved(vector_leaves(self._role.state.model)),)
 
     # The steps of the above.

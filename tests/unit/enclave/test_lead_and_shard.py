@@ -17,17 +17,20 @@ import numpy as np
 import pytest
 
 from ostraka.config import LEAF_VALUES, Federation, Manifest, Member, Span, Terms, cut_into_spans
+from ostraka.core import optimiser
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import link
+from ostraka.enclave.engine import Engine
 from ostraka.enclave.lane import Lane, Tickets
 from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.servicer import Caller, Servicer, _require_taken
 from ostraka.enclave.shard import Settings, ShardService
-from ostraka.enclave.storage.models import Slices
-from ostraka.errors import Rejection, RoundFailed, UpdateRejected
-from ostraka.messages import joined_digest
+from ostraka.enclave.storage.models import SliceFiles, Slices
+from ostraka.encoding import UNSIGNED
+from ostraka.errors import ConfigError, Rejection, RoundFailed, StateError, UpdateRejected
+from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Begun, Memory, Threads
 
 ROUND, UPLOAD = b"r" * 32, b"u" * 32
@@ -37,6 +40,15 @@ D = 2 * LEAF_VALUES
 CLIENTS = tuple(Member(f"client-{i}", bytes([i]) * 32) for i in range(4))
 TERMS = Terms(Manifest.flat(D), f=0, distances="inside", tile=LEAF_VALUES // 2)
 FEDERATION = Federation(TERMS, CLIENTS, (), b"a" * 32, b"i" * 32, revision=2)
+POLICY = f"""\
+version = 1
+evidence = ["simulation"]
+unsafe_simulation = true
+
+[simulation]
+root = ["{bytes(32).hex()}"]
+mrenclave = ["{bytes(32).hex()}"]
+"""
 
 
 class Shard:
@@ -356,3 +368,66 @@ def test_a_shard_that_loses_its_lead_ends_what_it_computes_before_it_joins_again
         assert ended.is_set()
 
     asyncio.run(test())
+
+
+REVISIONS: dict[str, tuple[dict[str, Any], bool]] = {
+    "another roster": ({"clients": CLIENTS[:3]}, False),
+    "another policy for shards": ({"shard_policy": "version = 1"}, True),
+    "another tile": ({"terms": replace(TERMS, tile=LEAF_VALUES // 4)}, True),
+}
+
+
+@pytest.mark.parametrize("what", REVISIONS)
+def test_shards_prove_themselves_again_after(what):
+    """A shard that was let in by the older policy need not meet the newer one, and one that has its
+    span in tiles of another length takes every client for a liar."""
+    changes, again = REVISIONS[what]
+
+    async def test() -> None:
+        shards, shard = Shards(1), Shard()
+        shards.connected[0] = shard.near
+        newer = replace(FEDERATION, revision=3, **changes)
+        shards.adopt(Charter(newer, UNSIGNED), FEDERATION)
+        assert [type(each) for each in await shard.carried()] == [link.Adopt]
+        assert shard.near.ended is again
+        assert shards.complete is not again
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"terms": replace(TERMS, tile=D), "shard_policy": POLICY}, {"shard_policy": ""}],
+    ids=["tiles that cannot be divided", "no policy for shards"],
+)
+def test_a_lead_adopts_no_revision_that_its_shards_cannot_work_under(changes):
+    """It would end, and whenever it is started again."""
+    newer = replace(FEDERATION, revision=3, **changes)
+    lead: Any = SimpleNamespace(
+        enclave=SimpleNamespace(require_adoptable=lambda charter: None),
+        require_room=lambda federation: None,
+        shards=Shards(2),
+    )
+    with pytest.raises(ConfigError):
+        Engine._require_fit(lead, Charter(newer, UNSIGNED))
+    Engine._require_fit(lead, Charter(replace(FEDERATION, shard_policy=POLICY), UNSIGNED))
+
+
+def test_the_name_of_a_slice_tells_its_host_nothing(tmp_path):
+    """It is there before the outcome is held. By a digest of what is in it, a null step would have
+    the name of the slice before it, and a guess at an outcome could be tried without confirming
+    it."""
+    files = SliceFiles(tmp_path, bytes(32))
+    state = optimiser.start(np.arange(8, dtype=np.float32), TERMS.optimiser)
+    keys = [os.urandom(32) for _ in range(3)]
+    names = [files.save(number, 0, key, state) for number, key in zip((1, 2, 2), keys, strict=True)]
+    assert names[0] == names[1] == names[2]
+    shown = [path.name.split("-")[-1] for path in tmp_path.iterdir()]
+    assert len(set(shown)) == 3
+    for number, key in zip((1, 2, 2), keys, strict=True):
+        assert np.array_equal(files.load(number, names[0], key).model, state.model)
+    files.prune(2, names[2], keys[2])
+    assert len(list(tmp_path.iterdir())) == 2
+    assert np.array_equal(files.load(2, names[2], keys[2]).model, state.model)
+    with pytest.raises(StateError, match="is missing"):
+        files.load(2, names[1], keys[1])
