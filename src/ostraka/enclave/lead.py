@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64
-from ostraka.config import Span, Terms, cut_into_spans
+from ostraka.attestation import policy_file
+from ostraka.config import Federation, Span, Terms, cut_into_spans
 from ostraka.core.rules import Columnwise, Plan
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.enclave import link
@@ -44,10 +45,21 @@ _GRANT_S = 30.0
 
 
 class Connected:
-    """One shard's stream. on_event: takes what becomes of tiles, on the loop."""
+    """One shard's stream. on_event: takes what becomes of tiles, on the loop.
 
-    def __init__(self, number: int, channel: PeerChannel, loop: asyncio.AbstractEventLoop) -> None:
+    revision: of the federation under which it has proved itself.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        channel: PeerChannel,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        revision: int = 1,
+    ) -> None:
         self.number = number
+        self.revision = revision
         self.address = ""
         self.model: tuple[bytes, ...] = ()  # the leaves of its slice
         self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -329,8 +341,13 @@ class Shards:
             self.lost(shard.number)
 
     @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers of those that are not here."""
+        return tuple(each for each in range(self.count) if each not in self.connected)
+
+    @property
     def complete(self) -> bool:
-        return len(self.connected) == self.count
+        return not self.missing
 
     async def restore(
         self, shard: Connected, terms: Terms, state: Slices, number: int, model: bytes
@@ -408,10 +425,25 @@ class Shards:
             part.shard.tell(link.Stop(finished=False))
         self.parts = self.columns = ()
 
-    def adopt(self, charter: Charter) -> None:
-        """Have all shards work under a new revision, from the next round on."""
-        for shard in self.connected.values():
+    def require_fit(self, federation: Federation) -> None:
+        """Raises ConfigError unless shards can work under this revision."""
+        policy_file.of_shards(federation)
+        self.spans(federation.terms)
+
+    def adopt(self, charter: Charter, before: Federation) -> None:
+        """Have all shards work under a new revision, from the next round on.
+
+        They join again if they are held to another policy, which has to be met before it counts,
+        and if it moves their ranges.
+        """
+        after = charter.federation
+        again = after.shard_policy != before.shard_policy
+        again = again or self.spans(after.terms) != self.spans(before.terms)
+        for shard in list(self.connected.values()):
             shard.tell(link.Adopt(encode(charter)))
+            if again:
+                del self.connected[shard.number]
+                shard.end()
 
     def end(self, *, finished: bool) -> None:
         """End all streams. finished: all rounds are over, and no shard is needed any more."""

@@ -91,6 +91,7 @@ _SHOWN = 64  # characters of a claimed name
 _NOT_ENROLLED = "not enrolled"
 _UNCONFIRMED = "an outcome waits to be confirmed"
 _OTHER_MODEL = "not the present model"
+_LAST_WORDS_S = 5.0  # for a shard to take what it was told before its stream ends
 _NO_SHARDS = "this enclave has no shards: its federation.toml says how many there are"
 _LONG = 1000  # characters of a refusal
 _ANOTHER_KEY = "signed with another key than the enrolled one"
@@ -433,9 +434,9 @@ class Servicer(EnclaveServicer):
         Evidence takes its time to make and to verify, and strangers may ask: they wait in line.
         """
         engine, idle_s = self.engine, self.engine.file.limits.idle_s
-        shards = self._shards()
+        shards, federation = self._shards(), engine.federation
         admission = Admission(
-            engine.federation,
+            federation,
             engine.state.identity,
             shards=shards.count,
             provider=self.provider,
@@ -457,7 +458,8 @@ class Servicer(EnclaveServicer):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, printable(str(refused), _LONG))
         async with asyncio.timeout(idle_s):
             await context.write(wire.LeadSays(admitted=encode(admitted)))
-        return Connected(hello.shard, channel, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        return Connected(hello.shard, channel, loop, revision=federation.revision)
 
     def _verify_shard(
         self, admission: Admission, hello: ShardHello
@@ -484,6 +486,8 @@ class Servicer(EnclaveServicer):
 
         async def serve() -> None:
             await self._restored(shard, asyncio.wrap_future(ready))
+            if shard.revision != self.engine.federation.revision:
+                raise RoundFailed(f"shard {shard.number} has joined under an older revision")
             with self._shards().joined(shard):
                 self.engine.tell(events.ShardJoined(shard.number, shard.address))
                 await shard.over.wait()
@@ -495,6 +499,8 @@ class Servicer(EnclaveServicer):
                 each.result()
         finally:
             shard.end()
+            # What was said last is still heard: it may be a new revision.
+            await asyncio.wait(tasks[1:2], timeout=_LAST_WORDS_S)
             for each in tasks:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
