@@ -7,6 +7,7 @@ right updates in it, and every client has its model.
 import json
 import random
 import re
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,6 +245,29 @@ def test_shards_move_between_machines_if_their_slices_do(stage):
     (folders[0] / second.name).rename(second)
     held.open()
     play.check()
+
+
+@pytest.mark.slow
+def test_the_number_of_shards_is_changed_between_rounds(stage):
+    """The running shards stay as they are. A new one is told which slice it lacks."""
+    play = stage(rounds=2, **plan_for())
+    play.client("client-1").gates["fetched", 2] = held = play.gate()
+    start(play)
+    play.wait_for("RoundOpened", number=2)
+    held.wait_until_reached()
+    play.enclave.stop()
+    play.deployment.add_shard()
+    play.deployment.set(shards=SHARDS + 1)
+    play.start_enclave()
+    play.start_shard(SHARDS, wait=False)
+    refused = play.wait_for("ShardRefused")
+    folders = [play.deployment.shard_folder(number) / "state" for number in (1, 2)]
+    (needed,) = folders[0].glob("slice-00000001-*.sealed")
+    assert needed.name in refused["why"]
+    shutil.copy(needed, folders[1])
+    held.open()
+    play.check()
+    assert play.status()["shards"] == [0, 1, 2]
 
 
 @pytest.mark.slow
