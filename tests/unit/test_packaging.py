@@ -16,6 +16,7 @@ import pytest
 import typer
 import yaml
 
+from ostraka import __version__
 from ostraka.cli import app
 from ostraka.enclave.__main__ import parser
 
@@ -89,6 +90,32 @@ def test_the_image_installs_the_wheel_under_the_constraints():
     assert ("COPY", "constraints.txt dist/*.whl /build/") in instructions()
 
 
+# The version.
+
+RELEASE = __version__.partition(".dev")[0]  # what is built here, or what it becomes
+
+
+def test_all_name_the_same_version():
+    chart, values = (yaml.safe_load((CHART / f"{n}.yaml").read_text()) for n in ("Chart", "values"))
+    assert (chart["version"], chart["appVersion"], values["image"]["tag"]) == (RELEASE,) * 3
+    assert f'org.opencontainers.image.version="{RELEASE}"' in CONTAINERFILE.read_text()
+    told = [CONTAINERFILE, COMPOSE, ROOT / "deploy" / "README.md", ROOT / "docs" / "attestation.md"]
+    for path in told:
+        assert set(re.findall(r"\bostraka:(\d[\w.]*\w)", path.read_text())) == {RELEASE}, path
+
+
+@pytest.mark.skipif(__version__ != RELEASE, reason="this is no release")
+def test_a_release_is_dated_and_not_in_development():
+    first = re.search(r"^## \[(.*?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first is not None
+    assert first[1] == RELEASE
+    assert re.fullmatch(r" - \d{4}-\d\d-\d\d", first[2])
+    for name in ("README.md", "SECURITY.md"):
+        text = " ".join((ROOT / name).read_text().split())
+        assert "in development" not in text
+        assert RELEASE in text
+
+
 # Compose.
 
 SERVICES = yaml.safe_load(COMPOSE.read_text())["services"]
@@ -102,12 +129,21 @@ def test_a_service_can_write_to_its_volume_only(name):
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert re.fullmatch(r"ostraka:\d\S+", service["image"])
-    assert not {"privileged", "network_mode", "pid", "cap_add", "devices"} & set(service)
+    assert not {"privileged", "pid", "cap_add", "devices"} & set(service)
+    assert service.get("network_mode", "none") == "none"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_no_service_needs_what_engines_do_differently(name):
+    """podman-compose does not keep to every condition of `depends_on`: who needs a key waits."""
+    assert "depends_on" not in SERVICES[name]
+    script = " ".join([*SERVICES[name]["entrypoint"], *SERVICES[name]["command"]])
+    assert ("touch ready" if name == "init" else "until test -e ready; do sleep 1; done;") in script
 
 
 def commands_of(service):
     """The arguments of `ostraka` in a service's command."""
-    if "entrypoint" not in service:
+    if any("$$@" in part for part in service["entrypoint"]):
         return [service["command"]]
     (script,) = service["command"]
     name = service.get("environment", {}).get("NAME", "")
