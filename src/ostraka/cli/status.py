@@ -154,6 +154,7 @@ def _doing(figures: dict[str, Any], *, timed: bool = True) -> str:
         figures["awaited"],
         quorate=bool(figures.get("quorum_reached")),
         left_s=figures["deadline_in_s"] if timed else None,
+        shards=figures.get("shards_missing", ()),
     )
 
 
