@@ -80,7 +80,7 @@ class Plan:
         for name in ("clients", "dimension", "threads", "repeat", "shards"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
-        needed = self.clients * self.dimension * _BYTES_A_VALUE + _BASE_BYTES
+        needed = needed_bytes(self.clients, self.dimension)
         if needed > available_bytes():
             raise ConfigError(
                 f"{self.clients} clients of {self.dimension} values need about "
@@ -128,6 +128,11 @@ class Plan:
     def model_bytes(self) -> int:
         """What all clients download in one round."""
         return self.clients * self.dimension * UPDATE_BYTES
+
+
+def needed_bytes(clients: int, dimension: int) -> int:
+    """The memory that all processes of such a service take together, about."""
+    return clients * dimension * _BYTES_A_VALUE + _BASE_BYTES
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ostraka.config import Federation, Manifest, Member, Terms, default_tile
+from ostraka.config import (
+    Federation,
+    Manifest,
+    Member,
+    Terms,
+    Tiling,
+    cut_into_spans,
+    default_tile,
+)
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.enclave.budget import needs
 from ostraka.errors import ConfigError
@@ -29,7 +37,14 @@ from ostraka_lab.bench.parties import EXACT, PAPER, SKETCH, byzantine
 from ostraka_lab.bench.process import Begin, Figures, report
 from ostraka_lab.bench.results import Parts
 from ostraka_lab.bench.scale import Budget
-from ostraka_lab.bench.service_rounds import UPDATE_BYTES, Plan, Round, Served, serve
+from ostraka_lab.bench.service_rounds import (
+    UPDATE_BYTES,
+    Plan,
+    Round,
+    Served,
+    needed_bytes,
+    serve,
+)
 
 TARGET = (10_000, 100_000_000)
 COUNTS = (4, 16, 64)  # of shards, of the forecast
@@ -63,7 +78,8 @@ class Grid:
     shards.
 
     counts: of shards. scheme: on a sketch, or exact masks on whole updates. repeat: rounds that
-    count. most: values of all clients together.
+    count. most: values of all clients together. Every size needs as many values as the largest
+    number of shards can be cut from.
     """
 
     clients: tuple[int, ...] = (16, 64, 256)
@@ -80,6 +96,9 @@ class Grid:
             raise ConfigError("shards are compared with one enclave: count both 1 and more")
         if self.repeat < 1:
             raise ConfigError(f"repeat must be at least 1; got {self.repeat}")
+        for dimension in self.dimensions:
+            for count in self.counts:
+                cut_into_spans(Tiling(dimension, default_tile(dimension, count)), count)
 
     def plan(self, clients: int, dimension: int, shards: int) -> Plan:
         return Plan(
@@ -100,17 +119,16 @@ class Grid:
     def sizes(self) -> Iterator[tuple[int, int]]:
         """The pairs that fit."""
         for clients, dimension in self.every():
-            if clients * dimension <= self.most:
-                self.plan(clients, dimension, max(self.counts)).spans  # noqa: B018 (may refuse)
+            fits = needed_bytes(clients, dimension) <= available_bytes()
+            if fits and clients * dimension <= self.most:
                 yield clients, dimension
 
 
 # One size, in a process of its own.
 
 
-def measure(grid: Grid, begin: Begin) -> Figures:
-    """Measure the one size of this grid with each number of shards."""
-    ((clients, dimension),) = ((n, d) for n in grid.clients[:1] for d in grid.dimensions[:1])
+def measure(grid: Grid, clients: int, dimension: int, begin: Begin) -> Figures:
+    """Measure one size with each number of shards of the grid."""
     served: dict[int, Served] = {}
     for turn, count in enumerate(grid.counts):
         begin(f"{clients} clients of {dimension}, {_shards(count)}", turn, len(grid.counts))
@@ -225,7 +243,7 @@ def _measure(
             continue
 
         def step(what: str, *_: int) -> None:
-            begin(what, len(found), len(every))  # noqa: B023 (called before the next size)
+            begin(what, len(found), len(every))
 
         part = parts.measure(_CELL, _words(grid, size), step)
         found[size] = part.figures
@@ -368,5 +386,5 @@ def _budget(scheme: str, size: Size, values: int) -> int | None:
 if __name__ == "__main__":
     clients, dimension, repeat = map(int, sys.argv[1:4])
     scheme, counts = sys.argv[4], tuple(map(int, sys.argv[5:]))
-    one = Grid((clients,) * 2, (dimension,) * 2, counts, scheme, repeat)
-    sys.exit(report(partial(measure, one)))
+    same = Grid((clients,) * 2, (dimension,) * 2, counts, scheme, repeat)
+    sys.exit(report(partial(measure, same, clients, dimension)))
