@@ -129,10 +129,7 @@ class Scene:
     def wait_for_step(self):
         stage, case = self.stage, self.case
         stage.wait_for("RoundOpened", number=case.round)
-        if (
-            case.step in ("before upload", "during upload", "after upload")
-            or case.step == "during the matrices"
-        ):
+        if case.step not in ("before publish", "after publish", "while it is away"):
             self.gate.wait_until_reached()
         elif case.step == "before publish":
             stage.wait_for("StorageFailed")

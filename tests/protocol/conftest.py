@@ -41,7 +41,6 @@ from ostraka.messages import (
     UpdateHeader,
     UpdateTile,
     Vote,
-    vector_digest,
 )
 from ostraka.protocol.client import Client, Joined
 from ostraka.protocol.confirm import Ballot, confirm, outcome_digest
@@ -392,7 +391,7 @@ class Simulation:
             number=enclave._publication.number,
             previous=enclave._previous,
             electors=enclave._electors,
-            model=vector_digest(enclave._state.model),
+            model=enclave.model,
             votes=tuple(votes),
             signature=UNSIGNED,
         )

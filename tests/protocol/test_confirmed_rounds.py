@@ -18,6 +18,7 @@ from ostraka.errors import (
     ReceiptRefused,
     Rejection,
     RolledBack,
+    RoundFailed,
     TooFewUpdates,
 )
 from ostraka.merkle import is_under, path_to

@@ -1,8 +1,12 @@
 """A round whose values are divided among shards: its outcome is that of one enclave."""
 
 import hashlib
+import itertools
+import os
+import time
 from collections import defaultdict
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -20,6 +24,7 @@ from ostraka.config import (
     Terms,
     Tiling,
     cut_into_spans,
+    default_tile,
     spans_from,
 )
 from ostraka.core import optimiser
@@ -129,7 +134,7 @@ def outcomes(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_any_number_of_shards_has_the_outcome_of_one_enclave(simulate, case):
+def test_law18_any_number_of_shards_has_the_outcome_of_one_enclave(simulate, case):
     terms = CASES[case]
     nearly = 0.0 if case in EXACTLY else 1e-4 if case in DITHERED else 1e-6
     alone = outcomes(simulate, 1, **terms)
@@ -141,6 +146,20 @@ def test_any_number_of_shards_has_the_outcome_of_one_enclave(simulate, case):
             assert selected == chosen
             apart = np.linalg.norm(model - expected)
             assert apart <= nearly * np.linalg.norm(expected), apart
+
+
+@pytest.mark.parametrize("place", [0, LEAF_VALUES, 3 * LEAF_VALUES])
+@pytest.mark.parametrize("case", [name for name, terms in CASES.items() if "rounds" not in terms])
+def test_law18_who_differs_on_one_shard_alone_differs(simulate, case, place):
+    """What any one shard has measured counts."""
+    terms = {**CASES[case], "defence": "multi-krum"}
+    rows = np.array(INTEGERS if terms.get("upload") == "int8" else ROWS)
+    rows[:] = rows[0]
+    rows[:, 1:] += np.float32(2.0**-9) * (np.arange(N, dtype=np.float32)[:, None] % 3)
+    rows[4, place + 1 : place + 1000] *= -1
+    round_ = divided(simulate, 4, **{**terms, "rows": rows}).open()
+    round_.send_all()
+    assert set(round_.simulation.names) - set(round_.finish().selected) == {"client-4"}
 
 
 def test_the_specification_runs_shards():
@@ -491,7 +510,8 @@ class Liar:
             answer[5, 2] = answer[2, 5]
             return answer
 
-        running.total = total
+        lying: Any = running
+        lying.total = total
         return running
 
 
@@ -687,10 +707,14 @@ def test_any_cut_has_all_tiles_once_and_meets_at_leaves(tiling, count):
     assert max(sizes) - min(sizes) <= 1
 
 
-@given(tilings, st.lists(st.integers(-1, 50), max_size=6))
+cuts = st.lists(st.integers(-1, 50), max_size=6)
+risen = st.sets(st.integers(0, 50), max_size=4).map(lambda places: sorted(places | {0}))
+
+
+@given(tilings | st.builds(Tiling, st.integers(1, 9_000), st.just(64)), cuts | risen)
 def test_any_other_cut_is_refused(tiling, first):
     edges = [*first, tiling.count]
-    good = edges[0] == 0 and all(a < b for a, b in zip(edges, edges[1:], strict=False))
+    good = edges[0] == 0 and all(a < b for a, b in itertools.pairwise(edges))
     good = good and all(edge * tiling.tile % LEAF_VALUES == 0 for edge in first)
     if good:
         assert [each.first for each in spans_from(tiling, first)] == first
@@ -711,8 +735,6 @@ def test_an_offer_with_another_cut_is_not_sealed_to(simulate):
 
 @pytest.mark.parametrize(("dimension", "shards"), [(D, 4), (D, 3), (10**6, 7), (70_000, 4)])
 def test_the_default_tile_is_short_enough_for_shards(dimension, shards):
-    from ostraka.config import default_tile
-
     terms = Terms(Manifest.flat(dimension), f=1, tile=default_tile(dimension, shards))
     assert len(cut_into_spans(terms.tiling, shards)) == shards
     assert terms.tile % LEAF_VALUES == 0
@@ -723,3 +745,21 @@ def test_integers_state_exact_squares():
     square = int(np.square(Q[2].astype(np.int64)).sum())
     norm = float(STEPS[2]) * (square + 1) ** 0.5
     assert INT8.stated_square(norm, float(STEPS[2])) == square + 1
+
+
+def test_shards_draw_from_a_given_source_one_at_a_time():
+    """A stream that two threads read at a time may give both of them the same bytes."""
+    within, met = Lock(), []
+
+    def entropy(count: int) -> bytes:
+        met.append(not within.acquire(blocking=False))
+        try:
+            time.sleep(1e-4)  # so that another thread comes while this one draws, if it may
+            return os.urandom(count)
+        finally:
+            if not met[-1]:
+                within.release()
+
+    run_round(ROWS, f=1, workers=3, shards=4, entropy=entropy)
+    assert len(met) > 4
+    assert not any(met)

@@ -137,8 +137,8 @@ IMPOSSIBLE = {
         "nnm needs a sketch of at least 16384 columns; got 16383",
     ),
     "too large a sketch": (
-        lambda: federation(7, d=2**22, sketch=2**22, tile=16),
-        r"7 x 4194304.*at most 2396745",
+        lambda: federation(17, d=2**30, sketch=2**30, tile=16),
+        r"17 x 1073741824.*at most 1010580540",
     ),
     "a budget that its precision cannot meet": (
         lambda: terms(masking="gaussian", leakage_bits=1e-12, precision=1e-9),

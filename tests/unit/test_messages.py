@@ -2,6 +2,7 @@ import hashlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,9 +133,9 @@ def test_leaves_of_slices_are_those_of_the_whole():
 
 @pytest.mark.parametrize("d", [1, LEAF - 1, LEAF, 2 * LEAF, 3 * LEAF + 5])
 def test_the_first_model_is_zeros_without_their_being_made(d):
-    federation = SimpleNamespace(initial=b"", terms=SimpleNamespace(dimension=d))
+    federation: Any = SimpleNamespace(initial=b"", terms=SimpleNamespace(dimension=d))
     assert first_model(federation) == by_hand(np.zeros(d, "<f4"))
-    given = SimpleNamespace(initial=b"i" * 32, terms=federation.terms)
+    given: Any = SimpleNamespace(initial=b"i" * 32, terms=federation.terms)
     assert first_model(given) == b"i" * 32
 
 

@@ -35,7 +35,13 @@ def sealed_updates(played: Round, seals: Seals) -> list[Vector]:
         {"sent": transport.LANE + ticket + transport.LENGTH.pack(len(tile)) + bytes(tile)},
     )
     formats = (_upload_of(name, played) for name in uploads.FORMATS)
-    return [bound, _ranges(upload.key, tile_context(upload.header)), *formats, *map(_report, names("client"), reports()), lane]
+    return [
+        bound,
+        _ranges(upload.key, tile_context(upload.header)),
+        *formats,
+        *map(_report, names("client"), reports()),
+        lane,
+    ]
 
 
 def _ranges(secret: bytes, bound: bytes) -> Vector:

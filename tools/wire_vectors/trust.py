@@ -15,7 +15,7 @@ from ostraka.attestation.simulated_pki import SigningKey
 from ostraka.config import succession
 from ostraka.crypto import hpke
 from ostraka.crypto.sealing import Sealer
-from ostraka.enclave import migration, peering
+from ostraka.enclave import link, migration, peering
 from ostraka.enclave.measurement import Measurement, measure
 from ostraka.enclave.platform.interface import sealing_key
 from ostraka.enclave.platform.key_release import KEY_RELEASE, report_data_for
@@ -70,7 +70,7 @@ def digests(played: Round, seals: Seals) -> list[Vector]:
         _model("the model after the round", model.tolist(), model),
         _model(
             "a model of three parts",
-            "value k is k mod 251, of 131,073",
+            "value k is k mod 251, of 32,769",
             (np.arange(32_769) % 251).astype("<f4"),
         ),
         vector(
@@ -99,6 +99,33 @@ def digests(played: Round, seals: Seals) -> list[Vector]:
             "Bytes: the enclave with this key may hand its state to the code of this id",
             pack(b"ostraka/succession/v1", identity("enclave").public, fixed("a code id")),
             succession(identity("enclave").public, fixed("a code id")),
+        ),
+        *_between_lead_and_shard(played),
+    ]
+
+
+def _between_lead_and_shard(played: Round) -> list[Vector]:
+    """By these every message about a closed round names what it is about."""
+    round_id, headers = played.offer.round_id, [each.header for each in played.uploads]
+    uploads = [link.Upload(each.client, each.upload_id) for each in headers]
+    names = [part for each in headers for part in (each.client.encode(), each.upload_id)]
+    arrays = [np.array(each, "<f8") for each in ((1.0, 0.5, 1.0), (0.5, 0.5, 0.0), (0.5, 0.5, 0.0))]
+    cohort = link.cohort_digest(round_id, uploads)
+    plan = link.Combine(round_id, cohort, bytes(32), (), False, 0.0, "", 0)
+    return [
+        hashed(
+            "the cohort, as lead and shard name it",
+            "Bytes: the round id, and client and upload id of every row, in their order",
+            pack(b"ostraka/shard/cohort/v1", round_id, *names),
+            cohort,
+        ),
+        hashed(
+            "a plan, as lead and shard name it",
+            "Bytes: Combine with zeros in the place of this digest, and its arrays of float64, the "
+            "lowest byte first",
+            pack(b"ostraka/shard/plan/v1", encode(plan), *(each.tobytes() for each in arrays)),
+            link.plan_digest(plan, arrays),
+            arrays=arrays,
         ),
     ]
 
@@ -149,7 +176,7 @@ def _trees() -> list[Vector]:
 
 def _model(name: str, values: Any, model: Float32) -> Vector:
     shows = "Receipts: a label, d in 8 bytes, and the root over parts of 16,384 values"
-    given = {"values": values, "label": "ostraka/vector/v1"}
+    given = {"values": values, "label": "ostraka/vector/v2"}
     return vector(name, shows, given, {"digest": vector_digest(model)})
 
 

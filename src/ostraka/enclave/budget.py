@@ -199,8 +199,20 @@ def _available(meminfo: Path) -> int | None:
 
 
 def _allowed(cgroup: Path) -> int:
-    """What is left of the group's limit; without one, no limit."""
+    """What is left of the group's limit; without one, no limit.
+
+    Pages of files that nobody uses count as used there, and are given back when memory is short.
+    """
     with suppress(OSError, ValueError):
         limit = int((cgroup / "memory.max").read_text())
-        return max(0, limit - int((cgroup / "memory.current").read_text()))
+        used = int((cgroup / "memory.current").read_text())
+        return max(0, limit - max(0, used - _unused_files(cgroup)))
     return 2**62
+
+
+def _unused_files(cgroup: Path) -> int:
+    with suppress(OSError, ValueError):
+        for line in (cgroup / "memory.stat").read_text().splitlines():
+            if line.startswith("inactive_file "):
+                return int(line.split()[1])
+    return 0

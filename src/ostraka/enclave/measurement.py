@@ -140,6 +140,7 @@ MEASURED = (
     "ostraka.settings",
     "ostraka.transport",
     "ostraka.transport.collateral",
+    "ostraka.transport.dial",
     "ostraka.transport.ostraka_pb2",
     "ostraka.transport.ostraka_pb2_grpc",
 )

@@ -172,6 +172,7 @@ class ShardService:
                     each.result()
             finally:
                 self.serving, self._link = None, None
+                self.pool.close()  # Workers know this shard by a key that ends here.
                 if working is not None:
                     working.cancel()
                     await asyncio.gather(working, return_exceptions=True)

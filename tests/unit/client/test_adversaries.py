@@ -26,7 +26,7 @@ from ostraka.errors import (
     ServiceError,
     UpdateRejected,
 )
-from ostraka.messages import Certified, Evidence
+from ostraka.messages import Certified, Evidence, vector_digest
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
@@ -576,7 +576,7 @@ def test_a_void_round_cannot_move_an_update_to_an_enclave_that_is_not_trusted(
 def test_a_void_round_cannot_move_an_update_to_another_model(alice, service, sealed):
     alice.fetch()
     service.restart()
-    service.enclave._state = replace(service.state, model=service.state.model + 1)
+    service.enclave._model = vector_digest(service.state.model + 1)
     service.intake = service.enclave.open_round()
     with pytest.raises(ReceiptRefused, match="the model that it must start from"):
         alice.submit(UPDATE)

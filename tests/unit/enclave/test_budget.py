@@ -2,6 +2,7 @@
 
 import os
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ Buffers:           12345 kB
 AVAILABLE = 8_192_000 * 1024
 
 
-MULTI_KRUM = {"rule": "multi-krum", "pre": ()}
+MULTI_KRUM: dict[str, Any] = {"rule": "multi-krum", "pre": ()}
 
 
 def federation(n: int = 9, *, d: int = 20_000, f: int | None = None, **terms) -> Federation:
@@ -44,8 +45,13 @@ def rows_of(size: int | None) -> int:
 def machine(tmp_path):
     """machine(meminfo, limit, current) is what rows may have on one that says so. None: no file."""
 
-    def make(meminfo=MEMINFO, limit=None, current=None):
-        files = {"meminfo": meminfo, "memory.max": limit, "memory.current": current}
+    def make(meminfo=MEMINFO, limit=None, current=None, stat=None):
+        files = {
+            "meminfo": meminfo,
+            "memory.max": limit,
+            "memory.current": current,
+            "memory.stat": stat,
+        }
         for name, text in files.items():
             if text is not None:
                 (tmp_path / name).write_text(text)
@@ -71,6 +77,15 @@ def test_what_a_round_takes_beside_its_rows_comes_first():
 
 def test_a_control_group_that_has_more_to_spare_does_not(machine):
     assert machine(limit=f"{10 * AVAILABLE}\n", current="4096\n") == AVAILABLE // 2
+
+
+@pytest.mark.parametrize(
+    ("stat", "mib"),
+    [(f"anon 5\ninactive_file {800 * MIB}\n", 1400), ("inactive_file much\n", 1000), ("", 1000)],
+)
+def test_files_that_a_control_group_has_read_are_no_use_of_memory(machine, stat, mib):
+    found = machine(limit=f"{3000 * MIB}\n", current=f"{1000 * MIB}\n", stat=stat)
+    assert found == mib * MIB
 
 
 def test_a_control_group_above_its_limit_leaves_nothing(machine):
@@ -143,7 +158,11 @@ def test_deciding_takes_no_more_than_is_stated(composition):
     products: Float64 = rows @ rows.T
     gram = Gram(products, np.full((n, n), 1e-9), 1.0, root=0, last=np.zeros(n))
     f = next(f for f in range(n // 5, -1, -1) if composition.least(f) <= n)
-    terms = {"rule": composition.name, "pre": composition.pre, "options": composition.options}
+    terms: dict[str, Any] = {
+        "rule": composition.name,
+        "pre": composition.pre,
+        "options": composition.options,
+    }
     stated = needs(federation(n, f=f, disclose_values=True, **terms)).matrices
     tracemalloc.start()
     try:

@@ -13,6 +13,7 @@ import pytest
 
 from ostraka.client.connection import Connection, Greeting, Patience
 from ostraka.crypto.identity import Identity
+from ostraka.enclave.reception import Quoting
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.messages import Challenge, ClientHello
 from ostraka.transport import PROVED

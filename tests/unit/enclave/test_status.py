@@ -33,6 +33,7 @@ N, F, D = 7, 2, 50
 PATIENCE_S = 120.0
 STATUS = {
     "receipt_key",
+    "shards",
     "federation",
     "revision",
     "phase",

@@ -8,6 +8,7 @@ import pytest
 
 from ostraka.config import Manifest, Terms, Tiling
 from ostraka.core import sketch
+from ostraka.protocol.enclave.arrival import Arrivals
 from ostraka.protocol.enclave.folding import Folds, scale_of
 from ostraka.protocol.round import enrol
 
@@ -62,7 +63,13 @@ def folded(tile, size=1.0, d=5 * M + 77):
     rows = (size * np.random.default_rng(0).normal(size=(N, d))).astype(np.float32)
     for client, update in zip(parties.clients, rows, strict=True):
         local.take(parties.seal(client, offer, update))
-    return rows, local.intake._parts[0].folds, local.close()
+    return rows, folds_of(local), local.close()
+
+
+def folds_of(local):
+    (part,) = local.intake._parts
+    assert isinstance(part, Arrivals)
+    return part.folds
 
 
 @pytest.mark.parametrize("size", [1.0, 2.0**100, 2.0**-100])
@@ -88,7 +95,7 @@ def test_every_opening_of_a_round_has_secrets_of_its_own():
     seen = set()
     for _ in range(3):
         local.open()
-        folds = local.intake._parts[0].folds
+        folds = folds_of(local)
         assert folds is not None
         seen.add(folds.of(0).bits.tobytes())
     assert len(seen) == 3

@@ -44,7 +44,7 @@ def test_every_channel_has_a_connection_of_its_own():
 def test_an_answer_about_ten_thousand_clients_fits():
     """A status with 64 characters for each name in each of its lists has 3.7 MB."""
     server = grpc.server(ThreadPoolExecutor(1), options=[("grpc.max_send_message_length", -1)])
-    handlers = {"Ask": grpc.unary_unary_rpc_method_handler(lambda request, _: bytes(2**22))}
+    handlers: Any = {"Ask": grpc.unary_unary_rpc_method_handler(lambda request, _: bytes(2**22))}
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("test", handlers)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()

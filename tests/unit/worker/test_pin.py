@@ -423,3 +423,12 @@ def test_of_two_leads_that_prove_themselves_at_once_one_is_pinned(folder):
     with pytest.raises(RemoteProtocolError, match="another enclave answers"):
         second.prove()
     assert ENCLAVE.public.hex() in (folder / "me.key.enclave").read_text()
+
+
+def test_only_a_leads_own_proof_is_written_down(folder, sharded):
+    (folder / "me.key.enclave").unlink()
+    pin = chosen(folder, given=ENCLAVE)
+    prove_shard(met(pin))
+    assert not (folder / "me.key.enclave").exists()
+    Meeting(pin).prove(signed=SHARDED)
+    assert (folder / "me.key.enclave").exists()

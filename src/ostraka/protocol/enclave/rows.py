@@ -41,9 +41,9 @@ class Measured:
 class Counted:
     """What workers have measured of rows that were rounded to integers, on some columns.
 
-    gram: (n, n) int32 or int64, inner products of integers. s, v: (n,) int64, as `exact.products` takes
-    them. steps: (n,) of the rows in the unit ball, the same on all columns. rounded: False for rows
-    that came as integers, and so are exact.
+    gram: (n, n) int32 or int64, inner products of integers. s, v: (n,) int64, as `exact.products`
+    takes them. steps: (n,) of the rows in the unit ball, the same on all columns. rounded: False
+    for rows that came as integers, and so are exact.
     """
 
     gram: AnyArray = field(repr=False)
