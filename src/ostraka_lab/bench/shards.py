@@ -12,7 +12,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -53,6 +53,7 @@ INT8_RATE = 1e15  # operations a second of one GPU: assumed, not measured
 LEAD = "enclave"
 
 _CELL = "ostraka_lab.bench.shards"
+_ALONE = "enclave_cpu_s"  # of an enclave without shards
 _WORKERS = 3  # The third makes the Gram matrix of the mask.
 _PRODUCTS = 10  # of int8 digits, for one product of residues (worker/torch_kernel.py)
 _FLOAT, _RESIDUE = 4, 4  # bytes
@@ -61,10 +62,12 @@ _CLOSE = 1e-6  # between models
 # What each cost is made of. On a sketch its columns m are the same at all sizes, so that what the
 # lead spends by client and shard is spent by column, too.
 _TERMS: Mapping[tuple[str, str], Sequence[str]] = {
+    (SKETCH, "enclave_cpu_s"): ("1", "N", "d", "N d"),
     (SKETCH, "shard_cpu_s"): ("1", "N", "d/n", "N d/n"),
     (SKETCH, "lead_cpu_s"): ("1", "N", "N m n", "N²"),
     (SKETCH, "shard_bytes"): ("1", "N", "d/n", "N d/n"),
     (SKETCH, "lead_bytes"): ("1", "N", "N m", "N²"),
+    (EXACT, "enclave_cpu_s"): ("1", "N", "d", "N d", "N²"),
     (EXACT, "shard_cpu_s"): ("1", "N", "d/n", "N d/n", "N²"),
     (EXACT, "lead_cpu_s"): ("1", "N", "N²", "N² n"),
     (EXACT, "shard_bytes"): ("1", "N", "d/n", "N d/n", "N²"),
@@ -208,9 +211,13 @@ def tell(grid: Grid, cells: Sequence[Figures]) -> Figures:
     samples = _samples(cells)
     clients, dimension = TARGET
     columns = max(cell["columns"] for cell in cells) if grid.scheme == SKETCH else dimension
-    targets = [Size(clients, dimension, columns, count) for count in COUNTS]
+    alone = Size(clients, dimension, columns)
+    targets = [replace(alone, shards=count) for count in COUNTS]
     fits = {
-        cost: [fit.extrapolate(samples[cost], names, size) | asdict(size) for size in targets]
+        cost: [
+            fit.extrapolate(samples[cost], names, size) | asdict(size)
+            for size in ([alone] if cost == _ALONE else targets)
+        ]
         for (scheme, cost), names in _TERMS.items()
         if scheme == grid.scheme
     }
@@ -260,13 +267,13 @@ def _words(grid: Grid, size: tuple[int, int]) -> list[str]:
 
 def _samples(cells: Sequence[Figures]) -> dict[str, list[Sample]]:
     """What to fit, by cost: of every size and number of shards, an enclave without any apart."""
-    samples: dict[str, list[Sample]] = {
-        name: [] for name in ("shard_cpu_s", "lead_cpu_s", "shard_bytes", "lead_bytes")
-    }
+    samples: dict[str, list[Sample]] = {name: [] for _, name in _TERMS}
     for cell in cells:
+        size = Size(cell["clients"], cell["dimension"], cell["columns"])
+        alone = [each["lead_cpu_s"] for each in cell["runs"]["1"]["rounds"]]
+        samples[_ALONE].append((size, alone))
         for count, ran in _sharded(cell):
-            size = Size(cell["clients"], cell["dimension"], cell["columns"], count)
-            rounds = ran["rounds"]
+            size, rounds = replace(size, shards=count), ran["rounds"]
             shard = [statistics.mean(each["shard_cpu_s"]) for each in rounds]
             samples["shard_cpu_s"].append((size, shard))
             samples["lead_cpu_s"].append((size, [each["lead_cpu_s"] for each in rounds]))

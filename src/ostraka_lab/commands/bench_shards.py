@@ -127,6 +127,7 @@ def _notes(figures: dict[str, Any]) -> list[str]:
         "In brackets: nine in ten fits to runs drawn anew. They know of no effect that no measured "
         f"size showed. The fits miss the measured sizes by {_misfit(figures, 'shard_cpu_s')} "
         f"(shard) and {_misfit(figures, 'lead_cpu_s')} (lead).",
+        f"One enclave without shards would take {_band(figures['fits']['enclave_cpu_s'][0])} s.",
         f"Each worker's products take {told['worker_operations']:.3g} operations on "
         f"{target['columns']:,} columns: {told['worker_gpu_s']:.3g} s of one GPU that does "
         f"{figures['int8_rate']:.0e} int8 operations a second. That rate is assumed: no GPU was "

@@ -5,6 +5,7 @@ from ostraka_lab.bench.shards import GBIT_S
 from ostraka_lab.report import Block, Column, Paragraph, Table, format
 
 _COSTS = {
+    "enclave_cpu_s": ("CPU of one enclave without shards", format.seconds),
     "shard_cpu_s": ("CPU of each shard", format.seconds),
     "lead_cpu_s": ("CPU of the lead", format.seconds),
     "shard_bytes": ("memory of each shard, all rows in it", format.size),

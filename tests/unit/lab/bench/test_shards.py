@@ -112,6 +112,8 @@ def test_costs_are_extended_by_the_number_of_shards(surveyed):
         assert told["value"] == pytest.approx(shard, rel=0.02)
         assert told["low"] <= told["value"] <= told["high"]
         assert told["misfit"] < 0.01
+    (alone,) = figures["fits"]["enclave_cpu_s"]
+    assert alone["value"] == pytest.approx(3e-9 * 1e4 * 1e8 + 20, rel=0.02)
     for told in figures["fits"]["lead_cpu_s"]:
         assert told["value"] == pytest.approx(20 + 0.05 * told["shards"], rel=0.05)
     for told in figures["fits"]["shard_bytes"]:
