@@ -9,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from ostraka import events, federation_file
-from ostraka.attestation import policy_file
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
 from ostraka.enclave import hardening
