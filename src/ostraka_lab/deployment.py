@@ -5,6 +5,7 @@
 
 import json
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,15 @@ from pathlib import Path
 
 from ostraka import federation_file, files
 from ostraka.cli import federation_folder
-from ostraka.cli.federation_folder import AUTHORITY, FEDERATION, KEYS, OBSERVER, POLICY, Plan
+from ostraka.cli.federation_folder import (
+    AUTHORITY,
+    FEDERATION,
+    KEYS,
+    OBSERVER,
+    POLICY,
+    SHARD,
+    Plan,
+)
 from ostraka.errors import LocalProtocolError, RoundFailed
 from ostraka.files import read_identity
 from ostraka.protocol.confirm import electorates
@@ -31,7 +40,7 @@ _STAGES = ("measure", "average", "hold", "confirm", "publish")  # of the enclave
 _SETTINGS: dict[str, Setting] = {
     "disclose_selection": True,
     "extensions": 0,
-    "measure_s": 60,
+    "measure_s": 600,
     "linger_s": 600,
     # All clients have one address here: the limit for one client would slow them all down.
     "requests_per_minute": 1_000_000,
@@ -55,6 +64,14 @@ class Deployment:
         return self.root / FEDERATION
 
     @property
+    def shards(self) -> list[str]:
+        """The addresses of its shards, by their numbers."""
+        return [
+            federation_file.load(folder / FEDERATION).enclave.listen
+            for folder in _shard_folders(self.root)
+        ]
+
+    @property
     def quorum(self) -> int:
         """How many clients have to confirm an outcome."""
         charter = federation_file.load_charter(federation_file.charter_path(self.config))
@@ -65,9 +82,26 @@ class Deployment:
         arguments = ("run", "--config", str(self.config), "--unsafe-simulation", "--log-json")
         return self.children.start("enclave", "ostraka.enclave", *arguments, serves=True)
 
+    def start_shard(self, number: int) -> Child:
+        """Start a shard, in a folder of its own as on a machine of its own.
+
+        It serves when it has logged that it joined its lead.
+        """
+        config = _shard_folders(self.root)[number] / FEDERATION
+        tls = () if self.certificate is None else ("--tls-ca", str(self.certificate))
+        return self.children.start(
+            f"{SHARD}{number}",
+            "ostraka.enclave",
+            *("shard", "--lead", self.address, "--number", str(number), "--config", str(config)),
+            *("--unsafe-simulation", "--log-json", *tls),
+            serves=True,
+        )
+
     def start_worker(self, number: int) -> Child:
+        """Start a worker for the enclave and all of its shards."""
         name = f"worker-{number}"
-        arguments = ("worker", "run", "--enclave", self.address, "--name", name)
+        enclaves = [word for each in (self.address, *self.shards) for word in ("--enclave", each)]
+        arguments = ("worker", "run", *enclaves, "--name", name)
         key = str(self.root / KEYS / f"{name}.key")
         policy = ("--policy", str(self.root / POLICY), "--unsafe-simulation")
         tls = () if self.certificate is None else ("--tls-ca", str(self.certificate))
@@ -110,7 +144,22 @@ def found(root: Path, plan: Plan, **settings: Setting) -> str:
         federation_file.load(config), read_identity(root / KEYS / f"{AUTHORITY}.key")
     )
     federation_file.write_charter(federation_file.charter_path(config), charter)
+    for folder in _shard_folders(root):
+        _copy_to_shard(root, folder)
     return address
+
+
+def _shard_folders(root: Path) -> list[Path]:
+    """The folders of the shards, by their numbers. An enclave without shards has none."""
+    return sorted(root.glob(f"{SHARD}*"), key=lambda folder: int(folder.name[len(SHARD) :]))
+
+
+def _copy_to_shard(root: Path, folder: Path) -> None:
+    """Give a shard what was changed and signed, and an address that is free now."""
+    charter = federation_file.charter_path(root / FEDERATION)
+    for name in (FEDERATION, charter.name):
+        shutil.copy(root / name, folder / name)
+    _change(folder / FEDERATION, {"listen": f"127.0.0.1:{_free_port()}"})
 
 
 def move(root: Path) -> str:

@@ -9,7 +9,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from ostraka import events, federation_file
-from ostraka.attestation import policy_file
 from ostraka.config import Federation
 from ostraka.crypto.identity import check_signature
 from ostraka.enclave import hardening
@@ -221,8 +220,8 @@ class Engine:
         """Wait for all shards, and open the round at each. Raises RoundFailed."""
         number = self.enclave.next_number
         while not shards.complete:
-            missing = tuple(each for each in range(shards.count) if each not in shards.connected)
-            self.tell(events.ShardsAwaited(number, missing))
+            self.tell(events.ShardsAwaited(number, shards.missing))
+            await self._go(Phase.STARTING)
             shards.changed.clear()
             await _first_of(shards.changed, self.halted, seconds=_REMIND_S)
             if self.halted.is_set():
@@ -419,8 +418,7 @@ class Engine:
         self.enclave.require_adoptable(charter)
         self.require_room(charter.federation)
         if self.shards is not None:
-            self.shards.spans(charter.federation.terms)
-            policy_file.of_shards(charter.federation)
+            self.shards.require_fit(charter.federation)
 
     def _adopt_if_signed(self) -> None:
         """Adopt a newer revision, if one was brought or lies beside the federation file."""

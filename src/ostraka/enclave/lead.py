@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64
+from ostraka.attestation import policy_file
 from ostraka.config import Federation, Span, Terms, cut_into_spans
 from ostraka.core.rules import Columnwise, Plan
 from ostraka.crypto.aead import KEY_BYTES
@@ -372,8 +373,13 @@ class Shards:
             self.lost(shard.number)
 
     @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers of those that are not here."""
+        return tuple(each for each in range(self.count) if each not in self.connected)
+
+    @property
     def complete(self) -> bool:
-        return len(self.connected) == self.count
+        return not self.missing
 
     async def restore(
         self, shard: Connected, terms: Terms, state: Slices, number: int, model: bytes
@@ -453,14 +459,20 @@ class Shards:
             part.shard.tell(link.Stop(finished=False))
         self.parts = self.columns = ()
 
+    def require_fit(self, federation: Federation) -> None:
+        """Raises ConfigError unless shards can work under this revision."""
+        policy_file.of_shards(federation)
+        self.spans(federation.terms)
+
     def adopt(self, charter: Charter, before: Federation) -> None:
         """Have all shards work under a new revision, from the next round on.
 
-        If it asks something else of shards, or cuts updates into other tiles, each has to prove
-        itself again, and is given its span anew.
+        They join again if they are held to another policy, which has to be met before it counts,
+        and if it moves their ranges.
         """
-        newer = charter.federation
-        again = newer.shard_policy != before.shard_policy or newer.terms.tile != before.terms.tile
+        after = charter.federation
+        again = after.shard_policy != before.shard_policy
+        again = again or self.spans(after.terms) != self.spans(before.terms)
         for shard in list(self.connected.values()):
             shard.tell(link.Adopt(encode(charter)))
             if again:

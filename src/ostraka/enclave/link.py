@@ -19,7 +19,7 @@
        -------- Advance ---------------------->    and seal the new slice under this key
        <------- Advanced ----------------------    it is durable: the lead may sign now
        -------- Publish ---------------------->    it was confirmed
-       <------- Published ---------------------
+       <------- Moved -------------------------
        -------- Adopt, Stop ------------------>    between rounds
 
 Every message after `Open` names the round, and after `Close` the cohort, which is a digest of all
@@ -307,8 +307,8 @@ class Publish:
 
 
 @dataclass(frozen=True)
-class Published:
-    LABEL: ClassVar[bytes] = b"ostraka/shard/published/v1"
+class Moved:
+    LABEL: ClassVar[bytes] = b"ostraka/shard/moved/v1"
 
     model: tuple[Digest, ...]
 
@@ -351,7 +351,7 @@ REPLIES = (
     MeasuredPart,
     Combined,
     Advanced,
-    Published,
+    Moved,
     Failed,
 )
 COMMANDS = (

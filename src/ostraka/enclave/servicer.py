@@ -92,6 +92,7 @@ _SHOWN = 64  # characters of a claimed name
 _NOT_ENROLLED = "not enrolled"
 _UNCONFIRMED = "an outcome waits to be confirmed"
 _OTHER_MODEL = "not the present model"
+_LAST_WORDS_S = 5.0  # for a shard to take what it was told before its stream ends
 _NO_SHARDS = "this enclave has no shards: its federation.toml says how many there are"
 _LONG = 1000  # characters of a refusal
 _ANOTHER_KEY = "signed with another key than the enrolled one"
@@ -497,6 +498,8 @@ class Servicer(EnclaveServicer):
                 each.result()
         finally:
             shard.end()
+            # What was said last is still heard: it may be a new revision.
+            await asyncio.wait(tasks[1:2], timeout=_LAST_WORDS_S)
             for each in tasks:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

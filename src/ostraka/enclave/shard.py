@@ -466,7 +466,7 @@ class ShardService:
         self.model = message.model, self._role.state.model
         self._candidate = None
         self._files.prune(message.number, message.slice, message.key)
-        return (link.Published(vector_leaves(self._role.state.model)),)
+        return (link.Moved(vector_leaves(self._role.state.model)),)
 
     # The steps of the above.
 

@@ -35,11 +35,12 @@ _LEAST_PIECE = 1024
 
 @dataclass(frozen=True)
 class Size:
-    """N clients of d values, measured on m columns: d, or the size of a sketch."""
+    """N clients of d values, measured on m columns: d, or the size of a sketch; n shards."""
 
     clients: int
     dimension: int
     columns: int
+    shards: int = 1
 
 
 Sample = tuple[Size, Sequence[float]]
@@ -54,6 +55,10 @@ TERMS: Mapping[str, Callable[[Size], float]] = MappingProxyType(
         "N m": lambda size: float(size.clients) * size.columns,
         "N²": lambda size: float(size.clients) ** 2,
         "N² m": lambda size: float(size.clients) ** 2 * size.columns,
+        "d/n": lambda size: size.dimension / size.shards,
+        "N d/n": lambda size: float(size.clients) * size.dimension / size.shards,
+        "N m n": lambda size: float(size.clients) * size.columns * size.shards,
+        "N² n": lambda size: float(size.clients) ** 2 * size.shards,
     }
 )
 

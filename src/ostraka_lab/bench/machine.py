@@ -3,7 +3,7 @@
 Stopwatch    CPU time of the parts of a process that count
 Ledger       CPU time by party, where several play in one process
 measured     CPU and wall time of one call
-process_cpu_s  CPU time of another process
+process_cpu_s, process_peak_bytes  CPU time and peak memory of another process
 PeakMemory   the most memory that a process of its own uses
 describe     the machine that figures were measured on
 """
@@ -152,6 +152,11 @@ def forget_peak() -> None:
 def peak_bytes() -> int:
     """The most memory of this process that was resident at one time."""
     return _field("/proc/self/status", "VmHWM")
+
+
+def process_peak_bytes(pid: int) -> int:
+    """The most memory of another process that was resident at one time."""
+    return _field(f"/proc/{pid}/status", "VmHWM")
 
 
 def resident_bytes() -> int:

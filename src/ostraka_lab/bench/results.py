@@ -27,7 +27,7 @@ from ostraka.errors import ConfigError
 from ostraka_lab.bench import machine
 from ostraka_lab.bench.process import Begin, Figures, run_module
 
-BENCHMARKS = ("peers", "paper", "scale", "leakage", "check")
+BENCHMARKS = ("peers", "paper", "scale", "shards", "leakage", "check")
 REPORT = "report.html"
 
 _LAYOUT = 5  # of the figures, for the page that is drawn from them

@@ -89,7 +89,7 @@ def _measure_way(plan: Plan, step: _Steps, *, tls: bool) -> Figures:
         step(f"opening and a bare loop{suffix}")
         bare = [_bare(plan, certificate)]
         step(f"the service{suffix}")
-        rounds = serve(plan, folder / "federation", certificate)
+        rounds = serve(plan, folder / "federation", certificate).rounds
         step(f"opening and a bare loop again{suffix}")
         bare.append(_bare(plan, certificate))
     return _figures(plan, rounds[1:], bare)
@@ -162,7 +162,7 @@ def _compare_small(step: _Steps) -> Figures:
     """
     step(f"{SMALL.clients} clients of {SMALL.dimension} values")
     with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as directory:
-        rounds = serve(SMALL, Path(directory) / "federation", None)[1:]
+        rounds = serve(SMALL, Path(directory) / "federation", None).rounds[1:]
     step("the same in one process")
     figures = run_module("ostraka_lab.bench.service", [], lambda *_: None)
     by_party, simulated = _by_party(rounds), figures["cpu_s"]

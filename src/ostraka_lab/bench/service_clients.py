@@ -1,12 +1,14 @@
 """A process of clients that send as fast as they can: a thread for each of them.
 
-python -m ostraka_lab.bench.service_clients FOLDER ADDRESS FIRST LAST DIMENSION ROUNDS [CERTIFICATE]
+python -m ostraka_lab.bench.service_clients
+    FOLDER ADDRESS FIRST LAST DIMENSION ROUNDS ATTACKERS [CERTIFICATE]
 
 All clients of all processes wait for each other before they send, so that what a round's uploads
 cost can be told from what it costs to join it: a process logs that its clients have joined, and
-waits for a file.
+waits for a file. The first client of all keeps what came out: the last model, and who was selected.
 """
 
+import json
 import logging
 import sys
 import threading
@@ -15,15 +17,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 import ostraka
 from ostraka import logs
 from ostraka.arrays import Float32
-from ostraka.cli.federation_folder import KEYS, POLICY
+from ostraka.cli.federation_folder import KEYS, POLICY, client_name
 from ostraka.errors import FAILED
-from ostraka_lab.bench.whole_round import repeated
 
 _LOG = logging.getLogger("ostraka.lab.clients")
 _POLL_S = 0.02  # what looking costs is counted among what clients cost
+_OWN = 0.5  # of an update that no other client has
+_KEEPER = client_name(1)
+_MODEL, _SELECTED = "model.npy", "selected.json"
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,26 @@ def gate(folder: Path, number: int) -> Path:
     return folder.parent / f"go-{number}"
 
 
+def update(number: int, dimension: int, attackers: int) -> Float32:
+    """A client's update (d,), a function of its number: a direction that all share, and noise.
+
+    The first `attackers` clients send the opposite, so that any rule on any sketch leaves out the
+    same ones.
+    """
+    shared, own = (
+        np.random.default_rng(seed).standard_normal(dimension, dtype=np.float32)
+        for seed in (0, number)
+    )
+    own *= np.float32(_OWN)
+    return own - shared if number <= attackers else own + shared
+
+
+def outcome(folder: Path) -> tuple[Float32, list[list[str]]]:
+    """The model after the last round, and who was selected in each. folder: the federation's."""
+    model: Float32 = np.load(folder.parent / _MODEL)
+    return model, json.loads((folder.parent / _SELECTED).read_text())
+
+
 class Clients:
     """Clients that take part together."""
 
@@ -58,7 +84,7 @@ class Clients:
         """Take part in all rounds. updates: (d,) by a client's number, the same in every round."""
         together = threading.Barrier(len(updates), action=self._wait)
         threads = [
-            threading.Thread(target=self._guarded, args=(f"client-{number}", update, together))
+            threading.Thread(target=self._guarded, args=(client_name(number), update, together))
             for number, update in updates.items()
         ]
         for thread in threads:
@@ -87,10 +113,15 @@ class Clients:
             unsafe_simulation=True,
             on_event=lambda event: None,
         ) as client:
+            receipts = []
             for _ in range(self._rounds):
                 client.fetch()
                 together.wait()
-                client.submit(update)
+                receipts.append(client.submit(update).receipt)
+            if name == _KEEPER:
+                selected = [receipt.selected for receipt in receipts if receipt is not None]
+                (self._folder.parent / _SELECTED).write_text(json.dumps(selected))
+                np.save(self._folder.parent / _MODEL, client.fetch().vector)
 
     def _wait(self) -> None:
         self._joined += 1
@@ -100,12 +131,13 @@ class Clients:
 
 
 def main(folder: str, address: str, *numbers: str) -> int:
-    first, last, dimension, rounds = map(int, numbers[:4])
+    first, last, dimension, rounds, attackers = map(int, numbers[:5])
     logs.setup(json=True, simulated=True)
-    certificate = Path(numbers[4]) if numbers[4:] else None
+    certificate = Path(numbers[5]) if numbers[5:] else None
     taking_part = Clients(Path(folder), address, rounds, certificate)
-    clients = range(first, last + 1)
-    taking_part.run(dict(zip(clients, repeated(len(clients), dimension), strict=True)))
+    taking_part.run(
+        {number: update(number, dimension, attackers) for number in range(first, last + 1)}
+    )
     return FAILED if taking_part.failed else 0
 
 

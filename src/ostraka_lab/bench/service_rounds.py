@@ -1,6 +1,7 @@
 """Rounds of a whole service over loopback, and what each of its processes spends on them.
 
-The enclave's service, the workers and some processes of clients run as they do anywhere. This
+The enclave's service or a lead and its shards, the workers and some processes of clients run as
+they do anywhere. This
 process looks at their CPU clocks all the time, and afterwards cuts at the moments that their logs
 tell:
 
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Address
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,14 +30,15 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from ostraka import files
-from ostraka.arrays import Float64
+from ostraka.arrays import Float32, Float64
 from ostraka.cli.federation_folder import Plan as Founding
-from ostraka.config import Tiling, default_tile
+from ostraka.config import Span, Tiling, cut_into_spans, default_tile
+from ostraka.core.rules import Composition
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.errors import ConfigError, ServiceError
-from ostraka_lab.bench.machine import available_bytes, process_cpu_s
-from ostraka_lab.bench.parties import byzantine, sketch_size
-from ostraka_lab.bench.service_clients import gate
+from ostraka_lab.bench.machine import available_bytes, process_cpu_s, process_peak_bytes
+from ostraka_lab.bench.parties import DEFAULT, byzantine, sketch_size
+from ostraka_lab.bench.service_clients import gate, outcome
 from ostraka_lab.children import Child, Children, Logged
 from ostraka_lab.deployment import Deployment, Setting, found
 
@@ -45,7 +48,7 @@ CERTIFICATE, KEY = "tls.pem", "tls.key"
 _BYTES_A_VALUE = 16  # of all processes together
 _PROCESSES = 8  # of clients: threads of one process wait for each other
 _BASE_BYTES = 1200 * 2**20  # a dozen interpreters
-_GIB = 2**30
+_MIB, _GIB = 2**20, 2**30
 _SAMPLE_S = 0.002
 _POLL_S = 0.05
 _SILENCE_S = 600.0  # without a line in any log
@@ -59,7 +62,7 @@ class Plan:
 
     tls: measure with TLS, too. small: also compare a federation of many small updates with one that
     is simulated in a single process. workers: a third makes the Gram matrix of the mask. sketched:
-    if updates are long enough.
+    if updates are long enough. shards: 1 for an enclave without any.
     """
 
     clients: int = 64
@@ -70,12 +73,14 @@ class Plan:
     small: bool = True
     workers: int = 3
     sketched: bool = True
+    shards: int = 1
+    composition: Composition = DEFAULT
 
     def __post_init__(self) -> None:
-        for name in ("clients", "dimension", "threads", "repeat"):
+        for name in ("clients", "dimension", "threads", "repeat", "shards"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
-        needed = self.clients * self.dimension * _BYTES_A_VALUE + _BASE_BYTES
+        needed = needed_bytes(self.clients, self.dimension)
         if needed > available_bytes():
             raise ConfigError(
                 f"{self.clients} clients of {self.dimension} values need about "
@@ -85,7 +90,22 @@ class Plan:
 
     @property
     def sketch(self) -> int | None:
-        return sketch_size(self.clients, self.dimension) if self.sketched else None
+        if not self.sketched:
+            return None
+        return sketch_size(self.clients, self.dimension, self.composition)
+
+    @property
+    def f(self) -> int:
+        return byzantine(self.clients, self.composition)
+
+    @property
+    def tiling(self) -> Tiling:
+        return Tiling(self.dimension, default_tile(self.dimension, self.shards))
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Which values each shard has. Raises ConfigError."""
+        return cut_into_spans(self.tiling, self.shards)
 
     @property
     def shares(self) -> list[range]:
@@ -97,7 +117,7 @@ class Plan:
     @property
     def tiles(self) -> int:
         """Sealed tiles of all clients."""
-        return self.clients * Tiling(self.dimension, default_tile(self.dimension)).count
+        return self.clients * self.tiling.count
 
     @property
     def sealed_bytes(self) -> int:
@@ -110,13 +130,18 @@ class Plan:
         return self.clients * self.dimension * UPDATE_BYTES
 
 
+def needed_bytes(clients: int, dimension: int) -> int:
+    """The memory that all processes of such a service take together, about."""
+    return clients * dimension * _BYTES_A_VALUE + _BASE_BYTES
+
+
 @dataclass(frozen=True)
 class Round:
     """What one round took: CPU and wall seconds until all updates were in, and from then on.
 
     join_cpu_s: of the enclave, from the end of the round before until all have its model and have
     joined; 0 for the first round. cpu_s: of every party, from the end of the round before to the
-    end of this one.
+    end of this one. parts: the same, cut: until all have joined, sent, and have the outcome.
     """
 
     receive_cpu_s: float
@@ -126,23 +151,41 @@ class Round:
     close_wall_s: float
     join_cpu_s: float
     cpu_s: Mapping[str, float]
+    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-def serve(plan: Plan, root: Path, certificate: Path | None) -> list[Round]:
-    """Run the services and the clients. Gives every round, the first one included."""
+@dataclass(frozen=True)
+class Served:
+    """All rounds, the first one included. peaks: the most bytes of each enclave's process.
+
+    model: (d,), after the last round. selected: the clients, by round.
+    """
+
+    rounds: list[Round]
+    peaks: Mapping[str, int]
+    model: Float32
+    selected: list[list[str]]
+
+
+def serve(plan: Plan, root: Path, certificate: Path | None) -> Served:
+    """Run the services and the clients."""
     settings: dict[str, Setting] = {
         "threads": plan.threads,
         "count": plan.repeat + 1,
         "client_momentum": 0,
         "keep_models": 1,
+        "memory_mib": plan.clients * max(span.length for span in plan.spans) * UPDATE_BYTES // _MIB
+        + 1,
     }
     if plan.sketch is not None:
         settings["sketch"] = plan.sketch
     founding = Founding(
         clients=plan.clients,
         workers=plan.workers,
-        f=byzantine(plan.clients),
+        f=plan.f,
         dimension=plan.dimension,
+        composition=plan.composition,
+        shards=plan.shards,
     )
     address = found(root, founding, **settings)
     with Children(root.parent / "logs") as children:
@@ -151,7 +194,8 @@ def serve(plan: Plan, root: Path, certificate: Path | None) -> list[Round]:
             for name in (CERTIFICATE, KEY):  # The enclave reads no files but its folder's.
                 shutil.copy(certificate.parent / name, root / name)
             deployment.change(tls_certificate=CERTIFICATE, tls_key=KEY)
-        return _Watch(deployment, plan).run()
+        rounds, peaks = _Watch(deployment, plan).run()
+        return Served(rounds, peaks, *outcome(root))
 
 
 @dataclass
@@ -175,18 +219,23 @@ class _Watch:
         self._ready = 0
         self._published = 0
 
-    def run(self) -> list[Round]:
+    def run(self) -> tuple[list[Round], dict[str, int]]:
+        """Every round, and the peak memory of the enclave and of each shard."""
         plan, deployment = self._plan, self._deployment
-        enclave = deployment.start_enclave()
-        self._until(lambda: self._ready > 0, [enclave])
+        enclaves = [deployment.start_enclave()]
+        self._until(lambda: self._ready == 1, enclaves)
+        enclaves += [deployment.start_shard(number) for number in range(len(deployment.shards))]
+        self._until(lambda: self._ready == len(enclaves), enclaves)
         workers = [deployment.start_worker(number) for number in range(1, plan.workers + 1)]
-        self._until(lambda: self._ready > plan.workers, [enclave])
+        joined = len(enclaves) * (1 + plan.workers)
+        self._until(lambda: self._ready == joined, enclaves)
         clients = [self._start_clients(part) for part in plan.shares]
-        parties = {"enclave": [enclave], "clients": clients, "workers": workers}
-        with _sampled(parties) as clocks:
-            self._until(lambda: self._published > plan.repeat, [enclave, *clients])
+        parties = {child.name: [child] for child in enclaves}
+        with _sampled(parties | {"clients": clients, "workers": workers}) as clocks:
+            self._until(lambda: self._published > plan.repeat, [enclaves[0], *clients])
             deployment.children.wait(_ENDING_S)
-        return [self._round(number, clocks) for number in range(1, plan.repeat + 2)]
+            peaks = {child.name: process_peak_bytes(child.process.pid) for child in enclaves}
+        return [self._round(number, clocks) for number in range(1, plan.repeat + 2)], peaks
 
     def _start_clients(self, numbers: range) -> Child:
         deployment, plan = self._deployment, self._plan
@@ -195,7 +244,7 @@ class _Watch:
         return deployment.children.start(
             f"clients-{numbers[0]}",
             "ostraka_lab.bench.service_clients",
-            *(str(each) for each in (*words, plan.repeat + 1, *tls)),
+            *(str(each) for each in (*words, plan.repeat + 1, plan.f, *tls)),
             serves=False,
         )
 
@@ -217,7 +266,7 @@ class _Watch:
 
     def _hear(self, event: Logged) -> None:
         match event.get("event"):
-            case "ServiceStarted" | "WorkerJoined":
+            case "ServiceStarted" | "LeadJoined" | "WorkerJoined":
                 self._ready += 1
             case "Joined":
                 self._let_send(event["round"])
@@ -230,7 +279,7 @@ class _Watch:
             case "RoundPublished":
                 self._at(event["number"]).published = _time(event)
                 self._published = event["number"]
-            case "RoundSkipped" | "NullStep" | "TooFewWorkers" | "ClientRejected":
+            case "RoundSkipped" | "NullStep" | "TooFewWorkers" | "ClientRejected" | "ShardLeft":
                 raise ServiceError(f"a round of the benchmark did not succeed: {event}")
 
     def _let_send(self, number: int) -> None:
@@ -245,6 +294,7 @@ class _Watch:
 
     def _round(self, number: int, clocks: "Clocks") -> Round:
         times, before = self._at(number), self._at(number - 1).published
+        cuts = (before or times.sending, times.sending, times.arrived, times.published)
         return Round(
             receive_cpu_s=clocks.between("enclave", times.sending, times.arrived),
             client_cpu_s=clocks.between("clients", times.sending, times.arrived),
@@ -254,6 +304,10 @@ class _Watch:
             join_cpu_s=clocks.between("enclave", before or times.sending, times.sending),
             cpu_s={
                 name: clocks.between(name, before or times.sending, times.published)
+                for name in clocks.names
+            },
+            parts={
+                name: [clocks.between(name, *ends) for ends in pairwise(cuts)]
                 for name in clocks.names
             },
         )

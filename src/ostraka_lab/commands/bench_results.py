@@ -43,10 +43,18 @@ def require_torch() -> None:
 
 @contextmanager
 def keeping(
-    ctx: typer.Context, out: Path, options: dict[str, Any], *, fresh: bool
+    ctx: typer.Context,
+    out: Path,
+    options: dict[str, Any],
+    *,
+    fresh: bool,
+    name: str | None = None,
 ) -> Iterator[Parts]:
-    """Keep the parts of this command in its folder, and say so if the command is stopped."""
-    path = out / f"{ctx.info_name}.parts.jsonl"
+    """Keep the parts of this command in its folder, and say so if the command is stopped.
+
+    name: of the benchmark, if it is not the command's.
+    """
+    path = out / f"{name or ctx.info_name}.parts.jsonl"
     parts = Parts(path, options, lambda text: click.echo(text, err=True), fresh=fresh)
     try:
         yield parts
@@ -65,9 +73,10 @@ def finish(
     out: Path,
     as_json: bool,
     parts: Parts | None = None,
+    name: str | None = None,
 ) -> None:
-    """Keep the figures under the command's name, draw the page, and show it all."""
-    name = str(ctx.info_name)
+    """Keep the figures, draw the page, and show it all. name: as in `keeping`."""
+    name = name or str(ctx.info_name)
     figures = {"command": command_line(ctx)} | figures
     page, where = _kept(out, name, figures, parts)
     show(*shown, where, figures=figures | {"report": page}, as_json=as_json)

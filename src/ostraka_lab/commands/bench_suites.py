@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from ostraka.cli.output import Json, progress, show, table
+from ostraka.errors import ConfigError
 from ostraka_lab.bench import paper as papers
 from ostraka_lab.bench import peers as contests
 from ostraka_lab.bench import scale as scales
@@ -16,6 +17,7 @@ from ostraka_lab.bench.paper import Suite
 from ostraka_lab.bench.paper_measurements import MASKINGS
 from ostraka_lab.bench.parties import SKETCH_INSIDE
 from ostraka_lab.bench.scale import Grid
+from ostraka_lab.commands import bench_shards
 from ostraka_lab.commands.bench_results import (
     FOLDER,
     SMALL,
@@ -297,6 +299,19 @@ def scale(
     budget: Annotated[
         float, typer.Option(help="About how many seconds to spend; small sizes come first.")
     ] = 1800.0,
+    shards: Annotated[
+        bool, typer.Option("--shards", help="Measure a lead and its shards, as processes.")
+    ] = False,
+    count: Annotated[
+        list[int] | None,
+        typer.Option(
+            help="With --shards: number of shards; repeatable. 1 is an enclave without any.",
+            show_default="1, 2 and 4",
+        ),
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="With --shards: exact masks without a sketch.")
+    ] = False,
     out: Out = FOLDER,
     fresh: Fresh = False,
     as_json: Json = False,
@@ -307,6 +322,12 @@ def scale(
     CPU, the workers' CPU, memory and bytes, and a sum of terms that is extended to 10,000 clients
     and 1e9 values, with a band. Says what would have to be split for that.
 
+    With --shards: starts a lead, its shards, three workers and up to eight processes of clients,
+    all on this machine, with each number of shards in turn (16, 64 and 256 clients of 2e5, 1e6 and
+    3.5e6 values unless given). Shows each shard's CPU beside its share of one enclave's, what the
+    lead takes, and whether models and selections are the same. Forecasts 10,000 clients of 1e8
+    values by the number of shards.
+
     A run that is stopped keeps what it has measured: the same command resumes it, with a budget for
     what is left.
 
@@ -315,7 +336,21 @@ def scale(
       ostraka bench scale --json
       ostraka bench scale --budget 300
       ostraka bench scale --clients 8 --clients 16 --dimension 5000 --dimension 20000 --repeat 1
+      ostraka bench scale --shards --json
+      ostraka bench scale --shards --exact --count 1 --count 2 --clients 16 --clients 32
     """
+    if shards:
+        bench_shards.measure(
+            ctx,
+            bench_shards.chosen(clients, dimension, count, exact=exact, repeat=repeat),
+            budget,
+            out=out,
+            fresh=fresh,
+            as_json=as_json,
+        )
+        return
+    if count or exact:
+        raise ConfigError("--count and --exact are for --shards")
     grid = Grid(tuple(clients or _USUAL.clients), tuple(dimension or _USUAL.dimensions), repeat)
     with keeping(ctx, out, asdict(grid), fresh=fresh) as parts, progress() as step:
         figures = scales.run(grid, budget, step, parts)

@@ -1,7 +1,7 @@
 """The page of a folder of results.
 
 This file has the page, the targets, the check against a baseline and the machine. `peers`, `paper`,
-`scale` and `leakage` have the sections of these benchmarks.
+`scale`, `shards` and `leakage` have the sections of these benchmarks.
 """
 
 import math
@@ -13,7 +13,7 @@ from ostraka_lab.bench import results
 from ostraka_lab.bench.paper import LABELS
 from ostraka_lab.bench.parties import EXACT, SKETCH
 from ostraka_lab.bench.process import Figures
-from ostraka_lab.bench.report import leakage, paper, peers, scale
+from ostraka_lab.bench.report import leakage, paper, peers, scale, shards
 from ostraka_lab.bench.scale import UNCHECKED
 from ostraka_lab.report import (
     Block,
@@ -38,6 +38,7 @@ _TITLES = {
     "peers": "Beside its peers",
     "paper": "The paper's figures",
     "scale": "How cost grows",
+    "shards": "Shards",
     "leakage": "What a worker and the host learn",
     "check": "Has anything become slower?",
 }
@@ -123,6 +124,7 @@ def _section(name: str, figures: Figures) -> Section:
         "peers": peers.blocks,
         "paper": paper.blocks,
         "scale": scale.blocks,
+        "shards": shards.blocks,
         "leakage": leakage.blocks,
         "check": _check,
     }
@@ -166,6 +168,7 @@ def _targets(found: dict[str, Figures]) -> list[Block]:
         *_beside_peers(found.get("peers")),
         *_headlines(found.get("paper")),
         *_growth(found.get("scale")),
+        *_shards(found.get("shards")),
     ]
     if not targets:
         return []
@@ -225,6 +228,13 @@ def _growth(figures: Figures | None) -> Iterator[Target]:
             what = "Exponent of the enclave's CPU, exact masks without the check, up to 256 clients"
             yield Target(f"{what}: in N", 1.1, exponents["N"]["value"])
             yield Target(f"{what}: in d", 1.05, exponents["d"]["value"])
+
+
+def _shards(figures: Figures | None) -> Iterator[Target]:
+    for share in figures["shares"] if figures else ():
+        if (share["clients"], share["dimension"]) == _PEERS:
+            what = f"CPU of the busiest of {share['shards']} shards / its share of one enclave's"
+            yield Target(what, 1.25, max(share["x_share"]))
 
 
 def _profile(found: dict[str, Figures]) -> Iterator[Block]:

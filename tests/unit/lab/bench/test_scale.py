@@ -47,6 +47,7 @@ def calls(monkeypatch):
         return fake_cell(*seen[-1])
 
     monkeypatch.setattr(results, "run_module", run_module)
+    monkeypatch.setattr(scale, "available_bytes", lambda: 64 * 2**30)
     monkeypatch.setattr(fit, "_DRAWS", 20)
     return seen
 

@@ -15,8 +15,8 @@ from ostraka.cli import app
 from ostraka.errors import ConfigError, ServiceError
 from ostraka_lab.bench import service, service_clients, service_rounds
 from ostraka_lab.bench.machine import process_cpu_s
-from ostraka_lab.bench.service_clients import gate
-from ostraka_lab.bench.service_rounds import Clocks, Plan, Round, _Watch
+from ostraka_lab.bench.service_clients import gate, update
+from ostraka_lab.bench.service_rounds import Clocks, Plan, Round, Served, _Watch
 from ostraka_lab.children import Children
 from ostraka_lab.deployment import Deployment
 
@@ -28,7 +28,21 @@ def test_bytes_are_those_of_the_sealed_tiles():
     assert PLAN.sealed_bytes == 4 * (70_000 * 4 + 2 * 16)
 
 
-@pytest.mark.parametrize("name", ["clients", "dimension", "threads", "repeat"])
+def test_bytes_are_divided_among_shards():
+    plan = Plan(clients=4, dimension=70_000, shards=2)
+    assert [span.length for span in plan.spans] == [32_768, 37_232]
+    assert plan.tiles == 4 * 3
+
+
+def test_attackers_send_the_opposite_of_what_all_share():
+    updates = np.stack([update(number, 2000, 2) for number in range(1, 6)])
+    assert (update(3, 2000, 2) == updates[2]).all()
+    near = np.corrcoef(updates)
+    assert (near[:2, 2:] < -0.5).all()
+    assert (near[2:, 2:] > 0.5).all()
+
+
+@pytest.mark.parametrize("name", ["clients", "dimension", "threads", "repeat", "shards"])
 def test_nothing_can_be_measured_of_nothing(name):
     sizes: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigError, match=f"{name} must be at least 1; got 0"):
@@ -115,11 +129,13 @@ def test_a_round_is_cut_where_the_logs_say(tmp_path):
         close_wall_s=2,
         join_cpu_s=0,
         cpu_s={"enclave": 4, "clients": 8},
+        parts={"enclave": [0, 2, 2], "clients": [0, 4, 4]},
     )
     second = watch._round(2, clocks)
     assert (second.receive_wall_s, second.close_wall_s) == (0.5, 0.5)
     assert second.join_cpu_s == 1
     assert second.cpu_s == {"enclave": 2, "clients": 4}
+    assert second.parts["clients"] == [2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +145,7 @@ def test_a_round_is_cut_where_the_logs_say(tmp_path):
         logged("NullStep", 1, number=1, why="too few"),
         logged("TooFewWorkers", 1),
         logged("ClientRejected", 1, client="client-2", reason="late"),
+        logged("ShardLeft", 1, shard=0),
     ],
     ids=lambda event: event["event"],
 )
@@ -161,7 +178,7 @@ def test_figures_are_medians_by_the_gigabyte_and_by_what_is_least():
 
 def test_clients_that_fail_end_their_process(tmp_path, capsys):
     """There are no keys in this folder."""
-    assert service_clients.main(str(tmp_path), "127.0.0.1:1", "1", "3", "50", "2") == 1
+    assert service_clients.main(str(tmp_path), "127.0.0.1:1", "1", "3", "50", "2", "1") == 1
     assert '"event": "ClientFailed"' in capsys.readouterr().err
 
 
@@ -191,7 +208,8 @@ def test_training_takes_time():
 
 def test_the_small_comparison_is_with_training_and_without(monkeypatch):
     rounds = [Round(0, 0, 0, 0, 0, 0, {"enclave": s, "clients": 1.0}) for s in (9.0, 2.0, 2.0, 3.0)]
-    monkeypatch.setattr(service, "serve", lambda plan, root, certificate: rounds)
+    served = Served(rounds, {}, np.zeros(1, np.float32), [])
+    monkeypatch.setattr(service, "serve", lambda plan, root, certificate: served)
     figures: dict[str, float | None] = {"cpu_s": 1.0, "training_cpu_s": 4.0}
     monkeypatch.setattr(service, "run_module", lambda *_: figures)
     steps = []
