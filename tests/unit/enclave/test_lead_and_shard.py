@@ -129,7 +129,8 @@ class Joining:
     async def _requests(self) -> AsyncIterator[Any]:
         while not self._ended.is_set():
             await self._ended.wait()
-        for said in ():
+        nothing: tuple[Any, ...] = ()
+        for said in nothing:
             yield said
 
     async def write(self, said: Any) -> None:
