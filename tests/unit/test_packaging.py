@@ -9,6 +9,7 @@ import tomllib
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 import jsonschema
@@ -344,9 +345,10 @@ def test_simulation_is_never_the_default(rendered, request):
 
 @pytest.mark.parametrize("rendered", [SHARDED], indirect=True)
 def test_a_shard_knows_its_number_and_is_reached_by_itself(rendered):
+    wanted: Any = SHARDED
     named = {(each["kind"], each["metadata"]["name"]): each["spec"] for each in rendered}
     shards = named["StatefulSet", "rel-shard"]
-    assert shards["replicas"] == SHARDED["shards"]["count"]
+    assert shards["replicas"] == wanted["shards"]["count"]
     for number in range(shards["replicas"]):
         selector = named["Service", f"rel-shard-{number}"]["selector"]
         assert selector["apps.kubernetes.io/pod-index"] == f"{number}"

@@ -315,7 +315,7 @@ def _shares(cell: Figures) -> list[Figures]:
 
 
 def _median(ran: Figures, name: str) -> float:
-    return statistics.median(each[name] for each in ran["rounds"])
+    return float(statistics.median(each[name] for each in ran["rounds"]))
 
 
 def _leads(cells: Sequence[Figures]) -> list[Figures]:

@@ -46,7 +46,7 @@ def measure(
         progress() as step,
     ):
         figures = shards.run(grid, budget, step, parts)
-    shown = (_shares(figures), _leads(figures), _forecast(figures), *_notes(figures))
+    shown = [_shares(figures), _leads(figures), _forecast(figures), *_notes(figures)]
     finish(ctx, figures, *shown, out=out, as_json=as_json, parts=parts, name=_NAME)
 
 

@@ -16,14 +16,17 @@ def connected(number: int) -> Connected:
 
 
 def test_a_shard_takes_the_place_of_no_other():
-    left = []
+    left: list[int] = []
 
     async def main() -> None:
         shards = Shards(2, lost=left.append)
         first, second = connected(0), connected(0)
         with shards.joined(first, 1):
-            with pytest.raises(RoundFailed, match="there is a shard 0 already"):
-                shards.joined(second, 1).__enter__()
+            with (
+                pytest.raises(RoundFailed, match="there is a shard 0 already"),
+                shards.joined(second, 1),
+            ):
+                pass
             assert shards.connected == {0: first}
             assert not first.ended
             assert shards.missing == (1,)
