@@ -9,6 +9,7 @@ import tomllib
 from importlib.util import find_spec
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 import jsonschema
@@ -214,7 +215,7 @@ WORKERS_ONLY = {
     },
     "image": {"digest": "sha256:" + "ab" * 32},
 }
-SHARDED = {
+SHARDED: dict[str, Any] = {
     "shards": {"count": 3, "serviceType": "LoadBalancer", "tlsAuthority": "ca.pem"},
     "workers": {"list": [{"name": "worker-1", "keySecret": "key-1"}]},
 }

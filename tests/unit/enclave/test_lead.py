@@ -16,7 +16,7 @@ def connected(number: int) -> Connected:
 
 
 def test_a_shard_takes_the_place_of_no_other():
-    left = []
+    left: list[int] = []
 
     async def main() -> None:
         shards = Shards(2, lost=left.append)
@@ -27,7 +27,7 @@ def test_a_shard_takes_the_place_of_no_other():
             assert shards.connected == {0: first}
             assert not first.ended
             assert shards.missing == (1,)
-        assert first.ended
+        assert shards.connected == {}
         with shards.joined(second, 1):
             assert shards.connected == {0: second}
 
