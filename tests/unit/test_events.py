@@ -14,7 +14,7 @@ SAFE = {
     *("number", "participants", "kept", "note", "arrived", "missing", "quorum", "extensions_left"),
     *("address", "evidence", "code_id", "sealing_key", "next_round", "deadline_s", "seconds"),
     *("measure_s", "average_s", "hold_s", "confirm_s", "publish_s", "silent"),
-    *("revision", "revoked", "connected", "needed", "places"),
+    *("revision", "revoked", "connected", "needed", "places", "shard", "lead", "retry_s"),
 }
 
 

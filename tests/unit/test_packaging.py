@@ -215,7 +215,7 @@ WORKERS_ONLY = {
     },
     "image": {"digest": "sha256:" + "ab" * 32},
 }
-SHARDED = {
+SHARDED: dict[str, Any] = {
     "shards": {"count": 3, "serviceType": "LoadBalancer", "tlsAuthority": "ca.pem"},
     "workers": {"list": [{"name": "worker-1", "keySecret": "key-1"}]},
 }

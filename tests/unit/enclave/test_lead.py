@@ -30,7 +30,7 @@ def test_a_shard_takes_the_place_of_no_other():
             assert shards.connected == {0: first}
             assert not first.ended
             assert shards.missing == (1,)
-        assert first.ended
+        assert shards.connected == {}
         with shards.joined(second, 1):
             assert shards.connected == {0: second}
 
