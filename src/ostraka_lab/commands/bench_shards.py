@@ -46,8 +46,9 @@ def measure(
         progress() as step,
     ):
         figures = shards.run(grid, budget, step, parts)
-    shown = (_shares(figures), _leads(figures), _forecast(figures), *_notes(figures))
-    finish(ctx, figures, *shown, out=out, as_json=as_json, parts=parts, name=_NAME)
+    tables = (_shares(figures), _leads(figures), _forecast(figures))
+    notes = _notes(figures)
+    finish(ctx, figures, *tables, *notes, out=out, as_json=as_json, parts=parts, name=_NAME)
 
 
 def _shares(figures: dict[str, Any]) -> Table:
