@@ -222,7 +222,11 @@ def test_the_command_shows_shares_the_lead_and_a_forecast(run, calls, tmp_path):
     result = run(f"--shards {SIZES} --out here")
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
-    for words in ("Forecast: 10,000 clients of 100,000,000", "That rate is assumed", "yes"):
+    for words in (
+        "Forecast: 10,000 clients of 100,000,000",
+        "That rate is assumed",
+        "Rows at each shard: 1,000.0, 250.0, 62.5 GB",
+    ):
         assert words in told
     assert "NO" not in told.split()
     assert not (tmp_path / "here" / "scale.json").exists()
