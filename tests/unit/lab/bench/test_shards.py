@@ -71,7 +71,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(results, "run_module", run_module)
     monkeypatch.setattr(shards, "available_bytes", lambda: 64 * 2**30)
-    monkeypatch.setattr(fit, "_DRAWS", 20)
+    monkeypatch.setattr(fit, "_DRAWS", 5)
     return seen
 
 
@@ -133,7 +133,7 @@ def test_what_follows_from_formats_and_the_assumed_rate(surveyed):
     assert told[4]["shard_budget_bytes"] > told[64]["shard_budget_bytes"]
 
 
-def test_exact_masks_have_matrices_of_pairs_in_place_of_sketches():
+def test_exact_masks_have_matrices_of_pairs_in_place_of_sketches(calls):
     cells = [fake_cell(n, d, 2, EXACT, "1", "2") for n in (16, 64) for d in (10**5, 10**6)]
     figures = shards.tell(Grid(scheme=EXACT), cells)
     (few, *_) = figures["forecasts"]
