@@ -193,6 +193,47 @@ def round_in_steps() -> str:
     return picture(f"A round: {steps}; then the clients confirm.", 662, parts)
 
 
+def shards() -> str:
+    """A lead and two shards: what goes to which of them."""
+    parts = [box(24, 24, 672, 62, "box")]
+    parts += [said(360, 62, "clients know the lead, and are told where shards are", at="middle")]
+    columns = (
+        (24, "lead", ("takes headers,", "decides, signs"), "header, receipt"),
+        (254, "shard 0", ("opens the first", "half of updates"), "tiles, slice"),
+        (484, "shard 1", ("opens the second", "half of updates"), "tiles, slice"),
+    )
+    for x, name, words, carried in columns:
+        parts += [arrow(x + 40, 86, 196), arrow(x + 172, 196, 86)]
+        parts += [box(x, 116, 212, 48, "ground")]
+        parts += [said(x + 106, 147, carried, at="middle", kind="soft")]
+        parts += [box(x, 200, 212, 132, "safe")]
+        parts += [said(x + 106, 236, name, at="middle", kind="green", bold=True)]
+        for n, line in enumerate(words):
+            parts += [said(x + 106, 270 + 30 * n, line, at="middle")]
+        parts += [arrow(x + 40, 402, 512), arrow(x + 172, 512, 402)]
+    parts += [
+        box(24, 350, 672, 52, "host"),
+        said(
+            360,
+            383,
+            "between them: keys, matrices and a plan, never updates",
+            at="middle",
+            kind="soft",
+            bold=True,
+        ),
+        box(84, 434, 552, 40, "ground"),
+        said(360, 461, "masked updates  ↓   ↑  inner products, checked", at="middle", kind="soft"),
+        box(24, 516, 672, 62, "box"),
+        said(360, 554, "workers serve the lead and every shard", at="middle"),
+    ]
+    return picture(
+        "A lead with two shards. Clients send headers to the lead and tiles to the shards; workers "
+        "serve all three; between lead and shards go keys, matrices and a plan.",
+        600,
+        parts,
+    )
+
+
 def rows_under(document: str, heading: str) -> list[list[str]]:
     """The cells of the tables of a section, without their marks."""
     text = (ROOT / "docs" / document).read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
@@ -311,6 +352,7 @@ def drawn() -> dict[str, str]:
     return {
         "architecture.svg": architecture(),
         "round.svg": round_in_steps(),
+        "shards.svg": shards(),
         "speed.svg": speed(),
         "robustness.svg": robustness(),
         "demo.svg": demo((FOLDER / "demo.txt").read_text()),

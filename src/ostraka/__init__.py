@@ -7,7 +7,7 @@ the command starts fast and the enclave's process holds only what the enclave ne
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = ["Client", "RoundResult", "__version__", "errors", "run_round"]
 

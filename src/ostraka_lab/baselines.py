@@ -96,10 +96,12 @@ class Clear:
         before = time.thread_time()
         result = self._rule(updates, Past(number, self.last))
         aggregate_s = round(time.thread_time() - before, 5)
+        # As the enclave does: its aggregates are float32. In training the last bit soon tells.
         with np.errstate(over="ignore", invalid="ignore"):
-            self.model = (self.model + result.mean).astype(np.float32)
+            aggregate = result.mean.astype(np.float32).astype(np.float64)
+            self.model = (self.model + aggregate).astype(np.float32)
         if not result.failure:
-            self.last = result.mean
+            self.last = aggregate
         return ClearRound(
             number=number,
             model=self.model,

@@ -182,6 +182,8 @@ def _readable(line: bytes) -> str:
 
 
 def _ending(code: int) -> str:
+    if code == -signal.SIGKILL:
+        return "was killed by SIGKILL, as the kernel does where memory runs out"
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"

@@ -40,7 +40,7 @@ _STAGES = ("measure", "average", "hold", "confirm", "publish")  # of the enclave
 _SETTINGS: dict[str, Setting] = {
     "disclose_selection": True,
     "extensions": 0,
-    "measure_s": 60,
+    "measure_s": 600,
     "linger_s": 600,
     # All clients have one address here: the limit for one client would slow them all down.
     "requests_per_minute": 1_000_000,

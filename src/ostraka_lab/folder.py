@@ -216,14 +216,24 @@ class Board:
 
     def read(self, clients: Sequence[int], number: int) -> Float32:
         """Read the updates (m, d) of these clients in this round, once all who remain have told."""
-        rows = []
-        for client in clients:
-            path = self._path(client, number)
-            while not path.exists() and not self._gone(client).exists():
-                time.sleep(_POLL_S)
-            if path.exists():
-                rows.append(np.fromfile(path, "<f4"))
-        return np.stack(rows) if rows else np.empty((0, 0), np.float32)
+        told = [path for client in clients if (path := self._told(client, number)) is not None]
+        if not told:
+            return np.empty((0, 0), np.float32)
+        # One row at a time into its place: a second copy of all of them may not fit.
+        first = np.fromfile(told[0], "<f4")
+        rows = np.empty((len(told), first.size), np.float32)
+        for row, path in zip(rows, told, strict=True):
+            row[:] = np.fromfile(path, "<f4")
+        return rows
+
+    def _told(self, client: int, number: int) -> Path | None:
+        """Wait for what a client tells. None if it has left and told nothing."""
+        path = self._path(client, number)
+        while not path.exists():
+            if self._gone(client).exists():
+                return path if path.exists() else None
+            time.sleep(_POLL_S)
+        return path
 
     def _path(self, client: int, number: int) -> Path:
         return self.folder / f"round-{number}" / f"{client}.f32"

@@ -268,6 +268,11 @@ class Participant:
         """Whether it has to know others' updates before it can send its own."""
         return self.attack is not None and self.attack.needs_known
 
+    @property
+    def agrees(self) -> bool:
+        """Whether another attacker that knows the same sends the same, whoever remembers what."""
+        return self.attack is not None and self.attack.alike and self.attack.learn is None
+
     def train(self, start: Float32, number: int) -> Trained:
         """Train from this model (d,) in this round. Gives its own update (d,), before momentum."""
         if number != self._round:

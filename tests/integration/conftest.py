@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -246,6 +247,14 @@ class Deployment:
         federation_file.write_charter(federation_file.charter_path(self.config), charter)
         for number in range(len(self.shard_ports)):
             self.copy_to_shard(number)
+
+    def add_shard(self) -> None:
+        """The folder of one more, as that of the last one was before it was started."""
+        number = len(self.shard_ports)
+        self.shard_ports.append(free_port())
+        beside = self.shard_folder(number - 1)
+        leave = shutil.ignore_patterns("state")
+        shutil.copytree(beside, self.shard_folder(number), ignore=leave)
 
     def copy_to_shard(self, number: int) -> None:
         """What an operator copies to another machine after a change."""

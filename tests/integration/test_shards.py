@@ -6,6 +6,8 @@ right updates in it, and every client has its model.
 
 import json
 import random
+import re
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -240,3 +242,77 @@ def test_shards_move_between_machines_if_their_slices_do(stage):
     (folders[0] / second.name).rename(second)
     held.open()
     play.check()
+
+
+@pytest.mark.slow
+def test_the_number_of_shards_is_changed_between_rounds(stage):
+    """The running shards stay as they are. A new one is told which slice it lacks."""
+    play = stage(rounds=2, **plan_for())
+    play.client("client-1").gates["fetched", 2] = held = play.gate()
+    start(play)
+    play.wait_for("RoundOpened", number=2)
+    held.wait_until_reached()
+    play.enclave.stop()
+    play.deployment.add_shard()
+    play.deployment.set(shards=SHARDS + 1)
+    play.start_enclave()
+    play.start_shard(SHARDS, wait=False)
+    refused = play.wait_for("ShardRefused")
+    folders = [play.deployment.shard_folder(number) / "state" for number in (1, 2)]
+    (needed,) = folders[0].glob("slice-00000001-*.sealed")
+    assert needed.name in refused["why"]
+    shutil.copy(needed, folders[1])
+    held.open()
+    play.check()
+    assert play.status()["shards"] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_a_shard_that_a_new_policy_does_not_take_is_in_no_round_after_it(stage):
+    """A connection that an older policy let in would else outlive it."""
+    play = stage(rounds=1, **plan_for(deadline_s=1.0, extensions=0))
+    play.start_enclave()
+    play.start_shards()
+    play.wait_for("RoundOpened", number=1)
+    policy = play.deployment.root / "shards.toml"
+    before = policy.read_text()
+    stricter = re.sub(r'(?<=mrenclave = \[")[0-9a-f]+', "0" * 64, before)
+    assert stricter != before
+    policy.write_text(stricter)
+    play.deployment.set(revision=2)
+    adopted = play.enclave.wait_for(re.compile('"revision": 2,.*FederationAdopted').search)
+    after = play.enclave.wait_for(re.compile('"(RoundOpened|ShardRefused)"').search, after=adopted)
+    refused = json.loads(play.enclave.lines[after - 1])
+    assert refused["event"] == "ShardRefused"
+    assert "does not list this code" in refused["why"]
+    play.enclave.wait_for("ShardsAwaited", after=adopted)
+    assert not any("RoundOpened" in line for line in play.enclave.lines[adopted:])
+
+
+@pytest.mark.slow
+def test_shards_join_again_if_a_revision_moves_their_ranges(stage):
+    play = stage(rounds=1, **plan_for(deadline_s=1.0, extensions=0))
+    play.start_enclave()
+    play.start_shards()
+    play.wait_for("RoundOpened", number=1)
+    play.deployment.set(revision=2, tile=2 * TILE, deadline_s=600.0)
+    play.wait_for("FederationAdopted", revision=2)
+    for number in (1, 2):
+        play.start_worker(number)
+    play.start_clients()
+    play.check()
+    for number in range(SHARDS):
+        assert len(play.told("ShardJoined", shard=number)) == 2
+
+
+@pytest.mark.slow
+def test_a_revision_that_leaves_shards_nothing_is_not_adopted(stage):
+    play = stage(rounds=1, **plan_for(deadline_s=1.0, extensions=0))
+    play.start_enclave()
+    play.start_shards()
+    play.wait_for("RoundOpened", number=1)
+    play.deployment.set(revision=2, tile=4 * TILE)
+    ignored = play.wait_for("FederationIgnored")
+    assert "cannot be cut for 2 shards" in ignored["why"]
+    play.deployment.set(revision=3, tile=TILE)
+    play.wait_for("FederationAdopted", revision=3)

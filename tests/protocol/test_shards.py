@@ -34,7 +34,7 @@ from ostraka.core.uploads import INT8
 from ostraka.crypto import updates
 from ostraka.crypto.aead import nonce
 from ostraka.crypto.channel import Channel
-from ostraka.crypto.masks import mask_stream
+from ostraka.crypto.masks import Noise, mask_stream
 from ostraka.crypto.stream import SecretStream
 from ostraka.encoding import encode
 from ostraka.errors import (
@@ -49,7 +49,7 @@ from ostraka.errors import (
 from ostraka.messages import vector_digest
 from ostraka.protocol import host
 from ostraka.protocol.enclave import Arrivals, decide, propose
-from ostraka.protocol.enclave.encoders import _Scratch
+from ostraka.protocol.enclave.encoders import GaussianEncoder, _Scratch
 from ostraka.protocol.round import run_round
 
 pytestmark = pytest.mark.filterwarnings("ignore::ostraka.errors.LeakyMasking")
@@ -183,7 +183,7 @@ def test_a_null_step_leaves_every_slice_and_does_the_same_work(simulate, monkeyp
 
     monkeypatch.setattr(optimiser, "advance", counted)
     simulation = divided(simulate, optimiser=Optimiser("sgd"))
-    works = []
+    works, lengths = [], []
     for fails in (False, True, False):
         with monkeypatch.context() as patch:
             if fails:
@@ -194,6 +194,8 @@ def test_a_null_step_leaves_every_slice_and_does_the_same_work(simulate, monkeyp
             round_.send_all()
             proposed = round_.finish()
             works.append(sorted(done))
+        told = [each.leaves for each in proposed.slices]
+        lengths.append([(len(each.model), len(each.aggregate)) for each in told])
         receipt = simulation.follow(proposed).receipt
         assert receipt.failure == ("why" if fails else "")
         after = [each.shard.state for each in simulation.local.shards]
@@ -202,6 +204,8 @@ def test_a_null_step_leaves_every_slice_and_does_the_same_work(simulate, monkeyp
             assert np.array_equal(old.moments[0], new.moments[0]) == fails
     assert works[0] == works[1] == works[2]
     assert len(works[0]) == 3
+    # What a shard says of it goes over a network, before the outcome is held.
+    assert lengths[0] == lengths[1] == lengths[2]
 
 
 # What does not belong to a shard is refused, and what does still gets through.
@@ -498,7 +502,7 @@ def test_a_row_that_changes_at_one_shard_is_out_everywhere(simulate, masking, wh
 
 
 class Liar:
-    """A kernel that adds one to an entry of every matrix."""
+    """A kernel that is off by one in an entry of every matrix of residues, or by a hundredth."""
 
     def begin(self, rows: int, values: Any) -> Any:
         running = NumpyKernel().begin(rows, values)
@@ -506,7 +510,10 @@ class Liar:
 
         def total() -> np.ndarray:
             answer = honest()
-            answer[2, 5] = answer[2, 5] - 1 if answer[2, 5] > 1 else answer[2, 5] + 1
+            if values == "residues":
+                answer[2, 5] = answer[2, 5] - 1 if answer[2, 5] > 1 else answer[2, 5] + 1
+            else:
+                answer[2, 5] *= 1.01
             answer[5, 2] = answer[2, 5]
             return answer
 
@@ -621,6 +628,19 @@ class Ledger:
             ledger.sealed[id(self), index, row].add(content)
             seal(self, index, row, share, out)
 
+        noise, encode_noisy = Noise.__init__, GaussianEncoder.shares
+
+        def drawn(self, *given):
+            noise(self, *given)
+            ledger.keys["noise"].append(self._seed)
+
+        def noisy(self, thread, index, rows):
+            content = hashlib.sha256(self._loaded[thread].tobytes()).digest()
+            ledger.masked[self._noise._seed, mask_stream(index, rows)].add(content)
+            return encode_noisy(self, thread, index, rows)
+
+        patch.setattr(Noise, "__init__", drawn)
+        patch.setattr(GaussianEncoder, "shares", noisy)
         patch.setattr(_Scratch, "__init__", begun)
         patch.setattr(_Scratch, "shares", shared)
         patch.setattr(Channel, "seal_share", sealed)
@@ -634,14 +654,19 @@ class Ledger:
         assert {len(each) for each in self.sealed.values()} == {1}
 
 
+EXACT = {"masking": "exact", "workers": 3}
+
+
 @pytest.mark.parametrize(
-    "terms", [{}, SKETCHED, {"upload": "int8"}], ids=["rows", "sketch", "int8"]
+    "terms",
+    [EXACT, EXACT | SKETCHED, EXACT | {"upload": "int8"}, {"masking": "gaussian"}],
+    ids=["rows", "sketch", "int8", "gaussian"],
 )
 def test_no_keystream_is_used_twice_across_shards_and_attempts(simulate, monkeypatch, terms):
     """Over an attempt that ends with a lie, one that a changed row ends, and a round that is opened
     anew."""
     ledger = Ledger(monkeypatch)
-    simulation = divided(simulate, 3, masking="exact", workers=3, spares=1, budget=0, **terms)
+    simulation = divided(simulate, 3, spares=1, budget=0, **terms)
     lead_or_shard = simulation.local if "sketch" in terms else simulation.local.shards[1]
     lead_or_shard.workers["worker-2"]._kernel = Liar()
     for row in (0, 1):
@@ -656,7 +681,8 @@ def test_no_keystream_is_used_twice_across_shards_and_attempts(simulate, monkeyp
     round_.average()
     attempts = [each for each in round_.told if isinstance(each, events.AttemptStarted)]
     assert len(attempts) == (2 if "sketch" in terms else 5)
-    assert len(ledger.keys["masks"]) == len(attempts)
+    drawn = "noise" if terms["masking"] == "gaussian" else "masks"
+    assert len(ledger.keys[drawn]) == len(attempts)
     ledger.check()
 
 

@@ -38,6 +38,7 @@ UNSHOWN = {
     "ostraka/client-memory/v%d": "of older versions, which are recognised and refused",
     "ostraka/flower-joins/v1": "of version 0.1, which is recognised and refused",
     "ostraka/sealed/v1\n": "of version 0.1, which is recognised and refused",
+    "ostraka/slice-file/v1": "in the name of a shard's own file",
     "ostraka/simulated-platform/v1": "heads a file that only a simulation reads",
 }
 

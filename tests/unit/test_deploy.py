@@ -20,7 +20,8 @@ MANIFEST = "gramine/enclave.manifest.template"
 ENCLAVE = "confidential-vm/ostraka-enclave.service"
 DEVELOPMENT = "development/ostraka-enclave-dev.service"
 WORKER = "systemd/ostraka-worker@.service"
-UNITS = [ENCLAVE, DEVELOPMENT, WORKER]
+SHARD = "confidential-vm/ostraka-shard@.service"
+UNITS = [ENCLAVE, DEVELOPMENT, WORKER, SHARD]
 
 VARIABLES = {
     "gramine.libos": "/gramine/libsysdb.so",
@@ -42,7 +43,7 @@ ENTRY = "ostraka.enclave"
 
 def require_entry(arguments):
     """Raises SystemExit unless these are arguments of the enclave's own entry, to run it."""
-    assert arguments[0] == "run"
+    assert arguments[0] in ("run", "shard")
     return parser().parse_args(arguments)
 
 
@@ -163,11 +164,11 @@ def test_a_unit_has_its_sections(name):
 STARTED = f"/opt/ostraka/bin/python3 -I -m {ENTRY} "
 
 
-@pytest.mark.parametrize("name", [ENCLAVE, DEVELOPMENT])
+@pytest.mark.parametrize("name", [ENCLAVE, DEVELOPMENT, SHARD])
 def test_a_unit_executes_the_enclave_s_own_entry(name):
     (line,) = unit(name)["Service"]["ExecStart"]
     assert line.startswith(STARTED)
-    asked = require_entry(shlex.split(line.removeprefix(STARTED)))
+    asked = require_entry(shlex.split(line.removeprefix(STARTED).replace("%i", "1")))
     assert asked.config.is_absolute()
     assert asked.unsafe_simulation == (name == DEVELOPMENT)
 
@@ -193,7 +194,7 @@ def test_commands_in_the_comments_exist(name):
     for arguments in commands:
         resolve(arguments)
     for arguments in entries:
-        require_entry(arguments)
+        require_entry([word.replace("%i", "1") for word in arguments])
     assert commands or len(entries) > 1
 
 
@@ -239,17 +240,19 @@ def test_a_unit_comes_back_after_a_crash_and_not_after_a_mistake(name):
 
 
 def test_nothing_of_the_enclaves_memory_is_swapped():
-    for name in (ENCLAVE, DEVELOPMENT):
+    for name in (ENCLAVE, DEVELOPMENT, SHARD):
         assert unit(name)["Service"]["MemorySwapMax"] == ["0"]
 
 
-def test_a_confidential_machine_is_required_and_its_evidence_within_reach():
-    found = unit(ENCLAVE)
+@pytest.mark.parametrize("name", [ENCLAVE, SHARD])
+def test_a_confidential_machine_is_required_and_its_evidence_within_reach(name):
+    found = unit(name)
     assert found["Unit"]["AssertPathIsDirectory"] == ["/sys/kernel/config/tsm/report"]
     assert found["Service"]["ReadWritePaths"] == ["-/sys/kernel/config/tsm/report"]
     assert found["Service"]["DevicePolicy"] == ["closed"]
     assert found["Service"]["DeviceAllow"] == ["/dev/sev-guest rw", "/dev/tdx_guest rw"]
-    assert "simulat" not in text(ENCLAVE)
+    assert "simulat" not in text(name)
+    assert not {"Environment", "EnvironmentFile"} & set(found["Service"])
 
 
 def test_the_development_unit_says_that_root_can_read_it():
@@ -257,7 +260,7 @@ def test_the_development_unit_says_that_root_can_read_it():
     assert "--unsafe-simulation" in found["Service"]["ExecStart"][0]
     assert "root can read it" in found["Unit"]["Description"][0]
     assert "ROOT CAN READ IT" in text(DEVELOPMENT)
-    for name in (ENCLAVE, DEVELOPMENT, WORKER):
+    for name in UNITS:
         assert ("--unsafe" in unit(name)["Service"]["ExecStart"][0]) == (name == DEVELOPMENT)
 
 

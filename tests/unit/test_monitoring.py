@@ -148,6 +148,8 @@ def firing(alert):
         series = [('up{job="ostraka"}', "0+0x30")]
     if alert["alert"] == "OstrakaSimulated":
         series.append(("ostraka_simulated", "1+0x30"))
+    if alert["alert"] == "OstrakaShardsAwaited":
+        series.append(("ostraka_shards_missing", "1+0x30"))
     fires = f'count(ALERTS{{alertstate="firing",alertname="{alert["alert"]}"}}) > bool 0'
     others = f'count(ALERTS{{alertname!="{alert["alert"]}"}}) or vector(0)'
     return {

@@ -144,7 +144,7 @@ def test_a_dead_end_is_seen(tmp_path):
 
 def shown_commands(text):
     """Every `ostraka ...` that a document shows, without comments and shell around it."""
-    blocks = re.findall(r"^```(?:console|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(?:console|sh)(?: .*)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     joined = "\n".join(blocks).replace("\\\n", " ")
     indented = "\n".join(
         re.findall(r"^ {4,}(ostraka .*)$", text.replace("\\\n", " "), re.MULTILINE)

@@ -118,7 +118,7 @@ _ATTEST = Group(
       ostraka attest show evidence.bin
       ostraka attest verify evidence.bin --policy policy.toml
       ostraka attest measure
-      ostraka attest expect ostraka-0.2.0-py3-none-linux_x86_64.whl
+      ostraka attest expect dist/*.whl
     """,
     {
         "show": Command(

@@ -59,7 +59,7 @@ def expect(
 
     \b
     Examples:
-      ostraka attest expect ostraka-0.2.0-py3-none-linux_x86_64.whl --constraints constraints.txt
+      ostraka attest expect dist/*.whl --constraints constraints.txt
       ostraka attest expect image.tar --json
       ostraka attest expect /opt/ostraka
     """

@@ -196,9 +196,14 @@ def _tile(plan: Plan, model: tuple[Manifest, Float32] | None) -> int | None:
     return default_tile(d or 0, plan.shards)
 
 
+def shard_folder(folder: Path, number: int) -> Path:
+    """Where a shard's files are, before they are copied to its machine."""
+    return folder / f"{SHARD}{number}"
+
+
 def _write_shard(folder: Path, number: int) -> None:
     """A shard's folder, as it would be on another machine: it has no key of anybody."""
-    place = folder / f"{SHARD}{number}"
+    place = shard_folder(folder, number)
     place.mkdir()
     text = (folder / FEDERATION).read_text("utf-8")
     listen = f'listen = "127.0.0.1:{_FIRST_PORT + number}"'

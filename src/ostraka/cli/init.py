@@ -19,7 +19,7 @@ from ostraka.attestation.policy import toml_line
 from ostraka.cli import federation_folder
 from ostraka.cli.advice import DATA, Situation
 from ostraka.cli.advice import advise as advised
-from ostraka.cli.federation_folder import Plan, client_name
+from ostraka.cli.federation_folder import KEYS, POLICY, Plan, client_name, shard_folder
 from ostraka.cli.output import Json, show
 from ostraka.cli.rules import better_numbers, warn_of_copies
 from ostraka.cli.templates import GRACE_S, member_lines
@@ -28,7 +28,7 @@ from ostraka.core import metrics, rules, uploads
 from ostraka.enclave import measurement
 from ostraka.encoding import encode
 from ostraka.errors import ConfigError, ServiceError
-from ostraka.federation_file import Enrolled, charter_path, require_newer
+from ostraka.federation_file import Enrolled, FederationFile, charter_path, require_newer
 from ostraka.files import read_identity, write_identity
 from ostraka.messages import Charter
 from ostraka.transport.dial import dial
@@ -195,8 +195,8 @@ def init(
         f"Made {target}: {clients} clients, of which {f} may be Byzantine, and {workers} workers.",
         f"Rule: {plan.composition} (see: ostraka rules --n {clients} --f {f}).",
         *(f"  {each}" for each in reasons),
-        _contents(simulated),
-        f"Next: ostraka enclave run --config {file.path}{' --unsafe-simulation' * simulated}",
+        _contents(simulated, shards),
+        *_next(file, plan),
         figures=figures,
         as_json=as_json,
     )
@@ -278,7 +278,7 @@ _STALLS = (
 )
 
 
-def _contents(simulated: bool) -> str:
+def _contents(simulated: bool, shards: int) -> str:
     lines = [
         "  federation.toml      terms, roster and settings; after a change: ostraka sign",
         "  federation.charter   terms and roster, signed",
@@ -287,7 +287,33 @@ def _contents(simulated: bool) -> str:
     ]
     if simulated:
         lines.append("  simulation/          a platform that only plays a TEE")
+    if shards > 1:
+        lines.append("  shards.toml          what shards have to prove, signed as it is")
+        lines.append("  shard-0/ ...         the files of each shard, for a machine of its own")
     return "\n".join(lines)
+
+
+def _next(file: FederationFile, plan: Plan) -> list[str]:
+    """The commands that start it, each for a terminal of its own. Shards need workers' streams."""
+    simulated = " --unsafe-simulation" * plan.simulation
+    run = f"ostraka enclave run --config {file.path}{simulated}"
+    if plan.shards == 1:
+        return [f"Next: {run}"]
+    configs = [shard_folder(file.folder, each) / file.path.name for each in range(plan.shards)]
+    lead = file.enclave.listen
+    shards = [
+        f"  ostraka enclave shard --lead {lead} --number {number} --config {config}{simulated}"
+        for number, config in enumerate(configs)
+    ]
+    listening = [federation_file.load(each).enclave.listen for each in configs]
+    everywhere = " ".join(f"--enclave {each}" for each in (lead, *listening))
+    keys, policy = file.folder / KEYS, file.folder / POLICY
+    workers = [
+        f"  ostraka worker run {everywhere} --name {name} --key {keys / f'{name}.key'} "
+        f"--policy {policy}{simulated}"
+        for name in plan.names()[1]
+    ]
+    return ["Next, each in a terminal of its own:", f"  {run}", *shards, *workers]
 
 
 def sign(

@@ -2,8 +2,10 @@
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -122,11 +124,13 @@ def _watch(service: _Service) -> None:
 
 
 def _table(figures: dict[str, Any]) -> Table:
+    """Show what there is to be seen: rows without a value, and long histories, are for --json."""
     shown = table("What", "Now")
     shown.add_row("doing", _doing(figures))
     for name, value in figures.items():
-        words = _reported(value) if name == "metrics" else _words(value)
-        shown.add_row(name.replace("_", " "), words)
+        words = _SAID.get(name, _words)(value)
+        if words:
+            shown.add_row(name.replace("_", " "), words)
     return shown
 
 
@@ -150,22 +154,48 @@ def _doing(figures: dict[str, Any], *, timed: bool = True) -> str:
         figures["awaited"],
         quorate=bool(figures.get("quorum_reached")),
         left_s=figures["deadline_in_s"] if timed else None,
+        shards=figures.get("shards_missing", ()),
     )
 
 
 def _reported(rounds: list[dict[str, float]]) -> str:
     """Say what clients have reported in the last round that published anything of it."""
     if not rounds:
-        return "-"
+        return ""
     means = dict(rounds[-1])
     number, clients = means.pop("round"), means.pop("clients")
     said = ", ".join(f"{name} {value:.4g}" for name, value in means.items())
     return f"{said} (round {number}, the mean of {clients} clients)"
 
 
+def _moment(since_1970_s: float) -> str:
+    return datetime.fromtimestamp(since_1970_s, UTC).isoformat(" ", "seconds")
+
+
 def _words(value: Any) -> str:
+    """Write a value for people; nothing for what is empty."""
     if isinstance(value, dict):
-        return "\n".join(f"{name}: {each}" for name, each in value.items()) or "-"
+        return "\n".join(f"{name}: {_words(each)}" for name, each in value.items())
     if isinstance(value, list):
-        return ", ".join(map(str, value)) or "-"
-    return "-" if value is None else str(value)
+        return ", ".join(map(_words, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else str(value)
+
+
+def _records(workers: dict[str, dict[str, int]] | int) -> str:
+    """Say how each worker has done. Strangers are told how many there are."""
+    if isinstance(workers, int):
+        return ""
+    return "\n".join(
+        f"{worker}: " + ", ".join(f"{count} {what}" for what, count in record.items())
+        for worker, record in workers.items()
+    )
+
+
+_SAID: dict[str, Callable[[Any], str]] = {
+    "metrics": _reported,
+    "started_at": _moment,
+    "worker_record": _records,
+    "history": lambda _: "",
+}

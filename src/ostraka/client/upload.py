@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
@@ -52,7 +52,7 @@ class _Lane:
     """Where tiles go. address: of a shard; empty for the service's own. tiles: those it lacks."""
 
     address: str
-    ticket: bytes
+    ticket: bytes = field(repr=False)
     tiles: range
 
 

@@ -209,7 +209,13 @@ def _sentence(view: View) -> Markup:
         return join("The connection to the enclave is lost, and is tried again.")
     if told.phase == "finished":
         return join(f"Finished: round {told.published} was the last one.")
-    what = doing(told.phase, _few(told.awaited), quorate=told.quorum_reached, left_s=None)
+    what = doing(
+        told.phase,
+        _few(told.awaited),
+        quorate=told.quorum_reached,
+        left_s=None,
+        shards=told.shards_missing,
+    )
     what = {"measuring": "measuring and averaging", "publishing": "published"}.get(what, what)
     return join(f"Round {told.round} of {told.rounds}: {what}.")
 

@@ -51,6 +51,7 @@ class Told:
     confirmations_missing: int | None
     rejected: dict[str, str]
     workers: tuple[str, ...]
+    shards_missing: tuple[int, ...]
     work: dict[str, Work]
     times: dict[int, dict[str, float]]  # seconds of each stage, by round
     metrics: Metrics
@@ -72,9 +73,21 @@ class Told:
             ) from None
 
 
-def doing(phase: str, awaited: Sequence[str] | int, *, quorate: bool, left_s: float | None) -> str:
-    """Say what a service waits for. awaited: by name, or how many. left_s: None to leave it out."""
+def doing(
+    phase: str,
+    awaited: Sequence[str] | int,
+    *,
+    quorate: bool,
+    left_s: float | None,
+    shards: Sequence[int] = (),
+) -> str:
+    """Say what a service waits for. awaited: by name, or how many. left_s: None to leave it out.
+
+    shards: those that are missing, without which no round opens.
+    """
     who = named(awaited)
+    if shards and phase == "starting":
+        return f"waiting for shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards))}"
     if phase == "collecting" and quorate:
         more = "" if left_s is None else f" {left_s:.0f} s more"
         return f"quorum reached, waiting{more} for {who}"
@@ -107,6 +120,7 @@ def _told(said: Mapping[str, Any]) -> Told:
         else _count(said["confirmations_missing"]),
         rejected={_text(who): _text(why) for who, why in said["rejected"].items()},
         workers=_names(said["workers"]),
+        shards_missing=tuple(map(_count, said.get("shards_missing", ()))),
         work={
             _text(who): Work(*(_count(each[name]) for name in ("attempts", "lies", "failures")))
             for who, each in said["worker_record"].items()

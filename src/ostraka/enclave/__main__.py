@@ -51,12 +51,16 @@ Serve the lead of a federation as one of its shards, until it has published all 
 A shard takes in, measures and averages a range of the values of all updates, and has that range of
 the model. Lead and shards run the same code and prove themselves to each other; the federation's
 shard_policy says what is accepted. Start one for each number below `enclave.shards` of the lead's
-federation.toml, with copies of that file, of its charter and of its first model. A shard that was
-stopped or lost is started again: the round that was open is then opened anew."""
+federation.toml, with copies of that file, of its charter, of the policy for shards and of the first
+model. Of its file it takes `listen`, [storage], [limits] and the memory and threads of [enclave].
+
+It joins the lead again whenever the connection ends, and waits for a lead that is not there yet. If
+it is stopped or lost, a round that is open is given up, and opened anew when it is back. Its slices
+of the model are in its state folder; the message about one that is missing names the file."""
 _SHARD_EXAMPLES = """\
 Examples:
   ostraka enclave shard --lead enclave.example:7420 --number 0 --config federation.toml
-  ostraka enclave shard --lead 127.0.0.1:7420 --number 1 --advertise shard-1.example:7421"""
+  ostraka enclave shard --lead enclave.example:7420 --number 1 --advertise shard-1.example:7420"""
 _EVIDENCE = """\
 Write what this machine's platform says of the enclave, to look at and to compare.
 
@@ -171,12 +175,13 @@ def _add_shard(below: Commands) -> None:
     _add_machine(shard)
     shard.add_argument("--lead", metavar="HOST:PORT", required=True, help="where the lead listens")
     shard.add_argument(
-        "--number", metavar="N", type=int, required=True, help="which shard this is, from 0"
+        "--number", metavar="N", type=int, required=True, help="which shard this is, counted from 0"
     )
     shard.add_argument(
         "--advertise",
         metavar="HOST:PORT",
-        help="where clients and workers find this shard (default: where it listens)",
+        help="where clients and workers find this shard (default: where it listens, if that is one "
+        "address)",
     )
     shard.add_argument(
         "--tls-ca", metavar="FILE", type=Path, help="certificates that vouch for the lead"

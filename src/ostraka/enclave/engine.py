@@ -220,8 +220,8 @@ class Engine:
         """Wait for all shards, and open the round at each. Raises RoundFailed."""
         number = self.enclave.next_number
         while not shards.complete:
-            missing = tuple(each for each in range(shards.count) if each not in shards.connected)
-            self.tell(events.ShardsAwaited(number, missing))
+            self.tell(events.ShardsAwaited(number, shards.missing))
+            await self._go(Phase.STARTING)
             shards.changed.clear()
             await _first_of(shards.changed, self.halted, seconds=_REMIND_S)
             if self.halted.is_set():
@@ -413,9 +413,12 @@ class Engine:
             self.brought = charter
 
     def _require_fit(self, charter: Charter) -> None:
-        """Raises unless a revision can be adopted, and this machine has memory for its rounds."""
+        """Raises unless a revision can be adopted, this machine has memory for its rounds, and its
+        shards can work under it."""
         self.enclave.require_adoptable(charter)
         self.require_room(charter.federation)
+        if self.shards is not None:
+            self.shards.require_fit(charter.federation)
 
     def _adopt_if_signed(self) -> None:
         """Adopt a newer revision, if one was brought or lies beside the federation file."""
@@ -424,10 +427,11 @@ class Engine:
             if charter is None:
                 return
             self._require_fit(charter)
+            before = self.federation
             self.state.adopt(charter)
             self.enclave.adopt(charter)
             if self.shards is not None:
-                self.shards.adopt(charter)
+                self.shards.adopt(charter, before)
         except (ConfigError, OpenError, LocalProtocolError, OSError) as refused:
             if str(refused) != self.ignored:
                 self.tell(events.FederationIgnored(str(refused)))

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from ostraka.arrays import AnyArray, Buffer, Float32, Float64
-from ostraka.config import Span, Terms, cut_into_spans
+from ostraka.attestation import policy_file
+from ostraka.config import Federation, Span, Terms, cut_into_spans
 from ostraka.core.rules import Columnwise, Plan
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.enclave import link
@@ -44,10 +45,18 @@ _GRANT_S = 30.0
 
 
 class Connected:
-    """One shard's stream. on_event: takes what becomes of tiles, on the loop."""
+    """One shard's stream. revision: that it was admitted under. on_event: takes what becomes of
+    tiles, on the loop."""
 
-    def __init__(self, number: int, channel: PeerChannel, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        number: int,
+        channel: PeerChannel,
+        loop: asyncio.AbstractEventLoop,
+        revision: int = 0,
+    ) -> None:
         self.number = number
+        self.revision = revision
         self.address = ""
         self.model: tuple[bytes, ...] = ()  # the leaves of its slice
         self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -101,6 +110,11 @@ class Connected:
         self._loop.call_soon_threadsafe(self.outgoing.put_nowait, None)
         self._loop.call_soon_threadsafe(self.over.set)
 
+    def require_here(self) -> None:
+        """Raises RoundFailed once the stream has ended."""
+        if self.ended:
+            raise self._left()
+
     def _left(self) -> RoundFailed:
         return RoundFailed(f"shard {self.number} has left")
 
@@ -140,7 +154,9 @@ class RemotePart:
         self.span = span
         self._round_id = context.round_id
         self._uploads: dict[str, _Tiles] = {}
-        self._waiting: dict[bytes, asyncio.Future[Any]] = {}
+        # By client, too: ids are public, and anyone may choose one that another client uses.
+        self._waiting: dict[tuple[str, bytes], asyncio.Future[Any]] = {}
+        self._stopped = False
         shard.on_event = self._on_event
 
     def begin(self, begun: Begun, row: Row | None = None) -> None:
@@ -168,20 +184,36 @@ class RemotePart:
         return self.arrived(client, upload_id) is not None
 
     def stop(self) -> None:
-        """The shard is told when the round is closed, or given up."""
+        """Whoever still sends is too late. The shard ends its lanes when it is told that the round
+        is closed, or given up, and says nothing of them."""
+        self._stopped = True
+        waiting, self._waiting = self._waiting, {}
+        for (client, upload_id), settled in waiting.items():
+            if not settled.done():
+                settled.set_result(link.Broken(client, upload_id, "closed", str(Rejection.LATE)))
 
     async def grant(
-        self, client: str, upload_id: bytes
+        self, client: str, upload_id: bytes, *, own: bool
     ) -> tuple[link.Granted, "asyncio.Future[Any]"]:
-        """A lane for the tiles that are missing, and what will become of it."""
+        """A lane for the tiles that are missing, and what will become of it.
+
+        own: the client itself brings them. Raises UpdateRejected once the round is closed.
+        """
+        if self._stopped:
+            raise UpdateRejected(client, Rejection.LATE)
         settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[upload_id] = settled
-        asked = self.shard.ask(link.Grant(self._round_id, client, upload_id))
+        self._waiting[client, upload_id] = settled
+        asked = self.shard.ask(link.Grant(self._round_id, client, upload_id, own))
         async with asyncio.timeout(_GRANT_S):
             granted, _ = await asyncio.wrap_future(asked)
         if not granted.ticket:
             settled.cancel()
         return granted, settled
+
+    def cut(self, client: str, upload_id: bytes) -> None:
+        """End the lane of an upload whose call has ended: its turn is another's now."""
+        self._waiting.pop((client, upload_id), None)
+        self.shard.tell(link.Cut(self._round_id, client, upload_id))
 
     async def settled(self, waiting: "asyncio.Future[Any]") -> Any:
         """What has become of a lane. If the shard leaves, it has broken."""
@@ -205,7 +237,7 @@ class RemotePart:
             known.resident = event.resident
         if known is not None and isinstance(event, link.Spoilt):
             known.spoilt = Rejection(event.reason)
-        waiting = self._waiting.pop(event.upload_id, None)
+        waiting = self._waiting.pop((event.client, event.upload_id), None)
         if waiting is not None and not waiting.done():
             waiting.set_result(event)
 
@@ -313,11 +345,20 @@ class Shards:
         return cut_into_spans(terms.tiling, self.count)
 
     @contextmanager
-    def joined(self, shard: Connected) -> Iterator[None]:
+    def joined(self, shard: Connected, revision: int) -> Iterator[None]:
         """Count a shard that is restored. Raises RoundFailed if there is one of its number: whoever
-        runs the same code could else take the place of a shard in the middle of a round."""
+        runs the same code could else take the place of a shard in the middle of a round.
+
+        revision: the newest. One that was adopted while the shard joined was told to the others,
+        and a shard that did not hear of it would work by terms and rosters that are over.
+        """
         if shard.number in self.connected:
             raise RoundFailed(f"there is a shard {shard.number} already")
+        if shard.revision != revision:
+            raise RoundFailed(
+                f"shard {shard.number} was admitted under revision {shard.revision}, and revision "
+                f"{revision} was adopted since: it has to join again under that"
+            )
         self.connected[shard.number] = shard
         self.changed.set()
         try:
@@ -329,8 +370,13 @@ class Shards:
             self.lost(shard.number)
 
     @property
+    def missing(self) -> tuple[int, ...]:
+        """The numbers of those that are not here."""
+        return tuple(each for each in range(self.count) if each not in self.connected)
+
+    @property
     def complete(self) -> bool:
-        return len(self.connected) == self.count
+        return not self.missing
 
     async def restore(
         self, shard: Connected, terms: Terms, state: Slices, number: int, model: bytes
@@ -360,6 +406,8 @@ class Shards:
                 replies = [await asyncio.wrap_future(each) for each in asked]
         except TimeoutError:
             raise RoundFailed("a shard did not open the round in time") from None
+        for shard in here:
+            shard.require_here()
         opened = [reply for reply, _ in replies]
         squares = [each.last_square for each in opened if each.last_square is not None]
         made: list[RemotePart] = []
@@ -408,10 +456,25 @@ class Shards:
             part.shard.tell(link.Stop(finished=False))
         self.parts = self.columns = ()
 
-    def adopt(self, charter: Charter) -> None:
-        """Have all shards work under a new revision, from the next round on."""
-        for shard in self.connected.values():
+    def require_fit(self, federation: Federation) -> None:
+        """Raises ConfigError unless shards can work under this revision."""
+        policy_file.of_shards(federation)
+        self.spans(federation.terms)
+
+    def adopt(self, charter: Charter, before: Federation) -> None:
+        """Have all shards work under a new revision, from the next round on.
+
+        They join again if they are held to another policy, which has to be met before it counts,
+        and if it moves their ranges.
+        """
+        after = charter.federation
+        again = after.shard_policy != before.shard_policy
+        again = again or self.spans(after.terms) != self.spans(before.terms)
+        for shard in list(self.connected.values()):
             shard.tell(link.Adopt(encode(charter)))
+            if again:
+                del self.connected[shard.number]
+                shard.end()
 
     def end(self, *, finished: bool) -> None:
         """End all streams. finished: all rounds are over, and no shard is needed any more."""

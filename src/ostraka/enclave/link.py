@@ -8,6 +8,7 @@
        <------- Opened ------------------------
        -------- Begun, Grant, many ----------->    an upload that was let in; a lane for its tiles
        <------- Granted, many -----------------
+       -------- Cut, End, some --------------->    its call has ended; it is replaced
        <------- Taken, Spoilt or Broken, many -    what has become of its tiles
        -------- Close ------------------------>    the rows, in their order
        <------- Closed ------------------------
@@ -18,7 +19,7 @@
        -------- Advance ---------------------->    and seal the new slice under this key
        <------- Advanced ----------------------    it is durable: the lead may sign now
        -------- Publish ---------------------->    it was confirmed
-       <------- Published ---------------------
+       <------- Moved -------------------------
        -------- Adopt, Stop ------------------>    between rounds
 
 Every message after `Open` names the round, and after `Close` the cohort, which is a digest of all
@@ -101,11 +102,14 @@ class Opened:
 
 @dataclass(frozen=True)
 class Grant:
+    """own: the client itself brings its upload, and not somebody who has seen its header."""
+
     LABEL: ClassVar[bytes] = b"ostraka/shard/grant/v1"
 
     round_id: Id
     client: str
     upload_id: Id
+    own: bool
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,17 @@ class Broken:
     upload_id: Id
     code: str
     why: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The call that a lane was granted to has ended. What came over it stays."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/cut/v1"
+
+    round_id: Id
+    client: str
+    upload_id: Id
 
 
 @dataclass(frozen=True)
@@ -292,8 +307,8 @@ class Publish:
 
 
 @dataclass(frozen=True)
-class Published:
-    LABEL: ClassVar[bytes] = b"ostraka/shard/published/v1"
+class Moved:
+    LABEL: ClassVar[bytes] = b"ostraka/shard/moved/v1"
 
     model: tuple[Digest, ...]
 
@@ -336,7 +351,7 @@ REPLIES = (
     MeasuredPart,
     Combined,
     Advanced,
-    Published,
+    Moved,
     Failed,
 )
 COMMANDS = (
@@ -344,6 +359,7 @@ COMMANDS = (
     Open,
     Begun,
     Grant,
+    Cut,
     End,
     Close,
     Sketch,
@@ -409,8 +425,10 @@ class Link:
             self._heard(message, blobs)
 
     def _begin(self, rest: memoryview, count: int) -> None:
+        if len(rest) < 8 * count:
+            raise MalformedMessage("a message of a peer is shorter than its head says")
         sizes = [int.from_bytes(rest[8 * at : 8 * at + 8], "big") for at in range(count)]
-        if len(rest) < 8 * count or sum(sizes) > _LARGEST:
+        if sum(sizes) > _LARGEST:
             raise MalformedMessage("what is behind a message of a peer is too long")
         body = bytes(rest[8 * count :])
         kind = next((each for mark, each in self._kinds.items() if body.startswith(mark)), None)

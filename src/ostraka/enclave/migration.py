@@ -146,7 +146,8 @@ def export(
 ) -> Exported:
     """Make the old enclave's answer. From here on it is retired, and never starts again.
 
-    Raises MalformedMessage, AttestationRefused, or StateError if another has the state already.
+    Raises MalformedMessage, AttestationRefused, or StateError if another has the state already, or
+    if it leads shards and other code asks.
     """
     wanted = decode(Request, request)
 
@@ -169,7 +170,15 @@ def export(
     #    receipt key. It may be the same code: on another machine, or under another sealing key.
     _require_succession(state.receipt_key, claims.code_id, state.federation)
 
-    # 5. Retire, durably, and only then let the bundle leave.
+    # 5. Slices are bound to this code: a lead of other code could not have its model put together.
+    if state.leads and claims.code_id != state.sealer.code_id:
+        raise StateError(
+            state.folder,
+            "belongs to a lead, whose shards' slices open under the same code alone: it cannot be "
+            "handed to other code, and this enclave is not retired",
+        )
+
+    # 6. Retire, durably, and only then let the bundle leave.
     again = state.handed_over_to is not None
     seal = partial(_seal, state.sealer, wanted, claims.code_id, provider)
     bundle = state.hand_over(claims.code_id, fingerprint(wanted.key), seal)

@@ -44,11 +44,12 @@ from ostraka.model_file import read_model
 from ostraka.protocol.enclave import Memory
 from ostraka.protocol.host import lend_threads
 from ostraka.transport import ANSWER_PIECE
-from ostraka.transport.dial import Backoff
+from ostraka.transport.dial import Backoff, require_address
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
 _KIB, _MIB = 2**10, 2**20
 _STOP_S = 5.0
+_ANYWHERE = ("0.0.0.0", "[::]")  # all addresses of a machine # noqa: S104 (looked up, not bound)
 _STABLE_S = 10.0  # after which a stream is worth a quick return
 _FOREVER_S = 1e9
 _KEEPALIVE_MS = 30_000
@@ -147,7 +148,7 @@ async def serve(
         )
         if state.leads:
             engine.shards = Shards(file.enclave.shards, lost=engine.lose_shard)
-            engine.shards.spans(engine.federation.terms)  # refuses more than there is to divide
+            engine.shards.require_fit(engine.federation)
         status.engine = engine
         status.keep_token(state.folder)
         _stop_on_signals(engine.stop)
@@ -387,13 +388,26 @@ async def serve_shard(
         try:
             port = front.listen(file.enclave.listen)
             heard = f"{file.enclave.listen.rpartition(':')[0]}:{port}"
-            await _join_again(shard, settings.advertise or heard, stopping)
+            await _join_again(shard, _advertised(settings.advertise, heard), stopping)
             tell(events.Stopping("finished" if not stopping.is_set() else "stopped"))
         finally:
             shard.pool.close()
             front.stop_listening()
             await server.stop(_STOP_S)
             await front.drained()
+
+
+def _advertised(given: str | None, heard: str) -> str:
+    """Where others are told to find a shard. Raises ConfigError."""
+    if given is not None:
+        require_address(given)
+        return given
+    if heard.rpartition(":")[0] in _ANYWHERE:
+        raise ConfigError(
+            f"this shard listens on {heard}, which is no address for others: say where clients and "
+            "workers find it (--advertise HOST:PORT)"
+        )
+    return heard
 
 
 async def _join_again(shard: ShardService, address: str, stopping: asyncio.Event) -> None:

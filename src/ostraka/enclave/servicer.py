@@ -7,7 +7,7 @@ message says of its sender charges nobody: signed messages can be replayed by an
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
     asynccontextmanager,
@@ -32,7 +32,7 @@ from ostraka.crypto.identity import check_encoded, check_signature
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
-from ostraka.enclave.lead import Connected, Shards
+from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns
 from ostraka.enclave.link import Broken, Spoilt, Taken
 from ostraka.enclave.open_round import OpenRound
@@ -79,6 +79,7 @@ from ostraka.messages import (
 from ostraka.protocol.confirm import leaf
 from ostraka.transport import FINISHED, PROVED, chain_link, collateral
 from ostraka.transport import ostraka_pb2 as wire
+from ostraka.transport.dial import is_told_address
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
@@ -91,6 +92,7 @@ _SHOWN = 64  # characters of a claimed name
 _NOT_ENROLLED = "not enrolled"
 _UNCONFIRMED = "an outcome waits to be confirmed"
 _OTHER_MODEL = "not the present model"
+_LAST_WORDS_S = 5.0  # for a shard to take what it was told before its stream ends
 _NO_SHARDS = "this enclave has no shards: its federation.toml says how many there are"
 _LONG = 1000  # characters of a refusal
 _ANOTHER_KEY = "signed with another key than the enrolled one"
@@ -457,7 +459,8 @@ class Servicer(EnclaveServicer):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, printable(str(refused), _LONG))
         async with asyncio.timeout(idle_s):
             await context.write(wire.LeadSays(admitted=encode(admitted)))
-        return Connected(hello.shard, channel, asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        return Connected(hello.shard, channel, loop, hello.revision)
 
     def _verify_shard(
         self, admission: Admission, hello: ShardHello
@@ -484,7 +487,7 @@ class Servicer(EnclaveServicer):
 
         async def serve() -> None:
             await self._restored(shard, asyncio.wrap_future(ready))
-            with self._shards().joined(shard):
+            with self._shards().joined(shard, self.engine.federation.revision):
                 self.engine.tell(events.ShardJoined(shard.number, shard.address))
                 await shard.over.wait()
 
@@ -495,6 +498,8 @@ class Servicer(EnclaveServicer):
                 each.result()
         finally:
             shard.end()
+            # What was said last is still heard: it may be a new revision.
+            await asyncio.wait(tasks[1:2], timeout=_LAST_WORDS_S)
             for each in tasks:
                 each.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -504,13 +509,16 @@ class Servicer(EnclaveServicer):
         engine, shards = self.engine, self._shards()
         async with asyncio.timeout(engine.file.limits.idle_s):
             said, _ = await ready
+        if not is_told_address(said.address):
+            raise RoundFailed(f"shard {shard.number} gives an address that is none")
         shard.address = said.address
-        published = -1
-        while published != engine.published:  # It may be published meanwhile.
-            published, state = engine.published, engine.state.last_state
+        restored: tuple[int, bytes] | None = None
+        # Another may be published meanwhile: first in the ledger, and then in the enclave.
+        while restored != (engine.published, engine.enclave.model):
+            restored = published, model = engine.published, engine.enclave.model
+            state = engine.state.last_state
             if isinstance(state, Slices):
-                terms, model = engine.federation.terms, engine.enclave.model
-                await shards.restore(shard, terms, state, published, model)
+                await shards.restore(shard, engine.federation.terms, state, published, model)
 
     def _shards(self) -> Shards:
         if self.engine.shards is None:
@@ -532,10 +540,25 @@ class Servicer(EnclaveServicer):
         await self._send([wire.ModelPart(slices=slices)], context)
 
     async def _receive_at_shards(self, header: UpdateHeader, context: Context) -> None:
-        """Have the tiles that are missing brought to the shards that own them."""
-        parts, client, upload_id = self._shards().parts, header.client, header.upload_id
+        """Have the tiles that are missing brought to the shards that own them.
+
+        Lanes end with the call: a shard has threads for as many lanes as there are turns here.
+        """
+        parts = self._shards().parts
         try:
-            granted = [await part.grant(client, upload_id) for part in parts]
+            await self._bring(parts, header, context)
+        except BaseException:
+            for part in parts:
+                part.cut(header.client, header.upload_id)
+            raise
+
+    async def _bring(
+        self, parts: Sequence[RemotePart], header: UpdateHeader, context: Context
+    ) -> None:
+        client, upload_id = header.client, header.upload_id
+        own = self._caller(context).is_called(client)
+        try:
+            granted = [await part.grant(client, upload_id, own=own) for part in parts]
         except RoundFailed as failed:
             raise LaneBroken(str(failed)) from None
         lanes = [
@@ -818,6 +841,8 @@ def _require_taken(client: str, event: Taken | Spoilt | Broken) -> None:
     """Raises what a lane to a shard has ended with, as it would be raised here."""
     if isinstance(event, Spoilt):
         raise UpdateRejected(client, Rejection(event.reason))
+    if isinstance(event, Broken) and event.code == "closed":
+        raise UpdateRejected(client, Rejection.LATE)
     if isinstance(event, Broken):
         raise {"late": TimeoutError, "odd": OpenError}.get(event.code, LaneBroken)(event.why)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -60,6 +60,7 @@ from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import channel_options, require_address
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer, EnclaveStub
 
+_T = TypeVar("_T")
 _MIB = 2**20
 _LARGEST = 8 * 2**20  # of a message of the lead
 _WORKERS_S = 5.0  # to wait for workers when a round closes
@@ -227,7 +228,7 @@ class ShardService:
         """Carry out commands, in their order."""
         while True:
             message, blobs = await commands.get()
-            if isinstance(message, Begun | link.End | link.Adopt | link.Stop):
+            if isinstance(message, Begun | link.Cut | link.End | link.Adopt | link.Stop):
                 await self._obey(message)
                 continue
             try:
@@ -243,19 +244,19 @@ class ShardService:
     async def _answer(self, message: Any, blobs: list[bytearray]) -> tuple[Any, ...]:
         """What to say to what the lead asks, with the arrays behind it."""
         answers: dict[type[Any], Callable[[], Awaitable[tuple[Any, ...]]]] = {
-            link.Restore: lambda: asyncio.to_thread(self._restore, message),
+            link.Restore: lambda: _to_its_end(self._restore, message),
             link.Open: lambda: self._open(message),
             link.Grant: lambda: self._grant(message),
             link.Close: lambda: self._close(message),
-            link.Sketch: lambda: asyncio.to_thread(self._sketch, message),
+            link.Sketch: lambda: _to_its_end(self._sketch, message),
             link.Measure: lambda: self._measure(message),
             link.Combine: lambda: self._combine(message, blobs),
             link.Advance: lambda: self._advance(message),
-            link.Publish: lambda: asyncio.to_thread(self._publish, message),
+            link.Publish: lambda: _to_its_end(self._publish, message),
         }
         return await answers[type(message)]()
 
-    async def _obey(self, message: Begun | link.End | link.Adopt | link.Stop) -> None:
+    async def _obey(self, message: Begun | link.Cut | link.End | link.Adopt | link.Stop) -> None:
         """Do what the lead says and waits for no answer to. Raises Finished."""
         if isinstance(message, link.Stop):
             await self._give_up()
@@ -270,7 +271,10 @@ class ShardService:
                 with suppress(StorageFull):  # It is told when it is granted no lane.
                     part.begin(message)
             elif message.round_id == self._round.opened.context.round_id:
-                part.end(message.client, message.upload_id)
+                if isinstance(message, link.End):
+                    part.end(message.client, message.upload_id)
+                elif (lane := self._round.lanes.get(message.client)) is not None:
+                    lane.cancel()  # Whoever is granted the next one waits for its thread to end.
 
     def _adopt(self, charter: Charter) -> None:
         """Work under a new revision of the same authority. Raises OpenError or ConfigError."""
@@ -322,7 +326,7 @@ class ShardService:
             limit=self.file.storage.spool_mib * _MIB,
             span=role.span,
         )
-        opened = await asyncio.to_thread(
+        opened = await _to_its_end(
             role.open_round, message.number, message.round_id, self._memory, spool
         )
         self._round = _OpenRound(opened, spool)
@@ -353,7 +357,8 @@ class ShardService:
         clients = {member.name: member for member in self.federation.clients}
         broken = partial(link.Broken, message.client, message.upload_id)
         receiver = Receiver(arrival, partial(_sealed_size, round_.opened))
-        with self._tickets.issue(receiver, clients.get(message.client)) as lane:
+        party = clients.get(message.client) if message.own else None
+        with self._tickets.issue(receiver, party) as lane:
             ticket.set_result(lane.ticket)
             try:
                 await lane.received()
@@ -363,7 +368,7 @@ class ShardService:
                         link.Spoilt(message.client, message.upload_id, str(arrival.spoilt))
                     )
                 else:
-                    self._tell_lead(broken("late", str(rejected.reason)))
+                    self._tell_lead(broken("closed", str(rejected.reason)))
             except TimeoutError:
                 self._tell_lead(broken("late", "too slow"))
             except OpenError as odd:
@@ -402,7 +407,7 @@ class ShardService:
         terms = self.federation.terms
         if not terms.inside:
             await self.pool.wait_for(terms.workers, _WORKERS_S)
-        partial_ = await asyncio.to_thread(self._columns(round_, cohort).measure)
+        partial_ = await _to_its_end(self._columns(round_, cohort).measure)
         sums, counted = partial_.sums, hasattr(partial_.sums, "gram")
         reply = link.MeasuredPart(
             cohort=message.cohort,
@@ -420,7 +425,7 @@ class ShardService:
         scales, plan = link.read_plan(message, blobs, len(cohort.rows))
         columns = self._columns(round_, cohort)
         with suppress(UpdateRejected):
-            await asyncio.to_thread(columns.combine, scales, plan)
+            await _to_its_end(columns.combine, scales, plan)
             round_.plan = message.plan
         return (link.Combined(message.cohort, message.plan, _changed(cohort, before)),)
 
@@ -430,12 +435,12 @@ class ShardService:
         if round_.plan != message.plan or not message.plan:
             raise LocalProtocolError("another plan was carried out")
         columns = self._columns(round_, cohort)
-        leaves = await asyncio.to_thread(partial(columns.advance, null=message.null))
+        leaves = await _to_its_end(partial(columns.advance, null=message.null))
         made = columns.slice
         if made is None:
             raise LocalProtocolError("a round that has advanced has a slice")
         number, start = round_.opened.context.number, self._shard().span.start
-        name = await asyncio.to_thread(self._files.save, number, start, message.key, made.state)
+        name = await _to_its_end(self._files.save, number, start, message.key, made.state)
         self._candidate = name, made.state
         return (link.Advanced(message.cohort, message.plan, leaves, name),)
 
@@ -451,8 +456,8 @@ class ShardService:
         self._role = Shard(self.federation, self._known_identity(), role.span, state)
         self.model = message.model, self._role.state.model
         self._candidate = None
-        self._files.prune(message.number, message.slice)
-        return (link.Published(vector_leaves(self._role.state.model)),)
+        self._files.prune(message.number, message.slice, message.key)
+        return (link.Moved(vector_leaves(self._role.state.model)),)
 
     # The steps of the above.
 
@@ -565,6 +570,22 @@ def _sealed_size(opened: ShardRound, index: int) -> int:
     """How many bytes a sealed tile of a shard has."""
     context = opened.context
     return context.terms.tile_bytes(context.span.first + index) + TAG_BYTES
+
+
+async def _to_its_end(work: Callable[..., _T], *given: Any) -> _T:
+    """What a thread makes of it. If nobody waits for that any more, this still ends after it.
+
+    A thread cannot be ended from outside, and the next round has its rows in the same memory.
+    """
+    thread = asyncio.ensure_future(asyncio.to_thread(work, *given))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        while not thread.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([thread])
+        thread.exception()  # Nobody is left to hear of it.
+        raise
 
 
 async def _end(lanes: Iterable["asyncio.Task[None]"]) -> None:

@@ -105,6 +105,10 @@ class Status:
         )
         self._gauge("ostraka_clients_enrolled", "Clients enrolled", self._enrolled)
         self._gauge("ostraka_workers_connected", "Workers connected", lambda: len(self._pool()))
+        self._gauge("ostraka_shards_connected", "Shards connected", lambda: self._shards()[0])
+        self._gauge(
+            "ostraka_shards_missing", "Shards that a round waits for", lambda: self._shards()[1]
+        )
         self._gauge("ostraka_received_bytes", "Bytes of the open round's updates", self._received)
         self._rule = Gauge(
             "ostraka_rule_info",
@@ -199,6 +203,7 @@ class Status:
             "rejected": dict(self.rejected),
             "workers": sorted(self._pool()),
             "shards": sorted(engine.shards.connected) if engine.shards is not None else [],
+            "shards_missing": list(engine.shards.missing) if engine.shards is not None else [],
             "worker_record": {name: vars(each) for name, each in self.worker_record.items()},
             "history": list(self.history),
             "stages_s": self.stages,
@@ -272,6 +277,11 @@ class Status:
 
     def _pool(self) -> dict[str, Any]:
         return dict(self._engine().pool.connected)
+
+    def _shards(self) -> tuple[int, int]:
+        """How many are here, and how many are not."""
+        shards = self._engine().shards
+        return (0, 0) if shards is None else (len(shards.connected), len(shards.missing))
 
     def _enrolled(self) -> int:
         return len(self._engine().federation.clients)

@@ -77,6 +77,8 @@ METRICS = {
     "ostraka_clients_arrived",
     "ostraka_clients_enrolled",
     "ostraka_workers_connected",
+    "ostraka_shards_connected",
+    "ostraka_shards_missing",
     "ostraka_received_bytes",
     "ostraka_reported_metric",
     "ostraka_reporting_clients",

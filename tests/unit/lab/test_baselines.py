@@ -284,3 +284,13 @@ def test_attackers_of_a_distributed_backdoor_train_different_parts():
         trained = task.training(number, model, task.experiment.attacking)._images
         changed.append((trained != task.examples(number).images).any(axis=(0, 1)))
     assert not any((one & other).any() for one, other in itertools.combinations(changed, 2))
+
+
+def test_an_aggregate_is_rounded_before_it_moves_the_model_as_in_the_enclave():
+    """1 + (2^-24 + 2^-50) rounds up at once; by way of float32 it is a tie, which stays at 1."""
+    task = loaded(clients=5, byzantine=1, steps=1)
+    manifest, _ = task.first()
+    clear = Clear(task, lambda *_: Aggregate(np.full(manifest.dimension, 2**-24 + 2**-50), (0,)))
+    clear.model = np.ones(manifest.dimension, np.float32)
+    assert (clear.round(1).model == 1).all()
+    np.testing.assert_array_equal(clear.last, np.full(manifest.dimension, 2**-24))

@@ -152,6 +152,38 @@ def test_clients_send_what_they_send_in_the_clear(tmp_path, attack, upload):
         np.testing.assert_array_equal(sent, clear.round(number).updates)
 
 
+@pytest.mark.parametrize("attack", ["min-max", "shift", "lasting-mimic"])
+def test_attackers_of_one_process_take_turns_with_what_they_know(tmp_path, monkeypatch, attack):
+    """Twelve copies of 52 large updates do not fit; those who send the same work it out once."""
+    inside, most, made = 0, 0, 0
+    read, sends = Board.read, Participant.sends
+
+    def counted_read(self, *arguments):
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        rows = read(self, *arguments)
+        inside -= 1
+        return rows
+
+    def counted_sends(self, own, number, known=None):
+        nonlocal made
+        made += known is not None
+        return sends(self, own, number, known)
+
+    monkeypatch.setattr(Board, "read", counted_read)
+    monkeypatch.setattr(Participant, "sends", counted_sends)
+    experiment = Experiment(clients=8, byzantine=3, attack=attack, steps=1, rounds=2)
+    rounds = goes_out(experiment, RunFolder(tmp_path / "run"))
+    assert most == 1
+    assert made == (2 if attack == "min-max" else 9)  # of two rounds, or of three turns
+    clear = Clear(Task.load(experiment), plain_average)
+    model = clear.model
+    for number, sent in enumerate(rounds, 1):
+        clear.model = model
+        np.testing.assert_array_equal(sent, clear.round(number).updates)
+
+
 def test_an_attacker_copies_what_an_honest_client_sends_and_keeps_it_so(tmp_path):
     """It sees others' updates after their momentum, and its own momentum does not touch its own."""
     experiment = Experiment(

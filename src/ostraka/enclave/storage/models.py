@@ -5,6 +5,7 @@ and the key that they are sealed under, so that any shard can open any of them.
 """
 
 import hashlib
+import hmac
 import re
 import struct
 from contextlib import suppress
@@ -24,6 +25,7 @@ DEFAULT_KEEP = 3
 
 _NAME = re.compile(r"model-([0-9]{8})\.sealed")
 _SLICE = re.compile(r"slice-([0-9]{8})-([0-9]+)-([0-9a-f]{16})\.sealed")
+_SHOWN = b"ostraka/slice-file/v1"
 _HEADER = struct.Struct("<QII")  # the length of a vector, the number of moments, and of aggregates
 
 
@@ -79,24 +81,32 @@ class SliceFiles:
             raise StateError(file.path, "is not the slice that its lead names")
         return _vectors(content)
 
-    def prune(self, newest: int, keep: SliceName) -> None:
-        """Delete what was before the round before the newest, and what was never confirmed."""
+    def prune(self, newest: int, keep: SliceName, key: bytes) -> None:
+        """Delete what was before the round before the newest, and what was never confirmed.
+
+        key: that the slice to keep is sealed under.
+        """
         for path in self._folder.glob("slice-*.sealed"):
             match = _SLICE.fullmatch(path.name)
             if match is None:
                 continue
             number = int(match[1])
-            if number < newest - 1 or (number == newest and match[3] != _short(keep)):
+            if number < newest - 1 or (number == newest and match[3] != _shown(keep, key)):
                 with suppress(OSError):
                     path.unlink()
 
     def _file(self, number: int, name: SliceName, key: bytes) -> SealedFile:
-        path = self._folder / f"slice-{number:08d}-{name.start}-{_short(name)}.sealed"
+        path = self._folder / f"slice-{number:08d}-{name.start}-{_shown(name, key)}.sealed"
         return SealedFile(path, Sealer(key, self._code_id))
 
 
-def _short(name: SliceName) -> str:
-    return name.digest.hex()[:16]
+def _shown(name: SliceName, key: bytes) -> str:
+    """What tells a slice from others of its number and place, to those who know the key alone.
+
+    A file's name is the host's to see before the outcome is held. The digest itself would show a
+    null step, whose slices are those before it, and would let the host try its guesses.
+    """
+    return hmac.digest(key, pack(_SHOWN, name.digest), "sha256").hex()[:16]
 
 
 class Models:

@@ -64,7 +64,7 @@ class Pending:
 @dataclass(frozen=True)
 class Leaves:
     """What names the outcome of a round on some values: the leaves of the model after it, and of
-    its aggregate, which has none after a null step."""
+    its aggregate. After a null step they name nothing, and are as many all the same."""
 
     LABEL: ClassVar[bytes] = b"ostraka/shard/leaves/v1"
 
@@ -128,11 +128,11 @@ def advance(context: RoundContext, aggregate: Float32, threads: Threads | None =
 def advance_by_nothing(context: RoundContext, threads: Threads | None = None) -> Slice:
     """The same for a null step, which leaves the model as it was.
 
-    It takes as long as any other: the same work is done for nothing.
+    It takes as long as any other, and tells the lead as much: the same work is done for nothing.
     """
     nothing = np.zeros(context.span.length, np.float32)
     in_vain = advance(context, nothing, threads)
-    return Slice(context.state, nothing, replace(in_vain.leaves, model=(), aggregate=()))
+    return replace(in_vain, state=context.state)
 
 
 def propose(cohort: Cohort, measured: Measured, plan: Plan, outcome: Sequence[Leaves]) -> Proposed:

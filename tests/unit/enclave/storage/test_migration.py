@@ -696,3 +696,11 @@ def test_no_secret_is_in_what_travels_or_prints(pair):
     assert estate.seed.hex() not in repr(exported)
     assert "bundle" not in repr(exported)
     assert "seed" not in repr(migration._pending(pair.new))
+
+
+def test_a_lead_is_not_retired_for_code_that_could_not_open_its_slices(pair, monkeypatch):
+    monkeypatch.setattr(type(pair.old), "leads", True)
+    with pytest.raises(StateError, match="under the same code alone"):
+        pair.export()
+    monkeypatch.undo()
+    assert not pair.export().again
