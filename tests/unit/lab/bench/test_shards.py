@@ -251,8 +251,10 @@ def test_options_of_shards_are_refused_without_them(run):
     assert "--count and --exact are for --shards" in result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", [SKETCH, EXACT])
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(SKETCH, marks=pytest.mark.slow), pytest.param(EXACT, marks=pytest.mark.soak)],
+)
 def test_a_lead_and_two_shards_are_measured_and_give_what_one_enclave_gives(scheme):
     grid = Grid((6, 7), (40_000, 50_000), (1, 2), scheme, repeat=1)
     cell = shards.measure(grid, 6, 40_000, lambda *_: None)
