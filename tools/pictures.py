@@ -195,32 +195,24 @@ def round_in_steps() -> str:
 
 def shards() -> str:
     """A lead and two shards: what goes to which of them."""
-    parts = [box(24, 24, 672, 62, "box")]
+    parts = [box(24, 24, 672, 62, "box"), box(24, 196, 672, 206, "host", dashed=True)]
     parts += [said(360, 62, "clients know the lead, and are told where shards are", at="middle")]
     columns = (
-        (24, "lead", ("takes headers,", "decides, signs"), "header, receipt"),
+        (36, "lead", ("takes headers,", "decides, signs"), "header, receipt"),
         (254, "shard 0", ("opens the first", "half of updates"), "tiles, slice"),
-        (484, "shard 1", ("opens the second", "half of updates"), "tiles, slice"),
+        (472, "shard 1", ("opens the second", "half of updates"), "tiles, slice"),
     )
     for x, name, words, carried in columns:
         parts += [arrow(x + 40, 86, 196), arrow(x + 172, 196, 86)]
         parts += [box(x, 116, 212, 48, "ground")]
         parts += [said(x + 106, 147, carried, at="middle", kind="soft")]
-        parts += [box(x, 200, 212, 132, "safe")]
-        parts += [said(x + 106, 236, name, at="middle", kind="green", bold=True)]
+        parts += [box(x, 208, 212, 128, "safe")]
+        parts += [said(x + 106, 242, name, at="middle", kind="green", bold=True)]
         for n, line in enumerate(words):
-            parts += [said(x + 106, 270 + 30 * n, line, at="middle")]
+            parts += [said(x + 106, 276 + 30 * n, line, at="middle")]
         parts += [arrow(x + 40, 402, 512), arrow(x + 172, 512, 402)]
     parts += [
-        box(24, 350, 672, 52, "host"),
-        said(
-            360,
-            383,
-            "between them: keys, matrices and a plan, never updates",
-            at="middle",
-            kind="soft",
-            bold=True,
-        ),
+        said(360, 376, "between them: keys, matrices and a plan", at="middle", kind="soft"),
         box(84, 434, 552, 40, "ground"),
         said(360, 461, "masked updates  ↓   ↑  inner products, checked", at="middle", kind="soft"),
         box(24, 516, 672, 62, "box"),

@@ -34,6 +34,7 @@ from ostraka.errors import (
     Rejection,
     RoundFailed,
     UpdateRejected,
+    printable,
 )
 from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Arrived, Begun, Cohort, Enclave, Intake, Leaves, Partial
@@ -42,6 +43,7 @@ from ostraka.protocol.enclave.propose import Slice
 
 _RESTORE_S = 600.0  # to read a slice from disk
 _GRANT_S = 30.0
+_LONGEST = 200  # characters of why a shard cannot do something
 
 
 class Connected:
@@ -131,7 +133,8 @@ class Connected:
         if reply.done():
             return  # Nobody waits for it any more.
         if isinstance(message, link.Failed):
-            reply.set_exception(RoundFailed(f"shard {self.number}: {message.why[:200]}"))
+            why = printable(message.why, _LONGEST)  # It may name a file, and so its host's folder.
+            reply.set_exception(RoundFailed(f"shard {self.number}: {why}"))
         else:
             reply.set_result((message, blobs))
 

@@ -204,10 +204,18 @@ class ShardService:
         def send(sealed: bytes) -> None:
             outgoing.put_nowait(wire.ShardSays(sealed=sealed))
 
-        def heard(message: Any, blobs: list[bytearray]) -> None:
-            commands.put_nowait((message, blobs))
-
+        heard = partial(self._heard, commands)
         return Link(channel, send, COMMANDS, heard), deputy, admitted.receipt_key
+
+    def _heard(
+        self,
+        commands: "asyncio.Queue[tuple[Any, list[bytearray]]]",
+        message: Any,
+        blobs: list[bytearray],
+    ) -> None:
+        # The stream may end before its turn comes, and how that ends is anyone's word.
+        self.finished |= isinstance(message, link.Stop) and message.finished
+        commands.put_nowait((message, blobs))
 
     async def _next(self, call: Any, kind: str) -> wire.LeadSays:
         async with asyncio.timeout(self.file.limits.idle_s):
@@ -222,6 +230,8 @@ class ShardService:
         while (says := await call.read()) is not grpc.aio.EOF:
             if self._link is not None:
                 self._link.hear(says.sealed)
+        if self.finished:
+            raise Finished
         await _raise_status(call)
 
     async def _work(self, commands: "asyncio.Queue[tuple[Any, list[bytearray]]]") -> None:
@@ -261,7 +271,6 @@ class ShardService:
         if isinstance(message, link.Stop):
             await self._give_up()
             if message.finished:
-                self.finished = True
                 raise Finished
         elif isinstance(message, link.Adopt):
             self._adopt(decode(Charter, message.charter))
@@ -616,8 +625,6 @@ async def _until_none(
 
 
 async def _raise_status(call: Any) -> None:
-    """Raises how the lead has ended the stream."""
+    """Raises how the stream has ended, which nobody has proved to be the lead's word."""
     code, details = await call.code(), await call.details()
-    if details == FINISHED:
-        raise Finished
     raise RemoteProtocolError(f"{code.name.lower().replace('_', ' ')}: {details}")

@@ -9,6 +9,8 @@ import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
 
 import grpc
 import pytest
@@ -20,6 +22,7 @@ from ostraka.attestation.verify import require_metrics, require_rule, require_sh
 from ostraka.cli import app
 from ostraka.core.rules import centres
 from ostraka.crypto.identity import check_signature
+from ostraka.enclave.__main__ import parser
 from ostraka.errors import AttestationRefused
 from ostraka.files import read_identity, read_policy, write_identity
 from ostraka.transport.ostraka_pb2 import AdoptReply
@@ -511,3 +514,20 @@ def test_grpc_keeps_its_internals_to_itself_unless_it_is_asked():
             check=True,
         )
         assert done.stdout.strip() == found
+
+
+def test_with_shards_it_prints_every_command_that_starts_the_federation(tmp_path):
+    target = tmp_path / "large"
+    made = run(f"init {target} --clients 5 --f 1 --dimension 40000 --shards 2")
+    lines = [line.split()[1:] for line in made.stdout.splitlines() if "  ostraka " in line]
+    started = [tuple(line[:2]) for line in lines]
+    assert started == [("enclave", "run"), *[("enclave", "shard")] * 2, *[("worker", "run")] * 2]
+    shards = [parser().parse_args(line[1:]) for line in lines[1:3]]
+    assert [each.number for each in shards] == [0, 1]
+    files = [federation_file.load(each.config) for each in shards]
+    lead = federation_file.load(target / "federation.toml")
+    everywhere = [each.enclave.listen for each in (lead, *files)]
+    assert len(set(everywhere)) == 3
+    for line in lines[3:]:
+        assert [b for a, b in pairwise(line) if a == "--enclave"] == everywhere
+        assert Path(line[line.index("--key") + 1]).is_file()

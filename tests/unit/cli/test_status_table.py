@@ -61,3 +61,18 @@ def test_strangers_see_how_many(shown):
     rows = shown({"arrived": 0, "workers": 2, "worker_record": 2, "history": 1})
     assert (rows["arrived"], rows["workers"]) == ("0", "2")
     assert not {"worker record", "history"} & rows.keys()
+
+
+@pytest.mark.parametrize(
+    ("phase", "missing", "doing"),
+    [
+        ("starting", [1], "waiting for shard 1"),
+        ("starting", [0, 2], "waiting for shards 0, 2"),
+        ("starting", [], "starting"),
+        ("confirming", [1], "waiting for 0 clients to confirm"),
+    ],
+)
+def test_it_says_which_shards_are_waited_for(shown, phase, missing, doing):
+    said = shown({"phase": phase, "shards": [], "shards_missing": missing, "awaited": 0})
+    assert said["doing"] == doing
+    assert said.get("shards missing", "") == ", ".join(map(str, missing))

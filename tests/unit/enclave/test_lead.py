@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
+from ostraka.enclave import service
 from ostraka.enclave.lead import Connected, Shards
 from ostraka.enclave.peering import PeerChannel
-from ostraka.errors import RoundFailed
+from ostraka.errors import ConfigError, RoundFailed
 
 
 def connected(number: int) -> Connected:
@@ -32,3 +33,13 @@ def test_a_shard_takes_the_place_of_no_other():
 
     asyncio.run(main())
     assert left == [0, 0]
+
+
+def test_a_shard_that_listens_everywhere_has_to_say_where_it_is_found():
+    assert service._advertised(None, "10.0.0.7:7420") == "10.0.0.7:7420"
+    assert service._advertised("shard-0.example:7420", "0.0.0.0:7420") == "shard-0.example:7420"
+    for heard in ("0.0.0.0:7420", "[::]:7420"):
+        with pytest.raises(ConfigError, match="--advertise HOST:PORT"):
+            service._advertised(None, heard)
+    with pytest.raises(ConfigError, match="an address is HOST:PORT"):
+        service._advertised("shard-0.example", "10.0.0.7:7420")

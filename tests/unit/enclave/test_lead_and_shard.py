@@ -13,6 +13,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
+import grpc.aio
 import numpy as np
 import pytest
 
@@ -26,12 +28,21 @@ from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.servicer import Caller, Servicer, _require_taken
-from ostraka.enclave.shard import Settings, ShardService
+from ostraka.enclave.shard import Finished, Settings, ShardService
 from ostraka.enclave.storage.models import SliceFiles, Slices
 from ostraka.encoding import UNSIGNED
-from ostraka.errors import ConfigError, Rejection, RoundFailed, StateError, UpdateRejected
+from ostraka.errors import (
+    ConfigError,
+    MalformedMessage,
+    Rejection,
+    RemoteProtocolError,
+    RoundFailed,
+    StateError,
+    UpdateRejected,
+)
 from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Begun, Memory, Threads
+from ostraka.transport import FINISHED
 
 ROUND, UPLOAD = b"r" * 32, b"u" * 32
 TICKET = b"t" * 32
@@ -116,9 +127,11 @@ class Joining:
         )
 
     async def _requests(self) -> AsyncIterator[Any]:
-        await self._ended.wait()
-        return
-        yield
+        while not self._ended.is_set():
+            await self._ended.wait()
+        nothing: tuple[Any, ...] = ()
+        for said in nothing:
+            yield said
 
     async def write(self, said: Any) -> None:
         self.shard.hear(said.sealed)
@@ -431,3 +444,44 @@ def test_the_name_of_a_slice_tells_its_host_nothing(tmp_path):
     assert np.array_equal(files.load(2, names[2], keys[2]).model, state.model)
     with pytest.raises(StateError, match="is missing"):
         files.load(2, names[1], keys[1])
+
+
+@run
+async def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_ones():
+    shard = Shard()
+    late, next_ = shard.near.ask(link.Open(1, ROUND)), shard.near.ask(link.Open(2, ROUND))
+    late.cancel()
+    shard.say(link.Opened(1.0))
+    assert not next_.done()
+    shard.say(link.Failed("why\nround published"))
+    with pytest.raises(RoundFailed, match="why") as failed:
+        next_.result()
+    assert str(failed.value).isprintable()
+    with pytest.raises(MalformedMessage, match="not asked"):
+        shard.say(link.Opened(3.0))
+
+
+@pytest.mark.parametrize("lead", [True, False])
+def test_a_shard_believes_its_lead_alone_that_all_rounds_are_over(tmp_path, lead):
+    """How a stream ends is anyone's word who carries it. A shard that believed it would not come
+    again."""
+
+    class Ended:
+        async def read(self) -> Any:
+            return grpc.aio.EOF
+
+        async def code(self) -> Any:
+            return grpc.StatusCode.FAILED_PRECONDITION
+
+        async def details(self) -> str:
+            return FINISHED
+
+    async def test() -> None:
+        service = Serving(tmp_path).service
+        commands: asyncio.Queue[Any] = asyncio.Queue()
+        if lead:
+            service._heard(commands, link.Stop(finished=True), [])
+        with pytest.raises(Finished if lead else RemoteProtocolError):
+            await service._read(Ended())
+
+    asyncio.run(test())
