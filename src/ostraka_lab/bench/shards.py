@@ -315,7 +315,8 @@ def _shares(cell: Figures) -> list[Figures]:
 
 
 def _median(ran: Figures, name: str) -> float:
-    return float(statistics.median(each[name] for each in ran["rounds"]))
+    runs: list[float] = [each[name] for each in ran["rounds"]]
+    return statistics.median(runs)
 
 
 def _leads(cells: Sequence[Figures]) -> list[Figures]:

@@ -46,23 +46,25 @@ def measure(
         progress() as step,
     ):
         figures = shards.run(grid, budget, step, parts)
-    shown = [_shares(figures), _leads(figures), _forecast(figures), *_notes(figures)]
-    finish(ctx, figures, *shown, out=out, as_json=as_json, parts=parts, name=_NAME)
+    tables = (_shares(figures), _leads(figures), _forecast(figures))
+    notes = _notes(figures)
+    finish(ctx, figures, *tables, *notes, out=out, as_json=as_json, parts=parts, name=_NAME)
 
 
 def _shares(figures: dict[str, Any]) -> Table:
     rows = table(
         "N x d",
         "shards",
-        "enclave s",
+        "alone s",
         "shard s",
         "x 1/n",
         "lead s",
         "shard MiB",
         "lead MiB",
         "equal",
-        title=f"CPU of a round ({figures['scheme']}), beside one enclave's; the busiest shard",
+        title=f"CPU of a round ({figures['scheme']}): one enclave, the busiest shard, the lead",
     )
+    rows.columns[0].no_wrap = True
     for each in figures["shares"]:
         rows.add_row(
             f"{each['clients']} x {each['dimension']:,}",
@@ -97,11 +99,11 @@ def _forecast(figures: dict[str, Any]) -> Table:
     target, fits = figures["target"], figures["fits"]
     rows = table(
         "shards",
-        "shard CPU s",
-        "lead CPU s",
-        "GB to a shard",
-        *(f"at {rate} Gbit/s" for rate in GBIT_S),
-        "GB to the lead",
+        "a shard's CPU, s",
+        "the lead's CPU, s",
+        "to a shard, GB",
+        *(f"at {rate} Gbit/s, s" for rate in GBIT_S),
+        "to the lead, GB",
         title=f"Forecast: {target['clients']:,} clients of {target['dimension']:,} values",
     )
     for at, told in enumerate(figures["forecasts"]):
@@ -109,15 +111,15 @@ def _forecast(figures: dict[str, Any]) -> Table:
             str(told["shards"]),
             _band(fits["shard_cpu_s"][at]),
             _band(fits["lead_cpu_s"][at]),
-            f"{told['received_bytes'] / _GB:.3g}",
-            *(f"{told['receive_s'][str(rate)]:.3g} s" for rate in GBIT_S),
-            f"{told['lead_received_bytes'] / _GB:.3g}",
+            f"{told['received_bytes'] / _GB:,.0f}",
+            *(f"{told['receive_s'][str(rate)]:,.0f}" for rate in GBIT_S),
+            f"{told['lead_received_bytes'] / _GB:,.1f}",
         )
     return rows
 
 
 def _band(fitted: dict[str, Any]) -> str:
-    return f"{fitted['value']:.3g} ({fitted['low']:.3g} to {fitted['high']:.3g})"
+    return f"{fitted['value']:,.0f} ({fitted['low']:,.0f} to {fitted['high']:,.0f})"
 
 
 def _notes(figures: dict[str, Any]) -> list[str]:
@@ -128,6 +130,10 @@ def _notes(figures: dict[str, Any]) -> list[str]:
         f"size showed. The fits miss the measured sizes by {_misfit(figures, 'shard_cpu_s')} "
         f"(shard) and {_misfit(figures, 'lead_cpu_s')} (lead).",
         f"One enclave without shards would take {_band(figures['fits']['enclave_cpu_s'][0])} s.",
+        f"Rows at each shard: {_sizes(figures, 'row_bytes')} GB with "
+        f"{_counts(figures)} shards. Beside rows a shard asks its machine for "
+        f"{_sizes(figures, 'shard_budget_bytes')} GB, and the lead for "
+        f"{_sizes(figures, 'lead_budget_bytes')}.",
         f"Each worker's products take {told['worker_operations']:.3g} operations on "
         f"{target['columns']:,} columns: {told['worker_gpu_s']:.3g} s of one GPU that does "
         f"{figures['int8_rate']:.0e} int8 operations a second. That rate is assumed: no GPU was "
@@ -137,6 +143,16 @@ def _notes(figures: dict[str, Any]) -> list[str]:
         pairs = ", ".join(f"{clients} x {dimension:,}" for clients, dimension in figures["skipped"])
         notes.append(f"Not measured, for lack of time or memory: {pairs}.")
     return notes
+
+
+def _counts(figures: dict[str, Any]) -> str:
+    return ", ".join(str(told["shards"]) for told in figures["forecasts"])
+
+
+def _sizes(figures: dict[str, Any], name: str) -> str:
+    """Gigabytes of every forecast. A size that the service refuses is a dash."""
+    sizes = [told[name] for told in figures["forecasts"]]
+    return ", ".join("-" if size is None else f"{size / _GB:,.1f}" for size in sizes)
 
 
 def _misfit(figures: dict[str, Any], cost: str) -> str:

@@ -24,6 +24,27 @@ def test_settings_are_in_force_and_signed(tmp_path):
     federation_file.require_signed(file, charter)
 
 
+def test_shards_have_what_was_signed_and_addresses_of_their_own(tmp_path):
+    plan = Plan(clients=5, f=1, dimension=40_000, shards=2)
+    address = found(tmp_path / "demo", plan, count=3, sketch=16_384)
+    with Children(tmp_path / "logs") as children:
+        addresses = Deployment(tmp_path / "demo", address, children).shards
+    assert len({address, *addresses}) == 3
+    signed = (tmp_path / "demo" / "federation.charter").read_bytes()
+    for number in range(2):
+        folder = tmp_path / "demo" / f"shard-{number}"
+        file = federation_file.load(folder / "federation.toml")
+        assert (file.rounds.count, file.terms.sketch) == (3, 16_384)
+        assert file.enclave.listen == addresses[number]
+        assert (folder / "federation.charter").read_bytes() == signed
+
+
+def test_an_enclave_without_shards_has_none(tmp_path):
+    address = found(tmp_path / "demo", PLAN)
+    with Children(tmp_path / "logs") as children:
+        assert Deployment(tmp_path / "demo", address, children).shards == []
+
+
 def test_a_setting_that_does_not_exist_is_our_mistake(tmp_path):
     with pytest.raises(LocalProtocolError, match="0 lines for 'colour'"):
         found(tmp_path / "demo", PLAN, colour="red")

@@ -71,7 +71,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(results, "run_module", run_module)
     monkeypatch.setattr(shards, "available_bytes", lambda: 64 * 2**30)
-    monkeypatch.setattr(fit, "_DRAWS", 20)
+    monkeypatch.setattr(fit, "_DRAWS", 5)
     return seen
 
 
@@ -133,7 +133,7 @@ def test_what_follows_from_formats_and_the_assumed_rate(surveyed):
     assert told[4]["shard_budget_bytes"] > told[64]["shard_budget_bytes"]
 
 
-def test_exact_masks_have_matrices_of_pairs_in_place_of_sketches():
+def test_exact_masks_have_matrices_of_pairs_in_place_of_sketches(calls):
     cells = [fake_cell(n, d, 2, EXACT, "1", "2") for n in (16, 64) for d in (10**5, 10**6)]
     figures = shards.tell(Grid(scheme=EXACT), cells)
     (few, *_) = figures["forecasts"]
@@ -222,7 +222,11 @@ def test_the_command_shows_shares_the_lead_and_a_forecast(run, calls, tmp_path):
     result = run(f"--shards {SIZES} --out here")
     assert result.exit_code == 0, result.output
     told = " ".join(result.stdout.split())
-    for words in ("Forecast: 10,000 clients of 100,000,000", "That rate is assumed", "yes"):
+    for words in (
+        "Forecast: 10,000 clients of 100,000,000",
+        "That rate is assumed",
+        "Rows at each shard: 1,000.0, 250.0, 62.5 GB",
+    ):
         assert words in told
     assert "NO" not in told.split()
     assert not (tmp_path / "here" / "scale.json").exists()
@@ -247,8 +251,10 @@ def test_options_of_shards_are_refused_without_them(run):
     assert "--count and --exact are for --shards" in result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", [SKETCH, EXACT])
+@pytest.mark.parametrize(
+    "scheme",
+    [pytest.param(SKETCH, marks=pytest.mark.slow), pytest.param(EXACT, marks=pytest.mark.soak)],
+)
 def test_a_lead_and_two_shards_are_measured_and_give_what_one_enclave_gives(scheme):
     grid = Grid((6, 7), (40_000, 50_000), (1, 2), scheme, repeat=1)
     cell = shards.measure(grid, 6, 40_000, lambda *_: None)
