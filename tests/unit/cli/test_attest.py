@@ -152,7 +152,7 @@ MISTAKES = {
     "a policy that is not there": ("verify evidence.bin --policy p.toml", "p.toml: No such file"),
     "a policy that is none": (
         "verify evidence.bin --policy federation.toml",
-        "federation.toml, line 14: model is not known",
+        "federation.toml, line 15: model is not known",
     ),
     "too short report data": (
         "verify evidence.bin --policy policy.toml --report-data 00",

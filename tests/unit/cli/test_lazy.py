@@ -194,7 +194,7 @@ def test_commands_are_completed_without_loading_them():
         (["client", "f"], {"fetch"}),
         (["bench", "ca"], {"calibrate"}),
         (["data", ""], {"get", "list"}),
-        (["enclave", ""], {"run", "evidence", "migrate"}),
+        (["enclave", ""], {"run", "shard", "evidence", "migrate"}),
         (["enclave", "migrate", ""], {"request", "export", "import"}),
         (["--vers"], {"--version"}),
     ],

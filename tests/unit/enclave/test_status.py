@@ -34,6 +34,7 @@ PATIENCE_S = 120.0
 STATUS = {
     "receipt_key",
     "shards",
+    "shards_missing",
     "federation",
     "revision",
     "phase",
@@ -371,7 +372,7 @@ def test_the_command_shows_the_same(federation, speaker):
     plain = CliRunner().invoke(app, command)
     assert plain.exit_code == 0, plain.output
     assert re.search(r"arrived +client-2", plain.output)
-    assert re.search(r"simulated +True", plain.output)
+    assert re.search(r"simulated +yes", plain.output)
     figures = CliRunner().invoke(app, [*command, "--json"])
     shown = json.loads(figures.stdout.splitlines()[-1])
     told = status_of(service, speaker)
