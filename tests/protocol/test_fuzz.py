@@ -38,12 +38,16 @@ from ostraka.messages import (
     Charter,
     ClientHello,
     Confirmation,
+    Deputy,
     Evidence,
     Introduction,
     MaskSeed,
     Proposal,
     Receipt,
     RoundOffer,
+    ShardAdmitted,
+    ShardHello,
+    ShardWelcome,
     ShareTile,
     UpdateHeader,
     UpdateTile,
@@ -71,6 +75,10 @@ KINDS = (
     Certificate,
     Certified,
     Abandon,
+    Deputy,
+    ShardWelcome,
+    ShardHello,
+    ShardAdmitted,
 )
 
 

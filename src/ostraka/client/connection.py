@@ -4,11 +4,13 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Event as Signal
+from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
@@ -322,18 +324,43 @@ def at_once(
         for task in tasks:
             task()
         return
-    with ThreadPoolExecutor(min(len(tasks), _AT_ONCE), "ostraka-client") as pool:
+    # Not by a pool: Python has none for threads that go on when the main one has ended.
+    left: SimpleQueue[Callable[[], None]] = SimpleQueue()
+    ended: SimpleQueue[BaseException | None] = SimpleQueue()
+    stopped = Signal()
+    for task in tasks:
+        left.put(task)
+
+    def work() -> None:
+        failure = None
         try:
-            left = {pool.submit(task) for task in tasks}
-            while left:
-                done, left = wait(left, _MEANWHILE_S, FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-                meanwhile()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            stop()
-            raise
+            while not (left.empty() or stopped.is_set()):
+                left.get_nowait()()
+        except Empty:
+            pass  # Another thread was quicker.
+        except BaseException as raised:  # noqa: BLE001 (raised in the caller's thread)
+            failure = raised
+        ended.put(failure)
+
+    count = min(len(tasks), _AT_ONCE)
+    threads = [Thread(target=work, name="ostraka-client") for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        while count:
+            with suppress(Empty):
+                failure = ended.get(timeout=_MEANWHILE_S)
+                count -= 1
+                if failure is not None:
+                    raise failure
+            meanwhile()
+    except BaseException:
+        stopped.set()
+        stop()
+        raise
+    finally:
+        for thread in threads:
+            thread.join()
 
 
 class Resting:

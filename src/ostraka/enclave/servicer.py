@@ -280,7 +280,6 @@ class Servicer(EnclaveServicer):
                 party = self._verified(decode(ClientHello, request.hello), visitor.nonce)
                 self.door.prove(visitor, party)
                 # A client greets again whenever it has been told to wait, for as long as it waits.
-                self.enrolled.rate.spend(party.name)
                 visitor.hellos = 0
             return wire.GreetReply(nonce=visitor.nonce)
 

@@ -36,6 +36,7 @@ BROKEN = grpc.StatusCode.ABORTED
 DENIED = grpc.StatusCode.PERMISSION_DENIED
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NO_SHARDS = grpc.StatusCode.FAILED_PRECONDITION  # whatever is said to join an enclave without
 LATE = grpc.StatusCode.DEADLINE_EXCEEDED
 MISSING = grpc.StatusCode.NOT_FOUND
 REFUSED = grpc.StatusCode.FAILED_PRECONDITION
@@ -343,7 +344,7 @@ REFUSALS: dict[str, tuple[Callable[[Scene], Any], grpc.StatusCode, str]] = {
     **{
         f"bytes that are no protobuf, for {method}": (
             partial(raw_call, method=method, messages=(b"\xff\xff\xff this is no protobuf",)),
-            INVALID,
+            NO_SHARDS if method == "Join" else INVALID,
             "",
         )
         for method in METHODS
@@ -351,7 +352,7 @@ REFUSALS: dict[str, tuple[Callable[[Scene], Any], grpc.StatusCode, str]] = {
     **{
         f"no request at all, for {method}": (
             partial(raw_call, method=method),
-            INVALID,
+            NO_SHARDS if method == "Join" else INVALID,
             "",
         )
         for method in METHODS
@@ -876,7 +877,7 @@ def test_requests_that_do_not_come_are_not_waited_for(scene, stream):
     with here.service.channel() as channel:
         silent = {name: stream(channel.stream_stream(f"{SERVICE}/{name}")) for name in METHODS}
         ends = {name: each.ends_with() for name, each in silent.items()}
-    assert ends == dict.fromkeys(METHODS, LATE)
+    assert ends == dict.fromkeys(METHODS, LATE) | {"Join": NO_SHARDS}
     here.assert_unaffected()
 
 
