@@ -1,6 +1,7 @@
 """An enclave's service on loopback that drives the real roles, and can be made to misbehave."""
 
 import os
+import random
 import socket
 import ssl
 import threading
@@ -654,13 +655,23 @@ def read(near: socket.socket, size: int) -> bytes:
     return whole
 
 
+def _listening(port: int) -> socket.socket:
+    """On this port, or on one that no connection and no server of another test gets by itself: a
+    service that was down finds it free again."""
+    if port:
+        return socket.create_server(("127.0.0.1", port))
+    while True:
+        with suppress(OSError):
+            return socket.create_server(("127.0.0.1", random.randrange(20_000, 32_000)))
+
+
 class Door:
     """Takes in who comes to a port: lanes go to the service, everybody else to gRPC behind it."""
 
     def __init__(
         self, port: int, behind: int, lanes: dict[bytes, Any], tls: ssl.SSLContext | None
     ) -> None:
-        self._listening = socket.create_server(("127.0.0.1", port))
+        self._listening = _listening(port)
         self.port: int = self._listening.getsockname()[1]
         self._behind, self._lanes, self._tls = behind, lanes, tls
         self._sockets: list[socket.socket] = [self._listening]
