@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -92,6 +92,31 @@ class Machine:
 
 def run(machine: Machine, *, log_json: bool) -> None:
     """Run the federation's rounds. What happens is logged."""
+    _run_hardened(machine, serve, machine.config.resolve(), log_json=log_json)
+
+
+def run_shard(
+    machine: Machine,
+    *,
+    lead: str,
+    number: int,
+    advertise: str | None,
+    tls_ca: Path | None,
+    log_json: bool,
+) -> None:
+    """Serve a lead as one of its shards. What happens is logged."""
+    settings = Settings(machine.config.resolve(), lead, number, advertise, tls_ca)
+    _run_hardened(machine, serve_shard, settings, log_json=log_json)
+
+
+def _run_hardened(
+    machine: Machine,
+    service: Callable[..., Coroutine[Any, Any, None]],
+    what: Any,
+    *,
+    log_json: bool,
+) -> None:
+    """Run a service in a process that may reach no more than it needs. what: it is run with."""
     logs.setup(json=log_json, simulated=machine.unsafe_simulation)
     path = machine.config.resolve()
     state = federation_file.load(path).state  # Its mistakes are told before those of the machine.
@@ -105,38 +130,9 @@ def run(machine: Machine, *, log_json: bool) -> None:
         for measure in _harden(path.parent, [state, sockets], machine.unsafe_simulation):
             logs.event(_LOG, Hardened(measure))
         gc.freeze()  # What is loaded stays: collections between rounds need not look at it.
-        asyncio.run(serve(path, platform, tell, sockets=sockets))
+        asyncio.run(service(what, platform, tell, sockets=sockets))
     finally:
         # A process that may write nowhere else cannot remove the folder itself, only what is in it.
-        rmtree(sockets, ignore_errors=True)
-
-
-def run_shard(
-    machine: Machine,
-    *,
-    lead: str,
-    number: int,
-    advertise: str | None,
-    tls_ca: Path | None,
-    log_json: bool,
-) -> None:
-    """Serve a lead as one of its shards. What happens is logged."""
-    logs.setup(json=log_json, simulated=machine.unsafe_simulation)
-    path = machine.config.resolve()
-    state = federation_file.load(path).state
-    platform = machine.platform
-
-    def tell(event: Event) -> None:
-        logs.event(_LOG, event, _level(event))
-
-    sockets = Path(mkdtemp(prefix="ostraka-"))
-    settings = Settings(path, lead, number, advertise, tls_ca)
-    try:
-        for measure in _harden(path.parent, [state, sockets], machine.unsafe_simulation):
-            logs.event(_LOG, Hardened(measure))
-        gc.freeze()
-        asyncio.run(serve_shard(settings, platform, tell, sockets=sockets))
-    finally:
         rmtree(sockets, ignore_errors=True)
 
 

@@ -300,15 +300,13 @@ class ShardService:
     def _restore(self, message: link.Restore) -> tuple[Any, ...]:
         """Put our slice together, from the files that have it."""
         span = link.span_of(message, self.federation.terms.tile)
-        if self._identity is None:
-            raise LocalProtocolError("nobody has joined")
         if message.slices:
             state = self._assembled(message)
         else:
             terms = self.federation.terms
             _, first = self.file.initial_model()
             state = optimiser.start(np.ascontiguousarray(first[span.part]), terms.optimiser)
-        self._role = Shard(self.federation, self._identity, span, state)
+        self._role = Shard(self.federation, self._known_identity(), span, state)
         self.model = message.model, self._role.state.model
         self._candidate = None
         return (link.Restored(vector_leaves(self._role.state.model)),)
