@@ -612,6 +612,18 @@ INLINE void multiply(
 }
 
 #if defined(__x86_64__)
+/* Copies a row of n values, a multiple of BYTES, and returns 128 times their sum. */
+TARGET_VNNI static int32_t take_shift(const int8_t *row, int64_t n, int8_t *out)
+{
+    __m512i total = _mm512_setzero_si512();
+    for (int64_t k = 0; k < n; k += BYTES) {
+        __m512i values = _mm512_loadu_si512(row + k);
+        _mm512_store_si512(out + k, values);
+        total = _mm512_dpbusd_epi32(total, _mm512_set1_epi8(-128), values);
+    }
+    return _mm512_reduce_add_epi32(total);
+}
+
 /* sums[i][j] = x_i (y_j + 128), of n values each, a multiple of BYTES: one factor of the instruction
  * has no sign. x is aligned, since reading across two lines of the cache takes twice as long. */
 TARGET_VNNI static void multiply_shifted(
@@ -647,30 +659,29 @@ INLINE void add_products_of(
 {
     const int8_t *x[SIDE], *y[SIDE];
     int16_t wide_x[SIDE][SPAN], wide_y[SIDE][SPAN];
-    _Alignas(BYTES) int8_t own_x[SIDE][SPAN];
-    int32_t sums[SIDE][SIDE], more[SIDE] = {0};
+    int32_t sums[SIDE][SIDE], shift[SIDE] = {0};
     take_rows(rows, count, i, start, x);
+#if defined(__x86_64__)
+    _Alignas(BYTES) int8_t own_x[SIDE][SPAN];
+    if (bytes)
+        for (int side = 0; side < SIDE; side++)
+            shift[side] = take_shift(x[side], n, own_x[side]);
+#endif
     if (!bytes)
         widen_rows(x, n, wide_x);
-    else
-        for (int side = 0; side < SIDE; side++)
-            for (int64_t k = 0; k < n; k++) {
-                own_x[side][k] = x[side][k];
-                more[side] += x[side][k];
-            }
     for (int64_t j = i; j < count; j += SIDE) {
         take_rows(rows, count, j, start, y);
+#if defined(__x86_64__)
+        if (bytes)
+            multiply_shifted(own_x, y, n, sums);
+#endif
         if (!bytes) {
             widen_rows(y, n, wide_y);
             multiply(wide_x, wide_y, n, sums);
         }
-#if defined(__x86_64__)
-        else
-            multiply_shifted(own_x, y, n, sums);
-#endif
         for (int64_t row = i; row < least(i + SIDE, last); row++)
             for (int64_t other = row > j ? row : j; other < least(j + SIDE, count); other++)
-                gram[row * count + other] += sums[row - i][other - j] - 128 * more[row - i];
+                gram[row * count + other] += sums[row - i][other - j] - shift[row - i];
     }
 }
 
