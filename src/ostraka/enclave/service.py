@@ -329,6 +329,7 @@ def _options(file: FederationFile) -> list[tuple[str, int]]:
     idle_ms = math.ceil(1000 * limits.idle_s)
     return [
         ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_connection_idle_ms", idle_ms),
         ("grpc.server_handshake_timeout_ms", idle_ms),
         ("grpc.max_receive_message_length", largest),

@@ -83,6 +83,7 @@ from ostraka.transport.dial import is_told_address
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
+_AT_ONCE_S = 0.5  # for the next round to open, while a client waits for the outcome of this one
 _HEADERS_S = 1.0  # for gRPC's headers to be on their way
 _PART = 2**18  # of a model, in bytes
 _LONGEST = 2**18  # bytes of a receipt in an answer that all who took part get at once
@@ -319,12 +320,14 @@ class Servicer(EnclaveServicer):
             self.engine.confirm(vote)
             if not request.HasField("then"):
                 return wire.ConfirmReply()
-            outcome = await self._outcome(request.then)
-            out = outcome.WhichOneof("outcome") in ("certified", "published")
-            known = out and self._caller(context).is_called(vote.voter)
-            return wire.ConfirmReply(
-                outcome=outcome, model=self._short_model(context) if known else b""
-            )
+            reply = wire.ConfirmReply(outcome=await self._outcome(request.then))
+            out = reply.outcome.WhichOneof("outcome") in ("certified", "published")
+            if out and self._caller(context).is_called(vote.voter):
+                reply.model = self._short_model(context)
+                if request.HasField("next") and await self._opens_at_once(vote.number + 1):
+                    introduced = await self._introduce(request.next, context)
+                    reply.introduced.CopyFrom(introduced)
+            return reply
 
     async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
         async with _answering(context):
@@ -359,15 +362,7 @@ class Servicer(EnclaveServicer):
     ) -> wire.IntroduceReply:
         async with _answering(context):
             self._hold_place(context)
-            self._charge(context)
-            challenge = decode(Challenge, request.challenge)
-            self._authenticate(challenge, self._roster().clients, self._caller(context))
-            current = await self._wait_for_round(context)
-            bound = current.intake.binding(challenge.nonce)
-            charter = self._charter(request.holds)
-            evidence = await self._evidence(bound, self._caller(context))
-            introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
-            return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
+            return await self._introduce(request, context)
 
     async def Prove(self, request: wire.ProveRequest, context: Context) -> wire.ProveReply:
         async with _answering(context):
@@ -653,6 +648,34 @@ class Servicer(EnclaveServicer):
         except OpenError:
             self._refused(challenge.client, _ANOTHER_KEY, caller)
             raise
+
+    async def _introduce(
+        self, request: wire.IntroduceRequest, context: Context
+    ) -> wire.IntroduceReply:
+        """Answer a client's challenge with the round that is open, or the next one."""
+        self._charge(context)
+        challenge = decode(Challenge, request.challenge)
+        self._authenticate(challenge, self._roster().clients, self._caller(context))
+        current = await self._wait_for_round(context)
+        bound = current.intake.binding(challenge.nonce)
+        charter = self._charter(request.holds)
+        evidence = await self._evidence(bound, self._caller(context))
+        introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
+        return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
+
+    async def _opens_at_once(self, number: int) -> bool:
+        """Whether the round of this number is open, or will be in a moment."""
+        engine = self.engine
+
+        def open_or_over() -> bool:
+            return engine.current is not None or _over(engine) or _unconfirmed(engine)
+
+        try:
+            async with asyncio.timeout(_AT_ONCE_S), engine.moved:
+                await engine.moved.wait_for(open_or_over)
+        except TimeoutError:
+            return False
+        return engine.current is not None and engine.current.number == number
 
     async def _wait_for_round(self, context: Context) -> OpenRound:
         """Return the open round, or wait for the next one. Aborts the call after a time limit."""

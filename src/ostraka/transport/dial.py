@@ -61,6 +61,7 @@ def channel_options(largest: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.client_idle_timeout_ms", int(1000 * IDLE_S)),
         ("grpc.enable_retries", 0),

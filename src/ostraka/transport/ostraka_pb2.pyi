@@ -139,20 +139,24 @@ class Proposed(_message.Message):
     def __init__(self, proposal: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., included: _Optional[bool] = ...) -> None: ...
 
 class ConfirmRequest(_message.Message):
-    __slots__ = ("confirmation", "then")
+    __slots__ = ("confirmation", "then", "next")
     CONFIRMATION_FIELD_NUMBER: _ClassVar[int]
     THEN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     confirmation: bytes
     then: OutcomeRequest
-    def __init__(self, confirmation: _Optional[bytes] = ..., then: _Optional[_Union[OutcomeRequest, _Mapping]] = ...) -> None: ...
+    next: IntroduceRequest
+    def __init__(self, confirmation: _Optional[bytes] = ..., then: _Optional[_Union[OutcomeRequest, _Mapping]] = ..., next: _Optional[_Union[IntroduceRequest, _Mapping]] = ...) -> None: ...
 
 class ConfirmReply(_message.Message):
-    __slots__ = ("outcome", "model")
+    __slots__ = ("outcome", "model", "introduced")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCED_FIELD_NUMBER: _ClassVar[int]
     outcome: OutcomeReply
     model: bytes
-    def __init__(self, outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., model: _Optional[bytes] = ...) -> None: ...
+    introduced: IntroduceReply
+    def __init__(self, outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., model: _Optional[bytes] = ..., introduced: _Optional[_Union[IntroduceReply, _Mapping]] = ...) -> None: ...
 
 class RemindRequest(_message.Message):
     __slots__ = ("proposal",)

@@ -157,7 +157,7 @@ class EnclaveServicer:
 
     def Confirm(self, request, context):
         """The one vote of a client or a witness for a number. It is signed, so anyone may carry it. With
-        a question it is answered as AwaitOutcome would then answer that.
+        questions it is answered as AwaitOutcome and Introduce would then answer those.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
