@@ -28,6 +28,7 @@ from ostraka.encoding import decode, encode
 from ostraka.errors import (
     Fork,
     LocalProtocolError,
+    MalformedMessage,
     OpenError,
     ReceiptRefused,
     RolledBack,
@@ -281,8 +282,9 @@ class Session:
             self.ahead = request, reply.outcome
         self.brought = reply.model
         if reply.introduced.introduction:
-            until = time.monotonic() + _FRESH_S
-            self.shelf.introduced = Introduced(question.answer(reply.introduced), until)
+            with suppress(MalformedMessage):  # It is asked for by itself then.
+                answer = question.answer(reply.introduced)
+                self.shelf.introduced = Introduced(answer, time.monotonic() + _FRESH_S)
         self.connection.tell(Confirmed(proposal.number))
 
     def _voted(self, stored: Memory | None, proposal: Proposal) -> Memory:

@@ -324,9 +324,8 @@ class Servicer(EnclaveServicer):
             out = reply.outcome.WhichOneof("outcome") in ("certified", "published")
             if out and self._caller(context).is_called(vote.voter):
                 reply.model = self._short_model(context)
-                if request.HasField("next") and await self._opens_at_once(vote.number + 1):
-                    introduced = await self._introduce(request.next, context)
-                    reply.introduced.CopyFrom(introduced)
+                if request.HasField("next"):
+                    await self._introduce_next(vote.number + 1, request.next, reply, context)
             return reply
 
     async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
@@ -362,7 +361,9 @@ class Servicer(EnclaveServicer):
     ) -> wire.IntroduceReply:
         async with _answering(context):
             self._hold_place(context)
-            return await self._introduce(request, context)
+            challenge = self._challenged(request, context)
+            current = await self._wait_for_round(context)
+            return await self._introduction(current, challenge, request.holds, context)
 
     async def Prove(self, request: wire.ProveRequest, context: Context) -> wire.ProveReply:
         async with _answering(context):
@@ -649,33 +650,44 @@ class Servicer(EnclaveServicer):
             self._refused(challenge.client, _ANOTHER_KEY, caller)
             raise
 
-    async def _introduce(
-        self, request: wire.IntroduceRequest, context: Context
-    ) -> wire.IntroduceReply:
-        """Answer a client's challenge with the round that is open, or the next one."""
+    def _challenged(self, request: wire.IntroduceRequest, context: Context) -> Challenge:
+        """Read an enrolled client's challenge. Raises OpenError, MalformedMessage or TooMany."""
         self._charge(context)
         challenge = decode(Challenge, request.challenge)
         self._authenticate(challenge, self._roster().clients, self._caller(context))
-        current = await self._wait_for_round(context)
+        return challenge
+
+    async def _introduction(
+        self, current: OpenRound, challenge: Challenge, holds: bytes, context: Context
+    ) -> wire.IntroduceReply:
+        """Prove the enclave and its open round to who has asked for that."""
         bound = current.intake.binding(challenge.nonce)
-        charter = self._charter(request.holds)
+        charter = self._charter(holds)
         evidence = await self._evidence(bound, self._caller(context))
         introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
         return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
 
-    async def _opens_at_once(self, number: int) -> bool:
-        """Whether the round of this number is open, or will be in a moment."""
+    async def _introduce_next(
+        self,
+        number: int,
+        request: wire.IntroduceRequest,
+        reply: wire.ConfirmReply,
+        context: Context,
+    ) -> None:
+        """Introduce the round of this number if it opens at once. If that fails, it is asked for by
+        itself, and its client is told why then."""
         engine = self.engine
 
-        def open_or_over() -> bool:
-            return engine.current is not None or _over(engine) or _unconfirmed(engine)
+        def settled() -> bool:
+            return engine.current is not None or _unconfirmed(engine) or _over(engine)
 
-        try:
+        with suppress(OpenError, MalformedMessage, TooMany, PlatformError, TimeoutError):
+            challenge = self._challenged(request, context)
             async with asyncio.timeout(_AT_ONCE_S), engine.moved:
-                await engine.moved.wait_for(open_or_over)
-        except TimeoutError:
-            return False
-        return engine.current is not None and engine.current.number == number
+                await engine.moved.wait_for(settled)
+            if engine.current is not None and engine.current.number == number:
+                introduced = self._introduction(engine.current, challenge, request.holds, context)
+                reply.introduced.CopyFrom(await introduced)
 
     async def _wait_for_round(self, context: Context) -> OpenRound:
         """Return the open round, or wait for the next one. Aborts the call after a time limit."""

@@ -141,6 +141,7 @@ class Service(EnclaveServicer):
         self.spoils: list[tuple[grpc.StatusCode, str]] = []  # after the first tile
         self.arrived: list[list[Any]] = []
         self.calls: list[str] = []
+        self.introduces_next = False  # with the answer to a vote
         self.greetings = 0
         self.confirmations: list[Confirmation] = []  # that were shown over the wire
         self.reminders: list[Proposal] = []
@@ -305,6 +306,9 @@ class Service(EnclaveServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "finished")
         if self.ballot is not None or self.forgotten is not None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, UNCONFIRMED)
+        return self._introduced(request)
+
+    def _introduced(self, request):
         challenge = decode(Challenge, request.challenge)
         check_signature(challenge, PEOPLE[challenge.client].public)
         answer = self._tell("Introduce", self.introduction(challenge.nonce))
@@ -410,6 +414,8 @@ class Service(EnclaveServicer):
         reply = wire.ConfirmReply(outcome=outcome)
         if reply.outcome.certified and not self.failures["GetModel"]:
             reply.model = self._model_at_once()
+        if reply.outcome.certified and self.introduces_next and not self.finished:
+            reply.introduced.CopyFrom(self._introduced(request.next))
         return self._tell("Confirm", reply)
 
     def _model_at_once(self) -> bytes:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.client import session
 from ostraka.client.events import ForkProved, RollbackProved
 from ostraka.client.memory import ForkProof, RollbackProof
 from ostraka.config import Member
@@ -195,6 +196,66 @@ def test_a_model_that_comes_with_a_vote_is_taken_only_if_it_is_the_promised_one(
     assert alice.submit(UPDATE).accepted
     assert "GetModel" in service.calls
     np.testing.assert_array_equal(alice.fetch().vector, service.state.model)
+
+
+def test_the_next_round_comes_with_the_answer_to_a_vote(alice, service):
+    service.introduces_next = True
+    alice.fetch()
+    for number in (2, 3):
+        service.calls.clear()
+        assert alice.submit(UPDATE).accepted
+        assert alice.fetch().round == number
+        assert "Introduce" not in service.calls
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda reply: reply.introduced.ClearField("introduction"),
+        lambda reply: setattr(reply.introduced, "introduction", b"noise"),
+    ],
+)
+def test_a_next_round_that_does_not_come_is_asked_for(answer, alice, service):
+    def spoilt(reply):
+        answer(reply)
+        return reply
+
+    service.introduces_next = True
+    service.lies["Confirm"] = spoilt
+    alice.fetch()
+    service.calls.clear()
+    assert alice.submit(UPDATE).accepted
+    assert alice.fetch().round == 2
+    assert "Introduce" in service.calls
+
+
+def test_a_next_round_of_a_while_ago_is_asked_for_again(alice, service, monkeypatch):
+    monkeypatch.setattr(session, "_FRESH_S", 0)
+    service.introduces_next = True
+    alice.fetch()
+    service.calls.clear()
+    assert alice.submit(UPDATE).accepted
+    assert alice.fetch().round == 2
+    assert "Introduce" in service.calls
+
+
+def test_an_old_introduction_with_a_vote_proves_nothing(alice, service, sealed):
+    service.introduces_next = True
+    model, kept = alice.fetch(), []
+
+    def replayed(reply):
+        kept.append(reply.introduced.introduction)
+        reply.introduced.introduction = kept[0]
+        return reply
+
+    service.lies["Confirm"] = replayed
+    assert alice.submit(UPDATE).accepted
+    assert alice.fetch().round == model.round + 1
+    assert alice.submit(UPDATE).accepted
+    before = len(sealed)
+    with pytest.raises(AttestationRefused, match=r"another challenge|report data|not about"):
+        alice.fetch()
+    assert len(sealed) == before
 
 
 def test_simulated_evidence_needs_the_caller_s_word(connect, service, sealed):
