@@ -323,6 +323,12 @@ class Terms:
         """Whether the enclave measures by itself."""
         return self.distances == "inside" or self.masking == "none"
 
+    @property
+    def counted(self) -> bool:
+        """Whether rows are measured as the integers that clients have sent, and so exactly (law
+        19). Gaussian noise masks them as real numbers all the same."""
+        return self.format.integers and self.sketch is None
+
     @cached_property
     def sigma(self) -> float:
         """The deviation of Gaussian masks, in units of the clipping norm."""

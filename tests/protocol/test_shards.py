@@ -108,6 +108,7 @@ DITHERED |= {"from the last aggregate, with workers"}
 # Nothing of these outcomes depends on how sums of products are rounded.
 EXACTLY = {"rows are chosen", "columns are reduced", "exact masks, and rows are chosen"}
 EXACTLY |= {"a sketch and workers", "a sketch inside", "int8 and a sketch"}
+EXACTLY |= {"int8 and workers", "int8 inside"}
 
 
 def outcomes(
@@ -565,6 +566,20 @@ def test_a_shard_that_has_to_measure_inside_takes_nothing_from_the_outcome(simul
     assert any(isinstance(each, events.TooFewWorkers) for each in round_.told)
     assert proposed.receipt.distances == "workers"
     round_.assert_result(proposed, {})
+
+
+def test_integers_are_exact_whether_a_shard_has_workers_or_none(simulate):
+    found = []
+    for idle in ((), (2,), (0, 1, 2)):
+        simulation = divided(simulate, 3, masking="exact", upload="int8")
+        for shard in idle:
+            simulation.local.shards[shard].workers["worker-1"] = Idle("worker-1")
+        round_ = simulation.open()
+        round_.send_all()
+        found.append(round_.finish().aggregate)
+        assert len([e for e in round_.told if isinstance(e, events.TooFewWorkers)]) == len(idle)
+        assert round_.measured.gram.deviation == 2.0**-48
+        np.testing.assert_array_equal(found[-1], found[0])
 
 
 def test_answers_that_nobody_checked_are_named_even_if_a_shard_has_none(simulate):

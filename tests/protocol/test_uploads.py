@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from ostraka import run_round
-from ostraka.core import exact, field
+from ostraka.core import exact, field, loops
+from ostraka.core.loops import twin
 from ostraka.core.uploads import FORMATS, INT8
 from ostraka.crypto.stream import SecretStream
 from ostraka.errors import ConfigError, Rejection, UpdateRejected, WorkerLied
 from ostraka.protocol.enclave import masking as masking_step
+from ostraka.protocol.enclave import measure as measure_step
 from ostraka.protocol.enclave.encoders import ExactEncoder
 
 ME = 2
@@ -146,6 +148,84 @@ def test_law19_inner_products_are_those_of_the_integers(monkeypatch, workers, th
     assert not result.rejected
     # Nothing was rounded but float64: distances are exact.
     assert 0 < result.distance_error < 1e-10
+
+
+LONG = 3001
+
+
+def measured_round(simulate, q, **terms):
+    """A round of rows of integers, after its first pass. Pieces are short, and the last shorter."""
+    rows = (STEPS[: len(q), None] * q).astype(np.float32)
+    round_ = simulate(rows=rows, upload="int8", tile=256, defence="multi-krum", **terms).open()
+    round_.send_all()
+    round_.close()
+    round_.measure()
+    return round_
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kept", [0, 3, 7])
+@pytest.mark.parametrize("how", ["native", "numpy"])
+def test_law19_inside_they_are_counted_and_exact(simulate, monkeypatch, threads, kept, how):
+    """To the bit what workers give, and so wherever rows are, whichever loops run."""
+    monkeypatch.setattr(exact, "_GROUP_ROWS", 2)  # as many as are read at a time of long pieces
+    if how == "numpy":
+        monkeypatch.setattr(loops, "_loops", twin)
+    q = integers(d=LONG)
+    round_ = measured_round(simulate, q, threads=threads, budget=kept * LONG)
+    assert [row.values.resident for row in round_.cohort.rows] == [True] * kept + [False] * (
+        7 - kept
+    )
+    found, wide = round_.measured, q.astype(np.int64)
+    steps = STEPS * round_.cohort.factors
+    np.testing.assert_array_equal(found.gram.products, np.outer(steps, steps) * (wide @ wide.T))
+    assert found.gram.deviation == 2.0**-48
+    assert found.by == "inside"
+    by_workers = measured_round(simulate, q, masking="exact").measured
+    np.testing.assert_array_equal(found.gram.products, by_workers.gram.products)
+    round_.assert_result(round_.average(), {})
+
+
+@pytest.mark.parametrize("n", [4, 5, 6, 7])
+def test_law19_inside_any_number_of_rows_and_threads(simulate, n):
+    q = integers(n, d=LONG)
+    found = [
+        measured_round(simulate, q, f=0, threads=threads).measured.gram.products
+        for threads in (1, 2, 5, 8)
+    ]
+    wide = q.astype(np.int64)
+    steps = np.sqrt(np.diagonal(found[0]) / np.square(wide).sum(axis=1))
+    np.testing.assert_allclose(found[0], np.outer(steps, steps) * (wide @ wide.T), rtol=1e-12)
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("n", [1, 2, 7, 64, 1000])
+def test_threads_have_about_as_many_pairs_each(n, threads):
+    parts = measure_step._triangle(n, threads)
+    assert [row for part in parts for row in part] == list(range(n))
+    assert len(parts) == threads
+    pairs = [sum(n - row for row in part) for part in parts]
+    assert max(pairs) - min(pairs) <= 2 * n
+
+
+def test_a_spooled_row_of_integers_that_has_changed_is_out_and_nothing_else_is(simulate):
+    q = integers(d=LONG)
+    rows = (STEPS[:, None] * q).astype(np.float32)
+    round_ = simulate(rows=rows, upload="int8", tile=256, defence="multi-krum", budget=0).open()
+    round_.send_all()
+    round_.close()
+    sealed = bytearray(round_.spool[round_.uploads[ME], 11])
+    sealed[5] ^= 1
+    round_.spool[round_.uploads[ME], 11] = bytes(sealed)
+    with pytest.raises(UpdateRejected) as changed:
+        round_.try_to_measure()
+    assert changed.value.reason is Rejection.CHANGED
+    round_.measure()
+    assert not round_.measured.gram.products[ME].any()
+    assert round_.measured.gram.deviation == 2.0**-48
+    round_.assert_result(round_.average(), {ME: Rejection.CHANGED})
 
 
 def test_law19_the_longest_rows_do_not_wrap_around():

@@ -1,6 +1,7 @@
 """What masks and distances cost, where costs are kept, and what `distances="auto"` does."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,26 @@ def test_masks_pay_from_the_break_even_on(workers, even):
         assert COSTS.choose(even + 1, columns, workers).distances == "workers"
 
 
+@pytest.mark.parametrize(("workers", "even"), [(3, 50), (5, 70), (7, 90)])
+def test_rows_of_int8_have_a_break_even_of_their_own(workers, even):
+    costs = replace(COSTS, int8_gram=0.1, int8_mask=(5.0, 7.0, 9.0))
+    assert costs.break_even(workers, integers=True) == pytest.approx(even)
+    for n, where in ((even - 1, "inside"), (even + 1, "workers")):
+        choice = costs.choose(n, 10**6, workers, integers=True)
+        assert choice.distances == where
+        assert choice.inside == pytest.approx(0.1e-3 * n**2)
+    for n in (3, 10**6):
+        # The mask's own Gram matrix is one of residues, whatever rows are.
+        choice = costs.choose(n, 10**6, workers - 1, integers=True)
+        assert choice.distances == "inside"
+        assert choice.masked - choice.inside > 1.4e-3 * n**2
+
+
+def test_on_a_machine_that_was_never_calibrated_int8_stays_inside_for_longer():
+    for workers in (3, 5, 7):
+        assert Costs().break_even(workers, integers=True) > Costs().break_even(workers)
+
+
 @pytest.mark.parametrize("workers", [2, 4, 6])
 def test_masks_never_pay_where_the_enclave_makes_their_gram_matrix(workers):
     assert COSTS.break_even(workers) == math.inf
@@ -53,6 +74,12 @@ def test_the_number_of_workers_is_stated_where_it_cannot_be(workers):
 def test_costs_survive_json():
     assert Costs.from_json(COSTS.to_json()) == COSTS
     assert Costs.from_json(Costs().to_json()) == Costs()
+    other = replace(COSTS, int8_gram=0.25, int8_mask=(1.0, 2.0, 3.0))
+    assert Costs.from_json(other.to_json()) == other
+
+
+def test_costs_from_before_int8_was_measured_have_its_defaults():
+    assert Costs.from_json('{"gram": 0.5, "mask": [4, 8, 20]}') == COSTS
 
 
 BAD = {
@@ -69,6 +96,9 @@ BAD = {
     "zero": '{"gram": 0, "mask": [1, 2, 3]}',
     "a negative cost": '{"gram": 1, "mask": [1, -2, 3]}',
     "a NaN": '{"gram": NaN, "mask": [1, 2, 3]}',
+    "int8 without masks": '{"gram": 1, "mask": [1, 2, 3], "int8_gram": 1}',
+    "two masks of int8": '{"gram": 1, "mask": [1, 2, 3], "int8_gram": 1, "int8_mask": [1, 2]}',
+    "int8 for nothing": '{"gram": 1, "mask": [1, 2, 3], "int8_gram": 0, "int8_mask": [1, 2, 3]}',
     "an infinity": '{"gram": 1, "mask": [1, 2, 1e999]}',
 }
 
@@ -109,6 +139,24 @@ def test_auto_takes_what_is_cheaper_and_says_why(costs, where):
     assert first == events.DistancesChosen(str(costs.choose(9, 40, 3)))
     assert isinstance(second, events.AttemptStarted)
     assert bool(second.workers) is (where == "workers")
+
+
+@pytest.mark.parametrize(
+    ("how", "where"),
+    [
+        ({}, "workers"),
+        ({"upload": "bfloat16"}, "workers"),
+        ({"upload": "int8"}, "inside"),
+        ({"upload": "int8", "sketch": 4096, "rule": "multi-krum"}, "workers"),
+    ],
+    ids=["float32", "bfloat16", "int8", "a sketch of int8"],
+)
+def test_auto_knows_what_rows_of_int8_cost(how, where):
+    costs = replace(CHEAP_MASKS, int8_gram=1.0, int8_mask=(99.0, 99.0, 99.0))
+    calibration.save(costs)
+    rows = np.random.default_rng(0).normal(size=(9, 5_000)).astype(np.float32)
+    result = run_round(rows, f=2, workers=3, distances="auto", **how)
+    assert result.receipt.distances == where
 
 
 def test_auto_counts_the_columns_of_the_sketch_and_the_colluders():

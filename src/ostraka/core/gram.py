@@ -137,11 +137,16 @@ def from_upper(upper: AnyArray, n: int, *, diagonal: bool = False) -> AnyArray:
         entries = row[place + skip :]
         entries[:] = upper[at : at + len(entries)]
         at += len(entries)
-    for rows in row_blocks(n):  # The part below the diagonal is zero so far.
+    mirror(matrix)
+    return matrix
+
+
+def mirror(matrix: AnyArray) -> None:
+    """Makes a matrix (n, n) symmetric, whose part below the diagonal is zero so far."""
+    for rows in row_blocks(len(matrix)):
         corner = matrix[rows, rows]
         corner += np.triu(corner, 1).T
         matrix[rows.stop :, rows] = matrix[rows, rows.stop :].T
-    return matrix
 
 
 class Sum(Protocol):

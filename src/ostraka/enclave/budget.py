@@ -68,7 +68,8 @@ def needs(federation: Federation, *, threads: int = 2, values: int | None = None
 def _piece_bytes(terms: Terms) -> int:
     """Of one value of a piece: its shares, sealed, and what its products are made of."""
     if terms.inside:
-        return _FLOAT64
+        # Integers are multiplied as they came.
+        return terms.format.dtype.itemsize if terms.counted else _FLOAT64
     if terms.masking == "gaussian":
         return 4 * _FLOAT64
     shares = 2 * (terms.workers // 2)

@@ -142,7 +142,7 @@ def run_round(
         tile=default_tile(d, _whole("shards", shards)),
     )
     if distances == "auto" and not terms.inside:
-        choice = calibration.load().choose(n, terms.measured, terms.workers)
+        choice = calibration.load().choose(n, terms.measured, terms.workers, integers=terms.counted)
         terms = replace(terms, distances=choice.distances)
         log.append(events.DistancesChosen(str(choice)))
     parties = enrol(

@@ -6,7 +6,8 @@ ratio depends little on how fast or how busy a machine is. A stage has become sl
 exceeds the baseline's by more than both runs' noise and a tolerance.
 
 `calibrate` measures the costs that `distances="auto"` chooses by: the enclave's time per value with
-masks, and per pair of clients without. `python -m ostraka_lab.bench.check` is its process.
+masks, and per pair of clients without, for rows of float32 and of int8. `python -m
+ostraka_lab.bench.check` is its process.
 """
 
 import json
@@ -162,22 +163,33 @@ def _row(name: str, now: Ratio, old: Ratio, tolerance: float) -> Figures:
 def calibrate(begin: Begin, *, clients: int = 64, tiles: int = 2, repeat: int = 5) -> Costs:
     """Measure the costs: medians over `repeat` runs, each of every way of measuring."""
     begin("sealing updates", 0, repeat + 1)
-    cohorts = [_Cohort(clients, tiles, workers) for workers in (3, 5, 7)]
-    first, runs = cohorts[0], []
+    cohorts = [
+        [_Cohort(clients, tiles, workers, upload) for workers in (3, 5, 7)]
+        for upload in ("float32", "int8")
+    ]
+    runs: list[list[list[float]]] = [[], []]
     for number in range(1, repeat + 1):
         begin(f"run {number}", number, repeat + 1)
-        runs.append([first.inside(), *(cohort.masked() for cohort in cohorts)])
-    inside, *masked = (statistics.median(times) for times in zip(*runs, strict=True))
+        for some, times in zip(cohorts, runs, strict=True):
+            times.append([some[0].inside(), *(cohort.masked() for cohort in some)])
     values = clients * tiles * DEFAULT_TILE
-    one, two, three = (total / values * 1e9 for total in masked)
-    return Costs(inside / (clients * values) * 1e9, (one, two, three))
+    (gram, *mask), (int8_gram, *int8_mask) = (
+        [statistics.median(each) / values * 1e9 for each in zip(*times, strict=True)]
+        for times in runs
+    )
+    return Costs(gram / clients, _three(mask), int8_gram / clients, _three(int8_mask))
+
+
+def _three(costs: list[float]) -> tuple[float, float, float]:
+    first, second, third = costs
+    return first, second, third
 
 
 class _Cohort:
     """A closed round that is measured again and again, in CPU seconds."""
 
-    def __init__(self, clients: int, tiles: int, workers: int) -> None:
-        terms = Terms(Manifest.flat(tiles * DEFAULT_TILE), f=1, workers=workers)
+    def __init__(self, clients: int, tiles: int, workers: int, upload: str) -> None:
+        terms = Terms(Manifest.flat(tiles * DEFAULT_TILE), f=1, workers=workers, upload=upload)
         parties, rng = enrol(terms, clients=clients), np.random.default_rng(0)
         self._federation = parties.federation
         offer = self._federation.open()

@@ -36,6 +36,7 @@ from ostraka_lab.bench.machine import Stopwatch, forget_peak, measured, peak_byt
 from ostraka_lab.bench.parties import (
     EXACT,
     GAUSSIAN,
+    INSIDE,
     PAPER,
     SKETCH,
     SKETCH_INSIDE,
@@ -372,6 +373,7 @@ ENTRANTS: dict[str, Callable[[Contest], Entrant]] = {
     "ostraka-gaussian": partial(_enter_ostraka, name=GAUSSIAN),
     "ostraka-exact": partial(_enter_ostraka, name=EXACT),
     "ostraka-exact-int8": partial(_enter_ostraka, name=EXACT, upload="int8"),
+    "ostraka-int8-inside": partial(_enter_ostraka, name=INSIDE, upload="int8"),
     "ostraka-exact-sketch": partial(_enter_ostraka, name=SKETCH),
     "ostraka-sketch-inside": partial(_enter_ostraka, name=SKETCH_INSIDE),
 }

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ostraka.arrays import Float32, Float64
-from ostraka.core import gaussian, gram, loops
+from ostraka.arrays import AnyArray, Float32, Float64
+from ostraka.core import gaussian, gram, loops, uploads
 from ostraka.crypto import identity
 from ostraka.crypto.masks import mask_tile
 from ostraka.crypto.stream import SecretStream
@@ -108,6 +108,15 @@ def inside_blas64(load: Workload, clock: Stopwatch) -> None:
     _inside(load, clock, add)
 
 
+def inside_int8(load: Workload, clock: Stopwatch) -> None:
+    rows = _integers(load)
+    total = np.zeros((load.clients, load.clients), np.int64)
+    with clock:
+        for index in range(load.tiling.count):
+            part = load.tiling.part(index)
+            loops.add_gram([row[part] for row in rows], total, range(load.clients))
+
+
 def gaussian_online(load: Workload, clock: Stopwatch) -> None:
     _masked(clock, load.attempt("gaussian"))
 
@@ -186,6 +195,12 @@ def _inside(load: Workload, clock: Stopwatch, add: Callable[[Float64, Float32], 
             add(total, load.open_tile(index, block))
 
 
+def _integers(load: Workload) -> list[AnyArray]:
+    """The updates as int8."""
+    fill = SecretStream(bytes(32)).fill
+    return [uploads.INT8.encode(row, fill).values for row in load.updates]
+
+
 def _block(load: Workload) -> Float32:
     return np.empty((load.clients, load.terms.tile), np.float32)
 
@@ -221,6 +236,7 @@ STAGES = {
     "inside_naive": Stage(inside_naive, "open, distances pair by pair in the enclave"),
     "inside_blas32": Stage(inside_blas32, "open, float32 Gram matrix in the enclave"),
     "inside_blas64": Stage(inside_blas64, "open, float64 Gram matrix in the enclave"),
+    "inside_int8": Stage(inside_int8, "close: Gram matrix of int8 rows in the enclave", extra=1),
     "headers": Stage(headers, "arrival: check and open the header of every update"),
     "arrival": Stage(arrival, "arrival: open every tile into its row, and check it"),
     "arrival_sketch": Stage(arrival_sketch, "the same, and fold it to a sketch", sketches=True),

@@ -50,14 +50,21 @@ from ostraka.protocol.worker import Worker
 from ostraka_lab.bench.machine import Stopwatch
 from ostraka_lab.bench.whole_round import ClockedWorker, refuse_surprises
 
-GAUSSIAN, EXACT, SKETCH, SKETCH_INSIDE = "gaussian", "exact", "sketch", "sketch-inside"
+GAUSSIAN, EXACT, INSIDE = "gaussian", "exact", "inside"
+SKETCH, SKETCH_INSIDE = "sketch", "sketch-inside"
 UPDATES = "updates"  # the file of ciphertext
 DEFAULT = rules.compose(rules.DEFAULT, rules.DEFAULT_PRE)
 PAPER = rules.compose(
     rules.PAPER
 )  # for what is compared with the paper, or with others' Multi-Krum
 
-_MASKINGS = {GAUSSIAN: "gaussian", EXACT: "exact", SKETCH: "exact", SKETCH_INSIDE: "none"}
+_MASKINGS = {
+    GAUSSIAN: "gaussian",
+    EXACT: "exact",
+    INSIDE: "none",
+    SKETCH: "exact",
+    SKETCH_INSIDE: "none",
+}
 SKETCH_VALUES = 16 * 2**20  # of all clients together, at most, where sketches are measured
 _COLUMNS = 16_384  # of a sketch
 _UPDATE_BYTES = 4  # a value
@@ -191,7 +198,7 @@ def terms_of(
         options=composition.options,
         masking=_MASKINGS[name],
         workers=_WORKERS[_MASKINGS[name]],
-        sketch=None if name in (GAUSSIAN, EXACT) else columns,
+        sketch=columns if folded else None,
         tile=default_tile(dimension),
         upload=upload,
     )

@@ -1,5 +1,6 @@
 """`ostraka bench check`, `kernels` and `calibrate`."""
 
+import json
 import math
 from pathlib import Path
 from typing import Annotated, Any
@@ -160,15 +161,17 @@ def calibrate(*, as_json: Json = False) -> None:
     """
     with progress() as step:
         costs = checks.run_calibration(step)
-    rows = table("Workers", "masks, ns a value", "cheaper than inside from")
-    for workers, cost in zip((3, 5, 7), costs.mask, strict=True):
-        rows.add_row(str(workers), f"{cost:.3g}", _clients(costs, workers))
+    rows = table("Uploads", "Workers", "masks, ns a value", "cheaper than inside from")
+    for upload, masks in (("float32", costs.mask), ("int8", costs.int8_mask)):
+        for workers, cost in zip((3, 5, 7), masks, strict=True):
+            even = math.ceil(costs.break_even(workers, integers=upload == "int8"))
+            rows.add_row(upload, str(workers), f"{cost:.3g}", f"{even} clients")
     inside = (
-        f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value. "
-        "An even number of workers is never cheaper."
+        f"Inside the enclave: {costs.gram:.3g} ns a pair of clients and value, and "
+        f"{costs.int8_gram:.3g} ns for int8. An even number of workers is never cheaper."
     )
     kept = _keep(costs)
-    figures = {"gram": costs.gram, "mask": list(costs.mask), "path": str(calibration.path())}
+    figures = {**json.loads(costs.to_json()), "path": str(calibration.path())}
     show(rows, inside, kept, figures=figures, as_json=as_json)
 
 
@@ -178,10 +181,6 @@ def _keep(costs: Costs) -> str:
         return f"Kept in {calibration.save(costs)}."
     except OSError as unwritable:
         return f"Not kept: {unwritable}."
-
-
-def _clients(costs: Costs, workers: int) -> str:
-    return f"{math.ceil(costs.break_even(workers))} clients"
 
 
 def _table(figures: dict[str, Any]) -> Table:

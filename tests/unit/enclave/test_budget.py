@@ -131,6 +131,9 @@ def test_ten_thousand_clients_on_a_sketch():
 def test_needs_grow_with_what_the_terms_ask_for():
     plain = needs(SMALL)
     assert needs(federation(distances="inside", workers=0)).pieces < plain.pieces
+    inside: dict[str, Any] = {"distances": "inside", "workers": 0}
+    counted = needs(federation(upload="int8", **inside)).pieces
+    assert 8 * counted == needs(federation(**inside)).pieces
     assert needs(federation(workers=7)).pieces > plain.pieces
     assert needs(federation(optimiser=Optimiser("fedadam"))).vectors > 2 * plain.vectors
     assert needs(federation(sketch=16_384)).sketches > plain.sketches == 0

@@ -30,7 +30,7 @@ Kind: TypeAlias = Literal["float16", "bfloat16", "int8"]
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 _UINT8, _UINT16, _UINT32 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32)
-_INT8, _INT16 = np.dtype(np.int8), np.dtype(np.int16)
+_INT8, _INT16, _INT64 = np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int64)
 
 
 class _Loops(Protocol):
@@ -72,6 +72,8 @@ class _Loops(Protocol):
 
     def witness(self, q: Int16, weights: Float64, sums: Float64) -> None: ...
 
+    def add_gram(self, rows: Sequence[Int8], gram: Int64, part: range) -> None: ...
+
     def keep_bits(self, words: UInt32, mask: int) -> int: ...
 
     def limb_products(self, block: Float64) -> Float64: ...
@@ -91,7 +93,7 @@ NATIVE: Final = _native is not None
 
 
 def kind() -> str:
-    """Returns which loops run: "native (avx512)", or another instruction set, or "numpy"."""
+    """Returns which loops run: "native (avx512-vnni)", or another instruction set, or "numpy"."""
     return "numpy" if _native is None else f"native ({_native.level})"
 
 
@@ -220,6 +222,21 @@ def witness(q: Int16, weights: Float64, sums: Float64) -> None:
     _check("weights", weights, _FLOAT64, (rows, 2))
     _check("sums", sums, _FLOAT64, (2, max(width, _plane("sums", sums)[1])), written=True)
     _loops.witness(q, weights, sums)
+
+
+def add_gram(rows: Sequence[Int8], gram: Int64, part: range) -> None:
+    """Adds the inner products of some rows with themselves and all later ones to `gram`, whose
+    entries below the diagonal stay as they are. They are exact.
+
+    rows: n arrays (b,), anywhere in memory. gram: (n, n). part: consecutive rows.
+    """
+    _check("gram", gram, _INT64, (len(rows), len(rows)), written=True)
+    if not (part.step == 1 and 0 <= part.start <= part.stop <= len(rows)):
+        raise LocalProtocolError(f"{part} are not some of {len(rows)} rows")
+    for row in rows:
+        _check("rows", row, _INT8, (_length("rows", rows[0]),))
+    if part:
+        _loops.add_gram(rows, gram, part)
 
 
 def _check_group(

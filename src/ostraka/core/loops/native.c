@@ -20,7 +20,7 @@
 #include <immintrin.h>
 #endif
 
-#define ABI 5
+#define ABI 6
 #define LANES 128
 #define CHUNK 1024 /* values that are worked on at a time; a multiple of LANES */
 #define LINE 16 /* values in a line of the cache */
@@ -28,18 +28,23 @@
 #define SHARED 512 /* values that are shared at a time, and stay in the first cache */
 #define WIDE 8 /* float64 that are worked on at a time where sums need no order */
 #define TOGETHER 8 /* rows that are added, or blocks that are folded, at a time */
+#define SIDE 4 /* rows of integers that are multiplied with as many others at a time */
+#define SPAN 4096 /* values of them, whose products sum to less than 2^31 */
+#define BYTES 64 /* in a vector of AVX-512 */
 #define P 0x7fffffffu
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BASELINE, AVX2, AVX512 };
+enum { BASELINE, AVX2, AVX512, VNNI };
 
-/* Defines NAME(level, ...) from NAME_body(...). PARAMETERS and ARGUMENTS are in brackets. */
+/* Defines NAME(level, ...) from NAME_body(...). PARAMETERS and ARGUMENTS are in brackets. VNNI is
+ * AVX-512 with products of bytes, which one loop asks for itself. */
 #if defined(__x86_64__)
 #define TARGET_AVX2 __attribute__((target("avx2")))
 #define TARGET_AVX512                                                                              \
     __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+#define TARGET_VNNI __attribute__((target("avx512f,avx512bw,avx512vnni")))
 #define LOOP(TYPE, NAME, PARAMETERS, ARGUMENTS)                                                    \
     static TYPE NAME##_baseline PARAMETERS { return NAME##_body ARGUMENTS; }                       \
     TARGET_AVX2 static TYPE NAME##_avx2 PARAMETERS { return NAME##_body ARGUMENTS; }               \
@@ -47,6 +52,7 @@ enum { BASELINE, AVX2, AVX512 };
     EXPORT TYPE ostraka_##NAME PARAMETERS                                                          \
     {                                                                                              \
         switch (level) {                                                                           \
+        case VNNI:                                                                                 \
         case AVX512: return NAME##_avx512 ARGUMENTS;                                               \
         case AVX2: return NAME##_avx2 ARGUMENTS;                                                   \
         default: return NAME##_baseline ARGUMENTS;                                                 \
@@ -66,7 +72,7 @@ EXPORT int32_t ostraka_level(void)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
-        return AVX512;
+        return __builtin_cpu_supports("avx512vnni") ? VNNI : AVX512;
     if (__builtin_cpu_supports("avx2"))
         return AVX2;
 #endif
@@ -224,7 +230,7 @@ INLINE void fold(
     int64_t whole = n, last = 8 * ((tile->n + 7) / 8 - 4);
     for (int j = 0; j < count; j++)
         whole = least(whole, last - first[j] + 8);
-    if (level == AVX512)
+    if (level >= AVX512)
         done = fold_avx512(tile, count, first, whole, sums);
     if (level == AVX2)
         done = fold_avx2(tile, count, first, whole, sums);
@@ -573,6 +579,124 @@ LOOP(void, witness,
     (int32_t level, const int16_t *q, const double *weights, int64_t rows, int64_t width,
         double *sums, int64_t reach),
     (level, q, weights, rows, width, sums, reach))
+
+/* SIDE rows of int8 from row i on, each from value `start` on. Where there are no more rows, the last
+ * one stands in for them. */
+INLINE void take_rows(
+    const int8_t *const *rows, int64_t count, int64_t i, int64_t start, const int8_t **out)
+{
+    for (int side = 0; side < SIDE; side++)
+        out[side] = rows[least(i + side, count - 1)] + start;
+}
+
+INLINE void widen_rows(const int8_t *const *rows, int64_t n, int16_t (*restrict out)[SPAN])
+{
+    for (int side = 0; side < SIDE; side++)
+        for (int64_t k = 0; k < n; k++)
+            out[side][k] = rows[side][k];
+}
+
+/* sums[i][j] = x_i y_j, of n values each. Of 16 bits, since processors have an instruction for two
+ * such products and their sum. */
+INLINE void multiply(
+    int16_t (*restrict x)[SPAN], int16_t (*restrict y)[SPAN], int64_t n, int32_t (*sums)[SIDE])
+{
+    int32_t total[SIDE][SIDE] = {{0}};
+    for (int64_t k = 0; k < n; k++)
+        for (int i = 0; i < SIDE; i++)
+            for (int j = 0; j < SIDE; j++)
+                total[i][j] += x[i][k] * y[j][k];
+    for (int i = 0; i < SIDE; i++)
+        for (int j = 0; j < SIDE; j++)
+            sums[i][j] = total[i][j];
+}
+
+#if defined(__x86_64__)
+/* sums[i][j] = x_i (y_j + 128), of n values each, a multiple of BYTES: one factor of the instruction
+ * has no sign. x is aligned, since reading across two lines of the cache takes twice as long. */
+TARGET_VNNI static void multiply_shifted(
+    int8_t (*x)[SPAN], const int8_t *const *y, int64_t n, int32_t (*sums)[SIDE])
+{
+    const __m512i shift = _mm512_set1_epi8(-128);
+    __m512i total[SIDE][SIDE];
+    for (int i = 0; i < SIDE; i++)
+        for (int j = 0; j < SIDE; j++)
+            total[i][j] = _mm512_setzero_si512();
+    for (int64_t k = 0; k < n; k += BYTES) {
+        __m512i left[SIDE];
+        for (int i = 0; i < SIDE; i++)
+            left[i] = _mm512_load_si512(x[i] + k);
+        for (int j = 0; j < SIDE; j++) {
+            /* As a byte without a sign, y with its highest bit turned is y + 128. */
+            __m512i right = _mm512_xor_si512(_mm512_loadu_si512(y[j] + k), shift);
+            for (int i = 0; i < SIDE; i++)
+                total[i][j] = _mm512_dpbusd_epi32(total[i][j], right, left[i]);
+        }
+    }
+    for (int i = 0; i < SIDE; i++)
+        for (int j = 0; j < SIDE; j++)
+            sums[i][j] = _mm512_reduce_add_epi32(total[i][j]);
+}
+#endif
+
+/* Adds the inner products of n <= SPAN values, from `start` on, of SIDE rows from row i on, but not
+ * from `last` on, with these and all later rows. */
+INLINE void add_products_of(
+    int bytes, const int8_t *const *rows, int64_t count, int64_t i, int64_t last, int64_t start,
+    int64_t n, int64_t *gram)
+{
+    const int8_t *x[SIDE], *y[SIDE];
+    int16_t wide_x[SIDE][SPAN], wide_y[SIDE][SPAN];
+    _Alignas(BYTES) int8_t own_x[SIDE][SPAN];
+    int32_t sums[SIDE][SIDE], more[SIDE] = {0};
+    take_rows(rows, count, i, start, x);
+    if (!bytes)
+        widen_rows(x, n, wide_x);
+    else
+        for (int side = 0; side < SIDE; side++)
+            for (int64_t k = 0; k < n; k++) {
+                own_x[side][k] = x[side][k];
+                more[side] += x[side][k];
+            }
+    for (int64_t j = i; j < count; j += SIDE) {
+        take_rows(rows, count, j, start, y);
+        if (!bytes) {
+            widen_rows(y, n, wide_y);
+            multiply(wide_x, wide_y, n, sums);
+        }
+#if defined(__x86_64__)
+        else
+            multiply_shifted(own_x, y, n, sums);
+#endif
+        for (int64_t row = i; row < least(i + SIDE, last); row++)
+            for (int64_t other = row > j ? row : j; other < least(j + SIDE, count); other++)
+                gram[row * count + other] += sums[row - i][other - j] - 128 * more[row - i];
+    }
+}
+
+/* Adds the inner products of rows first to last with themselves and all later ones, (width,) each,
+ * to the upper triangle of gram (count, count). They are exact integers. */
+INLINE void add_gram_body(
+    int32_t level, const int8_t *const *rows, int64_t count, int64_t width, int64_t first,
+    int64_t last, int64_t *gram)
+{
+    for (int64_t start = 0, n; start < width; start += n) {
+        n = least(SPAN, width - start);
+        int bytes = level == VNNI && n >= BYTES;
+        if (bytes)
+            n -= n % BYTES;
+        for (int64_t i = first; i < last; i += SIDE)
+            if (bytes)
+                add_products_of(1, rows, count, i, last, start, n, gram);
+            else
+                add_products_of(0, rows, count, i, last, start, n, gram);
+    }
+}
+
+LOOP(void, add_gram,
+    (int32_t level, const int8_t *const *rows, int64_t count, int64_t width, int64_t first,
+        int64_t last, int64_t *gram),
+    (level, rows, count, width, first, last, gram))
 
 /* Keeps the bits of `mask` in every word (n,), and returns the greatest of them, or 0. */
 INLINE uint32_t keep_bits_body(int32_t level, uint32_t *words, int64_t n, uint32_t mask)

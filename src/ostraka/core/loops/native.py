@@ -15,9 +15,9 @@ from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
 from ostraka.core.loops.twin import Int8, Int16, UInt8, UInt16
 
 LIBRARY = Path(__file__).with_name("_native.so")
-LEVELS = ("baseline", "avx2", "avx512")
+LEVELS = ("baseline", "avx2", "avx512", "avx512-vnni")
 
-_ABI = 5
+_ABI = 6
 _LEVEL, _SIZE, _REAL, _WORD = ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_uint32
 _AT = ctypes.c_void_p  # an array
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
@@ -29,6 +29,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "share": (_WORD, (_LEVEL, *[_AT] * 6, _SIZE, _SIZE, _AT, _AT)),
     "share_integers": (_WORD, (_LEVEL, *[_AT] * 4, _SIZE, _SIZE, _AT)),
     "witness": (None, (_AT, _AT, _SIZE, _SIZE, _AT, _SIZE)),
+    "add_gram": (None, (_AT, *[_SIZE] * 4, _AT)),
     "keep_bits": (_WORD, (_AT, _SIZE, _WORD)),
     "limb_products": (None, (_AT, _AT, _SIZE, _AT)),
     "limbs": (None, (_AT, _SIZE, _SIZE, _SIZE, _AT, _AT, _AT)),
@@ -58,6 +59,7 @@ class Native:
     _share: Any
     _share_integers: Any
     _witness: Any
+    _add_gram: Any
     _keep_bits: Any
     _limb_products: Any
     _limbs: Any
@@ -126,6 +128,10 @@ class Native:
     def witness(self, q: Int16, weights: Float64, sums: Float64) -> None:
         arrays = _start(q), _start(weights)
         self._witness(self._level, *arrays, *q.shape, _start(sums), sums.shape[1])
+
+    def add_gram(self, rows: Sequence[Int8], gram: Int64, part: range) -> None:
+        size = len(rows), len(rows[0]), part.start, part.stop
+        self._add_gram(self._level, _starts(rows), *size, _start(gram))
 
     def keep_bits(self, words: UInt32, mask: int) -> int:
         greatest: int = self._keep_bits(self._level, _start(words), len(words), mask)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32
+from ostraka.arrays import AnyArray, Float32, Float64, Int64, UInt32, row_blocks
 
 UInt8: TypeAlias = npt.NDArray[np.uint8]
 UInt16: TypeAlias = npt.NDArray[np.uint16]
@@ -169,6 +169,16 @@ def witness(q: Int16, weights: Float64, sums: Float64) -> None:
     # Two products with a vector each: for one product with two rows BLAS copies the matrix.
     for total, weight in zip(sums, np.ascontiguousarray(weights.T), strict=True):
         total[: wide.shape[1]] += weight @ wide
+
+
+def add_gram(rows: Sequence[Int8], gram: Int64, part: range) -> None:
+    """Adds the products of some rows (b,) with themselves and all later ones."""
+    for start in range(0, len(rows[0]), _FEW):
+        # Sums of 2^10 products up to 2^14 are exact in float32.
+        wide = np.array([row[start : start + _FEW] for row in rows[part.start :]], np.float32)
+        for some in row_blocks(len(part)):
+            total = gram[part.start :, part.start :][some, some.start :]
+            total += np.triu(wide[some] @ wide[some.start :].T).astype(np.int64)
 
 
 def _rounded(values: Sequence[Float32], scales: Float32, shape: tuple[int, ...]) -> Int32:

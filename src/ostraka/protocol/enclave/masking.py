@@ -14,7 +14,7 @@ from typing import NoReturn
 import numpy as np
 
 from ostraka.arrays import AnyArray, Float32, Float64
-from ostraka.config import Member, Terms
+from ostraka.config import Member
 from ostraka.core.gram import from_upper
 from ostraka.crypto.aead import KEY_BYTES, SealedGroups
 from ostraka.crypto.channel import Channel, PendingChannel
@@ -128,7 +128,7 @@ class Masking:
         self._channels = channels
         self._names = names
         self._sketches = reader.sketches() if reader.terms.sketch else None
-        self._integers = takes_integers(reader.terms)
+        self._integers = reader.terms.counted and not self._gaussian
         self._encoder: Encoder | None = None
         self._encoded = 0
         self._decoded = False
@@ -228,11 +228,6 @@ class Masking:
         if (flaw := encoder.flaw(upper)) is not None:
             raise WorkerError(name, flaw)
         return from_upper(upper, n, diagonal=diagonal)
-
-
-def takes_integers(terms: Terms) -> bool:
-    """Whether rows are masked as the integers that clients have sent, and not widened before."""
-    return terms.format.integers and terms.masking == "exact" and not terms.sketch
 
 
 def _norms(rows: Float32) -> Float64:

@@ -39,7 +39,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Counted:
-    """What workers have measured of rows that were rounded to integers, on some columns.
+    """What was measured of rows that are integers, or were rounded to such, on some columns.
 
     gram: (n, n) int32 or int64, inner products of integers. s, v: (n,) int64, as `exact.products`
     takes them. steps: (n,) of the rows in the unit ball, the same on all columns. rounded: False
@@ -101,8 +101,8 @@ def gather(cohort: Cohort, partials: Sequence[Partial]) -> Measured:
     """What was measured on all columns (law 18): shards each have their own, and a sketch is whole.
 
     Where some have measured with workers and others had to do without, distances are in floating
-    point, and nothing is lost but the rest of a deviation. The receipt then names the workers,
-    because what it says of them has to hold.
+    point, and nothing is lost but the rest of a deviation; those of integers are exact either way.
+    The receipt then names the workers, because what it says of them has to hold.
     """
     counted = [each.sums for each in partials if isinstance(each.sums, Counted)]
     summed = [each.sums for each in partials if isinstance(each.sums, Summed)]
@@ -178,16 +178,23 @@ class RowReader:
         self.threads.groups(len(self.rows), self.columns.group, work)
 
     def read(
-        self, thread: int, index: int, rows: range, *, integers: bool = False
+        self,
+        thread: int,
+        index: int,
+        rows: range,
+        *,
+        integers: bool = False,
+        space: Float32 | None = None,
     ) -> list[AnyArray]:
-        """A piece of some rows, (b,) each: views of the rows, or of the thread's scratch memory.
+        """A piece of some rows, (b,) each: views of the rows, or of `space`, (g, b) or wider, which
+        is the thread's scratch memory unless given.
 
         integers: int8, in units of the rows' steps. Raises UpdateRejected for a row that has
         changed: measure anew without it.
         """
         return [
             self._read(row, index, out, integers=integers)
-            for row, out in zip(rows, self._space[thread], strict=False)
+            for row, out in zip(rows, self._space[thread] if space is None else space, strict=False)
         ]
 
     def _read(self, row: int, index: int, out: Float32, *, integers: bool) -> AnyArray:

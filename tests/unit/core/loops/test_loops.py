@@ -211,6 +211,44 @@ def test_witness_is_the_same_in_c_and_the_products(library, shape, seed, offset)
     assert_same(ours, before.astype(np.float64))
 
 
+# Blocks of four rows, vectors of 64 values and what is left of either, and spans of 4096.
+ROWS = st.one_of(st.integers(1, 13), st.sampled_from([127, 130]))
+WIDTHS = st.one_of(SIZES, st.sampled_from([63, 64, 65, 4095, 4096, 4097, 8191, 8256]))
+INTEGERS = {
+    "any": lambda rng, shape: rng.integers(-128, 128, shape),
+    "the largest": lambda rng, shape: np.full(shape, 127),
+    "the least of law 19": lambda rng, shape: np.full(shape, -127),
+    "the least of all": lambda rng, shape: np.full(shape, -128),
+    "the ends": lambda rng, shape: rng.choice([-128, -127, 127], shape),
+    "opposite rows": lambda rng, shape: np.full(shape, 127) * (-1) ** np.arange(shape[0])[:, None],
+}
+
+
+def integers(kind, seed, shape, offset):
+    """Rows of int8, each at another place behind an even address; and the same, wide."""
+    wide = INTEGERS[kind](np.random.default_rng(seed), shape).astype(np.int64)
+    return [placed(row.astype(np.int8), offset * i % 67) for i, row in enumerate(wide)], wide
+
+
+@given(
+    shape=st.tuples(ROWS, WIDTHS), kind=st.sampled_from(list(INTEGERS)), seed=SEEDS, offset=SHIFTED
+)
+def test_add_gram_is_the_same_in_c_and_the_inner_products(library, shape, kind, seed, offset):
+    rows, wide = integers(kind, seed, shape, offset)
+    count = len(rows)
+    before = np.random.default_rng(seed).integers(-(2**60), 2**60, (count, count))
+    first, last = sorted(seed // k % (count + 1) for k in (1, 7919))
+    for part in (range(count), range(first, last)):
+        ours, theirs, expected = before.copy(), before.copy(), before.copy()
+        if part:  # as `loops.add_gram` has it
+            library.add_gram(rows, ours, part)
+            twin.add_gram(rows, theirs, part)
+        for row in part:
+            expected[row, row:] += wide[row:] @ wide[row]
+        assert_same(ours, expected)
+        assert_same(theirs, expected)
+
+
 @given(n=SIZES, seed=SEEDS, mask=st.integers(0, 2**32 - 1), offset=SHIFTED)
 def test_keep_bits_is_the_same_in_c(library, n, seed, mask, offset):
     words = np.random.default_rng(seed).integers(0, 2**32, n).astype(np.uint32)
@@ -469,6 +507,15 @@ def u32(*shape):
     return np.zeros(shape, np.uint32)
 
 
+def i8(n):
+    return np.zeros(n, np.int8)
+
+
+def gram_with(**other):
+    usual = {"rows": [i8(5)] * 3, "gram": np.zeros((3, 3), np.int64), "part": range(3)}
+    return lambda: ANYTHING.add_gram(**(usual | other))
+
+
 def share_with(**other):
     usual = {
         "values": [f32(5), f32(5)],
@@ -538,6 +585,16 @@ BAD = {
     "a short row of integers": integers_with(values=[np.zeros(5, np.int8), np.zeros(4, np.int8)]),
     "masks of another width": integers_with(masks=u32(1, 2, 4)),
     "too few q of integers": integers_with(q=np.zeros((1, 5), np.int16)),
+    "a row of bytes without a sign": gram_with(rows=[i8(5), i8(5), np.zeros(5, np.uint8)]),
+    "a short row to multiply": gram_with(rows=[i8(5), i8(5), i8(4)]),
+    "a long row to multiply": gram_with(rows=[i8(5), i8(5), i8(6)]),
+    "every other integer": gram_with(rows=[i8(5), i8(5), i8(10)[::2]]),
+    "a matrix for more rows": gram_with(gram=np.zeros((4, 4), np.int64)),
+    "a matrix of float64": gram_with(gram=np.zeros((3, 3))),
+    "a matrix to read": gram_with(gram=readonly(np.zeros((3, 3), np.int64))),
+    "more rows than there are": gram_with(part=range(1, 4)),
+    "rows before the first": gram_with(part=range(-1, 2)),
+    "every other row": gram_with(part=range(0, 3, 2)),
     "float64 to be scaled": lambda: ANYTHING.scaled_squares(np.zeros(3), 1.0),
     "words of 64 bits": lambda: loops.keep_bits(np.zeros(3, np.uint64), 1),
     "a mask of 33 bits": lambda: loops.keep_bits(u32(3), 1 << 32),
@@ -567,6 +624,9 @@ def test_good_arguments_of_the_same_table_pass():
     integers_with()()
     integers_with(q=None)()
     witness_with()()
+    gram_with()()
+    gram_with(part=range(3, 3))()
+    gram_with(rows=[], gram=np.zeros((0, 0), np.int64), part=range(0))()
     loops.squares(readonly(f32(3)))
     loops.keep_bits(u32(3), (1 << 32) - 1)
     loops.keep_bits(u32(3), 0)

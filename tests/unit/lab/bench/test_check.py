@@ -120,33 +120,36 @@ def test_every_stage_of_the_check_is_one_that_kernels_has():
     assert set(check.STAGES) < set(plan(8, 20_000, 3).stages)
 
 
-COSTS = Costs(gram=0.5, mask=(4.0, 8.25, 20.0))
+COSTS = Costs(0.5, (4.0, 8.25, 20.0), int8_gram=0.25, int8_mask=(15.0, 15.5, 16.0))
 
 
 def test_it_measures_what_it_says():
     begun = []
     costs = check.calibrate(lambda *event: begun.append(event), clients=5, tiles=1, repeat=1)
     assert begun == [("sealing updates", 0, 2), ("run 1", 1, 2)]
-    assert all(0 < cost < 1e6 for cost in (costs.gram, *costs.mask))
+    every = (costs.gram, *costs.mask, costs.int8_gram, *costs.int8_mask)
+    assert all(0 < cost < 1e6 for cost in every)
 
 
 def test_costs_are_by_value_and_by_pair_of_clients(monkeypatch):
     """64 clients of 2 tiles are 2^23 values: these seconds are 3, 5 and 7 ns a value."""
 
     class Timed:
-        def __init__(self, clients, tiles, workers):
-            self.workers = workers
+        def __init__(self, clients, tiles, workers, upload):
+            self.workers, self.size = workers, {"float32": 1, "int8": 0.25}[upload]
 
         def inside(self):
-            return 2**29 * 1e-9  # 64 x 2^23 pairs and values
+            return 2**29 * 1e-9 * self.size**2  # 64 x 2^23 pairs and values
 
         def masked(self):
-            return 2**23 * self.workers * 1e-9
+            return 2**23 * self.workers * 1e-9 * self.size
 
     monkeypatch.setattr(check, "_Cohort", Timed)
     costs = check.calibrate(lambda *_: None)
     assert costs.gram == pytest.approx(1)
     assert costs.mask == pytest.approx((3, 5, 7))
+    assert costs.int8_gram == pytest.approx(1 / 16)
+    assert costs.int8_mask == pytest.approx((3 / 4, 5 / 4, 7 / 4))
 
 
 @pytest.fixture
@@ -162,13 +165,21 @@ def test_the_command_keeps_what_it_shows(calibrated):
     assert calibration.load() == COSTS
     for shown in ("8 clients", "17 clients", "40 clients", "0.5 ns a pair"):
         assert shown in result.stdout
+    for shown in ("60 clients", "62 clients", "64 clients", "0.25 ns for int8"):
+        assert shown in result.stdout
 
 
 def test_json_is_one_line_and_last(calibrated):
     result = calibrated("bench calibrate --json")
     (line,) = result.stdout.splitlines()
     path = str(calibration.path())
-    assert json.loads(line) == {"gram": 0.5, "mask": [4.0, 8.25, 20.0], "path": path}
+    assert json.loads(line) == {
+        "gram": 0.5,
+        "mask": [4.0, 8.25, 20.0],
+        "int8_gram": 0.25,
+        "int8_mask": [15.0, 15.5, 16.0],
+        "path": path,
+    }
 
 
 def test_nothing_is_kept_of_a_calibration_that_failed(calibrated, monkeypatch):
