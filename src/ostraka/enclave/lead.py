@@ -61,6 +61,8 @@ class Connected:
         self.revision = revision
         self.address = ""
         self.model: tuple[bytes, ...] = ()  # the leaves of its slice
+        self.shows = b""  # the digest of the model that its ticket is for
+        self.ticket = b""
         self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.on_event: Callable[[Any], None] = lambda event: None
         self.ended = False
@@ -111,6 +113,10 @@ class Connected:
                 reply.set_exception(self._left())
         self._loop.call_soon_threadsafe(self.outgoing.put_nowait, None)
         self._loop.call_soon_threadsafe(self.over.set)
+
+    def note(self, reply: link.Restored | link.Moved, model: bytes) -> None:
+        """Take in what a shard says of its slice of this model."""
+        self.model, self.shows, self.ticket = reply.model, model, reply.ticket
 
     def require_here(self) -> None:
         """Raises RoundFailed once the stream has ended."""
@@ -381,6 +387,10 @@ class Shards:
     def complete(self) -> bool:
         return not self.missing
 
+    def show(self, model: bytes) -> bool:
+        """Whether all shards are here, with their slices of this model and of no other."""
+        return self.complete and all(each.shows == model for each in self.connected.values())
+
     async def restore(
         self, shard: Connected, terms: Terms, state: Slices, number: int, model: bytes
     ) -> None:
@@ -389,7 +399,7 @@ class Shards:
         message = link.Restore(span.start, span.length, number, model, state.key, state.slices)
         async with asyncio.timeout(_RESTORE_S):
             reply, _ = await asyncio.wrap_future(shard.ask(message))
-        shard.model = reply.model
+        shard.note(reply, model)
 
     def require_model(self, terms: Terms, model: bytes) -> None:
         """Raises RoundFailed unless the slices of all shards are this model."""
@@ -449,7 +459,7 @@ class Shards:
                 message = link.Publish(number, model, state.key, state.slices[at])
                 async with asyncio.timeout(_RESTORE_S):
                     reply, _ = await asyncio.wrap_future(shard.ask(message))
-                shard.model = reply.model
+                shard.note(reply, model)
             except (RoundFailed, TimeoutError, IndexError):
                 shard.end()
 

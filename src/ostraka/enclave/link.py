@@ -3,7 +3,7 @@
     lead                                        shard
        <------- Ready -------------------------    where clients and workers find it
        -------- Restore ---------------------->    which slices of which number, and its own span
-       <------- Restored ----------------------    the leaves of its slice
+       <------- Restored ----------------------    the leaves of its slice, and a ticket for it
        -------- Open ------------------------->    a round
        <------- Opened ------------------------
        -------- Begun, Grant, many ----------->    an upload that was let in; a lane for its tiles
@@ -78,9 +78,12 @@ class Restore:
 
 @dataclass(frozen=True)
 class Restored:
-    LABEL: ClassVar[bytes] = b"ostraka/shard/restored/v1"
+    """model: the leaves of its slice. ticket: of the lanes that bring it to clients."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/restored/v2"
 
     model: tuple[Digest, ...]
+    ticket: bytes
 
 
 @dataclass(frozen=True)
@@ -308,9 +311,12 @@ class Publish:
 
 @dataclass(frozen=True)
 class Moved:
-    LABEL: ClassVar[bytes] = b"ostraka/shard/moved/v1"
+    """As `Restored`."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/moved/v2"
 
     model: tuple[Digest, ...]
+    ticket: bytes
 
 
 @dataclass(frozen=True)

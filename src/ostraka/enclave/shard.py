@@ -19,22 +19,22 @@ import grpc.aio
 import numpy as np
 
 from ostraka import events
-from ostraka.arrays import Float32
 from ostraka.attestation.verify import Circumstances
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.enclave import hardening, link
+from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
-from ostraka.enclave.limits import Newest, Rate, Share, Turns
+from ostraka.enclave.limits import Newest, Rate, Share
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.open_round import Receiver
 from ostraka.enclave.peering import Joining
 from ostraka.enclave.platform.choose import Platform
 from ostraka.enclave.reception import Quoting, Reception, Serving
-from ostraka.enclave.servicer import Context, model_parts, streaming
+from ostraka.enclave.servicer import Context, streaming
 from ostraka.enclave.storage.models import SliceFiles, SliceName
 from ostraka.enclave.storage.spool import Spool
 from ostraka.enclave.workers import Pool
@@ -113,6 +113,7 @@ class ShardService:
         platform: Platform,
         tell: Callable[[Event], None],
         tickets: Tickets,
+        downloads: Downloads,
         memory: Memory,
         threads: Threads,
     ) -> None:
@@ -124,9 +125,9 @@ class ShardService:
         self.tell = tell
         self.serving: Serving | None = None  # while there is a lead
         self.finished = False  # The lead has published all rounds.
-        self.model: tuple[bytes, Float32] | None = None  # its digest, and our slice of it
         self._platform = platform
         self._tickets = tickets
+        self._downloads = downloads
         self._memory = memory
         self._threads = threads
         self._files = SliceFiles(file.state, platform.code_id)
@@ -307,9 +308,9 @@ class ShardService:
             _, first = self.file.initial_model()
             state = optimiser.start(np.ascontiguousarray(first[span.part]), terms.optimiser)
         self._role = Shard(self.federation, self._known_identity(), span, state)
-        self.model = message.model, self._role.state.model
         self._candidate = None
-        return (link.Restored(vector_leaves(self._role.state.model)),)
+        model = self._role.state.model
+        return (link.Restored(vector_leaves(model), self._downloads.show(model)),)
 
     def _assembled(self, message: link.Restore) -> ServerState:
         """Our values, of all slices that have some of them. Raises StateError."""
@@ -461,10 +462,10 @@ class ShardService:
         if (message.slice.start, message.slice.length) != (role.span.start, role.span.length):
             raise LocalProtocolError("this slice is another shard's")
         self._role = Shard(self.federation, self._known_identity(), role.span, state)
-        self.model = message.model, self._role.state.model
         self._candidate = None
         self._files.prune(message.number, message.slice, message.key)
-        return (link.Moved(vector_leaves(self._role.state.model)),)
+        model = self._role.state.model
+        return (link.Moved(vector_leaves(model), self._downloads.show(model)),)
 
     # The steps of the above.
 
@@ -517,14 +518,13 @@ class ShardService:
 
 
 class ShardServicer(EnclaveServicer):
-    """Answers workers, and clients that ask for a slice of the model. The lead answers the rest."""
+    """Answers workers. The lead answers everybody else; clients come over lanes alone."""
 
     def __init__(self, shard: ShardService, door: Front, platform: Platform) -> None:
         limits = shard.file.limits
         self._shard = shard
         self._door = door
         self._calls = Share(_CALLS)
-        self._downloads = Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s)
         self._reception = Reception(
             pool=shard.pool,
             quoting=Quoting(platform.provider),
@@ -533,19 +533,6 @@ class ShardServicer(EnclaveServicer):
             tell=shard.tell,
             prove=lambda peer, party: door.prove(door.visitor(peer), party),
         )
-
-    async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
-        async with streaming(context):
-            visitor = self._door.visitor(context.peer())
-            with self._calls.of(visitor.address):
-                model = self._shard.model
-                if model is None or model[0] != request.digest:
-                    await context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
-                    raise AssertionError  # abort has raised
-                async with self._downloads.turn():
-                    for part in model_parts(model[1]):
-                        async with asyncio.timeout(self._shard.file.limits.idle_s):
-                            await context.write(part)
 
     async def Work(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> None:
         async with streaming(context):

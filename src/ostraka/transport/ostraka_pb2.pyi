@@ -200,21 +200,21 @@ class ModelRequest(_message.Message):
     digest: bytes
     def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
-class ModelPart(_message.Message):
-    __slots__ = ("data", "slices")
-    DATA_FIELD_NUMBER: _ClassVar[int]
+class ModelReply(_message.Message):
+    __slots__ = ("slices",)
     SLICES_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
     slices: _containers.RepeatedCompositeFieldContainer[ModelSlice]
-    def __init__(self, data: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[ModelSlice, _Mapping]]] = ...) -> None: ...
+    def __init__(self, slices: _Optional[_Iterable[_Union[ModelSlice, _Mapping]]] = ...) -> None: ...
 
 class ModelSlice(_message.Message):
-    __slots__ = ("address", "length")
+    __slots__ = ("address", "length", "ticket")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     address: str
     length: int
-    def __init__(self, address: _Optional[str] = ..., length: _Optional[int] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, address: _Optional[str] = ..., length: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ShardSays(_message.Message):
     __slots__ = ("hello", "sealed")

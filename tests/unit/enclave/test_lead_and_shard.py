@@ -22,6 +22,7 @@ from ostraka.config import LEAF_VALUES, Federation, Manifest, Member, Span, Term
 from ostraka.core import optimiser
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import link
+from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.engine import Engine
 from ostraka.enclave.lane import Lane, Tickets
 from ostraka.enclave.lead import Connected, RemotePart, Shards
@@ -157,6 +158,7 @@ class Serving:
 
     def __init__(self, folder: Any, threads: int = 1) -> None:
         self.tickets = Tickets(threads, idle_s=PATIENCE_S)
+        self.downloads = Downloads(threads, idle_s=PATIENCE_S, most_s=PATIENCE_S)
         self.said: list[Any] = []
         file: Any = SimpleNamespace(
             state=folder,
@@ -173,6 +175,7 @@ class Serving:
             platform=platform,
             tell=self.said.append,
             tickets=self.tickets,
+            downloads=self.downloads,
             memory=Memory(),
             threads=Threads(),
         )
@@ -294,7 +297,7 @@ async def test_a_shard_that_was_admitted_under_an_older_revision_takes_no_part()
     await joining.says(link.Ready("127.0.0.1:1"))
     assert [type(each) for each in await joining.hears()] == [link.Restore]
     joining.engine.federation = replace(FEDERATION, revision=3)
-    await joining.says(link.Restored(()))
+    await joining.says(link.Restored((), TICKET))
     with pytest.raises(RoundFailed, match="revision"):
         await asyncio.wait_for(joining.call, PATIENCE_S)
     assert not joining.engine.shards.connected
@@ -308,10 +311,10 @@ async def test_a_shard_that_joins_while_a_model_is_published_serves_that():
     await joining.says(link.Ready("127.0.0.1:1"))
     (restore,) = await joining.hears()
     joining.engine.enclave.model = b"m" * 32
-    await joining.says(link.Restored(()))
+    await joining.says(link.Restored((), TICKET))
     (again,) = await joining.hears()
     assert (restore.model, again.model) == (bytes(32), b"m" * 32)
-    await joining.says(link.Restored(()))
+    await joining.says(link.Restored((), TICKET))
     await joining.hears()
     assert joining.engine.shards.complete
     await joining.end()
