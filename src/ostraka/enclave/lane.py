@@ -138,7 +138,7 @@ class Lane:
             line = await asyncio.shield(self._came)  # The door may still bring it.
         reading = self._loop.run_in_executor(self._threads, _receive, line, self._receiver)
         self._reading = True
-        reading.add_done_callback(self._read)
+        reading.add_done_callback(lambda _: self._close())
         # The client's next call must not begin before this one's thread has ended.
         await until_ended(reading, cut=self.cut)
 
@@ -152,10 +152,6 @@ class Lane:
         self.cut()
         if not self._reading:
             self._close()
-
-    def _read(self, reading: "asyncio.Future[None]") -> None:
-        reading.exception()  # Nobody may be left to hear of it.
-        self._close()
 
     def _close(self) -> None:
         if self._line is not None:
@@ -176,6 +172,7 @@ async def until_ended(working: "asyncio.Future[None]", *, cut: Callable[[], None
         while not working.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([working])
+        working.exception()  # Nobody may be left to hear of it.
 
 
 class Line:

@@ -904,8 +904,8 @@ def test_readers_that_never_read_do_not_starve_the_others(scene):
         assert here.client(2).model(digest).shape == (d,)
         assert stranger.model(digest).shape == (d,)
         here.assert_unaffected()
-        # Nobody else waits for them either: both were cut off.
-        assert all(rest_of(reader) < 4 * d - 1 for reader in readers)
+        # Somebody has made room. Who reads on before its own time is over gets the rest.
+        assert any(rest_of(reader) < 4 * d - 1 for reader in readers)
 
 
 def test_a_ticket_of_an_older_model_opens_nothing(scene):
