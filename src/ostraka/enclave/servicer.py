@@ -481,11 +481,12 @@ class Servicer(EnclaveServicer):
 
         async def hear() -> None:
             async for said in requests:
-                shard.hear(said.sealed)
+                for sealed in said.sealed.messages:
+                    shard.hear(sealed)
 
         async def say() -> None:
-            while (sealed := await shard.outgoing.get()) is not None:
-                await context.write(wire.LeadSays(sealed=sealed))
+            while messages := await shard.outgoing.take():
+                await context.write(wire.LeadSays(sealed=wire.Sealed(messages=messages)))
 
         async def serve() -> None:
             await self._restored(shard, asyncio.wrap_future(ready))
@@ -560,8 +561,9 @@ class Servicer(EnclaveServicer):
     ) -> None:
         client, upload_id = header.client, header.upload_id
         own = self._caller(context).is_called(client)
+        asked = [part.ask_lane(client, upload_id, own=own) for part in parts]
         try:
-            granted = [await part.grant(client, upload_id, own=own) for part in parts]
+            granted = [await each.granted() for each in asked]
         except RoundFailed as failed:
             raise LaneBroken(str(failed)) from None
         lanes = [
@@ -570,12 +572,12 @@ class Servicer(EnclaveServicer):
                 ticket=grant.ticket,
                 next=part.span.first + grant.taken,
             )
-            for part, (grant, _) in zip(parts, granted, strict=True)
+            for part, grant in zip(parts, granted, strict=True)
         ]
         await _write_first(wire.UploadReply(granted=wire.Granted(shards=lanes)), context)
-        for (grant, settled), part in zip(granted, parts, strict=True):
+        for part, each, grant in zip(parts, asked, granted, strict=True):
             if grant.ticket:
-                _require_taken(client, await part.settled(settled))
+                _require_taken(client, await part.settled(each.settled))
 
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises NotProved if the caller would be surprised by that."""

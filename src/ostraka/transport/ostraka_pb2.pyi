@@ -221,8 +221,14 @@ class ShardSays(_message.Message):
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     hello: bytes
-    sealed: bytes
-    def __init__(self, hello: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    sealed: Sealed
+    def __init__(self, hello: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
+
+class Sealed(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LeadSays(_message.Message):
     __slots__ = ("welcome", "admitted", "sealed")
@@ -231,8 +237,8 @@ class LeadSays(_message.Message):
     SEALED_FIELD_NUMBER: _ClassVar[int]
     welcome: bytes
     admitted: bytes
-    sealed: bytes
-    def __init__(self, welcome: _Optional[bytes] = ..., admitted: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    sealed: Sealed
+    def __init__(self, welcome: _Optional[bytes] = ..., admitted: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
 
 class WorkerSays(_message.Message):
     __slots__ = ("hello", "accept", "answer", "sorry", "answer_piece")

@@ -83,9 +83,8 @@ class Shard:
         """What the lead has said since, carried to the shard."""
         for _ in range(5):
             await asyncio.sleep(0)
-        while not self.near.outgoing.empty():
-            sealed = self.near.outgoing.get_nowait()
-            if sealed is not None:
+        while self.near.outgoing._sealed:
+            for sealed in await self.near.outgoing.take():
                 self._far.hear(sealed)
         said, self.heard = self.heard, []
         return said
@@ -99,10 +98,11 @@ class Shard:
 
     async def granted(self, part: RemotePart, client: str, upload_id: bytes = UPLOAD) -> Any:
         """What will become of the lane that a client has been granted."""
-        asking = asyncio.create_task(part.grant(client, upload_id, own=True))
+        asked = part.ask_lane(client, upload_id, own=True)
         await self.carried()
         self.say(link.Granted(TICKET, 0))
-        return (await asking)[1]
+        await asked.granted()
+        return asked.settled
 
 
 class Joining:
@@ -135,7 +135,8 @@ class Joining:
             yield said
 
     async def write(self, said: Any) -> None:
-        self.shard.hear(said.sealed)
+        for sealed in said.sealed.messages:
+            self.shard.hear(sealed)
 
     async def says(self, message: Any) -> None:
         await asyncio.sleep(0)  # The call has begun by then.
