@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from ostraka import events
@@ -29,6 +28,7 @@ from ostraka.attestation.claims import Binding, DeputyBinding, KeyBinding
 from ostraka.attestation.verify import Circumstances
 from ostraka.config import Federation, Member
 from ostraka.crypto.identity import check_encoded, check_signature
+from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
@@ -187,7 +187,7 @@ class Allowance:
     calls: Share
     rate: Rate
     uploads: Turns
-    downloads: Turns
+    chains: Turns
 
 
 @dataclass(frozen=True)
@@ -243,6 +243,7 @@ class Servicer(EnclaveServicer):
     status: Status
     door: Front
     tickets: Tickets
+    downloads: Downloads
     enrolled: Allowance
     strangers: Allowance
     gossip: Rate  # of what is told of strangers
@@ -294,16 +295,18 @@ class Servicer(EnclaveServicer):
             with self._place(context):
                 await self._send(self._links(request), context)
 
-    async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
-        async with streaming(context):
-            with self._place(context):
-                state = self.engine.state.last_state
-                if isinstance(state, Slices):
-                    await self._send_slices(request.digest, context)
-                    return
-                if request.digest != await self._digest_of(state.model):
-                    await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
-                await self._send(model_parts(state.model), context)
+    async def GetModel(self, request: wire.ModelRequest, context: Context) -> wire.ModelReply:
+        async with _answering(context):
+            self._hold_place(context)
+            state = self.engine.state.last_state
+            if isinstance(state, Slices):
+                slices = await self._slices(request.digest, context)
+                return wire.ModelReply(slices=slices)
+            model = state.model
+            if request.digest != await self._digest_of(model):
+                await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
+            ticket = self.downloads.ticket(model, self._caller(context).party)
+            return wire.ModelReply(slices=[wire.ModelSlice(length=len(model), ticket=ticket)])
 
     async def AwaitOutcome(
         self, request: wire.OutcomeRequest, context: Context
@@ -474,11 +477,12 @@ class Servicer(EnclaveServicer):
 
         async def hear() -> None:
             async for said in requests:
-                shard.hear(said.sealed)
+                for sealed in said.sealed.messages:
+                    shard.hear(sealed)
 
         async def say() -> None:
-            while (sealed := await shard.outgoing.get()) is not None:
-                await context.write(wire.LeadSays(sealed=sealed))
+            while messages := await shard.outgoing.take():
+                await context.write(wire.LeadSays(sealed=wire.Sealed(messages=messages)))
 
         async def serve() -> None:
             await self._restored(shard, asyncio.wrap_future(ready))
@@ -520,19 +524,20 @@ class Servicer(EnclaveServicer):
             raise LocalProtocolError("this enclave has no shards")
         return self.engine.shards
 
-    async def _send_slices(self, digest: bytes, context: Context) -> None:
-        """Tell where the slices of the model are."""
+    async def _slices(self, digest: bytes, context: Context) -> list[wire.ModelSlice]:
+        """Tell where the slices of the model are. Aborts the call if they are not there."""
         shards = self._shards()
         if digest != self.engine.enclave.model:
             await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
-        if not shards.complete:
+        if not shards.show(digest):
             # To a client, an unavailable service is another connection, which it would greet.
             await context.abort(grpc.StatusCode.ABORTED, "not all shards are here yet")
-        slices = [
-            wire.ModelSlice(address=shards.connected[number].address, length=span.length)
-            for number, span in enumerate(shards.spans(self.engine.federation.terms))
+        here = [shards.connected[number] for number in range(shards.count)]
+        spans = shards.spans(self.engine.federation.terms)
+        return [
+            wire.ModelSlice(address=shard.address, length=span.length, ticket=shard.ticket)
+            for shard, span in zip(here, spans, strict=True)
         ]
-        await self._send([wire.ModelPart(slices=slices)], context)
 
     async def _receive_at_shards(self, header: UpdateHeader, context: Context) -> None:
         """Have the tiles that are missing brought to the shards that own them.
@@ -552,8 +557,9 @@ class Servicer(EnclaveServicer):
     ) -> None:
         client, upload_id = header.client, header.upload_id
         own = self._caller(context).is_called(client)
+        asked = [part.ask_lane(client, upload_id, own=own) for part in parts]
         try:
-            granted = [await part.grant(client, upload_id, own=own) for part in parts]
+            granted = [await each.granted() for each in asked]
         except RoundFailed as failed:
             raise LaneBroken(str(failed)) from None
         lanes = [
@@ -562,12 +568,12 @@ class Servicer(EnclaveServicer):
                 ticket=grant.ticket,
                 next=part.span.first + grant.taken,
             )
-            for part, (grant, _) in zip(parts, granted, strict=True)
+            for part, grant in zip(parts, granted, strict=True)
         ]
         await _write_first(wire.UploadReply(granted=wire.Granted(shards=lanes)), context)
-        for (grant, settled), part in zip(granted, parts, strict=True):
+        for part, each, grant in zip(parts, asked, granted, strict=True):
             if grant.ticket:
-                _require_taken(client, await part.settled(settled))
+                _require_taken(client, await part.settled(each.settled))
 
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises NotProved if the caller would be surprised by that."""
@@ -623,7 +629,7 @@ class Servicer(EnclaveServicer):
     async def _send(self, replies: Iterable[Any], context: Context) -> None:
         """Send these. Raises TimeoutError if the peer does not take one of them in time."""
         idle_s = self.engine.file.limits.idle_s
-        async with self._allowance(self._caller(context)).downloads.turn():
+        async with self._allowance(self._caller(context)).chains.turn():
             for reply in replies:
                 async with asyncio.timeout(idle_s):
                     await context.write(reply)
@@ -935,12 +941,3 @@ def _proposed(engine: Engine, leaf: bytes) -> wire.Proposed:
 
 def _granted(ticket: bytes, first: int) -> wire.UploadReply:
     return wire.UploadReply(granted=wire.Granted(ticket=ticket, next=first))
-
-
-def model_parts(model: Float32) -> Iterator[wire.ModelPart]:
-    """Yield the model's bytes in parts, without a copy of the whole for each reader."""
-    raw = np.ascontiguousarray(model).data.cast("B")
-    return (
-        wire.ModelPart(data=bytes(raw[start : start + _PART]))
-        for start in range(0, len(raw), _PART)
-    )

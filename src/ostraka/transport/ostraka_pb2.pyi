@@ -204,29 +204,35 @@ class ModelRequest(_message.Message):
     digest: bytes
     def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
-class ModelPart(_message.Message):
-    __slots__ = ("data", "slices")
-    DATA_FIELD_NUMBER: _ClassVar[int]
+class ModelReply(_message.Message):
+    __slots__ = ("slices",)
     SLICES_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
     slices: _containers.RepeatedCompositeFieldContainer[ModelSlice]
-    def __init__(self, data: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[ModelSlice, _Mapping]]] = ...) -> None: ...
+    def __init__(self, slices: _Optional[_Iterable[_Union[ModelSlice, _Mapping]]] = ...) -> None: ...
 
 class ModelSlice(_message.Message):
-    __slots__ = ("address", "length")
+    __slots__ = ("address", "length", "ticket")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     address: str
     length: int
-    def __init__(self, address: _Optional[str] = ..., length: _Optional[int] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, address: _Optional[str] = ..., length: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ShardSays(_message.Message):
     __slots__ = ("hello", "sealed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     hello: bytes
-    sealed: bytes
-    def __init__(self, hello: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    sealed: Sealed
+    def __init__(self, hello: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
+
+class Sealed(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LeadSays(_message.Message):
     __slots__ = ("welcome", "admitted", "sealed")
@@ -235,8 +241,8 @@ class LeadSays(_message.Message):
     SEALED_FIELD_NUMBER: _ClassVar[int]
     welcome: bytes
     admitted: bytes
-    sealed: bytes
-    def __init__(self, welcome: _Optional[bytes] = ..., admitted: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    sealed: Sealed
+    def __init__(self, welcome: _Optional[bytes] = ..., admitted: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
 
 class WorkerSays(_message.Message):
     __slots__ = ("hello", "accept", "answer", "sorry", "answer_piece")

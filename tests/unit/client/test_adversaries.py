@@ -51,6 +51,13 @@ def lie(method, answer):
     return lambda service, charter: service.lies.update({method: answer})
 
 
+def of_lengths(*lengths):
+    """Slices of the model, as if it had so many values in each."""
+    return lambda honest: [
+        wire.ModelSlice(ticket=honest[0].ticket, length=length) for length in lengths
+    ]
+
+
 def be(**attributes):
     return lambda service, charter: become(service, attributes)
 
@@ -146,9 +153,14 @@ BEFORE = {
         lie("GetModel", lambda raw: bytes([raw[0] ^ 1]) + raw[1:]),
         ReceiptRefused,
     ),
-    "a model that is too short": (lie("GetModel", lambda raw: raw[:-4]), ReceiptRefused),
-    "a model that never ends": (lie("GetModel", lambda raw: raw * 1000), ReceiptRefused),
-    "no model": (lie("GetModel", lambda _: b""), ReceiptRefused),
+    "a model that is too short": (lie("Slices", of_lengths(D - 1)), ReceiptRefused),
+    "a model that is too long": (lie("Slices", of_lengths(2**62)), ReceiptRefused),
+    "a model in too many slices": (lie("Slices", of_lengths(1, D - 1)), ReceiptRefused),
+    "no model": (lie("Slices", of_lengths()), ReceiptRefused),
+    "a model without a ticket": (
+        lie("Slices", lambda _: [wire.ModelSlice(length=D)]),
+        ReceiptRefused,
+    ),
 }
 
 
@@ -171,13 +183,29 @@ def test_nothing_is_sealed_for_a_liar(sentence, connect, service, charter, seale
 
 @pytest.mark.parametrize("method", ["Introduce", "GetCharter", "GetModel"])
 def test_a_lie_leaves_no_trace(method, alice, service):
-    honest = {"GetModel": lambda raw: raw[4:]}
+    honest = {"GetModel": lambda raw: raw[4:] + raw[:4]}
     service.lies[method] = honest.get(method, lambda _: b"noise")
     with pytest.raises((MalformedMessage, ReceiptRefused)):
         alice.fetch()
     service.lies.clear()
     assert alice.fetch().round == 1
     assert alice.submit(UPDATE).accepted
+
+
+@pytest.mark.parametrize("lost", [1, 4, 4 * D])
+def test_a_model_that_ends_early_is_asked_for_again(lost, alice, connect, service):
+    """What is not here cannot be told from a connection that broke."""
+    service.lies["GetModel"] = lambda raw: raw[:-lost]
+    with connect(timeout=1) as hasty, pytest.raises(ServiceError, match="has not served"):
+        hasty.fetch()
+    assert service.calls.count("GetModel") > 1
+    service.lies.clear()
+    assert alice.fetch().round == 1
+
+
+def test_what_follows_a_model_is_not_read(alice, service):
+    service.lies["GetModel"] = lambda raw: raw + bytes(2**20)
+    np.testing.assert_array_equal(alice.fetch().vector, service.state.model)
 
 
 @pytest.mark.parametrize(
