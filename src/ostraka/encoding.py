@@ -79,14 +79,22 @@ def pack(*fields: bytes) -> bytes:
 
 def unpack(data: bytes) -> list[bytes]:
     """Returns the fields of `pack`. Raises MalformedMessage unless the lengths add up exactly."""
-    fields, at, end = [], 0, len(data)
+    fields, past = unpack_whole(data)
+    if past:
+        raise MalformedMessage(f"a field ends {past} bytes past the message")
+    return fields
+
+
+def unpack_whole(data: bytes) -> tuple[list[bytes], int]:
+    """Returns the fields of `pack` that are all there, and how many bytes the next one lacks."""
+    fields, at, end = list[bytes](), 0, len(data)
     while at < end:
         start = at + _PREFIX
         at = start + int.from_bytes(data[at:start], "big")
         if at > end:
-            raise MalformedMessage(f"a field ends {at - end} bytes past the message")
+            return fields, at - end
         fields.append(data[start:at])
-    return fields
+    return fields, 0
 
 
 def encode(message: Message, **instead: Any) -> bytes:

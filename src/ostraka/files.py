@@ -1,10 +1,11 @@
 """Files on a disk: written whole, locked, private, or read as text.
 
 A file that is written is there as a whole or not at all, even if the power fails or the process
-dies. A lock lets one process at a time use a folder, or a file. The lock of a file is on another
-file beside it, which stays, because the file itself is replaced at every change. A private file is
-refused if anyone but its owner may use it. Identities are private files of one key each, which are
-never overwritten. An error of the operating system says what an operator can do about it.
+dies; what is appended to one may be there in part, and its reader has to tell. A lock lets one
+process at a time use a folder, or a file. The lock of a file is on another file beside it, which
+stays, because the file itself may be replaced. A private file is refused if anyone but its owner
+may use it. Identities are private files of one key each, which are never overwritten. An error of
+the operating system says what an operator can do about it.
 """
 
 import errno
@@ -87,6 +88,27 @@ def write(path: Path, pieces: Iterable[Buffer], *, mode: int = 0o600) -> None:
             partial.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def append(path: Path, piece: Buffer, *, at: int) -> None:
+    """Puts bytes into a file behind its first `at` bytes, in place of what is there.
+
+    When this returns, they are on the disk. Raises OSError; a part of them may be there then. It
+    takes a fraction of what `write` takes, which makes a file and a name for it.
+    """
+    opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        os.ftruncate(opened, at)
+        os.lseek(opened, at, os.SEEK_SET)
+        try:
+            _write_all(opened, piece)
+            os.fdatasync(opened)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(opened, at)  # What may not be on the disk must not be read.
+            raise
+    finally:
+        os.close(opened)
 
 
 def make_folder(path: Path) -> None:

@@ -404,7 +404,10 @@ def conversations(deployment):
         "GetChain": [wire.ChainRequest(after=1)],
         "GetModel": [wire.ModelRequest(digest=told.offer.model)],
         "Work": work,
-        "Join": [wire.ShardSays(hello=bytes(400)), wire.ShardSays(sealed=bytes(1000))],
+        "Join": [
+            wire.ShardSays(hello=bytes(400)),
+            wire.ShardSays(sealed=wire.Sealed(messages=[bytes(1000)])),
+        ],
         "Adopt": [wire.AdoptRequest(charter=charter)],
         "GetStatus": [wire.StatusRequest()],
     }

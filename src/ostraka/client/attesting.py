@@ -3,6 +3,7 @@
 import os
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -62,15 +63,20 @@ class Met:
     attested: Attested
 
 
-def meet(connection: Connection, who: Verifier, held: Charter | None = None) -> Met | None:
+def meet(
+    connection: Connection,
+    who: Verifier,
+    held: Charter | None = None,
+    answered: "Answer | None" = None,
+) -> Met | None:
     """The enclave and its open round; None if all rounds are over. Waits for a round to open.
 
-    held: the charter that this client knows, which is not sent again. Raises AttestationRefused,
-    Unconfirmed while an outcome waits to be confirmed, and ServiceError for a client that is not
-    enrolled.
+    held: the charter that this client knows, which is not sent again. answered: what the enclave
+    has said of itself just now. Raises AttestationRefused, Unconfirmed while an outcome waits to be
+    confirmed, and ServiceError for a client that is not enrolled.
     """
     try:
-        answer = _introduction(connection, who, held)
+        answer = answered or _introduction(connection, who, held)
     except ServiceError as refused:
         if refused.status == grpc.StatusCode.PERMISSION_DENIED.name:
             _agreed(_charter(connection), who)  # which says better why
@@ -135,26 +141,44 @@ def _charter(connection: Connection) -> Charter:
 
 
 @dataclass(frozen=True)
-class _Answer:
-    """nonce: of the challenge that this is the answer to."""
+class Answer:
+    """What an enclave has said of itself. nonce: of the challenge that this is the answer to."""
 
     nonce: bytes
     introduction: Introduction
     charter: Charter
 
 
-def _introduction(connection: Connection, who: Verifier, held: Charter | None) -> _Answer | None:
-    """What the enclave says of itself; None if all rounds are over."""
-    holds = digest(held) if held else b""
+@dataclass(frozen=True)
+class Question:
+    """A challenge. It is asked once: an enclave that restarts may be another one.
 
-    def challenge() -> _Answer:
-        """Every attempt has a nonce of its own: an enclave that restarts may be another one."""
-        nonce = os.urandom(NONCE_BYTES)
-        signed = who.identity.sign(Challenge(nonce, who.name, UNSIGNED))
-        request = wire.IntroduceRequest(challenge=encode(signed), holds=holds)
-        reply = connection.once("Introduce", request, seconds=LONG_POLL_S)
-        charter = held if held and not reply.charter else decode(Charter, reply.charter)
-        return _Answer(nonce, decode(Introduction, reply.introduction), charter)
+    held: the charter that this client knows.
+    """
+
+    who: Verifier
+    held: Charter | None
+    nonce: bytes = field(default_factory=partial(os.urandom, NONCE_BYTES))
+
+    def request(self) -> wire.IntroduceRequest:
+        signed = self.who.identity.sign(Challenge(self.nonce, self.who.name, UNSIGNED))
+        holds = digest(self.held) if self.held else b""
+        return wire.IntroduceRequest(challenge=encode(signed), holds=holds)
+
+    def answer(self, reply: wire.IntroduceReply) -> Answer:
+        """Raises MalformedMessage."""
+        known = self.held if self.held and not reply.charter else None
+        charter = known or decode(Charter, reply.charter)
+        return Answer(self.nonce, decode(Introduction, reply.introduction), charter)
+
+
+def _introduction(connection: Connection, who: Verifier, held: Charter | None) -> Answer | None:
+    """What the enclave says of itself; None if all rounds are over."""
+
+    def challenge() -> Answer:
+        question = Question(who, held)
+        reply = connection.once("Introduce", question.request(), seconds=LONG_POLL_S)
+        return question.answer(reply)
 
     connection.tell(Waiting("an open round"))
     try:

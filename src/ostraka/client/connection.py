@@ -31,7 +31,6 @@ from ostraka.transport.dial import (
     dial,
     dial_lane,
     reach,
-    require_reach,
 )
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
@@ -114,10 +113,7 @@ class Status:
 
 
 class LaneBroken(grpc.RpcError):
-    """A lane, or a way to a shard, could not be opened or has ended, and its call does not say why.
-
-    It may pass.
-    """
+    """A lane could not be opened or has ended, and nobody says why. It may pass."""
 
     def code(self) -> grpc.StatusCode:
         return grpc.StatusCode.ABORTED
@@ -226,17 +222,6 @@ class Connection:
         """End every call that is under way, from any thread."""
         self._channel.close()
 
-    def beside(self, address: str) -> "Connection":
-        """A connection to a shard of the same service, where this party is a stranger.
-
-        Raises LaneBroken if it is nearer than the service, or cannot be found.
-        """
-        try:
-            require_reach(address, reach(self._address))
-        except (OSError, ValueError) as refused:  # Some names cannot even be asked for.
-            raise LaneBroken(str(refused)) from None
-        return Connection(address, tls_ca=self._tls_ca, patience=self.patience, tell=self.tell)
-
     def ask(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:
         """The reply to one request, asked again while the service is away. Raises ServiceError."""
         return self.attempt(lambda: self.once(method, request, seconds=seconds))
@@ -255,11 +240,11 @@ class Connection:
             replies.cancel()
 
     @contextmanager
-    def lanes(self, call: Any) -> Iterator["Lanes"]:
-        """What opens the lanes that this call was granted. They end with the call."""
+    def lanes(self, call: Any = None) -> Iterator["Lanes"]:
+        """What opens lanes. They end with the call that they were granted to, if there is one."""
         sockets = Sockets()
         try:
-            if not call.add_callback(sockets.end):
+            if call is not None and not call.add_callback(sockets.end):
                 sockets.end()
             yield Lanes(self._address, self._tls_ca, self.patience, sockets)
         finally:
@@ -281,7 +266,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Opens lanes of one call, from any thread."""
+    """Opens lanes, from any thread."""
 
     address: str
     tls_ca: Path | None

@@ -1,19 +1,25 @@
-"""Gets a model from the service, or in slices from its shards, and checks it against its digest."""
+"""Gets a model over lanes, of the service or of its shards, and checks it against its digest."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from threading import Lock
 
-import grpc
 import numpy as np
 
 from ostraka.arrays import Float32
-from ostraka.client.connection import Connection, Status, at_once
+from ostraka.client.connection import (
+    TRANSFER_S,
+    Connection,
+    LaneBroken,
+    Lanes,
+    Patience,
+    Status,
+    at_once,
+)
 from ostraka.config import LEAF_VALUES, Federation
 from ostraka.errors import ReceiptRefused
 from ostraka.protocol.client import require_model
+from ostraka.transport import TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import is_told_address
 
@@ -21,18 +27,11 @@ _TOO_LARGE = "the model is larger than the federation's rules say"
 _TOO_SMALL = "the model is smaller than the federation's rules say"
 
 
-class ShardAway(grpc.RpcError):
+class ShardAway(LaneBroken):
     """A shard did not give its slice. It is answered as if the service itself had said so."""
 
     def __init__(self, address: str, status: Status) -> None:
         super().__init__(f"the shard at {address}: {status}")
-        self._code = status.code
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return str(self)
 
 
 def download(connection: Connection, digest: bytes, federation: Federation) -> Float32:
@@ -57,79 +56,57 @@ class _Model:
         self._here: set[tuple[int, int]] = set()  # where slices begin and end
 
     def read(self) -> None:
-        """Ask for all that is missing. Raises grpc.RpcError, and slices that are here stay."""
-        slices = _fill(self._connection, self._request, self.vector)
-        if slices:
-            _require_whole(slices, len(self.vector))
-            self._read_slices(slices)
+        """Get all that is missing. Raises grpc.RpcError, and slices that are here stay.
 
-    def _read_slices(self, slices: Sequence[wire.ModelSlice]) -> None:
-        """Ask each shard for its slice. If one of them fails, the others go on all the same."""
-        ends = list(accumulate(each.length for each in slices))
-        asked = zip(slices, pairwise((0, *ends)), strict=True)
-        shards, failed = _Shards(self._connection), list[ShardAway]()
+        If one of them fails, the others go on all the same.
+        """
+        slices = self._connection.once("GetModel", self._request).slices
+        _require_whole(slices, len(self.vector))
+        ends = accumulate(each.length for each in slices)
+        wheres = pairwise((0, *ends))
+        failed: list[LaneBroken] = []
+        with self._connection.lanes() as lanes:
 
-        def read(address: str, where: tuple[int, int]) -> None:
-            try:
-                with shards.at(address) as shard:
-                    if _fill(shard, self._request, self.vector[slice(*where)]):
-                        raise ReceiptRefused("a shard says that others have its slice of the model")
-                self._here.add(where)
-            except grpc.RpcError as error:
-                failed.append(ShardAway(address, Status.of(error)))
+            def read(given: wire.ModelSlice, where: tuple[int, int]) -> None:
+                try:
+                    _fill(lanes, given, self.vector[slice(*where)].data.cast("B"))
+                    self._here.add(where)
+                except LaneBroken as error:
+                    away = ShardAway(given.address, Status.of(error)) if given.address else error
+                    failed.append(away)
 
-        missing = [(each.address, where) for each, where in asked if where not in self._here]
-        at_once([partial(read, *each) for each in missing], stop=shards.end)
+            asked = zip(slices, wheres, strict=True)
+            missing = [partial(read, *each) for each in asked if each[1] not in self._here]
+            at_once(missing, stop=lanes.sockets.end)
         if failed:
             raise failed[0]
 
 
-class _Shards:
-    """Connections to shards, which any thread can end at once."""
+def _fill(lanes: Lanes, given: wire.ModelSlice, out: memoryview) -> None:
+    """Read a slice to its last byte. Raises LaneBroken.
 
-    def __init__(self, lead: Connection) -> None:
-        self._lead = lead
-        self._lock = Lock()
-        self._open: set[Connection] = set()
-        self._ended = False
-
-    @contextmanager
-    def at(self, address: str) -> Iterator[Connection]:
-        """A connection to the shard that is said to be there."""
-        with self._lead.beside(address) as shard:
-            with self._lock:
-                self._open.add(shard)
-                if self._ended:
-                    shard.close()
-            try:
-                yield shard
-            finally:
-                with self._lock:
-                    self._open.remove(shard)
-
-    def end(self) -> None:
-        with self._lock:
-            self._ended = True
-            for shard in self._open:
-                shard.close()
-
-
-def _fill(
-    connection: Connection, request: wire.ModelRequest, out: Float32
-) -> Sequence[wire.ModelSlice]:
-    """Read values until all are here. Returns the slices that are to be asked for instead."""
-    rest = out.data.cast("B")
-    with connection.stream("GetModel", request) as parts:
-        for part in parts:
-            if part.slices:
-                return list(part.slices)
-            if len(part.data) > len(rest):
-                raise ReceiptRefused(_TOO_LARGE)
-            rest[: len(part.data)] = part.data
-            rest = rest[len(part.data) :]
+    A lane that is closed before its first byte was refused: its ticket is of an older model, or
+    there are too many. Whoever has to wait for its turn hears nothing meanwhile.
+    """
+    near, rest = lanes.open(given.ticket, given.address), out
+    limit = Patience(lanes.patience.limit(TRANSFER_S))
+    try:
+        while rest:
+            if limit.over:
+                raise TimeoutError("it took too long")
+            near.settimeout(limit.limit(TRANSFER_S))
+            taken = near.recv_into(rest)
+            if not taken:
+                break
+            rest = rest[taken:]
+    except OSError as broken:
+        raise LaneBroken(f"the lane broke off: {broken}") from None
+    finally:
+        lanes.sockets.drop(near)  # The other side waits for this.
+    if len(rest) == len(out):
+        raise LaneBroken("the lane was refused: there is another model by now, or no room")
     if rest:
-        raise ReceiptRefused(_TOO_SMALL)
-    return ()
+        raise LaneBroken(f"the lane ended {len(rest)} bytes before the model did")
 
 
 def _require_whole(slices: Sequence[wire.ModelSlice], d: int) -> None:
@@ -141,5 +118,7 @@ def _require_whole(slices: Sequence[wire.ModelSlice], d: int) -> None:
     if len(slices) > most or not all(each.length for each in slices):
         raise ReceiptRefused(f"a model of {d} values has at most {most} slices, none of them empty")
     for each in slices:
-        if not is_told_address(each.address):
+        if each.address and not is_told_address(each.address):
             raise ReceiptRefused("a slice of the model is said to be at an address that is none")
+        if len(each.ticket) != TICKET_BYTES:
+            raise ReceiptRefused(f"a ticket has {TICKET_BYTES} bytes; got {len(each.ticket)}")

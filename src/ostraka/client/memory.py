@@ -2,6 +2,10 @@
 
 A client that forgets its vote may vote again, and then a host can have two outcomes of one number
 confirmed. So a memory that was lost, or restored from a copy, ends the use of the client's key.
+
+The file begins with the whole memory. What a round changes of it is appended, step by step: a
+memory has all members of its federation in it, and changes three times in a round. A step that is
+not whole was being written when the process died, and has not happened.
 """
 
 import hashlib
@@ -15,7 +19,7 @@ from typing import ClassVar
 from ostraka import files
 from ostraka.config import Federation
 from ostraka.crypto.identity import Identity
-from ostraka.encoding import Id, decode, encode, pack
+from ostraka.encoding import Id, decode, encode, pack, unpack_whole
 from ostraka.errors import (
     ConfigError,
     Fork,
@@ -31,6 +35,9 @@ from ostraka.protocol.client import Client, Voted
 
 SUFFIX = ".memory"
 LOCKED_S = 10.0  # A change takes a moment.
+
+_MOST_STEPS = 2**16  # bytes, after which the whole memory is written anew
+_MOST_MARKS = 2**16
 
 _OLDER = tuple(pack(b"ostraka/client-memory/v%d" % version) for version in (1, 2, 3, 4))
 
@@ -146,6 +153,65 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What a round changes of a memory."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/client-memory-step/v1"
+
+    receipts: tuple[Receipt, ...]
+    abandons: tuple[Abandon, ...]
+    voted: Voted | None
+    sent: Sent
+
+    @classmethod
+    def between(cls, before: Memory, after: Memory) -> "Step | None":
+        """What leads from one to the other; None if more has changed."""
+        step = cls(after.receipts, after.abandons, after.voted, after.sent)
+        return step if step.after(before) == after else None
+
+    def after(self, memory: Memory) -> Memory:
+        return replace(
+            memory,
+            receipts=self.receipts,
+            abandons=self.abandons,
+            voted=self.voted,
+            sent=self.sent,
+        )
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a file holds, up to the end of its last whole step. steps: their bytes."""
+
+    whole: bytes = field(repr=False)
+    steps: int
+    memory: Memory
+
+    @classmethod
+    def of(cls, memory: Memory) -> "_Content":
+        return cls(encode(memory), 0, memory)
+
+    @classmethod
+    def read(cls, content: bytes) -> "_Content":
+        """Raises MalformedMessage."""
+        fields, lacking = unpack_whole(content)
+        begun = cls.of(decode(Memory, pack(*fields[:2])))
+        pairs = list(zip(fields[2::2], fields[3::2], strict=False))
+        for encoded, digest in pairs:
+            if hashlib.sha256(encoded).digest() != digest:
+                if lacking or (encoded, digest) != (fields[-2], fields[-1]):
+                    raise MalformedMessage("a step that others follow is damaged")
+                break
+            begun = begun.and_then(decode(Step, encoded))
+        return begun
+
+    def and_then(self, step: Step) -> "_Content":
+        encoded = encode(step)
+        framed = pack(encoded, hashlib.sha256(encoded).digest())
+        return _Content(self.whole + framed, self.steps + len(framed), step.after(self.memory))
+
+
+@dataclass(frozen=True)
 class ForkProof:
     """Two receipts that one key signed for one round."""
 
@@ -175,7 +241,7 @@ class MemoryFile:
     client: str
     federation: bytes | None = None  # the id that the policy pins
     # The last content that was read or written: it is read at every step, and changes at few.
-    _known: list[tuple[bytes, Memory]] = field(default_factory=list, repr=False, compare=False)
+    _known: list[_Content] = field(default_factory=list, repr=False, compare=False)
 
     @classmethod
     def beside(cls, key: Path, client: str, federation: bytes | None) -> "MemoryFile":
@@ -236,12 +302,11 @@ class MemoryFile:
 
     def _decoded(self, content: bytes) -> Memory:
         """Raises MalformedMessage."""
-        for known, memory in tuple(self._known):
-            if known == content:
-                return memory
-        memory = decode(Memory, content)
-        self._known[:] = [(content, memory)]
-        return memory
+        for known in tuple(self._known):
+            if known.whole == content:
+                return known.memory
+        self._known[:] = [_Content.read(content)]
+        return self._known[0].memory
 
     def save(self, memory: Memory) -> Memory:
         """Never back to an earlier state: another process of this client may be ahead.
@@ -263,26 +328,54 @@ class MemoryFile:
             stored = self._read(marked)
             changed = change(stored)
             if changed != stored:
-                content = encode(changed)
-                files.write(self.path, [content])
-                self._known[:] = [(content, changed)]
+                self._write(stored, changed)
             if changed.voted is not None and changed.voted.number > marked:
-                files.write(self._mark, [_MARK % changed.voted.number])
+                self._write_mark(changed.voted.number)
         return changed
+
+    def _write(self, stored: Memory | None, changed: Memory) -> None:
+        step = None if stored is None else Step.between(stored, changed)
+        if step is not None and self._known[0].steps < _MOST_STEPS:
+            before = self._known[0]
+            content = before.and_then(step)
+            files.append(self.path, content.whole[len(before.whole) :], at=len(before.whole))
+        else:
+            content = _Content.of(changed)
+            files.write(self.path, [content.whole])
+        self._known[:] = [content]
 
     @cached_property
     def _mark(self) -> Path:
-        """Says for which number this client has voted last, should its memory be lost."""
+        """Says for which number this client has voted last, should its memory be lost.
+
+        The last whole line counts.
+        """
         return self.path.with_name(f"{self.path.name}.voted")
 
+    def _marks(self) -> bytes:
+        """All whole lines of the mark. Raises OSError."""
+        content = self._mark.read_bytes()
+        return content[: content.rfind(b"\n") + 1]
+
     def _marked(self) -> int:
-        """That number; 0 if there is no mark."""
+        """The number of the mark; 0 if there is none."""
         try:
-            return int(self._mark.read_bytes().split()[0])
+            return int(self._marks().splitlines()[-1].split()[0])
         except FileNotFoundError:
             return 0
         except (OSError, ValueError, IndexError):
             raise StateError(self._mark, f"cannot be read. {NEW_KEY}") from None
+
+    def _write_mark(self, number: int) -> None:
+        line = _MARK % number
+        try:
+            at = len(self._marks())
+        except FileNotFoundError:
+            at = 0
+        if 0 < at < _MOST_MARKS:
+            files.append(self._mark, line, at=at)
+        else:
+            files.write(self._mark, [line])
 
     def prove(self, error: ReceiptRefused) -> Path | None:
         """Keep what proves a fork or a rollback beside the memory, under a name of its own."""

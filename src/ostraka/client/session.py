@@ -1,5 +1,6 @@
 """One call of the user: follow the chain, confirm what waits, join a round, get its model."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ from ostraka.encoding import decode, encode
 from ostraka.errors import (
     Fork,
     LocalProtocolError,
+    MalformedMessage,
     OpenError,
     ReceiptRefused,
     RolledBack,
@@ -36,15 +38,31 @@ from ostraka.messages import Charter, Proposal, Receipt
 from ostraka.protocol.client import Client, Joined, require_model
 from ostraka.transport import ostraka_pb2 as wire
 
+_FRESH_S = 1.0  # in which a round that has just opened is taken to be open
 _POLL_S = 0.2  # between two questions, should the other side answer at once
+
+
+@dataclass(frozen=True)
+class Introduced:
+    """What the enclave has said of itself and of the next round. until: on the monotonic clock."""
+
+    answer: attesting.Answer
+    until: float
 
 
 @dataclass
 class Shelf:
-    """The newest model that was downloaded: a round's result is the next one's start."""
+    """What the end of a round leaves for the next one: the newest model, and where that opens."""
 
     digest: bytes = b""
     vector: Float32 | None = field(default=None, repr=False)
+    introduced: "Introduced | None" = None
+
+    def take_introduced(self) -> attesting.Answer | None:
+        """What the enclave has said of itself just now, once."""
+        introduced, self.introduced = self.introduced, None
+        fresh = introduced is not None and time.monotonic() < introduced.until
+        return introduced.answer if introduced is not None and fresh else None
 
 
 @dataclass
@@ -158,7 +176,8 @@ class Session:
         while True:
             try:
                 held = self.memory.charter if self.memory else None
-                return attesting.meet(self.connection, self.who, held)
+                answered = self.shelf.take_introduced()
+                return attesting.meet(self.connection, self.who, held, answered)
             except Unconfirmed:
                 self.attend()
 
@@ -232,7 +251,8 @@ class Session:
         """Vote for a proposal, durably and once, and show the vote.
 
         If this client has confirmed another one of that number, it shows that instead, and waits:
-        others may confirm this one. A client that takes part asks in the same call for the outcome.
+        others may confirm this one. A client that takes part asks in the same call for the outcome,
+        and for the round that opens then.
         """
         if proposal.number > self.last_number + 1:
             self.catch_up()
@@ -246,8 +266,10 @@ class Session:
         self.memory = voted
         confirmation = voted.role(self.who.identity).confirmation()
         shown = wire.ConfirmRequest(confirmation=encode(confirmation))
+        question = attesting.Question(self.who, voted.charter)
         if request.round_id:
             shown.then.CopyFrom(request)
+            shown.next.CopyFrom(question.request())
         try:
             reply = self._in_time("Confirm", shown, REQUEST_S)
         except ServiceError as refused:
@@ -259,6 +281,10 @@ class Session:
         if reply.HasField("outcome"):
             self.ahead = request, reply.outcome
         self.brought = reply.model
+        if reply.introduced.introduction:
+            with suppress(MalformedMessage):  # It is asked for by itself then.
+                answer = question.answer(reply.introduced)
+                self.shelf.introduced = Introduced(answer, time.monotonic() + _FRESH_S)
         self.connection.tell(Confirmed(proposal.number))
 
     def _voted(self, stored: Memory | None, proposal: Proposal) -> Memory:

@@ -3,7 +3,7 @@
 gRPC limits all connections together and none by address, and an idle connection never reaches our
 code. So gRPC listens behind this door, on a socket that only this process can reach. Bytes are
 passed on unread: with TLS, the door sees ciphertext. Only connections that begin as a lane does are
-not for gRPC: with a ticket they go to the upload that it was issued for.
+not for gRPC: with a ticket they go to the upload that it was issued for, or are sent the model.
 """
 
 import asyncio
@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from ostraka.config import Member
+from ostraka.enclave.downloads import Download, Downloads
 from ostraka.enclave.lane import Lane, Tickets
 from ostraka.enclave.limits import neighbourhood
 from ostraka.enclave.passage import Passage, Pipes
@@ -110,7 +111,7 @@ class Front:
     """Listens for clients and workers, and passes each connection on to the server behind it.
 
     folder: for sockets; an empty one that only this process reaches. idle_s: after which a
-    connection is closed whose peer says nothing at first, or takes nothing. tickets: of lanes.
+    connection is closed whose peer says nothing at first, or takes nothing. tickets: of uploads.
     crowded: told of an address that had to give up a connection. Use it as a context.
     """
 
@@ -121,11 +122,13 @@ class Front:
         folder: Path,
         idle_s: float,
         tickets: Tickets,
+        downloads: Downloads,
         crowded: Callable[[str], None] = lambda address: None,
     ) -> None:
         self._guests = Guests(_affordable(places))
         self._idle_s = idle_s
         self._tickets = tickets
+        self._downloads = downloads
         self._crowded = crowded
         self._pipes = Pipes()
         self._loop = asyncio.get_running_loop()
@@ -269,8 +272,9 @@ class Front:
         passage.start()
 
     def _open_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes) -> None:
-        """Hand a connection to the upload that its ticket is for, or close it."""
-        lane = self._tickets.claim(ticket)
+        """Hand a connection to what its ticket is for, or close it."""
+        lane: Lane | Download | None = self._tickets.claim(ticket)
+        lane = lane or self._downloads.claim(ticket, visitor.address)
         if lane is None:
             near.close()
             self._gone(visitor)
@@ -280,7 +284,7 @@ class Front:
         if lane.party is not None:
             self.prove(visitor, lane.party)
 
-    def _end_lane(self, visitor: Visitor, lane: Lane) -> None:
+    def _end_lane(self, visitor: Visitor, lane: Lane | Download) -> None:
         self._gone(visitor)  # Its place is free before its thread has noticed.
         lane.cut()
 

@@ -1,4 +1,4 @@
-"""Upload lanes: the tiles of one upload, on a connection of its own, straight into the enclave.
+"""Lanes: bytes beside gRPC, on connections of their own. Here are those of uploads.
 
     peer                          door                        thread of the lane
      ----- LANE, ticket ---------> whose ticket is it?
@@ -6,7 +6,8 @@
      ----- length, tile; length, tile; ... ------------------> Receiver.take, tile by tile
 
 The call that was granted the ticket decides about the lane: both end together. Nothing is sent back
-over it; a sender that is too fast is held up by TCP.
+over it; a sender that is too fast is held up by TCP. Lanes over which models go out are in
+`downloads`.
 """
 
 import asyncio
@@ -28,6 +29,8 @@ from ostraka.transport import LENGTH, TICKET_BYTES
 
 _ENDED = "the upload's lane ended before it was complete"
 _TIMEVAL = struct.Struct("ll")  # seconds and microseconds
+_AT_ONCE = struct.pack("ii", 1, 0)
+_PART = 2**18  # bytes that a peer takes in `idle_s`, at least
 
 
 class LaneBroken(Exception):
@@ -57,7 +60,7 @@ class Tickets:
     def __init__(self, threads: int, *, idle_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._issued: dict[bytes, Lane] = {}
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ostraka-lane")
-        self._source = partial(_Source, idle_s=idle_s, tls=tls, waits=kernel_waits())
+        self._line = partial(Line, idle_s=idle_s, tls=tls, waits=kernel_waits())
         self._idle_s = idle_s
 
     def __enter__(self) -> "Tickets":
@@ -74,7 +77,7 @@ class Tickets:
     @contextmanager
     def issue(self, receiver: Receiver, party: Member | None) -> Iterator["Lane"]:
         """Hold a lane open for the block. party: who has proved that the upload is its own."""
-        lane = Lane(receiver, party, self._threads, source=self._source, idle_s=self._idle_s)
+        lane = Lane(receiver, party, self._threads, line=self._line, idle_s=self._idle_s)
         self._issued[lane.ticket] = lane
         try:
             yield lane
@@ -96,18 +99,18 @@ class Lane:
         party: Member | None,
         threads: ThreadPoolExecutor,
         *,
-        source: "Callable[[socket.socket], _Source]",
+        line: "Callable[[socket.socket], Line]",
         idle_s: float,
     ) -> None:
         self.ticket = os.urandom(TICKET_BYTES)
         self.party = party
         self._receiver = receiver
         self._threads = threads
-        self._read_from = source
+        self._line_of = line
         self._idle_s = idle_s
         self._loop = asyncio.get_running_loop()
-        self._came: asyncio.Future[_Source] = self._loop.create_future()
-        self._source: _Source | None = None
+        self._came: asyncio.Future[Line] = self._loop.create_future()
+        self._line: Line | None = None
         self._gone: Callable[[], None] = lambda: None
         self._reading = False
 
@@ -117,13 +120,13 @@ class Lane:
     def connect(self, near: socket.socket, gone: Callable[[], None]) -> None:
         """Take in the connection that has shown the ticket. gone: called once it is closed."""
         try:
-            self._source = self._read_from(near)
+            self._line = self._line_of(near)
         except OSError:  # It has ended already.
             near.close()
             gone()
             return
         self._gone = gone
-        self._came.set_result(self._source)
+        self._came.set_result(self._line)
 
     async def received(self) -> None:
         """Wait until the upload is complete.
@@ -132,24 +135,17 @@ class Lane:
         for a peer that is too slow, and LaneBroken.
         """
         async with asyncio.timeout(self._idle_s):
-            source = await asyncio.shield(self._came)  # The door may still bring it.
-        reading = self._loop.run_in_executor(self._threads, _receive, source, self._receiver)
+            line = await asyncio.shield(self._came)  # The door may still bring it.
+        reading = self._loop.run_in_executor(self._threads, _receive, line, self._receiver)
         self._reading = True
-        reading.add_done_callback(self._read)
-        try:
-            await asyncio.shield(reading)
-        finally:
-            # The call may be ended in the middle of a tile, for several reasons at once. The
-            # client's next call must not begin before this one's thread has ended.
-            self.cut()
-            while not reading.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([reading])
+        reading.add_done_callback(lambda _: self._close())
+        # The client's next call must not begin before this one's thread has ended.
+        await until_ended(reading, cut=self.cut)
 
     def cut(self) -> None:
         """Break the connection off, if there is one. Its thread finds that it has ended."""
-        if self._source is not None:
-            self._source.cut()
+        if self._line is not None:
+            self._line.cut()
 
     def end(self) -> None:
         """Close the connection, now or when its thread has ended."""
@@ -157,20 +153,33 @@ class Lane:
         if not self._reading:
             self._close()
 
-    def _read(self, reading: "asyncio.Future[None]") -> None:
-        reading.exception()  # Nobody may be left to hear of it.
-        self._close()
-
     def _close(self) -> None:
-        if self._source is not None:
-            self._source.close()
+        if self._line is not None:
+            self._line.close()
             self._gone()
 
 
-class _Source:
-    """Reads frames from a connection. late: the last one did not come in time.
+async def until_ended(working: "asyncio.Future[None]", *, cut: Callable[[], None]) -> None:
+    """Wait for the thread of a lane. Raises what it raises.
 
-    waits: the kernel waits for a whole frame in one call, and no longer than it may take.
+    Whoever waits may be ended in the middle of it, for several reasons at once: then `cut` ends
+    the connection, and this ends with the thread.
+    """
+    try:
+        await asyncio.shield(working)
+    finally:
+        cut()
+        while not working.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([working])
+        working.exception()  # Nobody may be left to hear of it.
+
+
+class Line:
+    """The connection of a lane, as its thread uses it: frames come in, or a model goes out.
+
+    late: the last frame did not come in time. waits: the kernel waits for all that is asked of it
+    in one call, and no longer than it may take.
     """
 
     def __init__(
@@ -212,19 +221,54 @@ class _Source:
         self._near.settimeout(left)
         return self._near.recv_into(rest)
 
+    def pour(self, data: memoryview) -> None:
+        """Send all of it, and wait until the peer has it. Raises OSError.
+
+        TimeoutError is for one that takes less than a part of it in `idle_s`.
+        """
+        while data:
+            most = data if self._waits else data[:_PART]
+            taken = self._send(most)
+            if taken < min(len(most), _PART):
+                raise TimeoutError
+            data = data[taken:]
+        # Until the peer ends it, too, the system may hold much that the peer does not take.
+        socket.socket.shutdown(self._near, socket.SHUT_WR)
+        if not self._waits:
+            self._near.settimeout(self._idle_s)
+        try:
+            socket.socket.recv(self._near, 1)
+        except BlockingIOError:
+            raise TimeoutError from None
+
+    def _send(self, data: memoryview) -> int:
+        """Send for as long as it may take. Return how many bytes the peer has taken."""
+        until, rest = monotonic() + self._idle_s, data
+        with suppress(BlockingIOError, TimeoutError):
+            while rest and (left := until - monotonic()) > 0:
+                if not self._waits:
+                    self._near.settimeout(left)
+                rest = rest[self._near.send(rest) :]
+        return len(data) - len(rest)
+
     def cut(self) -> None:
         with suppress(OSError):
             # TLS must not notice: its thread uses the same object.
             socket.socket.shutdown(self._near, socket.SHUT_RDWR)
 
+    def forget(self) -> None:
+        """Have the system keep nothing that the peer has not taken, once this is closed."""
+        with suppress(OSError):
+            self._near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+
     def close(self) -> None:
         self._near.close()
 
 
-def _receive(source: _Source, receiver: Receiver) -> None:
+def _receive(line: Line, receiver: Receiver) -> None:
     """Take the rest of an upload, tile by tile, all into the same memory."""
     try:
-        source.begin()
+        line.begin()
     except TimeoutError:
         raise TimeoutError from None
     except OSError:
@@ -232,11 +276,11 @@ def _receive(source: _Source, receiver: Receiver) -> None:
     memory = memoryview(bytearray(LENGTH.size + receiver.size))
     while size := receiver.size:
         frame = memory[: LENGTH.size + size]
-        came = source.fill(frame)
+        came = line.fill(frame)
         if came >= LENGTH.size and LENGTH.unpack_from(frame)[0] != size:
             raise OpenError("tile")
         if came < len(frame):
-            raise TimeoutError if source.late else LaneBroken(_ENDED)
+            raise TimeoutError if line.late else LaneBroken(_ENDED)
         receiver.take(frame[LENGTH.size :])
 
 
@@ -246,15 +290,18 @@ def _wait_at_most(near: socket.socket, seconds: float) -> None:
     whole, part = divmod(seconds, 1)
     limit = _TIMEVAL.pack(int(whole), max(1, int(part * 1e6)))
     near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def kernel_waits() -> bool:
-    """Return whether the kernel waits for whole frames. Some that imitate Linux do not."""
+    """Return whether the kernel waits for all that is asked of it, and for a limited time. Some
+    that imitate Linux do not."""
     near, far = socket.socketpair()
     with near, far:
         try:
             _wait_at_most(near, 0.001)
             far.sendall(b"?")
-            return near.recv_into(bytearray(2), 0, socket.MSG_WAITALL) == 1
+            limited = any(near.getsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.size))
+            return limited and near.recv_into(bytearray(2), 0, socket.MSG_WAITALL) == 1
         except OSError:
             return False

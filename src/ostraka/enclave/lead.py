@@ -24,7 +24,7 @@ from ostraka.config import Federation, Span, Terms, cut_into_spans
 from ostraka.core.rules import Columnwise, Plan
 from ostraka.crypto.aead import KEY_BYTES
 from ostraka.enclave import link
-from ostraka.enclave.link import EVENTS, REPLIES, Link
+from ostraka.enclave.link import EVENTS, REPLIES, Link, Outbox
 from ostraka.enclave.peering import PeerChannel
 from ostraka.enclave.storage.models import SliceName, Slices
 from ostraka.encoding import encode
@@ -61,12 +61,14 @@ class Connected:
         self.revision = revision
         self.address = ""
         self.model: tuple[bytes, ...] = ()  # the leaves of its slice
-        self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.shows = b""  # the digest of the model that its ticket is for
+        self.ticket = b""
+        self.outgoing = Outbox()
         self.on_event: Callable[[Any], None] = lambda event: None
         self.ended = False
         self.over = asyncio.Event()
         self._loop = loop
-        self._link = Link(channel, self._send, (*REPLIES, *EVENTS), self._heard)
+        self._link = Link(channel, self.outgoing.put, (*REPLIES, *EVENTS), self._heard)
         self._saying = Lock()
         self._asked: deque[Future[tuple[Any, list[bytearray]]]] = deque()
 
@@ -109,8 +111,12 @@ class Connected:
         for reply in waiting:
             if not reply.done():
                 reply.set_exception(self._left())
-        self._loop.call_soon_threadsafe(self.outgoing.put_nowait, None)
+        self.outgoing.end()
         self._loop.call_soon_threadsafe(self.over.set)
+
+    def note(self, reply: link.Restored | link.Moved, model: bytes) -> None:
+        """Take in what a shard says of its slice of this model."""
+        self.model, self.shows, self.ticket = reply.model, model, reply.ticket
 
     def require_here(self) -> None:
         """Raises RoundFailed once the stream has ended."""
@@ -119,9 +125,6 @@ class Connected:
 
     def _left(self) -> RoundFailed:
         return RoundFailed(f"shard {self.number} has left")
-
-    def _send(self, sealed: bytes) -> None:
-        self._loop.call_soon_threadsafe(self.outgoing.put_nowait, sealed)
 
     def _heard(self, message: Any, blobs: list[bytearray]) -> None:
         if isinstance(message, EVENTS):
@@ -147,6 +150,23 @@ class _Tiles:
     arrived: Arrived | None = None
     spoilt: Rejection | None = None
     resident: bool = True
+
+
+@dataclass(frozen=True)
+class AskedLane:
+    """A lane that a shard was asked for. settled: what will become of it."""
+
+    asked: "Future[tuple[Any, list[bytearray]]]"
+    settled: "asyncio.Future[Any]"
+
+    async def granted(self) -> link.Granted:
+        """Raises RoundFailed."""
+        async with asyncio.timeout(_GRANT_S):
+            reply, _ = await asyncio.wrap_future(self.asked)
+        granted: link.Granted = reply
+        if not granted.ticket:
+            self.settled.cancel()
+        return granted
 
 
 class RemotePart:
@@ -195,10 +215,8 @@ class RemotePart:
             if not settled.done():
                 settled.set_result(link.Broken(client, upload_id, "closed", str(Rejection.LATE)))
 
-    async def grant(
-        self, client: str, upload_id: bytes, *, own: bool
-    ) -> tuple[link.Granted, "asyncio.Future[Any]"]:
-        """A lane for the tiles that are missing, and what will become of it.
+    def ask_lane(self, client: str, upload_id: bytes, *, own: bool) -> "AskedLane":
+        """Ask for a lane for the tiles that are missing.
 
         own: the client itself brings them. Raises UpdateRejected once the round is closed.
         """
@@ -206,12 +224,9 @@ class RemotePart:
             raise UpdateRejected(client, Rejection.LATE)
         settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[client, upload_id] = settled
-        asked = self.shard.ask(link.Grant(self._round_id, client, upload_id, own))
-        async with asyncio.timeout(_GRANT_S):
-            granted, _ = await asyncio.wrap_future(asked)
-        if not granted.ticket:
-            settled.cancel()
-        return granted, settled
+        return AskedLane(
+            self.shard.ask(link.Grant(self._round_id, client, upload_id, own)), settled
+        )
 
     def cut(self, client: str, upload_id: bytes) -> None:
         """End the lane of an upload whose call has ended: its turn is another's now."""
@@ -381,6 +396,10 @@ class Shards:
     def complete(self) -> bool:
         return not self.missing
 
+    def show(self, model: bytes) -> bool:
+        """Whether all shards are here, with their slices of this model and of no other."""
+        return self.complete and all(each.shows == model for each in self.connected.values())
+
     async def restore(
         self, shard: Connected, terms: Terms, state: Slices, number: int, model: bytes
     ) -> None:
@@ -389,7 +408,7 @@ class Shards:
         message = link.Restore(span.start, span.length, number, model, state.key, state.slices)
         async with asyncio.timeout(_RESTORE_S):
             reply, _ = await asyncio.wrap_future(shard.ask(message))
-        shard.model = reply.model
+        shard.note(reply, model)
 
     def require_model(self, terms: Terms, model: bytes) -> None:
         """Raises RoundFailed unless the slices of all shards are this model."""
@@ -449,7 +468,7 @@ class Shards:
                 message = link.Publish(number, model, state.key, state.slices[at])
                 async with asyncio.timeout(_RESTORE_S):
                     reply, _ = await asyncio.wrap_future(shard.ask(message))
-                shard.model = reply.model
+                shard.note(reply, model)
             except (RoundFailed, TimeoutError, IndexError):
                 shard.end()
 

@@ -3,7 +3,7 @@
     lead                                        shard
        <------- Ready -------------------------    where clients and workers find it
        -------- Restore ---------------------->    which slices of which number, and its own span
-       <------- Restored ----------------------    the leaves of its slice
+       <------- Restored ----------------------    the leaves of its slice, and a ticket for it
        -------- Open ------------------------->    a round
        <------- Opened ------------------------
        -------- Begun, Grant, many ----------->    an upload that was let in; a lane for its tiles
@@ -28,10 +28,13 @@ come together, whatever is started again in between. Replies come in the order o
 what becomes of tiles is told when it happens.
 """
 
+import asyncio
 import hashlib
 import struct
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -47,6 +50,7 @@ from ostraka.protocol.enclave import Begun, Counted, Leaves, Partial, Summed
 from ostraka.protocol.enclave.cohort import Row
 
 _PIECE = 2**20  # bytes of an array in one message of the channel
+_AT_ONCE = 2**16  # bytes of short messages that are sent together
 _HEAD = struct.Struct(">cI")
 _WHOLE, _MORE = b"M", b"A"
 _LARGEST = 2**40  # bytes of arrays behind one message
@@ -78,9 +82,12 @@ class Restore:
 
 @dataclass(frozen=True)
 class Restored:
-    LABEL: ClassVar[bytes] = b"ostraka/shard/restored/v1"
+    """model: the leaves of its slice. ticket: of the lanes that bring it to clients."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/restored/v2"
 
     model: tuple[Digest, ...]
+    ticket: bytes
 
 
 @dataclass(frozen=True)
@@ -308,9 +315,12 @@ class Publish:
 
 @dataclass(frozen=True)
 class Moved:
-    LABEL: ClassVar[bytes] = b"ostraka/shard/moved/v1"
+    """As `Restored`."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/moved/v2"
 
     model: tuple[Digest, ...]
+    ticket: bytes
 
 
 @dataclass(frozen=True)
@@ -450,6 +460,48 @@ class Link:
         return any(
             filled < len(blob) for filled, blob in zip(self._filled, self._blobs, strict=True)
         )
+
+
+class Outbox:
+    """Sealed messages on their way to the other side, in order.
+
+    Most are a few hundred bytes, and to send one by itself costs many times what it takes to make
+    it: so whatever is ready goes together. Made on the event loop; any thread may put.
+    """
+
+    def __init__(self) -> None:
+        self._sealed: deque[bytes] = deque()
+        self._ended = False
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        self._there = asyncio.Event()
+
+    def put(self, sealed: bytes) -> None:
+        self._sealed.append(sealed)
+        self._wake()
+
+    def end(self) -> None:
+        """What was put before is still taken."""
+        self._ended = True
+        self._wake()
+
+    async def take(self) -> list[bytes]:
+        """Wait for messages. Return those that are there, and none at the end."""
+        while not self._sealed and not self._ended:
+            self._there.clear()
+            await self._there.wait()
+        taken: list[bytes] = []
+        size = 0
+        while self._sealed and (not taken or size + len(self._sealed[0]) <= _AT_ONCE):
+            taken.append(self._sealed.popleft())
+            size += len(taken[-1])
+        return taken
+
+    def _wake(self) -> None:
+        if get_ident() == self._thread:
+            self._there.set()
+        else:
+            self._loop.call_soon_threadsafe(self._there.set)
 
 
 def cohort_digest(round_id: bytes, rows: Iterable[Row | Upload]) -> bytes:

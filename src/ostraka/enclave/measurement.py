@@ -75,6 +75,7 @@ MEASURED = (
     "ostraka.enclave.__main__",
     "ostraka.enclave.budget",
     "ostraka.enclave.commands",
+    "ostraka.enclave.downloads",
     "ostraka.enclave.engine",
     "ostraka.enclave.front",
     "ostraka.enclave.hardening",

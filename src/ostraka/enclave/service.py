@@ -9,6 +9,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +23,7 @@ from ostraka.crypto.aead import KEY_BYTES
 from ostraka.crypto.sealing import Sealer
 from ostraka.enclave import hardening
 from ostraka.enclave.budget import Budget, spare
+from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import Tickets
@@ -156,9 +158,19 @@ async def serve(
             if sockets is None:
                 sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
             tickets = stack.enter_context(_tickets(file))
-            front = stack.enter_context(_front(file, tell, sockets, tickets))
+            downloads = stack.enter_context(_downloads(file))
+            front = stack.enter_context(_front(file, tell, sockets, tickets, downloads))
             status.traffic = lambda: front.traffic
-            server = await _start(engine, platform, status, front, tickets)
+            start = partial(
+                _start,
+                engine,
+                platform,
+                status,
+                front=front,
+                tickets=tickets,
+                downloads=downloads,
+            )
+            server = await start()
             try:
                 port = front.listen(file.enclave.listen)
             except ConfigError:
@@ -181,7 +193,7 @@ async def serve(
             try:
                 while not await _ended_first(server, rounds):
                     await server.stop(None)
-                    server = await _start(engine, platform, status, front, tickets)
+                    server = await start()
                     tell(events.ServerRestarted())
                 await rounds
                 tell(events.Stopping(str(engine.phase)))
@@ -214,6 +226,12 @@ def _tickets(file: FederationFile) -> Tickets:
     return Tickets(2 * limits.uploads, idle_s=limits.idle_s, tls=_tls(file))
 
 
+def _downloads(file: FederationFile) -> Downloads:
+    """Return what sends models."""
+    limits = file.limits
+    return Downloads(limits.uploads, idle_s=limits.idle_s, most_s=limits.upload_s, tls=_tls(file))
+
+
 def _tls(file: FederationFile) -> ssl.SSLContext | None:
     """Return what shakes hands on lanes, with the same certificate as gRPC. Raises ConfigError."""
     if file.tls() is None or file.enclave.tls_certificate is None or file.enclave.tls_key is None:
@@ -234,7 +252,11 @@ def _tls(file: FederationFile) -> ssl.SSLContext | None:
 
 
 def _front(
-    file: FederationFile, tell: Callable[[Event], None], sockets: Path, tickets: Tickets
+    file: FederationFile,
+    tell: Callable[[Event], None],
+    sockets: Path,
+    tickets: Tickets,
+    downloads: Downloads,
 ) -> Front:
     """Return the door. Of an address that has too many connections it is told once a minute."""
     limits = file.limits
@@ -251,12 +273,19 @@ def _front(
         folder=sockets,
         idle_s=limits.idle_s,
         tickets=tickets,
+        downloads=downloads,
         crowded=crowded,
     )
 
 
 async def _start(
-    engine: Engine, platform: Platform, status: Status, front: Front, tickets: Tickets
+    engine: Engine,
+    platform: Platform,
+    status: Status,
+    *,
+    front: Front,
+    tickets: Tickets,
+    downloads: Downloads,
 ) -> grpc.aio.Server:
     """Start the server behind the door."""
     file, limits = engine.file, engine.file.limits
@@ -268,6 +297,7 @@ async def _start(
         status=status,
         door=front,
         tickets=tickets,
+        downloads=downloads,
         enrolled=_allowance(file, calls=_CALLS, rate=limits.requests_per_minute),
         strangers=_allowance(file, calls=_STRANGERS_CALLS, rate=relayed),
         gossip=Rate(limits.requests_per_minute),
@@ -285,7 +315,7 @@ def _allowance(file: FederationFile, *, calls: int, rate: int) -> Allowance:
         calls=Share(calls),
         rate=Rate(rate),
         uploads=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
-        downloads=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
+        chains=Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s),
     )
 
 
@@ -329,6 +359,7 @@ def _options(file: FederationFile) -> list[tuple[str, int]]:
     idle_ms = math.ceil(1000 * limits.idle_s)
     return [
         ("grpc.max_concurrent_streams", _STREAMS),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_connection_idle_ms", idle_ms),
         ("grpc.server_handshake_timeout_ms", idle_ms),
         ("grpc.max_receive_message_length", largest),
@@ -367,7 +398,8 @@ async def serve_shard(
         if sockets is None:
             sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
         tickets = stack.enter_context(_tickets(file))
-        front = stack.enter_context(_front(file, tell, sockets, tickets))
+        downloads = stack.enter_context(_downloads(file))
+        front = stack.enter_context(_front(file, tell, sockets, tickets, downloads))
         shard = ShardService(
             settings,
             file,
@@ -375,6 +407,7 @@ async def serve_shard(
             platform=platform,
             tell=tell,
             tickets=tickets,
+            downloads=downloads,
             memory=Memory(budget.rows(charter.federation)),
             threads=stack.enter_context(lend_threads(file.enclave.threads)),
         )

@@ -20,7 +20,6 @@ from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from ostraka import events
@@ -29,6 +28,7 @@ from ostraka.attestation.claims import Binding, DeputyBinding, KeyBinding
 from ostraka.attestation.verify import Circumstances
 from ostraka.config import Federation, Member
 from ostraka.crypto.identity import check_encoded, check_signature
+from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
@@ -83,6 +83,7 @@ from ostraka.transport.dial import is_told_address
 from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
+_AT_ONCE_S = 0.5  # for the next round to open, while a client waits for the outcome of this one
 _HEADERS_S = 1.0  # for gRPC's headers to be on their way
 _PART = 2**18  # of a model, in bytes
 _LONGEST = 2**18  # bytes of a receipt in an answer that all who took part get at once
@@ -186,7 +187,7 @@ class Allowance:
     calls: Share
     rate: Rate
     uploads: Turns
-    downloads: Turns
+    chains: Turns
 
 
 @dataclass(frozen=True)
@@ -242,6 +243,7 @@ class Servicer(EnclaveServicer):
     status: Status
     door: Front
     tickets: Tickets
+    downloads: Downloads
     enrolled: Allowance
     strangers: Allowance
     gossip: Rate  # of what is told of strangers
@@ -293,16 +295,18 @@ class Servicer(EnclaveServicer):
             with self._place(context):
                 await self._send(self._links(request), context)
 
-    async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
-        async with streaming(context):
-            with self._place(context):
-                state = self.engine.state.last_state
-                if isinstance(state, Slices):
-                    await self._send_slices(request.digest, context)
-                    return
-                if request.digest != await self._digest_of(state.model):
-                    await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
-                await self._send(model_parts(state.model), context)
+    async def GetModel(self, request: wire.ModelRequest, context: Context) -> wire.ModelReply:
+        async with _answering(context):
+            self._hold_place(context)
+            state = self.engine.state.last_state
+            if isinstance(state, Slices):
+                slices = await self._slices(request.digest, context)
+                return wire.ModelReply(slices=slices)
+            model = state.model
+            if request.digest != await self._digest_of(model):
+                await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
+            ticket = self.downloads.ticket(model, self._caller(context).party)
+            return wire.ModelReply(slices=[wire.ModelSlice(length=len(model), ticket=ticket)])
 
     async def AwaitOutcome(
         self, request: wire.OutcomeRequest, context: Context
@@ -319,12 +323,13 @@ class Servicer(EnclaveServicer):
             self.engine.confirm(vote)
             if not request.HasField("then"):
                 return wire.ConfirmReply()
-            outcome = await self._outcome(request.then)
-            out = outcome.WhichOneof("outcome") in ("certified", "published")
-            known = out and self._caller(context).is_called(vote.voter)
-            return wire.ConfirmReply(
-                outcome=outcome, model=self._short_model(context) if known else b""
-            )
+            reply = wire.ConfirmReply(outcome=await self._outcome(request.then))
+            out = reply.outcome.WhichOneof("outcome") in ("certified", "published")
+            if out and self._caller(context).is_called(vote.voter):
+                reply.model = self._short_model(context)
+                if request.HasField("next"):
+                    await self._introduce_next(vote.number + 1, request.next, reply, context)
+            return reply
 
     async def Remind(self, request: wire.RemindRequest, context: Context) -> wire.RemindReply:
         async with _answering(context):
@@ -359,15 +364,9 @@ class Servicer(EnclaveServicer):
     ) -> wire.IntroduceReply:
         async with _answering(context):
             self._hold_place(context)
-            self._charge(context)
-            challenge = decode(Challenge, request.challenge)
-            self._authenticate(challenge, self._roster().clients, self._caller(context))
+            challenge = self._challenged(request, context)
             current = await self._wait_for_round(context)
-            bound = current.intake.binding(challenge.nonce)
-            charter = self._charter(request.holds)
-            evidence = await self._evidence(bound, self._caller(context))
-            introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
-            return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
+            return await self._introduction(current, challenge, request.holds, context)
 
     async def Prove(self, request: wire.ProveRequest, context: Context) -> wire.ProveReply:
         async with _answering(context):
@@ -478,11 +477,12 @@ class Servicer(EnclaveServicer):
 
         async def hear() -> None:
             async for said in requests:
-                shard.hear(said.sealed)
+                for sealed in said.sealed.messages:
+                    shard.hear(sealed)
 
         async def say() -> None:
-            while (sealed := await shard.outgoing.get()) is not None:
-                await context.write(wire.LeadSays(sealed=sealed))
+            while messages := await shard.outgoing.take():
+                await context.write(wire.LeadSays(sealed=wire.Sealed(messages=messages)))
 
         async def serve() -> None:
             await self._restored(shard, asyncio.wrap_future(ready))
@@ -524,19 +524,20 @@ class Servicer(EnclaveServicer):
             raise LocalProtocolError("this enclave has no shards")
         return self.engine.shards
 
-    async def _send_slices(self, digest: bytes, context: Context) -> None:
-        """Tell where the slices of the model are."""
+    async def _slices(self, digest: bytes, context: Context) -> list[wire.ModelSlice]:
+        """Tell where the slices of the model are. Aborts the call if they are not there."""
         shards = self._shards()
         if digest != self.engine.enclave.model:
             await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
-        if not shards.complete:
+        if not shards.show(digest):
             # To a client, an unavailable service is another connection, which it would greet.
             await context.abort(grpc.StatusCode.ABORTED, "not all shards are here yet")
-        slices = [
-            wire.ModelSlice(address=shards.connected[number].address, length=span.length)
-            for number, span in enumerate(shards.spans(self.engine.federation.terms))
+        here = [shards.connected[number] for number in range(shards.count)]
+        spans = shards.spans(self.engine.federation.terms)
+        return [
+            wire.ModelSlice(address=shard.address, length=span.length, ticket=shard.ticket)
+            for shard, span in zip(here, spans, strict=True)
         ]
-        await self._send([wire.ModelPart(slices=slices)], context)
 
     async def _receive_at_shards(self, header: UpdateHeader, context: Context) -> None:
         """Have the tiles that are missing brought to the shards that own them.
@@ -556,8 +557,9 @@ class Servicer(EnclaveServicer):
     ) -> None:
         client, upload_id = header.client, header.upload_id
         own = self._caller(context).is_called(client)
+        asked = [part.ask_lane(client, upload_id, own=own) for part in parts]
         try:
-            granted = [await part.grant(client, upload_id, own=own) for part in parts]
+            granted = [await each.granted() for each in asked]
         except RoundFailed as failed:
             raise LaneBroken(str(failed)) from None
         lanes = [
@@ -566,12 +568,12 @@ class Servicer(EnclaveServicer):
                 ticket=grant.ticket,
                 next=part.span.first + grant.taken,
             )
-            for part, (grant, _) in zip(parts, granted, strict=True)
+            for part, grant in zip(parts, granted, strict=True)
         ]
         await _write_first(wire.UploadReply(granted=wire.Granted(shards=lanes)), context)
-        for (grant, settled), part in zip(granted, parts, strict=True):
+        for part, each, grant in zip(parts, asked, granted, strict=True):
             if grant.ticket:
-                _require_taken(client, await part.settled(settled))
+                _require_taken(client, await part.settled(each.settled))
 
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises NotProved if the caller would be surprised by that."""
@@ -627,7 +629,7 @@ class Servicer(EnclaveServicer):
     async def _send(self, replies: Iterable[Any], context: Context) -> None:
         """Send these. Raises TimeoutError if the peer does not take one of them in time."""
         idle_s = self.engine.file.limits.idle_s
-        async with self._allowance(self._caller(context)).downloads.turn():
+        async with self._allowance(self._caller(context)).chains.turn():
             for reply in replies:
                 async with asyncio.timeout(idle_s):
                     await context.write(reply)
@@ -653,6 +655,45 @@ class Servicer(EnclaveServicer):
         except OpenError:
             self._refused(challenge.client, _ANOTHER_KEY, caller)
             raise
+
+    def _challenged(self, request: wire.IntroduceRequest, context: Context) -> Challenge:
+        """Read an enrolled client's challenge. Raises OpenError, MalformedMessage or TooMany."""
+        self._charge(context)
+        challenge = decode(Challenge, request.challenge)
+        self._authenticate(challenge, self._roster().clients, self._caller(context))
+        return challenge
+
+    async def _introduction(
+        self, current: OpenRound, challenge: Challenge, holds: bytes, context: Context
+    ) -> wire.IntroduceReply:
+        """Prove the enclave and its open round to who has asked for that."""
+        bound = current.intake.binding(challenge.nonce)
+        charter = self._charter(holds)
+        evidence = await self._evidence(bound, self._caller(context))
+        introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
+        return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
+
+    async def _introduce_next(
+        self,
+        number: int,
+        request: wire.IntroduceRequest,
+        reply: wire.ConfirmReply,
+        context: Context,
+    ) -> None:
+        """Introduce the round of this number if it opens at once. If that fails, it is asked for by
+        itself, and its client is told why then."""
+        engine = self.engine
+
+        def settled() -> bool:
+            return engine.current is not None or _unconfirmed(engine) or _over(engine)
+
+        with suppress(OpenError, MalformedMessage, TooMany, PlatformError, TimeoutError):
+            challenge = self._challenged(request, context)
+            async with asyncio.timeout(_AT_ONCE_S), engine.moved:
+                await engine.moved.wait_for(settled)
+            if engine.current is not None and engine.current.number == number:
+                introduced = self._introduction(engine.current, challenge, request.holds, context)
+                reply.introduced.CopyFrom(await introduced)
 
     async def _wait_for_round(self, context: Context) -> OpenRound:
         """Return the open round, or wait for the next one. Aborts the call after a time limit."""
@@ -900,12 +941,3 @@ def _proposed(engine: Engine, leaf: bytes) -> wire.Proposed:
 
 def _granted(ticket: bytes, first: int) -> wire.UploadReply:
     return wire.UploadReply(granted=wire.Granted(ticket=ticket, next=first))
-
-
-def model_parts(model: Float32) -> Iterator[wire.ModelPart]:
-    """Yield the model's bytes in parts, without a copy of the whole for each reader."""
-    raw = np.ascontiguousarray(model).data.cast("B")
-    return (
-        wire.ModelPart(data=bytes(raw[start : start + _PART]))
-        for start in range(0, len(raw), _PART)
-    )

@@ -19,22 +19,23 @@ import grpc.aio
 import numpy as np
 
 from ostraka import events
-from ostraka.arrays import Float32
 from ostraka.attestation.verify import Circumstances
+from ostraka.config import Federation, Member
 from ostraka.core import optimiser
 from ostraka.core.optimiser import ServerState
 from ostraka.crypto.aead import TAG_BYTES
 from ostraka.crypto.identity import Identity, check_signature
 from ostraka.enclave import hardening, link
+from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import LaneBroken, Tickets
-from ostraka.enclave.limits import Newest, Rate, Share, Turns
-from ostraka.enclave.link import COMMANDS, Link
+from ostraka.enclave.limits import Newest, Rate, Share
+from ostraka.enclave.link import COMMANDS, Link, Outbox
 from ostraka.enclave.open_round import Receiver
 from ostraka.enclave.peering import Joining
 from ostraka.enclave.platform.choose import Platform
 from ostraka.enclave.reception import Quoting, Reception, Serving
-from ostraka.enclave.servicer import Context, model_parts, streaming
+from ostraka.enclave.servicer import Context, streaming
 from ostraka.enclave.storage.models import SliceFiles, SliceName
 from ostraka.enclave.storage.spool import Spool
 from ostraka.enclave.workers import Pool
@@ -113,6 +114,7 @@ class ShardService:
         platform: Platform,
         tell: Callable[[Event], None],
         tickets: Tickets,
+        downloads: Downloads,
         memory: Memory,
         threads: Threads,
     ) -> None:
@@ -124,9 +126,9 @@ class ShardService:
         self.tell = tell
         self.serving: Serving | None = None  # while there is a lead
         self.finished = False  # The lead has published all rounds.
-        self.model: tuple[bytes, Float32] | None = None  # its digest, and our slice of it
         self._platform = platform
         self._tickets = tickets
+        self._downloads = downloads
         self._memory = memory
         self._threads = threads
         self._files = SliceFiles(file.state, platform.code_id)
@@ -135,6 +137,7 @@ class ShardService:
         self._candidate: tuple[SliceName, ServerState] | None = None  # not confirmed yet
         self._round: _OpenRound | None = None
         self._link: Link | None = None
+        self._named: tuple[Federation, dict[str, Member]] | None = None
 
     # The connection to the lead.
 
@@ -148,15 +151,16 @@ class ShardService:
             code_id=self._platform.code_id,
         )
         commands: asyncio.Queue[tuple[Any, list[bytearray]]] = asyncio.Queue()
-        outgoing: asyncio.Queue[wire.ShardSays | None] = asyncio.Queue()
+        hello: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        outgoing = Outbox()
         async with _dial(settings) as channel:
             stub: Any = EnclaveStub(channel)
-            call = stub.Join(_until_none(outgoing))
+            call = stub.Join(_said(hello, outgoing))
             self._link = None
             working = None
             try:
                 self._link, deputy, receipt_key = await self._shake_hands(
-                    joining, call, outgoing, commands
+                    joining, call, (hello, outgoing), commands
                 )
                 self._identity = joining.identity
                 self.serving = Serving(self.charter, receipt_key, deputy)
@@ -178,20 +182,22 @@ class ShardService:
                     working.cancel()
                     await asyncio.gather(working, return_exceptions=True)
                 await self._give_up()
-                outgoing.put_nowait(None)
+                hello.cancel()
+                outgoing.end()
                 call.cancel()
 
     async def _shake_hands(
         self,
         joining: Joining,
         call: Any,
-        outgoing: "asyncio.Queue[wire.ShardSays | None]",
+        outgoing: "tuple[asyncio.Future[bytes], Outbox]",
         commands: "asyncio.Queue[tuple[Any, list[bytearray]]]",
     ) -> tuple[Link, Deputy, bytes]:
         """Prove ourselves to the lead, and have it prove itself."""
         says = await self._next(call, "welcome")
+        first, sealed = outgoing
         hello = await asyncio.to_thread(joining.hello, decode(ShardWelcome, says.welcome))
-        outgoing.put_nowait(wire.ShardSays(hello=encode(hello)))
+        first.set_result(encode(hello))
         says = await self._next(call, "admitted")
         admitted = decode(ShardAdmitted, says.admitted)
         found = await asyncio.to_thread(
@@ -200,12 +206,8 @@ class ShardService:
         simulated = self._platform.provider.kind == SIMULATION
         now = Circumstances(int(time.time()), found, simulated)
         channel, deputy = await asyncio.to_thread(joining.finish, admitted, now)
-
-        def send(sealed: bytes) -> None:
-            outgoing.put_nowait(wire.ShardSays(sealed=sealed))
-
         heard = partial(self._heard, commands)
-        return Link(channel, send, COMMANDS, heard), deputy, admitted.receipt_key
+        return Link(channel, sealed.put, COMMANDS, heard), deputy, admitted.receipt_key
 
     def _heard(
         self,
@@ -228,8 +230,9 @@ class ShardService:
 
     async def _read(self, call: Any) -> None:
         while (says := await call.read()) is not grpc.aio.EOF:
-            if self._link is not None:
-                self._link.hear(says.sealed)
+            for sealed in says.sealed.messages:
+                if self._link is not None:
+                    self._link.hear(sealed)
         if self.finished:
             raise Finished
         await _raise_status(call)
@@ -307,9 +310,9 @@ class ShardService:
             _, first = self.file.initial_model()
             state = optimiser.start(np.ascontiguousarray(first[span.part]), terms.optimiser)
         self._role = Shard(self.federation, self._known_identity(), span, state)
-        self.model = message.model, self._role.state.model
         self._candidate = None
-        return (link.Restored(vector_leaves(self._role.state.model)),)
+        model = self._role.state.model
+        return (link.Restored(vector_leaves(model), self._downloads.show(model)),)
 
     def _assembled(self, message: link.Restore) -> ServerState:
         """Our values, of all slices that have some of them. Raises StateError."""
@@ -361,10 +364,9 @@ class ShardService:
         arrival = round_.opened.part.upload(message.client, message.upload_id)
         if arrival is None:
             raise LocalProtocolError("a lane is for an upload that was let in")
-        clients = {member.name: member for member in self.federation.clients}
         broken = partial(link.Broken, message.client, message.upload_id)
         receiver = Receiver(arrival, partial(_sealed_size, round_.opened))
-        party = clients.get(message.client) if message.own else None
+        party = self._clients().get(message.client) if message.own else None
         with self._tickets.issue(receiver, party) as lane:
             ticket.set_result(lane.ticket)
             try:
@@ -461,10 +463,10 @@ class ShardService:
         if (message.slice.start, message.slice.length) != (role.span.start, role.span.length):
             raise LocalProtocolError("this slice is another shard's")
         self._role = Shard(self.federation, self._known_identity(), role.span, state)
-        self.model = message.model, self._role.state.model
         self._candidate = None
         self._files.prune(message.number, message.slice, message.key)
-        return (link.Moved(vector_leaves(self._role.state.model)),)
+        model = self._role.state.model
+        return (link.Moved(vector_leaves(model), self._downloads.show(model)),)
 
     # The steps of the above.
 
@@ -501,6 +503,13 @@ class ShardService:
             raise LocalProtocolError("this cohort is not the one that was closed")
         return round_, round_.cohort
 
+    def _clients(self) -> dict[str, Member]:
+        """By name. They are put together once for each revision, not for each upload."""
+        if self._named is None or self._named[0] is not self.federation:
+            named = {member.name: member for member in self.federation.clients}
+            self._named = self.federation, named
+        return self._named[1]
+
     def _shard(self) -> Shard:
         if self._role is None:
             raise LocalProtocolError("this shard has no slice yet")
@@ -517,14 +526,13 @@ class ShardService:
 
 
 class ShardServicer(EnclaveServicer):
-    """Answers workers, and clients that ask for a slice of the model. The lead answers the rest."""
+    """Answers workers. The lead answers everybody else; clients come over lanes alone."""
 
     def __init__(self, shard: ShardService, door: Front, platform: Platform) -> None:
         limits = shard.file.limits
         self._shard = shard
         self._door = door
         self._calls = Share(_CALLS)
-        self._downloads = Turns(limits.uploads, turn_s=limits.idle_s, most_s=limits.upload_s)
         self._reception = Reception(
             pool=shard.pool,
             quoting=Quoting(platform.provider),
@@ -533,19 +541,6 @@ class ShardServicer(EnclaveServicer):
             tell=shard.tell,
             prove=lambda peer, party: door.prove(door.visitor(peer), party),
         )
-
-    async def GetModel(self, request: wire.ModelRequest, context: Context) -> None:
-        async with streaming(context):
-            visitor = self._door.visitor(context.peer())
-            with self._calls.of(visitor.address):
-                model = self._shard.model
-                if model is None or model[0] != request.digest:
-                    await context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
-                    raise AssertionError  # abort has raised
-                async with self._downloads.turn():
-                    for part in model_parts(model[1]):
-                        async with asyncio.timeout(self._shard.file.limits.idle_s):
-                            await context.write(part)
 
     async def Work(self, requests: AsyncIterator[wire.WorkerSays], context: Context) -> None:
         async with streaming(context):
@@ -615,11 +610,11 @@ def _dial(settings: Settings) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(settings.lead, credentials, options=options)
 
 
-async def _until_none(
-    outgoing: "asyncio.Queue[wire.ShardSays | None]",
-) -> AsyncIterator[wire.ShardSays]:
-    while (says := await outgoing.get()) is not None:
-        yield says
+async def _said(hello: "asyncio.Future[bytes]", sealed: Outbox) -> AsyncIterator[wire.ShardSays]:
+    """All that a shard says to its lead."""
+    yield wire.ShardSays(hello=await hello)
+    while messages := await sealed.take():
+        yield wire.ShardSays(sealed=wire.Sealed(messages=messages))
 
 
 async def _raise_status(call: Any) -> None:

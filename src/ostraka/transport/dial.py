@@ -61,6 +61,7 @@ def channel_options(largest: int) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.client_idle_timeout_ms", int(1000 * IDLE_S)),
         ("grpc.enable_retries", 0),
@@ -158,6 +159,7 @@ def dial_lane(
     try:
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         _hold_back(near)
+        _notice_absence(near)
         near.sendall(LANE + ticket)
         if tls_ca is not None:
             near = _secured(near, host, _tls(_certificates(tls_ca)), among)
@@ -191,6 +193,15 @@ def _hold_back(near: socket.socket) -> None:
     """
     with suppress(OSError, AttributeError):  # Not every system knows this.
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+
+
+def _notice_absence(near: socket.socket) -> None:
+    """Has the system ask a silent peer whether it is still there, as gRPC does."""
+    with suppress(OSError, AttributeError):
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_MS // 1000)
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_MS // 3000)
+        near.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -251,15 +262,11 @@ def reach(address: str) -> int:
     return max(_reaches(_host_and_port(address)[0]), default=_ANYWHERE)
 
 
-def require_reach(address: str, least: int) -> None:
-    """Raises OSError if HOST:PORT is nearer than that, and what another side has told.
+def _require_reach(host: str, least: int) -> None:
+    """Raises OSError if a host is nearer than that, of which another side has told.
 
     Whoever tells an address could otherwise have a party connect to what trusts its own network.
     """
-    _require_reach(_host_and_port(address)[0], least)
-
-
-def _require_reach(host: str, least: int) -> None:
     if least and min(_reaches(host), default=_ANYWHERE) < least:
         raise _nearer(host)
 

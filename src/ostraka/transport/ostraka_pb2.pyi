@@ -139,20 +139,24 @@ class Proposed(_message.Message):
     def __init__(self, proposal: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ..., included: _Optional[bool] = ...) -> None: ...
 
 class ConfirmRequest(_message.Message):
-    __slots__ = ("confirmation", "then")
+    __slots__ = ("confirmation", "then", "next")
     CONFIRMATION_FIELD_NUMBER: _ClassVar[int]
     THEN_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     confirmation: bytes
     then: OutcomeRequest
-    def __init__(self, confirmation: _Optional[bytes] = ..., then: _Optional[_Union[OutcomeRequest, _Mapping]] = ...) -> None: ...
+    next: IntroduceRequest
+    def __init__(self, confirmation: _Optional[bytes] = ..., then: _Optional[_Union[OutcomeRequest, _Mapping]] = ..., next: _Optional[_Union[IntroduceRequest, _Mapping]] = ...) -> None: ...
 
 class ConfirmReply(_message.Message):
-    __slots__ = ("outcome", "model")
+    __slots__ = ("outcome", "model", "introduced")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    INTRODUCED_FIELD_NUMBER: _ClassVar[int]
     outcome: OutcomeReply
     model: bytes
-    def __init__(self, outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., model: _Optional[bytes] = ...) -> None: ...
+    introduced: IntroduceReply
+    def __init__(self, outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., model: _Optional[bytes] = ..., introduced: _Optional[_Union[IntroduceReply, _Mapping]] = ...) -> None: ...
 
 class RemindRequest(_message.Message):
     __slots__ = ("proposal",)
@@ -200,29 +204,35 @@ class ModelRequest(_message.Message):
     digest: bytes
     def __init__(self, digest: _Optional[bytes] = ...) -> None: ...
 
-class ModelPart(_message.Message):
-    __slots__ = ("data", "slices")
-    DATA_FIELD_NUMBER: _ClassVar[int]
+class ModelReply(_message.Message):
+    __slots__ = ("slices",)
     SLICES_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
     slices: _containers.RepeatedCompositeFieldContainer[ModelSlice]
-    def __init__(self, data: _Optional[bytes] = ..., slices: _Optional[_Iterable[_Union[ModelSlice, _Mapping]]] = ...) -> None: ...
+    def __init__(self, slices: _Optional[_Iterable[_Union[ModelSlice, _Mapping]]] = ...) -> None: ...
 
 class ModelSlice(_message.Message):
-    __slots__ = ("address", "length")
+    __slots__ = ("address", "length", "ticket")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     address: str
     length: int
-    def __init__(self, address: _Optional[str] = ..., length: _Optional[int] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, address: _Optional[str] = ..., length: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ShardSays(_message.Message):
     __slots__ = ("hello", "sealed")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     hello: bytes
-    sealed: bytes
-    def __init__(self, hello: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    sealed: Sealed
+    def __init__(self, hello: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
+
+class Sealed(_message.Message):
+    __slots__ = ("messages",)
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    messages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, messages: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class LeadSays(_message.Message):
     __slots__ = ("welcome", "admitted", "sealed")
@@ -231,8 +241,8 @@ class LeadSays(_message.Message):
     SEALED_FIELD_NUMBER: _ClassVar[int]
     welcome: bytes
     admitted: bytes
-    sealed: bytes
-    def __init__(self, welcome: _Optional[bytes] = ..., admitted: _Optional[bytes] = ..., sealed: _Optional[bytes] = ...) -> None: ...
+    sealed: Sealed
+    def __init__(self, welcome: _Optional[bytes] = ..., admitted: _Optional[bytes] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
 
 class WorkerSays(_message.Message):
     __slots__ = ("hello", "accept", "answer", "sorry", "answer_piece")

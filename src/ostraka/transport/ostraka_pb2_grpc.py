@@ -79,10 +79,10 @@ class EnclaveStub:
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ChainRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ChainLink.FromString,
                 _registered_method=True)
-        self.GetModel = channel.unary_stream(
+        self.GetModel = channel.unary_unary(
                 '/ostraka.v1.Enclave/GetModel',
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ModelRequest.SerializeToString,
-                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ModelPart.FromString,
+                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ModelReply.FromString,
                 _registered_method=True)
         self.Join = channel.stream_stream(
                 '/ostraka.v1.Enclave/Join',
@@ -157,7 +157,7 @@ class EnclaveServicer:
 
     def Confirm(self, request, context):
         """The one vote of a client or a witness for a number. It is signed, so anyone may carry it. With
-        a question it is answered as AwaitOutcome would then answer that.
+        questions it is answered as AwaitOutcome and Introduce would then answer those.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -178,7 +178,7 @@ class EnclaveServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """A global model, by its digest.
+        """Where the present global model is, by its digest: tickets for lanes that bring it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -262,10 +262,10 @@ def add_EnclaveServicer_to_server(servicer, server):
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ChainRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ChainLink.SerializeToString,
             ),
-            'GetModel': grpc.unary_stream_rpc_method_handler(
+            'GetModel': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ModelRequest.FromString,
-                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ModelPart.SerializeToString,
+                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ModelReply.SerializeToString,
             ),
             'Join': grpc.stream_stream_rpc_method_handler(
                     servicer.Join,
@@ -552,12 +552,12 @@ class Enclave:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
             '/ostraka.v1.Enclave/GetModel',
             ostraka_dot_transport_dot_ostraka__pb2.ModelRequest.SerializeToString,
-            ostraka_dot_transport_dot_ostraka__pb2.ModelPart.FromString,
+            ostraka_dot_transport_dot_ostraka__pb2.ModelReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -110,11 +110,26 @@ def number_of(link: Link) -> int:
     return link.number if isinstance(link, Abandon) else link.receipt.number
 
 
-Lanes: TypeAlias = dict[bytes, SimpleQueue[socket.socket]]
+Lanes: TypeAlias = dict[bytes, Any]  # by ticket; what a connection is put into
+
+
+class Giving:
+    """Where a model goes out. refused: whether a lane is closed before its first byte."""
+
+    def __init__(self, raw: Callable[[], bytes], refused: Callable[[], bool]) -> None:
+        self._raw, self._refused = raw, refused
+
+    def put(self, near: socket.socket) -> None:
+        with near, suppress(OSError):
+            if not self._refused():
+                near.sendall(self._raw())
+            socket.socket.shutdown(near, socket.SHUT_WR)
+            near.recv(1)
 
 
 class Service(EnclaveServicer):
-    """One federation. `lies` replace answers; `failures` come before any; both by method name.
+    """One federation. `lies` replace answers; `failures` come before any; both by method name, and
+    for a model "Slices" has where it is and "GetModel" its bytes.
 
     watch: called when a method is. arrived: every message of every upload, stream by stream. auto:
     an outcome is proposed as soon as alice's update is complete, and two others confirm it, so that
@@ -141,6 +156,7 @@ class Service(EnclaveServicer):
         self.spoils: list[tuple[grpc.StatusCode, str]] = []  # after the first tile
         self.arrived: list[list[Any]] = []
         self.calls: list[str] = []
+        self.introduces_next = False  # with the answer to a vote
         self.greetings = 0
         self.confirmations: list[Confirmation] = []  # that were shown over the wire
         self.reminders: list[Proposal] = []
@@ -148,7 +164,8 @@ class Service(EnclaveServicer):
         self.pending: Proposed | None = None
         self.ballot: Ballot | None = None
         self.auto, self.finished = True, False
-        self.lanes: Lanes = {}  # by ticket
+        self.lanes: Lanes = {}
+        self.refusals = 0  # of lanes for the model, from now on
         self.moved = threading.Condition()
         self.restart()
 
@@ -305,6 +322,9 @@ class Service(EnclaveServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "finished")
         if self.ballot is not None or self.forgotten is not None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, UNCONFIRMED)
+        return self._introduced(request)
+
+    def _introduced(self, request):
         challenge = decode(Challenge, request.challenge)
         check_signature(challenge, PEOPLE[challenge.client].public)
         answer = self._tell("Introduce", self.introduction(challenge.nonce))
@@ -349,12 +369,16 @@ class Service(EnclaveServicer):
         self._begin("GetModel", context)
         if request.digest != vector_digest(self.state.model):
             context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
-        yield from self._model()
+        return wire.ModelReply(slices=self._tell("Slices", self._slices()))
 
-    def _model(self):
-        raw = self._tell("GetModel", self.state.model.tobytes())
-        for start_at in range(0, len(raw), 10):
-            yield wire.ModelPart(data=raw[start_at : start_at + 10])
+    def _slices(self) -> list[wire.ModelSlice]:
+        ticket = os.urandom(TICKET_BYTES)
+        self.lanes[ticket] = Giving(self._model_at_once, self._refuses)
+        return [wire.ModelSlice(ticket=ticket, length=len(self.state.model))]
+
+    def _refuses(self) -> bool:
+        self.refusals -= 1
+        return self.refusals >= 0
 
     def AwaitOutcome(self, request, context):  # noqa: N802
         self._begin("AwaitOutcome", context)
@@ -410,6 +434,8 @@ class Service(EnclaveServicer):
         reply = wire.ConfirmReply(outcome=outcome)
         if reply.outcome.certified and not self.failures["GetModel"]:
             reply.model = self._model_at_once()
+        if reply.outcome.certified and self.introduces_next and not self.finished:
+            reply.introduced.CopyFrom(self._introduced(request.next))
         return self._tell("Confirm", reply)
 
     def _model_at_once(self) -> bytes:
@@ -496,8 +522,8 @@ SHARDED = Terms(
 class ShardService(EnclaveServicer):
     """Where one shard is: it takes tiles, and gives its slice of the model.
 
-    cuts: after so many tiles it ends the lane, lane by lane. failures: before it gives its slice.
-    lie: replaces its slice. came: the numbers of the tiles that it was sent.
+    cuts: after so many tiles it ends the lane, lane by lane. refusals: of lanes for its slice, from
+    now on. lie: replaces its slice. came: the numbers of the tiles that it was sent.
     """
 
     def __init__(self, lead: "ShardedService", span: Span) -> None:
@@ -505,7 +531,7 @@ class ShardService(EnclaveServicer):
         self.lanes: Lanes = {}
         self.cuts: list[int] = []
         self.came: list[int] = []
-        self.failures: list[tuple[grpc.StatusCode, str]] = []
+        self.refusals = 0
         self.lie: Callable[[bytes], bytes] = lambda honest: honest
         self.watch: Callable[[int], None] = lambda tile: None  # called before one is taken
         self.host = Host(self)
@@ -514,14 +540,17 @@ class ShardService(EnclaveServicer):
     def end(self) -> int:
         return self.span.first + self.span.tiling.count
 
-    def GetModel(self, request, context):  # noqa: N802
-        if self.failures:
-            context.abort(*self.failures.pop(0))
-        if request.digest != vector_digest(self.lead.state.model):
-            context.abort(grpc.StatusCode.NOT_FOUND, "not the present model")
-        raw = self.lie(self.lead.state.model[self.span.part].tobytes())
-        for start_at in range(0, len(raw), 10_000):
-            yield wire.ModelPart(data=raw[start_at : start_at + 10_000])
+    def slice(self) -> wire.ModelSlice:
+        """Of the present model, and of no other."""
+        ticket, model = os.urandom(TICKET_BYTES), self.lead.state.model
+        raw = model[self.span.part].tobytes
+        self.lanes[ticket] = Giving(lambda: self.lie(raw()), lambda: self._refuses(model))
+        address, length = self.host.address, self.span.length
+        return wire.ModelSlice(address=address, length=length, ticket=ticket)
+
+    def _refuses(self, model: Any) -> bool:
+        self.refusals -= 1
+        return self.refusals >= 0 or model is not self.lead.state.model
 
     def receive(self, header: UpdateHeader, first: int, lane: socket.socket) -> None:
         """Take what is missing. Raises OSError."""
@@ -539,8 +568,7 @@ class ShardService(EnclaveServicer):
 class ShardedService(Service):
     """A lead, whose shards have ports of their own. The roles are real, and share a process.
 
-    lies has "Slices" for what it says of a model, beside the others. arrived is not kept. idle_s:
-    for a lane to be opened.
+    arrived is not kept. idle_s: for a lane to be opened.
     """
 
     idle_s = PATIENCE_S
@@ -580,12 +608,8 @@ class ShardedService(Service):
         columns = [each.close(cohort, Threads(), tell) for each in self.local]
         return driver.Host(Threads(), {}, tell, shards=columns)
 
-    def _model(self):
-        slices = [
-            wire.ModelSlice(address=each.host.address, length=each.span.length)
-            for each in self.shards
-        ]
-        yield wire.ModelPart(slices=self._tell("Slices", slices))
+    def _slices(self) -> list[wire.ModelSlice]:
+        return [each.slice() for each in self.shards]
 
     def _model_at_once(self) -> bytes:
         return b""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ostraka.attestation.simulation import UnsafeSimulatedPlatform
+from ostraka.client import session
 from ostraka.client.events import ForkProved, RollbackProved
 from ostraka.client.memory import ForkProof, RollbackProof
 from ostraka.config import Member
@@ -48,6 +49,13 @@ def evidence(**changes):
 
 def lie(method, answer):
     return lambda service, charter: service.lies.update({method: answer})
+
+
+def of_lengths(*lengths):
+    """Slices of the model, as if it had so many values in each."""
+    return lambda honest: [
+        wire.ModelSlice(ticket=honest[0].ticket, length=length) for length in lengths
+    ]
 
 
 def be(**attributes):
@@ -145,9 +153,14 @@ BEFORE = {
         lie("GetModel", lambda raw: bytes([raw[0] ^ 1]) + raw[1:]),
         ReceiptRefused,
     ),
-    "a model that is too short": (lie("GetModel", lambda raw: raw[:-4]), ReceiptRefused),
-    "a model that never ends": (lie("GetModel", lambda raw: raw * 1000), ReceiptRefused),
-    "no model": (lie("GetModel", lambda _: b""), ReceiptRefused),
+    "a model that is too short": (lie("Slices", of_lengths(D - 1)), ReceiptRefused),
+    "a model that is too long": (lie("Slices", of_lengths(2**62)), ReceiptRefused),
+    "a model in too many slices": (lie("Slices", of_lengths(1, D - 1)), ReceiptRefused),
+    "no model": (lie("Slices", of_lengths()), ReceiptRefused),
+    "a model without a ticket": (
+        lie("Slices", lambda _: [wire.ModelSlice(length=D)]),
+        ReceiptRefused,
+    ),
 }
 
 
@@ -170,13 +183,29 @@ def test_nothing_is_sealed_for_a_liar(sentence, connect, service, charter, seale
 
 @pytest.mark.parametrize("method", ["Introduce", "GetCharter", "GetModel"])
 def test_a_lie_leaves_no_trace(method, alice, service):
-    honest = {"GetModel": lambda raw: raw[4:]}
+    honest = {"GetModel": lambda raw: raw[4:] + raw[:4]}
     service.lies[method] = honest.get(method, lambda _: b"noise")
     with pytest.raises((MalformedMessage, ReceiptRefused)):
         alice.fetch()
     service.lies.clear()
     assert alice.fetch().round == 1
     assert alice.submit(UPDATE).accepted
+
+
+@pytest.mark.parametrize("lost", [1, 4, 4 * D])
+def test_a_model_that_ends_early_is_asked_for_again(lost, alice, connect, service):
+    """What is not here cannot be told from a connection that broke."""
+    service.lies["GetModel"] = lambda raw: raw[:-lost]
+    with connect(timeout=1) as hasty, pytest.raises(ServiceError, match="has not served"):
+        hasty.fetch()
+    assert service.calls.count("GetModel") > 1
+    service.lies.clear()
+    assert alice.fetch().round == 1
+
+
+def test_what_follows_a_model_is_not_read(alice, service):
+    service.lies["GetModel"] = lambda raw: raw + bytes(2**20)
+    np.testing.assert_array_equal(alice.fetch().vector, service.state.model)
 
 
 @pytest.mark.parametrize(
@@ -195,6 +224,66 @@ def test_a_model_that_comes_with_a_vote_is_taken_only_if_it_is_the_promised_one(
     assert alice.submit(UPDATE).accepted
     assert "GetModel" in service.calls
     np.testing.assert_array_equal(alice.fetch().vector, service.state.model)
+
+
+def test_the_next_round_comes_with_the_answer_to_a_vote(alice, service):
+    service.introduces_next = True
+    alice.fetch()
+    for number in (2, 3):
+        service.calls.clear()
+        assert alice.submit(UPDATE).accepted
+        assert alice.fetch().round == number
+        assert "Introduce" not in service.calls
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda reply: reply.introduced.ClearField("introduction"),
+        lambda reply: setattr(reply.introduced, "introduction", b"noise"),
+    ],
+)
+def test_a_next_round_that_does_not_come_is_asked_for(answer, alice, service):
+    def spoilt(reply):
+        answer(reply)
+        return reply
+
+    service.introduces_next = True
+    service.lies["Confirm"] = spoilt
+    alice.fetch()
+    service.calls.clear()
+    assert alice.submit(UPDATE).accepted
+    assert alice.fetch().round == 2
+    assert "Introduce" in service.calls
+
+
+def test_a_next_round_of_a_while_ago_is_asked_for_again(alice, service, monkeypatch):
+    monkeypatch.setattr(session, "_FRESH_S", 0)
+    service.introduces_next = True
+    alice.fetch()
+    service.calls.clear()
+    assert alice.submit(UPDATE).accepted
+    assert alice.fetch().round == 2
+    assert "Introduce" in service.calls
+
+
+def test_an_old_introduction_with_a_vote_proves_nothing(alice, service, sealed):
+    service.introduces_next = True
+    model, kept = alice.fetch(), []
+
+    def replayed(reply):
+        kept.append(reply.introduced.introduction)
+        reply.introduced.introduction = kept[0]
+        return reply
+
+    service.lies["Confirm"] = replayed
+    assert alice.submit(UPDATE).accepted
+    assert alice.fetch().round == model.round + 1
+    assert alice.submit(UPDATE).accepted
+    before = len(sealed)
+    with pytest.raises(AttestationRefused, match=r"another challenge|report data|not about"):
+        alice.fetch()
+    assert len(sealed) == before
 
 
 def test_simulated_evidence_needs_the_caller_s_word(connect, service, sealed):

@@ -16,6 +16,7 @@ from ostraka.encoding import UNSIGNED, decode, encode
 from ostraka.errors import LocalProtocolError, MalformedMessage, StateError
 from ostraka.files import locked
 from ostraka.messages import Receipt
+from ostraka.protocol.client import Voted
 
 D = 17
 
@@ -140,7 +141,6 @@ def test_one_end_of_the_chain_is_remembered(memory):
     [
         lambda content: b"",
         lambda content: content[:-1],
-        lambda content: content + b"\0",
         lambda content: b"\xff" + content[1:],
     ],
 )
@@ -154,6 +154,94 @@ def test_a_damaged_file_is_never_taken_for_no_file(spoil, kept, memory, connect)
         file.save(memory)
     with pytest.raises(StateError, match="damaged"):
         connect()
+
+
+def stepped(file, memory):
+    """A memory on disk as it was before its last two steps, before the last one, and now."""
+    file.save(memory)
+    kept = [(file.path.read_bytes(), memory)]
+    for number in (1, 2):
+        memory = replace(memory, receipts=(receipt(number),))
+        file.save(memory)
+        kept.append((file.path.read_bytes(), memory))
+    return kept
+
+
+def test_a_round_is_appended(file, memory):
+    (begun, _), (once, _), (twice, _) = stepped(file, memory)
+    assert once.startswith(begun)
+    assert twice.startswith(once)
+    stored = MemoryFile(file.path, "alice").load()
+    assert stored is not None
+    assert stored.last == receipt(2)
+
+
+def test_a_step_that_was_not_written_to_its_end_has_not_happened(file, memory):
+    _, (before, stored), (after, ahead) = stepped(file, memory)
+    for end in range(len(before), len(after)):
+        file.path.write_bytes(after[:end])
+        assert MemoryFile(file.path, "alice").load() == stored
+    for torn in (after[:-1], after[:-1] + b"?"):
+        file.path.write_bytes(torn)
+        assert file.save(ahead) == file.load() == ahead
+        assert file.path.read_bytes() == after
+
+
+@pytest.mark.parametrize("behind", [lambda last: last, lambda last: last[:-1]])
+def test_a_damaged_step_is_told_if_others_follow_it(behind, file, memory):
+    _, (once, _), (twice, _) = stepped(file, memory)
+    spoilt = once[:-1] + bytes([once[-1] ^ 1])
+    file.path.write_bytes(spoilt + behind(twice[len(once) :]))
+    with pytest.raises(StateError, match=r"\.memory: is damaged.*a new key"):
+        file.load()
+
+
+def test_a_file_of_many_steps_is_written_anew(file, memory, charter, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_STEPS", 1)
+    (begun, _), (once, _), (twice, _) = stepped(file, memory)
+    assert once.startswith(begun)
+    assert not twice.startswith(once)
+    newer = replace(memory, charter=charter(revision=2), receipts=(receipt(2),))
+    file.save(newer)
+    assert file.path.read_bytes() == encode(newer)
+
+
+def test_a_step_that_does_not_fit_on_the_disk_is_told_and_has_not_happened(
+    file, memory, monkeypatch
+):
+    file.save(memory)
+    before = file.path.read_bytes()
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    ahead = replace(memory, receipts=(receipt(1),))
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fdatasync", full)
+        with pytest.raises(StateError, match="No space left"):
+            file.save(ahead)
+    assert file.path.read_bytes() == before
+    assert file.save(ahead) == file.load() == ahead
+
+
+def test_a_vote_is_marked_line_by_line(file, memory, monkeypatch):
+    for number in (1, 2, 3):
+        file.save(replace(memory, voted=Voted(number, None)))
+    mark = file.path.with_name("alice.memory.voted")
+    lines = mark.read_bytes().splitlines(keepends=True)
+    assert [int(line.split()[0]) for line in lines] == [1, 2, 3]
+    mark.write_bytes(b"".join(lines[:2]) + lines[2][:-1])
+    stored = file.load()
+    assert stored is not None
+    assert stored.voted == Voted(3, None)
+    file.save(replace(memory, voted=Voted(4, None)))
+    assert mark.read_bytes() == b"".join(lines[:2]) + lines[2].replace(b"3", b"4", 1)
+    monkeypatch.setattr(module, "_MOST_MARKS", 1)
+    file.save(replace(memory, voted=Voted(5, None)))
+    assert mark.read_bytes() == lines[2].replace(b"3", b"5", 1)
+    mark.write_bytes(lines[0][:-1])
+    with pytest.raises(StateError, match=r"voted: cannot be read.*a new key"):
+        file.load()
 
 
 def test_a_file_that_cannot_be_read_is_never_taken_for_no_file(file, memory):

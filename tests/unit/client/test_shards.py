@@ -24,7 +24,6 @@ from ostraka.transport import ostraka_pb2 as wire
 
 D, TILES = 40_001, 10
 UPDATE = np.linspace(-1, 1, D).astype(np.float32)
-UNAVAILABLE = (grpc.StatusCode.UNAVAILABLE, "stopping")
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +100,8 @@ def test_only_shards_that_lack_tiles_are_dialled_again(sharded, told, nothing_is
     other.cuts = [3]
     assert alice.submit(UPDATE).accepted
     assert [each.tiles for each in told if isinstance(each, Uploading)] == [TILES, 3]
-    assert len(nothing_is_left_behind) == 3
+    models = 2 * 2  # Two of them, in two slices each.
+    assert len(nothing_is_left_behind) == models + 3
 
 
 def test_a_shard_that_is_down_for_a_while(sharded, told, when):
@@ -131,9 +131,10 @@ def test_slices_that_are_here_are_not_asked_for_again(sharded):
 
     for shard in service.shards:
         shard.lie = asking(shard)
-    service.shards[2].failures = [UNAVAILABLE] * 3
+    service.shards[2].refusals = 3
     alice.fetch()
     assert sorted(map(service.shards.index, asked)) == [0, 1, 2]
+    assert service.calls.count("GetModel") == 4
 
 
 def granted(change):
@@ -234,15 +235,20 @@ def test_patience_ends_while_a_shard_is_away(sharded):
 
 def slices(change):
     def lie(honest):
-        return change([wire.ModelSlice(address=e.address, length=e.length) for e in honest])
+        return change(honest)
 
     return lie
 
 
 def of_length(*lengths):
-    return lambda honest: [
-        wire.ModelSlice(address=honest[0].address, length=each) for each in lengths
-    ]
+    return lambda honest: [like(honest[0], length=each) for each in lengths]
+
+
+def like(honest, **changes):
+    made = wire.ModelSlice.FromString(honest.SerializeToString())
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
 
 
 BAD_SLICES = {
@@ -252,10 +258,12 @@ BAD_SLICES = {
     "an empty slice": (of_length(D, 0), "none of them empty"),
     "more slices than leaves": (of_length(*[1] * 3, D - 3), "at most 3 slices"),
     "in another order": (lambda honest: honest[::-1], "the model is"),
-    "no address": (
-        lambda honest: [honest[0], wire.ModelSlice(length=honest[1].length)],
+    "an address that is none": (
+        lambda honest: [honest[0], like(honest[1], address="localhost")],
         "an address that is none",
     ),
+    "no ticket": (lambda honest: [honest[0], like(honest[1], ticket=b"")], "a ticket has 32"),
+    "a ticket too long": (lambda honest: [like(e, ticket=bytes(33)) for e in honest], "got 33"),
 }
 
 
@@ -271,41 +279,68 @@ def test_slices_that_are_not_the_model_s_are_refused(what, sharded):
 
 
 BAD_SLICE = {
-    "too long": (lambda raw: raw + bytes(4), "larger"),
-    "without end": (lambda raw: raw * 100, "larger"),
-    "too short": (lambda raw: raw[:-4], "smaller"),
-    "nothing": (lambda raw: b"", "smaller"),
-    "of another model": (lambda raw: bytes([raw[0] ^ 1]) + raw[1:], "model"),
-    "no numbers": (lambda raw: b"\xff" * len(raw), "model"),
+    "of another model": lambda raw: bytes([raw[0] ^ 1]) + raw[1:],
+    "with a byte swapped at its end": lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]),
+    "with its values in another order": lambda raw: raw[4:] + raw[:4],
+    "no numbers": lambda raw: b"\xff" * len(raw),
 }
 
 
 @pytest.mark.parametrize("what", BAD_SLICE)
 def test_a_slice_that_is_not_the_model_s_is_refused(what, sharded):
-    lie, match = BAD_SLICE[what]
+    """As if somebody on the path had changed it."""
     service, alice = sharded(3)
-    service.shards[1].lie = lie
-    with pytest.raises(ReceiptRefused, match=match):
+    service.shards[1].lie = BAD_SLICE[what]
+    with pytest.raises(ReceiptRefused, match="model"):
         alice.fetch()
     service.shards[1].lie = lambda honest: honest
     assert np.array_equal(alice.fetch().vector, service.state.model)
 
 
-def test_a_shard_that_passes_the_question_on_is_refused(sharded):
-    """Else two of them could do so for ever."""
+def test_a_host_that_mixes_slices_of_two_models_is_found_out(sharded):
+    """Each slice is genuine, and of the length that the lead says."""
     service, alice = sharded(2)
-    service.lies["Slices"] = lambda honest: [
-        wire.ModelSlice(address=alice._address, length=D),
-    ]
-    with pytest.raises(ReceiptRefused, match="others have its slice"):
+    older = service.shards[0].slice().ticket
+    part = service.state.model[service.shards[0].span.part].tobytes()
+    alice.fetch()
+    assert alice.submit(UPDATE).accepted
+    service.shards[0].lanes[older]._refused = lambda: False
+    service.shards[0].lanes[older]._raw = lambda: part
+    service.lies["Slices"] = lambda honest: [like(honest[0], ticket=older), honest[1]]
+    with pytest.raises(ReceiptRefused, match="model"):
         alice.fetch()
 
 
-def test_a_model_that_a_shard_does_not_keep_any_more(sharded):
+@pytest.mark.parametrize("left", [0, 1, 4, 30_000])
+def test_a_slice_that_ends_early_is_asked_for_again(left, sharded, told):
+    service, alice = sharded(3)
+    service.shards[1].lie = lambda raw: raw[:left] if len(reasons(told)) < 2 else raw
+    assert np.array_equal(alice.fetch().vector, service.state.model)
+    word = f"{4 * service.shards[1].span.length - left} bytes before" if left else "was refused"
+    assert all(word in each for each in reasons(told))
+
+
+def test_what_follows_a_slice_is_not_read(sharded):
+    service, alice = sharded(3)
+    service.shards[1].lie = lambda raw: raw + bytes(2**20)
+    assert np.array_equal(alice.fetch().vector, service.state.model)
+
+
+def test_a_ticket_of_an_older_model_is_refused_and_the_lead_is_asked_again(sharded, told):
     service, alice = sharded(2)
-    service.shards[1].failures = [(grpc.StatusCode.NOT_FOUND, "gone")]
+    alice.fetch()
+    older = service._slices()
+    assert alice.submit(UPDATE).accepted
+    service.lies["Slices"] = lambda honest: older if len(reasons(told)) < 2 else honest
+    assert np.array_equal(alice.fetch().vector, service.state.model)
+    assert all("was refused" in each for each in reasons(told))
+
+
+def test_a_model_that_is_not_kept_any_more(sharded):
+    service, alice = sharded(2)
+    service.failures["GetModel"] = [(grpc.StatusCode.NOT_FOUND, "gone")]
     assert alice.fetch().round == 1
-    service.shards[1].failures = [(grpc.StatusCode.NOT_FOUND, "gone")] * 4
+    service.failures["GetModel"] = [(grpc.StatusCode.NOT_FOUND, "gone")] * 4
     alice.submit(UPDATE)
     with pytest.raises(ServiceError, match="gone"):
         alice.fetch()
@@ -313,12 +348,12 @@ def test_a_model_that_a_shard_does_not_keep_any_more(sharded):
 
 def garbage(near):
     with suppress(OSError):
-        near.sendall(b"this is no HTTP" * 100)
+        near.sendall(b"this is no model" * 100)
         near.recv(1000)
     near.close()
 
 
-def test_a_shard_that_speaks_no_grpc_is_away(sharded, told):
+def test_a_shard_that_speaks_something_else_is_away(sharded, told):
     service, alice = sharded(2)
     with socket.create_server(("127.0.0.1", 0)) as other:
 
@@ -334,7 +369,7 @@ def test_a_shard_that_speaks_no_grpc_is_away(sharded, told):
         def lie(honest):
             if len(reasons(told)) >= 2:
                 return honest
-            return [wire.ModelSlice(address=address, length=honest[0].length), honest[1]]
+            return [like(honest[0], address=address), honest[1]]
 
         service.lies["Slices"] = lie
         alice.fetch()
@@ -407,7 +442,7 @@ def test_ctrl_c_ends_all_lanes_and_their_threads(
             alice.submit(UPDATE)
     finally:
         go_on.set()
-    assert [lane.fileno() for lane in nothing_is_left_behind] == [-1] * 3
+    assert [lane.fileno() for lane in nothing_is_left_behind] == [-1] * 6  # and of the model
     assert alice.submit(UPDATE).accepted
     assert all(let_go)  # Nobody had to wait for a shard.
 

@@ -135,6 +135,7 @@ def test_a_vote_that_cannot_be_written_down_is_not_shown(alice, service, kept, m
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "write", full)
+        patched.setattr(files, "append", full)
         with pytest.raises(StateError, match="No space left"):
             alice.fetch()
     assert service.confirmations == []
@@ -437,6 +438,7 @@ def test_it_is_counted_before_anything_is_sealed(alice, service, kept, sealed, m
 
     with monkeypatch.context() as patched:
         patched.setattr(files, "write", full)
+        patched.setattr(files, "append", full)
         with pytest.raises(StateError, match="No space left"):
             alice.submit(UPDATE)
     assert sealed == []

@@ -14,13 +14,23 @@ import grpc
 import numpy as np
 import pytest
 
+from ostraka.attestation import dcap
+from ostraka.attestation.claims import Binding
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import engine, servicer
 from ostraka.enclave.storage.state import EnclaveState
-from ostraka.encoding import decode, digest, encode
+from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import OpenError, StateError
 from ostraka.merkle import is_under
-from ostraka.messages import NO_PROPOSAL, Certified, Confirmation, Proposal, vector_digest
+from ostraka.messages import (
+    NO_PROPOSAL,
+    Certified,
+    Challenge,
+    Confirmation,
+    Introduction,
+    Proposal,
+    vector_digest,
+)
 from ostraka.protocol.confirm import confirm, leaf
 from ostraka.protocol.host import Host
 from ostraka.transport import ostraka_pb2 as wire
@@ -144,6 +154,46 @@ def test_a_vote_is_answered_with_what_comes_of_it(quiet, speaker):
     assert vector_digest(np.frombuffer(told.model, "<f4")) == certified.receipt.model
     carried = confirmed(speaker(quiet, 2), of(last, proposal))  # by another, as a relay does
     assert (carried.outcome, carried.model) == (told.outcome, b"")
+
+
+def test_a_vote_is_answered_with_the_round_that_opens_next(quiet, speaker):
+    speakers, joined, proposal = pending(quiet, speaker)
+    asked = wire.OutcomeRequest(number=1, round_id=joined[0].offer.round_id)
+
+    def introduced(one, about, signer=None, nonce=b"n" * 32):
+        challenge = (signer or about.identity).sign(Challenge(nonce, about.name, UNSIGNED))
+        question = wire.IntroduceRequest(challenge=encode(challenge))
+        asked.voter = about.name
+        shown = wire.ConfirmRequest(confirmation=encode(of(about, proposal)), then=asked)
+        shown.next.CopyFrom(question)
+        told = one.stub.Confirm(shown, timeout=60)
+        return told.outcome.WhichOneof("outcome"), told.introduced.introduction
+
+    for one in speakers[: QUORUM - 1]:
+        assert introduced(one, one) == ("pending", b"")
+    last = speakers[QUORUM - 1]
+    kind, raw = introduced(last, last, nonce=b"m" * 32)
+    told = decode(Introduction, raw)
+    assert (kind, told.offer.number) == ("certified", 2)
+    assert told.offer == last.introduce().offer
+    bound = Binding(b"m" * 32, told.offer.key, told.receipt_key, told.offer.federation)
+    assert dcap.read(told.evidence).report_data == bound.report_data()
+    # Nobody else hears of it by a vote, and who is refused has the outcome all the same.
+    assert introduced(speakers[0], last) == ("certified", b"")
+    assert introduced(last, last, signer=MALLORY) == ("certified", b"")
+
+
+def test_the_last_vote_is_answered_without_a_next_round(start, speaker):
+    service = start(voters=(), settings={"count": 1})
+    speakers, joined, proposal = pending(service, speaker)
+    asked = wire.OutcomeRequest(number=1, round_id=joined[0].offer.round_id, voter=speakers[0].name)
+    challenge = speakers[0].identity.sign(Challenge(b"n" * 32, speakers[0].name, UNSIGNED))
+    shown = wire.ConfirmRequest(confirmation=encode(of(speakers[0], proposal)), then=asked)
+    shown.next.challenge = encode(challenge)
+    for one in speakers[1:QUORUM]:
+        vote(one, proposal)
+    told = speakers[0].stub.Confirm(shown, timeout=60)
+    assert (told.outcome.WhichOneof("outcome"), told.introduced.introduction) == ("certified", b"")
 
 
 def test_a_model_of_several_parts_comes_with_no_vote(quiet, speaker, monkeypatch):

@@ -17,6 +17,7 @@ from ostraka.client.connection import Connection, Patience
 from ostraka.client.upload import Upload
 from ostraka.config import Member
 from ostraka.enclave import lane
+from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import Lane, LaneBroken, Tickets
 from ostraka.errors import ConfigError, OpenError, StorageFull
@@ -292,7 +293,10 @@ def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path,
 
     async def work(tickets: Tickets) -> None:
         with (
-            Front(4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets) as front,
+            Downloads(1, idle_s=PATIENCE_S, most_s=PATIENCE_S) as downloads,
+            Front(
+                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
+            ) as front,
             tickets.issue(kept, party) as opened,
             ExitStack() as stack,
         ):

@@ -22,6 +22,7 @@ from ostraka.config import LEAF_VALUES, Federation, Manifest, Member, Span, Term
 from ostraka.core import optimiser
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import link
+from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.engine import Engine
 from ostraka.enclave.lane import Lane, Tickets
 from ostraka.enclave.lead import Connected, RemotePart, Shards
@@ -82,9 +83,8 @@ class Shard:
         """What the lead has said since, carried to the shard."""
         for _ in range(5):
             await asyncio.sleep(0)
-        while not self.near.outgoing.empty():
-            sealed = self.near.outgoing.get_nowait()
-            if sealed is not None:
+        while self.near.outgoing._sealed:
+            for sealed in await self.near.outgoing.take():
                 self._far.hear(sealed)
         said, self.heard = self.heard, []
         return said
@@ -98,10 +98,11 @@ class Shard:
 
     async def granted(self, part: RemotePart, client: str, upload_id: bytes = UPLOAD) -> Any:
         """What will become of the lane that a client has been granted."""
-        asking = asyncio.create_task(part.grant(client, upload_id, own=True))
+        asked = part.ask_lane(client, upload_id, own=True)
         await self.carried()
         self.say(link.Granted(TICKET, 0))
-        return (await asking)[1]
+        await asked.granted()
+        return asked.settled
 
 
 class Joining:
@@ -134,7 +135,8 @@ class Joining:
             yield said
 
     async def write(self, said: Any) -> None:
-        self.shard.hear(said.sealed)
+        for sealed in said.sealed.messages:
+            self.shard.hear(sealed)
 
     async def says(self, message: Any) -> None:
         await asyncio.sleep(0)  # The call has begun by then.
@@ -157,6 +159,7 @@ class Serving:
 
     def __init__(self, folder: Any, threads: int = 1) -> None:
         self.tickets = Tickets(threads, idle_s=PATIENCE_S)
+        self.downloads = Downloads(threads, idle_s=PATIENCE_S, most_s=PATIENCE_S)
         self.said: list[Any] = []
         file: Any = SimpleNamespace(
             state=folder,
@@ -173,6 +176,7 @@ class Serving:
             platform=platform,
             tell=self.said.append,
             tickets=self.tickets,
+            downloads=self.downloads,
             memory=Memory(),
             threads=Threads(),
         )
@@ -294,7 +298,7 @@ async def test_a_shard_that_was_admitted_under_an_older_revision_takes_no_part()
     await joining.says(link.Ready("127.0.0.1:1"))
     assert [type(each) for each in await joining.hears()] == [link.Restore]
     joining.engine.federation = replace(FEDERATION, revision=3)
-    await joining.says(link.Restored(()))
+    await joining.says(link.Restored((), TICKET))
     with pytest.raises(RoundFailed, match="revision"):
         await asyncio.wait_for(joining.call, PATIENCE_S)
     assert not joining.engine.shards.connected
@@ -308,10 +312,10 @@ async def test_a_shard_that_joins_while_a_model_is_published_serves_that():
     await joining.says(link.Ready("127.0.0.1:1"))
     (restore,) = await joining.hears()
     joining.engine.enclave.model = b"m" * 32
-    await joining.says(link.Restored(()))
+    await joining.says(link.Restored((), TICKET))
     (again,) = await joining.hears()
     assert (restore.model, again.model) == (bytes(32), b"m" * 32)
-    await joining.says(link.Restored(()))
+    await joining.says(link.Restored((), TICKET))
     await joining.hears()
     assert joining.engine.shards.complete
     await joining.end()

@@ -272,7 +272,7 @@ def test_how_far_an_address_reaches(address):
 @pytest.mark.parametrize("least", [0, 1, 2, 3])
 def test_what_is_nearer_than_the_service_is_not_required(address, least):
     with pytest.raises(PermissionError) if REACHES[address] < least else nullcontext():
-        dialling.require_reach(address, least)
+        dialling._require_reach(dialling._host_and_port(address)[0], least)
 
 
 @pytest.mark.parametrize("by_proxy", [False, True])

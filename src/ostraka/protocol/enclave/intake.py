@@ -71,6 +71,7 @@ class Intake:
         self._manifest = context.terms.manifest.digest()
         self._members = {member.name: member.key for member in context.federation.clients}
         self._revoked = {member.name: member.key for member in context.federation.revoked}
+        self._complete: set[str] = set()
         self._uploads: dict[str, Row] = {}
         self._flaws: dict[tuple[str, bytes], Rejection | None] = {}  # of uploads that are whole
         self._begun: dict[str, set[bytes]] = {name: set() for name in self._members}
@@ -172,8 +173,13 @@ class Intake:
 
     @property
     def complete(self) -> frozenset[str]:
-        """Clients whose uploads are whole."""
-        return frozenset(name for name, row in list(self._uploads.items()) if self._is_whole(row))
+        """Clients whose uploads are whole. They stay so, and are not looked at again."""
+        self._complete |= {name for name, row in self._unfinished() if self._is_whole(row)}
+        return frozenset(self._complete)
+
+    def _unfinished(self) -> list[tuple[str, Row]]:
+        """The uploads that were not known to be whole."""
+        return [each for each in list(self._uploads.items()) if each[0] not in self._complete]
 
     @property
     def bytes_in(self) -> int:
@@ -200,7 +206,7 @@ class Intake:
     @property
     def spoilt(self) -> dict[str, Rejection]:
         """Clients that have sent nothing but what they spoilt themselves."""
-        flaws = {name: self._flaw(row) for name, row in list(self._uploads.items())}
+        flaws = {name: self._flaw(row) for name, row in self._unfinished()}
         liars = self._liars | {name: flaw for name, flaw in flaws.items() if flaw is not None}
         complete = self.complete if liars else frozenset()
         return {name: why for name, why in liars.items() if name not in complete}
