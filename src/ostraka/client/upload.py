@@ -49,7 +49,7 @@ from ostraka.transport.dial import Backoff, is_told_address
 
 @dataclass(frozen=True)
 class _Lane:
-    """Where tiles go. address: of a shard; empty for the service's own. tiles: those it lacks."""
+    """An upload lane. address: of a shard; empty for the service's own. tiles: those it lacks."""
 
     address: str
     ticket: bytes = field(repr=False)

@@ -33,6 +33,7 @@ from ostraka.config import Member
 from ostraka.enclave.lane import Line, kernel_waits, until_ended
 from ostraka.enclave.limits import Share, TooMany, Turns
 from ostraka.transport import TICKET_BYTES
+from ostraka.transport.dial import hold_back
 
 _EACH = 8  # lanes of one enrolled party at a time
 _STRANGERS_EACH = 32  # lanes of one address at a time
@@ -152,6 +153,7 @@ class Download:
     def connect(self, near: socket.socket, gone: Callable[[], None]) -> None:
         """Send over the connection that has shown the ticket. gone: called once it is closed."""
         try:
+            hold_back(near)
             line = self._line = self._line_of(near)
         except OSError:  # It has ended already.
             near.close()

@@ -463,13 +463,19 @@ class Shards:
     async def publish(self, number: int, model: bytes, state: Slices) -> None:
         """Tell the shards that an outcome was confirmed. One that is away, or whose span has
         changed since, is told when it joins."""
+        asked = []
         for at, shard in list(self.connected.items()):
-            try:
+            if at < len(state.slices):
                 message = link.Publish(number, model, state.key, state.slices[at])
+                asked.append((shard, shard.ask(message)))
+            else:
+                shard.end()
+        for shard, reply in asked:
+            try:
                 async with asyncio.timeout(_RESTORE_S):
-                    reply, _ = await asyncio.wrap_future(shard.ask(message))
-                shard.note(reply, model)
-            except (RoundFailed, TimeoutError, IndexError):
+                    moved, _ = await asyncio.wrap_future(reply)
+                shard.note(moved, model)
+            except (RoundFailed, TimeoutError):
                 shard.end()
 
     def stop_round(self) -> None:

@@ -413,8 +413,8 @@ class Link:
         self._send(self._channel.seal(_HEAD.pack(_WHOLE, len(views)) + sizes + encoded))
         for view in views:
             for start in range(0, len(view), _PIECE):
-                piece = bytes(view[start : start + _PIECE])
-                self._send(self._channel.seal(_HEAD.pack(_MORE, 0) + piece))
+                piece = (_HEAD.pack(_MORE, 0), view[start : start + _PIECE])
+                self._send(self._channel.seal(b"".join(piece)))
 
     def hear(self, sealed: bytes) -> None:
         """Take in what the other side has sent next. Raises OpenError or MalformedMessage."""

@@ -44,6 +44,8 @@ class Passage:
         pipes: "Pipes",
         idle_s: float,
     ) -> None:
+        # The loop is told numbers, not sockets: of a socket that it does not know it would put the
+        # addresses into words, for an error that it catches itself.
         self.loop = asyncio.get_running_loop()
         self._near = near
         self._dial = dial
@@ -69,7 +71,7 @@ class Passage:
         self._timer.cancel()
         for way in self._ways:
             way.stop()
-        self.loop.remove_reader(self._near)
+        self.loop.remove_reader(self._near.fileno())
         self._near.close()
         if self._far is not None:
             self._far.close()
@@ -97,7 +99,7 @@ class Passage:
         inward.stop()
         self._timer.cancel()
         self._timer = self.loop.call_later(_LINGER_S, self.close)
-        self.loop.add_reader(self._near, self._ignore)
+        self.loop.add_reader(self._near.fileno(), self._ignore)
 
     def _ignore(self) -> None:
         try:
@@ -113,7 +115,7 @@ class Passage:
         try:
             first = self._near.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
-            self.loop.add_reader(self._near, self._hear)
+            self.loop.add_reader(self._near.fileno(), self._hear)
             return
         except OSError:
             self.close()
@@ -129,7 +131,7 @@ class Passage:
         try:
             more = self._near.recv(whole - len(self._said))
         except BlockingIOError:
-            self.loop.add_reader(self._near, self._read_ticket)
+            self.loop.add_reader(self._near.fileno(), self._read_ticket)
             return
         except OSError:
             more = b""
@@ -139,13 +141,13 @@ class Passage:
         elif len(self._said) == whole:
             self._closed = True  # This passage has ended, and the connection goes on.
             self._timer.cancel()
-            self.loop.remove_reader(self._near)
+            self.loop.remove_reader(self._near.fileno())
             self._lane(self._near, self._said[len(LANE) :])
         else:
-            self.loop.add_reader(self._near, self._read_ticket)
+            self.loop.add_reader(self._near.fileno(), self._read_ticket)
 
     def _begin(self, tries: int = _RETRIES) -> None:
-        self.loop.remove_reader(self._near)
+        self.loop.remove_reader(self._near.fileno())
         self._timer.cancel()
         if self._closed:
             return
@@ -190,15 +192,15 @@ class Way:
         self._held: Carrier | None = None
 
     def start(self) -> None:
-        self._loop.add_reader(self._source, self._pass_on)
+        self._loop.add_reader(self._source.fileno(), self._pass_on)
 
     def stop(self) -> None:
         """Take in no more, and forget what is held."""
         if self.over:
             return
         self.over = True
-        self._loop.remove_reader(self._source)
-        self._loop.remove_writer(self.sink)
+        self._loop.remove_reader(self._source.fileno())
+        self._loop.remove_writer(self.sink.fileno())
         if self._held is not None:
             self._pipes.take_back(self._held)
             self._held = None
@@ -226,8 +228,8 @@ class Way:
     def _hold(self, carrier: "Carrier") -> None:
         """Wait for the sink with what it did not take."""
         self._held = carrier
-        self._loop.remove_reader(self._source)
-        self._loop.add_writer(self.sink, self._drain)
+        self._loop.remove_reader(self._source.fileno())
+        self._loop.add_writer(self.sink.fileno(), self._drain)
         if self._watched:
             self._passage.stalled(True)
 
@@ -249,8 +251,8 @@ class Way:
             self._passage.stalled(False)
         self._held = None
         self._pipes.take_back(carrier)
-        self._loop.remove_writer(self.sink)
-        self._loop.add_reader(self._source, self._pass_on)
+        self._loop.remove_writer(self.sink.fileno())
+        self._loop.add_reader(self._source.fileno(), self._pass_on)
 
 
 class Carrier(Protocol):

@@ -158,7 +158,7 @@ def dial_lane(
     near = _connect(host, port, seconds, among, least)
     try:
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _hold_back(near)
+        hold_back(near)
         _notice_absence(near)
         near.sendall(LANE + ticket)
         if tls_ca is not None:
@@ -185,7 +185,7 @@ def _secured(
     return secured
 
 
-def _hold_back(near: socket.socket) -> None:
+def hold_back(near: socket.socket) -> None:
     """Has the system take no more than the network does, and a little.
 
     Otherwise it takes megabytes ahead. They leave the processor's cache before they are sent, and

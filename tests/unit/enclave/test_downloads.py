@@ -286,10 +286,10 @@ def test_a_turn_ends_when_others_wait_for_it():
 def test_a_service_that_ends_does_not_wait_for_its_readers(tmp_path):
     async def main() -> None:
         with (
+            ExitStack() as stack,  # Peers are there for longer than the service.
             Tickets(1, idle_s=PATIENCE_S) as tickets,
             Downloads(1, idle_s=600, most_s=600) as downloads,
             Front(4, folder=tmp_path, idle_s=600, tickets=tickets, downloads=downloads) as front,
-            ExitStack() as stack,
         ):
             front.pass_on_to(front.back_address(), 1)
             port = front.listen("127.0.0.1:0")
