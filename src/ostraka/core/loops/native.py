@@ -1,7 +1,9 @@
 """The loops in C: loads `_native.so`, if the package was built with a compiler.
 
-Calls release the interpreter's lock. `ostraka.core.loops` has checked every argument, and so sizes,
-types and alignment are what native.c takes for granted.
+Calls release the interpreter's lock, but for those that are made for every tile that arrives: they
+take some microseconds, and to wait for the lock again behind other threads takes longer.
+`ostraka.core.loops` has checked every argument, and so sizes, types and alignment are what native.c
+takes for granted.
 """
 
 import ctypes
@@ -37,6 +39,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "widen_bfloat16": (None, (_AT, _SIZE, _AT)),
     "widen_int8": (None, (_AT, _SIZE, _REAL, _AT)),
 }
+_BRIEF = ("scaled_squares", "absorb")
 _Start = ctypes.c_char * 0
 
 
@@ -46,8 +49,9 @@ class Native:
     def __init__(self, library: ctypes.CDLL, level: int) -> None:
         """level: an index of LEVELS, at most what `best` says."""
         self.level, self._level = LEVELS[level], level
+        brief = ctypes.PyDLL(library._name)
         for name, (result, arguments) in _SIGNATURES.items():
-            function = library[f"ostraka_{name}"]
+            function = (brief if name in _BRIEF else library)[f"ostraka_{name}"]
             function.restype, function.argtypes = result, (_LEVEL, *arguments)
             setattr(self, f"_{name}", function)
 
