@@ -84,6 +84,7 @@ from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 
 _LONG_POLL_S = 20.0
 _AT_ONCE_S = 0.5  # for the next round to open, while a client waits for the outcome of this one
+_MOVING_S = 5.0  # for shards to move to a new model
 _HEADERS_S = 1.0  # for gRPC's headers to be on their way
 _PART = 2**18  # of a model, in bytes
 _LONGEST = 2**18  # bytes of a receipt in an answer that all who took part get at once
@@ -327,7 +328,8 @@ class Servicer(EnclaveServicer):
             out = reply.outcome.WhichOneof("outcome") in ("certified", "published")
             if out and self._caller(context).is_called(vote.voter):
                 reply.model = self._short_model(context)
-                if request.HasField("next"):
+                # A client that has to fetch the model first would come too late for the round.
+                if reply.model and request.HasField("next"):
                     await self._introduce_next(vote.number + 1, request.next, reply, context)
             return reply
 
@@ -525,11 +527,18 @@ class Servicer(EnclaveServicer):
         return self.engine.shards
 
     async def _slices(self, digest: bytes, context: Context) -> list[wire.ModelSlice]:
-        """Tell where the slices of the model are. Aborts the call if they are not there."""
-        shards = self._shards()
+        """Tell where the slices of the model are. Aborts the call if they are not there in time.
+
+        An outcome is known before all shards have moved to its model, which takes them the longer
+        the larger it is. Clients that asked again meanwhile would cost the lead more.
+        """
+        shards, moved = self._shards(), self.engine.moved
         if digest != self.engine.enclave.model:
             await context.abort(grpc.StatusCode.NOT_FOUND, _OTHER_MODEL)
-        if not shards.show(digest):
+        try:
+            async with asyncio.timeout(_MOVING_S), moved:
+                await moved.wait_for(lambda: shards.show(digest))
+        except TimeoutError:
             # To a client, an unavailable service is another connection, which it would greet.
             await context.abort(grpc.StatusCode.ABORTED, "not all shards are here yet")
         here = [shards.connected[number] for number in range(shards.count)]
