@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from ipaddress import IPv4Address, ip_address, ip_network
 from itertools import islice
 from typing import Any
@@ -205,6 +206,7 @@ class Punctual(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "malformed request")
 
 
+@lru_cache(maxsize=_MOST_PEERS)  # Every connection asks, and most come from where others came from.
 def neighbourhood(host: str) -> str:
     """Return what counts as one address: an IPv4 address, or an IPv6 network."""
     try:
