@@ -303,6 +303,39 @@ def test_a_service_that_ends_does_not_wait_for_its_readers(tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("taken", [len(RAW), 1000])
+def test_a_lane_that_has_ended_holds_no_model(tmp_path, taken):
+    """Its memory is for the next round, and must not wait until Python looks for cycles."""
+    spares = Spares()
+
+    async def work(downloads: Downloads) -> None:
+        model = spares.take(D)
+        model[:] = MODEL
+        ticket = downloads.show(model)
+        with (
+            Tickets(1, idle_s=PATIENCE_S) as tickets,
+            Front(
+                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
+            ) as front,
+        ):
+            port = front.listen("127.0.0.1:0")
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as far:
+                far.sendall(LANE + ticket)
+                await asyncio.to_thread(far.recv, taken, socket.MSG_WAITALL)
+            while front._visitors:
+                await asyncio.sleep(0.01)
+            downloads.show(MODEL)
+            del model
+            assert spares._free
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(work)
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("party", [None, ALICE])
 def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path, party):
     async def work(downloads: Downloads) -> None:
