@@ -267,10 +267,11 @@ class MemoryFile:
     def load(self) -> Memory | None:
         """None if there is none yet. Raises StateError."""
         marked, _ = self._marks()  # first: another process may write both in the meantime
-        return self._read(marked)
+        content = self._read(marked)
+        return None if content is None else content.memory
 
-    def _read(self, marked: int) -> Memory | None:
-        """The memory of a client that has voted for number `marked`, as its mark says."""
+    def _read(self, marked: int) -> _Content | None:
+        """The file of a client that has voted for number `marked`, as its mark says."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -288,11 +289,12 @@ class MemoryFile:
                 "begins anew with this version: move the file away",
             )
         try:
-            memory = self._decoded(content)
+            read = self._decoded(content)
         except MalformedMessage:
             raise StateError(
                 self.path, f"is damaged, and holds this client's memory. {NEW_KEY}"
             ) from None
+        memory = read.memory
         if memory.client != self.client:
             raise StateError(
                 self.path, f"is the memory of client {memory.client!r}, not of {self.client!r}"
@@ -305,15 +307,16 @@ class MemoryFile:
             )
         if marked > (memory.voted.number if memory.voted else 0):
             raise StateError(self.path, f"is an older copy: this client has voted since. {NEW_KEY}")
-        return memory
+        return read
 
-    def _decoded(self, content: bytes) -> Memory:
+    def _decoded(self, content: bytes) -> _Content:
         """Raises MalformedMessage."""
         for known in tuple(self._known):
             if known.whole == content:
-                return known.memory
-        self._known[:] = [_Content.read(content)]
-        return self._known[0].memory
+                return known
+        read = _Content.read(content)
+        self._known[:] = [read]
+        return read
 
     def save(self, memory: Memory) -> Memory:
         """Never back to an earlier state: another process of this client may be ahead.
@@ -332,18 +335,18 @@ class MemoryFile:
         """Replace what is stored by what `change` makes of it. Durable when this returns."""
         with self._alone():
             marked, at = self._marks()
-            stored = self._read(marked)
+            content = self._read(marked)
+            stored = None if content is None else content.memory
             changed = change(stored)
             if changed != stored:
-                self._write(stored, changed)
+                self._write(content, changed)
             if changed.voted is not None and changed.voted.number > marked:
                 self._write_mark(changed.voted.number, at=at)
         return changed
 
-    def _write(self, stored: Memory | None, changed: Memory) -> None:
-        step = None if stored is None else Step.between(stored, changed)
-        if step is not None and self._known[0].steps < _MOST_STEPS:
-            before = self._known[0]
+    def _write(self, before: _Content | None, changed: Memory) -> None:
+        step = None if before is None else Step.between(before.memory, changed)
+        if before is not None and step is not None and before.steps < _MOST_STEPS:
             content = before.and_then(step)
             files.append(self.path, content.whole[len(before.whole) :], at=len(before.whole))
         else:

@@ -199,6 +199,24 @@ def test_of_a_step_that_was_being_written_any_part_may_be_there(file, memory):
                 assert MemoryFile(file.path, "alice").load() == stored
 
 
+def test_a_step_goes_behind_what_was_read_under_the_lock(file, memory, charter, monkeypatch):
+    """Another thread may have read an older file, of another length, and be slow to say so."""
+    file.save(memory)
+    older = file.path.read_bytes()
+    file.save(newer := replace(memory, charter=charter(revision=2), receipts=(receipt(1),)))
+
+    def change(stored):
+        assert stored == newer
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.read_bytes", lambda path: older)
+            patch.setattr(MemoryFile, "_marks", lambda self: (0, 0))
+            assert file.load() == memory
+        return replace(newer, receipts=(receipt(2),))
+
+    changed = file.change(change)
+    assert MemoryFile(file.path, "alice").load() == changed
+
+
 def test_of_a_mark_that_was_being_written_any_part_may_be_there(file, memory):
     file.save(replace(memory, voted=Voted(8, None)))
     mark = file.path.with_name("alice.memory.voted")
