@@ -341,6 +341,8 @@ class MemoryFile:
             if changed != stored:
                 self._write(content, changed)
             if changed.voted is not None and changed.voted.number > marked:
+                if changed == stored:  # Who wrote it may have died before it was on the disk.
+                    files.sync(self.path)
                 self._write_mark(changed.voted.number, at=at)
         return changed
 

@@ -217,6 +217,23 @@ def test_a_step_goes_behind_what_was_read_under_the_lock(file, memory, charter, 
     assert MemoryFile(file.path, "alice").load() == changed
 
 
+def test_a_vote_of_a_process_that_died_is_on_the_disk_before_its_mark(file, memory, monkeypatch):
+    """It may have died between writing the vote and waiting for the disk."""
+    file.save(voted := replace(memory, voted=Voted(1, None)))
+    mark = file.path.with_name("alice.memory.voted")
+    mark.unlink()
+    synced = []
+
+    def sync(path):
+        assert not mark.exists()
+        synced.append(path)
+
+    monkeypatch.setattr(files, "sync", sync)
+    assert MemoryFile(file.path, "alice").save(voted) == voted
+    assert synced == [file.path]
+    assert mark.exists()
+
+
 def test_of_a_mark_that_was_being_written_any_part_may_be_there(file, memory):
     file.save(replace(memory, voted=Voted(8, None)))
     mark = file.path.with_name("alice.memory.voted")
