@@ -336,6 +336,39 @@ def test_a_lane_that_has_ended_holds_no_model(tmp_path, taken):
         gc.enable()
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_nothing_is_kept_for_a_peer_that_has_no_place_any_more(tmp_path, ends):
+    """One that says something, or ends its side, and reads nothing. The model is so short that the
+    system takes all of it."""
+    short = MODEL[: 2**14 - 100]
+
+    async def work(downloads: Downloads) -> None:
+        with (
+            Tickets(1, idle_s=PATIENCE_S) as tickets,
+            Front(
+                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
+            ) as front,
+            socket.socket() as far,
+        ):
+            far.settimeout(PATIENCE_S)
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+            far.connect(("127.0.0.1", front.listen("127.0.0.1:0")))
+            far.sendall(LANE + downloads.show(short) + (b"" if ends else b"?"))
+            if ends:
+                far.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                await asyncio.to_thread(far.recv, 1, socket.MSG_PEEK)
+            while front._visitors:
+                await asyncio.sleep(0.01)
+            came = 0
+            with suppress(ConnectionResetError):
+                while data := far.recv(2**20):
+                    came += len(data)
+            assert came < short.nbytes
+
+    run(work)
+
+
 @pytest.mark.parametrize("party", [None, ALICE])
 def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path, party):
     async def work(downloads: Downloads) -> None:
