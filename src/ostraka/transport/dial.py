@@ -157,12 +157,14 @@ def dial_lane(
     *,
     tls_ca: Path | None = None,
     seconds: float,
+    turn_s: float | None = None,
     among: Sockets | None = None,
     least: int = 0,
 ) -> socket.socket:
     """Opens the lane that this ticket is for, on the way that gRPC takes to HOST:PORT.
 
-    seconds: for each step on the way. among: the sockets that it belongs to, which can be ended
+    seconds: for each step on the way. turn_s: for its turn to come, if the other side shakes hands
+    only then. among: the sockets that it belongs to, which can be ended
     from the first step on. least: the reach that its address has to have, if another side has told
     it. Raises OSError, and ConfigError as `dial` does.
     """
@@ -176,6 +178,7 @@ def dial_lane(
         _notice_absence(near)
         near.sendall(LANE + ticket)
         if tls_ca is not None:
+            near.settimeout(max(seconds, turn_s or 0.0))
             near = _secured(near, host, _tls(_certificates(tls_ca)), among)
         near.settimeout(None)  # From here on, the lane's call says when it has ended.
     except BaseException:
