@@ -111,6 +111,16 @@ def append(path: Path, piece: Buffer, *, at: int) -> None:
         os.close(opened)
 
 
+def sync(path: Path) -> None:
+    """Makes a file durable that is there, with its name. Raises OSError."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+    sync_folder(path.parent)
+
+
 def make_folder(path: Path) -> None:
     """Makes a folder for its owner alone, durably. A folder that exists is not changed."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

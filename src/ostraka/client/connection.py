@@ -273,10 +273,13 @@ class Lanes:
     patience: Patience
     sockets: Sockets
 
-    def open(self, ticket: bytes, address: str = "") -> socket.socket:
+    def open(
+        self, ticket: bytes, address: str = "", *, turn_s: float | None = None
+    ) -> socket.socket:
         """The lane of this ticket. Raises LaneBroken.
 
         address: of the shard that it goes to, as the host says; the service's own unless given.
+        turn_s: how long to wait for its turn, if that comes after the ticket.
         """
         where, limit = address or self.address, self.patience.limit(REQUEST_S)
         try:
@@ -285,6 +288,7 @@ class Lanes:
                 ticket,
                 tls_ca=self.tls_ca,
                 seconds=limit,
+                turn_s=None if turn_s is None else self.patience.limit(turn_s),
                 among=self.sockets,
                 least=reach(self.address) if address else 0,
             )

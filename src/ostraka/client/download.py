@@ -88,7 +88,7 @@ def _fill(lanes: Lanes, given: wire.ModelSlice, out: memoryview) -> None:
     A lane that is closed before its first byte was refused: its ticket is of an older model, or
     there are too many. Whoever has to wait for its turn hears nothing meanwhile.
     """
-    near, rest = lanes.open(given.ticket, given.address), out
+    near, rest = lanes.open(given.ticket, given.address, turn_s=TRANSFER_S), out
     limit = Patience(lanes.patience.limit(TRANSFER_S))
     try:
         while rest:

@@ -9,6 +9,7 @@ not whole was being written when the process died, and has not happened.
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -69,6 +70,7 @@ class Sent:
 
 NOTHING_SENT = Sent()
 _MARK = b"%d is the last round that this client has voted in; its memory must know of that.\n"
+_MARKS = re.compile(rb"^%b" % _MARK.replace(b"%d", rb"([0-9]+)"), re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,9 @@ class Step:
         )
 
 
+_BEGIN, _BEFORE = pack(Step.LABEL), len(pack(b""))  # how a step begins, and what is before that
+
+
 @dataclass(frozen=True)
 class _Content:
     """What a file holds, up to the end of its last whole step. steps: their bytes."""
@@ -194,16 +199,17 @@ class _Content:
     @classmethod
     def read(cls, content: bytes) -> "_Content":
         """Raises MalformedMessage."""
-        fields, lacking = unpack_whole(content)
-        begun = cls.of(decode(Memory, pack(*fields[:2])))
-        pairs = list(zip(fields[2::2], fields[3::2], strict=False))
-        for encoded, digest in pairs:
+        fields, _ = unpack_whole(content)
+        known = cls.of(decode(Memory, pack(*fields[:2])))
+        for encoded, digest in zip(fields[2::2], fields[3::2], strict=False):
             if hashlib.sha256(encoded).digest() != digest:
-                if lacking or (encoded, digest) != (fields[-2], fields[-1]):
-                    raise MalformedMessage("a step that others follow is damaged")
                 break
-            begun = begun.and_then(decode(Step, encoded))
-        return begun
+            known = known.and_then(decode(Step, encoded))
+        # What is left is a step that was being written: a system may have kept any part of it, with
+        # zeros for the rest. If another one begins behind that, a step is damaged that was whole.
+        if content.find(_BEGIN, len(known.whole) + _BEFORE + 1) >= 0:
+            raise MalformedMessage("a step that others follow is damaged")
+        return known
 
     def and_then(self, step: Step) -> "_Content":
         encoded = encode(step)
@@ -260,10 +266,12 @@ class MemoryFile:
 
     def load(self) -> Memory | None:
         """None if there is none yet. Raises StateError."""
-        return self._read(self._marked())  # first: another process may write both in the meantime
+        marked, _ = self._marks()  # first: another process may write both in the meantime
+        content = self._read(marked)
+        return None if content is None else content.memory
 
-    def _read(self, marked: int) -> Memory | None:
-        """The memory of a client that has voted for number `marked`, as its mark says."""
+    def _read(self, marked: int) -> _Content | None:
+        """The file of a client that has voted for number `marked`, as its mark says."""
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
@@ -281,11 +289,12 @@ class MemoryFile:
                 "begins anew with this version: move the file away",
             )
         try:
-            memory = self._decoded(content)
+            read = self._decoded(content)
         except MalformedMessage:
             raise StateError(
                 self.path, f"is damaged, and holds this client's memory. {NEW_KEY}"
             ) from None
+        memory = read.memory
         if memory.client != self.client:
             raise StateError(
                 self.path, f"is the memory of client {memory.client!r}, not of {self.client!r}"
@@ -298,15 +307,16 @@ class MemoryFile:
             )
         if marked > (memory.voted.number if memory.voted else 0):
             raise StateError(self.path, f"is an older copy: this client has voted since. {NEW_KEY}")
-        return memory
+        return read
 
-    def _decoded(self, content: bytes) -> Memory:
+    def _decoded(self, content: bytes) -> _Content:
         """Raises MalformedMessage."""
         for known in tuple(self._known):
             if known.whole == content:
-                return known.memory
-        self._known[:] = [_Content.read(content)]
-        return self._known[0].memory
+                return known
+        read = _Content.read(content)
+        self._known[:] = [read]
+        return read
 
     def save(self, memory: Memory) -> Memory:
         """Never back to an earlier state: another process of this client may be ahead.
@@ -324,19 +334,21 @@ class MemoryFile:
     def change(self, change: Callable[[Memory | None], Memory]) -> Memory:
         """Replace what is stored by what `change` makes of it. Durable when this returns."""
         with self._alone():
-            marked = self._marked()
-            stored = self._read(marked)
+            marked, at = self._marks()
+            content = self._read(marked)
+            stored = None if content is None else content.memory
             changed = change(stored)
             if changed != stored:
-                self._write(stored, changed)
+                self._write(content, changed)
             if changed.voted is not None and changed.voted.number > marked:
-                self._write_mark(changed.voted.number)
+                if changed == stored:  # Who wrote it may have died before it was on the disk.
+                    files.sync(self.path)
+                self._write_mark(changed.voted.number, at=at)
         return changed
 
-    def _write(self, stored: Memory | None, changed: Memory) -> None:
-        step = None if stored is None else Step.between(stored, changed)
-        if step is not None and self._known[0].steps < _MOST_STEPS:
-            before = self._known[0]
+    def _write(self, before: _Content | None, changed: Memory) -> None:
+        step = None if before is None else Step.between(before.memory, changed)
+        if before is not None and step is not None and before.steps < _MOST_STEPS:
             content = before.and_then(step)
             files.append(self.path, content.whole[len(before.whole) :], at=len(before.whole))
         else:
@@ -348,30 +360,22 @@ class MemoryFile:
     def _mark(self) -> Path:
         """Says for which number this client has voted last, should its memory be lost.
 
-        The last whole line counts.
+        The last whole line counts: of one that was being written, any part may be there.
         """
         return self.path.with_name(f"{self.path.name}.voted")
 
-    def _marks(self) -> bytes:
-        """All whole lines of the mark. Raises OSError."""
-        content = self._mark.read_bytes()
-        return content[: content.rfind(b"\n") + 1]
-
-    def _marked(self) -> int:
-        """The number of the mark; 0 if there is none."""
+    def _marks(self) -> tuple[int, int]:
+        """The number of the mark, and where its last whole line ends; zeros if there is none."""
         try:
-            return int(self._marks().splitlines()[-1].split()[0])
+            lines = list(_MARKS.finditer(self._mark.read_bytes()))
+            return int(lines[-1][1]), lines[-1].end()
         except FileNotFoundError:
-            return 0
-        except (OSError, ValueError, IndexError):
+            return 0, 0
+        except (OSError, IndexError):
             raise StateError(self._mark, f"cannot be read. {NEW_KEY}") from None
 
-    def _write_mark(self, number: int) -> None:
+    def _write_mark(self, number: int, *, at: int) -> None:
         line = _MARK % number
-        try:
-            at = len(self._marks())
-        except FileNotFoundError:
-            at = 0
         if 0 < at < _MOST_MARKS:
             files.append(self._mark, line, at=at)
         else:

@@ -217,7 +217,7 @@ class Session:
         Raises RolledBack if the enclave says so and proves it.
         """
         request.voter = self.who.name
-        reply = self._ahead(request) or self._in_time("AwaitOutcome", request, seconds)
+        reply = self._ahead(request) or self._in_time("AwaitOutcome", lambda: request, seconds)
         if reply is None:
             return wire.OutcomeReply(pending=wire.Pending())
         match reply.WhichOneof("outcome"):
@@ -234,12 +234,15 @@ class Session:
         ahead, self.ahead = self.ahead, None
         return ahead[1] if ahead is not None and ahead[0] == request else None
 
-    def _in_time(self, method: str, request: Any, seconds: float) -> Any:
-        """The reply to a question that may wait for others; None if there is none in this time."""
+    def _in_time(self, method: str, request: Callable[[], Any], seconds: float) -> Any:
+        """The reply to a question that may wait for others; None if there is none in this time.
+
+        request: makes what is asked, at every try.
+        """
 
         def ask() -> Any:
             try:
-                return self.connection.once(method, request, seconds=seconds)
+                return self.connection.once(method, request(), seconds=seconds)
             except grpc.RpcError as error:
                 if Status.of(error).code is not grpc.StatusCode.DEADLINE_EXCEEDED:
                     raise
@@ -265,11 +268,17 @@ class Session:
             return
         self.memory = voted
         confirmation = voted.role(self.who.identity).confirmation()
-        shown = wire.ConfirmRequest(confirmation=encode(confirmation))
-        question = attesting.Question(self.who, voted.charter)
-        if request.round_id:
-            shown.then.CopyFrom(request)
-            shown.next.CopyFrom(question.request())
+        questions: list[attesting.Question] = []
+
+        def shown() -> wire.ConfirmRequest:
+            """Made anew for each try: what was asked before may be answered by another enclave."""
+            show = wire.ConfirmRequest(confirmation=encode(confirmation))
+            if request.round_id:
+                questions.append(attesting.Question(self.who, voted.charter))
+                show.then.CopyFrom(request)
+                show.next.CopyFrom(questions[-1].request())
+            return show
+
         try:
             reply = self._in_time("Confirm", shown, REQUEST_S)
         except ServiceError as refused:
@@ -281,9 +290,9 @@ class Session:
         if reply.HasField("outcome"):
             self.ahead = request, reply.outcome
         self.brought = reply.model
-        if reply.introduced.introduction:
+        if questions and reply.introduced.introduction:
             with suppress(MalformedMessage):  # It is asked for by itself then.
-                answer = question.answer(reply.introduced)
+                answer = questions[-1].answer(reply.introduced)
                 self.shelf.introduced = Introduced(answer, time.monotonic() + _FRESH_S)
         self.connection.tell(Confirmed(proposal.number))
 

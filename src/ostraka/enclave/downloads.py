@@ -171,8 +171,7 @@ class Download:
             self._sending.cancel()
 
     async def _send(self, line: Line) -> None:
-        # A peer that is too slow, or gone, has only itself to tell.
-        with suppress(OSError):  # TimeoutError is one.
+        with suppress(TimeoutError):  # Others wait for the turn.
             async with self._turns.turn():
                 loop = asyncio.get_running_loop()
                 sending = loop.run_in_executor(self._threads, _send, line, self._model)
@@ -185,9 +184,10 @@ class Download:
 
 
 def _send(line: Line, model: memoryview) -> None:
+    """A peer that is too slow, or gone, has only itself to tell. An error that went on from here
+    would hold the model, until Python finds out."""
     try:
         line.begin()
         line.pour(model)
-    except OSError:
+    except OSError:  # TimeoutError is one.
         line.forget()
-        raise

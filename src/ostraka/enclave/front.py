@@ -40,12 +40,16 @@ _SPARE_FILES = 512  # for everything else
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 (compared, not bound)
 
 
+def _nothing() -> None:
+    """What there is to end of a connection that has not begun, or has ended."""
+
+
 @dataclass(eq=False)
 class Visitor:
     """One connection. nonce: what a party signs, to prove that this connection is its own."""
 
     address: str  # see `neighbourhood`
-    end: Callable[[], None] = field(default=lambda: None, repr=False)
+    end: Callable[[], None] = field(default=_nothing, repr=False)
     nonce: bytes = field(default_factory=partial(os.urandom, _NONCE_BYTES), repr=False)
     party: Member | None = None  # that has proved itself on this connection
     name: str = ""  # behind the door
@@ -280,9 +284,13 @@ class Front:
             self._gone(visitor)
             return
         visitor.end = partial(self._end_lane, visitor, lane)
-        lane.connect(near, partial(self._gone, visitor))
+        lane.connect(near, partial(self._lane_gone, visitor))
         if lane.party is not None:
             self.prove(visitor, lane.party)
+
+    def _lane_gone(self, visitor: Visitor) -> None:
+        visitor.end = _nothing  # It would hold the lane, and so the model, until Python finds out.
+        self._gone(visitor)
 
     def _end_lane(self, visitor: Visitor, lane: Lane | Download) -> None:
         self._gone(visitor)  # Its place is free before its thread has noticed.

@@ -240,6 +240,9 @@ class Line:
             socket.socket.recv(self._near, 1)
         except BlockingIOError:
             raise TimeoutError from None
+        # One that says something, or has ended its side alone, does not have to have taken all.
+        # For one that has, it makes no difference.
+        self.forget()
 
     def _send(self, data: memoryview) -> int:
         """Send for as long as it may take. Return how many bytes the peer has taken."""

@@ -46,7 +46,7 @@ from ostraka.model_file import read_model
 from ostraka.protocol.enclave import Memory
 from ostraka.protocol.host import lend_threads
 from ostraka.transport import ANSWER_PIECE
-from ostraka.transport.dial import Backoff, require_address
+from ostraka.transport.dial import LOOKAHEAD, Backoff, require_address
 from ostraka.transport.ostraka_pb2_grpc import add_EnclaveServicer_to_server
 
 _KIB, _MIB = 2**10, 2**20
@@ -360,6 +360,7 @@ def _options(file: FederationFile) -> list[tuple[str, int]]:
     return [
         ("grpc.max_concurrent_streams", _STREAMS),
         ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", LOOKAHEAD),
         ("grpc.max_connection_idle_ms", idle_ms),
         ("grpc.server_handshake_timeout_ms", idle_ms),
         ("grpc.max_receive_message_length", largest),

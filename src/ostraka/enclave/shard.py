@@ -599,7 +599,7 @@ async def _end(lanes: Iterable["asyncio.Task[None]"]) -> None:
 
 def _dial(settings: Settings) -> grpc.aio.Channel:
     require_address(settings.lead)
-    options = channel_options(_LARGEST)
+    options = channel_options(_LARGEST, transfers=True)
     if settings.tls_ca is None:
         return grpc.aio.insecure_channel(settings.lead, options=options)
     try:

@@ -163,7 +163,9 @@ class WorkerService:
 
     def _connect(self) -> _End:
         """Serves one stream to its end."""
-        with dial(self._address, tls_ca=self._tls_ca, largest=LARGEST_MESSAGE) as channel:
+        with dial(
+            self._address, tls_ca=self._tls_ca, largest=LARGEST_MESSAGE, transfers=True
+        ) as channel:
             outbox: Queue[WorkerSays | None] = Queue(_MOST_UNSENT)
             call: Any = EnclaveStub(channel).Work(iter(outbox.get, None))
 

@@ -187,6 +187,70 @@ def test_a_step_that_was_not_written_to_its_end_has_not_happened(file, memory):
         assert file.path.read_bytes() == after
 
 
+def test_of_a_step_that_was_being_written_any_part_may_be_there(file, memory):
+    """A system may have written the length of a file before its values, which are zeros then."""
+    _, (before, stored), (after, _) = stepped(file, memory)
+    step = after[len(before) :]
+    for cut in range(len(step)):
+        zeros, rest = bytes(cut), bytes(len(step) - cut)
+        for torn in (zeros, zeros + step[cut:], step[:cut] + rest):
+            if torn != step:
+                file.path.write_bytes(before + torn)
+                assert MemoryFile(file.path, "alice").load() == stored
+
+
+def test_a_step_goes_behind_what_was_read_under_the_lock(file, memory, charter, monkeypatch):
+    """Another thread may have read an older file, of another length, and be slow to say so."""
+    file.save(memory)
+    older = file.path.read_bytes()
+    file.save(newer := replace(memory, charter=charter(revision=2), receipts=(receipt(1),)))
+
+    def change(stored):
+        assert stored == newer
+        with monkeypatch.context() as patch:
+            patch.setattr("pathlib.Path.read_bytes", lambda path: older)
+            patch.setattr(MemoryFile, "_marks", lambda self: (0, 0))
+            assert file.load() == memory
+        return replace(newer, receipts=(receipt(2),))
+
+    changed = file.change(change)
+    assert MemoryFile(file.path, "alice").load() == changed
+
+
+def test_a_vote_of_a_process_that_died_is_on_the_disk_before_its_mark(file, memory, monkeypatch):
+    """It may have died between writing the vote and waiting for the disk."""
+    file.save(voted := replace(memory, voted=Voted(1, None)))
+    mark = file.path.with_name("alice.memory.voted")
+    mark.unlink()
+    synced = []
+
+    def sync(path):
+        assert not mark.exists()
+        synced.append(path)
+
+    monkeypatch.setattr(files, "sync", sync)
+    assert MemoryFile(file.path, "alice").save(voted) == voted
+    assert synced == [file.path]
+    assert mark.exists()
+
+
+def test_of_a_mark_that_was_being_written_any_part_may_be_there(file, memory):
+    file.save(replace(memory, voted=Voted(8, None)))
+    mark = file.path.with_name("alice.memory.voted")
+    before = mark.read_bytes()
+    file.save(replace(memory, voted=Voted(9, None)))
+    line = mark.read_bytes()[len(before) :]
+    for cut in range(len(line)):
+        zeros, rest = bytes(cut), bytes(len(line) - cut)
+        for torn in (zeros, zeros + line[cut:], line[:cut] + rest):
+            mark.write_bytes(before + torn)
+            file.save(replace(memory, voted=Voted(9, None)))
+            assert mark.read_bytes() == before + line
+    mark.write_bytes(before.replace(b"8", b"?"))
+    with pytest.raises(StateError, match=r"voted: cannot be read.*a new key"):
+        file.load()
+
+
 @pytest.mark.parametrize("behind", [lambda last: last, lambda last: last[:-1]])
 def test_a_damaged_step_is_told_if_others_follow_it(behind, file, memory):
     _, (once, _), (twice, _) = stepped(file, memory)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from ostraka import files
 from ostraka.client.api import DEFAULT_RESENDS
+from ostraka.client.attesting import Question
 from ostraka.client.connection import UNCONFIRMED
 from ostraka.client.events import AlreadySent, Confirmed, RollbackProved
 from ostraka.client.memory import Memory, MemoryFile, RollbackProof, Sent
@@ -116,6 +117,23 @@ def test_an_earlier_upload_of_the_client_counts_as_its_own(alice, service, when)
     service.failures["Upload"] = [(grpc.StatusCode.ALREADY_EXISTS, "complete")]
     when(lambda: "AwaitOutcome" in service.calls, lambda: waits(service, "bob", "carol"))
     assert alice.submit(UPDATE).accepted
+
+
+def test_a_vote_that_is_shown_again_asks_with_another_nonce(alice, service, monkeypatch):
+    """Evidence that was made for the first try must not do for one that comes much later."""
+    alice.fetch()
+    nonces = []
+    request = Question.request
+
+    def noted(question):
+        nonces.append(question.nonce)
+        return request(question)
+
+    monkeypatch.setattr(Question, "request", noted)
+    service.failures["Confirm"] = [(grpc.StatusCode.UNAVAILABLE, "away")] * 2
+    assert alice.submit(UPDATE).accepted
+    assert len(set(nonces)) == len(nonces) == 3
+    alice.fetch()
 
 
 def test_the_vote_is_on_the_disk_before_it_is_shown(alice, service, kept):

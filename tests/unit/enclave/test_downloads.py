@@ -23,6 +23,7 @@ from ostraka.enclave.downloads import Download, Downloads
 from ostraka.enclave.front import Front
 from ostraka.enclave.lane import Tickets
 from ostraka.transport import LANE, TICKET_BYTES
+from ostraka.transport.dial import dial_lane
 
 PATIENCE_S = 60.0
 SHORT_S = 0.2  # for whoever does not read
@@ -303,6 +304,72 @@ def test_a_service_that_ends_does_not_wait_for_its_readers(tmp_path):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("taken", [len(RAW), 1000])
+def test_a_lane_that_has_ended_holds_no_model(tmp_path, taken):
+    """Its memory is for the next round, and must not wait until Python looks for cycles."""
+    spares = Spares()
+
+    async def work(downloads: Downloads) -> None:
+        model = spares.take(D)
+        model[:] = MODEL
+        ticket = downloads.show(model)
+        with (
+            Tickets(1, idle_s=PATIENCE_S) as tickets,
+            Front(
+                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
+            ) as front,
+        ):
+            port = front.listen("127.0.0.1:0")
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as far:
+                far.sendall(LANE + ticket)
+                await asyncio.to_thread(far.recv, taken, socket.MSG_WAITALL)
+            while front._visitors:
+                await asyncio.sleep(0.01)
+            downloads.show(MODEL)
+            del model
+            assert spares._free
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(work)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_nothing_is_kept_for_a_peer_that_has_no_place_any_more(tmp_path, ends):
+    """One that says something, or ends its side, and reads nothing. The model is so short that the
+    system takes all of it."""
+    short = MODEL[: 2**14 - 100]
+
+    async def work(downloads: Downloads) -> None:
+        with (
+            Tickets(1, idle_s=PATIENCE_S) as tickets,
+            Front(
+                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
+            ) as front,
+            socket.socket() as far,
+        ):
+            far.settimeout(PATIENCE_S)
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+            far.connect(("127.0.0.1", front.listen("127.0.0.1:0")))
+            far.sendall(LANE + downloads.show(short) + (b"" if ends else b"?"))
+            if ends:
+                far.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionResetError):
+                await asyncio.to_thread(far.recv, 1, socket.MSG_PEEK)
+            while front._visitors:
+                await asyncio.sleep(0.01)
+            came = 0
+            with suppress(ConnectionResetError):
+                while data := far.recv(2**20):
+                    came += len(data)
+            assert came < short.nbytes
+
+    run(work)
+
+
 @pytest.mark.parametrize("party", [None, ALICE])
 def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path, party):
     async def work(downloads: Downloads) -> None:
@@ -339,6 +406,45 @@ def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path,
             assert (came == len(RAW)) is (party is not None)
 
     run(work)
+
+
+@pytest.mark.parametrize("turn_s", [PATIENCE_S, None])
+def test_who_waits_for_a_turn_waits_for_the_handshake_too(tmp_path, certificate, turn_s):
+    public, private = tmp_path / "tls.pem", tmp_path / "tls.key"
+    for path, content in zip((public, private), certificate, strict=True):
+        path.write_bytes(content)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(public, private)
+
+    async def main() -> None:
+        with (
+            Tickets(1, idle_s=PATIENCE_S) as tickets,
+            Downloads(1, idle_s=15 * SHORT_S, most_s=PATIENCE_S, tls=tls) as downloads,
+            Front(
+                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
+            ) as front,
+        ):
+            port = front.listen("127.0.0.1:0")
+            ticket = downloads.show(MODEL)
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as first:
+                first.sendall(LANE + ticket)
+                await asyncio.sleep(SHORT_S)  # It has the only turn, and does not shake hands.
+                opening = asyncio.to_thread(
+                    dial_lane,
+                    f"localhost:{port}",
+                    ticket,
+                    tls_ca=public,
+                    seconds=SHORT_S,
+                    turn_s=turn_s,
+                )
+                if turn_s is None:
+                    with pytest.raises(TimeoutError):
+                        await opening
+                else:
+                    with await opening as second:
+                        assert await asyncio.to_thread(second.recv, 1) == RAW[:1]
+
+    asyncio.run(main())
 
 
 # Of a whole service.

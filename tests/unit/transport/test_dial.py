@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -52,6 +53,78 @@ def test_an_answer_about_ten_thousand_clients_fits():
         with dial(f"127.0.0.1:{port}") as channel:
             ask: Any = channel.unary_unary("/test/Ask")
             assert len(ask(b"", timeout=60)) == 2**22
+    finally:
+        server.stop(None)
+
+
+LATE_S = 0.05  # each way
+PIECE, PIECES = 2**16, 64
+
+
+def pass_on_late(source: socket.socket, sink: socket.socket) -> None:
+    """Pass on what comes from one side, after a time."""
+    late: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+
+    def take() -> None:
+        data = b"?"
+        while data:
+            try:
+                data = source.recv(2**20)
+            except OSError:
+                data = b""
+            late.put((time.monotonic() + LATE_S, data))
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    data = b"?"
+    while data:
+        when, data = late.get()
+        time.sleep(max(0.0, when - time.monotonic()))
+        with suppress(OSError):
+            sink.sendall(data)
+    with suppress(OSError):
+        sink.shutdown(socket.SHUT_WR)
+    taking.join()
+
+
+@contextmanager
+def a_long_way_to(port: int) -> Iterator[int]:
+    """A port that passes one connection on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def relay() -> None:
+            near, _ = listening.accept()
+            with near, socket.create_connection(("127.0.0.1", port)) as far:
+                back = threading.Thread(target=pass_on_late, args=(far, near))
+                back.start()
+                pass_on_late(near, far)
+                back.join()
+
+        passing = threading.Thread(target=relay)
+        passing.start()
+        yield listening.getsockname()[1]
+        passing.join()
+
+
+@pytest.mark.parametrize("transfers", [False, True])
+def test_a_call_over_a_long_way_is_not_held_up_by_a_short_window(transfers):
+    """With gRPC's window of 64 KiB, and without probes, each of its pieces has a way of its own."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    pieces: Any = grpc.unary_stream_rpc_method_handler(lambda *_: iter([bytes(PIECE)] * PIECES))
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("test", {"Pieces": pieces})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with (
+            a_long_way_to(port) as there,
+            dial(f"127.0.0.1:{there}", transfers=transfers) as channel,
+        ):
+            begun = time.monotonic()
+            call: Any = channel.unary_stream("/test/Pieces")
+            assert sum(map(len, call(b"", timeout=60))) == PIECE * PIECES
+            assert time.monotonic() - begun < PIECES * LATE_S
     finally:
         server.stop(None)
 
