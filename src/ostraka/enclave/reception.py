@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
@@ -34,14 +35,28 @@ class Quoting:
     enrolled."""
 
     provider: EvidenceProvider
+    _asking: int = 0
+    _took_s: float = 0.0  # for the last answer
     _line: asyncio.Lock = field(default_factory=asyncio.Lock)
     _strangers: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def evidence(
         self, bound: Binding | KeyBinding | DeputyBinding, *, stranger: bool
     ) -> Evidence:
-        async with self.turn(stranger=stranger):
-            return await asyncio.to_thread(self.provider.evidence, bound.report_data())
+        self._asking += 1
+        try:
+            async with self.turn(stranger=stranger):
+                begun = time.monotonic()
+                found = await asyncio.to_thread(self.provider.evidence, bound.report_data())
+                self._took_s = time.monotonic() - begun
+                return found
+        finally:
+            self._asking -= 1
+
+    @property
+    def wait_s(self) -> float:
+        """How long it will be, about, until who asks now is answered."""
+        return (self._asking + 1) * self._took_s
 
     def turn(self, *, stranger: bool) -> AsyncExitStack:
         """The turn of one who asks."""

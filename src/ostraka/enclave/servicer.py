@@ -689,8 +689,10 @@ class Servicer(EnclaveServicer):
         reply: wire.ConfirmReply,
         context: Context,
     ) -> None:
-        """Introduce the round of this number if it opens at once. If that fails, it is asked for by
-        itself, and its client is told why then."""
+        """Introduce the round of this number if it opens at once, and evidence does not take long:
+        the outcome must not wait for it. If that fails, it is asked for by itself, and its client
+        is told why then.
+        """
         engine = self.engine
 
         def settled() -> bool:
@@ -700,7 +702,8 @@ class Servicer(EnclaveServicer):
             challenge = self._challenged(request, context)
             async with asyncio.timeout(_AT_ONCE_S), engine.moved:
                 await engine.moved.wait_for(settled)
-            if engine.current is not None and engine.current.number == number:
+            opened = engine.current is not None and engine.current.number == number
+            if engine.current is not None and opened and self.quoting.wait_s <= _AT_ONCE_S:
                 introduced = self._introduction(engine.current, challenge, request.holds, context)
                 reply.introduced.CopyFrom(await introduced)
 

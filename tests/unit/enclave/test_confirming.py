@@ -18,6 +18,7 @@ from ostraka.attestation import dcap
 from ostraka.attestation.claims import Binding
 from ostraka.crypto.identity import Identity
 from ostraka.enclave import engine, servicer
+from ostraka.enclave.reception import Quoting
 from ostraka.enclave.storage.state import EnclaveState
 from ostraka.encoding import UNSIGNED, decode, digest, encode
 from ostraka.errors import OpenError, StateError
@@ -181,6 +182,21 @@ def test_a_vote_is_answered_with_the_round_that_opens_next(quiet, speaker):
     # Nobody else hears of it by a vote, and who is refused has the outcome all the same.
     assert introduced(speakers[0], last) == ("certified", b"")
     assert introduced(last, last, signer=MALLORY) == ("certified", b"")
+
+
+def test_an_outcome_does_not_wait_for_evidence(quiet, speaker, monkeypatch):
+    monkeypatch.setattr(Quoting, "wait_s", servicer._AT_ONCE_S + 1)
+    speakers, joined, proposal = pending(quiet, speaker)
+    for one in speakers[: QUORUM - 1]:
+        vote(one, proposal)
+    last = speakers[QUORUM - 1]
+    asked = wire.OutcomeRequest(number=1, round_id=joined[0].offer.round_id, voter=last.name)
+    challenge = last.identity.sign(Challenge(b"n" * 32, last.name, UNSIGNED))
+    shown = wire.ConfirmRequest(confirmation=encode(of(last, proposal)), then=asked)
+    shown.next.challenge = encode(challenge)
+    told = last.stub.Confirm(shown, timeout=60)
+    assert (told.outcome.WhichOneof("outcome"), bool(told.model)) == ("certified", True)
+    assert told.introduced.introduction == b""
 
 
 def test_the_last_vote_is_answered_without_a_next_round(start, speaker):
