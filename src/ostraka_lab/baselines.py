@@ -114,7 +114,10 @@ class Clear:
         )
 
     def _own(self, participant: Participant, number: int) -> Float32:
-        """Its own update (d,), as an honest client sends it."""
+        """Its own update (d,), as an honest client sends it; zeros if nothing comes of it."""
+        if participant.idle:
+            participant.watch(self.model, number)
+            return np.zeros_like(self.model)
         trained = participant.train(self.model, number)
         return self._ways_out[participant.number].apply(trained.update, number).widened()
 

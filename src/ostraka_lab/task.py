@@ -273,12 +273,21 @@ class Participant:
         """Whether another attacker that knows the same sends the same, whoever remembers what."""
         return self.attack is not None and self.attack.alike and self.attack.learn is None
 
-    def train(self, start: Float32, number: int) -> Trained:
-        """Train from this model (d,) in this round. Gives its own update (d,), before momentum."""
+    @property
+    def idle(self) -> bool:
+        """Whether nobody would notice if it did not train: it sends what it makes of others'."""
+        return self.attack is not None and self.attack.alike and not self.tells
+
+    def watch(self, start: Float32, number: int) -> None:
+        """Take note of the model (d,) of this round."""
         if number != self._round:
             before = self._models[1] if number == self._round + 1 else None
             self._models = before, start
             self._round = number
+
+    def train(self, start: Float32, number: int) -> Trained:
+        """Train from this model (d,) in this round. Gives its own update (d,), before momentum."""
+        self.watch(start, number)
         seed = self._experiment.training_seed(self.number, number)
         return self.trainer.update(start, seed=seed, held=self._held())
 

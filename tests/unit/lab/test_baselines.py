@@ -166,6 +166,28 @@ def test_attackers_who_send_the_same_are_asked_once(monkeypatch):
         np.testing.assert_array_equal(each.updates[number - 1], each.updates[attackers[0] - 1])
 
 
+@pytest.mark.parametrize("attack", ["optimal-ipm", "lasting-mimic"])
+def test_attackers_train_only_where_something_comes_of_it(monkeypatch, attack):
+    def run(know="all"):
+        trained.clear()
+        experiment = Experiment(attack=attack, know=know, rounds=3, client_momentum=0.5)
+        clear = Clear(Task.load(experiment), rule(experiment, DEFAULT))
+        return {*experiment.attackers}, [each.model for each in clear.rounds()]
+
+    trained = set[int]()
+    train = Participant.train
+    monkeypatch.setattr(
+        Participant, "train", lambda self, *args: trained.add(self.number) or train(self, *args)
+    )
+    attackers, models = run()
+    assert not trained & attackers
+    run(know="own")
+    assert trained > attackers
+    monkeypatch.setattr(Participant, "idle", False)
+    np.testing.assert_array_equal(run()[1], models)
+    assert trained > attackers
+
+
 def test_attackers_who_send_different_things_are_all_asked():
     task = loaded(clients=9, byzantine=3, rounds=1, steps=1, attack="shift")
     (each,) = Clear(task, plain_average).rounds()

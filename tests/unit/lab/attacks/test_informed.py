@@ -1,4 +1,4 @@
-"""Attacks that know updates of others: IPM, ALIE, Mimic, Min-Max, Min-Sum and Fang."""
+"""Attacks that know updates of others: IPM, shift, ALIE, Mimic, Min-Max, Min-Sum and Fang."""
 
 import numpy as np
 import pytest
@@ -30,6 +30,15 @@ def test_ipm_turns_the_mean_back_beyond_n_minus_f_over_f(scene, updates, byzanti
 def test_ipm_is_the_opposite_of_the_mean(scene):
     honest = np.array([[1, 2, 4], [3, 2, -4]], dtype=np.float32)
     assert informed.ipm(scene(honest, scale=0.5)).tolist() == [-1, -1, 0]
+
+
+def test_shift_moves_what_the_attacker_would_have_sent_by_the_honest_mean(scene):
+    """The mean is (2, 2, 0)."""
+    honest = np.array([[1, 2, 4], [3, 2, -4]], dtype=np.float32)
+    own = np.array([5, 1, 1], dtype=np.float32)
+    sent = informed.shift(scene(honest, own=own, scale=1.5))
+    assert sent.dtype == np.float32
+    assert sent.tolist() == [2, -2, 1]
 
 
 def test_alie_is_the_stated_number_of_deviations_off_the_mean(scene):
