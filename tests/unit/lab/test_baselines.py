@@ -176,9 +176,12 @@ def test_attackers_train_only_where_something_comes_of_it(monkeypatch, attack):
 
     trained = set[int]()
     train = Participant.train
-    monkeypatch.setattr(
-        Participant, "train", lambda self, *args: trained.add(self.number) or train(self, *args)
-    )
+
+    def noted(self, *args):
+        trained.add(self.number)
+        return train(self, *args)
+
+    monkeypatch.setattr(Participant, "train", noted)
     attackers, models = run()
     assert not trained & attackers
     run(know="own")
