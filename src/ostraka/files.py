@@ -96,7 +96,7 @@ def append(path: Path, piece: Buffer, *, at: int) -> None:
     When this returns, they are on the disk. Raises OSError; a part of them may be there then. It
     takes a fraction of what `write` takes, which makes a file and a name for it.
     """
-    opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.ftruncate(opened, at)
         os.lseek(opened, at, os.SEEK_SET)

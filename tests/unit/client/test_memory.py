@@ -382,3 +382,13 @@ def test_two_processes_of_one_client_do_not_undo_each_other(connect, kept, servi
     stored = kept.load()
     assert stored is not None
     assert stored.last == service.receipts[2]
+
+
+def test_a_memory_that_lies_elsewhere_by_a_link_grows_there(file, memory, tmp_path):
+    file.save(memory)
+    elsewhere = tmp_path / "elsewhere"
+    file.path.rename(elsewhere)
+    file.path.symlink_to(elsewhere)
+    ahead = replace(memory, receipts=(receipt(1),))
+    assert file.save(ahead) == file.load() == ahead
+    assert file.path.is_symlink()
