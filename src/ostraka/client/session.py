@@ -61,8 +61,9 @@ class Shelf:
     def take_introduced(self) -> attesting.Answer | None:
         """What the enclave has said of itself just now, once."""
         introduced, self.introduced = self.introduced, None
-        fresh = introduced is not None and time.monotonic() < introduced.until
-        return introduced.answer if introduced is not None and fresh else None
+        if introduced is None or time.monotonic() >= introduced.until:
+            return None
+        return introduced.answer
 
 
 @dataclass

@@ -702,9 +702,11 @@ class Servicer(EnclaveServicer):
             challenge = self._challenged(request, context)
             async with asyncio.timeout(_AT_ONCE_S), engine.moved:
                 await engine.moved.wait_for(settled)
-            opened = engine.current is not None and engine.current.number == number
-            if engine.current is not None and opened and self.quoting.wait_s <= _AT_ONCE_S:
-                introduced = self._introduction(engine.current, challenge, request.holds, context)
+            current = engine.current
+            if current is None or current.number != number:
+                return
+            if self.quoting.wait_s <= _AT_ONCE_S:
+                introduced = self._introduction(current, challenge, request.holds, context)
                 reply.introduced.CopyFrom(await introduced)
 
     async def _wait_for_round(self, context: Context) -> OpenRound:
