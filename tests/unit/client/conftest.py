@@ -576,6 +576,8 @@ class ShardedService(Service):
     def __init__(self, count: int) -> None:
         model = np.random.default_rng(1).normal(size=SHARDED_D).astype("<f4")
         self.shards = [ShardService(self, each) for each in cut_into_spans(SHARDED.tiling, count)]
+        # A client that comes again finds all that the call before it has read.
+        self._receiving: dict[str, threading.Lock] = defaultdict(threading.Lock)
         signed = make_charter(terms=SHARDED, initial=vector_digest(model))
         super().__init__(first=start(model, FEDAVG), charter=signed)
 
@@ -622,15 +624,17 @@ class ShardedService(Service):
                 self.intake.accept(header)
         except UpdateRejected as rejected:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(rejected.reason))
-        lanes = []
-        for at, shard in enumerate(self.shards):
-            ticket = os.urandom(TICKET_BYTES)
-            shard.lanes[ticket] = SimpleQueue()
-            first = self.intake.next_tile(header.client, header.upload_id, at)
-            lanes.append(wire.ShardLane(address=shard.host.address, ticket=ticket, next=first))
-        yield self._tell("Granted", wire.UploadReply(granted=wire.Granted(shards=lanes)))
-        self._receive(header, lanes, context)
+        with self._receiving[header.client]:
+            lanes = [self._grant(header, at) for at in range(len(self.shards))]
+            yield self._tell("Granted", wire.UploadReply(granted=wire.Granted(shards=lanes)))
+            self._receive(header, lanes, context)
         yield from self._completed(header, number, context)
+
+    def _grant(self, header: UpdateHeader, at: int) -> wire.ShardLane:
+        shard, ticket = self.shards[at], os.urandom(TICKET_BYTES)
+        shard.lanes[ticket] = SimpleQueue()
+        first = self.intake.next_tile(header.client, header.upload_id, at)
+        return wire.ShardLane(address=shard.host.address, ticket=ticket, next=first)
 
     def _receive(self, header: UpdateHeader, lanes: Any, context: grpc.ServicerContext) -> None:
         """All shards at the same time. If one lane ends, all do, and so does the call."""
