@@ -34,6 +34,7 @@ _BACKLOG = 1024
 _LINGER_S = 2.5  # for connections to end by themselves
 _POLL_S = 0.02
 _DIAL_S = 1.0  # to a server of the same machine
+_LOOK_S, _LOOKS = 0.02, 100  # for a ticket that is shown before it is known
 _PAUSE_S = 1.0  # without descriptors
 _FILES = 3  # descriptors of one connection
 _SPARE_FILES = 512  # for everything else
@@ -116,7 +117,8 @@ class Front:
 
     folder: for sockets; an empty one that only this process reaches. idle_s: after which a
     connection is closed whose peer says nothing at first, or takes nothing. tickets: of uploads.
-    crowded: told of an address that had to give up a connection. Use it as a context.
+    foretold: a peer may know its ticket a little earlier than we do. crowded: told of an address
+    that had to give up a connection. Use it as a context.
     """
 
     def __init__(
@@ -127,12 +129,14 @@ class Front:
         idle_s: float,
         tickets: Tickets,
         downloads: Downloads,
+        foretold: bool = False,
         crowded: Callable[[str], None] = lambda address: None,
     ) -> None:
         self._guests = Guests(_affordable(places))
         self._idle_s = idle_s
         self._tickets = tickets
         self._downloads = downloads
+        self._looks = _LOOKS if foretold else 0
         self._crowded = crowded
         self._pipes = Pipes()
         self._loop = asyncio.get_running_loop()
@@ -265,7 +269,7 @@ class Front:
         passage = Passage(
             near,
             dial=partial(self._dial, visitor),
-            lane=partial(self._open_lane, visitor),
+            lane=lambda near, ticket: self._open_lane(visitor, near, ticket, self._looks),
             gone=partial(self._gone, visitor),
             pipes=self._pipes,
             idle_s=self._idle_s,
@@ -275,18 +279,31 @@ class Front:
         self._evict(self._guests.admit(visitor))
         passage.start()
 
-    def _open_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes) -> None:
-        """Hand a connection to what its ticket is for, or close it."""
+    def _open_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes, looks: int) -> None:
+        """Hand a connection to what its ticket is for, or close it. looks: for a ticket that is
+        not known yet. Meanwhile the visitor has its place as any stranger."""
         lane: Lane | Download | None = self._tickets.claim(ticket)
         lane = lane or self._downloads.claim(ticket, visitor.address)
         if lane is None:
-            near.close()
-            self._gone(visitor)
+            if looks:
+                again = partial(self._open_lane, visitor, near, ticket, looks - 1)
+                soon = self._loop.call_later(_LOOK_S, again)
+                visitor.end = partial(self._turn_away, visitor, near, soon)
+            else:
+                self._turn_away(visitor, near)
             return
         visitor.end = partial(self._end_lane, visitor, lane)
         lane.connect(near, partial(self._lane_gone, visitor))
         if lane.party is not None:
             self.prove(visitor, lane.party)
+
+    def _turn_away(
+        self, visitor: Visitor, near: socket.socket, soon: asyncio.TimerHandle | None = None
+    ) -> None:
+        if soon is not None:
+            soon.cancel()
+        near.close()
+        self._gone(visitor)
 
     def _lane_gone(self, visitor: Visitor) -> None:
         visitor.end = _nothing  # It would hold the lane, and so the model, until Python finds out.

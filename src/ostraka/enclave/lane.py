@@ -75,10 +75,16 @@ class Tickets:
         self._threads.shutdown()
 
     @contextmanager
-    def issue(self, receiver: Receiver, party: Member | None) -> Iterator["Lane"]:
-        """Hold a lane open for the block. party: who has proved that the upload is its own."""
-        lane = Lane(receiver, party, self._threads, line=self._line, idle_s=self._idle_s)
-        self._issued[lane.ticket] = lane
+    def issue(
+        self, receiver: Receiver, party: Member | None, ticket: bytes = b""
+    ) -> Iterator["Lane"]:
+        """Hold a lane open for the block. party: who has proved that the upload is its own.
+
+        ticket: a new one unless given.
+        """
+        ticket = ticket or os.urandom(TICKET_BYTES)
+        lane = Lane(ticket, receiver, party, self._threads, line=self._line, idle_s=self._idle_s)
+        self._issued[ticket] = lane
         try:
             yield lane
         finally:
@@ -95,6 +101,7 @@ class Lane:
 
     def __init__(
         self,
+        ticket: bytes,
         receiver: Receiver,
         party: Member | None,
         threads: ThreadPoolExecutor,
@@ -102,7 +109,7 @@ class Lane:
         line: "Callable[[socket.socket], Line]",
         idle_s: float,
     ) -> None:
-        self.ticket = os.urandom(TICKET_BYTES)
+        self.ticket = ticket
         self.party = party
         self._receiver = receiver
         self._threads = threads

@@ -40,9 +40,10 @@ from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Arrived, Begun, Cohort, Enclave, Intake, Leaves, Partial
 from ostraka.protocol.enclave.cohort import RoundContext, Row
 from ostraka.protocol.enclave.propose import Slice
+from ostraka.transport import TICKET_BYTES
 
 _RESTORE_S = 600.0  # to read a slice from disk
-_GRANT_S = 30.0
+_RESUME_S = 30.0
 _LONGEST = 200  # characters of why a shard cannot do something
 
 
@@ -153,20 +154,22 @@ class _Tiles:
 
 
 @dataclass(frozen=True)
-class AskedLane:
-    """A lane that a shard was asked for. settled: what will become of it."""
+class RemoteLane:
+    """A lane to a shard. settled: what will become of it. resumed: the shard's answer, if the
+    upload was granted a lane before."""
 
-    asked: "Future[tuple[Any, list[bytearray]]]"
+    ticket: bytes = field(repr=False)
     settled: "asyncio.Future[Any]"
+    resumed: "Future[tuple[Any, list[bytearray]]] | None"
 
-    async def granted(self) -> link.Granted:
-        """Raises RoundFailed."""
-        async with asyncio.timeout(_GRANT_S):
-            reply, _ = await asyncio.wrap_future(self.asked)
-        granted: link.Granted = reply
-        if not granted.ticket:
-            self.settled.cancel()
-        return granted
+    async def taken(self) -> int:
+        """How many tiles are there. Raises RoundFailed."""
+        if self.resumed is None:
+            return 0
+        async with asyncio.timeout(_RESUME_S):
+            reply, _ = await asyncio.wrap_future(self.resumed)
+        resumed: link.Resumed = reply
+        return resumed.taken
 
 
 class RemotePart:
@@ -179,6 +182,7 @@ class RemotePart:
         self._uploads: dict[str, _Tiles] = {}
         # By client, too: ids are public, and anyone may choose one that another client uses.
         self._waiting: dict[tuple[str, bytes], asyncio.Future[Any]] = {}
+        self._granted: set[tuple[str, bytes]] = set()
         self._stopped = False
         shard.on_event = self._on_event
 
@@ -215,18 +219,22 @@ class RemotePart:
             if not settled.done():
                 settled.set_result(link.Broken(client, upload_id, "closed", str(Rejection.LATE)))
 
-    def ask_lane(self, client: str, upload_id: bytes, *, own: bool) -> "AskedLane":
-        """Ask for a lane for the tiles that are missing.
+    def grant(self, client: str, upload_id: bytes, *, own: bool) -> RemoteLane:
+        """A lane for the tiles that are missing. The shard hears of it as soon as the client.
 
         own: the client itself brings them. Raises UpdateRejected once the round is closed.
         """
         if self._stopped:
             raise UpdateRejected(client, Rejection.LATE)
+        upload, resumed = (client, upload_id), None
         settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[client, upload_id] = settled
-        return AskedLane(
-            self.shard.ask(link.Grant(self._round_id, client, upload_id, own)), settled
-        )
+        self._waiting[upload] = settled
+        if upload in self._granted:
+            resumed = self.shard.ask(link.Resume(self._round_id, *upload))
+        self._granted.add(upload)
+        ticket = os.urandom(TICKET_BYTES)
+        self.shard.tell(link.Grant(self._round_id, *upload, own, ticket))
+        return RemoteLane(ticket, settled, resumed)
 
     def cut(self, client: str, upload_id: bytes) -> None:
         """End the lane of an upload whose call has ended: its turn is another's now."""

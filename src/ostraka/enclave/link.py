@@ -7,7 +7,8 @@
        -------- Open ------------------------->    a round
        <------- Opened ------------------------
        -------- Begun, Grant, many ----------->    an upload that was let in; a lane for its tiles
-       <------- Granted, many -----------------
+       -------- Resume, some ----------------->    it comes again, and is granted another lane
+       <------- Resumed -----------------------
        -------- Cut, End, some --------------->    its call has ended; it is replaced
        <------- Taken, Spoilt or Broken, many -    what has become of its tiles
        -------- Close ------------------------>    the rows, in their order
@@ -109,23 +110,35 @@ class Opened:
 
 @dataclass(frozen=True)
 class Grant:
-    """own: the client itself brings its upload, and not somebody who has seen its header."""
+    """A lane. ticket: opens it; the lead has drawn it, so that nobody waits for an answer. own: the
+    client itself brings its upload, and not somebody who has seen its header."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/shard/grant/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/shard/grant/v2"
 
     round_id: Id
     client: str
     upload_id: Id
     own: bool
+    ticket: Key = field(repr=False)
 
 
 @dataclass(frozen=True)
-class Granted:
-    """A lane. ticket: empty if no tile is missing. taken: how many tiles are here."""
+class Resume:
+    """The lane that an upload was granted before has ended, or must."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/shard/granted/v1"
+    LABEL: ClassVar[bytes] = b"ostraka/shard/resume/v1"
 
-    ticket: bytes = field(repr=False)
+    round_id: Id
+    client: str
+    upload_id: Id
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """taken: how many tiles are here."""
+
+    LABEL: ClassVar[bytes] = b"ostraka/shard/resumed/v1"
+
     taken: int
 
 
@@ -355,7 +368,7 @@ REPLIES = (
     Ready,
     Restored,
     Opened,
-    Granted,
+    Resumed,
     Closed,
     Sketched,
     MeasuredPart,
@@ -369,6 +382,7 @@ COMMANDS = (
     Open,
     Begun,
     Grant,
+    Resume,
     Cut,
     End,
     Close,

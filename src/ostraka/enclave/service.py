@@ -257,6 +257,8 @@ def _front(
     sockets: Path,
     tickets: Tickets,
     downloads: Downloads,
+    *,
+    foretold: bool = False,
 ) -> Front:
     """Return the door. Of an address that has too many connections it is told once a minute."""
     limits = file.limits
@@ -274,6 +276,7 @@ def _front(
         idle_s=limits.idle_s,
         tickets=tickets,
         downloads=downloads,
+        foretold=foretold,
         crowded=crowded,
     )
 
@@ -400,7 +403,7 @@ async def serve_shard(
             sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
         tickets = stack.enter_context(_tickets(file))
         downloads = stack.enter_context(_downloads(file))
-        front = stack.enter_context(_front(file, tell, sockets, tickets, downloads))
+        front = stack.enter_context(_front(file, tell, sockets, tickets, downloads, foretold=True))
         shard = ShardService(
             settings,
             file,

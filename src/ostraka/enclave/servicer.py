@@ -566,23 +566,20 @@ class Servicer(EnclaveServicer):
     ) -> None:
         client, upload_id = header.client, header.upload_id
         own = self._caller(context).is_called(client)
-        asked = [part.ask_lane(client, upload_id, own=own) for part in parts]
+        granted = [part.grant(client, upload_id, own=own) for part in parts]
         try:
-            granted = [await each.granted() for each in asked]
+            taken = [await lane.taken() for lane in granted]
         except RoundFailed as failed:
             raise LaneBroken(str(failed)) from None
         lanes = [
             wire.ShardLane(
-                address=part.shard.address,
-                ticket=grant.ticket,
-                next=part.span.first + grant.taken,
+                address=part.shard.address, ticket=lane.ticket, next=part.span.first + count
             )
-            for part, grant in zip(parts, granted, strict=True)
+            for part, lane, count in zip(parts, granted, taken, strict=True)
         ]
         await _write_first(wire.UploadReply(granted=wire.Granted(shards=lanes)), context)
-        for part, each, grant in zip(parts, asked, granted, strict=True):
-            if grant.ticket:
-                _require_taken(client, await part.settled(each.settled))
+        for part, lane in zip(parts, granted, strict=True):
+            _require_taken(client, await part.settled(lane.settled))
 
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises NotProved if the caller would be surprised by that."""

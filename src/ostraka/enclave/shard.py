@@ -54,7 +54,7 @@ from ostraka.errors import (
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile
 from ostraka.messages import SIMULATION, Charter, Deputy, ShardAdmitted, ShardWelcome, vector_leaves
-from ostraka.protocol.enclave import Begun, Cohort, Memory, Shard, ShardRound, Threads
+from ostraka.protocol.enclave import Arrival, Begun, Cohort, Memory, Shard, ShardRound, Threads
 from ostraka.protocol.host import OwnColumns
 from ostraka.transport import FINISHED, collateral
 from ostraka.transport import ostraka_pb2 as wire
@@ -67,6 +67,7 @@ _LARGEST = 8 * 2**20  # of a message of the lead
 _WORKERS_S = 5.0  # to wait for workers when a round closes
 _CALLS = 32  # of one address at a time
 _LONGEST = 500  # characters of what the lead is told
+_ORDERS = (Begun, link.Grant, link.Cut, link.End, link.Adopt, link.Stop)  # are not answered
 _NOT_JOINED = "this shard waits for its lead"
 
 
@@ -241,7 +242,7 @@ class ShardService:
         """Carry out commands, in their order."""
         while True:
             message, blobs = await commands.get()
-            if isinstance(message, Begun | link.Cut | link.End | link.Adopt | link.Stop):
+            if isinstance(message, _ORDERS):
                 await self._obey(message)
                 continue
             try:
@@ -259,7 +260,7 @@ class ShardService:
         answers: dict[type[Any], Callable[[], Awaitable[tuple[Any, ...]]]] = {
             link.Restore: lambda: _to_its_end(self._restore, message),
             link.Open: lambda: self._open(message),
-            link.Grant: lambda: self._grant(message),
+            link.Resume: lambda: self._resume(message),
             link.Close: lambda: self._close(message),
             link.Sketch: lambda: _to_its_end(self._sketch, message),
             link.Measure: lambda: self._measure(message),
@@ -269,7 +270,7 @@ class ShardService:
         }
         return await answers[type(message)]()
 
-    async def _obey(self, message: Begun | link.Cut | link.End | link.Adopt | link.Stop) -> None:
+    async def _obey(self, message: Any) -> None:
         """Do what the lead says and waits for no answer to. Raises Finished."""
         if isinstance(message, link.Stop):
             await self._give_up()
@@ -277,6 +278,8 @@ class ShardService:
                 raise Finished
         elif isinstance(message, link.Adopt):
             self._adopt(decode(Charter, message.charter))
+        elif isinstance(message, link.Grant):
+            self._grant(message)
         elif self._round is not None:
             part = self._round.opened.part
             if isinstance(message, Begun):
@@ -342,33 +345,50 @@ class ShardService:
         self._round = _OpenRound(opened, spool)
         return (link.Opened(opened.last_square),)
 
-    async def _grant(self, message: link.Grant) -> tuple[Any, ...]:
+    def _grant(self, message: link.Grant) -> None:
         """A lane for what is missing of an upload. It lasts until that is complete, or ends."""
+        upload = message.client, message.upload_id
+        try:
+            round_ = self._open_round(message.round_id)
+            arrival = self._arrival(round_, message)
+        except LocalProtocolError as unable:
+            self._tell_lead(link.Broken(*upload, "broken", str(unable)))
+            return
+        if not arrival.complete:
+            older = round_.lanes.get(message.client)
+            lane = self._lane(message, round_, arrival, older)
+            round_.lanes[message.client] = asyncio.create_task(lane)
+
+    async def _resume(self, message: link.Resume) -> tuple[Any, ...]:
+        """End the lane of an upload, and tell how far it has come."""
         round_ = self._open_round(message.round_id)
-        arrival = round_.opened.part.upload(message.client, message.upload_id)
-        if arrival is None:
-            raise LocalProtocolError("a lane is for an upload that was let in")
-        if arrival.complete:
-            self._told(message, round_)
-            return (link.Granted(b"", arrival.next),)
+        arrival = self._arrival(round_, message)
         if (older := round_.lanes.pop(message.client, None)) is not None:
             await _end([older])
-        ticket: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        round_.lanes[message.client] = asyncio.create_task(self._lane(message, round_, ticket))
-        return (link.Granted(await ticket, arrival.next),)
+        if arrival.complete:
+            self._told(message, round_)
+        return (link.Resumed(arrival.next),)
 
-    async def _lane(
-        self, message: link.Grant, round_: _OpenRound, ticket: "asyncio.Future[bytes]"
-    ) -> None:
-        """Take tiles, and tell the lead what has become of them."""
+    def _arrival(self, round_: _OpenRound, message: link.Grant | link.Resume) -> Arrival:
         arrival = round_.opened.part.upload(message.client, message.upload_id)
         if arrival is None:
-            raise LocalProtocolError("a lane is for an upload that was let in")
+            raise LocalProtocolError("there is no room for an upload, or it was replaced")
+        return arrival
+
+    async def _lane(
+        self,
+        message: link.Grant,
+        round_: _OpenRound,
+        arrival: Arrival,
+        older: "asyncio.Task[None] | None",
+    ) -> None:
+        """Take tiles, and tell the lead what has become of them."""
+        if older is not None:
+            await _end([older])
         broken = partial(link.Broken, message.client, message.upload_id)
         receiver = Receiver(arrival, partial(_sealed_size, round_.opened))
         party = self._clients().get(message.client) if message.own else None
-        with self._tickets.issue(receiver, party) as lane:
-            ticket.set_result(lane.ticket)
+        with self._tickets.issue(receiver, party, message.ticket) as lane:
             try:
                 await lane.received()
             except UpdateRejected as rejected:
@@ -387,7 +407,7 @@ class ShardService:
             else:
                 self._told(message, round_)
 
-    def _told(self, message: link.Grant, round_: _OpenRound) -> None:
+    def _told(self, message: link.Grant | link.Resume, round_: _OpenRound) -> None:
         part, upload = round_.opened.part, (message.client, message.upload_id)
         arrived = part.arrived(*upload)
         if arrived is not None:
@@ -408,7 +428,8 @@ class ShardService:
     def _sketch(self, message: link.Sketch) -> tuple[Any, ...]:
         cohort = self._closed(message)[1]
         sketches = [row.sketch for row in cohort.rows if row.sketch is not None]
-        return link.Sketched(message.cohort), np.array(sketches, np.float32)
+        together = cohort.context.vectors.take(sum(map(len, sketches)))
+        return link.Sketched(message.cohort), np.concatenate(sketches, out=together)
 
     async def _measure(self, message: link.Measure) -> tuple[Any, ...]:
         round_, cohort = self._closed(message)

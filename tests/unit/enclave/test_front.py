@@ -411,6 +411,61 @@ def test_an_address_that_is_taken_is_named(tmp_path):
     asyncio.run(main())
 
 
+# Tickets that are shown early.
+
+
+class Nothing:
+    """Where no tile goes."""
+
+    size = 0
+
+    def take(self, ciphertext: memoryview) -> None: ...
+
+
+def shown(port: int, ticket: bytes) -> socket.socket:
+    near = socket.create_connection(("127.0.0.1", port))
+    near.settimeout(PATIENCE_S)
+    near.sendall(LANE + ticket)
+    return near
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 0.1])
+def test_a_client_may_show_its_ticket_before_its_shard_has_heard_of_it(tmp_path, ahead_s):
+    """Its lead tells both at the same moment, and each by its own way."""
+    ticket = os.urandom(TICKET_BYTES)
+    with door(tmp_path, foretold=True) as (port, _, run), shown(port, ticket) as near:
+        time.sleep(ahead_s)
+        stack = ExitStack()
+        lane = run(lambda front: stack.enter_context(front._tickets.issue(Nothing(), None, ticket)))
+        until = time.monotonic() + PATIENCE_S
+        while not run(lambda _: lane._came.done()):
+            assert time.monotonic() < until
+        run(lambda _: stack.close())
+        assert near.recv(1) == b""
+
+
+@pytest.mark.parametrize("foretold", [True, False])
+def test_a_ticket_that_nobody_has_issued_opens_nothing(tmp_path, foretold, monkeypatch):
+    monkeypatch.setattr(front, "_LOOKS", 3)
+    with door(tmp_path, foretold=foretold) as (port, _, run):
+        with shown(port, bytes(TICKET_BYTES)) as near:
+            assert near.recv(1) == b""
+        assert run(lambda front: (front._guests.count, len(front._visitors))) == (0, 0)
+
+
+def test_who_waits_for_its_ticket_has_a_stranger_s_place_and_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(front, "_LOOKS", 10**6)
+    with door(tmp_path, foretold=True, places=2) as (port, _, run), ExitStack() as stack:
+        waiting = [stack.enter_context(shown(port, os.urandom(TICKET_BYTES))) for _ in range(3)]
+        assert waiting[0].recv(1) == b""
+        until = time.monotonic() + PATIENCE_S
+        while run(lambda front: front._guests.count) != 2:
+            assert time.monotonic() < until
+        waiting[1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            waiting[1].recv(1)
+
+
 # The whole service.
 
 

@@ -43,7 +43,7 @@ from ostraka.errors import (
 )
 from ostraka.messages import Charter, joined_digest
 from ostraka.protocol.enclave import Begun, Memory, Threads
-from ostraka.transport import FINISHED
+from ostraka.transport import FINISHED, TICKET_BYTES
 
 ROUND, UPLOAD = b"r" * 32, b"u" * 32
 TICKET = b"t" * 32
@@ -98,11 +98,10 @@ class Shard:
 
     async def granted(self, part: RemotePart, client: str, upload_id: bytes = UPLOAD) -> Any:
         """What will become of the lane that a client has been granted."""
-        asked = part.ask_lane(client, upload_id, own=True)
+        lane = part.grant(client, upload_id, own=True)
         await self.carried()
-        self.say(link.Granted(TICKET, 0))
-        await asked.granted()
-        return asked.settled
+        assert await lane.taken() == 0
+        return lane.settled
 
 
 class Joining:
@@ -198,9 +197,10 @@ class Serving:
     async def lane(self, client: str, *, own: bool = True) -> tuple[Lane, socket.socket]:
         """A lane that a client has connected to, and the client's end of it."""
         await self.tell(Begun(client, UPLOAD, bytes(32), 1.0, 0.0, os.urandom(32), bytes(32)))
-        granted = await self.ask(link.Grant(ROUND, client, UPLOAD, own))
-        lane = self.tickets.claim(granted.ticket)
-        assert lane is not None
+        ticket = os.urandom(TICKET_BYTES)
+        await self.tell(link.Grant(ROUND, client, UPLOAD, own, ticket))
+        while (lane := self.tickets.claim(ticket)) is None:
+            await asyncio.sleep(0)
         near, far = socket.socketpair()
         lane.connect(near, lambda: None)
         while not lane._reading:
@@ -252,13 +252,82 @@ async def test_a_lane_ends_with_its_call():
     header: Any = SimpleNamespace(client="client-0", upload_id=UPLOAD)
     context: Any = SimpleNamespace(write=write)
     call = asyncio.create_task(servicer._receive_at_shards(header, context))
-    assert await shard.carried() == [link.Grant(ROUND, "client-0", UPLOAD, True)]
-    shard.say(link.Granted(TICKET, 0))
-    assert await shard.carried() == []
+    (grant,) = await shard.carried()
+    assert grant == link.Grant(ROUND, "client-0", UPLOAD, True, grant.ticket)
     call.cancel()
     with suppress(asyncio.CancelledError):
         await call
     assert await shard.carried() == [link.Cut(ROUND, "client-0", UPLOAD)]
+
+
+@run
+async def test_an_upload_that_comes_again_is_asked_for_what_is_missing():
+    """Once it was granted a lane, its shard alone knows how far it has come."""
+    shard = Shard()
+    part = shard.part()
+    first = part.grant("client-0", UPLOAD, own=True)
+    await shard.carried()
+    part.cut("client-0", UPLOAD)
+    again = part.grant("client-0", UPLOAD, own=True)
+    cut, resume, grant = await shard.carried()
+    assert (cut, resume) == (
+        link.Cut(ROUND, "client-0", UPLOAD),
+        link.Resume(ROUND, "client-0", UPLOAD),
+    )
+    assert grant.ticket == again.ticket != first.ticket
+    shard.say(link.Resumed(3))
+    assert await again.taken() == 3
+    other = part.grant("client-0", b"o" * 32, own=True)
+    assert [type(each) for each in await shard.carried()] == [link.Grant]
+    assert await other.taken() == 0
+
+
+@run
+async def test_an_upload_that_comes_again_to_a_shard_that_leaves_is_broken_off():
+    shard = Shard()
+    part = shard.part()
+    part.grant("client-0", UPLOAD, own=True)
+    again = part.grant("client-0", UPLOAD, own=True)
+    shard.near.end()
+    with pytest.raises(RoundFailed, match="shard 0 has left"):
+        await again.taken()
+
+
+def test_a_shard_tells_how_far_an_upload_has_come(tmp_path):
+    async def test() -> None:
+        serving = Serving(tmp_path, threads=1)
+        await serving.open()
+        _, far = await serving.lane("client-0")
+        resumed = await serving.ask(link.Resume(ROUND, "client-0", UPLOAD))
+        with far, serving.tickets:
+            assert resumed == link.Resumed(0)
+            assert far.recv(1) == b""  # The older lane has ended by then.
+            round_: Any = serving.service._round
+            arrival = round_.opened.part.upload("client-0", UPLOAD)
+            arrival.next = 10**6
+            assert (await serving.ask(link.Resume(ROUND, "client-0", UPLOAD))).taken == 10**6
+            assert [type(each) for each in serving.said] == [link.Taken]
+            await serving.tell(link.Grant(ROUND, "client-0", UPLOAD, True, TICKET))
+            await asyncio.sleep(0)
+            assert serving.tickets.claim(TICKET) is None  # There is nothing left to bring.
+            await serving.service._give_up()
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("round_id", [ROUND, b"o" * 32], ids=["this round", "another"])
+def test_a_lane_for_an_upload_that_a_shard_does_not_have_is_broken_at_once(tmp_path, round_id):
+    """It had no room for it, or has opened another round. Its client would wait for nothing."""
+
+    async def test() -> None:
+        serving = Serving(tmp_path)
+        await serving.open()
+        await serving.tell(link.Grant(round_id, "client-0", UPLOAD, True, TICKET))
+        (broken,) = serving.said
+        assert (broken.client, broken.upload_id, broken.code) == ("client-0", UPLOAD, "broken")
+        await serving.service._give_up()
+
+    asyncio.run(test())
 
 
 def test_a_lane_that_is_cut_gives_its_thread_back(tmp_path):

@@ -4,6 +4,7 @@ Whether a tile is accepted depends on its own row alone. The sketch's secrets ar
 rows, and so nothing that anybody sees before the round is closed may depend on them (ADR 15).
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import Lock
@@ -71,7 +72,7 @@ class Arrivals:
         if federation.terms.sketch is not None:
             self.folds = Folds(self.tiling, federation.terms.sketch, context.entropy)
             shape = len(self._rows), federation.terms.sketch
-            self._sketches = np.zeros(shape, np.float32)
+            self._sketches = context.vectors.take(math.prod(shape)).reshape(shape)
 
     def begin(self, begun: Begun, row: Row | None = None) -> None:
         """Give an upload its place. What its client has sent before is dropped. Raises StorageFull.
@@ -89,7 +90,7 @@ class Arrivals:
         row.values = self.keeping.place(number, opener, begun.step)
         if self.folds is not None:
             row.sketch = self._sketches[number]
-            row.sketch.fill(0)  # of an upload that this one replaces
+            row.sketch.fill(0)
         self._uploads[client] = Arrival(row, opener, self)
 
     def upload(self, client: str, upload_id: bytes) -> "Arrival | None":
