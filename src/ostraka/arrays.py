@@ -70,9 +70,12 @@ class Spares:
             vector[:: mmap.PAGESIZE // vector.itemsize] = 0
 
     def take(self, length: int) -> Float32:
-        """A vector (length,) of any values, in the smallest memory that is at hand and fits."""
+        """A vector (length,) of any values, in the smallest memory that is at hand and fits.
+
+        Memory for much longer ones is left to these.
+        """
         size = max(1, length) * np.dtype(np.float32).itemsize
-        fitting = [space for space in self._free if len(space) >= size]
+        fitting = [space for space in self._free if size <= len(space) < 2 * size]
         space = min(fitting, key=len) if fitting else _new_space(size)
         if fitting:
             self._free.remove(space)
