@@ -456,7 +456,8 @@ def test_a_ticket_that_nobody_has_issued_opens_nothing(tmp_path, foretold, monke
 def test_who_waits_for_its_ticket_has_a_stranger_s_place_and_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(front, "_LOOKS", 10**6)
     with door(tmp_path, foretold=True, places=2) as (port, _, run), ExitStack() as stack:
-        waiting = [stack.enter_context(shown(port, os.urandom(TICKET_BYTES))) for _ in range(3)]
+        tickets = [os.urandom(TICKET_BYTES) for _ in range(3)]
+        waiting = [stack.enter_context(shown(port, ticket)) for ticket in tickets]
         assert waiting[0].recv(1) == b""
         until = time.monotonic() + PATIENCE_S
         while run(lambda front: front._guests.count) != 2:
@@ -464,6 +465,14 @@ def test_who_waits_for_its_ticket_has_a_stranger_s_place_and_no_more(tmp_path, m
         waiting[1].setblocking(False)
         with pytest.raises(BlockingIOError):
             waiting[1].recv(1)
+        lanes = ExitStack()
+        lane = run(
+            lambda front: lanes.enter_context(front._tickets.issue(Nothing(), None, tickets[0]))
+        )
+        time.sleep(0.2)
+        # Nobody looks for the ticket of a connection that was closed.
+        assert run(lambda front: front._tickets.claim(tickets[0])) is lane
+        run(lambda _: lanes.close())
 
 
 # The whole service.

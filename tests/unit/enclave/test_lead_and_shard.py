@@ -300,6 +300,7 @@ def test_a_shard_tells_how_far_an_upload_has_come(tmp_path):
         _, far = await serving.lane("client-0")
         resumed = await serving.ask(link.Resume(ROUND, "client-0", UPLOAD))
         with far, serving.tickets:
+            far.settimeout(PATIENCE_S)
             assert resumed == link.Resumed(0)
             assert far.recv(1) == b""  # The older lane has ended by then.
             round_: Any = serving.service._round

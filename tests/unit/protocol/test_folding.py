@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from ostraka.arrays import Spares
 from ostraka.config import Manifest, Terms, Tiling
 from ostraka.core import sketch
 from ostraka.protocol.enclave.arrival import Arrivals
@@ -13,6 +14,19 @@ from ostraka.protocol.enclave.folding import Folds, scale_of
 from ostraka.protocol.round import enrol
 
 N, M = 5, 4096
+
+
+@pytest.fixture(autouse=True)
+def memory_was_used_before(monkeypatch):
+    """Rounds use the memory of others, which holds whatever these have left there."""
+    take = Spares.take
+
+    def taken(spares, length):
+        vector = take(spares, length)
+        vector.fill(np.nan)
+        return vector
+
+    monkeypatch.setattr(Spares, "take", taken)
 
 
 @pytest.mark.parametrize("tile", [1_000, M, 2 * M, 3 * M + 5])
