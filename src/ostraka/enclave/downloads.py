@@ -80,6 +80,7 @@ class Downloads:
         self._threads = ThreadPoolExecutor(2 * places, thread_name_prefix="ostraka-download")
         self._line = partial(Line, idle_s=idle_s, tls=tls, waits=kernel_waits())
         self._shown: _Shown | None = None
+        self._past = b""  # the ticket for the model before
 
     def __enter__(self) -> "Downloads":
         return self
@@ -96,6 +97,7 @@ class Downloads:
         """Serve this model and no other. Return the ticket that anybody may use. Any thread may."""
         shown = self._shown
         if shown is None or shown.model is not model:
+            self._past = b"" if shown is None else shown.ticket
             shown = self._shown = _Shown(model)
         return shown.ticket
 
@@ -103,6 +105,11 @@ class Downloads:
         """Return a ticket for this model, which is the present one. party: None for a stranger."""
         anybody = self.show(model)
         return anybody if party is None or self._shown is None else self._shown.issue(party)
+
+    def knows(self, ticket: bytes) -> bool:
+        """Return whether anybody may use this ticket, or might before the model was replaced."""
+        shown = self._shown
+        return shown is not None and ticket in (shown.ticket, self._past)
 
     def claim(self, ticket: bytes, address: str) -> "Download | None":
         """Return the lane that a peer of this address may have by its ticket, if any."""

@@ -34,7 +34,7 @@ _BACKLOG = 1024
 _LINGER_S = 2.5  # for connections to end by themselves
 _POLL_S = 0.02
 _DIAL_S = 1.0  # to a server of the same machine
-_LOOK_S, _LOOKS = 0.02, 100  # for a ticket that is shown before it is known
+_FORETOLD_S = 2.0  # for a ticket that is shown before it is known
 _PAUSE_S = 1.0  # without descriptors
 _FILES = 3  # descriptors of one connection
 _SPARE_FILES = 512  # for everything else
@@ -136,7 +136,7 @@ class Front:
         self._idle_s = idle_s
         self._tickets = tickets
         self._downloads = downloads
-        self._looks = _LOOKS if foretold else 0
+        self._foretold = foretold
         self._crowded = crowded
         self._pipes = Pipes()
         self._loop = asyncio.get_running_loop()
@@ -269,7 +269,7 @@ class Front:
         passage = Passage(
             near,
             dial=partial(self._dial, visitor),
-            lane=lambda near, ticket: self._open_lane(visitor, near, ticket, self._looks),
+            lane=partial(self._open_lane, visitor),
             gone=partial(self._gone, visitor),
             pipes=self._pipes,
             idle_s=self._idle_s,
@@ -279,29 +279,44 @@ class Front:
         self._evict(self._guests.admit(visitor))
         passage.start()
 
-    def _open_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes, looks: int) -> None:
-        """Hand a connection to what its ticket is for, or close it. looks: for a ticket that is
-        not known yet. Meanwhile the visitor has its place as any stranger."""
-        lane: Lane | Download | None = self._tickets.claim(ticket)
-        lane = lane or self._downloads.claim(ticket, visitor.address)
-        if lane is None:
-            if looks:
-                again = partial(self._open_lane, visitor, near, ticket, looks - 1)
-                soon = self._loop.call_later(_LOOK_S, again)
-                visitor.end = partial(self._turn_away, visitor, near, soon)
-            else:
-                self._turn_away(visitor, near)
-            return
+    def _open_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes) -> None:
+        """Hand a connection to what its ticket is for, or close it."""
+        lane = self._tickets.claim(ticket) or self._downloads.claim(ticket, visitor.address)
+        if lane is not None:
+            self._hand_over(visitor, near, lane)
+        elif not self._await_lane(visitor, near, ticket):
+            self._turn_away(visitor, near)
+
+    def _await_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes) -> bool:
+        """Hold a connection whose ticket we may be told of in a moment. Return whether it is held.
+
+        Meanwhile it has the place of a stranger, as one that has said nothing.
+        """
+        if not self._foretold or self._downloads.knows(ticket):
+            return False
+
+        def issued(lane: Lane) -> None:
+            late.cancel()
+            self._hand_over(visitor, near, lane)
+
+        def missed() -> None:
+            late.cancel()
+            self._tickets.miss(ticket)
+            self._turn_away(visitor, near)
+
+        if not self._tickets.await_issue(ticket, issued):
+            return False
+        late = self._loop.call_later(_FORETOLD_S, missed)
+        visitor.end = missed
+        return True
+
+    def _hand_over(self, visitor: Visitor, near: socket.socket, lane: Lane | Download) -> None:
         visitor.end = partial(self._end_lane, visitor, lane)
         lane.connect(near, partial(self._lane_gone, visitor))
         if lane.party is not None:
             self.prove(visitor, lane.party)
 
-    def _turn_away(
-        self, visitor: Visitor, near: socket.socket, soon: asyncio.TimerHandle | None = None
-    ) -> None:
-        if soon is not None:
-            soon.cancel()
+    def _turn_away(self, visitor: Visitor, near: socket.socket) -> None:
         near.close()
         self._gone(visitor)
 

@@ -30,6 +30,7 @@ from ostraka.transport import LENGTH, TICKET_BYTES
 _ENDED = "the upload's lane ended before it was complete"
 _TIMEVAL = struct.Struct("ll")  # seconds and microseconds
 _AT_ONCE = struct.pack("ii", 1, 0)
+_MISSED = 4096  # tickets
 _PART = 2**18  # bytes that a peer takes in `idle_s`, at least
 
 
@@ -55,10 +56,15 @@ class Tickets:
 
     threads: as many as there can be turns. idle_s: for a ticket to be shown, for a TLS handshake,
     and for each frame. tls: None for none. Use it as a context, on the event loop.
+
+    A ticket that others have drawn may be shown before it is issued. Whoever was the first to show
+    it waits for it. If that one has left, the lane is broken from the beginning.
     """
 
     def __init__(self, threads: int, *, idle_s: float, tls: ssl.SSLContext | None = None) -> None:
         self._issued: dict[bytes, Lane] = {}
+        self._awaited: dict[bytes, Callable[[Lane], None]] = {}
+        self._missed: dict[bytes, None] = {}  # the last of those that nobody waits for any more
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ostraka-lane")
         self._line = partial(Line, idle_s=idle_s, tls=tls, waits=kernel_waits())
         self._idle_s = idle_s
@@ -84,7 +90,12 @@ class Tickets:
         """
         ticket = ticket or os.urandom(TICKET_BYTES)
         lane = Lane(ticket, receiver, party, self._threads, line=self._line, idle_s=self._idle_s)
-        self._issued[ticket] = lane
+        if (issued := self._awaited.pop(ticket, None)) is not None:
+            issued(lane)
+        elif ticket in self._missed:
+            lane.miss()
+        else:
+            self._issued[ticket] = lane
         try:
             yield lane
         finally:
@@ -94,6 +105,20 @@ class Tickets:
     def claim(self, ticket: bytes) -> "Lane | None":
         """Return the lane that this ticket opens, once; None for any other ticket."""
         return self._issued.pop(ticket, None)
+
+    def await_issue(self, ticket: bytes, issued: "Callable[[Lane], None]") -> bool:
+        """Have `issued` called with the lane. Return False if another waits for this ticket."""
+        if ticket in self._awaited:
+            return False
+        self._awaited[ticket] = issued
+        return True
+
+    def miss(self, ticket: bytes) -> None:
+        """Wait for a ticket no longer."""
+        if self._awaited.pop(ticket, None) is not None:
+            self._missed[ticket] = None
+        if len(self._missed) > _MISSED:
+            del self._missed[next(iter(self._missed))]
 
 
 class Lane:
@@ -134,6 +159,11 @@ class Lane:
             return
         self._gone = gone
         self._came.set_result(self._line)
+
+    def miss(self) -> None:
+        """Its connection came and has gone before this lane was there."""
+        self._came.set_exception(LaneBroken(_ENDED))
+        self._came.exception()  # Nobody may be left to hear of it.
 
     async def received(self) -> None:
         """Wait until the upload is complete.

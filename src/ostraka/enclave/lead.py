@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -49,7 +50,7 @@ _LONGEST = 200  # characters of why a shard cannot do something
 
 class Connected:
     """One shard's stream. revision: that it was admitted under. on_event: takes what becomes of
-    tiles, on the loop."""
+    tiles, on the loop. on_end: called there when the stream has ended."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Connected:
         self.ticket = b""
         self.outgoing = Outbox()
         self.on_event: Callable[[Any], None] = lambda event: None
+        self.on_end: Callable[[], None] = lambda: None
         self.ended = False
         self.over = asyncio.Event()
         self._loop = loop
@@ -113,7 +115,11 @@ class Connected:
             if not reply.done():
                 reply.set_exception(self._left())
         self.outgoing.end()
-        self._loop.call_soon_threadsafe(self.over.set)
+        self._loop.call_soon_threadsafe(self._note_end)
+
+    def _note_end(self) -> None:
+        self.over.set()
+        self.on_end()
 
     def note(self, reply: link.Restored | link.Moved, model: bytes) -> None:
         """Take in what a shard says of its slice of this model."""
@@ -185,6 +191,7 @@ class RemotePart:
         self._granted: set[tuple[str, bytes]] = set()
         self._stopped = False
         shard.on_event = self._on_event
+        shard.on_end = partial(self._settle_all, "gone", f"shard {shard.number} has left")
 
     def begin(self, begun: Begun, row: Row | None = None) -> None:
         self._uploads[begun.client] = _Tiles(begun.upload_id)
@@ -214,18 +221,24 @@ class RemotePart:
         """Whoever still sends is too late. The shard ends its lanes when it is told that the round
         is closed, or given up, and says nothing of them."""
         self._stopped = True
+        self._settle_all("closed", str(Rejection.LATE))
+
+    def _settle_all(self, code: str, why: str) -> None:
+        """No more will be heard of any lane."""
         waiting, self._waiting = self._waiting, {}
-        for (client, upload_id), settled in waiting.items():
+        for upload, settled in waiting.items():
             if not settled.done():
-                settled.set_result(link.Broken(client, upload_id, "closed", str(Rejection.LATE)))
+                settled.set_result(link.Broken(*upload, code, why))
 
     def grant(self, client: str, upload_id: bytes, *, own: bool) -> RemoteLane:
         """A lane for the tiles that are missing. The shard hears of it as soon as the client.
 
-        own: the client itself brings them. Raises UpdateRejected once the round is closed.
+        own: the client itself brings them. Raises UpdateRejected once the round is closed, and
+        RoundFailed once the shard has left.
         """
         if self._stopped:
             raise UpdateRejected(client, Rejection.LATE)
+        self.shard.require_here()
         upload, resumed = (client, upload_id), None
         settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[upload] = settled
@@ -240,17 +253,6 @@ class RemotePart:
         """End the lane of an upload whose call has ended: its turn is another's now."""
         self._waiting.pop((client, upload_id), None)
         self.shard.tell(link.Cut(self._round_id, client, upload_id))
-
-    async def settled(self, waiting: "asyncio.Future[Any]") -> Any:
-        """What has become of a lane. If the shard leaves, it has broken."""
-        gone = asyncio.ensure_future(self.shard.over.wait())
-        try:
-            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if waiting.done():
-            return waiting.result()
-        return link.Broken("", bytes(32), "gone", f"shard {self.shard.number} has left")
 
     def _of(self, client: str, upload_id: bytes) -> _Tiles | None:
         known = self._uploads.get(client)

@@ -566,8 +566,8 @@ class Servicer(EnclaveServicer):
     ) -> None:
         client, upload_id = header.client, header.upload_id
         own = self._caller(context).is_called(client)
-        granted = [part.grant(client, upload_id, own=own) for part in parts]
         try:
+            granted = [part.grant(client, upload_id, own=own) for part in parts]
             taken = [await lane.taken() for lane in granted]
         except RoundFailed as failed:
             raise LaneBroken(str(failed)) from None
@@ -578,8 +578,8 @@ class Servicer(EnclaveServicer):
             for part, lane, count in zip(parts, granted, taken, strict=True)
         ]
         await _write_first(wire.UploadReply(granted=wire.Granted(shards=lanes)), context)
-        for part, lane in zip(parts, granted, strict=True):
-            _require_taken(client, await part.settled(lane.settled))
+        for settled in asyncio.as_completed([lane.settled for lane in granted]):
+            _require_taken(client, await settled)
 
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises NotProved if the caller would be surprised by that."""

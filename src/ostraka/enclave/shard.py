@@ -92,11 +92,12 @@ class Settings:
 
 @dataclass
 class _OpenRound:
-    """A round at this shard. lanes: what takes tiles now."""
+    """A round at this shard. lanes: the newest of each client. tasks: all that have not ended."""
 
     opened: ShardRound
     spool: Spool
-    lanes: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)  # by client
+    lanes: dict[str, "asyncio.Task[None]"] = field(default_factory=dict)
+    tasks: set["asyncio.Task[None]"] = field(default_factory=set)
     cohort: Cohort | None = None
     digest: bytes = b""
     columns: OwnColumns | None = None
@@ -354,10 +355,14 @@ class ShardService:
         except LocalProtocolError as unable:
             self._tell_lead(link.Broken(*upload, "broken", str(unable)))
             return
-        if not arrival.complete:
-            older = round_.lanes.get(message.client)
-            lane = self._lane(message, round_, arrival, older)
-            round_.lanes[message.client] = asyncio.create_task(lane)
+        if arrival.complete:
+            return
+        if (older := round_.lanes.get(message.client)) is not None:
+            older.cancel()  # It was of an upload that this one replaces.
+        lane = asyncio.create_task(self._lane(message, round_, arrival))
+        round_.lanes[message.client] = lane
+        round_.tasks.add(lane)
+        lane.add_done_callback(round_.tasks.discard)
 
     async def _resume(self, message: link.Resume) -> tuple[Any, ...]:
         """End the lane of an upload, and tell how far it has come."""
@@ -375,16 +380,8 @@ class ShardService:
             raise LocalProtocolError("there is no room for an upload, or it was replaced")
         return arrival
 
-    async def _lane(
-        self,
-        message: link.Grant,
-        round_: _OpenRound,
-        arrival: Arrival,
-        older: "asyncio.Task[None] | None",
-    ) -> None:
+    async def _lane(self, message: link.Grant, round_: _OpenRound, arrival: Arrival) -> None:
         """Take tiles, and tell the lead what has become of them."""
-        if older is not None:
-            await _end([older])
         broken = partial(link.Broken, message.client, message.upload_id)
         receiver = Receiver(arrival, partial(_sealed_size, round_.opened))
         party = self._clients().get(message.client) if message.own else None
@@ -418,7 +415,7 @@ class ShardService:
         round_ = self._open_round(message.round_id)
         if link.cohort_digest(message.round_id, message.rows) != message.cohort:
             raise MalformedMessage("a cohort is not the one that it is named")
-        await _end(round_.lanes.values())
+        await _end(round_.tasks)
         rows = [(row.client, row.upload_id) for row in message.rows]
         round_.cohort = round_.opened.close(rows)
         round_.digest = message.cohort
@@ -508,7 +505,7 @@ class ShardService:
         round_, self._round = self._round, None
         if round_ is not None:
             round_.opened.part.stop()
-            await _end(round_.lanes.values())
+            await _end(round_.tasks)
             round_.spool.close()
 
     def _open_round(self, round_id: bytes | None = None) -> _OpenRound:

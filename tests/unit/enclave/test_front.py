@@ -19,7 +19,7 @@ from ostraka.config import Member
 from ostraka.enclave import front, passage
 from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.front import Front, Guests, Visitor
-from ostraka.enclave.lane import Tickets
+from ostraka.enclave.lane import LaneBroken, Tickets
 from ostraka.enclave.passage import Pipes
 from ostraka.errors import ConfigError
 from ostraka.transport import LANE, TICKET_BYTES
@@ -446,7 +446,7 @@ def test_a_client_may_show_its_ticket_before_its_shard_has_heard_of_it(tmp_path,
 
 @pytest.mark.parametrize("foretold", [True, False])
 def test_a_ticket_that_nobody_has_issued_opens_nothing(tmp_path, foretold, monkeypatch):
-    monkeypatch.setattr(front, "_LOOKS", 3)
+    monkeypatch.setattr(front, "_FORETOLD_S", 0.1)
     with door(tmp_path, foretold=foretold) as (port, _, run):
         with shown(port, bytes(TICKET_BYTES)) as near:
             assert near.recv(1) == b""
@@ -454,7 +454,7 @@ def test_a_ticket_that_nobody_has_issued_opens_nothing(tmp_path, foretold, monke
 
 
 def test_who_waits_for_its_ticket_has_a_stranger_s_place_and_no_more(tmp_path, monkeypatch):
-    monkeypatch.setattr(front, "_LOOKS", 10**6)
+    monkeypatch.setattr(front, "_FORETOLD_S", PATIENCE_S)
     with door(tmp_path, foretold=True, places=2) as (port, _, run), ExitStack() as stack:
         tickets = [os.urandom(TICKET_BYTES) for _ in range(3)]
         waiting = [stack.enter_context(shown(port, ticket)) for ticket in tickets]
@@ -469,10 +469,43 @@ def test_who_waits_for_its_ticket_has_a_stranger_s_place_and_no_more(tmp_path, m
         lane = run(
             lambda front: lanes.enter_context(front._tickets.issue(Nothing(), None, tickets[0]))
         )
-        time.sleep(0.2)
-        # Nobody looks for the ticket of a connection that was closed.
-        assert run(lambda front: front._tickets.claim(tickets[0])) is lane
+        with pytest.raises(LaneBroken):  # Whoever waits for it is told at once.
+            run(lambda _: lane._came.result())
         run(lambda _: lanes.close())
+
+
+def test_who_has_seen_a_ticket_does_not_get_ahead_of_the_one_who_showed_it_first(tmp_path):
+    """Tickets are shown before TLS begins. A listener would take a lane, and a place that is kept
+    for its client."""
+    ticket = os.urandom(TICKET_BYTES)
+    with door(tmp_path, foretold=True) as (port, _, run), shown(port, ticket) as first:
+        until = time.monotonic() + PATIENCE_S
+        while not run(lambda front: front._tickets._awaited):
+            assert time.monotonic() < until
+        for _ in range(3):
+            with shown(port, ticket) as thief:
+                assert thief.recv(1) == b""
+        lanes = ExitStack()
+        lane = run(lambda front: lanes.enter_context(front._tickets.issue(Nothing(), None, ticket)))
+        name = first.getsockname()
+        assert run(lambda _: lane._came.result()._near.getpeername()) == name
+        run(lambda _: lanes.close())
+
+
+@pytest.mark.parametrize("shows", [1, 2], ids=["the present model", "the model before"])
+def test_a_ticket_for_a_model_is_refused_at_once(tmp_path, monkeypatch, shows):
+    """Its client asks for another one, or later: it does not wait for what will not come."""
+    monkeypatch.setattr(front, "_FORETOLD_S", PATIENCE_S)
+    with door(tmp_path, foretold=True) as (port, _, run):
+
+        def show(front: Front) -> bytes:
+            tickets = [front._downloads.show(np.zeros(8, np.float32)) for _ in range(shows)]
+            return tickets[0]
+
+        ticket = run(show)
+        monkeypatch.setattr(Downloads, "claim", lambda *_: None)
+        with shown(port, ticket) as near:
+            assert near.recv(1) == b""
 
 
 # The whole service.

@@ -24,7 +24,7 @@ from ostraka.crypto.identity import Identity
 from ostraka.enclave import link
 from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.engine import Engine
-from ostraka.enclave.lane import Lane, Tickets
+from ostraka.enclave.lane import Lane, LaneBroken, Tickets
 from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
@@ -291,6 +291,33 @@ async def test_an_upload_that_comes_again_to_a_shard_that_leaves_is_broken_off()
     shard.near.end()
     with pytest.raises(RoundFailed, match="shard 0 has left"):
         await again.taken()
+    broken = await again.settled
+    assert (broken.client, broken.code, broken.why) == ("client-0", "gone", "shard 0 has left")
+    with pytest.raises(RoundFailed, match="shard 0 has left"):
+        part.grant("client-1", UPLOAD, own=True)
+
+
+@run
+async def test_a_shard_that_has_no_room_ends_the_call_before_others_have_all_tiles():
+    """Its client would else send all that it has to the others, for nothing."""
+    shards = [Shard(0), Shard(1)]
+    servicer: Any = Servicer.__new__(Servicer)
+    servicer.engine = SimpleNamespace(
+        shards=SimpleNamespace(parts=[each.part() for each in shards])
+    )
+    servicer._caller = lambda context: Caller("127.0.0.1", CLIENTS[0])
+
+    async def write(reply: Any) -> None: ...
+
+    header: Any = SimpleNamespace(client="client-0", upload_id=UPLOAD)
+    context: Any = SimpleNamespace(write=write)
+    call = asyncio.create_task(servicer._receive_at_shards(header, context))
+    for each in shards:
+        await each.carried()
+    shards[1].say(link.Broken("client-0", UPLOAD, "broken", "no room"))
+    with pytest.raises(LaneBroken, match="no room"):
+        await asyncio.wait_for(call, PATIENCE_S)
+    assert [type(each) for each in await shards[0].carried()] == [link.Cut]
 
 
 def test_a_shard_tells_how_far_an_upload_has_come(tmp_path):
@@ -312,6 +339,27 @@ def test_a_shard_tells_how_far_an_upload_has_come(tmp_path):
             await asyncio.sleep(0)
             assert serving.tickets.claim(TICKET) is None  # There is nothing left to bring.
             await serving.service._give_up()
+
+    asyncio.run(test())
+
+
+def test_no_lane_outlives_its_round(tmp_path):
+    """Orders come several at a time: the newest lane may end before it has begun, and the one
+    before it is no less to be waited for."""
+
+    async def test() -> None:
+        serving = Serving(tmp_path)
+        await serving.open()
+        _, far = await serving.lane("client-0")
+        round_: Any = serving.service._round
+        (older,) = round_.tasks
+        other = b"o" * 32
+        await serving.tell(Begun("client-0", other, bytes(32), 1.0, 0.0, os.urandom(32), bytes(32)))
+        await serving.tell(link.Grant(ROUND, "client-0", other, True, TICKET))
+        await serving.tell(link.Stop(False))
+        with far:
+            assert older.done()
+            assert not round_.tasks
 
     asyncio.run(test())
 

@@ -1,5 +1,6 @@
 """The secret sketch: what its secrets are, and that a row is folded as law 12 says."""
 
+import gc
 import operator
 from functools import partial
 
@@ -113,3 +114,30 @@ def test_every_opening_of_a_round_has_secrets_of_its_own():
         assert folds is not None
         seen.add(folds.of(0).bits.tobytes())
     assert len(seen) == 3
+
+
+def test_memory_of_sketches_is_free_when_the_round_is(monkeypatch):
+    """And not when Python finds out: the next round would take more, which nobody has counted."""
+    taken: list[tuple[int, int]] = []
+    monkeypatch.setattr(Spares, "take", remembering(Spares.take, taken))
+    terms = Terms(Manifest.flat(M), f=1, masking="none", sketch=M, rule="multi-krum", pre=())
+    parties = enrol(terms, clients=N)
+    local = parties.federation
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            offer = local.open()
+            local.take(parties.seal(parties.clients[0], offer, np.ones(M, np.float32)))
+    finally:
+        gc.enable()
+    assert len({each for length, each in taken if length == N * M}) <= 2
+
+
+def remembering(take, taken):
+    def remembered(spares, length):
+        vector = take(spares, length)
+        taken.append((length, vector.ctypes.data))
+        return vector
+
+    return remembered

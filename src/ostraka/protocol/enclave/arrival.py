@@ -7,12 +7,14 @@ rows, and so nothing that anybody sees before the round is closed may depend on 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
 from typing import ClassVar
 
 import numpy as np
 
 from ostraka.arrays import Buffer, Float32, UInt8
+from ostraka.config import Tiling
 from ostraka.core import loops
 from ostraka.core.uploads import INT8
 from ostraka.crypto.updates import TileOpener
@@ -54,25 +56,40 @@ class Arrived:
     along: float = field(repr=False)
 
 
+@dataclass(frozen=True, repr=False)
+class _Common:
+    """What all rows of one opening share. alone: there are no other shards."""
+
+    tiling: Tiling
+    alone: bool
+    keeping: Keeping
+    last: Float32 | None
+    folds: Folds | None
+
+    @cached_property
+    def last_tile(self) -> int:
+        return self.tiling.count - 1
+
+
 class Arrivals:
-    """The rows of one opening of a round, as far as their values are kept here."""
+    """The rows of one opening of a round, as far as their values are kept here.
+
+    No row refers to this: the memory of all sketches is free as soon as nobody holds the round.
+    """
 
     def __init__(self, context: RoundContext, keeping: Keeping) -> None:
-        federation = context.federation
-        self.tiling = context.span.tiling
-        self.last_tile = self.tiling.count - 1
-        self.alone = context.span == federation.terms.span  # There are no other shards.
-        self.keeping = keeping
-        self.last = context.state.last
+        federation, tiling = context.federation, context.span.tiling
         self.folds: Folds | None = None
         self._first = context.span.first
         self._sketches: Float32 = np.empty((0, 0), np.float32)
         self._rows = {member.name: row for row, member in enumerate(federation.clients)}
         self._uploads: dict[str, Arrival] = {}
         if federation.terms.sketch is not None:
-            self.folds = Folds(self.tiling, federation.terms.sketch, context.entropy)
+            self.folds = Folds(tiling, federation.terms.sketch, context.entropy)
             shape = len(self._rows), federation.terms.sketch
             self._sketches = context.vectors.take(math.prod(shape)).reshape(shape)
+        alone = context.span == federation.terms.span
+        self._common = _Common(tiling, alone, keeping, context.state.last, self.folds)
 
     def begin(self, begun: Begun, row: Row | None = None) -> None:
         """Give an upload its place. What its client has sent before is dropped. Raises StorageFull.
@@ -87,11 +104,11 @@ class Arrivals:
         row = row or Row(client, begun.upload_id, begun.header, begun.norm, begun.step)
         number = self._rows[client]
         opener = TileOpener(begun.key, begun.bound, self._first)
-        row.values = self.keeping.place(number, opener, begun.step)
+        row.values = self._common.keeping.place(number, opener, begun.step)
         if self.folds is not None:
             row.sketch = self._sketches[number]
             row.sketch.fill(0)
-        self._uploads[client] = Arrival(row, opener, self)
+        self._uploads[client] = Arrival(row, opener, self._common)
 
     def upload(self, client: str, upload_id: bytes) -> "Arrival | None":
         """What takes the tiles of a client's current upload; None if this is not it."""
@@ -146,7 +163,7 @@ class Arrival:
     Several threads may try to bring the next tile, and one of them succeeds.
     """
 
-    def __init__(self, row: Row, opener: TileOpener, common: Arrivals) -> None:
+    def __init__(self, row: Row, opener: TileOpener, common: _Common) -> None:
         self.row = row
         self.next = 0
         self.spoilt: Rejection | None = None
