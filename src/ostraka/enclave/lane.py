@@ -31,6 +31,7 @@ _ENDED = "the upload's lane ended before it was complete"
 _TIMEVAL = struct.Struct("ll")  # seconds and microseconds
 _AT_ONCE = struct.pack("ii", 1, 0)
 _MISSED = 4096  # tickets
+_SURE = 2  # tiles: this one and the last
 _PART = 2**18  # bytes that a peer takes in `idle_s`, at least
 
 
@@ -44,6 +45,11 @@ class Receiver(Protocol):
     @property
     def size(self) -> int:
         """The bytes of the next sealed tile; 0 once the upload is complete."""
+        ...
+
+    @property
+    def left(self) -> int:
+        """How many tiles are to come. All but the last are of one size."""
         ...
 
     def take(self, ciphertext: memoryview) -> None:
@@ -225,6 +231,7 @@ class Line:
         self.late = False
         self._idle_s = idle_s
         self._near = near
+        self._gathered = 1
         self._waits = waits and tls is None
         if tls is not None:
             self._near = tls.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
@@ -236,6 +243,16 @@ class Line:
         elif isinstance(self._near, ssl.SSLSocket):
             self._near.settimeout(self._idle_s)
             self._near.do_handshake()
+
+    def gather(self, size: int) -> None:
+        """Have the kernel wake this thread when so many bytes are here, and not for each piece.
+
+        As many have to come, or it will not wake before the peer ends, or time is over.
+        """
+        if self._waits and size != self._gathered:
+            self._gathered = size
+            with suppress(OSError):  # A system may not know it.
+                self._near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def fill(self, frame: memoryview) -> int:
         """Read until the frame is full. Return how many bytes came before the end, or in time."""
@@ -316,6 +333,9 @@ def _receive(line: Line, receiver: Receiver) -> None:
     memory = memoryview(bytearray(LENGTH.size + receiver.size))
     while size := receiver.size:
         frame = memory[: LENGTH.size + size]
+        # What is missing of this frame, and the next one, are as many bytes as one frame: unless
+        # the next is the last, which may be short.
+        line.gather(len(frame) if receiver.left > _SURE else 1)
         came = line.fill(frame)
         if came >= LENGTH.size and LENGTH.unpack_from(frame)[0] != size:
             raise OpenError("tile")

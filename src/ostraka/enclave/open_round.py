@@ -121,6 +121,11 @@ class Receiver:
         arrival = self._arrival
         return 0 if arrival.complete else self._sealed_size(arrival.next)
 
+    @property
+    def left(self) -> int:
+        """How many tiles are to come."""
+        return self._arrival.left
+
     def take(self, ciphertext: memoryview) -> None:
         """Open, check and keep the next tile. Raises as `Arrival.take` does."""
         try:

@@ -417,7 +417,7 @@ def test_an_address_that_is_taken_is_named(tmp_path):
 class Nothing:
     """Where no tile goes."""
 
-    size = 0
+    size = left = 0
 
     def take(self, ciphertext: memoryview) -> None: ...
 

@@ -6,6 +6,7 @@ import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class Kept:
     @property
     def size(self) -> int:
         return self._each if len(self.tiles) < COUNT else 0
+
+    @property
+    def left(self) -> int:
+        return COUNT - len(self.tiles)
 
     def take(self, ciphertext: memoryview) -> None:
         self.taking.set()
@@ -90,6 +95,52 @@ def test_tiles_arrive_in_order_and_in_one_memory():
 
     run(work)
     assert (kept.tiles, len(kept.memory), gone) == (TILES, 1, [1])
+
+
+class Sized(Kept):
+    """Tiles of these sizes."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__()
+        self._sizes = sizes
+
+    @property
+    def size(self) -> int:
+        return self._sizes[len(self.tiles)] if self.left else 0
+
+    @property
+    def left(self) -> int:
+        return len(self._sizes) - len(self.tiles)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("last", [1, 40_000, 60_000])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("pieces", [[], [1], [60_003], [100_000], [150_000]])
+def test_no_frame_waits_for_more_than_will_come(count, last, pieces):
+    """The kernel wakes a lane's thread for whole frames. The peer sends all it has, in pieces that
+    end anywhere, and then nothing: no thread may sleep on what is already there."""
+    sizes = [60_000] * (count - 1) + [last]
+    kept = Sized(sizes)
+    sent = b"".join(LENGTH.pack(size) + bytes([at]) * size for at, size in enumerate(sizes))
+
+    async def work(tickets: Tickets) -> None:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as server,
+            socket.create_connection(server.getsockname()) as far,
+            tickets.issue(kept, None) as opened,
+        ):
+            near, _ = server.accept()
+            near.setblocking(False)
+            opened.connect(near, lambda: None)
+            receiving = asyncio.create_task(opened.received())
+            for start, end in pairwise([0, *pieces, len(sent)]):
+                await asyncio.to_thread(far.sendall, sent[start:end])
+                await asyncio.sleep(0.01)
+            await asyncio.wait_for(receiving, PATIENCE_S / 4)
+
+    run(work)
+    assert [len(tile) for tile in kept.tiles] == sizes
 
 
 def test_a_ticket_is_known_once_and_only_while_its_call_lasts():

@@ -181,6 +181,11 @@ class Arrival:
     def complete(self) -> bool:
         return self.next > self._common.last_tile and self.spoilt is None
 
+    @property
+    def left(self) -> int:
+        """How many tiles are to come."""
+        return self._common.last_tile + 1 - self.next
+
     def take(self, index: int, ciphertext: Buffer) -> None:
         """The next tile. Raises OpenError, StorageFull or StateError, and then it has not come.
 
