@@ -81,8 +81,8 @@ class Grid:
     shards.
 
     counts: of shards. scheme: on a sketch, or exact masks on whole updates. repeat: rounds that
-    count. most: values of all clients together. Every size needs as many values as the largest
-    number of shards can be cut from.
+    count, there and back each. most: values of all clients together. Every size needs as many
+    values as the largest number of shards can be cut from.
     """
 
     clients: tuple[int, ...] = (16, 64, 256)
@@ -131,23 +131,25 @@ class Grid:
 
 
 def measure(grid: Grid, clients: int, dimension: int, begin: Begin) -> Figures:
-    """Measure one size with each number of shards of the grid."""
-    served: dict[int, Served] = {}
-    for turn, count in enumerate(grid.counts):
-        begin(f"{clients} clients of {dimension}, {_shards(count)}", turn, len(grid.counts))
+    """Measure one size with each number of shards of the grid, there and back: a machine that
+    others use is another one half a minute later."""
+    served: dict[int, list[Served]] = {count: [] for count in grid.counts}
+    turns = (*grid.counts, *reversed(grid.counts))
+    for turn, count in enumerate(turns):
+        begin(f"{clients} clients of {dimension}, {_shards(count)}", turn, len(turns))
         with tempfile.TemporaryDirectory(prefix="ostraka-bench-") as directory:
             plan = grid.plan(clients, dimension, count)
-            served[count] = serve(plan, Path(directory) / "federation", None)
+            served[count].append(serve(plan, Path(directory) / "federation", None))
     plan = grid.plan(clients, dimension, 1)
     return {
         "clients": clients,
         "dimension": dimension,
         "columns": plan.sketch or dimension,
         "runs": {
-            str(count): _run(grid.plan(clients, dimension, count), each)
-            for count, each in served.items()
+            str(count): _run(grid.plan(clients, dimension, count), both)
+            for count, both in served.items()
         },
-        **_agreement([served[count] for count in grid.counts]),
+        **_agreement([each for both in served.values() for each in both]),
     }
 
 
@@ -155,13 +157,14 @@ def _shards(count: int) -> str:
     return "one enclave" if count == 1 else f"{count} shards"
 
 
-def _run(plan: Plan, served: Served) -> Figures:
+def _run(plan: Plan, served: Sequence[Served]) -> Figures:
     """What was measured with one number of shards."""
-    shards = [name for name in served.peaks if name != LEAD]
+    shards = [name for name in served[0].peaks if name != LEAD]
+    peaks = {name: max(each.peaks[name] for each in served) for name in (LEAD, *shards)}
     return {
-        "rounds": [_round(each, shards) for each in served.rounds[1:]],
-        "lead_bytes": served.peaks[LEAD],
-        "shard_bytes": [served.peaks[name] for name in shards],
+        "rounds": [_round(each, shards) for once in served for each in once.rounds[1:]],
+        "lead_bytes": peaks[LEAD],
+        "shard_bytes": [peaks[name] for name in shards],
         "received_bytes": [
             plan.clients * (span.length * UPDATE_BYTES + span.tiling.count * TAG_BYTES)
             for span in plan.spans

@@ -258,6 +258,7 @@ def test_options_of_shards_are_refused_without_them(run):
 def test_a_lead_and_two_shards_are_measured_and_give_what_one_enclave_gives(scheme):
     grid = Grid((6, 7), (40_000, 50_000), (1, 2), scheme, repeat=1)
     cell = shards.measure(grid, 6, 40_000, lambda *_: None)
+    assert {len(each["rounds"]) for each in cell["runs"].values()} == {2}  # there and back
     assert cell["same_selection"]
     assert cell["selected"] == 5
     assert cell["model_difference"] <= 1e-6
