@@ -134,6 +134,8 @@ class RemoteEnclave:
             if refused.said != Rejection.DUPLICATE:
                 raise
             # It was sent in an earlier round of the framework, and that one counts.
+        finally:
+            upload.end()
 
     def outcome(self, *, seconds: float) -> Outcome:
         memory = self._begun(self._connected())

@@ -178,6 +178,7 @@ def _introduction(connection: Connection, who: Verifier, held: Charter | None) -
     def challenge() -> Answer:
         question = Question(who, held)
         reply = connection.once("Introduce", question.request(), seconds=LONG_POLL_S)
+        connection.keep_ticket(reply.ticket)
         return question.answer(reply)
 
     connection.tell(Waiting("an open round"))

@@ -1,4 +1,4 @@
-"""How long to go on."""
+"""A client's connection to the enclave's service, its lanes, and how long to go on."""
 
 import os
 import socket
@@ -13,16 +13,16 @@ from threading import Event as Signal
 from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import grpc
 
 from ostraka.client.events import Event, Reconnecting
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import ConfigError, ServiceError, printable
+from ostraka.errors import ConfigError, MalformedMessage, ServiceError, printable
 from ostraka.messages import ClientHello
-from ostraka.transport import PROVED
+from ostraka.transport import PROVED, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import (
     IDLE_S,
@@ -113,10 +113,14 @@ class Status:
 
 
 class LaneBroken(grpc.RpcError):
-    """A lane could not be opened or has ended, and nobody says why. It may pass."""
+    """A lane could not be opened or has ended. It may pass, unless the other side has said why."""
+
+    def __init__(self, why: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:
+        super().__init__(why)
+        self._code = code
 
     def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.ABORTED
+        return self._code
 
     def details(self) -> str:
         return str(self)
@@ -174,6 +178,8 @@ class Connection:
         self._greeting = greeting
         self._plain: Any = EnclaveStub(self._channel)
         self._stub: Any = None  # after the greeting
+        self._tickets: list[bytes] = []  # for upload lanes: the newest, taken in one step
+        self._lanes: WeakSet[Sockets] = WeakSet()
 
     @property
     def stub(self) -> Any:
@@ -202,7 +208,24 @@ class Connection:
     def _greet_with(self, hello: bytes) -> bytes:
         request = wire.GreetRequest(hello=hello)
         reply = self._plain.Greet(request, timeout=self.patience.limit(REQUEST_S))
+        self.keep_ticket(reply.ticket)
         return bytes(reply.nonce)
+
+    def keep_ticket(self, ticket: bytes) -> None:
+        """Hold what a reply has brought for the next upload."""
+        if len(ticket) == TICKET_BYTES:
+            self._tickets[:] = [ticket]
+
+    def take_ticket(self) -> bytes:
+        """A ticket for one upload lane. Raises grpc.RpcError, and MalformedMessage."""
+        stub = self.stub  # A greeting brings one.
+        if not self._tickets:
+            reply = stub.GetTicket(wire.TicketRequest(), timeout=self.patience.limit(REQUEST_S))
+            self.keep_ticket(reply.ticket)
+        try:
+            return self._tickets.pop()
+        except IndexError:
+            raise MalformedMessage(f"a ticket has {TICKET_BYTES} bytes") from None
 
     def _lost(self) -> None:
         self._stub = None
@@ -219,8 +242,10 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """End every call that is under way, from any thread."""
+        """End every call and every lane that is under way, from any thread."""
         self._channel.close()
+        for sockets in list(self._lanes):
+            sockets.end()
 
     def ask(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:
         """The reply to one request, asked again while the service is away. Raises ServiceError."""
@@ -239,16 +264,11 @@ class Connection:
         finally:
             replies.cancel()
 
-    @contextmanager
-    def lanes(self, call: Any = None) -> Iterator["Lanes"]:
-        """What opens lanes. They end with the call that they were granted to, if there is one."""
+    def lanes(self) -> "Lanes":
+        """What opens lanes, to be closed after use."""
         sockets = Sockets()
-        try:
-            if call is not None and not call.add_callback(sockets.end):
-                sockets.end()
-            yield Lanes(self._address, self._tls_ca, self.patience, sockets)
-        finally:
-            sockets.close()
+        self._lanes.add(sockets)
+        return Lanes(self._address, self._tls_ca, self.patience, sockets)
 
     def attempt(self, work: Callable[[], _T]) -> _T:
         """What `work` returns, begun again while the service is away. Raises ServiceError."""
@@ -266,20 +286,37 @@ class Connection:
 
 @dataclass(frozen=True)
 class Lanes:
-    """Opens lanes, from any thread."""
+    """Opens lanes, from any thread. They end together, when this is closed."""
 
     address: str
     tls_ca: Path | None
     patience: Patience
     sockets: Sockets
 
+    def __enter__(self) -> "Lanes":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.sockets.close()
+
     def open(
-        self, ticket: bytes, address: str = "", *, turn_s: float | None = None
+        self,
+        ticket: bytes,
+        address: str = "",
+        *,
+        turn_s: float | None = None,
+        first: bytes = b"",
     ) -> socket.socket:
         """The lane of this ticket. Raises LaneBroken.
 
         address: of the shard that it goes to, as the host says; the service's own unless given.
-        turn_s: how long to wait for its turn, if that comes after the ticket.
+        turn_s: how long to wait for its turn, if that comes after the ticket. first: what is said
+        over it first.
         """
         where, limit = address or self.address, self.patience.limit(REQUEST_S)
         try:
@@ -291,6 +328,7 @@ class Lanes:
                 turn_s=None if turn_s is None else self.patience.limit(turn_s),
                 among=self.sockets,
                 least=reach(self.address) if address else 0,
+                first=first,
             )
         except ConfigError:
             raise

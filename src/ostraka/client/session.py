@@ -293,6 +293,7 @@ class Session:
         self.brought = reply.model
         if questions and reply.introduced.introduction:
             with suppress(MalformedMessage):  # It is asked for by itself then.
+                self.connection.keep_ticket(reply.introduced.ticket)
                 answer = questions[-1].answer(reply.introduced)
                 self.shelf.introduced = Introduced(answer, time.monotonic() + _FRESH_S)
         self.connection.tell(Confirmed(proposal.number))

@@ -1,14 +1,17 @@
 """Brings one update to its round's outcome, through restarts and broken connections."""
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from select import POLLIN, poll
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from ostraka.arrays import Float32
 from ostraka.client.connection import (
@@ -44,21 +47,92 @@ from ostraka.messages import Certified, Proposal, Receipt, RoundOffer
 from ostraka.protocol.client import Joined, Submitted
 from ostraka.transport import FINISHED, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import Backoff, is_told_address
+from ostraka.transport.dial import LARGEST_REPLY, Backoff, is_told_address, stall_at_most
 
 
 @dataclass(frozen=True)
 class _Lane:
-    """An upload lane. address: of a shard; empty for the service's own. tiles: those it lacks."""
+    """Where tiles go. address: of a shard; empty for the upload's own lane. tiles: those it lacks.
+
+    ticket: for a lane to the shard.
+    """
 
     address: str
     ticket: bytes = field(repr=False)
     tiles: range
 
 
+class _Talk:
+    """What this side says and hears over its upload lane. near: where tiles go without shards."""
+
+    def __init__(self, lanes: Lanes, ticket: bytes, request: wire.UploadRequest) -> None:
+        """Begin it. Raises LaneBroken."""
+        encoded = request.SerializeToString()
+        self.lanes = lanes
+        self.near = lanes.open(ticket, first=LENGTH.pack(len(encoded)) + encoded)
+
+    def hear(self, kind: str, seconds: float = TRANSFER_S) -> Any:
+        """The next answer. Raises LaneBroken if it is a refusal, or none, and MalformedMessage."""
+        self.near.settimeout(self.lanes.patience.limit(seconds))
+        try:
+            (size,) = LENGTH.unpack(self._read(LENGTH.size))
+            if size > LARGEST_REPLY:
+                raise MalformedMessage(f"an upload was answered with {size} bytes")
+            reply = wire.UploadReply.FromString(self._read(size))
+        except DecodeError:
+            raise MalformedMessage("an upload was answered with what is no answer") from None
+        except TimeoutError:
+            code = grpc.StatusCode.DEADLINE_EXCEEDED
+            raise LaneBroken("the upload's lane says nothing", code) from None
+        except OSError as broken:
+            raise LaneBroken(f"the lane has ended: {broken}") from None
+        if reply.WhichOneof("answer") == "refused":
+            raise _refusal(reply.refused)
+        if reply.WhichOneof("answer") != kind:
+            raise MalformedMessage(f"an upload was not answered with {kind!r}")
+        return getattr(reply, kind)
+
+    def send(self, frames: Iterable[memoryview], near: socket.socket) -> None:
+        """Send tiles over this lane or one to a shard. Raises LaneBroken.
+
+        If the other side ends the lane, return when it has said why, over this lane.
+        """
+        patience = self.lanes.patience
+        try:
+            near.settimeout(None)  # A timeout would make each call two.
+            stall_at_most(near, patience.limit(_STALLED_S))
+            for frame in frames:
+                near.sendall(frame)
+                if patience.over:
+                    raise TimeoutError("it took too long")
+        except OSError as broken:
+            verdict = poll()
+            verdict.register(self.near, POLLIN)
+            if not verdict.poll(1000 * patience.limit(_VERDICT_S)):
+                raise LaneBroken(f"the lane has ended: {broken}") from None
+
+    def end(self) -> None:
+        self.lanes.sockets.close()
+
+    def _read(self, size: int) -> bytes:
+        said = bytearray(size)
+        rest = memoryview(said)
+        while rest:
+            taken = self.near.recv_into(rest)
+            if not taken:
+                raise ConnectionError("it is closed")
+            rest = rest[taken:]
+        return bytes(said)
+
+
+def _refusal(refused: wire.Refused) -> LaneBroken:
+    codes = {code.value[0]: code for code in grpc.StatusCode}
+    return LaneBroken(refused.why, codes.get(refused.code, grpc.StatusCode.UNKNOWN))
+
+
 @dataclass
 class Upload:
-    """One upload, over as many lanes as it takes: at any time one to each shard.
+    """One upload, over as many lanes as it takes: at any time one, and one to each shard.
 
     shards: the first tile of each, as the offer says. begun: the enclave has taken its header, so
     that the receipt will name this client unless its update counts. first: the tiles that the last
@@ -70,62 +144,53 @@ class Upload:
     shards: tuple[int, ...] = (0,)
     begun: bool = False
     first: tuple[int, ...] = ()
-    _call: Any = None  # of an upload that is complete
+    _talk: _Talk | None = None  # of an upload that is complete
 
     def stream(self, connection: Connection) -> None:
         """Send what is missing, and return when the upload is complete.
 
-        Raises grpc.RpcError where the call or a lane breaks. The next one sends the same bytes.
+        Raises grpc.RpcError where a lane breaks. The next one sends the same bytes.
         """
         request = wire.UploadRequest(header=encode(self.sealed.header), await_outcome=True)
-        call = connection.stub.Upload(request, timeout=connection.patience.limit(TRANSFER_S))
+        ticket, lanes = connection.take_ticket(), connection.lanes()
         try:
-            granted = _lanes(_next(call, "granted"), self.shards, self.sealed.count)
+            talk = _Talk(lanes, ticket, request)
+            granted = _lanes(talk.hear("granted"), self.shards, self.sealed.count)
             self.begun, self.first = True, tuple(lane.tiles.start for lane in granted)
             left = [lane for lane in granted if lane.tiles]
             missing = sum(len(lane.tiles) for lane in left)
             connection.tell(Uploading(self.round, missing, self.sealed.count))
             progress = _Progress(self.round, missing, connection.tell)
-            with connection.lanes(call) as lanes:
-                sending = [partial(self._send, lane, lanes, call, progress) for lane in left]
-                at_once(sending, stop=call.cancel, meanwhile=progress.report)
-                _next(call, "complete")
+            sending = [partial(self._send, lane, talk, progress) for lane in left]
+            at_once(sending, stop=lanes.sockets.end, meanwhile=progress.report)
+            talk.hear("complete")
         except BaseException:
-            call.cancel()
+            lanes.sockets.close()
             raise
-        self._call = call
+        self._talk = talk
 
-    def _send(self, lane: _Lane, lanes: Lanes, call: Any, progress: "_Progress") -> None:
-        """Send what one shard lacks, and leave the lane open.
-
-        If the other side ends the lane, return when the call has ended, and says why.
-        """
-        try:
-            near = lanes.open(lane.ticket, lane.address)
-        except LaneBroken:
-            if call.is_active():
-                raise
-            return
-        try:
-            for frame in progress.of(frames(self.sealed, lane.tiles)):
-                near.sendall(frame)
-        except OSError as broken:
-            over = threading.Event()
-            if call.add_callback(over.set) and not over.wait(lanes.patience.limit(_VERDICT_S)):
-                raise LaneBroken(f"the lane has ended: {broken}") from None
+    def _send(self, lane: _Lane, talk: _Talk, progress: "_Progress") -> None:
+        """Send what is missing, here or at one shard, and leave the lane open."""
+        near = talk.lanes.open(lane.ticket, lane.address) if lane.address else talk.near
+        talk.send(progress.of(frames(self.sealed, lane.tiles)), near)
 
     def outcome(self) -> wire.OutcomeReply | None:
-        """What the call of a complete upload says of its round, once; None if it says nothing."""
-        call, self._call = self._call, None
-        if call is None:
+        """What is said of the round of a complete upload, once; None if nothing is."""
+        talk, self._talk = self._talk, None
+        if talk is None:
             return None
         try:
-            reply: wire.OutcomeReply = _next(call, "outcome")
-        except (grpc.RpcError, MalformedMessage):
+            reply: wire.OutcomeReply = talk.hear("outcome", LONG_POLL_S)
+        except (LaneBroken, MalformedMessage):
             return None
         finally:
-            call.cancel()
+            talk.end()
         return reply
+
+    def end(self) -> None:
+        """Hear no more of it."""
+        if self._talk is not None:
+            self._talk.end()
 
 
 class _Progress:
@@ -170,15 +235,6 @@ def frames(sealed: Sealed, numbers: range) -> Iterator[memoryview]:
         yield memory[: LENGTH.size + size]
 
 
-def _next(replies: Any, kind: str) -> Any:
-    reply = None
-    with suppress(StopIteration):
-        reply = next(replies)
-    if reply is None or reply.WhichOneof("answer") != kind:
-        raise MalformedMessage(f"an upload was not answered with {kind!r}")
-    return getattr(reply, kind)
-
-
 def _lanes(granted: wire.Granted, shards: tuple[int, ...], count: int) -> list[_Lane]:
     """What was granted to an upload of `count` tiles. shards: the first tile of each.
 
@@ -197,13 +253,14 @@ def _lane(shown: wire.Granted | wire.ShardLane, first: int, end: int) -> _Lane:
     """The lane for what is missing of the tiles from `first` on, before `end`."""
     if not first <= shown.next <= end:
         raise MalformedMessage(f"of tiles {first} to {end}, an upload was asked for {shown.next}")
-    address = shown.address if isinstance(shown, wire.ShardLane) else ""
-    lane = _Lane(address, shown.ticket, range(shown.next, end))
-    if lane.tiles and len(lane.ticket) != TICKET_BYTES:
-        raise MalformedMessage(f"a ticket has {TICKET_BYTES} bytes; got {len(lane.ticket)}")
-    if lane.tiles and isinstance(shown, wire.ShardLane) and not is_told_address(address):
-        raise MalformedMessage(f"a shard is said to be at {printable(address, _SHOWN)!r}")
-    return lane
+    tiles = range(shown.next, end)
+    if isinstance(shown, wire.Granted):
+        return _Lane("", b"", tiles)
+    if tiles and len(shown.ticket) != TICKET_BYTES:
+        raise MalformedMessage(f"a ticket has {TICKET_BYTES} bytes; got {len(shown.ticket)}")
+    if tiles and not is_told_address(shown.address):
+        raise MalformedMessage(f"a shard is said to be at {printable(shown.address, _SHOWN)!r}")
+    return _Lane(shown.address, shown.ticket, tiles)
 
 
 # Clients of one process get the same certificate at the same moment. One checks it, and the others
@@ -211,6 +268,7 @@ def _lane(shown: wire.Granted | wire.ShardLane, first: int, end: int) -> _Lane:
 _CHECKING = threading.Lock()
 _TELL_S = 1.0  # between two words about one upload
 _VERDICT_S = 5.0  # for the other side to say why it has ended a lane
+_STALLED_S = 60.0  # without a byte that is taken
 _SHOWN = 80  # characters of an address that is none
 _STOLEN = 3  # lanes in a row that brought nothing further: a tile did not open, and was right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send

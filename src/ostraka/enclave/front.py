@@ -3,25 +3,24 @@
 gRPC limits all connections together and none by address, and an idle connection never reaches our
 code. So gRPC listens behind this door, on a socket that only this process can reach. Bytes are
 passed on unread: with TLS, the door sees ciphertext. Only connections that begin as a lane does are
-not for gRPC: with a ticket they go to the upload that it was issued for, or are sent the model.
+not for gRPC: with a ticket they go to what it was issued for.
 """
 
 import asyncio
 import os
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 from ostraka.config import Member
-from ostraka.enclave.downloads import Download, Downloads
-from ostraka.enclave.lane import Lane, Tickets
+from ostraka.enclave.lane import Tickets
 from ostraka.enclave.limits import neighbourhood
 from ostraka.enclave.passage import Passage, Pipes
 from ostraka.errors import ConfigError
@@ -112,13 +111,36 @@ def _discard(places: dict[str, dict[Visitor, None]], key: str, visitor: Visitor)
     return True
 
 
+class Lane(Protocol):
+    """What a ticket opens. party: whose it is, if it is anybody's."""
+
+    @property
+    def party(self) -> Member | None: ...
+
+    def connect(self, near: socket.socket, gone: Callable[[], None]) -> None:
+        """Take over the connection that has shown the ticket. gone: called once it is closed."""
+        ...
+
+    def cut(self) -> None:
+        """Break the connection off."""
+        ...
+
+
+class Lanes(Protocol):
+    """Whose tickets are shown at the door."""
+
+    def claim(self, ticket: bytes, address: str) -> Lane | None:
+        """Return the lane that a peer of this address may have by its ticket, if any."""
+        ...
+
+
 class Front:
     """Listens for clients and workers, and passes each connection on to the server behind it.
 
     folder: for sockets; an empty one that only this process reaches. idle_s: after which a
-    connection is closed whose peer says nothing at first, or takes nothing. tickets: of uploads.
-    foretold: a peer may know its ticket a little earlier than we do. crowded: told of an address
-    that had to give up a connection. Use it as a context.
+    connection is closed whose peer says nothing at first, or takes nothing. lanes: what tickets
+    open. foretold: whose tickets a peer may know a little earlier than we do. crowded: told of an
+    address that had to give up a connection. Use it as a context.
     """
 
     def __init__(
@@ -127,15 +149,13 @@ class Front:
         *,
         folder: Path,
         idle_s: float,
-        tickets: Tickets,
-        downloads: Downloads,
-        foretold: bool = False,
+        lanes: Sequence[Lanes],
+        foretold: Tickets | None = None,
         crowded: Callable[[str], None] = lambda address: None,
     ) -> None:
         self._guests = Guests(_affordable(places))
         self._idle_s = idle_s
-        self._tickets = tickets
-        self._downloads = downloads
+        self._lanes = lanes
         self._foretold = foretold
         self._crowded = crowded
         self._pipes = Pipes()
@@ -281,10 +301,11 @@ class Front:
 
     def _open_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes) -> None:
         """Hand a connection to what its ticket is for, or close it."""
-        lane = self._tickets.claim(ticket) or self._downloads.claim(ticket, visitor.address)
-        if lane is not None:
-            self._hand_over(visitor, near, lane)
-        elif not self._await_lane(visitor, near, ticket):
+        for lanes in self._lanes:
+            if (lane := lanes.claim(ticket, visitor.address)) is not None:
+                self._hand_over(visitor, near, lane)
+                return
+        if not self._await_lane(visitor, near, ticket):
             self._turn_away(visitor, near)
 
     def _await_lane(self, visitor: Visitor, near: socket.socket, ticket: bytes) -> bool:
@@ -292,7 +313,8 @@ class Front:
 
         Meanwhile it has the place of a stranger, as one that has said nothing.
         """
-        if not self._foretold or self._downloads.knows(ticket):
+        tickets = self._foretold
+        if tickets is None:
             return False
 
         def issued(lane: Lane) -> None:
@@ -301,16 +323,16 @@ class Front:
 
         def missed() -> None:
             late.cancel()
-            self._tickets.miss(ticket)
+            tickets.miss(ticket)
             self._turn_away(visitor, near)
 
-        if not self._tickets.await_issue(ticket, issued):
+        if not tickets.await_issue(ticket, issued):
             return False
         late = self._loop.call_later(_FORETOLD_S, missed)
         visitor.end = missed
         return True
 
-    def _hand_over(self, visitor: Visitor, near: socket.socket, lane: Lane | Download) -> None:
+    def _hand_over(self, visitor: Visitor, near: socket.socket, lane: Lane) -> None:
         visitor.end = partial(self._end_lane, visitor, lane)
         lane.connect(near, partial(self._lane_gone, visitor))
         if lane.party is not None:
@@ -324,7 +346,7 @@ class Front:
         visitor.end = _nothing  # It would hold the lane, and so the model, until Python finds out.
         self._gone(visitor)
 
-    def _end_lane(self, visitor: Visitor, lane: Lane | Download) -> None:
+    def _end_lane(self, visitor: Visitor, lane: Lane) -> None:
         self._gone(visitor)  # Its place is free before its thread has noticed.
         lane.cut()
 

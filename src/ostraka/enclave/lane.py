@@ -1,13 +1,13 @@
-"""Lanes: bytes beside gRPC, on connections of their own. Here are those of uploads.
+"""Lanes: bytes beside gRPC, on connections of their own. Here are those over which tiles come.
 
     peer                          door                        thread of the lane
      ----- LANE, ticket ---------> whose ticket is it?
      ----- TLS handshake, if there is TLS ------------------->
      ----- length, tile; length, tile; ... ------------------> Receiver.take, tile by tile
 
-The call that was granted the ticket decides about the lane: both end together. Nothing is sent back
-over it; a sender that is too fast is held up by TCP. Lanes over which models go out are in
-`downloads`.
+So it is at a shard: its lead was asked by the client, and has told it the ticket. Nothing is sent
+back; a sender that is too fast is held up by TCP. A service's own upload lanes, whose tiles are
+read by `receive`, too, are in `uploads`, and lanes over which models go out in `downloads`.
 """
 
 import asyncio
@@ -61,13 +61,22 @@ class Tickets:
     """Issues a ticket for each upload whose turn has come, and knows whose a ticket is.
 
     threads: as many as there can be turns. idle_s: for a ticket to be shown, for a TLS handshake,
-    and for each frame. tls: None for none. Use it as a context, on the event loop.
+    and for each frame. tls: None for none. others: whether a ticket is of other lanes. Use it as a
+    context, on the event loop.
 
     A ticket that others have drawn may be shown before it is issued. Whoever was the first to show
     it waits for it. If that one has left, the lane is broken from the beginning.
     """
 
-    def __init__(self, threads: int, *, idle_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        *,
+        idle_s: float,
+        tls: ssl.SSLContext | None = None,
+        others: Callable[[bytes], bool] = lambda ticket: False,
+    ) -> None:
+        self._others = others
         self._issued: dict[bytes, Lane] = {}
         self._awaited: dict[bytes, Callable[[Lane], None]] = {}
         self._missed: dict[bytes, None] = {}  # the last of those that nobody waits for any more
@@ -108,13 +117,14 @@ class Tickets:
             self._issued.pop(lane.ticket, None)
             lane.end()
 
-    def claim(self, ticket: bytes) -> "Lane | None":
+    def claim(self, ticket: bytes, address: str = "") -> "Lane | None":
         """Return the lane that this ticket opens, once; None for any other ticket."""
         return self._issued.pop(ticket, None)
 
     def await_issue(self, ticket: bytes, issued: "Callable[[Lane], None]") -> bool:
-        """Have `issued` called with the lane. Return False if another waits for this ticket."""
-        if ticket in self._awaited:
+        """Have `issued` called with the lane. Return False if another waits for this ticket, or it
+        is not one that can be issued."""
+        if ticket in self._awaited or self._others(ticket):
             return False
         self._awaited[ticket] = issued
         return True
@@ -172,14 +182,10 @@ class Lane:
         self._came.exception()  # Nobody may be left to hear of it.
 
     async def received(self) -> None:
-        """Wait until the upload is complete.
-
-        Raises what `Receiver.take` raises, OpenError for a frame of another length, TimeoutError
-        for a peer that is too slow, and LaneBroken.
-        """
+        """Wait until the upload is complete. Raises as `receive` does."""
         async with asyncio.timeout(self._idle_s):
             line = await asyncio.shield(self._came)  # The door may still bring it.
-        reading = self._loop.run_in_executor(self._threads, _receive, line, self._receiver)
+        reading = self._loop.run_in_executor(self._threads, receive, line, self._receiver)
         self._reading = True
         reading.add_done_callback(lambda _: self._close())
         # The client's next call must not begin before this one's thread has ended.
@@ -211,7 +217,8 @@ async def until_ended(working: "asyncio.Future[None]", *, cut: Callable[[], None
     try:
         await asyncio.shield(working)
     finally:
-        cut()
+        if not working.done():
+            cut()
         while not working.done():
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([working])
@@ -232,7 +239,8 @@ class Line:
         self._idle_s = idle_s
         self._near = near
         self._gathered = 1
-        self._waits = waits and tls is None
+        self._stopped = False
+        self._waits = waits and tls is None and not isinstance(near, ssl.SSLSocket)
         if tls is not None:
             self._near = tls.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
 
@@ -258,7 +266,7 @@ class Line:
         """Read until the frame is full. Return how many bytes came before the end, or in time."""
         until, rest = monotonic() + self._idle_s, frame
         try:
-            while rest and (taken := self._read(rest, until)):
+            while rest and not self._stopped and (taken := self._read(rest, until)):
                 rest = rest[taken:]
         except (BlockingIOError, TimeoutError):
             self.late = True
@@ -308,6 +316,12 @@ class Line:
                 rest = rest[self._near.send(rest) :]
         return len(data) - len(rest)
 
+    def stop(self) -> None:
+        """Have nothing more read. What the peer is sent still arrives."""
+        self._stopped = True
+        with suppress(OSError):
+            socket.socket.shutdown(self._near, socket.SHUT_RD)
+
     def cut(self) -> None:
         with suppress(OSError):
             # TLS must not notice: its thread uses the same object.
@@ -322,8 +336,12 @@ class Line:
         self._near.close()
 
 
-def _receive(line: Line, receiver: Receiver) -> None:
-    """Take the rest of an upload, tile by tile, all into the same memory."""
+def receive(line: Line, receiver: Receiver) -> None:
+    """Take the rest of an upload, tile by tile, all into the same memory.
+
+    Raises what `Receiver.take` raises, OpenError for a frame of another length, TimeoutError for a
+    peer that is too slow, and LaneBroken.
+    """
     try:
         line.begin()
     except TimeoutError:

@@ -7,7 +7,7 @@ import os
 import signal
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ostraka.enclave import hardening
 from ostraka.enclave.budget import Budget, spare
 from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.engine import Engine, Phase
-from ostraka.enclave.front import Front
+from ostraka.enclave.front import Front, Lanes
 from ostraka.enclave.lane import Tickets
 from ostraka.enclave.lead import Shards
 from ostraka.enclave.limits import Punctual, Rate, Share, TooMany, Turns
@@ -36,6 +36,7 @@ from ostraka.enclave.status import Status
 from ostraka.enclave.storage.models import Slices, State
 from ostraka.enclave.storage.spool import Spool
 from ostraka.enclave.storage.state import EnclaveState
+from ostraka.enclave.uploads import Uploads
 from ostraka.enclave.workers import Pool
 from ostraka.errors import ConfigError, StateError
 from ostraka.events import Event
@@ -157,9 +158,9 @@ async def serve(
         with _metrics(file, status), ExitStack() as stack:
             if sockets is None:
                 sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
-            tickets = stack.enter_context(_tickets(file))
+            uploads = stack.enter_context(_uploads(file))
             downloads = stack.enter_context(_downloads(file))
-            front = stack.enter_context(_front(file, tell, sockets, tickets, downloads))
+            front = stack.enter_context(_front(file, tell, sockets, (uploads, downloads)))
             status.traffic = lambda: front.traffic
             start = partial(
                 _start,
@@ -167,7 +168,7 @@ async def serve(
                 platform,
                 status,
                 front=front,
-                tickets=tickets,
+                uploads=uploads,
                 downloads=downloads,
             )
             server = await start()
@@ -220,10 +221,16 @@ def _budget(file: FederationFile, *, leads: bool = False) -> Budget:
     )
 
 
-def _tickets(file: FederationFile) -> Tickets:
-    """Return what opens lanes. Strangers have as many turns as the enrolled."""
+def _uploads(file: FederationFile) -> Uploads:
+    """Return what takes uploads. Strangers have as many turns as the enrolled."""
     limits = file.limits
-    return Tickets(2 * limits.uploads, idle_s=limits.idle_s, tls=_tls(file))
+    return Uploads(2 * limits.uploads, idle_s=limits.idle_s, tls=_tls(file))
+
+
+def _tickets(file: FederationFile, downloads: Downloads) -> Tickets:
+    """Return what takes tiles at a shard, whose lead has as many turns."""
+    limits, others = file.limits, downloads.knows
+    return Tickets(2 * limits.uploads, idle_s=limits.idle_s, tls=_tls(file), others=others)
 
 
 def _downloads(file: FederationFile) -> Downloads:
@@ -255,10 +262,9 @@ def _front(
     file: FederationFile,
     tell: Callable[[Event], None],
     sockets: Path,
-    tickets: Tickets,
-    downloads: Downloads,
+    lanes: Sequence[Lanes],
     *,
-    foretold: bool = False,
+    foretold: Tickets | None = None,
 ) -> Front:
     """Return the door. Of an address that has too many connections it is told once a minute."""
     limits = file.limits
@@ -274,8 +280,7 @@ def _front(
         limits.connections,
         folder=sockets,
         idle_s=limits.idle_s,
-        tickets=tickets,
-        downloads=downloads,
+        lanes=lanes,
         foretold=foretold,
         crowded=crowded,
     )
@@ -287,7 +292,7 @@ async def _start(
     status: Status,
     *,
     front: Front,
-    tickets: Tickets,
+    uploads: Uploads,
     downloads: Downloads,
 ) -> grpc.aio.Server:
     """Start the server behind the door."""
@@ -299,7 +304,7 @@ async def _start(
         provider=platform.provider,
         status=status,
         door=front,
-        tickets=tickets,
+        uploads=uploads,
         downloads=downloads,
         enrolled=_allowance(file, calls=_CALLS, rate=limits.requests_per_minute),
         strangers=_allowance(file, calls=_STRANGERS_CALLS, rate=relayed),
@@ -309,6 +314,7 @@ async def _start(
     address = front.back_address()
     front.pass_on_to(address, _bind(server, file, address))
     await server.start()
+    uploads.serve = servicer.take_upload
     return server
 
 
@@ -401,9 +407,10 @@ async def serve_shard(
     with closing(FolderLock(file.state)), ExitStack() as stack:
         if sockets is None:
             sockets = Path(stack.enter_context(TemporaryDirectory(prefix="ostraka-")))
-        tickets = stack.enter_context(_tickets(file))
         downloads = stack.enter_context(_downloads(file))
-        front = stack.enter_context(_front(file, tell, sockets, tickets, downloads, foretold=True))
+        tickets = stack.enter_context(_tickets(file, downloads))
+        lanes = (tickets, downloads)
+        front = stack.enter_context(_front(file, tell, sockets, lanes, foretold=tickets))
         shard = ShardService(
             settings,
             file,

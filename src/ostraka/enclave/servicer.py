@@ -31,7 +31,7 @@ from ostraka.crypto.identity import check_encoded, check_signature
 from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.engine import Engine, Phase
 from ostraka.enclave.front import Front
-from ostraka.enclave.lane import LaneBroken, Tickets
+from ostraka.enclave.lane import LaneBroken
 from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.limits import Newest, Rate, Share, TooMany, Turns
 from ostraka.enclave.link import Broken, Spoilt, Taken
@@ -41,6 +41,7 @@ from ostraka.enclave.platform.interface import EvidenceProvider
 from ostraka.enclave.reception import Quoting, Reception, Serving
 from ostraka.enclave.status import Status
 from ostraka.enclave.storage.models import Slices
+from ostraka.enclave.uploads import Caller, Talk, Uploads
 from ostraka.encoding import decode, digest, encode
 from ostraka.errors import (
     AttestationRefused,
@@ -85,7 +86,6 @@ from ostraka.transport.ostraka_pb2_grpc import EnclaveServicer
 _LONG_POLL_S = 20.0
 _AT_ONCE_S = 0.5  # for the next round to open, while a client waits for the outcome of this one
 _MOVING_S = 5.0  # for shards to move to a new model
-_HEADERS_S = 1.0  # for gRPC's headers to be on their way
 _PART = 2**18  # of a model, in bytes
 _LONGEST = 2**18  # bytes of a receipt in an answer that all who took part get at once
 _NONCE_BYTES = 32
@@ -107,6 +107,14 @@ class NotProved(Exception):
     """The caller believes that its connection is proved to be its own, and it is not."""
 
 
+class Refusal(Exception):
+    """What a caller asks for cannot be had now, or never again."""
+
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (MalformedMessage, grpc.StatusCode.INVALID_ARGUMENT),
     (DecodeError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -121,39 +129,29 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
 )
 
 
+def _status(error: Exception) -> tuple[grpc.StatusCode, str]:
+    """Return what the peer is told. A bug of ours is shown in the log, and not to the peer."""
+    if isinstance(error, Refusal):
+        return error.code, str(error)
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    if code is None:
+        _LOG.error("a request failed", exc_info=error)
+        return grpc.StatusCode.INTERNAL, "the service failed"
+    if isinstance(error, UpdateRejected):
+        revoked = error.reason == Rejection.REVOKED
+        return grpc.StatusCode.PERMISSION_DENIED if revoked else code, str(error.reason)
+    return code, str(error) or code.name.lower()
+
+
 @asynccontextmanager
 async def _answering(context: Context) -> AsyncIterator[None]:
-    """Turns our errors into gRPC's. A bug of ours is shown in the log, and not to the peer."""
+    """Turns our errors into gRPC's."""
     try:
         yield
-    except tuple(kind for kind, _ in _CODES) as error:
-        code = next(code for kind, code in _CODES if isinstance(error, kind))
-        if isinstance(error, UpdateRejected):
-            if error.reason == Rejection.REVOKED:
-                code = grpc.StatusCode.PERMISSION_DENIED
-            await context.abort(code, str(error.reason))
-        await context.abort(code, str(error) or code.name.lower())
     except grpc.aio.BaseError:
         raise
-    except Exception:  # noqa: BLE001 (any other error is a bug of ours)
-        _LOG.exception("a request failed")
-        await context.abort(grpc.StatusCode.INTERNAL, "the service failed")
-
-
-async def _write_first(reply: Any, context: Context) -> None:
-    """Send the first message of an answer, and gRPC's headers in one with it.
-
-    A time limit must not come between, as `streaming` says. So when one is over, a peer that takes
-    what it is sent is still told the rest.
-    """
-    writing = asyncio.ensure_future(context.write(reply))
-    try:
-        await asyncio.shield(writing)
-    except asyncio.CancelledError:
-        await asyncio.wait([writing], timeout=_HEADERS_S)
-        if not writing.cancel() and not writing.cancelled():
-            writing.exception()  # The call has ended anyway.
-        raise
+    except Exception as error:  # noqa: BLE001 (any other error is a bug of ours)
+        await context.abort(*_status(error))
 
 
 @asynccontextmanager
@@ -192,22 +190,6 @@ class Allowance:
 
 
 @dataclass(frozen=True)
-class Caller:
-    """party: the enrolled party whose connection it is; None for a stranger."""
-
-    address: str
-    party: Member | None
-
-    @property
-    def name(self) -> str:
-        """What the caller is charged under."""
-        return self.party.name if self.party else self.address
-
-    def is_called(self, name: str) -> bool:
-        return self.party is not None and self.party.name == name
-
-
-@dataclass(frozen=True)
 class Roster:
     """Who is enrolled now, and observers. It is made once for each federation and file: with many
     clients it takes longer than to answer a request."""
@@ -243,7 +225,7 @@ class Servicer(EnclaveServicer):
     provider: EvidenceProvider
     status: Status
     door: Front
-    tickets: Tickets
+    uploads: Uploads
     downloads: Downloads
     enrolled: Allowance
     strangers: Allowance
@@ -284,6 +266,7 @@ class Servicer(EnclaveServicer):
                 self.door.prove(visitor, party)
                 # A client greets again whenever it has been told to wait, for as long as it waits.
                 visitor.hellos = 0
+                return wire.GreetReply(nonce=visitor.nonce, ticket=self.uploads.ticket(party))
             return wire.GreetReply(nonce=visitor.nonce)
 
     async def GetCharter(self, request: wire.CharterRequest, context: Context) -> wire.CharterReply:
@@ -381,19 +364,32 @@ class Servicer(EnclaveServicer):
             evidence = await self._evidence(bound, self._caller(context))
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
 
-    async def Upload(self, request: wire.UploadRequest, context: Context) -> None:
+    async def GetTicket(self, request: wire.TicketRequest, context: Context) -> wire.TicketReply:
         async with _answering(context):
-            caller = self._caller(context)
-            with self._place(context):
-                self._charge(context)
-                header = await self._read_header(request, context)
-            async with self.newest.of(header.client, proved=caller.is_called(header.client)):
-                with self._refusals(header.client, caller):
-                    async with self._allowance(caller).uploads.turn():
-                        number = await self._receive(header, context)
-            if request.await_outcome:
-                with self._place(context):
-                    await self._tell_outcome(header, number, context)
+            self._hold_place(context)
+            self._charge(context)
+            return wire.TicketReply(ticket=self.uploads.ticket(self._caller(context).party))
+
+    async def take_upload(self, talk: Talk) -> None:
+        """Hear one upload, or the rest of it, to its end."""
+        try:
+            await self._hear_upload(talk, self._still_enrolled(talk.caller))
+        except Exception as error:  # noqa: BLE001 (any other error is a bug of ours)
+            await talk.refuse(*_status(error))
+
+    async def _hear_upload(self, talk: Talk, caller: Caller) -> None:
+        allowance = self._allowance(caller)
+        with allowance.calls.of(caller.name):
+            allowance.rate.spend(caller.name)
+            request = await talk.hear()
+            header = self._read_header(request, caller)
+        async with self.newest.of(header.client, proved=caller.is_called(header.client)):
+            with self._refusals(header.client, caller):
+                async with allowance.uploads.turn():
+                    number = await self._receive(header, talk, caller)
+        if request.await_outcome:
+            with allowance.calls.of(caller.name):
+                await self._tell_outcome(header, number, talk)
 
     # What shards do.
 
@@ -548,24 +544,23 @@ class Servicer(EnclaveServicer):
             for shard, span in zip(here, spans, strict=True)
         ]
 
-    async def _receive_at_shards(self, header: UpdateHeader, context: Context) -> None:
+    async def _receive_at_shards(self, header: UpdateHeader, talk: Talk, *, own: bool) -> None:
         """Have the tiles that are missing brought to the shards that own them.
 
-        Lanes end with the call: a shard has threads for as many lanes as there are turns here.
+        Lanes end with the turn: a shard has threads for as many lanes as there are turns here.
         """
         parts = self._shards().parts
         try:
-            await self._bring(parts, header, context)
+            await self._bring(parts, header, talk, own=own)
         except BaseException:
             for part in parts:
                 part.cut(header.client, header.upload_id)
             raise
 
     async def _bring(
-        self, parts: Sequence[RemotePart], header: UpdateHeader, context: Context
+        self, parts: Sequence[RemotePart], header: UpdateHeader, talk: Talk, *, own: bool
     ) -> None:
         client, upload_id = header.client, header.upload_id
-        own = self._caller(context).is_called(client)
         try:
             granted = [part.grant(client, upload_id, own=own) for part in parts]
             taken = [await lane.taken() for lane in granted]
@@ -577,17 +572,22 @@ class Servicer(EnclaveServicer):
             )
             for part, lane, count in zip(parts, granted, taken, strict=True)
         ]
-        await _write_first(wire.UploadReply(granted=wire.Granted(shards=lanes)), context)
+        await talk.say(granted=wire.Granted(shards=lanes))
         for settled in asyncio.as_completed([lane.settled for lane in granted]):
             _require_taken(client, await settled)
 
     def _caller(self, context: Context) -> Caller:
         """Return who calls. Raises NotProved if the caller would be surprised by that."""
         visitor = self.door.visitor(context.peer())
-        party = visitor.party if visitor.party in self._roster().members else None
-        if party is None and PROVED in dict(context.invocation_metadata() or ()):
+        caller = self._still_enrolled(Caller(visitor.address, visitor.party))
+        if caller.party is None and PROVED in dict(context.invocation_metadata() or ()):
             raise NotProved("this connection has not been proved to be yours: greet again")
-        return Caller(visitor.address, party)
+        return caller
+
+    def _still_enrolled(self, caller: Caller) -> Caller:
+        """Return the caller, as a stranger if it is not on the roster any more."""
+        known = caller.party in self._roster().members
+        return caller if known else Caller(caller.address, None)
 
     def _roster(self) -> Roster:
         known, federation, file = self.roster, self.engine.federation, self.engine.file
@@ -677,7 +677,9 @@ class Servicer(EnclaveServicer):
         charter = self._charter(holds)
         evidence = await self._evidence(bound, self._caller(context))
         introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
-        return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
+        ticket = self.uploads.ticket(self._caller(context).party)
+        encoded = encode(introduction)
+        return wire.IntroduceReply(introduction=encoded, charter=charter, ticket=ticket)
 
     async def _introduce_next(
         self,
@@ -707,7 +709,7 @@ class Servicer(EnclaveServicer):
                 reply.introduced.CopyFrom(await introduced)
 
     async def _wait_for_round(self, context: Context) -> OpenRound:
-        """Return the open round, or wait for the next one. Aborts the call after a time limit."""
+        """Return the open round, or wait for the next one. Raises Refusal after a time limit."""
         engine = self.engine
         try:
             async with asyncio.timeout(min(_LONG_POLL_S, context.time_remaining() or _LONG_POLL_S)):
@@ -721,26 +723,26 @@ class Servicer(EnclaveServicer):
                         )
                     )
         except TimeoutError:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "no round is open yet")
+            raise Refusal(grpc.StatusCode.UNAVAILABLE, "no round is open yet") from None
         if _unconfirmed(engine) or engine.forgotten is not None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _UNCONFIRMED)
-        return await self._current(context)
+            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, _UNCONFIRMED)
+        return self._current()
 
-    async def _current(self, context: Context) -> OpenRound:
+    def _current(self) -> OpenRound:
+        """Return the open round. Raises Refusal."""
         if self.engine.current is not None:
             return self.engine.current
         if self.engine.phase is Phase.FINISHED:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, FINISHED)
+            raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, FINISHED)
         if self.engine.phase is Phase.STOPPED:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "the service is stopping")
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(Rejection.LATE))
-        raise AssertionError  # abort has raised
+            raise Refusal(grpc.StatusCode.UNAVAILABLE, "the service is stopping")
+        raise Refusal(grpc.StatusCode.FAILED_PRECONDITION, str(Rejection.LATE))
 
-    async def _read_header(self, request: wire.UploadRequest, context: Context) -> UpdateHeader:
+    def _read_header(self, request: wire.UploadRequest, caller: Caller) -> UpdateHeader:
         """Return the header of an upload, signed for the open round."""
         header = decode(UpdateHeader, request.header)
-        current = await self._current(context)
-        with self._refusals(header.client, self._caller(context)):
+        current = self._current()
+        with self._refusals(header.client, caller):
             current.intake.require_current(header)
         return header
 
@@ -771,46 +773,39 @@ class Servicer(EnclaveServicer):
                 self.gossip.spend("")
             self.engine.tell(events.UploadRefused(printable(client, _SHOWN), why, address))
 
-    async def _receive(self, header: UpdateHeader, context: Context) -> int:
+    async def _receive(self, header: UpdateHeader, talk: Talk, caller: Caller) -> int:
         """Receive one upload, or the rest of it. Return the number of its round."""
-        current, caller = await self._current(context), self._caller(context)
-        current.begin(header, own=caller.is_called(header.client))
+        current, own = self._current(), caller.is_called(header.client)
+        current.begin(header, own=own)
         try:
             if self.engine.shards is None:
-                await self._receive_here(current, header, context)
+                await self._receive_here(current, header, talk)
             else:
                 self.engine.tell(events.UploadStarted(header.client, header.tiles))
-                await self._receive_at_shards(header, context)
+                await self._receive_at_shards(header, talk, own=own)
                 if (flaw := current.intake.flaw(header.client)) is not None:
                     raise UpdateRejected(header.client, flaw)  # of all tiles together
             self.engine.tell(events.UploadCompleted(header.client))
         finally:
             current.note_change()  # Only now, so that the round's end is told after this.
-        await context.write(wire.UploadReply(complete=wire.Complete()))
+        await talk.say(complete=wire.Complete())
         return current.number
 
-    async def _receive_here(
-        self, current: OpenRound, header: UpdateHeader, context: Context
-    ) -> None:
+    async def _receive_here(self, current: OpenRound, header: UpdateHeader, talk: Talk) -> None:
         """Take the tiles that are missing in this process."""
         receiver = current.receiver(header)
         first = receiver.next
         self.engine.tell(events.UploadStarted(header.client, header.tiles - first))
-        if first == header.tiles:
-            await _write_first(_granted(b"", first), context)
-            return
-        with self.tickets.issue(receiver, self._caller(context).party) as lane:
-            await _write_first(_granted(lane.ticket, first), context)
-            await lane.received()
+        await talk.say(granted=wire.Granted(next=first))
+        if first < header.tiles:
+            await talk.receive(receiver)
 
-    async def _tell_outcome(self, header: UpdateHeader, number: int, context: Context) -> None:
+    async def _tell_outcome(self, header: UpdateHeader, number: int, talk: Talk) -> None:
         """Tell a client what becomes of the round that its upload is complete in."""
         question = wire.OutcomeRequest(
             number=number, round_id=header.round_id, leaf=leaf(header), voter=header.client
         )
-        outcome = await self._outcome(question)
-        async with asyncio.timeout(self.engine.file.limits.idle_s):
-            await context.write(wire.UploadReply(outcome=outcome))
+        await talk.say(outcome=await self._outcome(question))
 
     async def _outcome(self, request: wire.OutcomeRequest) -> wire.OutcomeReply:
         engine = self.engine
@@ -948,7 +943,3 @@ def _proposed(engine: Engine, leaf: bytes) -> wire.Proposed:
     path = path_to(engine.state.pending[0].leaves, leaf)
     proposal = encode(engine.ballot.proposal)
     return wire.Proposed(proposal=proposal, path=path or (), included=path is not None)
-
-
-def _granted(ticket: bytes, first: int) -> wire.UploadReply:
-    return wire.UploadReply(granted=wire.Granted(ticket=ticket, next=first))

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import ssl
+import struct
 from base64 import b64encode
 from contextlib import suppress
 from functools import lru_cache
@@ -160,13 +161,14 @@ def dial_lane(
     turn_s: float | None = None,
     among: Sockets | None = None,
     least: int = 0,
+    first: bytes = b"",
 ) -> socket.socket:
     """Opens the lane that this ticket is for, on the way that gRPC takes to HOST:PORT.
 
     seconds: for each step on the way. turn_s: for its turn to come, if the other side shakes hands
     only then. among: the sockets that it belongs to, which can be ended
     from the first step on. least: the reach that its address has to have, if another side has told
-    it. Raises OSError, and ConfigError as `dial` does.
+    it. first: what is said over it first. Raises OSError, and ConfigError as `dial` does.
     """
     require_address(address)
     host, port = _host_and_port(address)
@@ -176,11 +178,14 @@ def dial_lane(
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hold_back(near)
         _notice_absence(near)
-        near.sendall(LANE + ticket)
-        if tls_ca is not None:
+        if tls_ca is None:
+            near.sendall(LANE + ticket + first)  # At once: what comes in two is read in two.
+        else:
+            near.sendall(LANE + ticket)
             near.settimeout(max(seconds, turn_s or 0.0))
             near = _secured(near, host, _tls(_certificates(tls_ca)), among)
-        near.settimeout(None)  # From here on, the lane's call says when it has ended.
+            near.sendall(first)
+        near.settimeout(None)
     except BaseException:
         among.drop(near)
         raise
@@ -210,6 +215,11 @@ def hold_back(near: socket.socket) -> None:
     """
     with suppress(OSError, AttributeError):  # Not every system knows this.
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
+
+
+def stall_at_most(near: socket.socket, seconds: float) -> None:
+    """Has the system fail a call that sends, once no byte of it is taken for that long."""
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds) + 1, 0))
 
 
 def _notice_absence(near: socket.socket) -> None:

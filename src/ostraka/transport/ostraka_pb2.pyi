@@ -13,10 +13,12 @@ class GreetRequest(_message.Message):
     def __init__(self, hello: _Optional[bytes] = ...) -> None: ...
 
 class GreetReply(_message.Message):
-    __slots__ = ("nonce",)
+    __slots__ = ("nonce", "ticket")
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
-    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, nonce: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class CharterRequest(_message.Message):
     __slots__ = ()
@@ -37,12 +39,14 @@ class IntroduceRequest(_message.Message):
     def __init__(self, challenge: _Optional[bytes] = ..., holds: _Optional[bytes] = ...) -> None: ...
 
 class IntroduceReply(_message.Message):
-    __slots__ = ("introduction", "charter")
+    __slots__ = ("introduction", "charter", "ticket")
     INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
     CHARTER_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     introduction: bytes
     charter: bytes
-    def __init__(self, introduction: _Optional[bytes] = ..., charter: _Optional[bytes] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, introduction: _Optional[bytes] = ..., charter: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
     __slots__ = ("challenge",)
@@ -58,6 +62,16 @@ class ProveReply(_message.Message):
     evidence: bytes
     def __init__(self, receipt_key: _Optional[bytes] = ..., evidence: _Optional[bytes] = ...) -> None: ...
 
+class TicketRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TicketReply(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+
 class UploadRequest(_message.Message):
     __slots__ = ("header", "await_outcome")
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -67,24 +81,32 @@ class UploadRequest(_message.Message):
     def __init__(self, header: _Optional[bytes] = ..., await_outcome: _Optional[bool] = ...) -> None: ...
 
 class UploadReply(_message.Message):
-    __slots__ = ("granted", "complete", "outcome")
+    __slots__ = ("granted", "complete", "outcome", "refused")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     granted: Granted
     complete: Complete
     outcome: OutcomeReply
-    def __init__(self, granted: _Optional[_Union[Granted, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ...) -> None: ...
+    refused: Refused
+    def __init__(self, granted: _Optional[_Union[Granted, _Mapping]] = ..., complete: _Optional[_Union[Complete, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
 
 class Granted(_message.Message):
-    __slots__ = ("ticket", "next", "shards")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("next", "shards")
     NEXT_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
-    ticket: bytes
     next: int
     shards: _containers.RepeatedCompositeFieldContainer[ShardLane]
-    def __init__(self, ticket: _Optional[bytes] = ..., next: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardLane, _Mapping]]] = ...) -> None: ...
+    def __init__(self, next: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardLane, _Mapping]]] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("code", "why")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    why: str
+    def __init__(self, code: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class ShardLane(_message.Message):
     __slots__ = ("address", "ticket", "next")

@@ -54,10 +54,10 @@ class EnclaveStub:
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ProveReply.FromString,
                 _registered_method=True)
-        self.Upload = channel.unary_stream(
-                '/ostraka.v1.Enclave/Upload',
-                request_serializer=ostraka_dot_transport_dot_ostraka__pb2.UploadRequest.SerializeToString,
-                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.UploadReply.FromString,
+        self.GetTicket = channel.unary_unary(
+                '/ostraka.v1.Enclave/GetTicket',
+                request_serializer=ostraka_dot_transport_dot_ostraka__pb2.TicketRequest.SerializeToString,
+                response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.TicketReply.FromString,
                 _registered_method=True)
         self.AwaitOutcome = channel.unary_unary(
                 '/ostraka.v1.Enclave/AwaitOutcome',
@@ -139,10 +139,8 @@ class EnclaveServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Upload(self, request, context):
-        """One upload, or the rest of it: its header, a ticket for the lane that takes its tiles, and an
-        answer when it is complete, which ends the lane. With `await_outcome`, what AwaitOutcome would
-        say of the round follows.
+    def GetTicket(self, request, context):
+        """A ticket for one upload lane, for a caller that has none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -237,10 +235,10 @@ def add_EnclaveServicer_to_server(servicer, server):
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ProveReply.SerializeToString,
             ),
-            'Upload': grpc.unary_stream_rpc_method_handler(
-                    servicer.Upload,
-                    request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.UploadRequest.FromString,
-                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.UploadReply.SerializeToString,
+            'GetTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetTicket,
+                    request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.TicketRequest.FromString,
+                    response_serializer=ostraka_dot_transport_dot_ostraka__pb2.TicketReply.SerializeToString,
             ),
             'AwaitOutcome': grpc.unary_unary_rpc_method_handler(
                     servicer.AwaitOutcome,
@@ -407,7 +405,7 @@ class Enclave:
             _registered_method=True)
 
     @staticmethod
-    def Upload(request,
+    def GetTicket(request,
             target,
             options=(),
             channel_credentials=None,
@@ -417,12 +415,12 @@ class Enclave:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
+        return grpc.experimental.unary_unary(
             request,
             target,
-            '/ostraka.v1.Enclave/Upload',
-            ostraka_dot_transport_dot_ostraka__pb2.UploadRequest.SerializeToString,
-            ostraka_dot_transport_dot_ostraka__pb2.UploadReply.FromString,
+            '/ostraka.v1.Enclave/GetTicket',
+            ostraka_dot_transport_dot_ostraka__pb2.TicketRequest.SerializeToString,
+            ostraka_dot_transport_dot_ostraka__pb2.TicketReply.FromString,
             options,
             channel_credentials,
             insecure,

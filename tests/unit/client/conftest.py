@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -125,6 +125,49 @@ class Giving:
                 near.sendall(self._raw())
             socket.socket.shutdown(near, socket.SHUT_WR)
             near.recv(1)
+
+
+class Aborted(Exception):
+    """An upload was refused."""
+
+
+class UploadContext:
+    """What gRPC's context is to a call: over it, an upload is refused."""
+
+    def __init__(self, near: socket.socket) -> None:
+        self.near = near
+
+    def say(self, reply: wire.UploadReply) -> None:
+        encoded = reply.SerializeToString()
+        self.near.sendall(LENGTH.pack(len(encoded)) + encoded)
+
+    def abort(self, code: grpc.StatusCode, why: str) -> None:
+        self.say(wire.UploadReply(refused=wire.Refused(code=code.value[0], why=why)))
+        raise Aborted
+
+    def time_remaining(self) -> None:
+        return None
+
+    def frame(self) -> bytes:
+        return read(self.near, *LENGTH.unpack(read(self.near, LENGTH.size)))
+
+
+class Talking:
+    """An upload's lane: a request, and answers to it."""
+
+    def __init__(self, upload: Callable[[Any, Any], Any]) -> None:
+        self._upload = upload
+
+    def put(self, near: socket.socket) -> None:
+        context = UploadContext(near)
+        with near, suppress(OSError, Aborted):
+            try:
+                for reply in self._upload(wire.UploadRequest.FromString(context.frame()), context):
+                    context.say(reply)
+            except (OSError, Aborted):
+                raise
+            except Exception:  # noqa: BLE001 (as gRPC answers for what fails)
+                context.abort(grpc.StatusCode.UNKNOWN, "the service failed")
 
 
 class Service(EnclaveServicer):
@@ -310,7 +353,17 @@ class Service(EnclaveServicer):
     def Greet(self, request, context):  # noqa: N802
         """Take every greeting. Calls that are counted begin behind it."""
         self.greetings += bool(request.hello)
-        return wire.GreetReply(nonce=bytes(32))
+        ticket = self.ticket() if request.hello else b""
+        return wire.GreetReply(nonce=bytes(32), ticket=self._tell("Ticket", ticket))
+
+    def GetTicket(self, request, context):  # noqa: N802
+        return wire.TicketReply(ticket=self._tell("Ticket", self.ticket()))
+
+    def ticket(self) -> bytes:
+        """For one upload."""
+        ticket = os.urandom(TICKET_BYTES)
+        self.lanes[ticket] = Talking(self.upload)
+        return ticket
 
     def GetCharter(self, request, context):  # noqa: N802
         self._begin("GetCharter", context)
@@ -451,7 +504,7 @@ class Service(EnclaveServicer):
             self.forgotten = proposal
         return wire.RemindReply()
 
-    def Upload(self, request, context):  # noqa: N802
+    def upload(self, request, context):
         stream: list[Any] = []
         self.arrived.append(stream)
         self._begin("Upload", context)
@@ -463,27 +516,20 @@ class Service(EnclaveServicer):
         except UpdateRejected as rejected:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(rejected.reason))
         first = self.intake.next_tile(header.client, header.upload_id) or 0
-        ticket = os.urandom(TICKET_BYTES)
-        self.lanes[ticket] = SimpleQueue()
-        granted = wire.Granted(ticket=ticket, next=first)
-        yield self._tell("Granted", wire.UploadReply(granted=granted))
+        yield self._tell("Granted", wire.UploadReply(granted=wire.Granted(next=first)))
         left = self.breaks.pop(0) if self.breaks else TILES
         cut = first + self.cuts.pop(0) if self.cuts else TILES
-        lane: Any
-        with self._lane(ticket, context) if first < TILES else nullcontext() as lane:
-            for index in range(first, TILES):
-                if left == 0:
-                    context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
-                left -= 1
-                if index == cut:
-                    lane.close()
-                    time.sleep(0.1)
-                    context.abort(grpc.StatusCode.ABORTED, "the lane ended")
-                if self.spoils:
-                    self._frame(lane, context)
-                    context.abort(*self.spoils.pop())
-                stream.append(UpdateTile(header.upload_id, index, self._frame(lane, context)))
-                self.take(header.client, stream[-1])
+        for index in range(first, TILES):
+            if left == 0:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            left -= 1
+            if index == cut:
+                raise ConnectionError("the lane is cut")
+            if self.spoils:
+                context.frame()
+                context.abort(*self.spoils.pop())
+            stream.append(UpdateTile(header.upload_id, index, context.frame()))
+            self.take(header.client, stream[-1])
         yield from self._completed(header, number, context)
 
     def _completed(self, header, number, context):
@@ -497,20 +543,6 @@ class Service(EnclaveServicer):
             yield self._tell("Complete", wire.UploadReply(complete=wire.Complete()))
             if (outcome := self._ahead(asked, context)) is not None:
                 yield wire.UploadReply(outcome=outcome)
-
-    def _lane(self, ticket: bytes, context: grpc.ServicerContext) -> Any:
-        """The connection that shows this ticket."""
-        while context.is_active():
-            with suppress(Empty):
-                return self.lanes[ticket].get(timeout=0.05)
-        raise ConnectionError("the call has ended")
-
-    def _frame(self, lane: Any, context: grpc.ServicerContext) -> bytes:
-        try:
-            return read(lane, *LENGTH.unpack(read(lane, LENGTH.size)))
-        except OSError:
-            context.abort(grpc.StatusCode.ABORTED, "the lane ended")
-            raise
 
 
 SHARDED_D = 40_001
@@ -616,7 +648,7 @@ class ShardedService(Service):
     def _model_at_once(self) -> bytes:
         return b""
 
-    def Upload(self, request, context):  # noqa: N802
+    def upload(self, request, context):
         self._begin("Upload", context)
         header, number = decode(UpdateHeader, request.header), self.intake.offer.number
         try:
@@ -636,8 +668,8 @@ class ShardedService(Service):
         first = self.intake.next_tile(header.client, header.upload_id, at)
         return wire.ShardLane(address=shard.host.address, ticket=ticket, next=first)
 
-    def _receive(self, header: UpdateHeader, lanes: Any, context: grpc.ServicerContext) -> None:
-        """All shards at the same time. If one lane ends, all do, and so does the call."""
+    def _receive(self, header: UpdateHeader, lanes: Any, context: UploadContext) -> None:
+        """All shards at the same time. If one lane ends, all do, and so does the upload."""
         opened: list[socket.socket] = []
         over = threading.Event()
 
@@ -659,7 +691,6 @@ class ShardedService(Service):
                 end()
             shard.receive(header, granted.next, opened[-1])
 
-        context.add_callback(end)
         missing = [
             each for each in zip(self.shards, lanes, strict=True) if each[1].next < each[0].end
         ]

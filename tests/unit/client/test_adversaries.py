@@ -28,6 +28,7 @@ from ostraka.errors import (
     UpdateRejected,
 )
 from ostraka.messages import Certified, Evidence, vector_digest
+from ostraka.transport import LENGTH
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
@@ -561,7 +562,7 @@ def granted(**lies):
     """A grant with other fields."""
 
     def change(honest):
-        fields = {"ticket": honest.granted.ticket, "next": honest.granted.next} | lies
+        fields = {"next": honest.granted.next} | lies
         return wire.UploadReply(granted=wire.Granted(**fields))
 
     return change
@@ -589,21 +590,47 @@ AFTER = {
     ),
     "a request for a tile beyond the last": ("Granted", granted(next=6), MalformedMessage),
     "a request for no end of tiles": ("Granted", granted(next=2**64 - 1), MalformedMessage),
-    "a grant without a ticket": ("Granted", granted(ticket=b""), MalformedMessage),
-    "a ticket that is too short": ("Granted", granted(ticket=b"t" * 31), MalformedMessage),
-    "a ticket that is too long": ("Granted", granted(ticket=b"t" * 33), MalformedMessage),
-    "completion instead of a ticket": (
+    "a grant of shards that there are not": (
+        "Granted",
+        granted(shards=[wire.ShardLane(address="a.example:1", ticket=b"t" * 32)] * 2),
+        MalformedMessage,
+    ),
+    "completion instead of a grant": (
         "Granted",
         lambda _: wire.UploadReply(complete=wire.Complete()),
         MalformedMessage,
     ),
     "no answer to an upload": ("Granted", lambda _: wire.UploadReply(), MalformedMessage),
-    "a second ticket instead of completion": (
+    "a second grant instead of completion": (
         "Complete",
-        lambda _: wire.UploadReply(granted=wire.Granted(ticket=b"t" * 32)),
+        lambda _: wire.UploadReply(granted=wire.Granted(next=5)),
         MalformedMessage,
     ),
 }
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_ticket_has_its_length(alice, service, length):
+    service.lies["Ticket"] = lambda honest: b"t" * length
+    alice.fetch()
+    with pytest.raises(MalformedMessage, match="ticket"):
+        alice.submit(UPDATE)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [LENGTH.pack(2**32 - 1), LENGTH.pack(4) + b"\xff" * 4],
+    ids=["too long", "noise"],
+)
+def test_an_upload_is_answered_with_answers(alice, service, frame):
+    def upload(request, context):
+        context.near.sendall(frame)
+        yield from ()
+
+    service.upload = upload
+    alice.fetch()
+    with pytest.raises(MalformedMessage, match="answered with"):
+        alice.submit(UPDATE)
 
 
 @pytest.mark.parametrize("sentence", AFTER)

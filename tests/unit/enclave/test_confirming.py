@@ -280,7 +280,7 @@ def test_an_upload_is_answered_with_what_comes_of_it(start, speaker, monkeypatch
         assert sending.hear().WhichOneof("answer") == "complete"
         for number in range(2, N + 1):
             speaker(quiet, number).send(rows(1)[0])
-        (told,) = sending.call
+        (told,) = sending
     proposed = told.outcome.proposed
     assert decode(Proposal, proposed.proposal) == proposal_of(first)
     assert is_under(decode(Proposal, proposed.proposal).cohort, leaf(mine.header), proposed.path)

@@ -290,7 +290,7 @@ def test_a_service_that_ends_does_not_wait_for_its_readers(tmp_path):
             ExitStack() as stack,  # Peers are there for longer than the service.
             Tickets(1, idle_s=PATIENCE_S) as tickets,
             Downloads(1, idle_s=600, most_s=600) as downloads,
-            Front(4, folder=tmp_path, idle_s=600, tickets=tickets, downloads=downloads) as front,
+            Front(4, folder=tmp_path, idle_s=600, lanes=(tickets, downloads)) as front,
         ):
             front.pass_on_to(front.back_address(), 1)
             port = front.listen("127.0.0.1:0")
@@ -315,9 +315,7 @@ def test_a_lane_that_has_ended_holds_no_model(tmp_path, taken):
         ticket = downloads.show(model)
         with (
             Tickets(1, idle_s=PATIENCE_S) as tickets,
-            Front(
-                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
-            ) as front,
+            Front(4, folder=tmp_path, idle_s=PATIENCE_S, lanes=(tickets, downloads)) as front,
         ):
             port = front.listen("127.0.0.1:0")
             with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as far:
@@ -346,9 +344,7 @@ def test_nothing_is_kept_for_a_peer_that_has_no_place_any_more(tmp_path, ends):
     async def work(downloads: Downloads) -> None:
         with (
             Tickets(1, idle_s=PATIENCE_S) as tickets,
-            Front(
-                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
-            ) as front,
+            Front(4, folder=tmp_path, idle_s=PATIENCE_S, lanes=(tickets, downloads)) as front,
             socket.socket() as far,
         ):
             far.settimeout(PATIENCE_S)
@@ -375,9 +371,7 @@ def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path,
     async def work(downloads: Downloads) -> None:
         with (
             Tickets(1, idle_s=PATIENCE_S) as tickets,
-            Front(
-                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
-            ) as front,
+            Front(4, folder=tmp_path, idle_s=PATIENCE_S, lanes=(tickets, downloads)) as front,
             ExitStack() as stack,
         ):
             front.pass_on_to(front.back_address(), 1)  # where nobody is
@@ -420,9 +414,7 @@ def test_who_waits_for_a_turn_waits_for_the_handshake_too(tmp_path, certificate,
         with (
             Tickets(1, idle_s=PATIENCE_S) as tickets,
             Downloads(1, idle_s=15 * SHORT_S, most_s=PATIENCE_S, tls=tls) as downloads,
-            Front(
-                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
-            ) as front,
+            Front(4, folder=tmp_path, idle_s=PATIENCE_S, lanes=(tickets, downloads)) as front,
         ):
             port = front.listen("127.0.0.1:0")
             ticket = downloads.show(MODEL)

@@ -189,11 +189,15 @@ def door(tmp_path: Any, **settings: Any) -> Iterator[tuple[int, socket.socket, C
     made: dict[str, Any] = {}
 
     async def main() -> None:
-        given = {"places": 8, "idle_s": PATIENCE_S} | settings
+        given = {"places": 8, "idle_s": PATIENCE_S, "foretold": False} | settings
         with (
-            Tickets(1, idle_s=1) as tickets,
             Downloads(1, idle_s=1, most_s=1) as downloads,
-            Front(folder=tmp_path, tickets=tickets, downloads=downloads, **given) as it,
+            Tickets(1, idle_s=1, others=downloads.knows) as tickets,
+            Front(
+                folder=tmp_path,
+                lanes=(tickets, downloads),
+                **given | {"foretold": tickets if given["foretold"] else None},
+            ) as it,
         ):
             address = it.back_address()
             if address.startswith("unix:"):
@@ -401,7 +405,7 @@ def test_an_address_that_is_taken_is_named(tmp_path):
         with (
             Tickets(1, idle_s=1) as tickets,
             Downloads(1, idle_s=1, most_s=1) as downloads,
-            Front(8, folder=tmp_path, idle_s=1, tickets=tickets, downloads=downloads) as it,
+            Front(8, folder=tmp_path, idle_s=1, lanes=(tickets, downloads)) as it,
             socket.create_server(("127.0.0.1", 0)) as by,
         ):
             address = f"127.0.0.1:{by.getsockname()[1]}"
@@ -436,7 +440,9 @@ def test_a_client_may_show_its_ticket_before_its_shard_has_heard_of_it(tmp_path,
     with door(tmp_path, foretold=True) as (port, _, run), shown(port, ticket) as near:
         time.sleep(ahead_s)
         stack = ExitStack()
-        lane = run(lambda front: stack.enter_context(front._tickets.issue(Nothing(), None, ticket)))
+        lane = run(
+            lambda front: stack.enter_context(front._lanes[0].issue(Nothing(), None, ticket))
+        )
         until = time.monotonic() + PATIENCE_S
         while not run(lambda _: lane._came.done()):
             assert time.monotonic() < until
@@ -467,7 +473,7 @@ def test_who_waits_for_its_ticket_has_a_stranger_s_place_and_no_more(tmp_path, m
             waiting[1].recv(1)
         lanes = ExitStack()
         lane = run(
-            lambda front: lanes.enter_context(front._tickets.issue(Nothing(), None, tickets[0]))
+            lambda front: lanes.enter_context(front._lanes[0].issue(Nothing(), None, tickets[0]))
         )
         with pytest.raises(LaneBroken):  # Whoever waits for it is told at once.
             run(lambda _: lane._came.result())
@@ -480,13 +486,15 @@ def test_who_has_seen_a_ticket_does_not_get_ahead_of_the_one_who_showed_it_first
     ticket = os.urandom(TICKET_BYTES)
     with door(tmp_path, foretold=True) as (port, _, run), shown(port, ticket) as first:
         until = time.monotonic() + PATIENCE_S
-        while not run(lambda front: front._tickets._awaited):
+        while not run(lambda front: front._lanes[0]._awaited):
             assert time.monotonic() < until
         for _ in range(3):
             with shown(port, ticket) as thief:
                 assert thief.recv(1) == b""
         lanes = ExitStack()
-        lane = run(lambda front: lanes.enter_context(front._tickets.issue(Nothing(), None, ticket)))
+        lane = run(
+            lambda front: lanes.enter_context(front._lanes[0].issue(Nothing(), None, ticket))
+        )
         name = first.getsockname()
         assert run(lambda _: lane._came.result()._near.getpeername()) == name
         run(lambda _: lanes.close())
@@ -499,7 +507,7 @@ def test_a_ticket_for_a_model_is_refused_at_once(tmp_path, monkeypatch, shows):
     with door(tmp_path, foretold=True) as (port, _, run):
 
         def show(front: Front) -> bytes:
-            tickets = [front._downloads.show(np.zeros(8, np.float32)) for _ in range(shows)]
+            tickets = [front._lanes[1].show(np.zeros(8, np.float32)) for _ in range(shows)]
             return tickets[0]
 
         ticket = run(show)

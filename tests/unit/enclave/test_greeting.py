@@ -46,7 +46,11 @@ def code_of(call: Any, *arguments: Any, **named: Any) -> grpc.StatusCode:
 
 def replay(who: Any, header: Any) -> grpc.StatusCode:
     """How an upload ends of which nothing is sent but the header."""
-    with who.begin(header) as sending:
+    try:
+        sending = who.begin(header)
+    except grpc.RpcError as refused:  # It is not even given a ticket.
+        return refused.code()
+    with sending:
         with suppress(grpc.RpcError):
             sending.hear()
             sending.hang_up()
@@ -91,7 +95,7 @@ def test_a_header_of_an_old_round_does_not_end_its_client_s_stream(service, spea
 
     ours = clients[0].join().seal(updates[0]).sealed
     upload = clients[0].begin(ours.header)
-    assert upload.hear().granted.ticket
+    assert upload.hear().HasField("granted")
     assert replay(stranger, sealed[0].header) == REFUSED
     assert {replay(stranger, sealed[0].header) for _ in range(8 * N + 2)} == {REFUSED, EXHAUSTED}
     with upload:
@@ -105,7 +109,7 @@ def test_a_header_of_this_round_does_not_end_its_client_s_stream(service, speake
     client = speaker(service, 1)
     sealed = client.join().seal(rows()[0]).sealed
     with client.begin(sealed.header) as upload:
-        assert upload.hear().granted.ticket
+        assert upload.hear().HasField("granted")
         assert {replay(stranger, sealed.header) for _ in range(10)} == {EXHAUSTED}
         other = speaker(service, 2)  # Another client's connection is not client 1's either.
         assert replay(other, sealed.header) == EXHAUSTED
@@ -116,9 +120,9 @@ def test_its_client_ends_a_stream_that_somebody_else_began(service, speaker, str
     client = speaker(service, 1)
     sealed = client.join().seal(rows()[0]).sealed
     with stranger.begin(sealed.header) as replayed:
-        assert replayed.hear().granted.ticket
+        assert replayed.hear().HasField("granted")
         with client.begin(sealed.header) as ours:
-            assert ours.hear().granted.ticket
+            assert ours.hear().HasField("granted")
             assert ours.finish(sealed) == "complete"
         assert replayed.ends_with() == LATE
 

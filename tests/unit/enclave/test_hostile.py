@@ -17,7 +17,6 @@ import grpc.aio
 import numpy as np
 import pytest
 
-from ostraka.enclave import servicer
 from ostraka.enclave.workers import Pool
 from ostraka.encoding import UNSIGNED, encode
 from ostraka.messages import Challenge, Charter, Receipt
@@ -130,7 +129,7 @@ def upload(scene: Scene, header: Any, *tiles: Any) -> list[wire.UploadReply]:
         replies = [sending.hear()]
         sending.say(*tiles)
         sending.hang_up()
-        return [*replies, *sending.call]
+        return [*replies, *sending]
 
 
 def introduce(scene: Scene, challenge: Any) -> None:
@@ -185,7 +184,7 @@ def raw_frames(*data: bytes) -> Callable[[Scene], None]:
             sending.hear()
             sending.say_raw(b"".join(data))
             sending.hang_up()
-            list(sending.call)
+            list(sending)
 
     return attack
 
@@ -315,9 +314,14 @@ REFUSALS: dict[str, tuple[Callable[[Scene], Any], grpc.StatusCode, str]] = {
     "half of a frame's length": (raw_frames(b"\0\0"), BROKEN, "before it was complete"),
     "noise on a lane": (raw_frames(RNG.bytes(10**5)), DENIED, "tile does not open"),
     "a message above the limit": (
-        lambda scene: upload(scene, bytes(2**23)),
+        lambda scene: scene.stub.Introduce(wire.IntroduceRequest(challenge=bytes(2**23))),
         EXHAUSTED,
         "larger than max",
+    ),
+    "an upload's request above the limit": (
+        lambda scene: upload(scene, bytes(2**16)),
+        INVALID,
+        "too long",
     ),
     "a model that there is not": (
         lambda scene: scene.stub.GetModel(wire.ModelRequest(digest=bytes(32))),
@@ -422,8 +426,8 @@ def begin() -> Iterator[Callable[..., Any]]:
     """begin(client, header) is an upload that ends with the test, at the latest."""
     uploads: list[Any] = []
 
-    def make(client: Any, header: Any) -> Any:
-        uploads.append(client.begin(header))
+    def make(client: Any, header: Any, **given: Any) -> Any:
+        uploads.append(client.begin(header, **given))
         return uploads[-1]
 
     yield make
@@ -456,10 +460,10 @@ def framed(sealed: Any) -> bytes:
     return b"".join(LENGTH.pack(len(each)) + each for each in raw)
 
 
-def test_a_ticket_that_is_not_shown_loses_its_place(scene, begin):
+def test_a_client_that_is_granted_a_turn_and_sends_nothing_loses_its_place(scene, begin):
     here = scene(uploads=1, idle_s=SHORT_S)
     silent = begin(here.client(1), here.seal(1).header)
-    assert len(next(silent.call).granted.ticket) == TICKET_BYTES
+    assert silent.hear().HasField("granted")
     for number in range(2, N + 1):
         here.client(number).send(here.updates[number - 1])
     assert silent.ends_with() == LATE
@@ -602,58 +606,114 @@ def test_half_of_a_ticket_is_waited_for_as_long_as_for_any_first_word(scene):
     here.assert_unaffected()
 
 
+def test_a_request_that_comes_byte_by_byte_is_a_request(scene):
+    here = scene()
+    sealed = here.seal(1)
+    request = wire.UploadRequest(header=encode(sealed.header)).SerializeToString()
+    with here.client(1).open_lane(here.client(1).ticket()) as lane:
+        lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in LENGTH.pack(len(request)) + request:
+            lane.sendall(bytes([byte]))
+            time.sleep(0.0005)
+        (size,) = LENGTH.unpack(lane.recv(LENGTH.size, socket.MSG_WAITALL))
+        granted = wire.UploadReply.FromString(lane.recv(size, socket.MSG_WAITALL))
+        assert granted == wire.UploadReply(granted=wire.Granted(next=0))
+    here.assert_unaffected()
+
+
+REQUESTS = {
+    "nothing": (b"", BROKEN),
+    "half of a length": (b"\0\0", BROKEN),
+    "half of a request": (LENGTH.pack(100) + b"x" * 50, BROKEN),
+    "an empty request": (LENGTH.pack(0), INVALID),
+    "noise": (LENGTH.pack(64) + b"\xff" * 64, INVALID),
+    "a request that is too long": (LENGTH.pack(2**16 + 1), INVALID),
+    "the longest length": (LENGTH.pack(2**32 - 1), INVALID),
+    "more than a request": (LENGTH.pack(0) + b"x", INVALID),
+}
+
+
+@pytest.mark.parametrize("sentence", REQUESTS)
+def test_a_bad_request_ends_its_lane_and_nothing_else(next_round, sentence):
+    data, code = REQUESTS[sentence]
+    client = next_round.client(1)
+    with client.open_lane(client.ticket()) as lane, client.begin(None, lane=lane) as upload:
+        lane.sendall(data)
+        lane.shutdown(socket.SHUT_WR)
+        assert upload.ends_with() == code
+    next_round.assert_unaffected()
+
+
+def test_a_silent_lane_is_told_that_it_is_late(scene):
+    here = scene(idle_s=SHORT_S)
+    client = here.client(1)
+    with client.open_lane(client.ticket()) as lane:
+        assert client.begin(None, lane=lane).ends_with() == LATE
+    here.assert_unaffected()
+
+
 def test_a_ticket_that_comes_byte_by_byte_is_a_ticket(scene, begin):
     here = scene()
     sealed = here.seal(1)
-    slow = begin(here.client(1), sealed.header)
-    ticket = next(slow.call).granted.ticket
     with socket.create_connection(("127.0.0.1", here.service.port)) as lane:
         lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for byte in LANE + ticket:
+        for byte in LANE + here.client(1).ticket():
             lane.sendall(bytes([byte]))
             time.sleep(0.002)
-        lane.sendall(framed(sealed))
-        assert next(slow.call).WhichOneof("answer") == "complete"
+        slow = begin(here.client(1), sealed.header, lane=lane)
+        assert slow.hear().HasField("granted")
+        assert slow.finish(sealed) == "complete"
     assert here.finish(but=(1,)).participants == N
 
 
 def test_a_ticket_serves_one_connection(scene, begin):
     here = scene()
     sealed = here.seal(1)
-    ours = begin(here.client(1), sealed.header)
-    ticket = ours.hear().granted.ticket
+    ticket = here.client(1).ticket()
+    ours = begin(here.client(1), sealed.header, lane=here.client(1).open_lane(ticket))
+    assert ours.hear().HasField("granted")
     ours.say(sealed.tiles[0])
-    with ours.open_lane(ticket) as second:
+    with here.client(1).open_lane(ticket) as second:
         assert closed(second)
     ours.say(*sealed.tiles[1:])
     assert ours.hear().WhichOneof("answer") == "complete"
     assert here.finish(but=(1,)).participants == N
 
 
-def test_a_ticket_ends_with_its_call(scene, begin):
+def test_a_party_s_newest_ticket_replaces_the_one_before(scene):
     here = scene()
     sealed = here.seal(1)
-    cancelled = begin(here.client(1), sealed.header)
-    ticket = next(cancelled.call).granted.ticket
-    cancelled.call.cancel()
-    over = begin(here.client(1), sealed.header)  # It begins when the one before it has ended.
-    assert over.hear().WhichOneof("answer") == "granted"
-    with cancelled.open_lane(ticket) as late:
+    old, new = here.client(1).ticket(), here.client(1).ticket()
+    with here.client(1).open_lane(old) as late:
         assert closed(late)
-    assert over.finish(sealed) == "complete"
+    here.client(2).ticket()  # Another's does not.
+    with here.client(1).begin(sealed.header, lane=here.client(1).open_lane(new)) as upload:
+        assert upload.hear().HasField("granted")
+        assert upload.finish(sealed) == "complete"
     assert here.finish(but=(1,)).participants == N
 
 
-def test_a_call_that_ends_ends_its_lane(scene, begin):
+def test_a_newer_lane_ends_the_one_before_and_goes_on_with_its_upload(scene, begin):
     here = scene()
     sealed = here.seal(1)
-    cancelled = begin(here.client(1), sealed.header)
-    assert cancelled.hear().WhichOneof("answer") == "granted"
-    cancelled.say(*sealed.tiles[:2])
-    cancelled.call.cancel()
-    assert closed(cancelled.lane)
-    replies = here.client(1).upload(sealed)
-    assert replies[-1].WhichOneof("answer") == "complete"
+    older = begin(here.client(1), sealed.header)
+    assert older.hear().HasField("granted")
+    older.say(*sealed.tiles[:2])
+    newer = begin(here.client(1), sealed.header)
+    assert newer.hear().HasField("granted")
+    assert older.ends_with() == LATE
+    assert newer.finish(sealed) == "complete"
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_refusal_arrives_while_the_other_side_goes_on_sending(scene, begin):
+    here = scene()
+    sealed = here.seal(1)
+    talking = begin(here.client(1), sealed.header)
+    assert talking.hear().HasField("granted")
+    talking.say_raw(RNG.bytes(10**7))
+    assert talking.ends_with() == DENIED
+    assert here.client(1).upload(sealed)[-1].WhichOneof("answer") == "complete"
     assert here.finish(but=(1,)).participants == N
 
 
@@ -665,7 +725,7 @@ def test_a_client_that_disappears_half_way_comes_again(scene, begin):
     lost.say(*sealed.tiles[:4])
     lost.lane.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     lost.lane.close()  # with a reset
-    assert lost.ends_with() == BROKEN
+    assert "ended" in here.service.wait_for("UploadRefused").why
     assert here.client(1).upload(sealed)[-1].WhichOneof("answer") == "complete"
     assert here.finish(but=(1,)).participants == N
 
@@ -681,14 +741,16 @@ def test_bytes_behind_the_last_frame_are_read_by_nobody(scene, begin):
     assert here.finish(but=(1,)).participants == N
 
 
-def test_a_thief_of_a_ticket_spoils_one_call_and_nothing_of_the_upload(scene, begin):
+def test_a_thief_of_a_ticket_spoils_one_lane_and_nothing_of_the_upload(scene, begin):
     here = scene()
     sealed = here.seal(1)
-    robbed = begin(here.client(1), sealed.header)
-    ticket = next(robbed.call).granted.ticket
-    with robbed.open_lane(ticket) as thief:
-        thief.sendall(framed(sealed)[:600] + RNG.bytes(2000))
-        assert robbed.ends_with() == DENIED
+    ticket = here.client(1).ticket()
+    thief = begin(here.client(1), sealed.header, lane=here.client(1).open_lane(ticket))
+    assert thief.hear().HasField("granted")
+    thief.say_raw(framed(sealed)[:600] + RNG.bytes(2000))
+    assert thief.ends_with() == DENIED
+    with here.client(1).open_lane(ticket) as robbed:
+        assert closed(robbed)
     replies = here.client(1).upload(sealed)
     assert replies[0].granted.next == 1  # The first tile was a true one, whoever brought it.
     assert replies[-1].WhichOneof("answer") == "complete"
@@ -723,7 +785,7 @@ def test_a_replayed_header_changes_nothing(scene):
     assert [each.WhichOneof("answer") for each in replies] == ["granted", "complete"]
     replies = here.client(2).upload(sealed, [])
     assert [each.WhichOneof("answer") for each in replies] == ["granted", "complete"]
-    assert (replies[0].granted.next, replies[0].granted.ticket) == (8, b"")
+    assert replies[0].granted.next == 8
     assert here.finish(but=(1,)).participants == N
 
 
@@ -994,33 +1056,3 @@ def test_a_method_whose_name_is_no_text(scene):
         while b"\x00\x00\x00\x01" not in said[50:]:  # anything about that call
             said += hostile.recv(2**16)
     here.assert_unaffected()
-
-
-@pytest.mark.parametrize("takes", [True, False])
-def test_a_time_limit_does_not_come_between_headers_and_their_message(takes, monkeypatch):
-    """gRPC would send them twice, and the peer would not hear why its call has ended."""
-    monkeypatch.setattr(servicer, "_HEADERS_S", 60.0 if takes else 0.05)
-    ends: list[str] = []
-
-    class Peer:
-        taking = asyncio.Event()
-
-        async def write(self, reply: str) -> None:
-            try:
-                await self.taking.wait()
-                ends.append(reply)
-            except asyncio.CancelledError:
-                ends.append("not taken")
-                raise
-
-    async def main() -> None:
-        peer: Any = Peer()
-        if takes:
-            asyncio.get_running_loop().call_later(0.1, peer.taking.set)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await servicer._write_first("granted", peer)
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
-    assert ends == ["granted" if takes else "not taken"]

@@ -345,9 +345,7 @@ def test_a_stranger_s_lane_gives_way_to_a_flood_and_a_party_s_does_not(tmp_path,
     async def work(tickets: Tickets) -> None:
         with (
             Downloads(1, idle_s=PATIENCE_S, most_s=PATIENCE_S) as downloads,
-            Front(
-                4, folder=tmp_path, idle_s=PATIENCE_S, tickets=tickets, downloads=downloads
-            ) as front,
+            Front(4, folder=tmp_path, idle_s=PATIENCE_S, lanes=(tickets, downloads)) as front,
             tickets.issue(kept, party) as opened,
             ExitStack() as stack,
         ):
@@ -420,6 +418,7 @@ def test_an_upload_over_tls(start, by_hand, certificate):
         joined = client.join()
         upload = Upload(1, joined.sealing(joined.encode(UPDATE)).sealed)
         upload.stream(connection)
+        upload.end()
         assert service.wait_for("UploadCompleted").client == "client-1"
 
 
@@ -430,33 +429,15 @@ def tls_lane(port: int, ticket: bytes, ca: Path) -> ssl.SSLSocket:
     return context.wrap_socket(near, server_hostname="localhost")
 
 
-BROKEN, DENIED = grpc.StatusCode.ABORTED, grpc.StatusCode.PERMISSION_DENIED
+DENIED = grpc.StatusCode.PERMISSION_DENIED
 LATE = grpc.StatusCode.DEADLINE_EXCEEDED
+NO_WORD = grpc.StatusCode.OK
 
-OVER_TLS: dict[str, tuple[Callable[[Any, int, Path], socket.socket], grpc.StatusCode]] = {
-    "frames without TLS": (
-        lambda upload, port, ca: spoken(upload, LENGTH.pack(528) + bytes(528)),
-        BROKEN,
-    ),
-    "no handshake": (lambda upload, port, ca: spoken(upload, b""), LATE),
-    "half of a handshake": (lambda upload, port, ca: spoken(upload, b"\x16\x03\x01\x02\0"), LATE),
-    "silence behind the handshake": (
-        lambda upload, port, ca: tls_lane(port, upload.granted.ticket, ca),
-        LATE,
-    ),
-    "an end behind the handshake": (
-        lambda upload, port, ca: closing(tls_lane(port, upload.granted.ticket, ca)),
-        BROKEN,
-    ),
-    "noise within TLS": (
-        lambda upload, port, ca: said(tls_lane(port, upload.granted.ticket, ca), b"x" * 5000),
-        DENIED,
-    ),
+OVER_TLS: dict[str, tuple[Callable[[socket.socket], socket.socket], grpc.StatusCode]] = {
+    "silence": (lambda near: near, LATE),
+    "an end": (lambda near: closing(near), NO_WORD),  # noqa: PLW0108 (it comes below)
+    "noise within TLS": (lambda near: said(near, b"x" * 5000), DENIED),
 }
-
-
-def spoken(upload: Any, data: bytes) -> socket.socket:
-    return said(upload.open_lane(upload.granted.ticket), data)
 
 
 def said(near: socket.socket, data: bytes) -> socket.socket:
@@ -469,20 +450,35 @@ def closing(near: socket.socket) -> socket.socket:
     return near
 
 
+BEFORE_TLS = {
+    "a request without TLS": LENGTH.pack(7) + b"request",
+    "no handshake": b"",
+    "half of a handshake": b"\x16\x03\x01\x02\0",
+}
+
+
 @pytest.mark.slow
-def test_what_is_wrong_over_tls_ends_the_call_and_the_next_one_goes_on(start, by_hand, certificate):
+def test_what_is_wrong_over_tls_ends_the_lane_and_the_next_one_goes_on(start, by_hand, certificate):
     with (
         secured(start, certificate, idle_s=2.0) as (service, ca),
         client_of(service, ca, by_hand) as (connection, client),
     ):
         joined = client.join()
         sealing = joined.sealing(joined.encode(UPDATE)).sealed
+        for data in BEFORE_TLS.values():
+            with client.open_lane(client.ticket()) as near:
+                near.sendall(data)
+                with suppress(ConnectionResetError):
+                    assert near.recv(1) == b""  # There is no TLS to say anything over.
         for sentence, (attack, code) in OVER_TLS.items():
-            with client.begin(sealing.header) as upload:
-                upload.granted = next(upload.call).granted
-                with attack(upload, service.port, ca):
-                    assert (sentence, upload.ends_with()) == (sentence, code)
-        Upload(1, sealing).stream(connection)
+            lane = tls_lane(service.port, client.ticket(), ca)
+            with client.begin(sealing.header, lane=lane) as upload:
+                assert upload.hear().HasField("granted")
+                attack(lane)
+                assert (sentence, upload.ends_with()) == (sentence, code)
+        upload = Upload(1, sealing)
+        upload.stream(connection)
+        upload.end()
         assert service.wait_for("UploadCompleted").client == "client-1"
 
 
@@ -490,21 +486,16 @@ def test_a_lane_is_opened_to_whom_the_certificate_vouches_for(start, by_hand, ce
     with (
         secured(start, certificate) as (service, ca),
         client_of(service, ca, by_hand) as (_, client),
-        client.begin(client.join().seal(UPDATE).sealed.header) as upload,
-    ):
-        upload.granted = next(upload.call).granted
-        other = Connection(
+        Connection(
             f"127.0.0.1:{service.port}",  # The certificate is for localhost.
             tls_ca=ca,
             patience=Patience(PATIENCE_S),
             tell=lambda event: None,
-        )
-        with (
-            other,
-            pytest.raises(grpc.RpcError, match="no lane to"),
-            other.lanes(upload.call) as lanes,
-        ):
-            lanes.open(upload.granted.ticket)
+        ) as other,
+        other.lanes() as lanes,
+        pytest.raises(grpc.RpcError, match="no lane to"),
+    ):
+        lanes.open(client.ticket())
 
 
 def test_a_key_that_is_not_the_certificate_s_is_told_at_the_start(start, certificate):

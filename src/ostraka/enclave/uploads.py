@@ -1,0 +1,264 @@
+"""Upload lanes: an upload is a conversation, over a connection of its own.
+
+    peer                          event loop                  thread of the lane
+     ----- LANE, ticket ---------> whose ticket is it?
+     ----- TLS handshake, if there is TLS
+     ----- UploadRequest --------> header, limits, turn
+     <---- granted --------------- which tile is the next
+     ----- tile; tile; ... -------------------------------> Receiver.take, tile by tile
+     <---- complete --------------
+     <---- outcome --------------- when there is one, if that was asked for
+
+Each of these is a frame: a length, and as many bytes. `refused` may come at any time, and ends it.
+With shards, tiles go over lanes to those.
+
+A ticket says who opens the lane: it is given to a caller of gRPC. It is for one lane, because
+tickets travel in the clear, and each caller's newest replaces the one before.
+"""
+
+import asyncio
+import os
+import socket
+import ssl
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from ostraka.config import Member
+from ostraka.enclave.lane import LaneBroken, Line, Receiver, kernel_waits, receive, until_ended
+from ostraka.errors import MalformedMessage
+from ostraka.transport import LENGTH, TICKET_BYTES
+from ostraka.transport import ostraka_pb2 as wire
+
+_STRANGERS = 4096  # tickets that strangers hold
+_LONGEST = 2**16  # bytes of a request
+_ENDED = "the upload's lane has ended"
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """party: the enrolled party whose connection it is; None for a stranger."""
+
+    address: str
+    party: Member | None
+
+    @property
+    def name(self) -> str:
+        """What the caller is charged under."""
+        return self.party.name if self.party else self.address
+
+    def is_called(self, name: str) -> bool:
+        return self.party is not None and self.party.name == name
+
+
+class Uploads:
+    """Gives out tickets, and has whoever shows one heard.
+
+    threads: as many as there can be turns. idle_s: for a TLS handshake, a request, each tile, and
+    for each answer to be taken. serve: has one conversation, to its end. Use it as a context, on
+    the event loop.
+    """
+
+    def __init__(self, threads: int, *, idle_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self.serve: Callable[[Talk], Awaitable[None]] | None = None
+        self._strangers: OrderedDict[bytes, None] = OrderedDict()
+        self._own: dict[bytes, Member] = {}
+        self._newest: dict[str, bytes] = {}  # by name
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ostraka-lane")
+        self._line = partial(Line, idle_s=idle_s, tls=None, waits=kernel_waits())
+        self._tls = tls
+        self._idle_s = idle_s
+
+    def __enter__(self) -> "Uploads":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._threads.shutdown()
+
+    def ticket(self, party: Member | None) -> bytes:
+        """Return a ticket for one lane. party: None for a stranger."""
+        ticket = os.urandom(TICKET_BYTES)
+        if party is not None:
+            self._own.pop(self._newest.get(party.name, b""), None)
+            self._own[ticket], self._newest[party.name] = party, ticket
+            return ticket
+        self._strangers[ticket] = None
+        if len(self._strangers) > _STRANGERS:
+            self._strangers.popitem(last=False)
+        return ticket
+
+    def claim(self, ticket: bytes, address: str) -> "Talk | None":
+        """Return the lane that a peer of this address may have by its ticket, if any."""
+        party = self._own.pop(ticket, None)
+        if party is not None:
+            del self._newest[party.name]
+        elif self._strangers.pop(ticket, ticket) is not None:
+            return None
+        if self.serve is None:
+            return None
+        return Talk(
+            Caller(address, party),
+            self.serve,
+            line=self._line,
+            threads=self._threads,
+            tls=self._tls,
+            idle_s=self._idle_s,
+        )
+
+
+class Talk:
+    """One conversation. Its connection is the event loop's, but while tiles come."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        serve: "Callable[[Talk], Awaitable[None]]",
+        *,
+        line: Callable[[socket.socket], Line],
+        threads: ThreadPoolExecutor,
+        tls: ssl.SSLContext | None,
+        idle_s: float,
+    ) -> None:
+        self.caller = caller
+        self._serve = serve
+        self._line_of = line
+        self._threads = threads
+        self._tls = tls
+        self._idle_s = idle_s
+        self._loop = asyncio.get_running_loop()
+        self._near: socket.socket | None = None
+        self._line: Line | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    @property
+    def party(self) -> Member | None:
+        return self.caller.party
+
+    def connect(self, near: socket.socket, gone: Callable[[], None]) -> None:
+        """Talk over the connection that has shown the ticket. gone: called once it is closed."""
+        self._near = near
+        self._serving = self._loop.create_task(self._begin())
+
+        def end(_: object) -> None:
+            if self._near is not None:
+                self._near.close()
+            gone()
+
+        self._serving.add_done_callback(end)
+
+    def cut(self) -> None:
+        """Break the connection off, and end the conversation."""
+        if self._near is not None:
+            with suppress(OSError):
+                # TLS must not notice: a thread may use the same object.
+                socket.socket.shutdown(self._near, socket.SHUT_RDWR)
+        if self._serving is not None:
+            self._serving.cancel()
+
+    async def _begin(self) -> None:
+        with suppress(OSError, LaneBroken):  # TimeoutError is one. Nobody is left to hear of it.
+            if self._tls is not None:
+                self._near = secured = self._tls.wrap_socket(
+                    self._open, server_side=True, do_handshake_on_connect=False
+                )
+                async with asyncio.timeout(self._idle_s):
+                    await self._when_ready(secured.do_handshake)
+            await self._serve(self)
+
+    async def hear(self) -> wire.UploadRequest:
+        """Return what the peer says first. Raises MalformedMessage, TimeoutError, LaneBroken."""
+        said = b""
+        async with asyncio.timeout(self._idle_s):
+            while len(said) < LENGTH.size or len(said) < _size(said):
+                more = await self._when_ready(partial(self._open.recv, _LONGEST))
+                if not more:
+                    raise LaneBroken(_ENDED)
+                said += more
+        if len(said) > _size(said):
+            raise MalformedMessage("more than a request was said before it was granted")
+        try:
+            return wire.UploadRequest.FromString(said[LENGTH.size :])
+        except DecodeError:
+            raise MalformedMessage("malformed request") from None
+
+    async def say(self, **answer: object) -> None:
+        """Send an answer. Raises TimeoutError if the peer does not take it, and LaneBroken."""
+        encoded = wire.UploadReply(**answer).SerializeToString()  # type: ignore[arg-type]
+        rest = memoryview(LENGTH.pack(len(encoded)) + encoded)
+        async with asyncio.timeout(self._idle_s):
+            while rest:
+                send = partial(self._open.send, rest)
+                rest = rest[await self._when_ready(send, writes=True) :]
+
+    async def refuse(self, code: grpc.StatusCode, why: str) -> None:
+        """Say why it ends here, to a peer that is still there."""
+        with suppress(TimeoutError, LaneBroken):
+            await self.say(refused=wire.Refused(code=code.value[0], why=why))
+
+    async def receive(self, receiver: Receiver) -> None:
+        """Wait until the upload is complete. Raises as `lane.receive` does."""
+        line = self._line_of(self._open)
+        reading = self._loop.run_in_executor(self._threads, receive, line, receiver)
+        try:
+            # The client's next call must not begin before this one's thread has ended.
+            await until_ended(reading, cut=line.stop)
+        finally:
+            line.gather(1)
+            self._open.setblocking(False)
+
+    @property
+    def _open(self) -> socket.socket:
+        if self._near is None:
+            raise LaneBroken(_ENDED)
+        return self._near
+
+    async def _when_ready(self, work: Callable[[], _T], *, writes: bool = False) -> _T:
+        """Return what this gives once the connection lets it. Raises LaneBroken."""
+        while True:
+            try:
+                return work()
+            except BlockingIOError:
+                await self._until_ready(writes=writes)
+            except ssl.SSLWantReadError:
+                await self._until_ready(writes=False)
+            except ssl.SSLWantWriteError:
+                await self._until_ready(writes=True)
+            except OSError:
+                raise LaneBroken(_ENDED) from None
+
+    async def _until_ready(self, *, writes: bool) -> None:
+        loop, fileno = self._loop, self._open.fileno()
+        ready = loop.create_future()
+        (loop.add_writer if writes else loop.add_reader)(fileno, _settle, ready)
+        try:
+            await ready
+        finally:
+            (loop.remove_writer if writes else loop.remove_reader)(fileno)
+
+
+def _size(said: bytes) -> int:
+    """Return how long a frame is that begins so. Raises MalformedMessage if that is too long."""
+    size: int = LENGTH.unpack_from(said)[0]
+    if size > _LONGEST:
+        raise MalformedMessage("an upload's request is too long")
+    return LENGTH.size + size
+
+
+def _settle(ready: "asyncio.Future[None]") -> None:
+    if not ready.done():
+        ready.set_result(None)
