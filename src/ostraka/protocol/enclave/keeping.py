@@ -36,6 +36,7 @@ from ostraka.errors import LocalProtocolError, OpenError, StorageFull
 
 _FLOAT32 = np.dtype("<f4")
 _VECTORS = 2  # the aggregate and the model after it
+_SKETCHES = 2  # of all rows, as they arrive and as they are measured
 
 
 class Spool(Protocol):
@@ -133,7 +134,8 @@ class Keeping:
         # The room that was free for longest is the next: a client that spoils its upload must not
         # choose whose row takes its place.
         self._rooms = deque(memory.rooms(rows, length * self.value_bytes, entropy))
-        memory.vectors.prepare(_VECTORS, length)
+        sketches = () if terms.sketch is None else (rows * terms.sketch,) * _SKETCHES
+        memory.vectors.prepare((length,) * _VECTORS + sketches)
         self._scratch = local()
 
     def place(self, row: int, opener: TileOpener, step: float = 0.0) -> Kept:
