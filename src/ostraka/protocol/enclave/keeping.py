@@ -67,6 +67,9 @@ class Kept(Protocol):
         """The same of a row of integers, (b,) int8, in units of its step: in the memory of `out`,
         or where it lies."""
 
+    def in_place(self) -> Float32 | None:
+        """The whole row, (d,), if it lies in memory as float32."""
+
     def free(self) -> None:
         """Give its room back."""
 
@@ -187,6 +190,9 @@ class _Elsewhere:
     def integers(self, index: int, out: Float32) -> AnyArray:
         raise LocalProtocolError(_ELSEWHERE)
 
+    def in_place(self) -> Float32 | None:
+        raise LocalProtocolError(_ELSEWHERE)
+
     def free(self) -> None:
         """Nothing of it is here."""
 
@@ -224,6 +230,9 @@ class _Resident:
 
     def integers(self, index: int, out: Float32) -> AnyArray:
         return self._raw(index)
+
+    def in_place(self) -> Float32 | None:
+        return self._values if self._values.dtype == _FLOAT32 else None
 
     def free(self) -> None:
         self._room = self._values = np.empty(0, np.uint8)
@@ -279,6 +288,9 @@ class _Spooled:
         raw = out.view(self._keeping.format.dtype)[: self._keeping.pieces.size(index)]
         self._open(index, raw)
         return raw
+
+    def in_place(self) -> Float32 | None:
+        return None
 
     def free(self) -> None:
         """Its file is deleted with the round's."""
