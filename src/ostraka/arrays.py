@@ -3,6 +3,7 @@
 import math
 import mmap
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import finalize
@@ -63,10 +64,13 @@ class Spares:
     def __init__(self) -> None:
         self._free: list[_Space] = []
 
-    def prepare(self, count: int, length: int) -> None:
-        """Have memory for `count` vectors at hand, and free all spare memory but a little."""
+    def prepare(self, lengths: Iterable[int]) -> None:
+        """Have memory for vectors of these lengths at hand, and free all spare memory but a little.
+
+        One call names all that are needed at a time, since two may share the memory of one.
+        """
         del self._free[:-_SPARE]
-        for vector in [self.take(length) for _ in range(count)]:
+        for vector in [self.take(length) for length in lengths]:
             vector[:: mmap.PAGESIZE // vector.itemsize] = 0
 
     def take(self, length: int) -> Float32:

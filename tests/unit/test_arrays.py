@@ -48,12 +48,22 @@ def test_memory_is_not_lent_while_anybody_sees_it(view):
 
 def test_two_vectors_have_memory_of_their_own():
     spares = Spares()
-    spares.prepare(2, LENGTH)
+    spares.prepare([LENGTH] * 2)
     one, other = spares.take(LENGTH), spares.take(LENGTH)
     one.fill(1)
     other.fill(2)
     assert (one == 1).all()
     assert not np.shares_memory(one, other)
+
+
+def test_all_that_was_prepared_is_at_hand():
+    spares = Spares()
+    lengths = [LENGTH, LENGTH - 1, LENGTH, LENGTH - 1]
+    spares.prepare(lengths)
+    ready = {id(space) for space in spares._free}
+    held = [spares.take(length) for length in lengths]
+    assert len(ready) == len(held)
+    assert not spares._free
 
 
 def test_the_smallest_memory_that_fits_is_taken():
@@ -75,7 +85,7 @@ def test_what_is_not_used_is_given_up():
     spares = Spares()
     held = [spares.take(LENGTH) for _ in range(9)]
     del held
-    spares.prepare(1, LENGTH)
+    spares.prepare([LENGTH])
     assert len(spares._free) <= 4
 
 

@@ -87,6 +87,7 @@ class LocalShard:
         """Its part of a round of the lead."""
         if self._round is not None:
             self._round.part.stop()
+            self._round = None
         self._spool.clear()
         self.shard.federation = context.federation
         self._round = self.shard.open_round(
@@ -242,6 +243,7 @@ class LocalFederation:
         """Open the next round. One that was open is given up, and takes no more."""
         if self._intake is not None:
             self._intake.stop()  # Both have the same memory.
+            self._intake = None
         self._spool.clear()
         if self.shards:
             spans = [each.shard.span for each in self.shards]

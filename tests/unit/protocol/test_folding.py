@@ -134,6 +134,19 @@ def test_memory_of_sketches_is_free_when_the_round_is(monkeypatch):
     assert len({each for length, each in taken if length == N * M}) <= 2
 
 
+def test_a_round_takes_no_memory_for_vectors_after_it_has_opened(monkeypatch):
+    terms = Terms(Manifest.flat(M), f=1, masking="none", sketch=M, rule="multi-krum", pre=())
+    parties = enrol(terms, clients=N)
+    local = parties.federation
+    offer = local.open()
+    taken: list[int] = []
+    monkeypatch.setattr("ostraka.arrays._new_space", taken.append)
+    for client in parties.clients:
+        local.take(parties.seal(client, offer, np.ones(M, np.float32)))
+    local.finish()
+    assert not taken
+
+
 def remembering(take, taken):
     def remembered(spares, length):
         vector = take(spares, length)

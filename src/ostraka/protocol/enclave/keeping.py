@@ -36,6 +36,7 @@ from ostraka.errors import LocalProtocolError, OpenError, StorageFull
 
 _FLOAT32 = np.dtype("<f4")
 _VECTORS = 2  # the aggregate and the model after it
+_SKETCHES = 2  # of all rows, as they arrive and as they are measured
 
 
 class Spool(Protocol):
@@ -65,6 +66,9 @@ class Kept(Protocol):
     def integers(self, index: int, out: Float32) -> AnyArray:
         """The same of a row of integers, (b,) int8, in units of its step: in the memory of `out`,
         or where it lies."""
+
+    def in_place(self) -> Float32 | None:
+        """The whole row, (d,), if it lies in memory as float32."""
 
     def free(self) -> None:
         """Give its room back."""
@@ -133,7 +137,8 @@ class Keeping:
         # The room that was free for longest is the next: a client that spoils its upload must not
         # choose whose row takes its place.
         self._rooms = deque(memory.rooms(rows, length * self.value_bytes, entropy))
-        memory.vectors.prepare(_VECTORS, length)
+        sketches = () if terms.sketch is None else (rows * terms.sketch,) * _SKETCHES
+        memory.vectors.prepare((length,) * _VECTORS + sketches)
         self._scratch = local()
 
     def place(self, row: int, opener: TileOpener, step: float = 0.0) -> Kept:
@@ -185,6 +190,9 @@ class _Elsewhere:
     def integers(self, index: int, out: Float32) -> AnyArray:
         raise LocalProtocolError(_ELSEWHERE)
 
+    def in_place(self) -> Float32 | None:
+        raise LocalProtocolError(_ELSEWHERE)
+
     def free(self) -> None:
         """Nothing of it is here."""
 
@@ -222,6 +230,9 @@ class _Resident:
 
     def integers(self, index: int, out: Float32) -> AnyArray:
         return self._raw(index)
+
+    def in_place(self) -> Float32 | None:
+        return self._values if self._values.dtype == _FLOAT32 else None
 
     def free(self) -> None:
         self._room = self._values = np.empty(0, np.uint8)
@@ -277,6 +288,9 @@ class _Spooled:
         raw = out.view(self._keeping.format.dtype)[: self._keeping.pieces.size(index)]
         self._open(index, raw)
         return raw
+
+    def in_place(self) -> Float32 | None:
+        return None
 
     def free(self) -> None:
         """Its file is deleted with the round's."""
