@@ -172,6 +172,9 @@ class Arrival:
         self._integers = common.keeping.format.integers
         self._unit = row.step if self._integers else 1.0
         self._scale = scale_of(row.norm)
+        self._sketch = (
+            None if row.sketch is None else loops.Sketch(row.sketch, self._scale * self._unit)
+        )
         self._least, self._most = square_bounds(row.norm, row.step, integers=self._integers)
         self._squares = 0.0
         self._open = True
@@ -255,9 +258,9 @@ class Arrival:
     def _fold(self, index: int, values: Float32) -> float:
         """The squares of a tile: of integers as they are, of others at the row's scale, with a
         sketch or without. If there is a sketch, the tile is folded."""
-        folds, sketch = self._common.folds, self.row.sketch
+        folds, sketch = self._common.folds, self._sketch
         if folds is not None and sketch is not None:
-            folded = loops.absorb(values, folds.of(index), self._scale * self._unit, sketch)
+            folded = loops.absorb(values, folds.of(index), sketch)
             if not self._integers:
                 return folded
         # Those of int8 are exact: float32 holds the sums of a few, and float64 all of them.
