@@ -223,7 +223,12 @@ def _budget(file: FederationFile, *, leads: bool = False) -> Budget:
 def _tickets(file: FederationFile) -> Tickets:
     """Return what opens lanes. Strangers have as many turns as the enrolled."""
     limits = file.limits
-    return Tickets(2 * limits.uploads, idle_s=limits.idle_s, tls=_tls(file))
+    return Tickets(
+        2 * limits.uploads,
+        idle_s=limits.idle_s,
+        readers=file.enclave.threads,
+        tls=_tls(file),
+    )
 
 
 def _downloads(file: FederationFile) -> Downloads:
