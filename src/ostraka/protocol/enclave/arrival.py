@@ -169,7 +169,8 @@ class Arrival:
         self.spoilt: Rejection | None = None
         self._opener = opener
         self._common = common
-        self._integers = common.keeping.format.integers
+        self._format = common.keeping.format
+        self._integers = self._format.integers
         self._unit = row.step if self._integers else 1.0
         self._scale = scale_of(row.norm)
         self._sketch = (
@@ -238,11 +239,11 @@ class Arrival:
 
     def _absorb(self, index: int, opened: UInt8) -> Rejection | None:
         """Add a tile to what is known of the row. What is wrong with it, if anything is."""
-        common, keeping = self._common, self._common.keeping
-        raw = opened.view(keeping.format.dtype)
-        if (flaw := keeping.format.tile_flaw(raw)) is not None:
+        common, format_ = self._common, self._format
+        raw = opened.view(format_.dtype)
+        if (flaw := format_.tile_flaw(raw)) is not None:
             return flaw
-        values = keeping.widened(raw, 1.0)
+        values = common.keeping.widened(raw, 1.0)
         self._squares += self._fold(index, values)
         if common.last is not None:
             along = loops.dot(values, common.last[common.tiling.part(index)])
