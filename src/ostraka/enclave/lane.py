@@ -11,14 +11,18 @@ read by `receive`, too, are in `uploads`, and lanes over which models go out in 
 """
 
 import asyncio
+import math
 import os
+import select
 import socket
 import ssl
 import struct
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
+from threading import Lock
 from time import monotonic
 from types import TracebackType
 from typing import Protocol
@@ -33,6 +37,8 @@ _AT_ONCE = struct.pack("ii", 1, 0)
 _MISSED = 4096  # tickets
 _SURE = 2  # tiles: this one and the last
 _PART = 2**18  # bytes that a peer takes in `idle_s`, at least
+_LINGER_S = 0.001  # rounded up by the kernel to its own tick
+_STRETCH = 64  # tiles
 
 
 class LaneBroken(Exception):
@@ -60,9 +66,9 @@ class Receiver(Protocol):
 class Tickets:
     """Issues a ticket for each upload whose turn has come, and knows whose a ticket is.
 
-    threads: as many as there can be turns. idle_s: for a ticket to be shown, for a TLS handshake,
-    and for each frame. tls: None for none. others: whether a ticket is of other lanes. Use it as a
-    context, on the event loop.
+    threads: as many as there can be turns. readers: how many of them read at a time. idle_s: for a
+    ticket to be shown, for a TLS handshake, and for each frame. tls: None for none. others: whether
+    a ticket is of other lanes. Use it as a context, on the event loop.
 
     A ticket that others have drawn may be shown before it is issued. Whoever was the first to show
     it waits for it. If that one has left, the lane is broken from the beginning.
@@ -73,6 +79,7 @@ class Tickets:
         threads: int,
         *,
         idle_s: float,
+        readers: int = 2,
         tls: ssl.SSLContext | None = None,
         others: Callable[[bytes], bool] = lambda ticket: False,
     ) -> None:
@@ -81,7 +88,7 @@ class Tickets:
         self._awaited: dict[bytes, Callable[[Lane], None]] = {}
         self._missed: dict[bytes, None] = {}  # the last of those that nobody waits for any more
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ostraka-lane")
-        self._line = partial(Line, idle_s=idle_s, tls=tls, waits=kernel_waits())
+        self._line = partial(Line, idle_s=idle_s, tls=tls, waits=kernel_waits(), gate=Gate(readers))
         self._idle_s = idle_s
 
     def __enter__(self) -> "Tickets":
@@ -225,21 +232,69 @@ async def until_ended(working: "asyncio.Future[None]", *, cut: Callable[[], None
         working.exception()  # Nobody may be left to hear of it.
 
 
+class Gate:
+    """Lets some threads in at a time, in the order in which they have come.
+
+    Frames are read behind it. More threads than there are processors to run them would only wait
+    for Python's lock, and wake each other.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._free = places
+        self._queue: deque[Lock] = deque()  # Each is released when a place is handed to it.
+        self._lock = Lock()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for a place."""
+        return len(self._queue)
+
+    def enter(self) -> None:
+        """Wait for a place."""
+        with self._lock:
+            if self._free:
+                self._free -= 1
+                return
+            turn = Lock()
+            turn.acquire()
+            self._queue.append(turn)
+        turn.acquire()
+
+    def leave(self) -> None:
+        """Give the place to who has waited for longest."""
+        with self._lock:
+            if self._queue:
+                self._queue.popleft().release()
+            else:
+                self._free += 1
+
+
 class Line:
     """The connection of a lane, as its thread uses it: frames come in, or a model goes out.
 
     late: the last frame did not come in time. waits: the kernel waits for all that is asked of it
-    in one call, and no longer than it may take.
+    in one call, and no longer than it may take. gate: that frames are read behind.
     """
 
     def __init__(
-        self, near: socket.socket, *, idle_s: float, tls: ssl.SSLContext | None, waits: bool
+        self,
+        near: socket.socket,
+        *,
+        idle_s: float,
+        tls: ssl.SSLContext | None,
+        waits: bool,
+        gate: Gate | None = None,
     ) -> None:
         self.late = False
         self._idle_s = idle_s
         self._near = near
+        self._gate = gate or Gate(1)
+        self._inside = False
+        self._lingers = False
+        self._ended = False
+        self._flags = 0
+        self._stretch = 0
         self._gathered = 1
-        self._stopped = False
         self._waits = waits and tls is None and not isinstance(near, ssl.SSLSocket)
         if tls is not None:
             self._near = tls.wrap_socket(near, server_side=True, do_handshake_on_connect=False)
@@ -262,26 +317,86 @@ class Line:
             with suppress(OSError):  # A system may not know it.
                 self._near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
-    def fill(self, frame: memoryview) -> int:
-        """Read until the frame is full. Return how many bytes came before the end, or in time."""
-        until, rest = monotonic() + self._idle_s, frame
-        try:
-            while rest and not self._stopped and (taken := self._read(rest, until)):
-                rest = rest[taken:]
-        except (BlockingIOError, TimeoutError):
-            self.late = True
-        except OSError:
-            pass  # An end as any other.
-        return len(frame) - len(rest)
-
-    def _read(self, rest: memoryview, until: float) -> int:
-        left = until - monotonic()
-        if left <= 0:
-            raise TimeoutError
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Prepare for `fill`, and leave the gate in the end."""
         if self._waits:
-            return self._near.recv_into(rest, 0, socket.MSG_WAITALL)
-        self._near.settimeout(left)
-        return self._near.recv_into(rest)
+            _limit(self._near, socket.SO_RCVTIMEO, _LINGER_S)
+        self._linger(False)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def fill(self, frame: memoryview) -> int:
+        """Read until the frame is full. Return how many bytes came before the end, or in time.
+
+        This thread keeps its place behind the gate while frames come promptly, and for a stretch of
+        them if others wait.
+        """
+        if self._stretch >= _STRETCH and self._gate.waiting:
+            self._leave()
+        self._enter()
+        self._stretch += 1
+        came = self._read(frame)
+        return came if came == len(frame) else self._wait_for(frame, came)
+
+    def _wait_for(self, frame: memoryview, came: int) -> int:
+        """Go on with a frame that does not come promptly. Others have the place meanwhile."""
+        until = monotonic() + self._idle_s
+        while came < len(frame) and not self._ended:
+            self._leave()
+            begun = monotonic()
+            if not self._poll(until - begun):
+                self.late = True
+                break
+            here = monotonic()
+            # Who lingers keeps others waiting. It pays if it would have paid now, and did not just
+            # fail.
+            self._linger(not self._lingers and here - begun < _LINGER_S)
+            self._enter()
+            until += monotonic() - here  # Who waits for a place is not late.
+            came += self._read(frame[came:])
+        return came
+
+    def _poll(self, seconds: float) -> bool:
+        """Wait for as much as `gather` says, or for anything. Return whether it came in time."""
+        waiting = select.poll()
+        waiting.register(self._near, select.POLLIN)
+        return seconds > 0 and bool(waiting.poll(math.ceil(1000 * seconds)))
+
+    def _read(self, rest: memoryview) -> int:
+        """Read what is here, or comes while this lingers. Return how many bytes."""
+        size, until = len(rest), monotonic() + _LINGER_S
+        try:
+            while rest and not self._ended and monotonic() < until:
+                taken = self._near.recv_into(rest, 0, self._flags)
+                self._ended = not taken
+                rest = rest[taken:]
+        except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
+            pass
+        except OSError:
+            self._ended = True
+        return size - len(rest)
+
+    def _linger(self, lingers: bool) -> None:
+        """lingers: `_read` waits for a moment if there is too little."""
+        self._lingers = lingers
+        if self._waits:
+            self._flags = socket.MSG_WAITALL if lingers else socket.MSG_DONTWAIT
+        else:
+            self._near.settimeout(_LINGER_S if lingers else 0)
+
+    def _enter(self) -> None:
+        if not self._inside:
+            self._gate.enter()
+            self._inside = True
+            self._stretch = 0
+
+    def _leave(self) -> None:
+        if self._inside:
+            self._inside = False
+            self._gate.leave()
 
     def pour(self, data: memoryview) -> None:
         """Send all of it, and wait until the peer has it. Raises OSError.
@@ -318,7 +433,7 @@ class Line:
 
     def stop(self) -> None:
         """Have nothing more read. What the peer is sent still arrives."""
-        self._stopped = True
+        self._ended = True
         with suppress(OSError):
             socket.socket.shutdown(self._near, socket.SHUT_RD)
 
@@ -337,7 +452,7 @@ class Line:
 
 
 def receive(line: Line, receiver: Receiver) -> None:
-    """Take the rest of an upload, tile by tile, all into the same memory.
+    """Take the rest of an upload.
 
     Raises what `Receiver.take` raises, OpenError for a frame of another length, TimeoutError for a
     peer that is too slow, and LaneBroken.
@@ -348,27 +463,41 @@ def receive(line: Line, receiver: Receiver) -> None:
         raise TimeoutError from None
     except OSError:
         raise LaneBroken(_ENDED) from None
-    memory = memoryview(bytearray(LENGTH.size + receiver.size))
-    while size := receiver.size:
-        frame = memory[: LENGTH.size + size]
+    with line.reading():
+        _take_tiles(line, receiver)
+
+
+def _take_tiles(line: Line, receiver: Receiver) -> None:
+    """Take the rest of an upload, tile by tile, all into the same memory."""
+    size = receiver.size
+    frame = memoryview(bytearray(LENGTH.size + size))
+    tile = frame[LENGTH.size :]
+    for left in range(receiver.left, 0, -1):
+        if left == 1:
+            size = receiver.size
+            frame, tile = frame[: LENGTH.size + size], tile[:size]
         # What is missing of this frame, and the next one, are as many bytes as one frame: unless
         # the next is the last, which may be short.
-        line.gather(len(frame) if receiver.left > _SURE else 1)
+        line.gather(LENGTH.size + size if left > _SURE else 1)
         came = line.fill(frame)
         if came >= LENGTH.size and LENGTH.unpack_from(frame)[0] != size:
             raise OpenError("tile")
         if came < len(frame):
             raise TimeoutError if line.late else LaneBroken(_ENDED)
-        receiver.take(frame[LENGTH.size :])
+        receiver.take(tile)
 
 
 def _wait_at_most(near: socket.socket, seconds: float) -> None:
     """Have the kernel end each wait for this socket after a time."""
     near.setblocking(True)
+    _limit(near, socket.SO_RCVTIMEO, seconds)
+    _limit(near, socket.SO_SNDTIMEO, seconds)
+
+
+def _limit(near: socket.socket, option: int, seconds: float) -> None:
     whole, part = divmod(seconds, 1)
     limit = _TIMEVAL.pack(int(whole), max(1, int(part * 1e6)))
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+    near.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def kernel_waits() -> bool:

@@ -224,13 +224,24 @@ def _budget(file: FederationFile, *, leads: bool = False) -> Budget:
 def _uploads(file: FederationFile) -> Uploads:
     """Return what takes uploads. Strangers have as many turns as the enrolled."""
     limits = file.limits
-    return Uploads(2 * limits.uploads, idle_s=limits.idle_s, tls=_tls(file))
+    return Uploads(
+        2 * limits.uploads,
+        idle_s=limits.idle_s,
+        readers=file.enclave.threads,
+        tls=_tls(file),
+    )
 
 
 def _tickets(file: FederationFile, downloads: Downloads) -> Tickets:
     """Return what takes tiles at a shard, whose lead has as many turns."""
-    limits, others = file.limits, downloads.knows
-    return Tickets(2 * limits.uploads, idle_s=limits.idle_s, tls=_tls(file), others=others)
+    limits = file.limits
+    return Tickets(
+        2 * limits.uploads,
+        idle_s=limits.idle_s,
+        readers=file.enclave.threads,
+        tls=_tls(file),
+        others=downloads.knows,
+    )
 
 
 def _downloads(file: FederationFile) -> Downloads:

@@ -33,7 +33,15 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from ostraka.config import Member
-from ostraka.enclave.lane import LaneBroken, Line, Receiver, kernel_waits, receive, until_ended
+from ostraka.enclave.lane import (
+    Gate,
+    LaneBroken,
+    Line,
+    Receiver,
+    kernel_waits,
+    receive,
+    until_ended,
+)
 from ostraka.errors import MalformedMessage
 from ostraka.transport import LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
@@ -64,18 +72,21 @@ class Caller:
 class Uploads:
     """Gives out tickets, and has whoever shows one heard.
 
-    threads: as many as there can be turns. idle_s: for a TLS handshake, a request, each tile, and
-    for each answer to be taken. serve: has one conversation, to its end. Use it as a context, on
-    the event loop.
+    threads: as many as there can be turns. readers: how many of them read at a time. idle_s: for a
+    TLS handshake, a request, each tile, and for each answer to be taken. serve: has one
+    conversation, to its end. Use it as a context, on the event loop.
     """
 
-    def __init__(self, threads: int, *, idle_s: float, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, threads: int, *, idle_s: float, readers: int, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.serve: Callable[[Talk], Awaitable[None]] | None = None
         self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._own: dict[bytes, Member] = {}
         self._newest: dict[str, bytes] = {}  # by name
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="ostraka-lane")
-        self._line = partial(Line, idle_s=idle_s, tls=None, waits=kernel_waits())
+        gate, waits = Gate(readers), kernel_waits()
+        self._line = partial(Line, idle_s=idle_s, tls=None, waits=waits, gate=gate)
         self._tls = tls
         self._idle_s = idle_s
 

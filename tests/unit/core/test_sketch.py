@@ -26,7 +26,7 @@ def folded(rows, m, tile, rng):
         fold = loops.Fold(bits, shifts, width=width, m=m)
         for row, sketched in zip(rows[:, start : start + width], out, strict=True):
             values = np.ascontiguousarray(row, np.float32)
-            loops.absorb(values, fold, 1.0, sketched)
+            loops.absorb(values, fold, loops.Sketch(sketched, 1.0))
     return out
 
 
@@ -152,7 +152,7 @@ def test_law12_float32_sums_are_exact_enough():
 def test_signs_use_one_bit_each():
     bits, out = np.array([0b10110000, 0b01000000], np.uint8), np.zeros(11, np.float32)
     fold = loops.Fold(bits, np.zeros(1, np.uint32), width=11, m=11)
-    loops.absorb(np.ones(11, np.float32), fold, 1.0, out)
+    loops.absorb(np.ones(11, np.float32), fold, loops.Sketch(out, 1.0))
     assert out.tolist() == [-1, 1, -1, -1, 1, 1, 1, 1, 1, -1, 1]
 
 

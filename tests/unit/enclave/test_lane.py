@@ -4,6 +4,7 @@ import asyncio
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
@@ -20,7 +21,7 @@ from ostraka.config import Member
 from ostraka.enclave import lane
 from ostraka.enclave.downloads import Downloads
 from ostraka.enclave.front import Front
-from ostraka.enclave.lane import Lane, LaneBroken, Tickets
+from ostraka.enclave.lane import Gate, Lane, LaneBroken, Tickets
 from ostraka.errors import ConfigError, OpenError, StorageFull
 from ostraka.transport import LANE, LENGTH, TICKET_BYTES
 
@@ -330,6 +331,253 @@ def test_a_cancelled_call_wakes_a_thread_that_waits_for_its_peer():
 
     run(work)
     assert not [each for each in threading.enumerate() if each.name.startswith("ostraka-lane")]
+
+
+# The gate.
+
+
+@contextmanager
+def started(*work: Callable[[], None]) -> Iterator[list[threading.Thread]]:
+    """Threads that must have ended when the block has."""
+    threads = [threading.Thread(target=each) for each in work]
+    yield threads
+    for each in threads:
+        each.join(PATIENCE_S)
+        assert not each.is_alive()
+
+
+def until(true: Callable[[], bool]) -> None:
+    for _ in range(int(PATIENCE_S / 0.001)):
+        if true():
+            return
+        time.sleep(0.001)
+    raise AssertionError("this did not become true")
+
+
+@pytest.mark.parametrize("places", [1, 2, 3])
+def test_who_waits_at_the_gate_is_let_in_by_order(places):
+    gate, order = Gate(places), []
+    for _ in range(places):
+        gate.enter()
+
+    def work(number: int) -> Callable[[], None]:
+        def enter() -> None:
+            gate.enter()
+            order.append(number)
+            gate.leave()
+
+        return enter
+
+    with started(*map(work, range(8))) as threads:
+        for number, each in enumerate(threads, 1):
+            each.start()
+            until(lambda: gate.waiting == number)  # noqa: B023 (it is called at once)
+        assert order == []
+        gate.leave()
+    assert order == list(range(8))
+    gate.enter()  # The place that all of them had is free again.
+    assert gate.waiting == 0
+
+
+@pytest.mark.parametrize("places", [1, 3])
+def test_no_more_pass_the_gate_than_it_has_places(places):
+    gate, inside, most, lock = Gate(places), 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(200):
+            gate.enter()
+            with lock:
+                inside += 1
+                most = max(most, inside)
+            time.sleep(0)
+            with lock:
+                inside -= 1
+            gate.leave()
+
+    with started(*[work] * 12) as threads:
+        for each in threads:
+            each.start()
+    assert (inside, gate.waiting) == (0, 0)
+    assert 0 < most <= places
+
+
+class Crowd:
+    """Uploads that come over lanes of their own. readers: how many of them are read at a time."""
+
+    def __init__(self, receivers: list[Kept], tickets: Tickets, stack: ExitStack) -> None:
+        lanes = [stack.enter_context(tickets.issue(each, None)) for each in receivers]
+        self.peers = [stack.enter_context(connected(each)) for each in lanes]
+        self.calls = [asyncio.ensure_future(each.received()) for each in lanes]
+
+
+def run_crowd(
+    receivers: list[Kept],
+    work: Callable[[Crowd], Awaitable[None]],
+    *,
+    readers: int = 1,
+    idle_s: float = PATIENCE_S,
+) -> None:
+    async def main() -> None:
+        with (
+            Tickets(len(receivers), idle_s=idle_s, readers=readers) as tickets,
+            ExitStack() as stack,
+        ):
+            await work(Crowd(receivers, tickets, stack))
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("readers", [1, 2])
+def test_so_many_lanes_are_read_at_a_time(readers):
+    lock, inside, most = threading.Lock(), 0, 0
+
+    class Counted(Kept):
+        def take(self, ciphertext: memoryview) -> None:
+            nonlocal inside, most
+            with lock:
+                inside += 1
+                most = max(most, inside)
+            time.sleep(0.001)
+            super().take(ciphertext)
+            with lock:
+                inside -= 1
+
+    receivers: list[Kept] = [Counted() for _ in range(8)]
+
+    async def work(crowd: Crowd) -> None:
+        for peer in crowd.peers:
+            peer.sendall(b"".join(FRAMES))
+        await asyncio.gather(*crowd.calls)
+
+    run_crowd(receivers, work, readers=readers)
+    assert [each.tiles for each in receivers] == [TILES] * 8
+    assert 0 < most <= readers
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("said", [b"", FRAMES[0][:2], FRAMES[0], FRAMES[0] + FRAMES[1][:50]])
+def test_a_lane_that_has_fallen_silent_holds_no_other_up(said):
+    receivers = [Kept(), Kept()]
+
+    async def work(crowd: Crowd) -> None:
+        silent, other = crowd.peers
+        silent.sendall(said)
+        await asyncio.sleep(0.02)
+        other.sendall(b"".join(FRAMES))
+        await crowd.calls[1]
+        assert not crowd.calls[0].done()
+        silent.sendall(b"".join(FRAMES)[len(said) :])
+        await crowd.calls[0]
+
+    run_crowd(receivers, work)
+    assert [each.tiles for each in receivers] == [TILES, TILES]
+
+
+@pytest.mark.usefixtures("way")
+def test_slow_and_fast_lanes_together_lose_nothing():
+    receivers = [Kept() for _ in range(6)]
+    sent = b"".join(FRAMES)
+
+    async def drip(peer: socket.socket, each: int, pause_s: float) -> None:
+        for start in range(0, len(sent), each):
+            peer.sendall(sent[start : start + each])
+            await asyncio.sleep(pause_s)
+
+    async def work(crowd: Crowd) -> None:
+        paces = [(len(sent), 0.0), (7, 0.0), (53, 0.002), (SIZE, 0.005), (SIZE + 4, 0.01)]
+        dripping = [drip(peer, *pace) for peer, pace in zip(crowd.peers[1:], paces, strict=True)]
+        await asyncio.gather(*dripping, *crowd.calls[1:])
+        crowd.peers[0].sendall(sent)
+        await crowd.calls[0]
+
+    run_crowd(receivers, work, readers=2)
+    assert [each.tiles for each in receivers] == [TILES] * 6
+
+
+@pytest.mark.usefixtures("way")
+def test_a_refusal_behind_the_gate_frees_its_place():
+    receivers = [Kept({1: StorageFull("no room")}), Kept({0: OpenError("tile")}), Kept()]
+
+    async def work(crowd: Crowd) -> None:
+        for peer in crowd.peers:
+            peer.sendall(b"".join(FRAMES))
+        one, two, three = await asyncio.gather(*crowd.calls, return_exceptions=True)
+        assert isinstance(one, StorageFull)
+        assert isinstance(two, OpenError)
+        assert three is None
+
+    run_crowd(receivers, work)
+    assert receivers[2].tiles == TILES
+
+
+@pytest.mark.usefixtures("way")
+def test_a_lane_that_waits_for_its_place_is_not_late():
+    holds, waits = receivers = [Kept(), Kept()]
+    holds.gate.clear()
+
+    async def work(crowd: Crowd) -> None:
+        crowd.peers[0].sendall(b"".join(FRAMES))
+        await asyncio.to_thread(holds.taking.wait, PATIENCE_S)
+        crowd.peers[1].sendall(b"".join(FRAMES))
+        await asyncio.sleep(1.0)
+        assert not waits.taking.is_set()
+        holds.gate.set()
+        await asyncio.gather(*crowd.calls)
+
+    run_crowd(receivers, work, idle_s=0.3)
+    assert waits.tiles == TILES
+
+
+@pytest.mark.usefixtures("way")
+def test_a_call_that_is_cancelled_ends_when_its_thread_has_its_place():
+    holds, _ = receivers = [Kept(), Kept()]
+    holds.gate.clear()
+
+    async def work(crowd: Crowd) -> None:
+        crowd.peers[0].sendall(b"".join(FRAMES))
+        await asyncio.to_thread(holds.taking.wait, PATIENCE_S)
+        await asyncio.sleep(0.02)
+        crowd.calls[1].cancel()
+        await asyncio.sleep(0.02)
+        holds.gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await crowd.calls[1]
+        await crowd.calls[0]
+
+    run_crowd(receivers, work)
+    assert holds.tiles == TILES
+
+
+@pytest.mark.usefixtures("way")
+def test_a_lane_that_is_always_full_lets_others_in_after_a_stretch(monkeypatch):
+    gates, order = [], []
+
+    def make(places: int) -> Gate:
+        gates.append(Gate(places))
+        return gates[0]
+
+    class Ordered(Kept):
+        def take(self, ciphertext: memoryview) -> None:
+            super().take(ciphertext)
+            order.append(receivers.index(self))
+
+    monkeypatch.setattr(lane, "Gate", make)
+    monkeypatch.setattr(lane, "_STRETCH", 2)
+    receivers: list[Kept] = [Ordered(), Ordered()]
+    receivers[0].gate.clear()
+
+    async def work(crowd: Crowd) -> None:
+        crowd.peers[0].sendall(b"".join(FRAMES))
+        await asyncio.to_thread(receivers[0].taking.wait, PATIENCE_S)
+        crowd.peers[1].sendall(b"".join(FRAMES))
+        await asyncio.to_thread(until, lambda: gates[0].waiting == 1)
+        receivers[0].gate.set()
+        await asyncio.gather(*crowd.calls)
+
+    run_crowd(receivers, work)
+    assert order[:6] == [0, 0, 1, 1, 0, 0]
 
 
 # At the door.

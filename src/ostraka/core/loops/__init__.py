@@ -42,11 +42,11 @@ class _Loops(Protocol):
 
     def scaled_squares(self, values: Float32, scale: float) -> float: ...
 
-    def pin(self, bits: UInt8, shifts: UInt32) -> tuple[Any, Any]: ...
+    def pin_fold(self, bits: UInt8, shifts: UInt32, width: int) -> Any: ...
 
-    def absorb(
-        self, values: Float32, bits: Any, shifts: Any, scale: float, sketch: Float32
-    ) -> float: ...
+    def pin_sketch(self, sketch: Float32, scale: float) -> Any: ...
+
+    def absorb(self, values: Float32, fold: Any, sketch: Any) -> float: ...
 
     def add_rows(self, rows: Sequence[Float32], weights: Float64, total: Float64) -> None: ...
 
@@ -136,23 +136,41 @@ class Fold:
         _check("bits", bits, _UINT8, (-(-width // 8),))
         _check("shifts", shifts, _UINT32, (-(-width // m),))
         self.bits, self.shifts, self.width, self.m = bits, shifts, width, m
-        self.pinned = _loops.pin(bits, shifts)
+        self.pinned = _loops.pin_fold(bits, shifts, width)
 
     def __repr__(self) -> str:
         return f"Fold(<secret>, width={self.width}, m={self.m})"
 
 
-def absorb(values: Float32, fold: Fold, scale: float, sketch: Float32) -> float:
+class Sketch:
+    """What the tiles of one row are folded into: the same for all of them, so that it is checked
+    once.
+
+    values: (m,), which tiles times float32(scale) are added to in float32, in the order of blocks.
+    """
+
+    __slots__ = ("m", "pinned")
+
+    def __init__(self, values: Float32, scale: float) -> None:
+        self.m = _length("sketch", values)
+        _check("sketch", values, _FLOAT32, (self.m,), written=True)
+        self.pinned = _loops.pin_sketch(values, float(scale))
+
+    def __repr__(self) -> str:
+        return f"Sketch(<secret>, m={self.m})"
+
+
+def absorb(values: Float32, fold: Fold, sketch: Sketch) -> float:
     """Folds a tile of one row into its sketch by law 12. Returns the sum of the squares of what it
     folds: in float64 of sums of at most 64 in float32, whose range the scale has to bring them
     into.
 
-    values: (b,). sketch: (m,), which values times float32(scale) are added to in float32, in the
-    order of blocks.
+    values: (b,).
     """
     _check("values", values, _FLOAT32, (fold.width,))
-    _check("sketch", sketch, _FLOAT32, (fold.m,), written=True)
-    return _loops.absorb(values, *fold.pinned, float(scale), sketch)
+    if sketch.m != fold.m:
+        raise LocalProtocolError(f"a sketch of {sketch.m} values, and a fold to {fold.m}")
+    return _loops.absorb(values, fold.pinned, sketch.pinned)
 
 
 def add_rows(rows: Sequence[Float32], weights: Float64, total: Float64) -> None:

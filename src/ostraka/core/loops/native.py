@@ -40,6 +40,8 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "widen_int8": (None, (_AT, _SIZE, _REAL, _AT)),
 }
 _BRIEF = ("scaled_squares", "absorb")
+# Its arguments are converted when they are pinned, which is half of what a call costs otherwise.
+_PINNED = "absorb"
 _Start = ctypes.c_char * 0
 
 
@@ -48,11 +50,13 @@ class Native:
 
     def __init__(self, library: ctypes.CDLL, level: int) -> None:
         """level: an index of LEVELS, at most what `best` says."""
-        self.level, self._level = LEVELS[level], level
+        self.level, self._level, self._pinned_level = LEVELS[level], level, _LEVEL(level)
         brief = ctypes.PyDLL(library._name)
         for name, (result, arguments) in _SIGNATURES.items():
             function = (brief if name in _BRIEF else library)[f"ostraka_{name}"]
-            function.restype, function.argtypes = result, (_LEVEL, *arguments)
+            function.restype = result
+            if name != _PINNED:
+                function.argtypes = (_LEVEL, *arguments)
             setattr(self, f"_{name}", function)
 
     _dot: Any
@@ -83,17 +87,17 @@ class Native:
         result: float = self._scaled_squares(self._level, _start(values), len(values), scale)
         return result
 
-    def pin(self, bits: UInt8, shifts: UInt32) -> tuple[Any, Any]:
-        """Returns what `absorb` takes for these. The caller keeps both."""
-        return _start(bits), _start(shifts)
+    def pin_fold(self, bits: UInt8, shifts: UInt32, width: int) -> tuple[Any, ...]:
+        """Returns what `absorb` takes for the fold of tiles of `width` values. The caller keeps
+        the arrays."""
+        return _SIZE(width), _start(bits), _start(shifts)
 
-    def absorb(
-        self, values: Float32, bits: Any, shifts: Any, scale: float, sketch: Float32
-    ) -> float:
-        n, m = len(values), len(sketch)
-        result: float = self._absorb(
-            self._level, _start(values), n, bits, shifts, scale, _start(sketch), m
-        )
+    def pin_sketch(self, sketch: Float32, scale: float) -> tuple[Any, ...]:
+        """Returns what `absorb` takes for the sketch of a row."""
+        return _REAL(scale), _start(sketch), _SIZE(len(sketch))
+
+    def absorb(self, values: Float32, fold: Any, sketch: Any) -> float:
+        result: float = self._absorb(self._pinned_level, _start(values), *fold, *sketch)
         return result
 
     def add_rows(self, rows: Sequence[Float32], weights: Float64, total: Float64) -> None:

@@ -72,14 +72,20 @@ def scaled_squares(values: Float32, scale: float) -> float:
         return _squares_of_few(values * np.float32(scale))
 
 
-def pin(bits: UInt8, shifts: UInt32) -> tuple[UInt8, UInt32]:
-    """Returns what `absorb` takes for these."""
+def pin_fold(bits: UInt8, shifts: UInt32, width: int) -> tuple[UInt8, UInt32]:
+    """Returns what `absorb` takes for the fold of tiles of `width` values."""
     return bits, shifts
 
 
-def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: Float32) -> float:
-    """Folds values (b,) into a sketch (m,) by law 12, and returns the squares of what it folds."""
-    m = len(sketch)
+def pin_sketch(sketch: Float32, scale: float) -> tuple[Float32, float]:
+    """Returns what `absorb` takes for the sketch (m,) of a row."""
+    return sketch, scale
+
+
+def absorb(values: Float32, fold: tuple[UInt8, UInt32], sketch: tuple[Float32, float]) -> float:
+    """Folds values (b,) into a sketch by law 12, and returns the squares of what it folds."""
+    (bits, shifts), (into, scale) = fold, sketch
+    m = len(into)
     turned = np.unpackbits(bits, count=len(values)).astype(np.uint32) << np.uint32(31)
     with np.errstate(all="ignore"):
         signed = values * np.float32(scale)
@@ -88,8 +94,8 @@ def absorb(values: Float32, bits: UInt8, shifts: UInt32, scale: float, sketch: F
         for block, shift in enumerate(shifts.tolist()):
             part, place = signed[block * m : (block + 1) * m], shift % m
             first, rest = part[: m - place], part[m - place :]
-            sketch[place : place + len(first)] += first
-            sketch[: len(rest)] += rest
+            into[place : place + len(first)] += first
+            into[: len(rest)] += rest
     return total
 
 

@@ -169,9 +169,13 @@ class Arrival:
         self.spoilt: Rejection | None = None
         self._opener = opener
         self._common = common
-        self._integers = common.keeping.format.integers
+        self._format = common.keeping.format
+        self._integers = self._format.integers
         self._unit = row.step if self._integers else 1.0
         self._scale = scale_of(row.norm)
+        self._sketch = (
+            None if row.sketch is None else loops.Sketch(row.sketch, self._scale * self._unit)
+        )
         self._least, self._most = square_bounds(row.norm, row.step, integers=self._integers)
         self._squares = 0.0
         self._open = True
@@ -235,11 +239,11 @@ class Arrival:
 
     def _absorb(self, index: int, opened: UInt8) -> Rejection | None:
         """Add a tile to what is known of the row. What is wrong with it, if anything is."""
-        common, keeping = self._common, self._common.keeping
-        raw = opened.view(keeping.format.dtype)
-        if (flaw := keeping.format.tile_flaw(raw)) is not None:
+        common, format_ = self._common, self._format
+        raw = opened.view(format_.dtype)
+        if (flaw := format_.tile_flaw(raw)) is not None:
             return flaw
-        values = keeping.widened(raw, 1.0)
+        values = common.keeping.widened(raw, 1.0)
         self._squares += self._fold(index, values)
         if common.last is not None:
             along = loops.dot(values, common.last[common.tiling.part(index)])
@@ -255,9 +259,9 @@ class Arrival:
     def _fold(self, index: int, values: Float32) -> float:
         """The squares of a tile: of integers as they are, of others at the row's scale, with a
         sketch or without. If there is a sketch, the tile is folded."""
-        folds, sketch = self._common.folds, self.row.sketch
+        folds, sketch = self._common.folds, self._sketch
         if folds is not None and sketch is not None:
-            folded = loops.absorb(values, folds.of(index), self._scale * self._unit, sketch)
+            folded = loops.absorb(values, folds.of(index), sketch)
             if not self._integers:
                 return folded
         # Those of int8 are exact: float32 holds the sums of a few, and float64 all of them.

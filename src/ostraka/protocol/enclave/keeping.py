@@ -210,6 +210,7 @@ class _Resident:
         self, room: UInt8, step: float, keeping: Keeping, give_back: Callable[[], None]
     ) -> None:
         self._room = room
+        self._tile_bytes = keeping.tile_bytes
         self._values: AnyArray = room.view(keeping.format.dtype)
         self._step = step
         self._keeping = keeping
@@ -219,8 +220,8 @@ class _Resident:
         return "_Resident(<secret>)"
 
     def room(self, index: int) -> UInt8:
-        start, size = index * self._keeping.tile_bytes, self._keeping.tile_bytes
-        return self._room[start : start + size]
+        size = self._tile_bytes
+        return self._room[index * size : (index + 1) * size]
 
     def keep(self, index: int, ciphertext: Buffer) -> None:
         """It is where it belongs."""

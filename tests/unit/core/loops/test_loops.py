@@ -115,8 +115,9 @@ def test_absorb_is_the_same_in_c(library, n, m, scale, drawn):
     shifts = rng.integers(0, m, -(-n // m)).astype(np.uint32)
     ours = placed(reals(rng, m, special), offset)
     theirs, before = ours.copy(), values.copy()
-    squares = library.absorb(values, *library.pin(bits, shifts), scale, ours)
-    assert_same(squares, twin.absorb(values, bits, shifts, scale, theirs))
+    pinned = library.pin_fold(bits, shifts, n), library.pin_sketch(ours, scale)
+    squares = library.absorb(values, *pinned)
+    assert_same(squares, twin.absorb(values, (bits, shifts), (theirs, scale)))
     assert_same(ours, theirs)
     assert values.tobytes() == before.tobytes()
 
@@ -126,7 +127,7 @@ def test_scaled_squares_are_those_of_a_fold_and_the_same_in_c(library, n, scale,
     rng, special, offset = drawn
     values = placed(reals(rng, n, special), offset)
     bits, shifts = np.zeros(-(-n // 8), np.uint8), np.zeros(-(-n // 100), np.uint32)
-    folded = twin.absorb(values, bits, shifts, scale, np.zeros(100, np.float32))
+    folded = twin.absorb(values, (bits, shifts), (np.zeros(100, np.float32), scale))
     assert_same(library.scaled_squares(values, scale), folded)
     assert_same(twin.scaled_squares(values, scale), folded)
 
@@ -356,7 +357,8 @@ def test_law12_absorb_is_the_formula(n, m, scale, seed):
         sign = -1 if bits[k // 8] >> (7 - k % 8) & 1 else 1
         place = (k % m + int(shifts[k // m])) % m
         expected[place] += np.float32(sign) * (values[k] * np.float32(scale))
-    squares = loops.absorb(values, loops.Fold(bits, shifts, width=n, m=m), scale, sketch)
+    fold = loops.Fold(bits, shifts, width=n, m=m)
+    squares = loops.absorb(values, fold, loops.Sketch(sketch, scale))
     scaled = values.astype(np.float64) * np.float32(scale)
     assert squares == pytest.approx(scaled @ scaled, rel=1e-5, abs=1e-30)
     assert_same(sketch, expected)
@@ -375,7 +377,7 @@ def test_absorbed_squares_depend_on_the_values_alone(m):
             bits = rng.integers(0, 256, -(-n // 8), np.uint8)
             shifts = rng.integers(0, 2**32, -(-n // m), np.uint32)
             fold = loops.Fold(bits, shifts, width=n, m=m)
-            heard.add(loops.absorb(values, fold, 1.0, np.zeros(m, np.float32)))
+            heard.add(loops.absorb(values, fold, loops.Sketch(np.zeros(m, np.float32), 1.0)))
         assert len(heard) == 1
 
 
@@ -385,7 +387,8 @@ def test_absorbed_squares_show_what_is_not_finite_or_out_of_range(bad, place):
     values = np.ones(1501, np.float32)
     values[place] = bad
     fold = loops.Fold(np.zeros(188, np.uint8), np.zeros(1, np.uint32), width=1501, m=2000)
-    assert not loops.absorb(values, fold, 1.0, np.zeros(2000, np.float32)) < 1e38
+    sketch = loops.Sketch(np.zeros(2000, np.float32), 1.0)
+    assert not loops.absorb(values, fold, sketch) < 1e38
 
 
 @given(count=st.integers(0, 9), n=st.integers(0, 50), seed=SEEDS)
@@ -561,9 +564,11 @@ BAD = {
     "too few bits": lambda: loops.Fold(np.zeros(1, np.uint8), u32(1), width=9, m=9),
     "too few shifts": lambda: loops.Fold(np.zeros(2, np.uint8), u32(1), width=9, m=8),
     "no sketch": lambda: loops.Fold(np.zeros(0, np.uint8), u32(0), width=0, m=0),
-    "a tile of another width": lambda: loops.absorb(f32(7), fold_of_eight(), 1, f32(8)),
-    "a longer sketch": lambda: loops.absorb(f32(8), fold_of_eight(), 1, f32(9)),
-    "a sketch to read": lambda: loops.absorb(f32(8), fold_of_eight(), 1, readonly(f32(8))),
+    "a tile of another width": lambda: loops.absorb(
+        f32(7), fold_of_eight(), loops.Sketch(f32(8), 1)
+    ),
+    "a longer sketch": lambda: loops.absorb(f32(8), fold_of_eight(), loops.Sketch(f32(9), 1)),
+    "a sketch to read": lambda: loops.Sketch(readonly(f32(8)), 1),
     "too few weights": lambda: loops.add_rows([f32(3)] * 2, np.zeros(1), np.zeros(3)),
     "one short row": lambda: loops.add_rows([f32(3), f32(2)], np.zeros(2), np.zeros(3)),
     "a float32 total": lambda: loops.add_rows([f32(3)], np.zeros(1), f32(3)),
