@@ -148,6 +148,11 @@ class UploadContext:
     def time_remaining(self) -> None:
         return None
 
+    def is_active(self) -> bool:
+        with suppress(BlockingIOError):
+            return self.near.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+        return True
+
     def frame(self) -> bytes:
         return read(self.near, *LENGTH.unpack(read(self.near, LENGTH.size)))
 
@@ -681,7 +686,7 @@ class ShardedService(Service):
 
         def receive(shard: ShardService, granted: Any) -> None:
             until = time.monotonic() + self.idle_s
-            while not over.is_set() and time.monotonic() < until:
+            while not over.is_set() and context.is_active() and time.monotonic() < until:
                 with suppress(Empty):
                     opened.append(shard.lanes[granted.ticket].get(timeout=0.05))
                     break
