@@ -104,13 +104,13 @@ def mutate(rng, data):
 class Talk:
     """One stream of messages to one method. cut: it is broken off behind the last of them.
 
-    frames: what goes over the lane, if a ticket is granted.
+    lane: what goes over an upload's lane, if a ticket is given: the request, and tiles.
     """
 
     method: str
     messages: list[bytes]
     cut: bool
-    frames: bytes
+    lane: list[bytes]
 
 
 ON_A_LANE = "on a lane"  # what is said there, beside the methods
@@ -137,16 +137,26 @@ def fuzz(rng, genuine):
     elif change < 0.9:
         messages.insert(rng.integers(len(messages) + 1), pick(rng, messages))
     messages = messages[: rng.integers(len(messages) + 1)] or messages
-    return Talk(method, messages, rng.random() < 0.2, mutate(rng, *genuine[ON_A_LANE]))
+    lane = list(genuine[ON_A_LANE])
+    place = rng.integers(len(lane))
+    lane[place] = mutate(rng, lane[place])
+    return Talk(method, messages, rng.random() < 0.2, lane)
 
 
-async def bring(port, ticket, frames):
-    """What a lane is told, before it is broken off."""
+async def bring(port, ticket, said):
+    """What a lane is told, with a glance at the answer to each, before it is broken off."""
+    answers = b""
     with suppress(OSError):
-        _, lane = await asyncio.open_connection("127.0.0.1", port)
-        lane.write(LANE + ticket + frames)
-        await lane.drain()
+        reader, lane = await asyncio.open_connection("127.0.0.1", port)
+        lane.write(LANE + ticket)
+        for each in said:
+            lane.write(each)
+            await lane.drain()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GLANCE_S):
+                    answers += await reader.read(2**16)
         lane.close()
+    assert b"service failed" not in answers, said
 
 
 async def converse(channel, talk, port):
@@ -162,9 +172,8 @@ async def converse(channel, talk, port):
         else:
             await call.done_writing()
             while (reply := await call.read()) is not grpc.aio.EOF:
-                if talk.method == "Upload":
-                    ticket = wire.UploadReply.FromString(reply).granted.ticket
-                    await bring(port, ticket, talk.frames)
+                if talk.method == "GetTicket":
+                    await bring(port, wire.TicketReply.FromString(reply).ticket, talk.lane)
     except ENDED:
         pass
     return await call.code(), str(await call.details())
@@ -399,7 +408,7 @@ def conversations(deployment):
         "Prove": [wire.ProveRequest(challenge=encode(challenge))],
         "Confirm": [wire.ConfirmRequest(confirmation=encode(vote))],
         "Remind": [wire.RemindRequest(proposal=encode(proposal))],
-        "Upload": [wire.UploadRequest(header=encode(sealed.header))],
+        "GetTicket": [wire.TicketRequest()],
         "AwaitOutcome": [wire.OutcomeRequest(number=1, round_id=told.offer.round_id)],
         "GetChain": [wire.ChainRequest(after=1)],
         "GetModel": [wire.ModelRequest(digest=told.offer.model)],
@@ -413,7 +422,8 @@ def conversations(deployment):
     }
     assert said.keys() == set(METHODS)
     raw = {method: [each.SerializeToString() for each in said[method]] for method in said}
-    return raw | {ON_A_LANE: [frames]}
+    request = wire.UploadRequest(header=encode(sealed.header)).SerializeToString()
+    return raw | {ON_A_LANE: [LENGTH.pack(len(request)) + request, frames]}
 
 
 def resident_mib(process):

@@ -84,6 +84,7 @@ class Sender:
         challenge = self.identity.sign(Challenge(os.urandom(32), self.name, UNSIGNED))
         request = wire.IntroduceRequest(challenge=encode(challenge), holds=held)
         reply = await self.stub.Introduce(request)
+        self.ticket = reply.ticket
         told = decode(Introduction, reply.introduction)
         attested = Attested(
             told.offer.key, told.receipt_key, told.offer.federation, told.evidence.kind, bytes(32)
@@ -91,29 +92,38 @@ class Sender:
         return Client(self.name, self.identity, federation).join(told.offer, attested)
 
     async def upload(self, sealed):
-        call = self.stub.Upload(wire.UploadRequest(header=encode(sealed.header)))
-        granted = (await call.read()).granted
-        lanes = [(each.address, each.ticket) for each in granted.shards]
-        opened = []
-        for (address, ticket), span in zip(
-            lanes or [(self.address, granted.ticket)], sealed.spans, strict=True
-        ):
-            opened.append(await self._send(address, ticket, sealed, span))
-        assert (await call.read()).WhichOneof("answer") == "complete"
-        for lane in opened:
-            lane.close()
+        talk, lane = await self._open(self.address, self.ticket)
+        request = wire.UploadRequest(header=encode(sealed.header)).SerializeToString()
+        lane.write(LENGTH.pack(len(request)) + request)
+        shards = (await self._hear(talk, "granted")).shards
+        opened = [lane]
+        for shard in shards:
+            opened.append((await self._open(shard.address, shard.ticket))[1])
+        for each, span in zip(opened[1:] or opened, sealed.spans, strict=True):
+            await self._send(each, sealed, span)
+        await self._hear(talk, "complete")
+        for each in opened:
+            each.close()
 
-    async def _send(self, address, ticket, sealed, span):
-        """The tiles of one shard, or all of them."""
+    async def _open(self, address, ticket):
         host, _, port = address.rpartition(":")
-        _, lane = await asyncio.open_connection(host, int(port))
+        reader, lane = await asyncio.open_connection(host, int(port))
         lane.write(LANE + ticket)
+        return reader, lane
+
+    async def _hear(self, talk, kind):
+        (size,) = LENGTH.unpack(await talk.readexactly(LENGTH.size))
+        reply = wire.UploadReply.FromString(await talk.readexactly(size))
+        assert reply.WhichOneof("answer") == kind, reply
+        return getattr(reply, kind)
+
+    async def _send(self, lane, sealed, span):
+        """The tiles of one shard, or all of them."""
         memory = memoryview(bytearray(sealed.largest))
         for index in range(span.first, span.first + span.tiling.count):
             size = sealed.put(index, memory)
             lane.write(LENGTH.pack(size) + memory[:size])
             await lane.drain()
-        return lane
 
     async def model(self, digested):
         """The model (d,), from whoever has it."""

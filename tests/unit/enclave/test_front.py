@@ -507,7 +507,8 @@ def test_a_ticket_for_a_model_is_refused_at_once(tmp_path, monkeypatch, shows):
     with door(tmp_path, foretold=True) as (port, _, run):
 
         def show(front: Front) -> bytes:
-            tickets = [front._lanes[1].show(np.zeros(8, np.float32)) for _ in range(shows)]
+            downloads: Any = front._lanes[1]
+            tickets = [downloads.show(np.zeros(8, np.float32)) for _ in range(shows)]
             return tickets[0]
 
         ticket = run(show)

@@ -28,7 +28,7 @@ from ostraka.enclave.lane import Lane, LaneBroken, Tickets
 from ostraka.enclave.lead import Connected, RemotePart, Shards
 from ostraka.enclave.link import COMMANDS, Link
 from ostraka.enclave.peering import PeerChannel
-from ostraka.enclave.servicer import Caller, Servicer, _require_taken
+from ostraka.enclave.servicer import Servicer, _require_taken
 from ostraka.enclave.shard import Finished, Settings, ShardService
 from ostraka.enclave.storage.models import SliceFiles, Slices
 from ostraka.encoding import UNSIGNED
@@ -245,13 +245,12 @@ async def test_a_lane_ends_with_its_call():
     part = shard.part()
     servicer: Any = Servicer.__new__(Servicer)
     servicer.engine = SimpleNamespace(shards=SimpleNamespace(parts=(part,)))
-    servicer._caller = lambda context: Caller("127.0.0.1", CLIENTS[0])
 
-    async def write(reply: Any) -> None: ...
+    async def say(**answer: Any) -> None: ...
 
     header: Any = SimpleNamespace(client="client-0", upload_id=UPLOAD)
-    context: Any = SimpleNamespace(write=write)
-    call = asyncio.create_task(servicer._receive_at_shards(header, context))
+    talk: Any = SimpleNamespace(say=say)
+    call = asyncio.create_task(servicer._receive_at_shards(header, talk, own=True))
     (grant,) = await shard.carried()
     assert grant == link.Grant(ROUND, "client-0", UPLOAD, True, grant.ticket)
     call.cancel()
@@ -305,13 +304,12 @@ async def test_a_shard_that_has_no_room_ends_the_call_before_others_have_all_til
     servicer.engine = SimpleNamespace(
         shards=SimpleNamespace(parts=[each.part() for each in shards])
     )
-    servicer._caller = lambda context: Caller("127.0.0.1", CLIENTS[0])
 
-    async def write(reply: Any) -> None: ...
+    async def say(**answer: Any) -> None: ...
 
     header: Any = SimpleNamespace(client="client-0", upload_id=UPLOAD)
-    context: Any = SimpleNamespace(write=write)
-    call = asyncio.create_task(servicer._receive_at_shards(header, context))
+    talk: Any = SimpleNamespace(say=say)
+    call = asyncio.create_task(servicer._receive_at_shards(header, talk, own=True))
     for each in shards:
         await each.carried()
     shards[1].say(link.Broken("client-0", UPLOAD, "broken", "no room"))
