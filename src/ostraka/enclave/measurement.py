@@ -109,6 +109,7 @@ MEASURED = (
     "ostraka.enclave.storage.sealed_file",
     "ostraka.enclave.storage.spool",
     "ostraka.enclave.storage.state",
+    "ostraka.enclave.uploads",
     "ostraka.enclave.workers",
     "ostraka.encoding",
     "ostraka.errors",
