@@ -37,6 +37,8 @@ def setup(
         root.removeHandler(old)
     root.addHandler(handler)
     logging.getLogger(_OURS).setLevel(level)
+    # No line shows them, and to find them out costs as much as to write the line.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 def event(

@@ -187,19 +187,17 @@ class Talk:
                 self._near = secured = self._tls.wrap_socket(
                     self._open, server_side=True, do_handshake_on_connect=False
                 )
-                async with asyncio.timeout(self._idle_s):
-                    await self._when_ready(secured.do_handshake)
+                await self._when_ready(secured.do_handshake, self._until)
             await self._serve(self)
 
     async def hear(self) -> wire.UploadRequest:
         """Return what the peer says first. Raises MalformedMessage, TimeoutError, LaneBroken."""
-        said = b""
-        async with asyncio.timeout(self._idle_s):
-            while len(said) < LENGTH.size or len(said) < _size(said):
-                more = await self._when_ready(partial(self._open.recv, _LONGEST))
-                if not more:
-                    raise LaneBroken(_ENDED)
-                said += more
+        said, until = b"", self._until
+        while len(said) < LENGTH.size or len(said) < _size(said):
+            more = await self._when_ready(partial(self._open.recv, _LONGEST), until)
+            if not more:
+                raise LaneBroken(_ENDED)
+            said += more
         if len(said) > _size(said):
             raise MalformedMessage("more than a request was said before it was granted")
         try:
@@ -210,11 +208,10 @@ class Talk:
     async def say(self, **answer: object) -> None:
         """Send an answer. Raises TimeoutError if the peer does not take it, and LaneBroken."""
         encoded = wire.UploadReply(**answer).SerializeToString()  # type: ignore[arg-type]
-        rest = memoryview(LENGTH.pack(len(encoded)) + encoded)
-        async with asyncio.timeout(self._idle_s):
-            while rest:
-                send = partial(self._open.send, rest)
-                rest = rest[await self._when_ready(send, writes=True) :]
+        rest, until = memoryview(LENGTH.pack(len(encoded)) + encoded), self._until
+        while rest:
+            send = partial(self._open.send, rest)
+            rest = rest[await self._when_ready(send, until, writes=True) :]
 
     async def refuse(self, code: grpc.StatusCode, why: str) -> None:
         """Say why it ends here, to a peer that is still there."""
@@ -233,31 +230,40 @@ class Talk:
             self._open.setblocking(False)
 
     @property
+    def _until(self) -> float:
+        """When a step that begins now has to be done."""
+        return self._loop.time() + self._idle_s
+
+    @property
     def _open(self) -> socket.socket:
         if self._near is None:
             raise LaneBroken(_ENDED)
         return self._near
 
-    async def _when_ready(self, work: Callable[[], _T], *, writes: bool = False) -> _T:
-        """Return what this gives once the connection lets it. Raises LaneBroken."""
+    async def _when_ready(
+        self, work: Callable[[], _T], until: float, *, writes: bool = False
+    ) -> _T:
+        """Return what this gives once the connection lets it. Raises LaneBroken or TimeoutError."""
         while True:
             try:
                 return work()
             except BlockingIOError:
-                await self._until_ready(writes=writes)
+                await self._until_ready(until, writes=writes)
             except ssl.SSLWantReadError:
-                await self._until_ready(writes=False)
+                await self._until_ready(until, writes=False)
             except ssl.SSLWantWriteError:
-                await self._until_ready(writes=True)
+                await self._until_ready(until, writes=True)
             except OSError:
                 raise LaneBroken(_ENDED) from None
 
-    async def _until_ready(self, *, writes: bool) -> None:
+    async def _until_ready(self, until: float, *, writes: bool) -> None:
+        """Most of what is said is here already, or goes out at once: only who waits has a time."""
         loop, fileno = self._loop, self._open.fileno()
         ready = loop.create_future()
         (loop.add_writer if writes else loop.add_reader)(fileno, _settle, ready)
         try:
-            await ready
+            async with asyncio.timeout_at(until):
+                await ready
         finally:
             (loop.remove_writer if writes else loop.remove_reader)(fileno)
 
