@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,7 @@ class Talk:
     lane: list[bytes]
 
 
+TICKET = bytes(TICKET_BYTES)  # that a conversation announces
 ON_A_LANE = "on a lane"  # what is said there, beside the methods
 
 # What a call of asyncio raises when the other side has ended it. The last one has no public name.
@@ -171,9 +173,9 @@ async def converse(channel, talk, port):
             call.cancel()
         else:
             await call.done_writing()
-            while (reply := await call.read()) is not grpc.aio.EOF:
-                if talk.method == "GetTicket":
-                    await bring(port, wire.TicketReply.FromString(reply).ticket, talk.lane)
+            while await call.read() is not grpc.aio.EOF:
+                if talk.method == "AnnounceTicket":
+                    await bring(port, TICKET, talk.lane)
     except ENDED:
         pass
     return await call.code(), str(await call.details())
@@ -408,7 +410,7 @@ def conversations(deployment):
         "Prove": [wire.ProveRequest(challenge=encode(challenge))],
         "Confirm": [wire.ConfirmRequest(confirmation=encode(vote))],
         "Remind": [wire.RemindRequest(proposal=encode(proposal))],
-        "GetTicket": [wire.TicketRequest()],
+        "AnnounceTicket": [wire.TicketRequest(ticket_digest=sha256(TICKET).digest())],
         "AwaitOutcome": [wire.OutcomeRequest(number=1, round_id=told.offer.round_id)],
         "GetChain": [wire.ChainRequest(after=1)],
         "GetModel": [wire.ModelRequest(digest=told.offer.model)],

@@ -41,7 +41,7 @@ from ostraka.messages import (
     Proposal,
 )
 from ostraka.protocol.client import Client
-from ostraka.transport import LANE, LENGTH
+from ostraka.transport import LANE, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
 
@@ -82,9 +82,12 @@ class Sender:
         """held: the digest of the charter, if this client has it."""
         await self.greet(federation)
         challenge = self.identity.sign(Challenge(os.urandom(32), self.name, UNSIGNED))
-        request = wire.IntroduceRequest(challenge=encode(challenge), holds=held)
+        self.ticket = os.urandom(TICKET_BYTES)
+        announced = sha256(self.ticket).digest()
+        request = wire.IntroduceRequest(
+            challenge=encode(challenge), holds=held, ticket_digest=announced
+        )
         reply = await self.stub.Introduce(request)
-        self.ticket = reply.ticket
         told = decode(Introduction, reply.introduction)
         attested = Attested(
             told.offer.key, told.receipt_key, told.offer.federation, told.evidence.kind, bytes(32)

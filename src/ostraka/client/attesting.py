@@ -177,8 +177,10 @@ def _introduction(connection: Connection, who: Verifier, held: Charter | None) -
 
     def challenge() -> Answer:
         question = Question(who, held)
-        reply = connection.once("Introduce", question.request(), seconds=LONG_POLL_S)
-        connection.keep_ticket(reply.ticket)
+        request = question.request()
+        request.ticket_digest = connection.draw_ticket()
+        reply = connection.once("Introduce", request, seconds=LONG_POLL_S)
+        connection.keep_ticket(request.ticket_digest)
         return question.answer(reply)
 
     connection.tell(Waiting("an open round"))

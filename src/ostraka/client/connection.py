@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event as Signal
-from threading import Thread
+from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakSet, WeakValueDictionary
@@ -20,7 +21,7 @@ import grpc
 from ostraka.client.events import Event, Reconnecting
 from ostraka.crypto.identity import Identity
 from ostraka.encoding import UNSIGNED, encode
-from ostraka.errors import ConfigError, MalformedMessage, ServiceError, printable
+from ostraka.errors import ConfigError, ServiceError, printable
 from ostraka.messages import ClientHello
 from ostraka.transport import PROVED, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
@@ -70,6 +71,7 @@ _SHOWN = 200  # characters of what the other side says
 _ODD_ANSWERS = 5  # in a row, until they count as final
 _AT_ONCE = 64  # shards that one client talks to; with more of them, the others wait
 _MEANWHILE_S = 0.5
+_DRAWN = 8  # tickets that no answer has confirmed
 
 _T = TypeVar("_T")
 
@@ -178,7 +180,9 @@ class Connection:
         self._greeting = greeting
         self._plain: Any = EnclaveStub(self._channel)
         self._stub: Any = None  # after the greeting
-        self._tickets: list[bytes] = []  # for upload lanes: the newest, taken in one step
+        self._tickets: list[bytes] = []  # of upload lanes, announced: the newest
+        self._drawn: dict[bytes, bytes] = {}  # by their digests: the last few
+        self._lock, self._closed = Lock(), False
         self._lanes: WeakSet[Sockets] = WeakSet()
 
     @property
@@ -206,26 +210,35 @@ class Connection:
         return _Claiming(self._plain)
 
     def _greet_with(self, hello: bytes) -> bytes:
-        request = wire.GreetRequest(hello=hello)
+        digest = self.draw_ticket() if hello else b""
+        request = wire.GreetRequest(hello=hello, ticket_digest=digest)
         reply = self._plain.Greet(request, timeout=self.patience.limit(REQUEST_S))
-        self.keep_ticket(reply.ticket)
+        self.keep_ticket(digest)
         return bytes(reply.nonce)
 
-    def keep_ticket(self, ticket: bytes) -> None:
-        """Hold what a reply has brought for the next upload."""
-        if len(ticket) == TICKET_BYTES:
-            self._tickets[:] = [ticket]
+    def draw_ticket(self) -> bytes:
+        """Draw a ticket for the next upload lane. Its digest, which a request is to announce."""
+        ticket = os.urandom(TICKET_BYTES)
+        digest = sha256(ticket).digest()
+        self._drawn[digest] = ticket
+        if len(self._drawn) > _DRAWN:
+            del self._drawn[next(iter(self._drawn))]
+        return digest
+
+    def keep_ticket(self, digest: bytes) -> None:
+        """Hold the ticket of this digest, if there is one: the service knows of it now, and of none
+        before it."""
+        if digest in self._drawn:
+            self._tickets[:] = [self._drawn.pop(digest)]
 
     def take_ticket(self) -> bytes:
-        """A ticket for one upload lane. Raises grpc.RpcError, and MalformedMessage."""
-        stub = self.stub  # A greeting brings one.
+        """A ticket for one upload lane. Raises grpc.RpcError."""
+        stub = self.stub  # A greeting announces one.
         if not self._tickets:
-            reply = stub.GetTicket(wire.TicketRequest(), timeout=self.patience.limit(REQUEST_S))
-            self.keep_ticket(reply.ticket)
-        try:
-            return self._tickets.pop()
-        except IndexError:
-            raise MalformedMessage(f"a ticket has {TICKET_BYTES} bytes") from None
+            request = wire.TicketRequest(ticket_digest=self.draw_ticket())
+            stub.AnnounceTicket(request, timeout=self.patience.limit(REQUEST_S))
+            self.keep_ticket(request.ticket_digest)
+        return self._tickets.pop()
 
     def _lost(self) -> None:
         self._stub = None
@@ -244,7 +257,9 @@ class Connection:
     def close(self) -> None:
         """End every call and every lane that is under way, from any thread."""
         self._channel.close()
-        for sockets in list(self._lanes):
+        with self._lock:
+            self._closed, held = True, list(self._lanes)
+        for sockets in held:
             sockets.end()
 
     def ask(self, method: str, request: Any, *, seconds: float = REQUEST_S) -> Any:
@@ -267,7 +282,10 @@ class Connection:
     def lanes(self) -> "Lanes":
         """What opens lanes, to be closed after use."""
         sockets = Sockets()
-        self._lanes.add(sockets)
+        with self._lock:
+            self._lanes.add(sockets)
+            if self._closed:
+                sockets.end()
         return Lanes(self._address, self._tls_ca, self.patience, sockets)
 
     def attempt(self, work: Callable[[], _T]) -> _T:

@@ -270,6 +270,7 @@ class Session:
         self.memory = voted
         confirmation = voted.role(self.who.identity).confirmation()
         questions: list[attesting.Question] = []
+        digests: list[bytes] = []
 
         def shown() -> wire.ConfirmRequest:
             """Made anew for each try: what was asked before may be answered by another enclave."""
@@ -278,6 +279,8 @@ class Session:
                 questions.append(attesting.Question(self.who, voted.charter))
                 show.then.CopyFrom(request)
                 show.next.CopyFrom(questions[-1].request())
+                digests.append(self.connection.draw_ticket())
+                show.next.ticket_digest = digests[-1]
             return show
 
         try:
@@ -293,7 +296,7 @@ class Session:
         self.brought = reply.model
         if questions and reply.introduced.introduction:
             with suppress(MalformedMessage):  # It is asked for by itself then.
-                self.connection.keep_ticket(reply.introduced.ticket)
+                self.connection.keep_ticket(digests[-1])
                 answer = questions[-1].answer(reply.introduced)
                 self.shelf.introduced = Introduced(answer, time.monotonic() + _FRESH_S)
         self.connection.tell(Confirmed(proposal.number))

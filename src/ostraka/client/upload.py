@@ -47,7 +47,7 @@ from ostraka.messages import Certified, Proposal, Receipt, RoundOffer
 from ostraka.protocol.client import Joined, Submitted
 from ostraka.transport import FINISHED, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
-from ostraka.transport.dial import LARGEST_REPLY, Backoff, is_told_address, stall_at_most
+from ostraka.transport.dial import LARGEST_REPLY, Backoff, is_told_address
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class _Talk:
 
     def hear(self, kind: str, seconds: float = TRANSFER_S) -> Any:
         """The next answer. Raises LaneBroken if it is a refusal, or none, and MalformedMessage."""
-        self.near.settimeout(self.lanes.patience.limit(seconds))
+        until = time.monotonic() + self.lanes.patience.limit(seconds)
         try:
-            (size,) = LENGTH.unpack(self._read(LENGTH.size))
+            (size,) = LENGTH.unpack(self._read(LENGTH.size, until))
             if size > LARGEST_REPLY:
                 raise MalformedMessage(f"an upload was answered with {size} bytes")
-            reply = wire.UploadReply.FromString(self._read(size))
+            reply = wire.UploadReply.FromString(self._read(size, until))
         except DecodeError:
             raise MalformedMessage("an upload was answered with what is no answer") from None
         except TimeoutError:
@@ -99,12 +99,9 @@ class _Talk:
         """
         patience = self.lanes.patience
         try:
-            near.settimeout(None)  # A timeout would make each call two.
-            stall_at_most(near, patience.limit(_STALLED_S))
             for frame in frames:
+                near.settimeout(max(_LEAST_S, patience.limit(_FRAME_S)))  # for all of it
                 near.sendall(frame)
-                if patience.over:
-                    raise TimeoutError("it took too long")
         except OSError as broken:
             verdict = poll()
             verdict.register(self.near, POLLIN)
@@ -114,10 +111,15 @@ class _Talk:
     def end(self) -> None:
         self.lanes.sockets.close()
 
-    def _read(self, size: int) -> bytes:
+    def _read(self, size: int, until: float) -> bytes:
+        """Raises OSError, and TimeoutError however it drips."""
         said = bytearray(size)
         rest = memoryview(said)
         while rest:
+            left = until - time.monotonic()
+            if left < 0 and len(rest) < size:
+                raise TimeoutError
+            self.near.settimeout(max(_LEAST_S, left))
             taken = self.near.recv_into(rest)
             if not taken:
                 raise ConnectionError("it is closed")
@@ -268,7 +270,8 @@ def _lane(shown: wire.Granted | wire.ShardLane, first: int, end: int) -> _Lane:
 _CHECKING = threading.Lock()
 _TELL_S = 1.0  # between two words about one upload
 _VERDICT_S = 5.0  # for the other side to say why it has ended a lane
-_STALLED_S = 60.0  # without a byte that is taken
+_FRAME_S = 60.0  # for a tile to be taken
+_LEAST_S = 0.001  # No time at all would mean not to wait.
 _SHOWN = 80  # characters of an address that is none
 _STOLEN = 3  # lanes in a row that brought nothing further: a tile did not open, and was right
 _GLANCE_S = 1.0  # at the outcome, while there is something left to send

@@ -371,7 +371,8 @@ class Line:
         try:
             while rest and not self._ended and monotonic() < until:
                 taken = self._near.recv_into(rest, 0, self._flags)
-                self._ended = not taken
+                if not taken:  # `stop` may have come meanwhile.
+                    self._ended = True
                 rest = rest[taken:]
         except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
             pass

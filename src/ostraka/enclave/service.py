@@ -325,7 +325,7 @@ async def _start(
     address = front.back_address()
     front.pass_on_to(address, _bind(server, file, address))
     await server.start()
-    uploads.serve = servicer.take_upload
+    uploads.serve(servicer.take_upload)
     return server
 
 

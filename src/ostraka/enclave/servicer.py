@@ -266,7 +266,8 @@ class Servicer(EnclaveServicer):
                 self.door.prove(visitor, party)
                 # A client greets again whenever it has been told to wait, for as long as it waits.
                 visitor.hellos = 0
-                return wire.GreetReply(nonce=visitor.nonce, ticket=self.uploads.ticket(party))
+                if request.ticket_digest:
+                    self.uploads.announce(request.ticket_digest, party)
             return wire.GreetReply(nonce=visitor.nonce)
 
     async def GetCharter(self, request: wire.CharterRequest, context: Context) -> wire.CharterReply:
@@ -351,7 +352,7 @@ class Servicer(EnclaveServicer):
             self._hold_place(context)
             challenge = self._challenged(request, context)
             current = await self._wait_for_round(context)
-            return await self._introduction(current, challenge, request.holds, context)
+            return await self._introduction(current, challenge, request, context)
 
     async def Prove(self, request: wire.ProveRequest, context: Context) -> wire.ProveReply:
         async with _answering(context):
@@ -364,11 +365,14 @@ class Servicer(EnclaveServicer):
             evidence = await self._evidence(bound, self._caller(context))
             return wire.ProveReply(receipt_key=key, evidence=encode(evidence))
 
-    async def GetTicket(self, request: wire.TicketRequest, context: Context) -> wire.TicketReply:
+    async def AnnounceTicket(
+        self, request: wire.TicketRequest, context: Context
+    ) -> wire.TicketReply:
         async with _answering(context):
             self._hold_place(context)
             self._charge(context)
-            return wire.TicketReply(ticket=self.uploads.ticket(self._caller(context).party))
+            self.uploads.announce(request.ticket_digest, self._caller(context).party)
+            return wire.TicketReply()
 
     async def take_upload(self, talk: Talk) -> None:
         """Hear one upload, or the rest of it, to its end."""
@@ -670,16 +674,20 @@ class Servicer(EnclaveServicer):
         return challenge
 
     async def _introduction(
-        self, current: OpenRound, challenge: Challenge, holds: bytes, context: Context
+        self,
+        current: OpenRound,
+        challenge: Challenge,
+        request: wire.IntroduceRequest,
+        context: Context,
     ) -> wire.IntroduceReply:
         """Prove the enclave and its open round to who has asked for that."""
         bound = current.intake.binding(challenge.nonce)
-        charter = self._charter(holds)
+        charter = self._charter(request.holds)
         evidence = await self._evidence(bound, self._caller(context))
         introduction = Introduction(current.intake.offer, bound.receipt_key, evidence)
-        ticket = self.uploads.ticket(self._caller(context).party)
-        encoded = encode(introduction)
-        return wire.IntroduceReply(introduction=encoded, charter=charter, ticket=ticket)
+        if request.ticket_digest:
+            self.uploads.announce(request.ticket_digest, self._caller(context).party)
+        return wire.IntroduceReply(introduction=encode(introduction), charter=charter)
 
     async def _introduce_next(
         self,
@@ -705,7 +713,7 @@ class Servicer(EnclaveServicer):
             if current is None or current.number != number:
                 return
             if self.quoting.wait_s <= _AT_ONCE_S:
-                introduced = self._introduction(current, challenge, request.holds, context)
+                introduced = self._introduction(current, challenge, request, context)
                 reply.introduced.CopyFrom(await introduced)
 
     async def _wait_for_round(self, context: Context) -> OpenRound:

@@ -12,12 +12,13 @@
 Each of these is a frame: a length, and as many bytes. `refused` may come at any time, and ends it.
 With shards, tiles go over lanes to those.
 
-A ticket says who opens the lane: it is given to a caller of gRPC. It is for one lane, because
-tickets travel in the clear, and each caller's newest replaces the one before.
+A ticket says who opens the lane. Its client draws it, and announces its digest in a call of gRPC:
+so nobody on the path has it before it is shown. It is for one lane, and a party's newest replaces
+the one before.
 """
 
 import asyncio
-import os
+import hashlib
 import socket
 import ssl
 from collections import OrderedDict
@@ -43,7 +44,7 @@ from ostraka.enclave.lane import (
     until_ended,
 )
 from ostraka.errors import MalformedMessage
-from ostraka.transport import LENGTH, TICKET_BYTES
+from ostraka.transport import LENGTH
 from ostraka.transport import ostraka_pb2 as wire
 
 _STRANGERS = 4096  # tickets that strangers hold
@@ -70,17 +71,19 @@ class Caller:
 
 
 class Uploads:
-    """Gives out tickets, and has whoever shows one heard.
+    """Knows whose tickets were announced, and has whoever shows one heard.
 
     threads: as many as there can be turns. readers: how many of them read at a time. idle_s: for a
-    TLS handshake, a request, each tile, and for each answer to be taken. serve: has one
-    conversation, to its end. Use it as a context, on the event loop.
+    TLS handshake, a request, each tile, and for each answer to be taken. Use it as a context, on
+    the event loop.
     """
 
     def __init__(
         self, threads: int, *, idle_s: float, readers: int, tls: ssl.SSLContext | None = None
     ) -> None:
-        self.serve: Callable[[Talk], Awaitable[None]] | None = None
+        self._serve: Callable[[Talk], Awaitable[None]] | None = None
+        self._talks: set[Talk] = set()
+        # By the digests of their tickets.
         self._strangers: OrderedDict[bytes, None] = OrderedDict()
         self._own: dict[bytes, Member] = {}
         self._newest: dict[str, bytes] = {}  # by name
@@ -101,39 +104,56 @@ class Uploads:
     ) -> None:
         self._threads.shutdown()
 
-    def ticket(self, party: Member | None) -> bytes:
-        """Return a ticket for one lane. party: None for a stranger."""
-        ticket = os.urandom(TICKET_BYTES)
+    def serve(self, serve: "Callable[[Talk], Awaitable[None]]") -> None:
+        """Have every conversation from now on had by this. Those of before it end: what limits them
+        is not what limits the next ones."""
+        for talk in tuple(self._talks):
+            talk.cut()
+        self._serve = serve
+
+    def announce(self, digest: bytes, party: Member | None) -> None:
+        """Note whose the ticket of this digest is: a stranger's, if it is no party's.
+
+        Raises MalformedMessage for what is no digest.
+        """
+        if len(digest) != hashlib.sha256().digest_size:
+            raise MalformedMessage("what announces a ticket is no digest of one")
         if party is not None:
             self._own.pop(self._newest.get(party.name, b""), None)
-            self._own[ticket], self._newest[party.name] = party, ticket
-            return ticket
-        self._strangers[ticket] = None
+            self._own[digest], self._newest[party.name] = party, digest
+            return
+        self._strangers[digest] = None
         if len(self._strangers) > _STRANGERS:
             self._strangers.popitem(last=False)
-        return ticket
 
     def claim(self, ticket: bytes, address: str) -> "Talk | None":
         """Return the lane that a peer of this address may have by its ticket, if any."""
-        party = self._own.pop(ticket, None)
+        digest = hashlib.sha256(ticket).digest()
+        party = self._own.pop(digest, None)
         if party is not None:
-            del self._newest[party.name]
-        elif self._strangers.pop(ticket, ticket) is not None:
+            self._newest.pop(party.name, None)
+        elif self._strangers.pop(digest, digest) is not None:
             return None
-        if self.serve is None:
+        if self._serve is None:
             return None
-        return Talk(
+        talk = Talk(
             Caller(address, party),
-            self.serve,
+            self._serve,
             line=self._line,
             threads=self._threads,
             tls=self._tls,
             idle_s=self._idle_s,
+            over=self._talks.discard,
         )
+        self._talks.add(talk)
+        return talk
 
 
 class Talk:
-    """One conversation. Its connection is the event loop's, but while tiles come."""
+    """One conversation. Its connection is the event loop's, but while tiles come.
+
+    over: called with it at its end.
+    """
 
     def __init__(
         self,
@@ -144,8 +164,10 @@ class Talk:
         threads: ThreadPoolExecutor,
         tls: ssl.SSLContext | None,
         idle_s: float,
+        over: "Callable[[Talk], None]",
     ) -> None:
         self.caller = caller
+        self._over = over
         self._serve = serve
         self._line_of = line
         self._threads = threads
@@ -163,11 +185,12 @@ class Talk:
     def connect(self, near: socket.socket, gone: Callable[[], None]) -> None:
         """Talk over the connection that has shown the ticket. gone: called once it is closed."""
         self._near = near
-        self._serving = self._loop.create_task(self._begin())
+        self._serving = self._loop.create_task(self._converse())
 
         def end(_: object) -> None:
             if self._near is not None:
                 self._near.close()
+            self._over(self)
             gone()
 
         self._serving.add_done_callback(end)
@@ -181,17 +204,20 @@ class Talk:
         if self._serving is not None:
             self._serving.cancel()
 
-    async def _begin(self) -> None:
+    async def _converse(self) -> None:
         with suppress(OSError, LaneBroken):  # TimeoutError is one. Nobody is left to hear of it.
-            if self._tls is not None:
-                self._near = secured = self._tls.wrap_socket(
-                    self._open, server_side=True, do_handshake_on_connect=False
-                )
-                await self._when_ready(secured.do_handshake, self._until)
             await self._serve(self)
 
     async def hear(self) -> wire.UploadRequest:
-        """Return what the peer says first. Raises MalformedMessage, TimeoutError, LaneBroken."""
+        """Return what the peer says first, behind the handshake if there is TLS.
+
+        Raises MalformedMessage, TimeoutError, LaneBroken.
+        """
+        if self._tls is not None:
+            self._near = secured = self._tls.wrap_socket(
+                self._open, server_side=True, do_handshake_on_connect=False
+            )
+            await self._when_ready(secured.do_handshake, self._until)
         said, until = b"", self._until
         while len(said) < LENGTH.size or len(said) < _size(said):
             more = await self._when_ready(partial(self._open.recv, _LONGEST), until)

@@ -5,7 +5,6 @@ import os
 import re
 import socket
 import ssl
-import struct
 from base64 import b64encode
 from contextlib import suppress
 from functools import lru_cache
@@ -215,11 +214,6 @@ def hold_back(near: socket.socket) -> None:
     """
     with suppress(OSError, AttributeError):  # Not every system knows this.
         near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
-
-
-def stall_at_most(near: socket.socket, seconds: float) -> None:
-    """Has the system fail a call that sends, once no byte of it is taken for that long."""
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(seconds) + 1, 0))
 
 
 def _notice_absence(near: socket.socket) -> None:

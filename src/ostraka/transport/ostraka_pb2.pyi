@@ -7,18 +7,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GreetRequest(_message.Message):
-    __slots__ = ("hello",)
+    __slots__ = ("hello", "ticket_digest")
     HELLO_FIELD_NUMBER: _ClassVar[int]
+    TICKET_DIGEST_FIELD_NUMBER: _ClassVar[int]
     hello: bytes
-    def __init__(self, hello: _Optional[bytes] = ...) -> None: ...
+    ticket_digest: bytes
+    def __init__(self, hello: _Optional[bytes] = ..., ticket_digest: _Optional[bytes] = ...) -> None: ...
 
 class GreetReply(_message.Message):
-    __slots__ = ("nonce", "ticket")
+    __slots__ = ("nonce",)
     NONCE_FIELD_NUMBER: _ClassVar[int]
-    TICKET_FIELD_NUMBER: _ClassVar[int]
     nonce: bytes
-    ticket: bytes
-    def __init__(self, nonce: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, nonce: _Optional[bytes] = ...) -> None: ...
 
 class CharterRequest(_message.Message):
     __slots__ = ()
@@ -31,22 +31,22 @@ class CharterReply(_message.Message):
     def __init__(self, charter: _Optional[bytes] = ...) -> None: ...
 
 class IntroduceRequest(_message.Message):
-    __slots__ = ("challenge", "holds")
+    __slots__ = ("challenge", "holds", "ticket_digest")
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_DIGEST_FIELD_NUMBER: _ClassVar[int]
     challenge: bytes
     holds: bytes
-    def __init__(self, challenge: _Optional[bytes] = ..., holds: _Optional[bytes] = ...) -> None: ...
+    ticket_digest: bytes
+    def __init__(self, challenge: _Optional[bytes] = ..., holds: _Optional[bytes] = ..., ticket_digest: _Optional[bytes] = ...) -> None: ...
 
 class IntroduceReply(_message.Message):
-    __slots__ = ("introduction", "charter", "ticket")
+    __slots__ = ("introduction", "charter")
     INTRODUCTION_FIELD_NUMBER: _ClassVar[int]
     CHARTER_FIELD_NUMBER: _ClassVar[int]
-    TICKET_FIELD_NUMBER: _ClassVar[int]
     introduction: bytes
     charter: bytes
-    ticket: bytes
-    def __init__(self, introduction: _Optional[bytes] = ..., charter: _Optional[bytes] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, introduction: _Optional[bytes] = ..., charter: _Optional[bytes] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
     __slots__ = ("challenge",)
@@ -63,14 +63,14 @@ class ProveReply(_message.Message):
     def __init__(self, receipt_key: _Optional[bytes] = ..., evidence: _Optional[bytes] = ...) -> None: ...
 
 class TicketRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("ticket_digest",)
+    TICKET_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ticket_digest: bytes
+    def __init__(self, ticket_digest: _Optional[bytes] = ...) -> None: ...
 
 class TicketReply(_message.Message):
-    __slots__ = ("ticket",)
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    ticket: bytes
-    def __init__(self, ticket: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class UploadRequest(_message.Message):
     __slots__ = ("header", "await_outcome")

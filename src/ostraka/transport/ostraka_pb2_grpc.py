@@ -54,8 +54,8 @@ class EnclaveStub:
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ProveReply.FromString,
                 _registered_method=True)
-        self.GetTicket = channel.unary_unary(
-                '/ostraka.v1.Enclave/GetTicket',
+        self.AnnounceTicket = channel.unary_unary(
+                '/ostraka.v1.Enclave/AnnounceTicket',
                 request_serializer=ostraka_dot_transport_dot_ostraka__pb2.TicketRequest.SerializeToString,
                 response_deserializer=ostraka_dot_transport_dot_ostraka__pb2.TicketReply.FromString,
                 _registered_method=True)
@@ -139,8 +139,8 @@ class EnclaveServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetTicket(self, request, context):
-        """A ticket for one upload lane, for a caller that has none.
+    def AnnounceTicket(self, request, context):
+        """Announces the ticket of an upload lane, for a caller that has announced none that is left.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,8 +235,8 @@ def add_EnclaveServicer_to_server(servicer, server):
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.ProveRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.ProveReply.SerializeToString,
             ),
-            'GetTicket': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetTicket,
+            'AnnounceTicket': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnnounceTicket,
                     request_deserializer=ostraka_dot_transport_dot_ostraka__pb2.TicketRequest.FromString,
                     response_serializer=ostraka_dot_transport_dot_ostraka__pb2.TicketReply.SerializeToString,
             ),
@@ -405,7 +405,7 @@ class Enclave:
             _registered_method=True)
 
     @staticmethod
-    def GetTicket(request,
+    def AnnounceTicket(request,
             target,
             options=(),
             channel_credentials=None,
@@ -418,7 +418,7 @@ class Enclave:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/ostraka.v1.Enclave/GetTicket',
+            '/ostraka.v1.Enclave/AnnounceTicket',
             ostraka_dot_transport_dot_ostraka__pb2.TicketRequest.SerializeToString,
             ostraka_dot_transport_dot_ostraka__pb2.TicketReply.FromString,
             options,

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias
@@ -358,17 +359,16 @@ class Service(EnclaveServicer):
     def Greet(self, request, context):  # noqa: N802
         """Take every greeting. Calls that are counted begin behind it."""
         self.greetings += bool(request.hello)
-        ticket = self.ticket() if request.hello else b""
-        return wire.GreetReply(nonce=bytes(32), ticket=self._tell("Ticket", ticket))
+        self._announced(request)
+        return wire.GreetReply(nonce=bytes(32))
 
-    def GetTicket(self, request, context):  # noqa: N802
-        return wire.TicketReply(ticket=self._tell("Ticket", self.ticket()))
+    def AnnounceTicket(self, request, context):  # noqa: N802
+        self._announced(request)
+        return wire.TicketReply()
 
-    def ticket(self) -> bytes:
-        """For one upload."""
-        ticket = os.urandom(TICKET_BYTES)
-        self.lanes[ticket] = Talking(self.upload)
-        return ticket
+    def _announced(self, request: Any) -> None:
+        if request.ticket_digest:
+            self.lanes[request.ticket_digest] = Talking(self.upload)
 
     def GetCharter(self, request, context):  # noqa: N802
         self._begin("GetCharter", context)
@@ -383,6 +383,7 @@ class Service(EnclaveServicer):
         return self._introduced(request)
 
     def _introduced(self, request):
+        self._announced(request)
         challenge = decode(Challenge, request.challenge)
         check_signature(challenge, PEOPLE[challenge.client].public)
         answer = self._tell("Introduce", self.introduction(challenge.nonce))
@@ -760,7 +761,9 @@ class Door:
         with suppress(OSError):
             if near.recv(1, socket.MSG_PEEK) == LANE[:1]:
                 assert read(near, len(LANE)) == LANE
-                lane = self._lanes.get(read(near, TICKET_BYTES))
+                ticket = read(near, TICKET_BYTES)
+                # Of uploads, the service knows digests.
+                lane = self._lanes.get(ticket) or self._lanes.pop(sha256(ticket).digest(), None)
                 if lane is None:
                     near.shutdown(socket.SHUT_RDWR)
                     return

@@ -609,14 +609,6 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("length", [0, 31, 33])
-def test_a_ticket_has_its_length(alice, service, length):
-    service.lies["Ticket"] = lambda honest: b"t" * length
-    alice.fetch()
-    with pytest.raises(MalformedMessage, match="ticket"):
-        alice.submit(UPDATE)
-
-
 @pytest.mark.parametrize(
     "frame",
     [LENGTH.pack(2**32 - 1), LENGTH.pack(4) + b"\xff" * 4],

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import grpc
@@ -17,7 +19,7 @@ from ostraka.client.upload import ENDED, WITHOUT
 from ostraka.config import Member
 from ostraka.crypto import updates
 from ostraka.errors import LocalProtocolError, ReceiptRefused, Rejection, ServiceError
-from ostraka.transport import dial
+from ostraka.transport import LENGTH, dial
 from ostraka.transport import ostraka_pb2 as wire
 
 pytestmark = pytest.mark.slow  # in make test, not in make check
@@ -723,3 +725,71 @@ def test_a_receipt_that_names_other_evidence_is_refused(alice, service, when):
     when(outcome_is_awaited(service), service.publish)
     with pytest.raises(ReceiptRefused, match="other evidence"):
         alice.submit(UPDATE)
+
+
+@contextmanager
+def odd_peer(act):
+    """Where a service seems to be, that does this with a lane. Gives its address."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            near, _ = listening.accept()
+            with near, suppress(OSError):
+                near.recv(64)
+                act(near, over)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+def never_read(near, over):
+    over.wait(600)
+
+
+def read_little(near, over):
+    while not over.wait(0.05):
+        near.recv(1024)
+
+
+def drip(near, over):
+    near.sendall(LENGTH.pack(2**24))
+    while not over.wait(0.05):
+        near.sendall(b"\0")
+
+
+ODD_PEERS = {
+    "takes nothing": (never_read, lambda talk: talk.send(tiles(), talk.near)),
+    "takes little": (read_little, lambda talk: talk.send(tiles(), talk.near)),
+    "says nothing": (never_read, lambda talk: talk.hear("granted")),
+    "drips": (drip, lambda talk: talk.hear("granted")),
+}
+
+
+def tiles():
+    return [memoryview(bytes(2**23))] * 8
+
+
+@pytest.mark.parametrize("sentence", ODD_PEERS)
+def test_no_service_keeps_a_client_longer_than_its_patience(sentence):
+    act, work = ODD_PEERS[sentence]
+    with (
+        odd_peer(act) as address,
+        connection.Lanes(address, None, connection.Patience(0.5), dial.Sockets()) as lanes,
+        pytest.raises(connection.LaneBroken),
+    ):
+        work(upload._Talk(lanes, bytes(32), wire.UploadRequest(header=b"h")))
+
+
+def test_a_connection_that_is_closed_opens_no_lane():
+    made = connection.Connection(
+        "127.0.0.1:1", tls_ca=None, patience=connection.Patience(60), tell=lambda event: None
+    )
+    made.close()
+    with made.lanes() as lanes, pytest.raises(connection.LaneBroken, match="ended"):
+        lanes.open(bytes(32))

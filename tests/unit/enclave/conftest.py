@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import re
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,7 @@ from ostraka.messages import (
 )
 from ostraka.protocol.client import Client, Joined
 from ostraka.protocol.confirm import confirm
-from ostraka.transport import LANE, LENGTH
+from ostraka.transport import LANE, LENGTH, TICKET_BYTES
 from ostraka.transport import ostraka_pb2 as wire
 from ostraka.transport.dial import dial
 from ostraka.transport.ostraka_pb2_grpc import EnclaveStub
@@ -349,7 +351,10 @@ class Speaker:
 
     def ticket(self) -> bytes:
         """For one upload."""
-        return bytes(self.stub.GetTicket(wire.TicketRequest(), timeout=PATIENCE_S).ticket)
+        ticket = os.urandom(TICKET_BYTES)
+        request = wire.TicketRequest(ticket_digest=sha256(ticket).digest())
+        self.stub.AnnounceTicket(request, timeout=PATIENCE_S)
+        return ticket
 
     def begin(
         self, header: Any, *, await_outcome: bool = False, lane: socket.socket | None = None

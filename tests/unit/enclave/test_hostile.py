@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 import grpc
@@ -549,7 +550,8 @@ def test_more_uploads_than_there_are_places_wait(scene, begin, lane_threads):
         number = next(each for each in started if each not in done)
         assert uploads[number].hear().WhichOneof("answer") == "granted"
         assert uploads[number].finish(sealed[number]) == "complete"
-        assert lane_threads() <= 2
+        # One that has just ended may not be waiting for the next yet.
+        assert lane_threads() <= 3
         done.add(number)
         here.service.wait_for("UploadStarted", min(N, len(done) + 2))
     assert here.service.wait_for("RoundPublished").participants == N
@@ -691,6 +693,53 @@ def test_a_party_s_newest_ticket_replaces_the_one_before(scene):
         assert upload.hear().HasField("granted")
         assert upload.finish(sealed) == "complete"
     assert here.finish(but=(1,)).participants == N
+
+
+def test_what_is_overheard_of_a_ticket_opens_nothing(scene, begin):
+    """Its digest alone has been on the network before it is used: a party's stream, and its upload,
+    are out of the reach of who listens."""
+    here = scene()
+    sealed, held_back = here.seal(1), here.seal(1)
+    mine = begin(here.client(1), sealed.header)
+    assert mine.hear().HasField("granted")
+    mine.say(sealed.tiles[0])
+    announced = sha256(here.client(1).ticket()).digest()
+    for overheard in (sealed, held_back):
+        with here.client(2).open_lane(announced) as thief:
+            begin(here.client(2), overheard.header, lane=thief)
+            assert closed(thief)
+    mine.say(*sealed.tiles[1:])
+    assert mine.hear().WhichOneof("answer") == "complete"
+    assert here.finish(but=(1,)).participants == N
+
+
+def test_a_digest_has_its_length(scene):
+    here = scene()
+    for digest in (b"", b"d" * 31, b"d" * 33):
+        with pytest.raises(grpc.RpcError) as refused:
+            here.client(1).stub.AnnounceTicket(wire.TicketRequest(ticket_digest=digest), timeout=60)
+        assert refused.value.code() == INVALID
+    here.assert_unaffected()
+
+
+def test_a_server_that_starts_again_ends_the_uploads_of_before(scene, begin, monkeypatch):
+    """What limits them is gone with it: they would hold threads that nobody counts."""
+    servers: list[Any] = []
+    real = grpc.aio.server
+
+    def capture(**options: Any) -> Any:
+        servers.append(real(**options))
+        return servers[-1]
+
+    monkeypatch.setattr(grpc.aio, "server", capture)
+    here = scene(uploads=1)
+    sealed = here.seal(1)
+    before = begin(here.client(1), sealed.header)
+    assert before.hear().HasField("granted")
+    loop = here.service._loop
+    asyncio.run_coroutine_threadsafe(servers[-1].stop(None), loop).result(60)
+    here.service.wait_for("ServerRestarted")
+    assert closed(before.lane)
 
 
 def test_a_newer_lane_ends_the_one_before_and_goes_on_with_its_upload(scene, begin):

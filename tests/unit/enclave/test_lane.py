@@ -754,3 +754,40 @@ def test_a_key_that_is_not_the_certificate_s_is_told_at_the_start(start, certifi
     service.set(tls_certificate="tls.pem", tls_key="tls.key")
     with pytest.raises(ConfigError, match=r"tls\.pem and .*tls\.key are no certificate"):
         service.start()
+
+
+def test_a_lane_that_is_stopped_while_it_reads_takes_no_more(monkeypatch):
+    """Its peer sends on as fast as it is read: its turn is over all the same."""
+    near, far = socket.socketpair()
+    kept = Kept()
+    with near, far:
+        line = lane.Line(near, idle_s=PATIENCE_S, tls=None, waits=lane.kernel_waits())
+        real = line._read
+
+        def read(rest: memoryview) -> int:
+            if len(kept.tiles) == 2:
+                # `recv_into` is under way, and comes back with a whole frame.
+                monkeypatch.setattr(line, "_near", Stopping(near, line))
+            return real(rest)
+
+        monkeypatch.setattr(line, "_read", read)
+        far.sendall(b"".join(FRAMES))
+        with pytest.raises(LaneBroken):
+            lane.receive(line, kept)
+    assert len(kept.tiles) <= 3
+
+
+class Stopping:
+    """A socket on which a line is stopped while it reads."""
+
+    def __init__(self, near: socket.socket, line: Any) -> None:
+        self._near, self._line = near, line
+
+    def recv_into(self, *arguments: Any) -> int:
+        taken = self._near.recv_into(*arguments)
+        self._line._near = self._near
+        self._line.stop()
+        return taken
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._near, name)

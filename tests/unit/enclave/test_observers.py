@@ -192,7 +192,7 @@ def test_an_observer_has_no_way_to_any_other_call(service):
     with grpc.insecure_channel("127.0.0.1:1") as nowhere:
         methods = dir(EnclaveStub(nowhere))
     changing = {each for each in methods if not each.startswith("_")} - QUESTIONS
-    assert {"Upload", "Confirm", "Adopt", "Remind", "Work"} <= changing
+    assert {"AnnounceTicket", "Confirm", "Adopt", "Remind", "Work"} <= changing
     policy = service.root / "policy.toml"
     identity = service.identity("observer")
     who = Verifier("observer", identity, read_policy(policy), policy, True, observes=True)
