@@ -175,7 +175,6 @@ class Talk:
         self._idle_s = idle_s
         self._loop = asyncio.get_running_loop()
         self._near: socket.socket | None = None
-        self._line: Line | None = None
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -214,10 +213,7 @@ class Talk:
         Raises MalformedMessage, TimeoutError, LaneBroken.
         """
         if self._tls is not None:
-            self._near = secured = self._tls.wrap_socket(
-                self._open, server_side=True, do_handshake_on_connect=False
-            )
-            await self._when_ready(secured.do_handshake, self._until)
+            await self._shake_hands(self._tls)
         said, until = b"", self._until
         while len(said) < LENGTH.size or len(said) < _size(said):
             more = await self._when_ready(partial(self._open.recv, _LONGEST), until)
@@ -230,6 +226,15 @@ class Talk:
             return wire.UploadRequest.FromString(said[LENGTH.size :])
         except DecodeError:
             raise MalformedMessage("malformed request") from None
+
+    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+        try:
+            self._near = secured = tls.wrap_socket(
+                self._open, server_side=True, do_handshake_on_connect=False
+            )
+        except OSError:  # It has ended already.
+            raise LaneBroken(_ENDED) from None
+        await self._when_ready(secured.do_handshake, self._until)
 
     async def say(self, **answer: object) -> None:
         """Send an answer. Raises TimeoutError if the peer does not take it, and LaneBroken."""
