@@ -399,7 +399,7 @@ class Receipt:
     revision: int  # of the federation
     evidence: str  # what the enclave proves itself by
     failure: str
-    aggregate: Digest  # zeros of a null step
+    aggregate: Digest  # zeros of a null step, and where the next round does not start from it
     model: Digest  # the global model after this round
     cohort: Digest
     participants: int

@@ -128,13 +128,18 @@ def test_a_row_whose_squares_are_below_float32_does_not_pass_for_zeros(simulate,
 @pytest.mark.parametrize("budget", [0, 2**62])
 def test_a_tile_is_folded_once_and_only_if_it_is_authentic(simulate, monkeypatch, budget):
     round_ = simulate(rows=updates(), budget=budget, **TERMS).open()
-    folded, real = [], loops.absorb
+    folded, absorb, absorb_part = [], loops.absorb, loops.absorb_part
 
-    def absorb(values, *others):
+    def noted(values, *others):
         folded.append(values.copy())
-        return real(values, *others)
+        return absorb(values, *others)
 
-    monkeypatch.setattr(loops, "absorb", absorb)
+    def noted_part(row, start, fold, sketch):
+        folded.append(row.values[start : start + fold.width].copy())
+        return absorb_part(row, start, fold, sketch)
+
+    monkeypatch.setattr(loops, "absorb", noted)
+    monkeypatch.setattr(loops, "absorb_part", noted_part)
     sealed = round_.seal(0)
     round_.accept(sealed.header)
     for tile in sealed.tiles:
@@ -150,7 +155,7 @@ def test_a_tile_is_folded_once_and_only_if_it_is_authentic(simulate, monkeypatch
 def test_a_tile_that_was_folded_and_failed_then_is_not_folded_again(simulate, monkeypatch):
     """Memory may run out behind the fold. A row folded otherwise than it is could hide."""
     round_ = simulate(rows=updates(), **TERMS).open()
-    real = loops.absorb
+    real = loops.absorb_part
 
     def absorb_and_fail(*arguments):
         real(*arguments)
@@ -159,7 +164,7 @@ def test_a_tile_that_was_folded_and_failed_then_is_not_folded_again(simulate, mo
     sealed = round_.seal(0)
     round_.accept(sealed.header)
     with monkeypatch.context() as patched:
-        patched.setattr(loops, "absorb", absorb_and_fail)
+        patched.setattr(loops, "absorb_part", absorb_and_fail)
         with pytest.raises(MemoryError):
             round_.accept_tile(sealed.tiles[0])
     with pytest.raises(UpdateRejected):

@@ -615,7 +615,7 @@ def test_nothing_of_the_outcome_shows_before_it_is_released(simulate, masking, d
     )
     hidden = {
         "the aggregate": proposed.aggregate.tobytes(),
-        "its digest": receipt.aggregate,
+        "its digest": vector_digest(np.array(proposed.aggregate)),
         "the model's digest": receipt.model,
         "the commitment": receipt.commitment,
         "the salt": pending.salt,

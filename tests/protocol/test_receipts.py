@@ -17,6 +17,7 @@ from ostraka.errors import (
     Rejection,
 )
 from ostraka.messages import Receipt, genesis, vector_digest
+from ostraka.protocol.enclave.propose import NO_AGGREGATE
 
 
 def play(simulation):
@@ -52,7 +53,8 @@ def test_a_receipt_says_what_happened(simulate, masking):
     assert receipt == published.receipt
     assert receipt.round_id == round_.offer.round_id
     assert receipt.federation == simulation.federation.digest()
-    assert receipt.aggregate == vector_digest(published.state.model)
+    assert receipt.model == vector_digest(published.state.model)
+    assert receipt.aggregate == NO_AGGREGATE
     assert (receipt.participants, receipt.kept) == (5, 4)
     assert [(each.client, each.reason) for each in receipt.rejected] == [
         ("client-3", Rejection.FALSE_NORM)
@@ -211,7 +213,7 @@ def test_altered_receipts_do_not_open(chain):
     simulation, (*_, three), client = chain
     for change in (
         {"number": 9},
-        {"aggregate": bytes(32)},
+        {"aggregate": b"a" * 32},
         {"model": bytes(32)},
         {"revision": 2},
         {"evidence": "sgx"},

@@ -171,14 +171,17 @@ class TileOpener:
     def __repr__(self) -> str:
         return "TileOpener(<secret>)"
 
-    def open_into(self, index: int, ciphertext: Buffer, out: AnyArray) -> None:
-        """Opens tile `index` into a reused buffer. Raises OpenError and then leaves zeros there."""
+    def open_into(self, index: int, ciphertext: Buffer, out: AnyArray | memoryview) -> None:
+        """Opens tile `index` into a reused buffer. Raises OpenError and then leaves zeros there.
+
+        out: an array, or its bytes.
+        """
         try:
             # This does not call `aead.open_into`, because tiles are opened by the million.
             number = nonce(self._first + index)
             self._cipher.decrypt_into(number, ciphertext, self._context, as_bytes(out))
         except (InvalidTag, ValueError):
-            out.fill(0)
+            memoryview(as_bytes(out))[:] = bytes(out.nbytes)
             raise OpenError("tile") from None
 
     def open_part(self, index: int, start: int, ciphertext: Buffer, out: AnyArray) -> None:

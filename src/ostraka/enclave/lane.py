@@ -336,7 +336,8 @@ class Line:
         """
         if self._stretch >= _STRETCH and self._gate.waiting:
             self._leave()
-        self._enter()
+        if not self._inside:
+            self._enter()
         self._stretch += 1
         came = self._read(frame)
         return came if came == len(frame) else self._wait_for(frame, came)
@@ -367,13 +368,18 @@ class Line:
 
     def _read(self, rest: memoryview) -> int:
         """Read what is here, or comes while this lingers. Return how many bytes."""
-        size, until = len(rest), monotonic() + _LINGER_S
+        size, until = len(rest), 0.0
         try:
-            while rest and not self._ended and monotonic() < until:
+            while rest and not self._ended:
                 taken = self._near.recv_into(rest, 0, self._flags)
+                if taken == size:  # as a rule
+                    return size
                 if not taken:  # `stop` may have come meanwhile.
                     self._ended = True
-                rest = rest[taken:]
+                rest, now = rest[taken:], monotonic()
+                until = until or now + _LINGER_S
+                if now >= until:
+                    break
         except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
             pass
         except OSError:
@@ -389,10 +395,9 @@ class Line:
             self._near.settimeout(_LINGER_S if lingers else 0)
 
     def _enter(self) -> None:
-        if not self._inside:
-            self._gate.enter()
-            self._inside = True
-            self._stretch = 0
+        self._gate.enter()
+        self._inside = True
+        self._stretch = 0
 
     def _leave(self) -> None:
         if self._inside:
@@ -473,13 +478,16 @@ def _take_tiles(line: Line, receiver: Receiver) -> None:
     size = receiver.size
     frame = memoryview(bytearray(LENGTH.size + size))
     tile = frame[LENGTH.size :]
+    # What is missing of a frame, and the next one, are as many bytes as one frame: unless the next
+    # is the last, which may be short.
+    if receiver.left > _SURE:
+        line.gather(len(frame))
     for left in range(receiver.left, 0, -1):
+        if left == _SURE:
+            line.gather(1)
         if left == 1:
             size = receiver.size
             frame, tile = frame[: LENGTH.size + size], tile[:size]
-        # What is missing of this frame, and the next one, are as many bytes as one frame: unless
-        # the next is the last, which may be short.
-        line.gather(LENGTH.size + size if left > _SURE else 1)
         came = line.fill(frame)
         if came >= LENGTH.size and LENGTH.unpack_from(frame)[0] != size:
             raise OpenError("tile")

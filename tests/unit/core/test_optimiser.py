@@ -44,6 +44,20 @@ def test_law13_over_several_rounds(kind, d):
     assert state.model.dtype == np.float32
 
 
+@given(st.integers(0, 2**32))
+def test_one_sum_in_float32_has_the_bits_of_one_in_float64(seed):
+    """Over all of float32's range, where a step of 1 takes the short way."""
+    bits = np.random.default_rng(seed).integers(0, 2**32, (2, 1000), np.uint32)
+    model, aggregate = bits.view(np.float32)
+    model[~np.isfinite(model)] = aggregate[~np.isfinite(aggregate)] = 0
+    near = model * np.float32(1 + 2**-20)
+    with np.errstate(over="ignore"):
+        for step in (aggregate, -near, near):
+            moved = advance(start(model, Optimiser()), step, Optimiser()).model
+            expected = reference("fedavg", Optimiser(), model, [step])
+            assert moved.tobytes() == expected.tobytes()
+
+
 def test_plain_averaging_from_zero_gives_the_aggregate_itself():
     aggregate = RNG.normal(size=LONG).astype(np.float32)
     optimiser = Optimiser()

@@ -141,11 +141,11 @@ def test_the_room_that_was_free_for_longest_is_the_next():
     keeping = Keeping(federation(), Memory(), InMemory(), np.random.default_rng(0).bytes)
     opener = TileOpener(KEY, BOUND)
     first, *others = (keeping.place(row, opener) for row in range(ROWS))
-    at = first.room(0).ctypes.data
+    at = np.frombuffer(first.room(0), np.uint8).ctypes.data
     others[0].free()
     first.free()
-    assert keeping.place(0, opener).room(0).ctypes.data != at
-    assert keeping.place(1, opener).room(0).ctypes.data == at
+    assert np.frombuffer(keeping.place(0, opener).room(0), np.uint8).ctypes.data != at
+    assert np.frombuffer(keeping.place(1, opener).room(0), np.uint8).ctypes.data == at
 
 
 def addresses(memory, seed):

@@ -42,7 +42,7 @@ def test_the_result(masking):
     assert result.rejected == {}
     assert result.receipt.number == 1
     assert result.receipt.masking == masking
-    assert result.receipt.aggregate == vector_digest(result.aggregate)
+    assert result.receipt.model == vector_digest(result.aggregate)
     assert 0 < result.distance_error < 1
     np.testing.assert_allclose(
         result.aggregate, rows[list(result.selected)].mean(axis=0), rtol=1e-5, atol=1e-7

@@ -46,7 +46,11 @@ class _Loops(Protocol):
 
     def pin_sketch(self, sketch: Float32, scale: float) -> Any: ...
 
+    def pin_row(self, values: Float32) -> Any: ...
+
     def absorb(self, values: Float32, fold: Any, sketch: Any) -> float: ...
+
+    def absorb_part(self, row: Any, start: int, fold: Any, sketch: Any) -> float: ...
 
     def add_rows(self, rows: Sequence[Float32], weights: Float64, total: Float64) -> None: ...
 
@@ -160,6 +164,20 @@ class Sketch:
         return f"Sketch(<secret>, m={self.m})"
 
 
+class Row:
+    """The values of one row (d,), whose tiles are folded where they lie: checked once."""
+
+    __slots__ = ("length", "pinned", "values")
+
+    def __init__(self, values: Float32) -> None:
+        self.length = _length("row", values)
+        _check("row", values, _FLOAT32, (self.length,))
+        self.values, self.pinned = values, _loops.pin_row(values)
+
+    def __repr__(self) -> str:
+        return f"Row(<secret>, length={self.length})"
+
+
 def absorb(values: Float32, fold: Fold, sketch: Sketch) -> float:
     """Folds a tile of one row into its sketch by law 12. Returns the sum of the squares of what it
     folds: in float64 of sums of at most 64 in float32, whose range the scale has to bring them
@@ -171,6 +189,15 @@ def absorb(values: Float32, fold: Fold, sketch: Sketch) -> float:
     if sketch.m != fold.m:
         raise LocalProtocolError(f"a sketch of {sketch.m} values, and a fold to {fold.m}")
     return _loops.absorb(values, fold.pinned, sketch.pinned)
+
+
+def absorb_part(row: Row, start: int, fold: Fold, sketch: Sketch) -> float:
+    """The same for the values of a row from `start` on: as many as the fold is for."""
+    if not 0 <= start <= row.length - fold.width:
+        raise LocalProtocolError(f"a row of {row.length} values, and {fold.width} from {start} on")
+    if sketch.m != fold.m:
+        raise LocalProtocolError(f"a sketch of {sketch.m} values, and a fold to {fold.m}")
+    return _loops.absorb_part(row.pinned, start, fold.pinned, sketch.pinned)
 
 
 def add_rows(rows: Sequence[Float32], weights: Float64, total: Float64) -> None:

@@ -43,6 +43,7 @@ _BRIEF = ("scaled_squares", "absorb")
 # Its arguments are converted when they are pinned, which is half of what a call costs otherwise.
 _PINNED = "absorb"
 _Start = ctypes.c_char * 0
+_VALUE_BYTES = 4
 
 
 class Native:
@@ -96,8 +97,17 @@ class Native:
         """Returns what `absorb` takes for the sketch of a row."""
         return _REAL(scale), _start(sketch), _SIZE(len(sketch))
 
+    def pin_row(self, values: Float32) -> int:
+        """Returns what `absorb_part` takes for a row. The caller keeps the array."""
+        return ctypes.addressof(_start(values))
+
     def absorb(self, values: Float32, fold: Any, sketch: Any) -> float:
         result: float = self._absorb(self._pinned_level, _start(values), *fold, *sketch)
+        return result
+
+    def absorb_part(self, row: int, start: int, fold: Any, sketch: Any) -> float:
+        at = _AT(row + _VALUE_BYTES * start)
+        result: float = self._absorb(self._pinned_level, at, *fold, *sketch)
         return result
 
     def add_rows(self, rows: Sequence[Float32], weights: Float64, total: Float64) -> None:

@@ -72,9 +72,9 @@ def scaled_squares(values: Float32, scale: float) -> float:
         return _squares_of_few(values * np.float32(scale))
 
 
-def pin_fold(bits: UInt8, shifts: UInt32, width: int) -> tuple[UInt8, UInt32]:
+def pin_fold(bits: UInt8, shifts: UInt32, width: int) -> tuple[UInt8, UInt32, int]:
     """Returns what `absorb` takes for the fold of tiles of `width` values."""
-    return bits, shifts
+    return bits, shifts, width
 
 
 def pin_sketch(sketch: Float32, scale: float) -> tuple[Float32, float]:
@@ -82,9 +82,26 @@ def pin_sketch(sketch: Float32, scale: float) -> tuple[Float32, float]:
     return sketch, scale
 
 
-def absorb(values: Float32, fold: tuple[UInt8, UInt32], sketch: tuple[Float32, float]) -> float:
+def pin_row(values: Float32) -> Float32:
+    """Returns what `absorb_part` takes for a row (d,)."""
+    return values
+
+
+def absorb_part(
+    row: Float32,
+    start: int,
+    fold: tuple[UInt8, UInt32, int],
+    sketch: tuple[Float32, float],
+) -> float:
+    """The same as `absorb`, for values of a row from `start` on, as many as the fold is for."""
+    return absorb(row[start : start + fold[-1]], fold, sketch)
+
+
+def absorb(
+    values: Float32, fold: tuple[UInt8, UInt32, int], sketch: tuple[Float32, float]
+) -> float:
     """Folds values (b,) into a sketch by law 12, and returns the squares of what it folds."""
-    (bits, shifts), (into, scale) = fold, sketch
+    (bits, shifts, _), (into, scale) = fold, sketch
     m = len(into)
     turned = np.unpackbits(bits, count=len(values)).astype(np.uint32) << np.uint32(31)
     with np.errstate(all="ignore"):

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ostraka.arrays import Buffer, Float32, UInt8
+from ostraka.arrays import AnyArray, Buffer, Float32
 from ostraka.config import Tiling
 from ostraka.core import loops
 from ostraka.core.uploads import INT8
@@ -176,6 +176,9 @@ class Arrival:
         self._sketch = (
             None if row.sketch is None else loops.Sketch(row.sketch, self._scale * self._unit)
         )
+        # A float32 row in memory is folded where it lies, which is the rule, and costs least.
+        in_place = row.values.in_place() if common.last is None else None
+        self._in_place = None if in_place is None else loops.Row(in_place)
         self._least, self._most = square_bounds(row.norm, row.step, integers=self._integers)
         self._squares = 0.0
         self._open = True
@@ -234,27 +237,44 @@ class Arrival:
             self._drop()
 
     def _drop(self) -> None:
-        self._open = False
+        self._open, self._in_place = False, None
         self.row.values.free()
 
-    def _absorb(self, index: int, opened: UInt8) -> Rejection | None:
+    def _absorb(self, index: int, opened: memoryview) -> Rejection | None:
         """Add a tile to what is known of the row. What is wrong with it, if anything is."""
-        common, format_ = self._common, self._format
-        raw = opened.view(format_.dtype)
-        if (flaw := format_.tile_flaw(raw)) is not None:
+        common, folds = self._common, self._common.folds
+        if self._in_place is not None and self._sketch is not None and folds is not None:
+            start = index * common.tiling.tile
+            self._squares += loops.absorb_part(self._in_place, start, folds.of(index), self._sketch)
+        elif (flaw := self._absorb_elsewhere(index, opened)) is not None:
             return flaw
-        values = common.keeping.widened(raw, 1.0)
-        self._squares += self._fold(index, values)
-        if common.last is not None:
-            along = loops.dot(values, common.last[common.tiling.part(index)])
-            self.row.along += along * self._unit
         # A row that is already too long cannot become shorter. With other shards, only the lead
         # knows whether it is too short.
         least = self._least if index == common.last_tile and common.alone else 0.0
         # Written as a positive condition: a NaN fails it.
         if least <= self._squares <= self._most:
             return None
-        return Rejection.FALSE_NORM if np.isfinite(values).all() else Rejection.NOT_FINITE
+        finite = np.isfinite(self._values(opened)).all()
+        return Rejection.FALSE_NORM if finite else Rejection.NOT_FINITE
+
+    def _absorb_elsewhere(self, index: int, opened: memoryview) -> Rejection | None:
+        """The same for a tile that has to be widened, or compared with the last aggregate, or that
+        is not folded, or not kept where it was opened."""
+        common = self._common
+        if (flaw := self._format.tile_flaw(self._raw(opened))) is not None:
+            return flaw
+        values = self._values(opened)
+        self._squares += self._fold(index, values)
+        if common.last is not None:
+            along = loops.dot(values, common.last[common.tiling.part(index)])
+            self.row.along += along * self._unit
+        return None
+
+    def _raw(self, opened: memoryview) -> AnyArray:
+        return np.frombuffer(opened, self._format.dtype)
+
+    def _values(self, opened: memoryview) -> Float32:
+        return self._common.keeping.widened(self._raw(opened), 1.0)
 
     def _fold(self, index: int, values: Float32) -> float:
         """The squares of a tile: of integers as they are, of others at the row's scale, with a

@@ -35,7 +35,7 @@ from ostraka.protocol.enclave.cohort import Cohort, RoundContext
 from ostraka.protocol.enclave.rows import Measured
 from ostraka.protocol.enclave.threads import Threads
 
-NO_AGGREGATE = bytes(32)  # of a null step
+NO_AGGREGATE = bytes(32)  # of a null step, and where no round starts from it
 
 _SALT_BYTES = 32
 _COMMITMENT = b"ostraka/selection/v1"
@@ -64,7 +64,8 @@ class Pending:
 @dataclass(frozen=True)
 class Leaves:
     """What names the outcome of a round on some values: the leaves of the model after it, and of
-    its aggregate. After a null step they name nothing, and are as many all the same."""
+    its aggregate where the next round starts from that, too. After a null step they name nothing,
+    and are as many all the same."""
 
     LABEL: ClassVar[bytes] = b"ostraka/shard/leaves/v1"
 
@@ -121,8 +122,8 @@ def advance(context: RoundContext, aggregate: Float32, threads: Threads | None =
     threads = threads or Threads()
     model = context.vectors.take(len(aggregate))
     state = optimiser.advance(context.state, aggregate, context.terms.optimiser, model=model)
-    model_leaves = vector_leaves(state.model, threads.map)
-    return Slice(state, aggregate, Leaves(model_leaves, vector_leaves(aggregate, threads.map)))
+    kept = vector_leaves(aggregate, threads.map) if context.terms.composition.needs_last else ()
+    return Slice(state, aggregate, Leaves(vector_leaves(state.model, threads.map), kept))
 
 
 def advance_by_nothing(context: RoundContext, threads: Threads | None = None) -> Slice:
@@ -138,7 +139,9 @@ def advance_by_nothing(context: RoundContext, threads: Threads | None = None) ->
 def propose(cohort: Cohort, measured: Measured, plan: Plan, outcome: Sequence[Leaves]) -> Proposed:
     """Sign the outcome. outcome: of each shard, in order. Raises for a second time."""
     model = _named(cohort, [leaf for each in outcome for leaf in each.model])
-    aggregate = _named(cohort, [leaf for each in outcome for leaf in each.aggregate])
+    aggregate = NO_AGGREGATE
+    if cohort.terms.composition.needs_last:
+        aggregate = _named(cohort, [leaf for each in outcome for leaf in each.aggregate])
     cohort.context.publication.claim()
     selected = tuple(cohort.rows[row].client for row in plan.selected)
     receipt = _receipt(

@@ -117,9 +117,24 @@ def test_absorb_is_the_same_in_c(library, n, m, scale, drawn):
     theirs, before = ours.copy(), values.copy()
     pinned = library.pin_fold(bits, shifts, n), library.pin_sketch(ours, scale)
     squares = library.absorb(values, *pinned)
-    assert_same(squares, twin.absorb(values, (bits, shifts), (theirs, scale)))
+    assert_same(squares, twin.absorb(values, (bits, shifts, len(values)), (theirs, scale)))
     assert_same(ours, theirs)
     assert values.tobytes() == before.tobytes()
+
+
+@given(first=st.integers(0, 300), n=SIZES, rest=st.integers(0, 300), drawn=DRAWN)
+def test_a_part_of_a_row_is_absorbed_as_if_it_were_alone(library, first, n, rest, drawn):
+    rng, special, offset = drawn
+    row = placed(reals(rng, first + n + rest, special), offset)
+    bits = rng.integers(0, 256, -(-n // 8)).astype(np.uint8)
+    shifts = rng.integers(0, 100, -(-n // 100)).astype(np.uint32)
+    for each in (library, twin):
+        ours, theirs = np.zeros((2, 100), np.float32)
+        fold = each.pin_fold(bits, shifts, n)
+        part = each.absorb_part(each.pin_row(row), first, fold, each.pin_sketch(ours, 1.0))
+        alone = row[first : first + n].copy()
+        assert_same(part, each.absorb(alone, fold, each.pin_sketch(theirs, 1.0)))
+        assert_same(ours, theirs)
 
 
 @given(n=SIZES, scale=st.one_of(st.just(1.0), st.floats(width=32)), drawn=DRAWN)
@@ -127,7 +142,7 @@ def test_scaled_squares_are_those_of_a_fold_and_the_same_in_c(library, n, scale,
     rng, special, offset = drawn
     values = placed(reals(rng, n, special), offset)
     bits, shifts = np.zeros(-(-n // 8), np.uint8), np.zeros(-(-n // 100), np.uint32)
-    folded = twin.absorb(values, (bits, shifts), (np.zeros(100, np.float32), scale))
+    folded = twin.absorb(values, (bits, shifts, len(values)), (np.zeros(100, np.float32), scale))
     assert_same(library.scaled_squares(values, scale), folded)
     assert_same(twin.scaled_squares(values, scale), folded)
 
@@ -567,6 +582,16 @@ BAD = {
     "a tile of another width": lambda: loops.absorb(
         f32(7), fold_of_eight(), loops.Sketch(f32(8), 1)
     ),
+    "a part beyond its row": lambda: loops.absorb_part(
+        loops.Row(f32(15)), 8, fold_of_eight(), loops.Sketch(f32(8), 1)
+    ),
+    "a part before its row": lambda: loops.absorb_part(
+        loops.Row(f32(15)), -1, fold_of_eight(), loops.Sketch(f32(8), 1)
+    ),
+    "a part with a longer sketch": lambda: loops.absorb_part(
+        loops.Row(f32(8)), 0, fold_of_eight(), loops.Sketch(f32(9), 1)
+    ),
+    "a row of integers": lambda: loops.Row(u32(8)),
     "a longer sketch": lambda: loops.absorb(f32(8), fold_of_eight(), loops.Sketch(f32(9), 1)),
     "a sketch to read": lambda: loops.Sketch(readonly(f32(8)), 1),
     "too few weights": lambda: loops.add_rows([f32(3)] * 2, np.zeros(1), np.zeros(3)),

@@ -67,7 +67,7 @@ def tally(monkeypatch):
     """Counts what the enclave and the workers do, by kind."""
     Counted.tally.clear()
     counting(monkeypatch, TileOpener, "open_into", "opened", lambda _, i, sealed, out: len(sealed))
-    counting(monkeypatch, Arrival, "_fold", "read", lambda _, index, values: len(values))
+    counting(monkeypatch, Arrival, "_absorb", "read", lambda _, index, opened: len(opened) // 4)
     # (rows, scales, dither, masks, shares): the last has all shares of all these rows.
     counting(monkeypatch, loops, "share", "masked", lambda *given: given[4].size)
     counting(monkeypatch, gaussian, "encode", "masked", lambda scaled, noise: 2 * scaled.size)
