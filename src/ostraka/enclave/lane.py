@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from threading import Lock
+from threading import Lock, local
 from time import monotonic
 from types import TracebackType
 from typing import Protocol
@@ -39,6 +39,7 @@ _SURE = 2  # tiles: this one and the last
 _PART = 2**18  # bytes that a peer takes in `idle_s`, at least
 _LINGER_S = 0.001  # rounded up by the kernel to its own tick
 _STRETCH = 64  # tiles
+_OWN = local()  # what a thread of lanes keeps from one upload to the next
 
 
 class LaneBroken(Exception):
@@ -476,7 +477,7 @@ def receive(line: Line, receiver: Receiver) -> None:
 def _take_tiles(line: Line, receiver: Receiver) -> None:
     """Take the rest of an upload, tile by tile, all into the same memory."""
     size = receiver.size
-    frame = memoryview(bytearray(LENGTH.size + size))
+    frame = _memory(LENGTH.size + size)
     tile = frame[LENGTH.size :]
     # What is missing of a frame, and the next one, are as many bytes as one frame: unless the next
     # is the last, which may be short.
@@ -494,6 +495,15 @@ def _take_tiles(line: Line, receiver: Receiver) -> None:
         if came < len(frame):
             raise TimeoutError if line.late else LaneBroken(_ENDED)
         receiver.take(tile)
+
+
+def _memory(size: int) -> memoryview:
+    """This thread's own, for frames. New memory for each upload would cost as much as to read two
+    tiles of it into what is there."""
+    if len(getattr(_OWN, "frame", b"")) < size:
+        _OWN.frame = memoryview(bytearray(size))
+    frame: memoryview = _OWN.frame
+    return frame[:size]
 
 
 def _wait_at_most(near: socket.socket, seconds: float) -> None:

@@ -52,8 +52,10 @@ class OpenRound:
 
         At most f of those count, as for the cohort, so that f liars neither end nor delay a round.
         """
-        spoilt = min(len(self.intake.spoilt), self.federation.terms.f)
-        return len(self.intake.complete) + spoilt
+        return self._answers(len(self.intake.complete), len(self.intake.spoilt))
+
+    def _answers(self, complete: int, spoilt: int) -> int:
+        return complete + min(spoilt, self.federation.terms.f)
 
     def begin(self, header: UpdateHeader, *, own: bool) -> None:
         """Start an upload, or go on with it.
@@ -84,7 +86,9 @@ class OpenRound:
         self._unseen += 1
         if self._unseen < self._needed:
             return
-        awaited, missing = len(self.awaited), self.quorum - self.answered
+        complete, spoilt = self.intake.complete, self.intake.spoilt.keys()
+        awaited = len(self._names - complete - spoilt)
+        missing = self.quorum - self._answers(len(complete), len(spoilt))
         self._unseen = 0
         self._needed = awaited if self.quorate else min(awaited, missing)
         if self._needed <= 0:

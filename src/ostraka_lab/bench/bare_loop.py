@@ -1,10 +1,12 @@
 """What opening alone costs, and a bare loop that receives over loopback and opens.
 
-python -m ostraka_lab.bench.bare_loop TILES TILE_BYTES THREADS REPEAT [CERTIFICATE KEY]
-python -m ostraka_lab.bench.bare_loop send PORT TILES TILE_BYTES REPEAT [CERTIFICATE]
+python -m ostraka_lab.bench.bare_loop THREADS SENDERS TILES TILE_BYTES REPEAT [CERTIFICATE KEY]
+python -m ostraka_lab.bench.bare_loop send PORT SENDERS TILES TILE_BYTES REPEAT [CERTIFICATE]
 
 `ostraka bench service` measures a whole service by these two. The loop is the least that a service
-can do with Python's sockets: one connection at a time, one buffer, one tile after the other.
+can do with Python's sockets: one thread, one buffer, one connection after the other. What sends to
+it is what sends to the service: as many clients in as many processes, each on a connection of its
+own, which seal one tile after the other. So both have the same load beside them.
 """
 
 import contextlib
@@ -14,12 +16,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ostraka.crypto.aead import TAG_BYTES, nonce
 from ostraka.errors import LocalProtocolError
+from ostraka.transport.dial import hold_back
 from ostraka_lab.bench.machine import Cost, measured
 from ostraka_lab.bench.process import Begin, Figures, report
 
@@ -28,10 +32,12 @@ _CONTEXT = bytes(32)
 _LARGEST = 2**28  # bytes of different ciphertext: more than fits into a cache
 _LOCALHOST = "127.0.0.1"
 _PATIENCE_S = 60.0
+_PROCESSES = 8
+_GO = b"!"
 
 
 class Tiles:
-    """Sealed tiles of one size, again and again: two processes make the same without exchanging."""
+    """Sealed tiles of one size, again and again."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count = count
@@ -44,9 +50,6 @@ class Tiles:
         """Which of the different tiles comes at this place."""
         return place % len(self._sealed)
 
-    def __iter__(self) -> Iterator[bytes]:
-        return (self._sealed[self.number(place)] for place in range(self.count))
-
     def open(self, places: range) -> None:
         """Open what comes at these places, into a buffer that stays in the cache."""
         cipher, out = AESGCM(_KEY), bytearray(self.size - TAG_BYTES)
@@ -55,16 +58,40 @@ class Tiles:
             cipher.decrypt_into(nonce(number), self._sealed[number], _CONTEXT, out)
 
 
-def measure(
-    tiles: int, size: int, threads: int, repeat: int, begin: Begin, *, tls: tuple[str, ...] = ()
-) -> Figures:
+@dataclass(frozen=True)
+class Traffic:
+    """What is sent in each run. tiles: of each sender. size: of a sealed tile."""
+
+    senders: int
+    tiles: int
+    size: int
+    repeat: int
+
+    @property
+    def bytes(self) -> int:
+        return self.senders * self.tiles * self.size
+
+    @property
+    def words(self) -> list[str]:
+        """It as arguments of a command."""
+        return [str(each) for each in (self.senders, self.tiles, self.size, self.repeat)]
+
+    @property
+    def shares(self) -> list["Traffic"]:
+        """What each process sends."""
+        each = -(-self.senders // _PROCESSES)
+        firsts = range(0, self.senders, each)
+        return [replace(self, senders=min(each, self.senders - first)) for first in firsts]
+
+
+def measure(traffic: Traffic, threads: int, begin: Begin, *, tls: tuple[str, ...] = ()) -> Figures:
     """CPU and wall seconds of every run. tls: the files of a certificate and of its key."""
     begin("opening and the bare loop", 0, 1)
-    made = Tiles(tiles, size)
-    opened = [_open(made, threads) for _ in range(repeat)]
-    received = list(_receive(made, repeat, tls))
+    made = Tiles(traffic.senders * traffic.tiles, traffic.size)
+    opened = [_open(made, threads) for _ in range(traffic.repeat)]
+    received = list(_receive(traffic, tls))
     return {
-        "bytes": tiles * size,
+        "bytes": traffic.bytes,
         "open": {"cpu_s": [run.cpu_s for run in opened], "wall_s": [run.wall_s for run in opened]},
         "loop": {
             "cpu_s": [run.cpu_s for run in received],
@@ -80,15 +107,17 @@ def _open(tiles: Tiles, threads: int) -> Cost:
     return cost
 
 
-def _receive(tiles: Tiles, repeat: int, tls: tuple[str, ...]) -> Iterator[Cost]:
-    """Receive all tiles from another process and open them: one connection a run."""
-    with socket.create_server((_LOCALHOST, 0)) as listening, _sender(listening, tiles, repeat, tls):
+def _receive(traffic: Traffic, tls: tuple[str, ...]) -> Iterator[Cost]:
+    """Receive all tiles from other processes and open them: once for every run."""
+    everyone = range(traffic.senders)
+    with socket.create_server((_LOCALHOST, 0), backlog=traffic.senders) as listening:
         listening.settimeout(_PATIENCE_S)
-        for _ in range(repeat):
-            connection = _accept(listening, tls)
-            with connection:
-                _, cost = measured(partial(_loop, connection, tiles))
-            yield cost
+        with _sending(listening.getsockname()[1], traffic, tls[:1]):
+            for _ in range(traffic.repeat):
+                with contextlib.ExitStack() as held:
+                    lines = [held.enter_context(_accept(listening, tls)) for _ in everyone]
+                    _, cost = measured(partial(_loop, lines, traffic))
+                yield cost
 
 
 def _accept(listening: socket.socket, tls: tuple[str, ...]) -> socket.socket:
@@ -101,13 +130,16 @@ def _accept(listening: socket.socket, tls: tuple[str, ...]) -> socket.socket:
     return context.wrap_socket(connection, server_side=True)
 
 
-def _loop(connection: socket.socket, tiles: Tiles) -> None:
-    cipher, out = AESGCM(_KEY), bytearray(tiles.size - TAG_BYTES)
-    sealed = memoryview(bytearray(tiles.size))
-    fill = _fill_in_parts if isinstance(connection, ssl.SSLSocket) else _fill
-    for place in range(tiles.count):
-        fill(connection, sealed)
-        cipher.decrypt_into(nonce(tiles.number(place)), sealed, _CONTEXT, out)
+def _loop(connections: list[socket.socket], traffic: Traffic) -> None:
+    cipher, out = AESGCM(_KEY), bytearray(traffic.size - TAG_BYTES)
+    sealed = memoryview(bytearray(traffic.size))
+    for connection in connections:
+        connection.sendall(_GO)
+    for connection in connections:
+        fill = _fill_in_parts if isinstance(connection, ssl.SSLSocket) else _fill
+        for number in range(traffic.tiles):
+            fill(connection, sealed)
+            cipher.decrypt_into(nonce(number), sealed, _CONTEXT, out)
 
 
 def _fill(connection: socket.socket, buffer: memoryview) -> None:
@@ -125,31 +157,45 @@ def _fill_in_parts(connection: socket.socket, buffer: memoryview) -> None:
 
 
 @contextlib.contextmanager
-def _sender(
-    listening: socket.socket, tiles: Tiles, repeat: int, tls: tuple[str, ...]
-) -> Iterator[None]:
-    """Another process that sends, and ends with the block."""
-    port = listening.getsockname()[1]
-    words = [str(each) for each in (port, tiles.count, tiles.size, repeat)]
-    process = subprocess.Popen(  # noqa: S603 (this interpreter, and arguments of our own)
-        [sys.executable, "-m", "ostraka_lab.bench.bare_loop", "send", *words, *tls[:1]],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
+def _sending(port: int, traffic: Traffic, certificate: tuple[str, ...]) -> Iterator[None]:
+    """Other processes that send, and end with the block."""
+    command = [sys.executable, "-m", "ostraka_lab.bench.bare_loop", "send", str(port)]
+    processes = [
+        subprocess.Popen(  # noqa: S603 (this interpreter, and arguments of our own)
+            [*command, *share.words, *certificate],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        for share in traffic.shares
+    ]
     try:
         yield
-        process.wait(_PATIENCE_S)
+        for process in processes:
+            process.wait(_PATIENCE_S)
     finally:
-        process.kill()
-        process.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
-def send(port: int, tiles: Tiles, repeat: int, *, certificate: str | None = None) -> None:
-    """Send all tiles, once for every run."""
-    for _ in range(repeat):
+def send(port: int, traffic: Traffic, *, certificate: str | None = None) -> None:
+    """Send the tiles of some senders, once for every run: a thread for each of them."""
+    with ThreadPoolExecutor(traffic.senders) as pool:
+        list(pool.map(partial(_send, port, traffic, certificate), range(traffic.senders)))
+
+
+def _send(port: int, traffic: Traffic, certificate: str | None, number: int) -> None:
+    tiles, each = traffic.tiles, traffic.size - TAG_BYTES
+    # Every one has values of its own, as clients have: they do not fit into a cache together.
+    values = memoryview(bytes([number % 256]) * (tiles * each))
+    cipher, sealed = AESGCM(_KEY), bytearray(traffic.size)
+    for _ in range(traffic.repeat):
         with _dial(port, certificate) as connection:
-            for tile in tiles:
-                connection.sendall(tile)
+            connection.recv(len(_GO))
+            for tile in range(tiles):
+                part = values[tile * each : (tile + 1) * each]
+                cipher.encrypt_into(nonce(tile), part, _CONTEXT, sealed)
+                connection.sendall(sealed)
             # Until the other side closes: a socket that is closed with something unread, such as
             # TLS's session tickets, throws away what it has not sent.
             connection.recv(1)
@@ -157,6 +203,7 @@ def send(port: int, tiles: Tiles, repeat: int, *, certificate: str | None = None
 
 def _dial(port: int, certificate: str | None) -> socket.socket:
     connection = socket.create_connection((_LOCALHOST, port))
+    hold_back(connection)
     if certificate is None:
         return connection
     context = ssl.create_default_context(cafile=certificate)
@@ -165,11 +212,11 @@ def _dial(port: int, certificate: str | None) -> socket.socket:
 
 def main(*arguments: str) -> int:
     if arguments[0] == "send":
-        port, count, size, repeat = map(int, arguments[1:5])
-        send(port, Tiles(count, size), repeat, certificate=next(iter(arguments[5:]), None))
+        port, *counts = map(int, arguments[1:6])
+        send(port, Traffic(*counts), certificate=next(iter(arguments[6:]), None))
         return 0
-    count, size, threads, repeat = map(int, arguments[:4])
-    return report(partial(measure, count, size, threads, repeat, tls=arguments[4:]))
+    threads, *counts = map(int, arguments[:5])
+    return report(partial(measure, Traffic(*counts), threads, tls=arguments[5:]))
 
 
 if __name__ == "__main__":

@@ -97,8 +97,8 @@ def _measure_way(plan: Plan, step: _Steps, *, tls: bool) -> Figures:
 
 def _bare(plan: Plan, certificate: Path | None) -> Figures:
     size = default_tile(plan.dimension) * UPDATE_BYTES + TAG_BYTES
-    tiles = max(1, round(plan.sealed_bytes / size))
-    words = [str(each) for each in (tiles, size, plan.threads, plan.repeat)]
+    tiles = max(1, round(plan.sealed_bytes / plan.clients / size))
+    words = [str(each) for each in (plan.threads, plan.clients, tiles, size, plan.repeat)]
     if certificate is not None:
         words += [str(certificate), str(certificate.parent / KEY)]
     figures = run_module("ostraka_lab.bench.bare_loop", words, lambda *_: None)
