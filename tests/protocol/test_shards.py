@@ -713,7 +713,7 @@ def test_shards_draw_folds_of_their_own(simulate):
         for shard in range(3):
             folds = part_of(round_, shard).folds
             assert folds is not None
-            seen |= {(each.bits.tobytes(), each.shifts.tobytes()) for each in folds._tiles}
+            seen |= {(each.bits.tobytes(), each.shifts.tobytes()) for each in folds.tiles}
     assert len(seen) == 2 * simulation.terms.tiling.count
 
 

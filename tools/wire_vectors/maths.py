@@ -107,7 +107,7 @@ def _gaussian() -> list[Vector]:
 def folds(played: Round, seals: Seals) -> list[Vector]:
     m, drawn, tiling, row = 12, Drawn("a fold"), Tiling(D, TILE), updates()[0]
     made, sketch = Folds(tiling, m, drawn), np.zeros(m, np.float32)
-    secrets, into = [made.of(index) for index in range(tiling.count)], loops.Sketch(sketch, 1.0)
+    secrets, into = made.tiles, loops.Sketch(sketch, 1.0)
     for index, fold in enumerate(secrets):
         loops.absorb(row[tiling.part(index)], fold, into)
     norms = [0.0, 2.0**-41, 2.0**-40, 1.0, 2.0**40, 2.0**50]

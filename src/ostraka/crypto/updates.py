@@ -37,7 +37,7 @@ from ostraka.config import Span, Terms, Tiling, spans_from
 from ostraka.core.metrics import Values
 from ostraka.core.uploads import Encoded
 from ostraka.crypto import hpke
-from ostraka.crypto.aead import KEY_BYTES, TAG_BYTES, as_bytes, nonce
+from ostraka.crypto.aead import KEY_BYTES, NONCE_BYTES, TAG_BYTES, as_bytes, nonce
 from ostraka.crypto.hpke import Entropy, HybridKey
 from ostraka.crypto.identity import Identity
 from ostraka.crypto.stream import SecretStream
@@ -171,17 +171,18 @@ class TileOpener:
     def __repr__(self) -> str:
         return "TileOpener(<secret>)"
 
-    def open_into(self, index: int, ciphertext: Buffer, out: AnyArray | memoryview) -> None:
-        """Opens tile `index` into a reused buffer. Raises OpenError and then leaves zeros there.
+    def open_into(self, index: int, ciphertext: Buffer, out: AnyArray) -> None:
+        """Opens tile `index` into an array. Raises OpenError and then leaves zeros there."""
+        self.open_bytes(index, ciphertext, out.data.cast("B"))
 
-        out: an array, or its bytes.
-        """
+    def open_bytes(self, index: int, ciphertext: Buffer, out: memoryview) -> None:
+        """The same into bytes, which are reused."""
         try:
             # This does not call `aead.open_into`, because tiles are opened by the million.
-            number = nonce(self._first + index)
-            self._cipher.decrypt_into(number, ciphertext, self._context, as_bytes(out))
+            number = (self._first + index).to_bytes(NONCE_BYTES, "big")
+            self._cipher.decrypt_into(number, ciphertext, self._context, out)
         except (InvalidTag, ValueError):
-            memoryview(as_bytes(out))[:] = bytes(out.nbytes)
+            out[:] = bytes(len(out))
             raise OpenError("tile") from None
 
     def open_part(self, index: int, start: int, ciphertext: Buffer, out: AnyArray) -> None:

@@ -238,7 +238,7 @@ def prepared_apart(clock: Clock) -> Iterator[None]:
 def _told_apart(ledger: Ledger) -> Iterator[None]:
     """Put opening, encrypting and decoding on clocks of their own. For one thread only."""
     with (
-        _charged(TileOpener, "open_into", partial(ledger, OPEN)),
+        _charged(TileOpener, "open_bytes", partial(ledger, OPEN)),
         _charged(Channel, "seal_share", partial(ledger, ENCRYPT)),
         _charged(Masking, "decode", partial(ledger, DECODE)),
     ):

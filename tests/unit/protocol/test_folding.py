@@ -36,7 +36,7 @@ def test_every_tile_has_signs_and_as_many_shifts_as_blocks(tile):
     folds = Folds(tiling, M, np.random.default_rng(0).bytes)
     seen = set()
     for index in range(tiling.count):
-        bits, shifts = folds.of(index).bits, folds.of(index).shifts
+        bits, shifts = folds.tiles[index].bits, folds.tiles[index].shifts
         assert 8 * len(bits) >= tiling.size(index)
         assert len(shifts) == sketch.blocks(tiling.size(index), M)
         assert (shifts < M).all()
@@ -50,9 +50,9 @@ def test_law12_signs_and_shifts_are_a_function_of_the_enclave_s_entropy():
     one, same, other = (Folds(tiling, M, partial(operator.mul, key)) for key in (b"a", b"a", b"b"))
     for index in range(tiling.count):
         for part in map(operator.attrgetter, ("bits", "shifts")):
-            drawn = part(one.of(index))
-            np.testing.assert_array_equal(drawn, part(same.of(index)))
-            assert not np.array_equal(drawn, part(other.of(index)))
+            drawn = part(one.tiles[index])
+            np.testing.assert_array_equal(drawn, part(same.tiles[index]))
+            assert not np.array_equal(drawn, part(other.tiles[index]))
 
 
 def test_the_secrets_do_not_print():
@@ -95,7 +95,7 @@ def test_law12_rows_are_folded_as_they_arrive(tile, size):
     for row, member in zip(rows.astype(np.float64), cohort.rows, strict=True):
         expected = np.zeros(M)
         for index in range(tiling.count):
-            bits, shifts = folds.of(index).bits, folds.of(index).shifts
+            bits, shifts = folds.tiles[index].bits, folds.tiles[index].shifts
             values = row[tiling.part(index)] * (1 - 2.0 * np.unpackbits(bits)[: tiling.size(index)])
             for k, value in enumerate(values):
                 expected[(k % M + shifts[k // M]) % M] += value
@@ -112,7 +112,7 @@ def test_every_opening_of_a_round_has_secrets_of_its_own():
         local.open()
         folds = folds_of(local)
         assert folds is not None
-        seen.add(folds.of(0).bits.tobytes())
+        seen.add(folds.tiles[0].bits.tobytes())
     assert len(seen) == 3
 
 

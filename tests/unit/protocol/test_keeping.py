@@ -30,7 +30,7 @@ def keep(kept, opener, values, tiling):
     for index in range(tiling.count):
         raw = values[tiling.part(index)].tobytes()
         sealed = AESGCM(KEY).encrypt(nonce(index), raw, BOUND)
-        opener.open_into(index, sealed, kept.room(index))
+        opener.open_bytes(index, sealed, kept.room(index))
         kept.keep(index, sealed)
 
 

@@ -206,7 +206,7 @@ class Arrival:
                 raise UpdateRejected(self.row.client, Rejection.DUPLICATE)
             kept = self.row.values
             room = kept.room(index)
-            self._opener.open_into(index, ciphertext, room)
+            self._opener.open_bytes(index, ciphertext, room)
             kept.keep(index, ciphertext)
             try:
                 self.spoilt = self._absorb(index, room)
@@ -245,7 +245,9 @@ class Arrival:
         common, folds = self._common, self._common.folds
         if self._in_place is not None and self._sketch is not None and folds is not None:
             start = index * common.tiling.tile
-            self._squares += loops.absorb_part(self._in_place, start, folds.of(index), self._sketch)
+            self._squares += loops.absorb_part(
+                self._in_place, start, folds.tiles[index], self._sketch
+            )
         elif (flaw := self._absorb_elsewhere(index, opened)) is not None:
             return flaw
         # A row that is already too long cannot become shorter. With other shards, only the lead
@@ -281,7 +283,7 @@ class Arrival:
         sketch or without. If there is a sketch, the tile is folded."""
         folds, sketch = self._common.folds, self._sketch
         if folds is not None and sketch is not None:
-            folded = loops.absorb(values, folds.of(index), sketch)
+            folded = loops.absorb(values, folds.tiles[index], sketch)
             if not self._integers:
                 return folded
         # Those of int8 are exact: float32 holds the sums of a few, and float64 all of them.

@@ -18,7 +18,8 @@ _LARGEST = 2.0**126
 class Folds:
     """The signs and shifts of one opening of a round, the same for all rows: m columns.
 
-    They are drawn when the round opens, since rows are folded as they come (ADR 15).
+    tiles: those of each tile. They are drawn when the round opens, since rows are folded as they
+    come (ADR 15).
     """
 
     def __init__(self, tiling: Tiling, m: int, entropy: Entropy) -> None:
@@ -27,7 +28,7 @@ class Folds:
         bits: UInt8 = np.empty((tiling.count, -(-tiling.tile // 8)), np.uint8)
         stream.fill(bits)
         shifts = stream.uniform((tiling.count, sketch.blocks(tiling.tile, m)), m)
-        self._tiles = [
+        self.tiles = [
             loops.Fold(
                 bits[index, : -(-size // 8)],
                 shifts[index, : sketch.blocks(size, m)],
@@ -39,10 +40,6 @@ class Folds:
 
     def __repr__(self) -> str:
         return "Folds(<secret>)"
-
-    def of(self, index: int) -> loops.Fold:
-        """The signs and shifts of one tile."""
-        return self._tiles[index]
 
 
 def scale_of(norm: float) -> float:

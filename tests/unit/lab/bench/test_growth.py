@@ -66,7 +66,7 @@ def pairs(total, block):
 def tally(monkeypatch):
     """Counts what the enclave and the workers do, by kind."""
     Counted.tally.clear()
-    counting(monkeypatch, TileOpener, "open_into", "opened", lambda _, i, sealed, out: len(sealed))
+    counting(monkeypatch, TileOpener, "open_bytes", "opened", lambda _, i, sealed, out: len(sealed))
     counting(monkeypatch, Arrival, "_absorb", "read", lambda _, index, opened: len(opened) // 4)
     # (rows, scales, dither, masks, shares): the last has all shares of all these rows.
     counting(monkeypatch, loops, "share", "masked", lambda *given: given[4].size)
