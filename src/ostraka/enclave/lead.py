@@ -186,6 +186,7 @@ class RemotePart:
         self.span = span
         self._round_id = context.round_id
         self._uploads: dict[str, _Tiles] = {}
+        self._begun: dict[str, Begun] = {}  # that the shard has not heard of
         # By client, too: ids are public, and anyone may choose one that another client uses.
         self._waiting: dict[tuple[str, bytes], asyncio.Future[Any]] = {}
         self._granted: set[tuple[str, bytes]] = set()
@@ -194,8 +195,9 @@ class RemotePart:
         shard.on_end = partial(self._settle_all, "gone", f"shard {shard.number} has left")
 
     def begin(self, begun: Begun, row: Row | None = None) -> None:
+        """The shard hears of it with its first lane: two messages cost twice as much as one."""
         self._uploads[begun.client] = _Tiles(begun.upload_id)
-        self.shard.tell(begun)
+        self._begun[begun.client] = begun
 
     def taken(self, client: str, upload_id: bytes) -> int:
         known = self._of(client, upload_id)
@@ -246,8 +248,15 @@ class RemotePart:
             resumed = self.shard.ask(link.Resume(self._round_id, *upload))
         self._granted.add(upload)
         ticket = os.urandom(TICKET_BYTES)
-        self.shard.tell(link.Grant(self._round_id, *upload, own, ticket))
+        self.shard.tell(link.Grant(self._round_id, *upload, own, ticket, self._unheard(*upload)))
         return RemoteLane(ticket, settled, resumed)
+
+    def _unheard(self, client: str, upload_id: bytes) -> Begun | None:
+        """What the shard has not heard of an upload, which it hears now."""
+        begun = self._begun.get(client)
+        if begun is None or begun.upload_id != upload_id:
+            return None
+        return self._begun.pop(client)
 
     def cut(self, client: str, upload_id: bytes) -> None:
         """End the lane of an upload whose call has ended: its turn is another's now."""

@@ -6,7 +6,7 @@
        <------- Restored ----------------------    the leaves of its slice, and a ticket for it
        -------- Open ------------------------->    a round
        <------- Opened ------------------------
-       -------- Begun, Grant, many ----------->    an upload that was let in; a lane for its tiles
+       -------- Grant, many ------------------>    an upload that was let in; a lane for its tiles
        -------- Resume, some ----------------->    it comes again, and is granted another lane
        <------- Resumed -----------------------
        -------- Cut, End, some --------------->    its call has ended; it is replaced
@@ -111,15 +111,17 @@ class Opened:
 @dataclass(frozen=True)
 class Grant:
     """A lane. ticket: opens it; the lead has drawn it, so that nobody waits for an answer. own: the
-    client itself brings its upload, and not somebody who has seen its header."""
+    client itself brings its upload, and not somebody who has seen its header. begun: of an upload
+    that was let in just now, in the place of an earlier one; None if it comes again."""
 
-    LABEL: ClassVar[bytes] = b"ostraka/shard/grant/v2"
+    LABEL: ClassVar[bytes] = b"ostraka/shard/grant/v3"
 
     round_id: Id
     client: str
     upload_id: Id
     own: bool
     ticket: Key = field(repr=False)
+    begun: Begun | None = None
 
 
 @dataclass(frozen=True)
@@ -380,7 +382,6 @@ REPLIES = (
 COMMANDS = (
     Restore,
     Open,
-    Begun,
     Grant,
     Resume,
     Cut,

@@ -54,7 +54,7 @@ from ostraka.errors import (
 from ostraka.events import Event
 from ostraka.federation_file import FederationFile
 from ostraka.messages import SIMULATION, Charter, Deputy, ShardAdmitted, ShardWelcome, vector_leaves
-from ostraka.protocol.enclave import Arrival, Begun, Cohort, Memory, Shard, ShardRound, Threads
+from ostraka.protocol.enclave import Arrival, Cohort, Memory, Shard, ShardRound, Threads
 from ostraka.protocol.host import OwnColumns
 from ostraka.transport import FINISHED, collateral
 from ostraka.transport import ostraka_pb2 as wire
@@ -67,7 +67,7 @@ _LARGEST = 8 * 2**20  # of a message of the lead
 _WORKERS_S = 5.0  # to wait for workers when a round closes
 _CALLS = 32  # of one address at a time
 _LONGEST = 500  # characters of what the lead is told
-_ORDERS = (Begun, link.Grant, link.Cut, link.End, link.Adopt, link.Stop)  # are not answered
+_ORDERS = (link.Grant, link.Cut, link.End, link.Adopt, link.Stop)  # are not answered
 _NOT_JOINED = "this shard waits for its lead"
 
 
@@ -281,16 +281,12 @@ class ShardService:
             self._adopt(decode(Charter, message.charter))
         elif isinstance(message, link.Grant):
             self._grant(message)
-        elif self._round is not None:
-            part = self._round.opened.part
-            if isinstance(message, Begun):
-                with suppress(StorageFull):  # It is told when it is granted no lane.
-                    part.begin(message)
-            elif message.round_id == self._round.opened.context.round_id:
-                if isinstance(message, link.End):
-                    part.end(message.client, message.upload_id)
-                elif (lane := self._round.lanes.get(message.client)) is not None:
-                    lane.cancel()  # Whoever is granted the next one waits for its thread to end.
+        elif self._round is None or message.round_id != self._round.opened.context.round_id:
+            return
+        elif isinstance(message, link.End):
+            self._round.opened.part.end(message.client, message.upload_id)
+        elif (lane := self._round.lanes.get(message.client)) is not None:
+            lane.cancel()  # Whoever is granted the next one waits for its thread to end.
 
     def _adopt(self, charter: Charter) -> None:
         """Work under a new revision of the same authority. Raises OpenError or ConfigError."""
@@ -351,6 +347,9 @@ class ShardService:
         upload = message.client, message.upload_id
         try:
             round_ = self._open_round(message.round_id)
+            if message.begun is not None:
+                with suppress(StorageFull):  # Then there is no arrival.
+                    round_.opened.part.begin(message.begun)
             arrival = self._arrival(round_, message)
         except LocalProtocolError as unable:
             self._tell_lead(link.Broken(*upload, "broken", str(unable)))

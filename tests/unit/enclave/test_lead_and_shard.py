@@ -153,6 +153,10 @@ class Joining:
         await self.call
 
 
+def begun(client: str, upload_id: bytes = UPLOAD) -> Begun:
+    return Begun(client, upload_id, bytes(32), 1.0, 0.0, os.urandom(32), bytes(32))
+
+
 class Serving:
     """A shard's service, with what it says to its lead. Use it on an event loop."""
 
@@ -196,9 +200,8 @@ class Serving:
 
     async def lane(self, client: str, *, own: bool = True) -> tuple[Lane, socket.socket]:
         """A lane that a client has connected to, and the client's end of it."""
-        await self.tell(Begun(client, UPLOAD, bytes(32), 1.0, 0.0, os.urandom(32), bytes(32)))
         ticket = os.urandom(TICKET_BYTES)
-        await self.tell(link.Grant(ROUND, client, UPLOAD, own, ticket))
+        await self.tell(link.Grant(ROUND, client, UPLOAD, own, ticket, begun(client)))
         while (lane := self.tickets.claim(ticket)) is None:
             await asyncio.sleep(0)
         near, far = socket.socketpair()
@@ -257,6 +260,21 @@ async def test_a_lane_ends_with_its_call():
     with suppress(asyncio.CancelledError):
         await call
     assert await shard.carried() == [link.Cut(ROUND, "client-0", UPLOAD)]
+
+
+@run
+async def test_a_shard_hears_of_an_upload_with_its_first_lane():
+    shard = Shard()
+    part = shard.part()
+    first, other = begun("client-0"), begun("client-0", b"o" * 32)
+    part.begin(first)
+    part.grant("client-0", UPLOAD, own=True)
+    part.begin(other)
+    part.grant("client-0", UPLOAD, own=True)  # A late call of the upload before it.
+    part.grant("client-0", other.upload_id, own=True)
+    part.grant("client-0", other.upload_id, own=True)
+    grants = [each for each in await shard.carried() if isinstance(each, link.Grant)]
+    assert [each.begun for each in grants] == [first, None, other, None]
 
 
 @run
@@ -352,8 +370,8 @@ def test_no_lane_outlives_its_round(tmp_path):
         round_: Any = serving.service._round
         (older,) = round_.tasks
         other = b"o" * 32
-        await serving.tell(Begun("client-0", other, bytes(32), 1.0, 0.0, os.urandom(32), bytes(32)))
-        await serving.tell(link.Grant(ROUND, "client-0", other, True, TICKET))
+        new = begun("client-0", other)
+        await serving.tell(link.Grant(ROUND, "client-0", other, True, TICKET, new))
         await serving.tell(link.Stop(False))
         with far:
             assert older.done()
