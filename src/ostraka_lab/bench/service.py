@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -40,6 +41,7 @@ GB = 1e9
 _PICTURE, _PICTURES, _CLASSES = (1, 28, 28), 60_000, 10  # of MNIST
 _CLIENTS_TIMED = 5
 
+USUAL = Plan(threads=1, two_threads=True)
 QUICK = Plan(clients=8, dimension=100_000, repeat=1, small=False)
 # The lab's MLP for pictures of MNIST, under the terms that `ostraka init` writes.
 SMALL = Plan(clients=100, dimension=50_890, workers=2, sketched=False)
@@ -47,9 +49,9 @@ SMALL = Plan(clients=100, dimension=50_890, workers=2, sketched=False)
 
 def measure(plan: Plan, begin: Begin) -> Figures:
     """Measure all of it."""
-    ways = (False, True) if plan.tls else (False,)
-    step = _Steps(begin, 3 * len(ways) + 2 * plan.small)
-    measured = {tls: _measure_way(plan, step, tls=tls) for tls in ways}
+    step = _Steps(begin, 3 * (1 + plan.two_threads + plan.tls) + 2 * plan.small)
+    plain = _measure_way(plan, step, tls=False)
+    two = replace(plan, threads=2)
     return {
         "clients": plan.clients,
         "dimension": plan.dimension,
@@ -57,8 +59,9 @@ def measure(plan: Plan, begin: Begin) -> Figures:
         "repeat": plan.repeat,
         "sketch": plan.sketch,
         "bytes": plan.sealed_bytes,
-        **measured[False],
-        "tls": measured.get(True),
+        **plain,
+        "two_threads": _measure_way(two, step, tls=False) if plan.two_threads else None,
+        "tls": _measure_way(plan, step, tls=True) if plan.tls else None,
         "small": _compare_small(step) if plan.small else None,
         "native": loops.NATIVE,
         "vaes": machine.has_flag("vaes"),
@@ -85,7 +88,7 @@ def _measure_way(plan: Plan, step: _Steps, *, tls: bool) -> Figures:
         folder, certificate = Path(directory), None
         if tls:
             certificate = write_certificate(folder)
-        suffix = ", with TLS" if tls else ""
+        suffix = f", threads: {plan.threads}" + (", with TLS" if tls else "")
         step(f"opening and a bare loop{suffix}")
         bare = [_bare(plan, certificate)]
         step(f"the service{suffix}")

@@ -60,15 +60,17 @@ _LOCALHOST = IPv4Address("127.0.0.1")
 class Plan:
     """What to measure. threads: of the enclave. repeat: rounds that count; one more comes before.
 
-    tls: measure with TLS, too. small: also compare a federation of many small updates with one that
-    is simulated in a single process. workers: a third makes the Gram matrix of the mask. sketched:
-    if updates are long enough. shards: 1 for an enclave without any.
+    two_threads: measure with as many, too. tls: measure with TLS, too. small: also compare a
+    federation of many small updates with one that is simulated in a single process. workers: a
+    third makes the Gram matrix of the mask. sketched: if updates are long enough. shards: 1 for an
+    enclave without any.
     """
 
     clients: int = 64
     dimension: int = 3_500_000
     threads: int = 2
     repeat: int = 3
+    two_threads: bool = False
     tls: bool = False
     small: bool = True
     workers: int = 3

@@ -9,10 +9,9 @@ from rich.table import Table
 
 from ostraka.cli.output import Json, progress, show, table
 from ostraka_lab.bench import service as services
-from ostraka_lab.bench.service_rounds import Plan
 from ostraka_lab.commands.bench_results import SMALL
 
-_USUAL = Plan()
+_USUAL = services.USUAL
 
 
 def service(
@@ -20,7 +19,10 @@ def service(
     *,
     clients: Annotated[int, typer.Option(help="Clients, who all send.")] = _USUAL.clients,
     dimension: Annotated[int, typer.Option(help="Values in an update.")] = _USUAL.dimension,
-    threads: Annotated[int, typer.Option(help="Threads of the enclave.")] = _USUAL.threads,
+    threads: Annotated[
+        int,
+        typer.Option(help="Threads of the enclave.", show_default="1, and then 2"),
+    ] = _USUAL.threads,
     repeat: Annotated[
         int, typer.Option(help="Rounds that count, after a first one; medians are shown.")
     ] = _USUAL.repeat,
@@ -58,7 +60,9 @@ def service(
         "small": small,
     }
     given = {name: value for name, value in asked.items() if _is_given(ctx, name)}
-    plan = replace(services.QUICK if quick else _USUAL, **given, tls=tls)
+    usual = services.QUICK if quick else _USUAL
+    two_threads = usual.two_threads and "threads" not in given
+    plan = replace(usual, **given, two_threads=two_threads, tls=tls)
     with progress() as step:
         figures = services.measure(plan, step)
     notes = (*_small(figures), _runs(figures), *([SMALL] if quick else []))
@@ -70,7 +74,8 @@ def _is_given(ctx: typer.Context, name: str) -> bool:
 
 
 def _table(figures: dict[str, Any]) -> Table:
-    ways = {"plain": figures} | ({"TLS": figures["tls"]} if figures["tls"] else {})
+    others = {"two threads": figures["two_threads"], "TLS": figures["tls"]}
+    ways = {"plain": figures} | {name: way for name, way in others.items() if way}
     rows = table(
         "What",
         *ways,

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -223,6 +224,20 @@ def test_the_small_comparison_is_with_training_and_without(monkeypatch):
     assert service._compare_small(service._Steps(print, 2))["x_simulated"] is None
 
 
+def test_what_it_is_measured_with(monkeypatch):
+    def figures(plan, step, *, tls):
+        step("all of it")
+        return {"with": (plan.threads, tls)}
+
+    monkeypatch.setattr(service, "_measure_way", figures)
+    plan = Plan(clients=4, dimension=5000, threads=1, small=False)
+    found = service.measure(plan, lambda *_: None)
+    assert (found["with"], found["two_threads"], found["tls"]) == ((1, False), None, None)
+    found = service.measure(replace(plan, two_threads=True, tls=True), lambda *_: None)
+    assert found["two_threads"]["with"] == (2, False)
+    assert found["tls"]["with"] == (1, True)
+
+
 NAMED = (
     *("enclave_cpu_s_per_gb", "bare_loop_cpu_s_per_gb", "client_cpu_s_per_gb"),
     *("close_cpu_x_open", "close_wall_x_open", "gb_per_s", "download_cpu_s_per_gb"),
@@ -238,6 +253,7 @@ def test_a_small_service_is_measured_with_tls_and_without():
     assert isinstance(figures["native"], bool)
     assert isinstance(figures["vaes"], bool)
     assert figures["small"] is None
+    assert figures["two_threads"] is None
     for way in (figures, figures["tls"]):
         assert all(way[name] > 0 and np.isfinite(way[name]) for name in NAMED)
         assert set(way["round_cpu_s"]) == {"enclave", "clients", "workers"}
@@ -251,6 +267,7 @@ FIGURES = {
     **dict.fromkeys(NAMED, 1.25),
     **dict.fromkeys(("enclave_x_bare_loop", "open_cpu_s_per_gb"), 1.5),
     **dict.fromkeys(("close_cpu_s", "close_wall_s"), 0.5),
+    "two_threads": None,
     "tls": None,
     "native": True,
     "vaes": False,
@@ -269,7 +286,7 @@ FIGURES = {
 @pytest.mark.parametrize(
     ("line", "expected"),
     {
-        "the usual": ("", Plan()),
+        "the usual": ("", service.USUAL),
         "quick": ("--quick", service.QUICK),
         "quick, and larger": (
             "--quick --dimension 5000 --small",
