@@ -23,7 +23,7 @@ import typer
 
 from ostraka import __version__
 from ostraka.cli.lazy import Command, Group, LazyGroup, help_without_command
-from ostraka.errors import TERMINATED, LeakyMasking, OstrakaError, exit_code
+from ostraka.errors import INTERRUPTED, TERMINATED, LeakyMasking, OstrakaError, exit_code
 
 # gRPC reads this when it is loaded. What it would log is about its own source code.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -267,7 +267,13 @@ app.callback()(ostraka)
 def main() -> None:
     """Run the command."""
     signal.signal(signal.SIGTERM, _end)
-    app(prog_name="ostraka")
+    try:
+        app(prog_name="ostraka")
+    except SystemExit as ending:
+        if ending.code == INTERRUPTED:
+            # A second Ctrl-C would find an interpreter that ends, and has no handler any more.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise
 
 
 def _end(*_: Any) -> None:
