@@ -249,6 +249,9 @@ class Scene:
         (self.process or self.stage.enclave).kill()
         if self.obstacle.is_dir():
             self.obstacle.rmdir()
+        if self.case.victim.startswith("worker") and self.case.holder.startswith("client"):
+            # Whether it is noticed before the enclave asks it for work is not what is tested.
+            self.stage.wait_for("WorkerLeft", worker=self.case.victim)
         if self.case.returns:
             self._start_again()
         self.gate.open()
