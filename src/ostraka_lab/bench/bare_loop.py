@@ -25,14 +25,13 @@ from ostraka.crypto.aead import TAG_BYTES, nonce
 from ostraka.errors import LocalProtocolError
 from ostraka.transport.dial import hold_back
 from ostraka_lab.bench.machine import Cost, measured
-from ostraka_lab.bench.process import Begin, Figures, report
+from ostraka_lab.bench.process import CLIENT_PROCESSES, Begin, Figures, report
 
 _KEY = bytes(32)  # Nothing here is secret.
 _CONTEXT = bytes(32)
 _LARGEST = 2**28  # bytes of different ciphertext: more than fits into a cache
 _LOCALHOST = "127.0.0.1"
 _PATIENCE_S = 60.0
-_PROCESSES = 8
 _GO = b"!"
 
 
@@ -79,7 +78,7 @@ class Traffic:
     @property
     def shares(self) -> list["Traffic"]:
         """What each process sends."""
-        each = -(-self.senders // _PROCESSES)
+        each = -(-self.senders // CLIENT_PROCESSES)
         firsts = range(0, self.senders, each)
         return [replace(self, senders=min(each, self.senders - first)) for first in firsts]
 

@@ -17,6 +17,8 @@ Figures: TypeAlias = dict[str, Any]
 Begin: TypeAlias = Callable[[str, int, int], None]
 """begin(what, done, of): a step begins, and this many of all steps are done."""
 
+CLIENT_PROCESSES = 8  # that clients are spread over: threads of one wait for each other
+
 _THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",

@@ -42,7 +42,7 @@ _PICTURE, _PICTURES, _CLASSES = (1, 28, 28), 60_000, 10  # of MNIST
 _CLIENTS_TIMED = 5
 
 USUAL = Plan(threads=1, two_threads=True)
-QUICK = Plan(clients=8, dimension=100_000, repeat=1, small=False)
+QUICK = Plan(clients=8, dimension=100_000, threads=1, repeat=1, small=False)
 # The lab's MLP for pictures of MNIST, under the terms that `ostraka init` writes.
 SMALL = Plan(clients=100, dimension=50_890, workers=2, sketched=False)
 

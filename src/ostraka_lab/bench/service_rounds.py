@@ -38,6 +38,7 @@ from ostraka.crypto.aead import TAG_BYTES
 from ostraka.errors import ConfigError, ServiceError
 from ostraka_lab.bench.machine import available_bytes, process_cpu_s, process_peak_bytes
 from ostraka_lab.bench.parties import DEFAULT, byzantine, sketch_size
+from ostraka_lab.bench.process import CLIENT_PROCESSES
 from ostraka_lab.bench.service_clients import gate, outcome
 from ostraka_lab.children import Child, Children, Logged
 from ostraka_lab.deployment import Deployment, Setting, found
@@ -46,7 +47,6 @@ UPDATE_BYTES = 4  # a value
 CERTIFICATE, KEY = "tls.pem", "tls.key"
 
 _BYTES_A_VALUE = 16  # of all processes together
-_PROCESSES = 8  # of clients: threads of one process wait for each other
 _BASE_BYTES = 1200 * 2**20  # a dozen interpreters
 _MIB, _GIB = 2**20, 2**30
 _SAMPLE_S = 0.002
@@ -112,7 +112,7 @@ class Plan:
     @property
     def shares(self) -> list[range]:
         """The numbers of the clients in each of their processes."""
-        size = -(-self.clients // _PROCESSES)
+        size = -(-self.clients // CLIENT_PROCESSES)
         numbers = range(1, self.clients + 1)
         return [numbers[start : start + size] for start in range(0, self.clients, size)]
 

@@ -290,7 +290,7 @@ FIGURES = {
         "quick": ("--quick", service.QUICK),
         "quick, and larger": (
             "--quick --dimension 5000 --small",
-            Plan(clients=8, dimension=5000, repeat=1, small=True),
+            Plan(clients=8, dimension=5000, threads=1, repeat=1, small=True),
         ),
         "all of it": (
             "--clients 5 --dimension 600 --threads 1 --repeat 2 --tls --no-small",
